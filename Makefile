@@ -1,0 +1,76 @@
+# The two commands of a newcomer are `make demo` and `make test`; `make help` lists the rest.
+
+# A requirement for pip. Where the index offers a CUDA build by default and the CPU one is wanted (a far smaller
+# download), name it and the index that has it:
+#   make demo TORCH_REQUIREMENT=torch==2.13.0+cpu PIP_EXTRA_INDEX_URL=<the CPU index of the PyTorch site>
+TORCH_REQUIREMENT ?= torch==2.13.0
+
+# More ranks than cores is the normal case on a laptop: a waiting rank must not hold a core that another one needs, and
+# binding would pin two ranks to one core.
+MPIRUN_FLAGS ?= --map-by :OVERSUBSCRIBE --bind-to none --mca mpi_yield_when_idle 1
+
+# Seconds that one parallel launch of the tests may take.
+LAUNCH_TIMEOUT_S ?= 600
+
+export TORCH_REQUIREMENT MPIRUN_FLAGS LAUNCH_TIMEOUT_S
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# Containers and CI run as root, which Open MPI refuses without both.
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+
+# For every build from here, also the one inside set-up: another value would compile everything again.
+export HVD_COMPRESS_WERROR := ON
+
+PARALLEL_ENV = env OMP_NUM_THREADS=1
+PYTHON_SOURCES = hvd_compress tests examples benchmarks tools setup.py
+CPP_SOURCES = $(shell find csrc -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+SERIAL_TESTS = $(wildcard tests/unit tests/native tests/conformance tests/jobs)
+
+.PHONY: help setup native demo test lint types unit test-parallel format clean
+
+help: ## print this
+	@echo "Targets:"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r name text; do \
+	    printf '%-16s %s\n' "$$name" "$$text"; done
+	@echo "Variables:"
+	@echo "  PYTHON             the Python 3.10-3.13 to use (now: $${PYTHON:-the first one found})"
+	@echo "  TORCH_REQUIREMENT  which torch pip installs (now: $(TORCH_REQUIREMENT)); see the top of the Makefile"
+	@echo "  LAUNCH_TIMEOUT_S   seconds that one parallel launch of the tests may take (now: $(LAUNCH_TIMEOUT_S))"
+
+demo: native ## train on the bundled digits with 4 ranks and compare the compressors
+	@$(PARALLEL_ENV) mpirun -np 4 $(MPIRUN_FLAGS) python examples/train_images.py --demo
+
+test: native ## everything that CI checks: lint, types, unit and parallel tests
+	@tools/phase lint $(MAKE) --no-print-directory lint
+	@tools/phase types $(MAKE) --no-print-directory types
+	@tools/phase unit $(MAKE) --no-print-directory unit
+	@tools/phase parallel $(MAKE) --no-print-directory test-parallel
+
+lint: setup ## ruff and clang-format, changing nothing
+	@ruff check $(PYTHON_SOURCES)
+	@ruff format --check $(PYTHON_SOURCES)
+	@clang-format --dry-run -Werror $(CPP_SOURCES)
+
+types: setup ## mypy on the package
+	@mypy hvd_compress
+
+unit: native ## the tests that run in one process
+	@python -m pytest -n 2 $(SERIAL_TESTS)
+
+test-parallel: native ## the tests that run under mpirun and horovodrun
+	@$(PARALLEL_ENV) python tools/parallel_tests.py
+
+format: setup ## let ruff and clang-format rewrite the sources
+	@ruff check --fix $(PYTHON_SOURCES)
+	@ruff format $(PYTHON_SOURCES)
+	@clang-format -i $(CPP_SOURCES)
+
+setup: ## create .venv and install everything into it, where that is not done yet
+	@python=$$(tools/find_python) && "$$python" tools/setup_env.py
+
+native: setup ## rebuild the native extension where csrc changed
+	@python setup.py --quiet build_ext --inplace
+
+clean: ## remove .venv and everything built; the cache of Horovod wheels stays
+	@rm -rf .venv build dist *.egg-info hvd_compress/_native*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,37 @@
+// Addresses, sizes and dtype codes in, plain results out; hvd_compress/native.py has checked what they mean.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "hvd_compress/types.hpp"
+
+namespace hvd_compress::bindings {
+
+using Address = std::uintptr_t;
+
+// No binding touches Python while its kernel runs, so other threads may.
+using WithoutGil = pybind11::call_guard<pybind11::gil_scoped_release>;
+
+template <class T>
+T* pointer(Address address) {
+    return reinterpret_cast<T*>(address);
+}
+
+inline ConstArray const_array(Address address, int dtype) {
+    return {pointer<const void>(address), static_cast<DType>(dtype)};
+}
+
+inline Array array(Address address, int dtype) { return {pointer<void>(address), static_cast<DType>(dtype)}; }
+
+// Throws std::runtime_error that names the status, unless it is kOk.
+void check(Status status);
+
+// The same for launchers that look at indices: returns the position of the first bad one, or -1.
+std::int64_t check_indices(Status status, std::int64_t first_bad);
+
+void bind_feedback(pybind11::module_& module);
+void bind_topk(pybind11::module_& module);
+void bind_sign(pybind11::module_& module);
+void bind_scatter(pybind11::module_& module);
+
+}  // namespace hvd_compress::bindings

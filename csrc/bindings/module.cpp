@@ -1,0 +1,10 @@
+#include "bindings.hpp"
+
+PYBIND11_MODULE(_native, module) {
+    using namespace hvd_compress::bindings;
+    module.doc() = "Compiled kernels of hvd_compress. Nothing is checked here: call hvd_compress.native instead.";
+    bind_feedback(module);
+    bind_topk(module);
+    bind_sign(module);
+    bind_scatter(module);
+}

@@ -1,0 +1,40 @@
+#include "hvd_compress/scatter.hpp"
+
+#include "bindings.hpp"
+
+namespace hvd_compress::bindings {
+namespace {
+
+std::int64_t gather(Address x, int dtype, std::int64_t n, Address indices, std::int64_t count, Address values) {
+    std::int64_t first_bad = -1;
+    const Status status = cpu::gather(const_array(x, dtype), n, pointer<const std::int32_t>(indices), count,
+                                      pointer<void>(values), &first_bad, nullptr);
+    return check_indices(status, first_bad);
+}
+
+std::int64_t take(Address x, int dtype, std::int64_t n, Address indices, std::int64_t count, Address values) {
+    std::int64_t first_bad = -1;
+    const Status status = cpu::take(array(x, dtype), n, pointer<const std::int32_t>(indices), count,
+                                    pointer<float>(values), &first_bad, nullptr);
+    return check_indices(status, first_bad);
+}
+
+template <Scatter* scatter>
+std::int64_t scatter_with(Address indices, Address values, int values_dtype, std::int64_t count, Address out,
+                          int out_dtype, std::int64_t n, float scale) {
+    std::int64_t first_bad = -1;
+    const Status status = scatter(pointer<const std::int32_t>(indices), const_array(values, values_dtype), count,
+                                  array(out, out_dtype), n, scale, &first_bad, nullptr);
+    return check_indices(status, first_bad);
+}
+
+}  // namespace
+
+void bind_scatter(pybind11::module_& module) {
+    module.def("gather", &gather, WithoutGil());
+    module.def("take", &take, WithoutGil());
+    module.def("scatter_add", &scatter_with<&cpu::scatter_add>, WithoutGil());
+    module.def("scatter_set", &scatter_with<&cpu::scatter_set>, WithoutGil());
+}
+
+}  // namespace hvd_compress::bindings

@@ -1,0 +1,39 @@
+// Values at a list of indices: read them, take them away, add them, set them.
+//
+// Indices may come from another rank, so each launcher looks at the whole list before it writes anything:
+// *first_bad = -1 if all lie in 0..n-1; else the position of the first that does not, and nothing else is written.
+// Indices may come in any order and more than once; what happens to repeated ones happens in the order of the list.
+#pragma once
+
+#include "hvd_compress/types.hpp"
+
+namespace hvd_compress {
+
+// values[j] = x[indices[j]], in the dtype of x.
+using Gather = Status(ConstArray x, std::int64_t n, const std::int32_t* indices, std::int64_t count, void* values,
+                      std::int64_t* first_bad, Stream stream) noexcept;
+
+// values[j] = x[indices[j]], then x[indices[j]] = 0: the second of two equal indices gets 0.
+using Take = Status(Array x, std::int64_t n, const std::int32_t* indices, std::int64_t count, float* values,
+                    std::int64_t* first_bad, Stream stream) noexcept;
+
+// Add: out[indices[j]] += scale * values[j]. Set: out[indices[j]] = scale * values[j]. values are fp32 or of the dtype
+// of out; the product is rounded to fp32, what is stored to the dtype of out.
+using Scatter = Status(const std::int32_t* indices, ConstArray values, std::int64_t count, Array out, std::int64_t n,
+                       float scale, std::int64_t* first_bad, Stream stream) noexcept;
+
+namespace cpu {
+Gather gather;
+Take take;
+Scatter scatter_add;
+Scatter scatter_set;
+}  // namespace cpu
+
+namespace cuda {
+Gather gather;
+Take take;
+Scatter scatter_add;
+Scatter scatter_set;
+}  // namespace cuda
+
+}  // namespace hvd_compress

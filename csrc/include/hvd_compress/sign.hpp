@@ -1,0 +1,42 @@
+// One bit an element with one scale: EF-signSGD (Karimireddy et al. 2019, Algorithm 1).
+//
+// Bit i % 8 of byte i / 8 is 1 where element i counts as +1: every value that is not below zero, so +0, -0 and NaN too.
+// The bits that pad the last byte are 0.
+#pragma once
+
+#include "hvd_compress/types.hpp"
+
+namespace hvd_compress {
+
+// The order in which magnitudes are summed is part of the interface, so that twins and threads agree to the bit:
+// element i goes to lane i % kSumLanes of block i / kSumBlock, in fp64; lanes are added pairwise (lane j and lane
+// j + width for width = 4, 2, 1), blocks in ascending order.
+constexpr std::int64_t kSumBlock = 4096;
+constexpr std::int64_t kSumLanes = 8;
+
+constexpr std::int64_t sign_bytes(std::int64_t n) noexcept { return n / 8 + (n % 8 != 0); }
+
+using SignWorkspaceBytes = std::size_t(std::int64_t n) noexcept;
+
+// corrected = residual + grad as in feedback.hpp; *scale = mean |corrected|, 0 for n = 0 and non-finite exactly if an
+// element is; bits = signs of corrected; out = corrected -+ *scale, rounded to its dtype.
+using SignAccumulate = Status(ConstArray grad, ConstArray residual, Array out, std::int64_t n, std::uint8_t* bits,
+                              float* scale, Workspace workspace, Stream stream) noexcept;
+
+// out[i] += +-(weight * *scale); the product is rounded to fp32, the sum to the dtype of out.
+using SignAdd = Status(const std::uint8_t* bits, const float* scale, Array out, std::int64_t n, float weight,
+                       Stream stream) noexcept;
+
+namespace cpu {
+SignWorkspaceBytes sign_workspace_bytes;
+SignAccumulate sign_accumulate;
+SignAdd sign_add;
+}  // namespace cpu
+
+namespace cuda {
+SignWorkspaceBytes sign_workspace_bytes;
+SignAccumulate sign_accumulate;
+SignAdd sign_add;
+}  // namespace cuda
+
+}  // namespace hvd_compress

@@ -1,0 +1,1 @@
+"""The parts of the example that are not about Horovod: data, network, progress display, bookkeeping, demo."""

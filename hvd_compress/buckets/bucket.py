@@ -1,0 +1,68 @@
+"""A bucket: one flat buffer in which the gradients of several parameters live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from hvd_compress.buckets.plan import BucketPlan
+
+
+class Bucket:
+    """The memory of one bucket, and which of its gradients have arrived in this step."""
+
+    def __init__(self, plan: BucketPlan, parameters: Mapping[str, torch.Tensor]) -> None:
+        self.plan = plan
+        self.flat = torch.zeros(plan.numel, dtype=plan.dtype)
+        self.parameters = {name: parameters[name] for name in plan.names}
+        parts = torch.split(self.flat, list(plan.segments))
+        self.views = {name: part.view(parameters[name].shape) for name, part in zip(plan.names, parts, strict=True)}
+        self._arrived: set[str] = set()
+        self.had_gradient: set[str] = set()
+
+    def arrive(self, name: str) -> bool:
+        """Take in the gradient of a parameter; return whether the bucket is full now.
+
+        A gradient that autograd wrote elsewhere (after zero_grad(set_to_none=True), or in the first step) is copied and
+        the parameter pointed at the bucket; otherwise it is in place already.
+        """
+        self.adopt(name)
+        self._arrived.add(name)
+        return len(self._arrived) == len(self.plan.names)
+
+    @property
+    def missing(self) -> list[str]:
+        """Parameters whose gradient has not arrived in this step."""
+        return [name for name in self.plan.names if name not in self._arrived]
+
+    @torch.no_grad()
+    def adopt(self, name: str) -> None:
+        """Make the gradient of a parameter that has one live in the bucket; a parameter without one counts as zero."""
+        parameter, view = self.parameters[name], self.views[name]
+        gradient = parameter.grad
+        if gradient is None:
+            view.zero_()
+            return
+        if gradient.is_sparse:
+            gradient = gradient.to_dense()
+        gradient = gradient.detach()  # backward(create_graph=True) leaves one that has a graph
+        if gradient.data_ptr() != view.data_ptr():
+            view.copy_(gradient)
+        parameter.grad = view
+
+    def depart(self) -> None:
+        """Take the gradients out of the program's sight while the bucket is under way.
+
+        What writes to them meanwhile, such as clipping without synchronize(), would change a local gradient on one
+        rank and a result on another.
+        """
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None:
+                self.had_gradient.add(name)
+                parameter.grad = None
+
+    def reset(self) -> None:
+        """Begin a new step."""
+        self._arrived.clear()
+        self.had_gradient.clear()

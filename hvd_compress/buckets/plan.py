@@ -1,0 +1,73 @@
+"""The bucket plan: a list of parameters in agreed order, cut into buckets. Pure arithmetic, the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What the plan needs to know of one parameter."""
+
+    numel: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """Parameters that travel together: all of one dtype, in the order in which they lie in the bucket."""
+
+    names: tuple[str, ...]
+    segments: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def numel(self) -> int:
+        return sum(self.segments)
+
+
+def plan_buckets(
+    order: Sequence[str], slots: Mapping[str, Slot], threshold_bytes: int, groups: Sequence[Sequence[str]] = ()
+) -> list[BucketPlan]:
+    """Cut `order` into buckets of at most `threshold_bytes`, one dtype each.
+
+    A bucket holds at least one unit (a parameter, or all parameters of a group that have one dtype), however large; a
+    threshold of 0 puts every unit into a bucket of its own. A unit takes the place of its last parameter in `order`:
+    it is complete then. Buckets are numbered in the order in which they are complete.
+    """
+    open_units: dict[torch.dtype, list[str]] = {}
+    sizes: dict[torch.dtype, int] = {}
+    plans: list[BucketPlan] = []
+
+    def close(dtype: torch.dtype) -> None:
+        names = open_units.pop(dtype, [])
+        sizes.pop(dtype, None)
+        if names:
+            plans.append(BucketPlan(tuple(names), tuple(slots[name].numel for name in names), dtype))
+
+    for unit in _units(order, slots, groups):
+        dtype = slots[unit[0]].dtype
+        size = sum(slots[name].numel for name in unit) * dtype.itemsize
+        if sizes.get(dtype, 0) + size > threshold_bytes:
+            close(dtype)
+        open_units.setdefault(dtype, []).extend(unit)
+        sizes[dtype] = sizes.get(dtype, 0) + size
+        if sizes[dtype] >= threshold_bytes:
+            close(dtype)
+    for dtype in list(open_units):
+        close(dtype)
+    place = {name: position for position, name in enumerate(order)}
+    return sorted(plans, key=lambda plan: max(place[name] for name in plan.names))
+
+
+def _units(order: Sequence[str], slots: Mapping[str, Slot], groups: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The indivisible parts of the plan, each at the place of its last member."""
+    group_of = {name: number for number, group in enumerate(groups) for name in group}
+    keys = {name: (group_of[name], slots[name].dtype) if name in group_of else name for name in order}
+    members: dict[object, list[str]] = {}
+    for name in order:
+        members.setdefault(keys[name], []).append(name)
+    return [members[keys[name]] for name in order if members[keys[name]][-1] == name]

@@ -1,0 +1,1 @@
+"""The command `hvd-compress`, one file a command."""

@@ -1,0 +1,64 @@
+"""`hvd-compress doctor`: what is installed here, and can training run?"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+
+import click
+
+from hvd_compress.cli import findings, probes
+from hvd_compress.cli.findings import Finding
+
+
+@click.command("doctor", help="List what is installed, and say whether training can run.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def command(as_json: bool) -> None:
+    found = examine()
+    obstacles = [finding.name for finding in found if finding.required and finding.state == "missing"]
+    if as_json:
+        rows = [asdict(finding) for finding in found]
+        click.echo(json.dumps({"training_can_run": not obstacles, "findings": rows}, indent=2))
+    else:
+        _print_table(found)
+        click.echo(f"Training cannot run without: {', '.join(obstacles)}." if obstacles else "Training can run.")
+    sys.exit(1 if obstacles else 0)
+
+
+def examine() -> list[Finding]:
+    """Look at everything. The probes are processes of their own, and run side by side as far as there are cores."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = dict(zip(probes.PROBES, pool.map(probes.run, probes.PROBES), strict=True))
+    return [
+        findings.python(),
+        findings.torch(results["torch"]),
+        findings.horovod(results["horovod"]),
+        findings.mpi(results["mpi"]),
+        findings.native(results["native"]),
+        *findings.engines(results["algorithms"], results["torch"], results["horovod"]),
+        findings.simd(),
+        findings.cuda(results["torch"]),
+        findings.network_namespaces(results["namespaces"]),
+    ]
+
+
+def _print_table(found: Sequence[Finding]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    colours = {"ok": "green", "missing": "red", "note": "yellow"}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("part", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("what was found, and what to do", overflow="fold")
+    for finding in found:
+        words = f"{finding.detail}\n-> {finding.hint}" if finding.hint else finding.detail
+        # Text, as paths and error messages may contain what rich takes for markup.
+        table.add_row(Text(finding.name), Text(finding.state, colours[finding.state]), Text(words))
+    Console().print(table)

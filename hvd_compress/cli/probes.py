@@ -1,0 +1,132 @@
+"""What the doctor tries out, each probe in a process of its own with a time limit.
+
+Importing torch, starting MPI or entering a namespace can crash, hang, or change the process that does it; here it is
+not the doctor's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+TIMEOUT_S = 60.0
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a probe found, or in `error` why it found nothing."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+def _torch() -> dict[str, Any]:
+    import torch
+
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return {"version": torch.__version__, "cuda": torch.version.cuda, "devices": devices}
+
+
+def _horovod() -> dict[str, Any]:
+    import horovod.torch as hvd
+
+    backends = {"MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built(), "NCCL": hvd.nccl_built(), "CUDA": hvd.cuda_built()}
+    return {
+        "version": importlib.metadata.version("horovod"),
+        "built": [name for name, built in backends.items() if built],
+        "not_built": [name for name, built in backends.items() if not built],
+    }
+
+
+def _mpi() -> dict[str, Any]:
+    from mpi4py import MPI
+
+    levels = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled", MPI.THREAD_SERIALIZED: "serialized"}
+    vendor, version = MPI.get_vendor()
+    return {
+        "vendor": vendor,
+        "version": ".".join(map(str, version)),
+        "library": MPI.Get_library_version().rstrip("\0"),
+        "threads": levels.get(MPI.Query_thread(), "multiple"),
+    }
+
+
+def _algorithms() -> dict[str, Any]:
+    from hvd_compress.engines.mpi import forcible_algorithms
+
+    return {"forcible": list(forcible_algorithms())}
+
+
+def _native() -> dict[str, Any]:
+    import torch
+
+    from hvd_compress import native
+
+    indices, values = native.topk(torch.tensor([1.0, -3.0, 2.0]), 2)
+    answer = (indices.tolist(), values.tolist())
+    if answer != ([1, 2], [-3.0, 2.0]):
+        raise ValueError(f"top-2 of [1, -3, 2] came out as {answer}")
+    return {"file": importlib.import_module("hvd_compress._native").__file__}
+
+
+def _namespaces() -> dict[str, Any]:
+    """Enter a network namespace; it ends with this process and nothing outside ever sees it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for kind, flags in (("direct", CLONE_NEWNET), ("user", CLONE_NEWUSER | CLONE_NEWNET)):
+        if libc.unshare(flags) == 0:
+            return {"kind": kind, "tun": _tun_opens()}
+    raise PermissionError(os.strerror(ctypes.get_errno()))
+
+
+def _tun_opens() -> bool:
+    """Permission bits do not tell: a container may forbid the device all the same."""
+    try:
+        os.close(os.open("/dev/net/tun", os.O_RDWR))
+    except OSError:
+        return False
+    return True
+
+
+PROBES: dict[str, Callable[[], dict[str, Any]]] = {
+    "torch": _torch,
+    "horovod": _horovod,
+    "mpi": _mpi,
+    "algorithms": _algorithms,
+    "native": _native,
+    "namespaces": _namespaces,
+}
+
+
+def run(name: str, timeout_s: float = TIMEOUT_S) -> Result:
+    """Run the probe `name` in a process of its own."""
+    command = [sys.executable, "-m", "hvd_compress.cli.probes", name]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, complaints = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with helpers that MPI may have started
+        process.communicate()
+        return Result(error=f"no answer within {timeout_s:.0f} s")
+    if process.returncode < 0:
+        return Result(error=f"crashed with {signal.Signals(-process.returncode).name}")
+    if process.returncode > 0:
+        lines = complaints.strip().splitlines()
+        return Result(error=lines[-1] if lines else f"exit code {process.returncode}")
+    # The last line: libraries may print above it.
+    return Result(values=json.loads(output.splitlines()[-1]))
+
+
+if __name__ == "__main__":
+    print(json.dumps(PROBES[sys.argv[1]]()))

@@ -1,0 +1,63 @@
+"""EF-sign: send one bit an element and one scale a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from hvd_compress import native
+from hvd_compress.compressors.base import FeedbackCompressor, Segments, spans
+from hvd_compress.errors import PayloadError
+from hvd_compress.payload import Payload
+
+
+@dataclass(frozen=True)
+class EFSign(FeedbackCompressor):
+    """Sign compression with error feedback (Karimireddy et al. 2019, Algorithm 1).
+
+    What is sent is mean|corrected| * sign(corrected), with sign(0) = +1.
+
+    Attributes:
+        layerwise: one scale for each parameter, as in the paper, instead of one for the bucket.
+    """
+
+    layerwise: bool = True
+
+    def compress(self, corrected: torch.Tensor, segments: Segments) -> Payload:
+        return self.compress_feedback(corrected, torch.zeros_like(corrected), torch.empty_like(corrected), segments)
+
+    def compress_feedback(
+        self, gradient: torch.Tensor, residual: torch.Tensor, left: torch.Tensor, segments: Segments
+    ) -> Payload:
+        parts = [
+            native.sign_accumulate(gradient[start:stop], residual[start:stop], out=left[start:stop])
+            for start, stop in spans(segments, self.layerwise)
+        ]
+        bits = torch.cat([bits for bits, _ in parts])
+        scales = torch.stack([scale.reshape(()) for _, scale in parts])
+        return Payload({"bits": bits, "scales": scales}, numel=sum(segments))
+
+    def add_to(self, out: torch.Tensor, payload: Payload, scale: float, segments: Segments) -> None:
+        bits, scales = payload["bits"], payload["scales"]
+        parts = list(self._parts(segments))
+        if bits.numel() != parts[-1][3] or scales.numel() != len(parts):
+            raise PayloadError(
+                f"{bits.numel()} bytes of signs and {scales.numel()} scales, expected {parts[-1][3]} and {len(parts)}"
+            )
+        for (start, stop, first, last), factor in zip(parts, scales.tolist(), strict=True):
+            native.sign_add(bits[first:last], factor, out[start:stop], scale)
+
+    def wire_bytes(self, segments: Segments, dtype: torch.dtype) -> int:
+        """One bit an element, each parameter padded to whole bytes, and 4 bytes a scale."""
+        parts = list(self._parts(segments))
+        return parts[-1][3] + 4 * len(parts)
+
+    def _parts(self, segments: Segments) -> Iterator[tuple[int, int, int, int]]:
+        """Yield (start, stop) among the elements and (first, last) among the bytes of signs."""
+        first = 0
+        for start, stop in spans(segments, self.layerwise):
+            last = first + -(-(stop - start) // 8)
+            yield start, stop, first, last
+            first = last

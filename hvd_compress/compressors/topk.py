@@ -1,0 +1,71 @@
+"""Top-k: send the k elements of largest magnitude, with their indices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from hvd_compress import native
+from hvd_compress.compressors.base import Segments, Sparsifier, spans
+from hvd_compress.errors import ConfigError
+from hvd_compress.payload import Payload
+
+
+@dataclass(frozen=True)
+class TopK(Sparsifier):
+    """Exact top-k with error feedback (Aji and Heafield 2017; Lin et al. 2018).
+
+    Attributes:
+        ratio: k / numel, in (0, 1]. At least one element is kept of anything that has one.
+        layerwise: select in each parameter by itself (LWTopk) instead of in the fused bucket.
+    """
+
+    ratio: float = 0.01
+    layerwise: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ratio, bool) or not isinstance(self.ratio, (int, float)):
+            raise ConfigError(f"ratio must be a number, got {self.ratio!r}")
+        if not 0 < self.ratio <= 1:
+            raise ConfigError(
+                f"ratio = {self.ratio!r} lies outside (0, 1]; it is the share that is sent: one per cent is 0.01"
+            )
+
+    def kept(self, segments: Segments) -> int:
+        return sum(k for _, _, k in self._parts(segments))
+
+    def compress(self, corrected: torch.Tensor, segments: Segments) -> Payload:
+        parts = [native.topk(corrected[start:stop], k) for start, stop, k in self._parts(segments)]
+        return self._payload(parts, segments)
+
+    def compress_feedback(
+        self, gradient: torch.Tensor, residual: torch.Tensor, left: torch.Tensor, segments: Segments
+    ) -> Payload:
+        parts = [
+            native.topk_accumulate(gradient[start:stop], residual[start:stop], k, out=left[start:stop])
+            for start, stop, k in self._parts(segments)
+        ]
+        return self._payload(parts, segments)
+
+    def add_to(self, out: torch.Tensor, payload: Payload, scale: float, segments: Segments) -> None:
+        native.scatter_add(payload["indices"], payload["values"], out, scale)
+
+    def wire_bytes(self, segments: Segments, dtype: torch.dtype) -> int:
+        """8 bytes a kept element: an int32 index and an fp32 value."""
+        return 8 * self.kept(segments)
+
+    def take(self, left: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        return native.take(left, indices)
+
+    def _parts(self, segments: Segments) -> Iterator[tuple[int, int, int]]:
+        for start, stop in spans(segments, self.layerwise):
+            numel = stop - start
+            yield start, stop, max(1, round(self.ratio * numel)) if numel else 0
+
+    def _payload(self, parts: list[tuple[torch.Tensor, torch.Tensor]], segments: Segments) -> Payload:
+        starts = [start for start, _ in spans(segments, self.layerwise)]
+        indices = [part[0] + start if start else part[0] for part, start in zip(parts, starts, strict=True)]
+        tensors = {"indices": torch.cat(indices), "values": torch.cat([part[1].float() for part in parts])}
+        return Payload(tensors, numel=sum(segments))

@@ -1,0 +1,83 @@
+"""How many bytes a collective puts on the wire: the formulas by which engines, controller and planner count.
+
+Each function returns the mean over ranks of the payload bytes that one rank sends, as an integer (rounded down).
+M is the size in bytes of one rank's tensor, N the number of ranks. Lengths that travel ahead of an exchange of unequal
+parts are not counted. The in-process engine sends exactly these bytes, which a test holds; a library may differ in
+detail where a formula says so.
+"""
+
+from __future__ import annotations
+
+from hvd_compress.errors import ConfigError
+
+
+def allreduce(tensor_bytes: int, world_size: int, algorithm: str = "auto") -> int:
+    """Mean bytes a rank sends in an allreduce. Raises ConfigError for an unknown algorithm.
+
+    | algorithm          | rounds          | bytes in all           |
+    | ring               | 2(N-1)          | 2(N-1) M               |
+    | tree               | 2 ceil(log2 N)  | 2(N-1) M               |
+    | rabenseifner       | 2 log2 N        | 2(N-1) M               |
+    | recursive_doubling | log2 N          | N log2(N) M            |
+    | auto               | the library's   | counted as ring        |
+
+    Where N is no power of two, the last two fold the N-p ranks beyond the largest power of two p onto others in one
+    round before and one after: recursive doubling then sends 2(N-p) M + p log2(p) M, Rabenseifner still 2(N-1) M.
+    (Open MPI's Rabenseifner halves the first folding round's latency for (N-p) M / 2 more bytes.)
+    """
+    if algorithm in ("auto", "ring", "tree", "rabenseifner"):
+        return 2 * (world_size - 1) * tensor_bytes // world_size
+    if algorithm == "recursive_doubling":
+        core = largest_power_of_two(world_size)
+        rounds = core.bit_length() - 1
+        return (2 * (world_size - core) + core * rounds) * tensor_bytes // world_size
+    raise ConfigError(f"unknown allreduce algorithm {algorithm!r}")
+
+
+def broadcast(tensor_bytes: int, world_size: int) -> int:
+    """Mean bytes a rank sends in a broadcast: all ranks but one receive M, (N-1) M in all; ceil(log2 N) rounds."""
+    return (world_size - 1) * tensor_bytes // world_size
+
+
+def allgather(tensor_bytes: int, world_size: int) -> int:
+    """Mean bytes a rank sends in an allgather: each M reaches N-1 others, N (N-1) M in all; N-1 rounds as a ring.
+
+    With unequal lengths this is exact for the mean of `tensor_bytes` over the ranks.
+    """
+    return (world_size - 1) * tensor_bytes
+
+
+def alltoall(tensor_bytes: int, world_size: int) -> int:
+    """Mean bytes a rank sends in an all-to-all of N equal parts that make up M: (N-1)/N M, in N-1 rounds."""
+    return (world_size - 1) * tensor_bytes // world_size
+
+
+def reduce_scatter(tensor_bytes: int, world_size: int) -> int:
+    """Mean bytes a rank sends in a reduce-scatter: each shard is sent N-1 times, (N-1) M in all; N-1 ring rounds."""
+    return (world_size - 1) * tensor_bytes // world_size
+
+
+def gather(tensor_bytes: int, world_size: int) -> int:
+    """Mean bytes a rank sends in a gather: all ranks but the root send M to it, (N-1) M in all, in one round.
+
+    A library that gathers along a tree sends more, since inner ranks pass on what they received.
+    """
+    return (world_size - 1) * tensor_bytes // world_size
+
+
+def shard(numel: int, world_size: int, rank: int) -> slice:
+    """Return the elements of a tensor that rank `rank` owns: equal runs, the first `numel % world_size` one longer."""
+    share, longer = divmod(numel, world_size)
+    start = rank * share + min(rank, longer)
+    return slice(start, start + share + (rank < longer))
+
+
+def shard_lengths(numel: int, world_size: int) -> list[int]:
+    """Return the number of elements in the shard of every rank, in rank order."""
+    shards = [shard(numel, world_size, rank) for rank in range(world_size)]
+    return [part.stop - part.start for part in shards]
+
+
+def largest_power_of_two(world_size: int) -> int:
+    """Return the largest power of two that is not above `world_size` (at least 1)."""
+    return 1 << (world_size.bit_length() - 1)

@@ -1,0 +1,112 @@
+"""What is asked for, what is decided for a bucket, and the scheme that carries it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hvd_compress.compressors import Cast, Compressor, EFSign, FeedbackCompressor, Sparsifier
+from hvd_compress.engines.base import ALGORITHMS, Capabilities
+from hvd_compress.errors import ConfigError
+from hvd_compress.schemes import AllGather, AllToAll, ARTopk, Dense, Scheme
+
+SCHEMES = ("allgather", "star", "var")
+ENGINES = ("auto", "mpi", "horovod")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for: `Compression.topk(...)` and its siblings return one.
+
+    Attributes:
+        compressor: which values are sent.
+        scheme: "auto", or for sparsifiers one of SCHEMES.
+        algorithm: of every allreduce: "auto" (the engine's own choice) or one of ALGORITHMS.
+        engine: "auto", "mpi" or "horovod".
+    """
+
+    compressor: Compressor
+    scheme: str = "auto"
+    algorithm: str = "auto"
+    engine: str = "auto"
+
+    def __post_init__(self) -> None:
+        sparse = isinstance(self.compressor, Sparsifier)
+        _one_of("scheme", self.scheme, ("auto", *SCHEMES) if sparse else ("auto",))
+        _one_of("algorithm", self.algorithm, ("auto", *ALGORITHMS))
+        _one_of("engine", self.engine, ENGINES)
+        if self.algorithm != "auto" and (self.scheme == "allgather" or isinstance(self.compressor, EFSign)):
+            raise ConfigError(
+                f"algorithm={self.algorithm!r} names an allreduce, and an all-gather has none: "
+                "leave it at 'auto', or use scheme='star' or 'var'"
+            )
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How one bucket travels. The same on every rank.
+
+    Attributes:
+        compressor: which values are sent.
+        ratio: k / numel of a sparsifier, 1.0 otherwise.
+        scheme: "dense", "alltoall", "allgather", "star" or "var".
+        algorithm: of the allreduce, where the scheme has one.
+        device: where compression runs.
+        reason: why it was chosen, in words.
+    """
+
+    compressor: Compressor
+    ratio: float
+    scheme: str
+    algorithm: str = "auto"
+    device: str = "cpu"
+    reason: str = ""
+
+    def build(self) -> Scheme:
+        """Return the scheme that carries the decision out."""
+        compressor = self.compressor
+        if self.scheme == "dense":
+            return Dense(compressor, self.algorithm)
+        if self.scheme == "alltoall":
+            return AllToAll(compressor)
+        if self.scheme == "allgather" and isinstance(compressor, FeedbackCompressor):
+            return AllGather(compressor)
+        if self.scheme in ("star", "var") and isinstance(compressor, Sparsifier):
+            return ARTopk(compressor, self.scheme, self.algorithm)
+        raise ConfigError(f"scheme {self.scheme!r} cannot carry {compressor}")
+
+
+def decide(request: Request, dtype: torch.dtype, world_size: int, can: Capabilities) -> Decision:
+    """Turn a request into the decision for a bucket of `dtype`. Pure: the same arguments give the same decision."""
+    compressor, algorithm = request.compressor, request.algorithm
+    if dtype == torch.float64:
+        return Decision(Cast(), 1.0, "dense", algorithm, reason="float64 gradients are not compressed")
+    if isinstance(compressor, Cast):
+        wire_dtype = compressor.wire_dtype(dtype)
+        if wire_dtype in can.sum_dtypes:
+            return Decision(compressor, 1.0, "dense", algorithm, reason="asked for")
+        if algorithm != "auto":
+            raise ConfigError(
+                f"algorithm={algorithm!r} names an allreduce, and {wire_dtype} travels by all-to-all, "
+                "which sums it in float32: leave it at 'auto'"
+            )
+        return Decision(compressor, 1.0, "alltoall", reason=f"the engine cannot sum {wire_dtype}")
+    if not isinstance(compressor, Sparsifier):
+        return Decision(compressor, 1.0, "allgather", reason="signs cannot be summed")
+    ratio = float(getattr(compressor, "ratio", 1.0))
+    if request.scheme != "auto":
+        return Decision(compressor, ratio, request.scheme, algorithm, reason="asked for")
+    if algorithm != "auto":
+        return Decision(
+            compressor, ratio, "star", algorithm, reason="an algorithm was asked for, and STAR has allreduce"
+        )
+    # By the bandwidth terms of the two schemes, in units of 4k bytes: all-gather 2(N-1), AR-Topk 1 + 2(N-1)/N.
+    if 2 * (world_size - 1) <= 1 + 2 * (world_size - 1) / world_size:
+        return Decision(compressor, ratio, "allgather", reason=f"fewer bytes than AR-Topk with {world_size} ranks")
+    return Decision(compressor, ratio, "star", reason=f"fewer bytes than all-gather with {world_size} ranks")
+
+
+def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"unknown {what} {value!r}; known here are {', '.join(known)}")

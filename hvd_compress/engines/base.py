@@ -1,0 +1,197 @@
+"""The interface behind which bytes move: blocking collectives on flat CPU tensors, called from one thread."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hvd_compress.cost import wire
+from hvd_compress.errors import ConfigError, UnsupportedError
+
+ALGORITHMS = ("ring", "tree", "recursive_doubling", "rabenseifner")
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine can do. `algorithms` are the allreduce algorithms that it can force, "auto" aside."""
+
+    verbs: tuple[str, ...]
+    algorithms: tuple[str, ...]
+    sum_dtypes: tuple[torch.dtype, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One finished collective: what it was, how many bytes a rank sent on average, and how long it took here."""
+
+    verb: str
+    algorithm: str
+    sent_bytes: int
+    seconds: float
+
+
+class Engine(ABC):
+    """Collectives over a fixed group of ranks.
+
+    All verbs block, take contiguous one-dimensional CPU tensors, and must be called by every rank of the group in the
+    same order, from one thread. Errors of the transport rise as they are; the pipeline adds rank, bucket and step.
+    `calls` collects one Call a collective until somebody takes them with `take_calls`; `running` is whether one
+    runs now; `pending` says in words which, for the message of a timeout.
+    """
+
+    name: str
+    rank: int
+    world_size: int
+    capabilities: Capabilities
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.pending = "before the first collective"
+        self.running = False
+
+    def require(self, verb: str, algorithm: str = "auto", dtype: torch.dtype | None = None) -> None:
+        """Raise UnsupportedError, or ConfigError for an unknown name, unless this engine can do what is asked."""
+        if algorithm != "auto" and algorithm not in ALGORITHMS:
+            raise ConfigError(f"unknown algorithm {algorithm!r}; known are auto, {', '.join(ALGORITHMS)}")
+        can = self.capabilities
+        if verb not in can.verbs:
+            raise UnsupportedError(f"the {self.name} engine has no {verb}; it has {', '.join(can.verbs)}")
+        if algorithm != "auto" and algorithm not in can.algorithms:
+            offered = ", ".join(("auto", *can.algorithms))
+            raise UnsupportedError(
+                f"the {self.name} engine cannot force algorithm {algorithm!r} over {self.world_size} ranks here; "
+                f"it offers {offered}"
+            )
+        if dtype is not None and dtype not in can.sum_dtypes:
+            raise UnsupportedError(f"the {self.name} engine cannot sum {dtype}")
+
+    def allreduce(self, tensor: torch.Tensor, algorithm: str = "auto") -> None:
+        """Replace `tensor` by the sum over all ranks, bit-identical on all of them."""
+        self.require("allreduce", algorithm, tensor.dtype)
+        _check_layout(tensor)
+        sent = wire.allreduce(_bytes(tensor), self.world_size, algorithm)
+        with self._timed("allreduce", algorithm, sent, _bytes(tensor)):
+            self._allreduce(tensor, algorithm)
+
+    def allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None = None) -> list[torch.Tensor]:
+        """Return every rank's tensor, in rank order.
+
+        Lengths may differ and may be zero. `lengths` are the numel of all ranks where the caller knows them, which
+        saves the round in which they are exchanged; they must be the same on all ranks and true.
+        """
+        self.require("allgather")
+        _check_layout(tensor)
+        if lengths is not None and (len(lengths) != self.world_size or lengths[self.rank] != tensor.numel()):
+            raise ConfigError(f"lengths {list(lengths)} do not fit {tensor.numel()} elements on rank {self.rank}")
+        with self._timed("allgather", "auto", wire.allgather(_bytes(tensor), self.world_size), _bytes(tensor)):
+            return self._allgather(tensor, lengths)
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Replace `tensor` by that of rank `root`. All ranks pass the same dtype and numel."""
+        self.require("broadcast")
+        _check_layout(tensor)
+        self._check_root(root)
+        with self._timed("broadcast", "auto", wire.broadcast(_bytes(tensor), self.world_size), _bytes(tensor)):
+            self._broadcast(tensor, root)
+
+    def alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Send `parts[r]` to rank r; return what each rank sent here, in rank order. One dtype, any lengths."""
+        self.require("alltoall")
+        if len(parts) != self.world_size or len({part.dtype for part in parts}) != 1:
+            raise ConfigError(f"alltoall takes {self.world_size} parts of one dtype, not {[p.dtype for p in parts]}")
+        for part in parts:
+            _check_layout(part)
+        total = sum(_bytes(part) for part in parts)
+        with self._timed("alltoall", "auto", total - _bytes(parts[self.rank]), total):
+            return self._alltoall(parts)
+
+    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return this rank's shard of the sum over all ranks; shard r is `wire.shard(numel, world_size, r)`."""
+        self.require("reduce_scatter", dtype=tensor.dtype)
+        _check_layout(tensor)
+        sent = wire.reduce_scatter(_bytes(tensor), self.world_size)
+        with self._timed("reduce_scatter", "auto", sent, _bytes(tensor)):
+            return self._reduce_scatter(tensor)
+
+    def gather(self, tensor: torch.Tensor, root: int) -> list[torch.Tensor] | None:
+        """Return every rank's tensor on rank `root`, None elsewhere. Lengths may differ."""
+        self.require("gather")
+        _check_layout(tensor)
+        self._check_root(root)
+        with self._timed("gather", "auto", wire.gather(_bytes(tensor), self.world_size), _bytes(tensor)):
+            return self._gather(tensor, root)
+
+    def _check_root(self, root: int) -> None:
+        if not 0 <= root < self.world_size:
+            raise ConfigError(f"root {root} is not one of the {self.world_size} ranks")
+
+    def take_calls(self) -> list[Call]:
+        """Return the calls finished since the last time, and forget them."""
+        calls, self.calls = self.calls, []
+        return calls
+
+    def _timed(self, verb: str, algorithm: str, sent_bytes: int, size_bytes: int) -> _Timed:
+        return _Timed(self, verb, algorithm, sent_bytes, size_bytes)
+
+    @abstractmethod
+    def _allreduce(self, tensor: torch.Tensor, algorithm: str) -> None: ...
+
+    @abstractmethod
+    def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None) -> list[torch.Tensor]: ...
+
+    @abstractmethod
+    def _broadcast(self, tensor: torch.Tensor, root: int) -> None: ...
+
+    @abstractmethod
+    def _alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]: ...
+
+    @abstractmethod
+    def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor: ...
+
+    @abstractmethod
+    def _gather(self, tensor: torch.Tensor, root: int) -> list[torch.Tensor] | None: ...
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Called once after a failure that may have left a collective unfinished: make sure that the process can end.
+
+        Without it an exit could wait for ever for ranks that are gone.
+        """
+
+    def close(self) -> None:  # noqa: B027 (most engines hold nothing)
+        """Release what the engine holds. Every rank calls it, when no collective is running."""
+
+
+class _Timed:
+    """Notes what runs, and appends a Call when it finished without an error."""
+
+    def __init__(self, engine: Engine, verb: str, algorithm: str, sent_bytes: int, size_bytes: int) -> None:
+        self._engine, self._verb, self._algorithm, self._sent_bytes = engine, verb, algorithm, sent_bytes
+        self._words = f"{verb} ({algorithm}) of {size_bytes} bytes"
+
+    def __enter__(self) -> None:
+        self._engine.pending = self._words
+        self._engine.running = True
+        self._start = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._engine.running = False
+        if kind is None:
+            seconds = time.perf_counter() - self._start
+            self._engine.calls.append(Call(self._verb, self._algorithm, self._sent_bytes, seconds))
+            self._engine.pending = f"after {self._words}"
+
+
+def _check_layout(tensor: torch.Tensor) -> None:
+    """Engines hand the bare memory to their transport, so anything but a flat CPU tensor would move wrong bytes."""
+    if tensor.dim() != 1 or not tensor.is_contiguous() or tensor.device.type != "cpu":
+        shape = tuple(tensor.shape)
+        raise ConfigError(f"engines take contiguous one-dimensional CPU tensors, not {shape} on {tensor.device}")
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,112 @@
+"""Bytes over Horovod's own collectives, whatever it was built with. Each costs about one HOROVOD_CYCLE_TIME more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvd_compress.engines import limits
+from hvd_compress.engines.base import Capabilities, Engine
+from hvd_compress.engines.leave import fail_at_exit
+from hvd_compress.errors import ConfigError
+
+_SUM_DTYPES = (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64)
+_MOVE_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""What is not summed moves as integers of its size, since Horovod knows fewer dtypes than torch (no bfloat16)."""
+
+_engines_made: Counter[tuple[int, tuple[int, ...]]] = Counter()
+"""Engines made so far by process set: their collectives need names that are the same on all members, and unique.
+
+By its ranks, too: Horovod gives the number of a set that was removed to the next one, which may have other members.
+"""
+
+
+class HorovodEngine(Engine):
+    """Horovod's collectives over a process set (default: all ranks), after hvd.init().
+
+    Every member makes its engines in the same order. No algorithm can be forced, and there is no gather. Allreduce and
+    broadcast take tensors of any size, the other verbs up to 2^31 - 1 elements over all ranks (UnsupportedError above).
+
+    Raises ConfigError where Horovod is not initialised or this rank is not in the process set.
+    """
+
+    name = "Horovod"
+
+    def __init__(self, process_set: Any = None) -> None:
+        super().__init__()
+        import horovod.torch as hvd
+
+        if not hvd.is_initialized():
+            raise ConfigError("call hvd.init() before an engine is made")
+        self._hvd = hvd
+        self._set = hvd.global_process_set if process_set is None else process_set
+        self.ranks = process_set_ranks(self._set)
+        if hvd.rank() not in self.ranks:
+            raise ConfigError(f"rank {hvd.rank()} is not in the process set of ranks {self.ranks}")
+        self.rank, self.world_size = self.ranks.index(hvd.rank()), len(self.ranks)
+        verbs = ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter")
+        self.capabilities = Capabilities(verbs, (), _SUM_DTYPES)
+        key = (self._set.process_set_id, tuple(self.ranks))
+        number = _engines_made[key]
+        _engines_made[key] += 1
+        self._prefix = f"hvd_compress.engine.{self._set.process_set_id}.{number}"
+
+    def _wait(self, verb: str, start: Any, *arguments: Any, **options: Any) -> Any:
+        """Start one of Horovod's asynchronous collectives under the verb's own name, and wait for its result."""
+        name = f"{self._prefix}.{verb}"
+        return self._hvd.synchronize(start(*arguments, name=name, process_set=self._set, **options))
+
+    def _allreduce(self, tensor: torch.Tensor, algorithm: str) -> None:
+        for part in torch.split(tensor, limits.MAX_COUNT) if tensor.numel() else ():
+            self._wait("allreduce", self._hvd.allreduce_async_, part, op=self._hvd.Sum)
+
+    def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None) -> list[torch.Tensor]:
+        if lengths is None:
+            mine = torch.tensor([tensor.numel()])
+            lengths = self._wait("allgather_lengths", self._hvd.allgather_async, mine).tolist()
+        limits.require_countable(sum(lengths))
+        if not sum(lengths):
+            return [tensor.clone() for _ in lengths]
+        gathered = self._wait("allgather", self._hvd.allgather_async, _movable(tensor))
+        return list(torch.split(gathered.view(tensor.dtype), list(lengths)))
+
+    def _broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        for part in torch.split(tensor, limits.MAX_COUNT) if tensor.numel() else ():
+            self._wait("broadcast", self._hvd.broadcast_async_, _movable(part), self.ranks[root])
+
+    def _alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        outgoing = torch.cat(tuple(parts))
+        limits.require_countable(outgoing.numel())
+        splits = torch.tensor([part.numel() for part in parts], dtype=torch.int32)
+        incoming, lengths = self._wait("alltoall", self._hvd.alltoall_async, _movable(outgoing), splits)
+        return list(torch.split(incoming.view(outgoing.dtype), lengths.tolist()))
+
+    def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Horovod shards as `wire.shard` does: the first ranks get one element more."""
+        limits.require_countable(tensor.numel())
+        if not tensor.numel():
+            return tensor.clone()
+        shard: torch.Tensor = self._wait("reduce_scatter", self._hvd.reducescatter_async, tensor, op=self._hvd.Sum)
+        return shard
+
+    def _gather(self, tensor: torch.Tensor, root: int) -> list[torch.Tensor] | None:
+        raise AssertionError("capabilities leave gather out")
+
+    def abandon(self) -> None:
+        fail_at_exit(lambda: None)
+
+
+def _movable(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(_MOVE_DTYPES[tensor.element_size()])
+
+
+def process_set_ranks(process_set: Any) -> list[int]:
+    """Return the global ranks in a process set, in its own rank order."""
+    import horovod.torch as hvd
+
+    if process_set.process_set_id is None:
+        raise ConfigError(f"{process_set} is not registered: pass it to hvd.init() or hvd.add_process_set()")
+    return sorted(process_set.ranks) if process_set.ranks is not None else list(range(hvd.size()))

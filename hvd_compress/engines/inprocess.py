@@ -1,0 +1,141 @@
+"""N ranks as threads of one process, over queues: for tests, and for running a scheme without a launcher."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+import torch
+
+from hvd_compress.engines import algorithms
+from hvd_compress.engines.base import ALGORITHMS, Capabilities, Engine
+from hvd_compress.errors import CommunicationError
+
+Result = TypeVar("Result")
+
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+class InProcessWorld:
+    """The queues between `world_size` ranks, and their engines.
+
+    A rank that waits longer than `timeout_s` seconds for a message raises CommunicationError instead of hanging.
+    """
+
+    def __init__(self, world_size: int, timeout_s: float = 60.0) -> None:
+        self.world_size = world_size
+        self.timeout_s = timeout_s
+        self.failure: str | None = None
+        self._queues: list[list[SimpleQueue[torch.Tensor | None]]] = [
+            [SimpleQueue() for _ in range(world_size)] for _ in range(world_size)
+        ]
+        self.engines = [InProcessEngine(self, rank) for rank in range(world_size)]
+
+    def engine(self, rank: int) -> InProcessEngine:
+        return self.engines[rank]
+
+    def queue(self, source: int, destination: int) -> SimpleQueue[torch.Tensor | None]:
+        """Return the messages under way from one rank to another. None among them means that the world has failed."""
+        return self._queues[source][destination]
+
+    def abort(self, failure: str) -> None:
+        """Wake every rank that waits: its receive raises CommunicationError with `failure`, as do all later calls."""
+        self.failure = self.failure or failure
+        for row in self._queues:
+            for queue in row:
+                queue.put(None)
+
+
+class InProcessEngine(Engine):
+    """One rank of an InProcessWorld. `sent_bytes` and `sent_messages` count what this rank really sent."""
+
+    name = "in-process"
+
+    def __init__(self, world: InProcessWorld, rank: int) -> None:
+        super().__init__()
+        self.world, self.rank, self.world_size = world, rank, world.world_size
+        self.sent_bytes = 0
+        self.sent_messages = 0
+        verbs = ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter", "gather")
+        self.capabilities = Capabilities(verbs, ALGORITHMS, _FLOATS + _INTS)
+
+    def send(self, destination: int, tensor: torch.Tensor) -> None:
+        """Hand a copy of `tensor` to rank `destination`, without waiting for it."""
+        self._check_alive()
+        self.sent_bytes += tensor.numel() * tensor.element_size()
+        self.sent_messages += 1
+        self.world.queue(self.rank, destination).put(tensor.clone())
+
+    def recv(self, source: int) -> torch.Tensor:
+        """Wait for the next tensor from rank `source`. Raises CommunicationError on the world's timeout or failure."""
+        self._check_alive()
+        try:
+            message = self.world.queue(source, self.rank).get(timeout=self.world.timeout_s)
+        except Empty:
+            waited = f"rank {self.rank} waited {self.world.timeout_s} s for rank {source} in {self.pending}"
+            raise CommunicationError(waited) from None
+        if message is None:
+            raise CommunicationError(self.world.failure)
+        return message
+
+    def _check_alive(self) -> None:
+        if self.world.failure is not None:
+            raise CommunicationError(self.world.failure)
+
+    def _allreduce(self, tensor: torch.Tensor, algorithm: str) -> None:
+        algorithms.ALLREDUCE[algorithm](self, tensor)
+
+    def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None) -> list[torch.Tensor]:
+        blocks = algorithms.ring_allgather(self, tensor.clone())
+        true_lengths = [block.numel() for block in blocks]
+        if lengths is not None and list(lengths) != true_lengths:
+            raise CommunicationError(f"allgather was told lengths {list(lengths)}, but they are {true_lengths}")
+        return blocks
+
+    def _broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        algorithms.binomial_broadcast(self, tensor, root)
+
+    def _alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return algorithms.pairwise_alltoall(self, parts)
+
+    def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+        return algorithms.ring_reduce_scatter(self, tensor.clone())[self.rank].clone()
+
+    def _gather(self, tensor: torch.Tensor, root: int) -> list[torch.Tensor] | None:
+        return algorithms.flat_gather(self, tensor.clone(), root)
+
+    def abandon(self) -> None:
+        self.world.abort(f"rank {self.rank} gave up during {self.pending}")
+
+
+def run_ranks(world_size: int, body: Callable[[InProcessEngine], Result], timeout_s: float = 60.0) -> list[Result]:
+    """Run `body(engine)` in one thread a rank and return the results in rank order.
+
+    The first error wakes all other ranks and is raised here, with its type; from Python 3.11 on it also carries a note
+    that says on which rank it happened.
+    """
+    world = InProcessWorld(world_size, timeout_s)
+    results: dict[int, Result] = {}
+    errors: list[tuple[int, BaseException]] = []
+
+    def run(engine: InProcessEngine) -> None:
+        try:
+            results[engine.rank] = body(engine)
+        except BaseException as error:
+            errors.append((engine.rank, error))
+            world.abort(f"rank {engine.rank} failed: {error!r}")
+
+    threads = [threading.Thread(target=run, args=(engine,), daemon=True) for engine in world.engines]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        rank, error = errors[0]
+        if hasattr(error, "add_note"):
+            error.add_note(f"raised on rank {rank} of {world_size}")
+        raise error
+    return [results[rank] for rank in range(world_size)]

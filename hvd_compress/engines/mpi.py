@@ -1,0 +1,153 @@
+"""Bytes over MPI: mpi4py's buffer calls on the tensors' own memory. Importing this module starts MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from hvd_compress.cost import wire
+from hvd_compress.engines import limits
+from hvd_compress.engines.base import ALGORITHMS, Capabilities, Engine
+from hvd_compress.engines.leave import fail_at_exit
+from hvd_compress.engines.mpi_algorithms import forced_communicators, forcible_algorithms
+from hvd_compress.engines.mpi_shutdown import watch
+from hvd_compress.errors import ConfigError, UnsupportedError
+
+__all__ = ["MpiEngine", "forcible_algorithms"]
+
+_SUM_TYPES = {
+    torch.float32: MPI.FLOAT,
+    torch.float64: MPI.DOUBLE,
+    torch.uint8: MPI.UINT8_T,
+    torch.int8: MPI.INT8_T,
+    torch.int16: MPI.INT16_T,
+    torch.int32: MPI.INT32_T,
+    torch.int64: MPI.INT64_T,
+}
+_MOVE_TYPES = {1: MPI.UINT8_T, 2: MPI.INT16_T, 4: MPI.INT32_T, 8: MPI.INT64_T}
+"""What is not summed moves as integers of its size, so that MPI need not know the dtype."""
+
+
+class MpiEngine(Engine):
+    """Collectives of mpi4py over duplicates of `comm` (default COMM_WORLD), or over those of its ranks in `ranks`.
+
+    The constructor is collective over those ranks. It makes one communicator an algorithm and tries each, so
+    `capabilities.algorithms` holds what was seen to run. No memory is copied on the way to MPI. Allreduce and broadcast
+    take tensors of any size, the other verbs up to 2^31 - 1 elements over all ranks (UnsupportedError above).
+
+    Raises UnsupportedError without MPI_THREAD_MULTIPLE, ConfigError where this rank is not in `ranks`.
+    """
+
+    name = "MPI"
+
+    def __init__(self, comm: MPI.Intracomm | None = None, ranks: Sequence[int] | None = None) -> None:
+        super().__init__()
+        _require_threads()
+        self._comm = _duplicate(comm or MPI.COMM_WORLD, ranks)
+        self.rank, self.world_size = self._comm.rank, self._comm.size
+        self._forced = forced_communicators(self._comm) if self.world_size > 1 else {}
+        verbs = ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter", "gather")
+        algorithms = tuple(self._forced) if self.world_size > 1 else ALGORITHMS
+        watch(self)
+        self.capabilities = Capabilities(verbs, algorithms, tuple(_SUM_TYPES))
+
+    def _allreduce(self, tensor: torch.Tensor, algorithm: str) -> None:
+        comm = self._forced.get(algorithm, self._comm)
+        for part in torch.split(tensor, limits.MAX_COUNT):
+            comm.Allreduce(MPI.IN_PLACE, _to_sum(part), op=MPI.SUM)
+
+    def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None) -> list[torch.Tensor]:
+        lengths = self._exchange_lengths(tensor.numel()) if lengths is None else list(lengths)
+        gathered = _empty(sum(lengths), tensor)
+        self._comm.Allgatherv(_to_move(tensor), [_memory(gathered), lengths, _move_type(tensor)])
+        return list(torch.split(gathered, lengths))
+
+    def _broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        for part in torch.split(tensor, limits.MAX_COUNT):
+            self._comm.Bcast(_to_move(part), root=root)
+
+    def _alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        sent = torch.tensor([part.numel() for part in parts])
+        received = torch.empty_like(sent)
+        self._comm.Alltoall([_memory(sent), 1, MPI.INT64_T], [_memory(received), 1, MPI.INT64_T])
+        limits.require_countable(int(sent.sum()))
+        outgoing, incoming = torch.cat(tuple(parts)), _empty(int(received.sum()), parts[0])
+        kind = _move_type(incoming)
+        self._comm.Alltoallv([_memory(outgoing), sent.tolist(), kind], [_memory(incoming), received.tolist(), kind])
+        return list(torch.split(incoming, received.tolist()))
+
+    def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+        limits.require_countable(tensor.numel())
+        lengths = wire.shard_lengths(tensor.numel(), self.world_size)
+        mine = tensor.new_empty(lengths[self.rank])
+        self._comm.Reduce_scatter(_to_sum(tensor), _to_sum(mine), lengths, op=MPI.SUM)
+        return mine
+
+    def _gather(self, tensor: torch.Tensor, root: int) -> list[torch.Tensor] | None:
+        lengths = self._exchange_lengths(tensor.numel())
+        if self.rank != root:
+            self._comm.Gatherv(_to_move(tensor), None, root=root)
+            return None
+        gathered = _empty(sum(lengths), tensor)
+        self._comm.Gatherv(_to_move(tensor), [_memory(gathered), lengths, _move_type(tensor)], root=root)
+        return list(torch.split(gathered, lengths))
+
+    def _exchange_lengths(self, numel: int) -> list[int]:
+        mine, lengths = torch.tensor([numel]), torch.empty(self.world_size, dtype=torch.int64)
+        self._comm.Allgather([_memory(mine), 1, MPI.INT64_T], [_memory(lengths), 1, MPI.INT64_T])
+        return lengths.tolist()
+
+    def abandon(self) -> None:
+        fail_at_exit(_abort)
+
+    def close(self) -> None:
+        if not MPI.Is_finalized():
+            for comm in (*self._forced.values(), self._comm):
+                comm.Free()
+
+
+def _abort() -> None:
+    """End the job, unless MPI has ended already: Horovod's background thread ends it when another rank leaves."""
+    if not MPI.Is_finalized():
+        MPI.COMM_WORLD.Abort(1)
+
+
+def _require_threads() -> None:
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise UnsupportedError(
+            "the MPI engine needs MPI_THREAD_MULTIPLE, but MPI was started with less: do not set "
+            "HOROVOD_MPI_THREADS_DISABLE or mpi4py.rc.thread_level, or use engine='horovod'"
+        )
+
+
+def _duplicate(comm: MPI.Intracomm, ranks: Sequence[int] | None) -> MPI.Intracomm:
+    if ranks is None:
+        return comm.Dup()
+    if comm.rank not in ranks:
+        raise ConfigError(f"rank {comm.rank} asked for an engine over ranks {list(ranks)}, which leave it out")
+    return comm.Create_group(comm.group.Incl(list(ranks)))
+
+
+def _memory(tensor: torch.Tensor) -> MPI.buffer:
+    """Return the tensor's own memory: the caller holds the tensor for as long as MPI works on it."""
+    return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+
+def _to_sum(tensor: torch.Tensor) -> list[Any]:
+    return [_memory(tensor), tensor.numel(), _SUM_TYPES[tensor.dtype]]
+
+
+def _to_move(tensor: torch.Tensor) -> list[Any]:
+    return [_memory(tensor), tensor.numel(), _move_type(tensor)]
+
+
+def _move_type(tensor: torch.Tensor) -> MPI.Datatype:
+    return _MOVE_TYPES[tensor.element_size()]
+
+
+def _empty(numel: int, like: torch.Tensor) -> torch.Tensor:
+    limits.require_countable(numel)
+    return like.new_empty(numel)

@@ -1,0 +1,22 @@
+"""What has to stand in the environment before MPI starts."""
+
+from __future__ import annotations
+
+import os
+
+_OPEN_MPI = {
+    # Lets the allreduce algorithm be chosen at run time. Newer releases (5.0.11 is one) also take it later.
+    "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
+    # Our collectives wait in a thread beside the one that trains. Polling without giving way takes its core from it:
+    # by default Open MPI gives way only where there are more ranks than cores.
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+
+
+def prepare() -> None:
+    """Set up Open MPI for collectives that run beside the training; values that the user has set stay.
+
+    Must run before MPI_Init, so before `hvd.init()` and before mpi4py is imported. Other MPI libraries ignore it.
+    """
+    for name, value in _OPEN_MPI.items():
+        os.environ.setdefault(name, value)

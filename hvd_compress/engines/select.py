@@ -1,0 +1,87 @@
+"""Which engine carries the bytes: one answer for all ranks, found before anything else is communicated."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import torch
+
+from hvd_compress.engines.base import Engine
+from hvd_compress.engines.horovod import HorovodEngine, process_set_ranks
+from hvd_compress.errors import ConfigError, UnsupportedError
+
+ENGINES = ("auto", "mpi", "horovod")
+
+_LAUNCHED_BY_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
+"""Set for each process by mpirun of Open MPI, by that of MPICH and its kin, by srun with PMIx, by Intel's."""
+
+
+def choose_engine(name: str = "auto", process_set: Any = None) -> Engine:
+    """Return the engine `name` over a Horovod process set (default: all ranks). Collective over its members.
+
+    "auto" takes MPI where the job was started by mpirun and every member can use it, else Horovod. The members agree
+    over Horovod first, in one allgather of a few hundred bytes.
+
+    Raises, on every member alike: ConfigError for an unknown name or different names on different ranks;
+    UnsupportedError where "mpi" was asked for and some rank cannot use it.
+    """
+    horovod = HorovodEngine(process_set)
+    ranks = process_set_ranks(process_set) if process_set is not None else None
+    obstacle = _obstacle_to_mpi(name) if name in ("auto", "mpi") else None
+    answers = _exchange(horovod, (name, obstacle))
+    _require_one_name(answers)
+    obstacles = {rank: obstacle for rank, (_, obstacle) in answers.items() if obstacle is not None}
+    if name == "mpi" and obstacles:
+        reasons = "; ".join(f"rank {rank}: {obstacle}" for rank, obstacle in obstacles.items())
+        raise UnsupportedError(f"engine 'mpi' cannot be used ({reasons})")
+    if name == "horovod" or obstacles:
+        return horovod
+    from hvd_compress.engines.mpi import MpiEngine
+
+    return MpiEngine(ranks=ranks)
+
+
+def _exchange(engine: HorovodEngine, answer: tuple[str, str | None]) -> dict[int, tuple[str, str | None]]:
+    """Return every member's answer by its global rank."""
+    data = bytearray(json.dumps(answer).encode())
+    gathered = engine.allgather(torch.frombuffer(data, dtype=torch.uint8))
+    engine.take_calls()
+    decoded = [json.loads(bytes(answer.tolist())) for answer in gathered]
+    return {rank: (name, obstacle) for rank, (name, obstacle) in zip(engine.ranks, decoded, strict=True)}
+
+
+def _require_one_name(answers: dict[int, tuple[str, str | None]]) -> None:
+    asked = {name: [rank for rank in answers if answers[rank][0] == name] for name, _ in answers.values()}
+    if len(asked) > 1:
+        words = ", ".join(f"{name!r} on ranks {ranks}" for name, ranks in asked.items())
+        raise ConfigError(f"all ranks must ask for the same engine, but they asked for {words}")
+    (name,) = asked
+    if name not in ENGINES:
+        raise ConfigError(f"unknown engine {name!r}; known are {', '.join(ENGINES)}")
+
+
+def _obstacle_to_mpi(name: str) -> str | None:
+    """Say why this process cannot use MPI in the place of Horovod, or return None where it can.
+
+    Importing mpi4py starts MPI, which is of no use in a process that was not launched for it; a single process that
+    asks for MPI by name may have it all the same.
+    """
+    import horovod.torch as hvd
+
+    launched = any(variable in os.environ for variable in _LAUNCHED_BY_MPI)
+    if not launched and (name == "auto" or hvd.size() > 1):
+        return "not launched by mpirun"
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        return f"mpi4py cannot be imported ({error})"
+    if MPI.Is_finalized():
+        return "MPI has been shut down"
+    if (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) != (hvd.rank(), hvd.size()):
+        mpi, horovod = (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size), (hvd.rank(), hvd.size())
+        return f"MPI counts rank {mpi[0]} of {mpi[1]} where Horovod counts rank {horovod[0]} of {horovod[1]}"
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        return "MPI was started without MPI_THREAD_MULTIPLE"
+    return None

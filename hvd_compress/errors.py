@@ -1,0 +1,46 @@
+"""The errors that hvd_compress raises, and the context that every one of them carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class HvdCompressError(Exception):
+    """Base of all errors raised on purpose by this package."""
+
+
+class ConfigError(HvdCompressError, ValueError):
+    """A setting is wrong, or differs between ranks. Raised before anything is communicated with it."""
+
+
+class UnsupportedError(HvdCompressError, NotImplementedError):
+    """Something valid was asked of a part that cannot do it (an engine, a device, a dtype)."""
+
+
+class UsageError(HvdCompressError, RuntimeError):
+    """Calls came in an order that has no meaning, such as a second backward pass before step()."""
+
+
+class PayloadError(HvdCompressError, ValueError):
+    """Bytes that came from another rank are not a valid payload."""
+
+
+class CommunicationError(HvdCompressError, RuntimeError):
+    """A collective failed, or another rank did not answer in time."""
+
+
+@contextmanager
+def located(where: str | Callable[[], str]) -> Iterator[None]:
+    """Prefix every error that leaves the block with `where` (rank, bucket, step, collective).
+
+    A function is asked when the error rises, for what is known only then. Our own errors keep their type; anything
+    else becomes a CommunicationError with the original as its cause.
+    """
+    try:
+        yield
+    except Exception as error:
+        place = where if isinstance(where, str) else where()
+        if isinstance(error, HvdCompressError):
+            raise type(error)(f"{place}: {error}") from error
+        raise CommunicationError(f"{place}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,90 @@
+"""Residuals: for each parameter, what compression has not sent yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class BucketResidual:
+    """The residual of one bucket, and the buffer in which a step prepares its successor.
+
+    A step reads `current` and writes `pending`; commit() exchanges the two. Until then nothing has changed, so a step
+    that ends in a non-finite gradient or an error leaves the residual as it was. Both are fp32, (numel,).
+    """
+
+    current: torch.Tensor
+    pending: torch.Tensor
+
+    def commit(self) -> None:
+        self.current, self.pending = self.pending, self.current
+
+
+class Residuals:
+    """All residuals of a rank, keyed by parameter name, so that they outlive a change of buckets.
+
+    Memory: 8 bytes an element of the buckets that are bound.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, torch.Tensor] = {}  # loaded from a checkpoint, or of parameters in no bucket
+        self._places: dict[str, tuple[BucketResidual, int, int]] = {}
+
+    def bind(self, names: Sequence[str], segments: Sequence[int]) -> BucketResidual:
+        """Give the parameters of a new bucket their place in one flat buffer, with what is remembered of them."""
+        numel = sum(segments)
+        bucket = BucketResidual(torch.zeros(numel), torch.empty(numel))
+        start = 0
+        for name, length in zip(names, segments, strict=True):
+            kept = self._read(name)
+            if kept is not None:
+                bucket.current[start : start + length] = kept
+            self._waiting.pop(name, None)
+            self._places[name] = (bucket, start, start + length)
+            start += length
+        return bucket
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return a copy of every residual, (numel,) fp32, by parameter name."""
+        names = sorted({**self._waiting, **self._places})
+        return {name: residual.clone() for name in names if (residual := self._read(name)) is not None}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor], numels: Mapping[str, int]) -> None:
+        """Replace all residuals. Parameters that `state` lacks start again from zero.
+
+        Args:
+            state: as state_dict() gives it.
+            numels: numel of each parameter that there is.
+
+        Raises:
+            ValueError: a residual is of an unknown parameter, or has another numel; nothing has changed then.
+        """
+        for name, residual in state.items():
+            if name not in numels:
+                raise ValueError(f"a residual of parameter {name!r} was saved, and there is no such parameter")
+            if residual.numel() != numels[name]:
+                raise ValueError(f"the residual of {name!r} has {residual.numel()} elements instead of {numels[name]}")
+        self._waiting = {}
+        for name in numels:
+            value = state.get(name)
+            if name in self._places:
+                bucket, start, stop = self._places[name]
+                bucket.current[start:stop] = 0 if value is None else value.reshape(-1)
+            elif value is not None:
+                self._waiting[name] = value.detach().reshape(-1).float().clone()
+
+    def scale(self, factor: float) -> None:
+        """Multiply every residual, for instance when the loss scale of mixed precision changes by `factor`."""
+        for residual in self._waiting.values():
+            residual.mul_(factor)
+        for bucket, start, stop in self._places.values():
+            bucket.current[start:stop].mul_(factor)
+
+    def _read(self, name: str) -> torch.Tensor | None:
+        if name in self._places:
+            bucket, start, stop = self._places[name]
+            return bucket.current[start:stop]
+        return self._waiting.get(name)

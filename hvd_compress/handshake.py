@@ -1,0 +1,101 @@
+"""The handshake: before the first exchange, make sure that all ranks mean the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hvd_compress.engines.base import Engine
+from hvd_compress.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a rank brings to the handshake.
+
+    Attributes:
+        settings: everything that must be equal on all ranks, in words.
+        parameters: name, shape and dtype of each parameter that is exchanged, in words.
+        order: parameter names in the order in which their gradients became ready; that of rank 0 counts.
+        sparse: names of parameters with sparse gradients.
+        step: the step at which to begin; that of rank 0 counts.
+    """
+
+    settings: Mapping[str, str]
+    parameters: Sequence[str]
+    order: Sequence[str]
+    sparse: Sequence[str]
+    step: int
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks go on with."""
+
+    order: tuple[str, ...]
+    sparse: tuple[str, ...]
+    step: int
+
+
+def agree(engine: Engine, offer: Offer) -> Agreement:
+    """Compare the offers of all ranks and return what was agreed, the same on every rank. Two collectives.
+
+    Raises:
+        ConfigError: ranks differ in settings or parameters; the message names both. Every rank raises it.
+    """
+    digest = hashlib.sha256("\n".join(offer.parameters).encode()).hexdigest()
+    message = {
+        "settings": {**offer.settings, "parameters": digest},
+        "order": list(offer.order) if engine.rank == 0 else [],
+        "sparse": list(offer.sparse),
+        "step": offer.step,
+    }
+    answers = exchange_json(engine, message)
+    settings = [answer["settings"] for answer in answers]
+    if any(other["parameters"] != settings[0]["parameters"] for other in settings):
+        raise ConfigError(_parameter_difference(exchange_json(engine, list(offer.parameters))))
+    differences = [_setting_difference(key, settings) for key in sorted({k for own in settings for k in own})]
+    if any(differences):
+        raise ConfigError("settings differ between ranks: " + "; ".join(filter(None, differences)))
+    return Agreement(
+        order=tuple(answers[0]["order"]),
+        sparse=tuple(sorted({name for answer in answers for name in answer["sparse"]})),
+        step=int(answers[0]["step"]),
+    )
+
+
+def exchange_json(engine: Engine, value: Any) -> list[Any]:
+    """Return what every rank passed, in rank order."""
+    raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    return [json.loads(bytes(answer.numpy())) for answer in engine.allgather(raw)]
+
+
+def _setting_difference(key: str, settings: Sequence[Mapping[str, str]]) -> str:
+    ranks: dict[str, list[int]] = {}
+    for rank, own in enumerate(settings):
+        ranks.setdefault(own.get(key, "not set"), []).append(rank)
+    if len(ranks) == 1:
+        return ""
+    return f"{key} is " + " and ".join(f"{value} on {_name(where)}" for value, where in ranks.items())
+
+
+def _parameter_difference(lists: Sequence[Sequence[str]]) -> str:
+    """Name the ranks whose parameters are not those of rank 0, and the first parameter that differs."""
+    others = [rank for rank, own in enumerate(lists) if own != lists[0]]
+    first = lists[others[0]]
+    for mine, theirs in zip(lists[0], first, strict=False):
+        if mine != theirs:
+            detail = f"rank 0 has {mine!r} where rank {others[0]} has {theirs!r}"
+            break
+    else:
+        detail = f"rank 0 has {len(lists[0])} of them, rank {others[0]} has {len(first)}"
+    return f"{_name(others)} optimizes other parameters than rank 0 (name, shape or dtype): {detail}"
+
+
+def _name(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

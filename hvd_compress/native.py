@@ -1,0 +1,346 @@
+"""The compiled kernels, on torch tensors: the only importer of the compiled module.
+
+All tensors are contiguous, one-dimensional, on the CPU and of fp32, fp16 or bf16, but for the int32 indices and the
+uint8 bits; none has more than 2^31 - 1 elements. Autograd sees nothing of what is written here. The GIL is released
+while a kernel runs.
+
+"Corrected" is the error-fed gradient, residual + grad: added in fp32 as torch.add does, rounded once to the residual's
+dtype, to nearest even. The residual is fp32 or of the gradient's dtype; `out` receives what the kernel leaves of it, in
+the residual's dtype. It is the residual itself by default, may also be `grad`, and else overlaps neither of the two.
+
+Every function raises, before anything is written:
+    ConfigError: an argument of a wrong dtype, shape, layout, device or size, or overlapping another; or the compiled
+        module is missing.
+    UnsupportedError: a CUDA tensor.
+    PayloadError: indices out of range, or lengths that do not match: they may come from another rank.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hvd_compress.errors import ConfigError, PayloadError, UnsupportedError
+
+MAX_NUMEL = 2**31 - 1
+"""Elements that int32 indices reach."""
+
+_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # enum DType in csrc/include/hvd_compress/types.hpp
+_FLOATS = tuple(_CODES)
+
+if TYPE_CHECKING:
+    from hvd_compress import _native
+else:
+
+    class _LazyModule:
+        """Imports the compiled module at the first call, so that the package imports without it."""
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                module = importlib.import_module("hvd_compress._native")
+            except ImportError as error:
+                raise ConfigError(
+                    f"the compiled kernels cannot be loaded ({error}); build them with `pip install .` in the "
+                    "checkout (it needs CMake and a C++17 compiler)"
+                ) from error
+            return getattr(module, name)
+
+    _native = _LazyModule()
+
+
+def accumulate(grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None) -> bool:
+    """Write corrected = residual + grad to `out`; return whether every element of it is finite.
+
+    One pass over memory.
+
+    Args:
+        grad: (n,) fp32, fp16 or bf16.
+        residual: (n,) fp32 or grad's dtype.
+        out: (n,) of the residual's dtype; the residual itself if None.
+    """
+    out = _feedback_out(grad, residual, out)
+    return _native.accumulate(
+        grad.data_ptr(), _CODES[grad.dtype], residual.data_ptr(), out.data_ptr(), _CODES[out.dtype], out.numel()
+    )
+
+
+def topk(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the k elements of largest magnitude, exactly and deterministically: equal ones by the lower index.
+
+    Inf is larger than every finite value, NaN is larger than Inf, and all NaN are equal; so k >= 1 shows whether x has
+    an element that is not finite.
+
+    Args:
+        x: (n,) fp32, fp16 or bf16.
+        k: 0 <= k <= n.
+
+    Returns:
+        indices (k,) int32, ascending, and values (k,) of x's dtype.
+    """
+    _check("x", x)
+    k = _checked_k(k, x.numel())
+    indices, values = torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=x.dtype)
+    workspace = _workspace(_native.topk_workspace_bytes(x.numel(), k))
+    _native.topk(
+        x.data_ptr(),
+        _CODES[x.dtype],
+        x.numel(),
+        k,
+        indices.data_ptr(),
+        values.data_ptr(),
+        workspace.data_ptr(),
+        workspace.numel(),
+    )
+    return indices, values
+
+
+def topk_accumulate(
+    grad: torch.Tensor, residual: torch.Tensor, k: int, out: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Select the k largest of corrected = residual + grad as topk() does; `out` is corrected with those entries 0.
+
+    values and out together are corrected, exactly and in every dtype.
+
+    Args:
+        grad: (n,) fp32, fp16 or bf16.
+        residual: (n,) fp32 or grad's dtype.
+        k: 0 <= k <= n.
+        out: (n,) of the residual's dtype; the residual itself if None.
+
+    Returns:
+        indices (k,) int32, ascending, and values (k,) fp32.
+    """
+    out = _feedback_out(grad, residual, out)
+    k = _checked_k(k, out.numel())
+    indices, values = torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=torch.float32)
+    workspace = _workspace(_native.topk_workspace_bytes(out.numel(), k))
+    _native.topk_accumulate(
+        grad.data_ptr(),
+        _CODES[grad.dtype],
+        residual.data_ptr(),
+        out.data_ptr(),
+        _CODES[out.dtype],
+        out.numel(),
+        k,
+        indices.data_ptr(),
+        values.data_ptr(),
+        workspace.data_ptr(),
+        workspace.numel(),
+    )
+    return indices, values
+
+
+def gather(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Return x[indices] (k,) in x's dtype.
+
+    Args:
+        x: (n,) fp32, fp16 or bf16.
+        indices: (k,) int32 in 0..n-1, in any order, repeated or not.
+    """
+    _check("x", x)
+    _check("indices", indices, (torch.int32,))
+    values = torch.empty(indices.numel(), dtype=x.dtype)
+    first_bad = _native.gather(
+        x.data_ptr(), _CODES[x.dtype], x.numel(), indices.data_ptr(), indices.numel(), values.data_ptr()
+    )
+    _check_indices(first_bad, indices, x)
+    return values
+
+
+def take(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Return x[indices] (k,) in fp32 and set those elements of x to 0; of a repeated index, all but the first give 0.
+
+    Args:
+        x: (n,) fp32, fp16 or bf16; changed.
+        indices: (k,) int32 in 0..n-1, in any order, repeated or not.
+    """
+    _check("x", x)
+    _check("indices", indices, (torch.int32,))
+    _check_apart("indices", indices, "x", x)
+    values = torch.empty(indices.numel(), dtype=torch.float32)
+    first_bad = _native.take(
+        x.data_ptr(), _CODES[x.dtype], x.numel(), indices.data_ptr(), indices.numel(), values.data_ptr()
+    )
+    _check_indices(first_bad, indices, x)
+    return values
+
+
+def scatter_add(indices: torch.Tensor, values: torch.Tensor, out: torch.Tensor, scale: float) -> None:
+    """out[indices] += scale * values, in the order of the list; repeated indices add up.
+
+    `scale` and the product are rounded to fp32; each sum is taken in fp32 and rounded to out's dtype.
+
+    Args:
+        indices: (k,) int32 in 0..n-1.
+        values: (k,) fp32 or out's dtype.
+        out: (n,) fp32, fp16 or bf16; changed.
+    """
+    _scatter(_native.scatter_add, indices, values, out, scale)
+
+
+def scatter_set(indices: torch.Tensor, values: torch.Tensor, out: torch.Tensor, scale: float) -> None:
+    """out[indices] = scale * values; of a repeated index the last value stays. Arguments as in scatter_add()."""
+    _scatter(_native.scatter_set, indices, values, out, scale)
+
+
+def sign_accumulate(
+    grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compress corrected = residual + grad to its signs and one scale; `out` is corrected - scale * sign(corrected).
+
+    EF-signSGD (Karimireddy et al. 2019, Algorithm 1). scale = mean |corrected|, summed in fp64 in an order that does
+    not depend on threads; it is 0 for n = 0, and not finite exactly if an element of corrected is not. `out` is rounded
+    to its dtype, and so, unlike after topk_accumulate(), may not add up with what is sent to the last bit.
+
+    Args:
+        grad: (n,) fp32, fp16 or bf16.
+        residual: (n,) fp32 or grad's dtype.
+        out: (n,) of the residual's dtype; the residual itself if None.
+
+    Returns:
+        bits (ceil(n / 8),) uint8: bit i % 8 of byte i // 8, counted from the least significant one, is 1 where
+        corrected[i] is not below zero (so for 0, -0 and NaN), and 0 beyond n; and scale () fp32.
+    """
+    out = _feedback_out(grad, residual, out)
+    bits = torch.empty(-(-out.numel() // 8), dtype=torch.uint8)
+    scale = torch.empty((), dtype=torch.float32)
+    workspace = _workspace(_native.sign_workspace_bytes(out.numel()))
+    _native.sign_accumulate(
+        grad.data_ptr(),
+        _CODES[grad.dtype],
+        residual.data_ptr(),
+        out.data_ptr(),
+        _CODES[out.dtype],
+        out.numel(),
+        bits.data_ptr(),
+        scale.data_ptr(),
+        workspace.data_ptr(),
+        workspace.numel(),
+    )
+    return bits, scale
+
+
+def sign_add(bits: torch.Tensor, scale: float | torch.Tensor, out: torch.Tensor, weight: float) -> None:
+    """out += weight * scale where the bit is 1, out -= weight * scale where it is 0.
+
+    `weight` and the product are rounded to fp32; each sum is taken in fp32 and rounded to out's dtype.
+
+    Args:
+        bits: (ceil(n / 8),) uint8, as from sign_accumulate(); bits beyond n are ignored.
+        scale: a number, or a tensor () or (1,) of fp32.
+        out: (n,) fp32, fp16 or bf16; changed.
+    """
+    _check("bits", bits, (torch.uint8,))
+    _check("out", out)
+    _check_apart("bits", bits, "out", out)
+    expected = -(-out.numel() // 8)
+    if bits.numel() != expected:
+        raise PayloadError(f"{bits.numel()} bytes of signs for {out.numel()} elements, expected {expected}")
+    factor = _one_float(scale)
+    _native.sign_add(bits.data_ptr(), factor.data_ptr(), out.data_ptr(), _CODES[out.dtype], out.numel(), float(weight))
+
+
+def _scatter(
+    kernel: Callable[[int, int, int, int, int, int, int, float], int],
+    indices: torch.Tensor,
+    values: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+) -> None:
+    _check("out", out)
+    _check("indices", indices, (torch.int32,))
+    _check("values", values, (torch.float32, out.dtype))
+    _check_apart("indices", indices, "out", out)
+    _check_apart("values", values, "out", out)
+    if indices.numel() != values.numel():
+        raise PayloadError(f"{indices.numel()} indices for {values.numel()} values")
+    first_bad = kernel(
+        indices.data_ptr(),
+        values.data_ptr(),
+        _CODES[values.dtype],
+        indices.numel(),
+        out.data_ptr(),
+        _CODES[out.dtype],
+        out.numel(),
+        float(scale),
+    )
+    _check_indices(first_bad, indices, out)
+
+
+def _feedback_out(grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """Check the three tensors of a kernel with error feedback; return the one to write to."""
+    out = residual if out is None else out
+    _check("grad", grad)
+    _check("residual", residual, (torch.float32, grad.dtype))
+    _check("out", out, (residual.dtype,))
+    for name, tensor in (("residual", residual), ("out", out)):
+        if tensor.numel() != grad.numel():
+            raise ConfigError(f"{name} has {tensor.numel()} elements, grad has {grad.numel()}")
+    for name, tensor in (("residual", residual), ("grad", grad)):
+        if not (tensor.data_ptr() == out.data_ptr() and tensor.dtype == out.dtype):
+            _check_apart(name, tensor, "out", out)
+    return out
+
+
+def _check(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...] = _FLOATS) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise ConfigError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+    _check_device(name, tensor.device)
+    if tensor.dtype not in dtypes:
+        wanted = " or ".join(str(dtype) for dtype in dict.fromkeys(dtypes))
+        raise ConfigError(f"{name} must be of {wanted}, got {tensor.dtype}")
+    if tensor.layout is not torch.strided or tensor.dim() != 1 or not tensor.is_contiguous():
+        raise ConfigError(
+            f"{name} must be contiguous and one-dimensional, got shape {tuple(tensor.shape)}"
+            + (f" with strides {tensor.stride()}" if tensor.layout is torch.strided else f" with {tensor.layout}")
+        )
+    if tensor.numel() > MAX_NUMEL:
+        raise ConfigError(f"{name} has {tensor.numel()} elements; int32 indices reach {MAX_NUMEL}")
+    if tensor.data_ptr() % tensor.element_size():
+        raise ConfigError(f"{name} does not start at a multiple of its element size, {tensor.element_size()} bytes")
+
+
+def _check_device(name: str, device: torch.device) -> None:
+    if device.type == "cuda":
+        raise UnsupportedError(f"{name} is on {device}: the native kernels run on the CPU only, so far")
+    if device.type != "cpu":
+        raise ConfigError(f"{name} must be on the CPU, got {device}")
+
+
+def _check_apart(name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
+    start, other_start = tensor.data_ptr(), other.data_ptr()
+    overlap = min(start + tensor.nbytes, other_start + other.nbytes) - max(start, other_start)
+    if overlap > 0 and tensor.numel() and other.numel():
+        raise ConfigError(f"{name} and {other_name} overlap in {overlap} bytes of memory")
+
+
+def _check_indices(first_bad: int, indices: torch.Tensor, of: torch.Tensor) -> None:
+    if first_bad >= 0:
+        raise PayloadError(
+            f"index {int(indices[first_bad])} at position {first_bad} of {indices.numel()} lies outside "
+            f"0..{of.numel() - 1}"
+        )
+
+
+def _checked_k(k: int, numel: int) -> int:
+    if isinstance(k, bool) or not isinstance(k, int):
+        raise ConfigError(f"k must be an int, got {k!r}")
+    if not 0 <= k <= numel:
+        raise ConfigError(f"k = {k} lies outside 0..{numel}, the number of elements")
+    return k
+
+
+def _one_float(scale: float | torch.Tensor) -> torch.Tensor:
+    if not isinstance(scale, torch.Tensor):
+        return torch.tensor(scale, dtype=torch.float32)
+    _check("scale", scale if scale.dim() else scale.reshape(1), (torch.float32,))
+    if scale.numel() != 1:
+        raise ConfigError(f"scale must be one element, got {scale.numel()}")
+    return scale
+
+
+def _workspace(size_bytes: int) -> torch.Tensor:
+    return torch.empty(size_bytes, dtype=torch.uint8)

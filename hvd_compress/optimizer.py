@@ -1,0 +1,324 @@
+"""The optimizer that reduces gradients before it applies them: where a gradient enters and leaves."""
+
+from __future__ import annotations
+
+import math
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from hvd_compress.decision import Decision
+from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from hvd_compress.pipeline import StepReport
+from hvd_compress.reducer import Reducer
+
+STATE_KEY = "hvd_compress"
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class ReducingOptimizer(torch.optim.Optimizer):
+    """Mixed into the class of the user's optimizer by `wrap`. Behaves as Horovod's distributed optimizer does.
+
+    Attributes:
+        last_step: a StepReport of the last exchange; None before the first.
+        decisions: what was decided for each bucket, by the names of its parameters.
+    """
+
+    _reducer: Reducer | None
+    _names: dict[torch.Tensor, str]
+    _delay: dict[torch.Tensor, int]
+
+    def _attach(
+        self, names: dict[torch.Tensor, str], reducer: Reducer | None, passes: int, rank: int, size: int
+    ) -> None:
+        """Begin to watch gradients. Without a reducer (this rank is outside the process set) steps stay local."""
+        self._names, self._reducer, self._rank, self._size = names, reducer, rank, size
+        self.backward_passes_per_step = passes
+        self._delay = dict.fromkeys(names, passes)
+        self._should_synchronize = True
+        self._dirty = False
+        self._scaler: Any = None
+        self._residual_scale: float | None = None  # the loss scale in whose units the residuals are
+        if reducer is None:
+            return
+        me = weakref.ref(self)  # a hook must not keep the optimizer alive: its threads end with it
+        handles = [p.register_post_accumulate_grad_hook(partial(_on_gradient, me)) for p in names]  # type: ignore[no-untyped-call]
+        weakref.finalize(self, _detach, handles, reducer)
+
+    @property
+    def last_step(self) -> StepReport | None:
+        return self._reducer.last_step if self._reducer else None
+
+    @property
+    def decisions(self) -> Mapping[tuple[str, ...], Decision]:
+        return self._reducer.decisions if self._reducer else {}
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change how many backward passes are summed before gradients are exchanged; not allowed in between."""
+        self._require_rest("set_backward_passes_per_step()")
+        self.backward_passes_per_step = _checked_passes(passes)
+        self._delay = dict.fromkeys(self._delay, passes)
+
+    def synchronize(self) -> None:
+        """Exchange all gradients; `parameter.grad` holds the reduced ones afterwards.
+
+        For clipping and the like: synchronize(), change gradients, then step() within skip_synchronize(). Between
+        backward() and synchronize() a gradient that is under way already is None.
+
+        Raises:
+            ConfigError: in the first step, if ranks differ in settings or parameters.
+            CommunicationError: a collective failed or a rank did not answer; names rank, bucket, step and collective.
+        """
+        if self._reducer is not None:
+            if not self._dirty and self._reducer.last_step is not None:
+                warnings.warn(
+                    "gradients are exchanged again although no backward pass has run since the last exchange; "
+                    "call step() once for each backward pass, and after synchronize() within skip_synchronize()",
+                    stacklevel=3,
+                )
+            try:
+                if not self._dirty:
+                    self._follow_loss_scale()  # this rank has no gradient, but what it remembers
+                self._check_parameters()
+            except BaseException as error:
+                self._reducer.fail(error)  # other ranks may wait for this one: it must be able to end
+                raise
+            self._reducer.finish()
+        self._delay = dict.fromkeys(self._delay, self.backward_passes_per_step)
+        self._dirty = False
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it, step() applies the gradients as they are."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Exchange gradients unless skip_synchronize() says otherwise, then take the optimizer's own step.
+
+        A closure is evaluated once, before the exchange; optimizers that evaluate it several times (LBFGS) cannot be
+        distributed like this.
+
+        Raises:
+            UsageError: a closure within skip_synchronize(): the gradients that it computes would not be exchanged.
+        """
+        loss = None
+        if closure is not None and self._reducer is not None:
+            if not self._should_synchronize:
+                raise UsageError("step(closure) within skip_synchronize(): call the closure before synchronize()")
+            with torch.enable_grad():
+                loss, closure = closure(), None
+        if self._should_synchronize:
+            self.synchronize()
+        result = super().step(closure)
+        return result if loss is None else loss
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it, and run the step hooks a second time
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear gradients; not allowed while they are being exchanged."""
+        self._require_rest("zero_grad()")
+        super().zero_grad(set_to_none=set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state, and under "hvd_compress" this rank's residuals by parameter name.
+
+        Residuals differ from rank to rank: save one file a rank to keep them all.
+        """
+        state = super().state_dict()
+        if self._reducer is not None:
+            if not self._dirty:
+                self._follow_loss_scale()
+            state[STATE_KEY] = {
+                "rank": self._rank,
+                "world_size": self._size,
+                "step": self._reducer.step,
+                "loss_scale": self._residual_scale,
+                "residuals": self._reducer.residuals.state_dict(),
+            }
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what state_dict() gave, or the state of an optimizer without compression.
+
+        Residuals come back only on the rank that saved them, in a job of the same size; elsewhere they start from zero,
+        with a warning: another rank's residual would be applied twice. The step counter is taken over before the first
+        exchange, and only counts after it, because all ranks must agree on it.
+
+        Raises:
+            ConfigError: residuals of unknown parameters or other lengths.
+            UsageError: gradients are being exchanged.
+        """
+        self._require_rest("load_state_dict()")
+        own = state_dict.get(STATE_KEY)
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != STATE_KEY})
+        self._delay = dict.fromkeys(self._delay, self.backward_passes_per_step)
+        self._should_synchronize = True
+        if self._reducer is None or own is None:
+            return
+        if self._reducer.last_step is None:
+            self._reducer.step = own["step"]
+        if own["loss_scale"] is not None:
+            self._residual_scale = own["loss_scale"]
+        residuals = own["residuals"]
+        if (own["rank"], own["world_size"]) != (self._rank, self._size):
+            warnings.warn(
+                f"residuals of rank {own['rank']} of {own['world_size']} are not loaded on rank {self._rank} of "
+                f"{self._size}, which starts from zero: save and load one checkpoint a rank to keep them",
+                stacklevel=2,
+            )
+            residuals = {}
+        numels = {name: parameter.numel() for parameter, name in self._names.items()}
+        try:
+            self._reducer.residuals.load_state_dict(residuals, numels)
+        except ValueError as error:
+            raise ConfigError(f"rank {self._rank}: {error}") from error
+
+    def follow_loss_scale(self, scaler: Any) -> None:
+        """Keep residuals in the units of a torch.amp.GradScaler: when its scale changes, they are rescaled with it.
+
+        Checkpoints hold the scale, so it does not matter whether it is this optimizer or the scaler that is loaded
+        first.
+        """
+        self._scaler = scaler
+        if self._residual_scale is None:
+            self._residual_scale = scaler.get_scale()
+
+    def _follow_loss_scale(self) -> None:
+        """Before the first bucket of a step leaves with its residual, and before residuals are saved."""
+        if self._scaler is None or self._residual_scale is None or self._reducer is None:
+            return
+        scale = self._scaler.get_scale()
+        if scale != self._residual_scale and min(scale, self._residual_scale) > 0 and math.isfinite(scale):
+            self._reducer.residuals.scale(scale / self._residual_scale)
+            self._residual_scale = scale
+
+    def _require_rest(self, call: str) -> None:
+        if self._dirty:
+            raise UsageError(
+                f"{call} after backward() and before step() or synchronize(): gradients are being exchanged; "
+                "call synchronize() first, on every rank, if this step is to be dropped"
+            )
+
+    def _gradient_ready(self, parameter: torch.Tensor) -> None:
+        if self._delay[parameter] <= 0:
+            raise UsageError(
+                f"the gradient of {self._names[parameter]!r} was computed more than backward_passes_per_step = "
+                f"{self.backward_passes_per_step} times before step(): increase it to accumulate gradients, or call "
+                "step() after each backward pass"
+            )
+        if not self._dirty:
+            self._follow_loss_scale()
+        self._dirty = True
+        self._delay[parameter] -= 1
+        if self._delay[parameter] == 0:
+            assert self._reducer is not None
+            self._reducer.ready(self._names[parameter])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not supported: ranks agree on the parameters once."""
+        raise UnsupportedError(
+            "parameters cannot be added to a distributed optimizer: add them to the optimizer before it is wrapped"
+        )
+
+    def _check_parameters(self) -> None:
+        """Every gradient that will be applied must be one that is exchanged, or replicas drift apart."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and parameter not in self._names:
+                    raise UnsupportedError(
+                        f"a parameter of shape {tuple(parameter.shape)} was frozen when the optimizer was wrapped and "
+                        "is not now: unfreeze parameters before that, or wrap the optimizer again"
+                    )
+
+
+def wrap(
+    optimizer: torch.optim.Optimizer,
+    names: dict[torch.Tensor, str],
+    reducer: Reducer | None,
+    passes: int,
+    rank: int,
+    size: int,
+) -> ReducingOptimizer:
+    """Return an optimizer of a class derived from that of `optimizer`, which shares its parameter groups and state."""
+    cls: Any = type(type(optimizer).__name__, (ReducingOptimizer, type(optimizer)), {})
+    wrapped: ReducingOptimizer = cls.__new__(cls)
+    # A learning-rate scheduler made before wraps `step` of that one object; the class's own is what counts here.
+    wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    wrapped._attach(names, reducer, _checked_passes(passes), rank, size)
+    return wrapped
+
+
+def name_parameters(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
+) -> dict[torch.Tensor, str]:
+    """Return the trainable parameters of an optimizer with their names, in the order of its groups.
+
+    Raises:
+        ConfigError: entries that are no (name, tensor), duplicate or missing names, a parameter that is not real.
+        UnsupportedError: a parameter that is not on the CPU.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if named_parameters is None:
+        indexed = ((i, j, p) for i, g in enumerate(optimizer.param_groups) for j, p in enumerate(g["params"]))
+        entries = [(f"noname.{i}.{j}", parameter) for i, j, parameter in indexed]
+    else:
+        entries = list(named_parameters)
+    if any(not isinstance(entry, tuple) or len(entry) != 2 for entry in entries):
+        raise ConfigError("named_parameters must be (name, parameter) tuples, usually model.named_parameters()")
+    counts = Counter(name for name, _ in entries)
+    duplicates = sorted(name for name, count in counts.items() if count > 1)
+    if duplicates:
+        raise ConfigError(f"names in named_parameters must be unique; these come twice: {', '.join(duplicates)}")
+    names = {parameter: name for name, parameter in entries}
+    unnamed = [tuple(p.shape) for p in parameters if p not in names]
+    if unnamed:
+        raise ConfigError(
+            f"{len(unnamed)} of the optimizer's {len(parameters)} parameters have no name in named_parameters; "
+            f"their shapes are {unnamed[:5]}: pass model.named_parameters() of the whole model"
+        )
+    trainable = {p: names[p] for p in parameters if p.requires_grad}
+    for parameter, name in trainable.items():
+        if parameter.dtype not in _FLOATS:
+            raise ConfigError(
+                f"parameter {name!r} has dtype {parameter.dtype}; only real floating-point ones are reduced"
+            )
+        if parameter.device.type != "cpu":
+            raise UnsupportedError(
+                f"parameter {name!r} is on {parameter.device}; this version compresses on the CPU only: "
+                "use Compression.none or Compression.fp16, which are Horovod's own, for GPUs"
+            )
+    return trainable
+
+
+def _on_gradient(me: weakref.ref[ReducingOptimizer], parameter: torch.Tensor) -> None:
+    optimizer = me()
+    if optimizer is None:
+        return
+    try:
+        optimizer._gradient_ready(parameter)
+    except BaseException as error:
+        assert optimizer._reducer is not None
+        optimizer._reducer.fail(error)  # other ranks may wait for this one: it must be able to end
+        raise
+
+
+def _detach(handles: Iterable[Any], reducer: Reducer) -> None:
+    for handle in handles:
+        handle.remove()
+    reducer.close()
+
+
+def _checked_passes(passes: int) -> int:
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+        raise ConfigError(f"backward_passes_per_step = {passes!r} must be a whole number, 1 or more")
+    return passes

@@ -1,0 +1,110 @@
+"""The wire format: what one rank sends of one bucket, and how it is checked on arrival."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from hvd_compress.errors import PayloadError
+
+_MAGIC = 0x48564443  # "HVDC"
+_HEADER = struct.Struct("<IIqqq")  # magic, number of tensors, step, bucket, numel
+_ENTRY = struct.Struct("<qq")  # dtype code, numel of one tensor
+_ALIGN = 16
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.uint8)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """Named contiguous one-dimensional tensors that stand for a bucket of `numel` elements.
+
+    `summable` says whether the tensors of all ranks may be added element by element (dense values, values at indices
+    that all ranks share) or only gathered (plain top-k, packed signs).
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    numel: int
+    summable: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.tensors[name]
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes of the tensors, without the header."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+    def pack(self, step: int, bucket: int) -> torch.Tensor:
+        """Return header and tensors as one uint8 tensor, each tensor at a multiple of 16 bytes."""
+        entries = [(_DTYPES.index(tensor.dtype), tensor.numel()) for tensor in self.tensors.values()]
+        header = _HEADER.pack(_MAGIC, len(entries), step, bucket, self.numel)
+        header += b"".join(_ENTRY.pack(*entry) for entry in entries)
+        offsets, end = _offsets(entries)
+        buffer = torch.zeros(end, dtype=torch.uint8)
+        buffer[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+        for offset, tensor in zip(offsets, self.tensors.values(), strict=True):
+            data = tensor.view(torch.uint8)
+            buffer[offset : offset + data.numel()] = data
+        return buffer
+
+    def unpack(self, buffer: torch.Tensor, step: int, bucket: int) -> Payload:
+        """Read a buffer that another rank packed from the same kind of payload as this one.
+
+        The tensors are views of `buffer`. Lengths may differ from this payload's; names, dtypes and numel may not.
+
+        Raises:
+            PayloadError: the buffer is cut off, of another step, bucket, numel or kind, or not a payload at all.
+        """
+        raw = buffer.numpy().tobytes() if buffer.numel() < _HEADER.size else bytes(buffer[: _HEADER.size].numpy())
+        if len(raw) < _HEADER.size:
+            raise PayloadError(f"{buffer.numel()} bytes are too few for a header of {_HEADER.size}")
+        magic, count, *place = _HEADER.unpack(raw)
+        if magic != _MAGIC:
+            raise PayloadError(f"magic number {magic:#010x} instead of {_MAGIC:#010x}: not a payload")
+        expected = [step, bucket, self.numel]
+        if place != expected:
+            raise PayloadError(f"(step, bucket, numel) is {tuple(place)}, this rank is at {tuple(expected)}")
+        if count != len(self.tensors):
+            raise PayloadError(f"{count} tensors instead of {len(self.tensors)}")
+        entries = self._read_entries(buffer, count)
+        offsets, end = _offsets(entries)
+        if end != buffer.numel():
+            raise PayloadError(f"{buffer.numel()} bytes arrived, the header announces {end}")
+        views = {
+            name: buffer[offset : offset + length * own.element_size()].view(own.dtype)
+            for (name, own), offset, (_, length) in zip(self.tensors.items(), offsets, entries, strict=True)
+        }
+        return Payload(views, self.numel, self.summable)
+
+    def _read_entries(self, buffer: torch.Tensor, count: int) -> list[tuple[int, int]]:
+        end = _HEADER.size + count * _ENTRY.size
+        if buffer.numel() < end:
+            raise PayloadError(f"{buffer.numel()} bytes are too few for {count} tensor entries")
+        entries = list(_ENTRY.iter_unpack(bytes(buffer[_HEADER.size : end].numpy())))
+        for (name, own), (code, length) in zip(self.tensors.items(), entries, strict=True):
+            if not 0 <= code < len(_DTYPES) or _DTYPES[code] != own.dtype:
+                raise PayloadError(f"tensor {name!r} has dtype code {code}, expected {own.dtype}")
+            if not 0 <= length <= buffer.numel():
+                raise PayloadError(f"tensor {name!r} announces {length} elements in {buffer.numel()} bytes")
+        return entries
+
+
+def _offsets(entries: list[tuple[int, int]]) -> tuple[list[int], int]:
+    """Where each tensor starts in the packed buffer, and the buffer's length."""
+    position = _aligned(_HEADER.size + len(entries) * _ENTRY.size)
+    offsets = []
+    for code, length in entries:
+        offsets.append(position)
+        position = _aligned(position + length * _DTYPES[code].itemsize)
+    return offsets, position
+
+
+def _aligned(position: int) -> int:
+    return -(-position // _ALIGN) * _ALIGN

@@ -1,0 +1,197 @@
+"""The flow: encode, communicate and decode the buckets of a step, each phase overlapping the others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from hvd_compress.engines.base import Engine
+from hvd_compress.engines.leave import fail_at_exit
+from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, located
+from hvd_compress.schemes.base import Exchange
+from hvd_compress.worker import Worker
+
+T = TypeVar("T")
+
+KERNEL_LIMIT_S = 10.0
+"""More than any kernel takes."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step as this rank saw it. Times in seconds; phases of different buckets overlap, so they do not add up.
+
+    Attributes:
+        step: counted from 0.
+        compress_s, communicate_s, decompress_s: time spent in each phase, all buckets together.
+        wait_s: how long synchronize() blocked: what is left when the backward pass has hidden the rest.
+        sent_bytes: mean over ranks of the bytes that a rank sent, by the collectives' textbook counts.
+        dense_bytes: the same for a ring allreduce of the whole gradient.
+        finite: whether the result was finite; residuals change in no other step.
+    """
+
+    step: int
+    compress_s: float
+    communicate_s: float
+    decompress_s: float
+    wait_s: float
+    sent_bytes: int
+    dense_bytes: int
+    finite: bool
+
+
+class Pipeline:
+    """Two threads: one compresses and decompresses, one launches all collectives, in the order of bucket numbers.
+
+    After the first failure nothing is launched any more: ranks would disagree on which collective comes next.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._kernels = Worker("hvd-compress-kernels")
+        self._collectives = Worker("hvd-compress-collectives")
+        self._timeout_s = timeout_s
+        self._failure: BaseException | None = None
+        self._engine: Engine
+        self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._encoded: dict[int, tuple[Exchange, str, Future[None]]] = {}
+        self._communicated: list[Future[Future[bool]]] = []
+        self._seconds = {"encode": 0.0, "decode": 0.0}
+
+    def connect(self, connect: Callable[[], Engine], agree: Callable[[Engine], T]) -> T:
+        """Create the engine, then run `agree` on it, in the thread that will launch the collectives.
+
+        A ConfigError or UnsupportedError of either must be one that every rank raises: no collective is left unfinished
+        then, and the engine is not abandoned, so that all ranks get to say what is wrong.
+        """
+
+        self._refuse_after_failure()
+
+        def call() -> T:
+            try:
+                with located("first step, choice of the engine"):
+                    self._engine = connect()
+                with located(f"rank {self._engine.rank}, first step, handshake"):
+                    return agree(self._engine)
+            except (ConfigError, UnsupportedError) as error:
+                self._failure = error
+                raise
+
+        future = self._collectives.submit(call)
+        try:
+            return self._wait(future, time.monotonic() + self._timeout_s, "first step, handshake")
+        except CommunicationError:
+            if not hasattr(self, "_engine"):
+                fail_at_exit(lambda: None)  # no engine can be abandoned, yet a collective may be unfinished
+            raise
+
+    def submit(self, number: int, exchange: Exchange, label: str) -> None:
+        """Hand over bucket `number`, 0 to n-1, in any order. It is launched when all lower numbers have been.
+
+        After a failure it is not: finish() will say why.
+        """
+        if self._failure is not None:
+            return
+        assert number not in self._encoded, f"bucket {number} was handed over twice"
+        label = f"rank {self._engine.rank}, {label}"
+        self._encoded[number] = (exchange, label, self._kernels.submit(partial(self._encode, exchange, label)))
+        while (following := len(self._communicated)) in self._encoded:
+            self._communicated.append(self._collectives.submit(partial(self._communicate, following)))
+
+    def finish(self) -> tuple[bool, dict[str, float], int]:
+        """Wait for all buckets that were handed over.
+
+        Returns:
+            Whether all results are finite; seconds by phase ("encode", "communicate", "decode"); bytes sent.
+
+        Raises:
+            CommunicationError: a collective failed, or another rank did not answer within the timeout.
+            PayloadError: what arrived is not a payload.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        finite = True
+        for number, communicated in enumerate(self._communicated):
+            label = self._encoded[number][1]
+            finite &= self._wait(self._wait(communicated, deadline, label), deadline, label)
+        self._refuse_after_failure()
+        assert len(self._communicated) == len(self._encoded), "a bucket is missing"
+        calls = self._engine.take_calls()
+        seconds = {**self._seconds, "communicate": sum(call.seconds for call in calls)}
+        self._begin()
+        return finite, seconds, sum(call.sent_bytes for call in calls)
+
+    def _refuse_after_failure(self) -> None:
+        if self._failure is not None:
+            raise CommunicationError(
+                f"nothing is exchanged any more, since an earlier exchange failed: {self._failure}"
+            ) from self._failure
+
+    def stop(self) -> None:
+        """Let both threads end. Buckets that have left and were not waited for are a failure: others miss them."""
+        if self._encoded:
+            self.fail(
+                CommunicationError("the optimizer was dropped, or the program ended, between backward() and step()")
+            )
+        self._kernels.stop(KERNEL_LIMIT_S)
+        self._collectives.stop()
+
+    def fail(self, error: BaseException) -> None:
+        """Launch nothing more, and let the process end although collectives may be unfinished."""
+        with self._lock:
+            first, self._failure = self._failure is None, self._failure or error
+        if first and hasattr(self, "_engine"):
+            self._engine.abandon()
+
+    def _encode(self, exchange: Exchange, label: str) -> None:
+        with located(f"{label}, compressing"):
+            self._seconds["encode"] += _seconds(exchange.encode)
+
+    def _communicate(self, number: int) -> Future[bool]:
+        exchange, label, encoded = self._encoded[number]
+        try:
+            encoded.result()
+            with located(label):
+                self._refuse_after_failure()
+            with located(lambda: f"{label}, {self._engine.pending}"):
+                exchange.communicate(self._engine)
+        except BaseException as error:
+            self.fail(error)
+            raise
+        return self._kernels.submit(partial(self._decode, exchange, label))
+
+    def _decode(self, exchange: Exchange, label: str) -> bool:
+        start = time.perf_counter()
+        with located(f"{label}, decompressing"):
+            finite = exchange.decode()
+        self._seconds["decode"] += time.perf_counter() - start
+        return finite
+
+    def _wait(self, future: Future[T], deadline: float, label: str) -> T:
+        try:
+            return future.result(max(0.0, deadline - time.monotonic()))
+        except FutureTimeout:
+            doing = self._engine.pending if hasattr(self, "_engine") else "the choice of the engine"
+            failure = CommunicationError(
+                f"{label}: no answer within {self._timeout_s:g} s (HVD_COMPRESS_TIMEOUT_S) in {doing}; "
+                "another rank has died, is stopped, takes fewer steps, or goes another way (a stock compression, "
+                "hvd.join())"
+            )
+            self.fail(failure)
+            raise failure from None
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+
+def _seconds(call: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

@@ -1,0 +1,274 @@
+"""The reducer: takes gradients as they become ready and gives back their reduced values.
+
+It knows parameters, buckets and the pipeline, and neither Horovod nor torch.optim, so that every front end can use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from hvd_compress.buckets.bucket import Bucket
+from hvd_compress.buckets.plan import BucketPlan, Slot, plan_buckets
+from hvd_compress.compressors import FeedbackCompressor
+from hvd_compress.cost import wire
+from hvd_compress.decision import Decision, Request, decide
+from hvd_compress.engines.base import Engine
+from hvd_compress.errors import UnsupportedError
+from hvd_compress.feedback.residuals import BucketResidual, Residuals
+from hvd_compress.handshake import Agreement, Offer, agree
+from hvd_compress.pipeline import Pipeline, StepReport
+from hvd_compress.schemes import Scheme, Work
+from hvd_compress.schemes.sparse_rows import SparseRows
+from hvd_compress.settings import Settings
+
+
+@dataclass(frozen=True)
+class ReduceOptions:
+    """How gradients are summed.
+
+    Attributes:
+        average: divide the sum by the number of ranks.
+        predivide_factor: gradients are divided by it before the sum and multiplied by it after.
+        groups: parameter names that must travel together, or a number of groups to make of all.
+        sparse_as_dense: exchange sparse gradients as dense ones.
+        backward_passes_per_step: how many passes the caller sums before a gradient is ready; only compared.
+    """
+
+    average: bool = True
+    predivide_factor: float = 1.0
+    groups: tuple[tuple[str, ...], ...] | int = ()
+    sparse_as_dense: bool = False
+    backward_passes_per_step: int = 1
+
+
+@dataclass
+class _Route:
+    """A bucket with all that its way takes."""
+
+    number: int
+    bucket: Bucket
+    decision: Decision
+    scheme: Scheme
+    residual: BucketResidual | None
+    launched: bool = False
+
+
+class Reducer:
+    """Reduces the gradients of named parameters over the ranks of an engine, one step after the other.
+
+    In the first step it watches in which order gradients become ready; at its end all ranks shake hands, take over the
+    order of rank 0, and cut it into buckets. From then on a bucket leaves as soon as it is full.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        request: Request,
+        connect: Callable[[], Engine],
+        options: ReduceOptions,
+        settings: Settings,
+    ) -> None:
+        """Nothing is communicated yet.
+
+        Args:
+            parameters: by name, in an order that is the same on all ranks.
+            request: what the user asked for.
+            connect: creates the engine; called once, in the communication thread, at the end of the first step.
+        """
+        self._parameters, self._request, self._connect = dict(parameters), request, connect
+        self._options, self._settings = options, settings
+        self._slots = {name: Slot(parameter.numel(), parameter.dtype) for name, parameter in parameters.items()}
+        self._pipeline = Pipeline(settings.timeout_s)
+        self._ready: list[str] = []
+        self._routes: list[_Route] = []
+        self._route_of: dict[str, _Route] = {}
+        self._sparse: list[str] = []
+        self._was_sparse: set[str] = set()
+        self._connected = False
+        self.residuals = Residuals()
+        self.step = 0
+        self.last_step: StepReport | None = None
+
+    @property
+    def decisions(self) -> dict[tuple[str, ...], Decision]:
+        """What was decided for each bucket, by the names of its parameters; empty before the first exchange."""
+        return {route.bucket.plan.names: route.decision for route in self._routes}
+
+    def ready(self, name: str) -> None:
+        """The gradient of a parameter is final for this step. Call it at most once a step and parameter."""
+        parameter = self._parameters[name]
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            self._meet_sparse(name)
+        if not self._connected:
+            self._ready.append(name)
+        elif name in self._route_of:
+            route = self._route_of[name]
+            if route.bucket.arrive(name):
+                self._launch(route)
+
+    def finish(self) -> StepReport:
+        """Exchange what has not left yet, wait, and put the results into the parameters' gradients.
+
+        A parameter without a gradient counts as zero and gets the others' result, unless it is frozen.
+
+        Raises:
+            ConfigError: in the first step, if ranks differ.
+            CommunicationError, PayloadError: the exchange failed. Residuals are as they were before the step.
+        """
+        start = perf_counter()
+        try:
+            if not self._connected:
+                self._set_up()
+            for route in self._routes:
+                if not route.launched:
+                    for name in route.bucket.missing:
+                        self._check_dense(name)
+                        route.bucket.adopt(name)
+                    self._launch(route)
+            rows = self._launch_sparse()
+            finite, seconds, sent_bytes = self._pipeline.finish()
+            self._take_results(finite, rows)
+        except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
+            self._pipeline.fail(error)
+            raise
+        self.last_step = StepReport(
+            step=self.step,
+            compress_s=seconds["encode"],
+            communicate_s=seconds["communicate"],
+            decompress_s=seconds["decode"],
+            wait_s=perf_counter() - start,
+            sent_bytes=sent_bytes,
+            dense_bytes=self._dense_bytes(),
+            finite=finite,
+        )
+        self.step += 1
+        return self.last_step
+
+    def fail(self, error: BaseException) -> None:
+        """The caller met an error of its own in a step: exchange nothing more."""
+        self._pipeline.fail(error)
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._pipeline.stop()
+
+    def _set_up(self) -> None:
+        agreement = self._pipeline.connect(self._connect, self._agree)
+        self.step = agreement.step
+        self._was_sparse = set(agreement.sparse)
+        self._sparse = [] if self._options.sparse_as_dense else list(agreement.sparse)
+        order = [name for name in agreement.order if name not in self._sparse]
+        plans = plan_buckets(order, self._slots, self._settings.fusion_threshold_bytes, self._groups(order))
+        self._routes = [self._route(number, plan) for number, plan in enumerate(plans)]
+        self._route_of = {name: route for route in self._routes for name in route.bucket.plan.names}
+        self._connected = True
+
+    def _decide(self, dtype: torch.dtype) -> Decision:
+        return decide(self._request, dtype, self._engine.world_size, self._engine.capabilities)
+
+    def _agree(self, engine: Engine) -> Agreement:
+        """Shake hands; then what the engine cannot do of what all have asked for is an error, on every rank alike."""
+        self._engine = engine
+        never = [name for name in self._parameters if name not in self._ready]
+        words = {
+            "compression": repr(self._request),
+            "options": repr(self._options),
+            "HOROVOD_FUSION_THRESHOLD": str(self._settings.fusion_threshold_bytes),
+        }
+        described = [
+            f"{name}: {tuple(parameter.shape)} {parameter.dtype}" for name, parameter in self._parameters.items()
+        ]
+        offer = Offer(words, described, [*self._ready, *never], sorted(self._was_sparse), self.step)
+        agreement = agree(engine, offer)
+        engine.take_calls()  # the handshake belongs to no step
+        if self._request.algorithm != "auto":
+            engine.require("allreduce", self._request.algorithm)
+        for slot in self._slots.values():
+            self._decide(slot.dtype)
+        return agreement
+
+    def _groups(self, order: Sequence[str]) -> Sequence[Sequence[str]]:
+        groups = self._options.groups
+        if not isinstance(groups, int):
+            return groups
+        if groups == 0 or not order:
+            return ()
+        size = -(-len(order) // groups)
+        return [order[start : start + size] for start in range(0, len(order), size)]
+
+    def _route(self, number: int, plan: BucketPlan) -> _Route:
+        decision = self._decide(plan.dtype)
+        remembers = isinstance(decision.compressor, FeedbackCompressor)
+        residual = self.residuals.bind(plan.names, plan.segments) if remembers else None
+        return _Route(number, Bucket(plan, self._parameters), decision, decision.build(), residual)
+
+    def _launch(self, route: _Route) -> None:
+        bucket, residual = route.bucket, route.residual
+        assert not route.launched, f"bucket {route.number} would leave twice in step {self.step}"
+        route.launched = True
+        bucket.depart()
+        if self._options.predivide_factor != 1.0:
+            bucket.flat.mul_(1.0 / self._options.predivide_factor)
+        work = Work(
+            gradient=bucket.flat,
+            residual=residual.current if residual else None,
+            left=residual.pending if residual else None,
+            segments=bucket.plan.segments,
+            step=self.step,
+            bucket=route.number,
+            scale=self._options.predivide_factor / self._divisor,
+        )
+        exchange = route.scheme.exchange(work, self._engine.rank, self._engine.world_size)
+        self._pipeline.submit(route.number, exchange, self._label(route.number, bucket.plan.names))
+
+    def _launch_sparse(self) -> dict[str, SparseRows]:
+        rows = {name: SparseRows(self._parameters[name], 1.0 / self._divisor) for name in self._sparse}
+        for number, (name, exchange) in enumerate(rows.items(), start=len(self._routes)):
+            self._pipeline.submit(number, exchange, self._label(number, (name,)))
+        return rows
+
+    def _label(self, number: int, names: Sequence[str]) -> str:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        return f"step {self.step}, bucket {number} ({names[0]}{more})"
+
+    @property
+    def _divisor(self) -> int:
+        return self._engine.world_size if self._options.average else 1
+
+    def _take_results(self, finite: bool, rows: Mapping[str, SparseRows]) -> None:
+        for route in self._routes:
+            if finite and route.residual is not None:
+                route.residual.commit()
+            for name, parameter in route.bucket.parameters.items():
+                if name in route.bucket.had_gradient or parameter.requires_grad:
+                    view = route.bucket.views[name]
+                    parameter.grad = view.to_sparse(1) if name in self._was_sparse else view
+            route.bucket.reset()
+            route.launched = False
+        for name, exchange in rows.items():
+            self._parameters[name].grad = exchange.result
+
+    def _dense_bytes(self) -> int:
+        return sum(
+            wire.allreduce(route.bucket.plan.numel * route.bucket.plan.dtype.itemsize, self._engine.world_size, "ring")
+            for route in self._routes
+        )
+
+    def _meet_sparse(self, name: str) -> None:
+        if not self._connected:
+            self._was_sparse.add(name)
+        self._check_dense(name)
+
+    def _check_dense(self, name: str) -> None:
+        """A sparse gradient may not come as a surprise after the handshake."""
+        gradient = self._parameters[name].grad
+        expected = self._options.sparse_as_dense or not self._connected or name in self._sparse
+        if gradient is not None and gradient.is_sparse and not expected:
+            raise UnsupportedError(
+                f"step {self.step}: the gradient of {name!r} is sparse, and was dense or absent on all ranks in the "
+                "first step: pass sparse_as_dense=True"
+            )

@@ -1,0 +1,52 @@
+"""All-to-all and all-gather: a dense exchange in types that an engine cannot sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hvd_compress.compressors.base import Compressor
+from hvd_compress.cost.wire import shard
+from hvd_compress.engines.base import Engine
+from hvd_compress.schemes.base import Exchange, Scheme, Work, all_finite
+
+
+@dataclass(frozen=True)
+class AllToAll(Scheme):
+    """Each rank owns a shard of the bucket: it receives it from all, sums it in fp32, and sends the rounded sum back.
+
+    The owner, too, keeps the rounded result, so that replicas stay equal. Bytes sent by a rank, with M bytes of
+    payload: (N-1)/N * M in each of the two rounds, as much as a ring, with one rounding instead of N-1.
+    """
+
+    compressor: Compressor
+
+    def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
+        return _AllToAllExchange(self, work, rank, world_size)
+
+
+class _AllToAllExchange(Exchange):
+    def __init__(self, scheme: AllToAll, work: Work, rank: int, world_size: int) -> None:
+        self._scheme, self._work, self._rank, self._world_size = scheme, work, rank, world_size
+        self._values: torch.Tensor
+        self._shards: list[torch.Tensor] = []
+
+    def encode(self) -> None:
+        payload = self._scheme.compressor.compress(self._work.gradient, self._work.segments)
+        assert payload.summable
+        self._values = payload["values"]
+
+    def communicate(self, engine: Engine) -> None:
+        shards = [self._values[shard(self._values.numel(), self._world_size, r)] for r in range(self._world_size)]
+        received = engine.alltoall(shards)
+        total = torch.zeros(received[0].numel(), dtype=torch.float32)
+        for part in received:  # in rank order: the sum is the same in every run
+            total += part
+        total *= self._work.scale
+        self._shards = engine.allgather(total.to(self._values.dtype), [part.numel() for part in shards])
+
+    def decode(self) -> bool:
+        torch.cat(self._shards, out=self._values)
+        self._work.gradient.copy_(self._values)
+        return all_finite(self._work.gradient)

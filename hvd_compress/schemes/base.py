@@ -1,0 +1,67 @@
+"""What every scheme promises, and the bucket that it works on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from hvd_compress.engines.base import Engine
+
+
+@dataclass(frozen=True)
+class Work:
+    """One bucket in one step.
+
+    Attributes:
+        gradient: (numel,) in the bucket's dtype. Holds this rank's gradient, and the result at the end.
+        residual: (numel,) fp32, what earlier steps did not send; never written. None where nothing is remembered.
+        left: (numel,) fp32, receives what this step does not send; becomes the residual if the step succeeds.
+        segments: numel of each parameter.
+        scale: what the sum over ranks is multiplied by: 1 / world_size for an average.
+    """
+
+    gradient: torch.Tensor
+    residual: torch.Tensor | None
+    left: torch.Tensor | None
+    segments: tuple[int, ...]
+    step: int
+    bucket: int
+    scale: float
+
+
+class Exchange(ABC):
+    """The three phases of one bucket's way through a scheme, called once each, in this order."""
+
+    @abstractmethod
+    def encode(self) -> None:
+        """Compress what this rank has. Runs while other buckets communicate; launches nothing."""
+
+    @abstractmethod
+    def communicate(self, engine: Engine) -> None:
+        """Launch the collectives, the same on every rank. Runs in the communication thread."""
+
+    @abstractmethod
+    def decode(self) -> bool:
+        """Write scale * sum over ranks to work.gradient; return whether all of it is finite.
+
+        The answer is the same on every rank: it depends on what all ranks received alone. When this returns,
+        work.left holds corrected - transmitted.
+        """
+
+
+class Scheme(ABC):
+    """Answers: who sends what, in which rounds?"""
+
+    @abstractmethod
+    def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
+        """Return the exchange of one bucket in one step."""
+
+
+def all_finite(tensor: torch.Tensor) -> bool:
+    """Whether no element is NaN or infinite, in one pass."""
+    if tensor.numel() == 0:
+        return True
+    low, high = torch.aminmax(tensor)  # both are NaN as soon as one element is
+    return bool(torch.isfinite(low) & torch.isfinite(high))

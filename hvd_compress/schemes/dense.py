@@ -1,0 +1,46 @@
+"""Dense allreduce: every element of every rank, summed by the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hvd_compress.compressors.base import Compressor
+from hvd_compress.engines.base import Engine
+from hvd_compress.schemes.base import Exchange, Scheme, Work, all_finite
+
+
+@dataclass(frozen=True)
+class Dense(Scheme):
+    """One allreduce of a summable payload, in place where the compressor sends the gradient as it is.
+
+    Bytes: those of the engine's allreduce of numel elements in the payload's dtype.
+    """
+
+    compressor: Compressor
+    algorithm: str = "auto"
+
+    def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
+        return _DenseExchange(self, work)
+
+
+class _DenseExchange(Exchange):
+    def __init__(self, scheme: Dense, work: Work) -> None:
+        self._scheme, self._work = scheme, work
+        self._values: torch.Tensor
+
+    def encode(self) -> None:
+        payload = self._scheme.compressor.compress(self._work.gradient, self._work.segments)
+        assert payload.summable
+        self._values = payload["values"]
+
+    def communicate(self, engine: Engine) -> None:
+        engine.allreduce(self._values, self._scheme.algorithm)
+
+    def decode(self) -> bool:
+        gradient = self._work.gradient
+        if self._values.data_ptr() != gradient.data_ptr():
+            gradient.copy_(self._values)
+        gradient.mul_(self._work.scale)
+        return all_finite(gradient)

@@ -1,0 +1,19 @@
+"""Everything of horovod.torch, with a DistributedOptimizer that compresses: `import hvd_compress.torch as hvd`."""
+
+import horovod.torch as _horovod
+from horovod.torch import *  # noqa: F403
+
+from hvd_compress.engines.mpi_environment import prepare as _prepare
+from hvd_compress.pipeline import StepReport
+from hvd_compress.torch.compression import Compression
+from hvd_compress.torch.optimizer import DistributedOptimizer, broadcast_optimizer_state
+
+_prepare()  # before hvd.init(): MPI reads it when it starts
+
+__all__ = [
+    *(name for name in dir(_horovod) if not name.startswith("_")),
+    "Compression",
+    "DistributedOptimizer",
+    "StepReport",
+    "broadcast_optimizer_state",
+]

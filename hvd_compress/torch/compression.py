@@ -1,0 +1,55 @@
+"""The `Compression` namespace: Horovod's own members and ours."""
+
+from __future__ import annotations
+
+import horovod.torch
+import torch
+
+from hvd_compress.compressors import Cast, EFSign, TopK
+from hvd_compress.decision import Request
+
+
+class Compression(horovod.torch.Compression):  # type: ignore[misc]
+    """What to pass as `compression=` to DistributedOptimizer.
+
+    `none` and `fp16` are Horovod's and take Horovod's own path. The others return a request to this package.
+    """
+
+    @staticmethod
+    def topk(
+        ratio: float = 0.01,
+        scheme: str = "auto",
+        algorithm: str = "auto",
+        *,
+        layerwise: bool = False,
+        engine: str = "auto",
+    ) -> Request:
+        """Send the elements of largest magnitude, with error feedback.
+
+        Args:
+            ratio: share of the elements that is sent, in (0, 1]; 0.01 is one per cent.
+            scheme: "allgather" (every rank's own top-k), "star" or "var" (AR-Topk: one rank's indices, taken in turn
+                or by the largest squared norm), or "auto".
+            algorithm: of AR-Topk's allreduce: "ring", "tree", "recursive_doubling", "rabenseifner", or "auto".
+            layerwise: select in each parameter by itself (LWTopk) instead of in the fused bucket.
+            engine: "mpi", "horovod", or "auto": MPI where mpirun launched the job, else Horovod.
+
+        Raises:
+            ConfigError: a value is out of range or unknown.
+        """
+        return Request(TopK(ratio, layerwise), scheme, algorithm, engine)
+
+    @staticmethod
+    def efsign(*, layerwise: bool = True, engine: str = "auto") -> Request:
+        """Send one bit an element and one scale a parameter (or a bucket), with error feedback."""
+        return Request(EFSign(layerwise), engine=engine)
+
+    @staticmethod
+    def bf16(*, engine: str = "auto") -> Request:
+        """Send every element as bfloat16; sums are made in fp32."""
+        return Request(Cast(torch.bfloat16), engine=engine)
+
+    @staticmethod
+    def dense(algorithm: str = "auto", *, engine: str = "auto") -> Request:
+        """Send every element as it is, through this package's pipeline: what the others are measured against."""
+        return Request(Cast(), algorithm=algorithm, engine=engine)

@@ -1,0 +1,134 @@
+"""`DistributedOptimizer` with Horovod's signature: chooses between Horovod's own and ours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import horovod.torch
+import horovod.torch.functions
+import horovod.torch.optimizer
+import torch
+
+from hvd_compress.decision import Request
+from hvd_compress.engines.select import choose_engine
+from hvd_compress.errors import ConfigError, UnsupportedError
+from hvd_compress.optimizer import ReducingOptimizer, name_parameters, wrap
+from hvd_compress.reducer import ReduceOptions, Reducer
+from hvd_compress.settings import Settings
+
+
+def DistributedOptimizer(  # noqa: N802 (Horovod's name)
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = horovod.torch.Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Any = horovod.torch.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: Any = horovod.torch.global_process_set,
+) -> Any:
+    """Wrap an optimizer so that it applies gradients reduced over all ranks. Arguments are those of Horovod.
+
+    With a compression of this package the gradients take its pipeline; with one of Horovod's the call is handed on
+    unchanged. Nothing is communicated before the first step, in which ranks compare their settings.
+
+    Raises:
+        ConfigError: names are missing or doubled, or an argument is out of range.
+        UnsupportedError: op=Adasum, parameters on a GPU, or an elastic job, with a compression of this package.
+    """
+    if not isinstance(compression, Request):
+        if _is_factory(compression):
+            raise ConfigError(
+                f"compression={compression.__name__} is a function: call it, as in Compression.topk(ratio=0.01)"
+            )
+        return horovod.torch.optimizer.DistributedOptimizer(
+            optimizer,
+            named_parameters,
+            compression,
+            backward_passes_per_step,
+            op,
+            gradient_predivide_factor,
+            num_groups,
+            groups,
+            sparse_as_dense,
+            process_set,
+        )
+    if os.environ.get("HOROVOD_ELASTIC") == "1":
+        raise UnsupportedError(
+            "elastic jobs change their ranks, which this version cannot follow: use Compression.none"
+        )
+    names = name_parameters(optimizer, named_parameters)
+    options = ReduceOptions(
+        average=_is_average(op),
+        predivide_factor=_checked_factor(gradient_predivide_factor, op),
+        groups=_named_groups(groups if groups is not None else num_groups, names),
+        sparse_as_dense=sparse_as_dense,
+        backward_passes_per_step=backward_passes_per_step,
+    )
+    reducer, rank, size = None, 0, 1
+    if process_set.included():
+        rank, size = process_set.rank(), process_set.size()
+        parameters = {name: parameter for parameter, name in names.items()}
+        connect = partial(choose_engine, compression.engine, process_set)
+        reducer = Reducer(parameters, compression, connect, options, Settings.from_environment())
+    return wrap(optimizer, names, reducer, backward_passes_per_step, rank, size)
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
+    """Horovod's broadcast_optimizer_state; residuals stay as they are on each rank.
+
+    Horovod takes a step with zero gradients to create missing state, which must not become an exchange.
+    """
+    local = _local_steps(optimizer) if isinstance(optimizer, ReducingOptimizer) else nullcontext()
+    with local:
+        horovod.torch.functions.broadcast_optimizer_state(optimizer, root_rank, model)
+
+
+@contextmanager
+def _local_steps(optimizer: ReducingOptimizer) -> Any:
+    with optimizer.skip_synchronize():
+        yield
+
+
+def _is_factory(compression: Any) -> bool:
+    return callable(compression) and not isinstance(compression, type)
+
+
+def _is_average(op: Any) -> bool:
+    if op == horovod.torch.Adasum:
+        raise UnsupportedError("op=Adasum combines whole gradients: use Compression.none or .fp16, or op=Average")
+    if op not in (horovod.torch.Average, horovod.torch.Sum):
+        raise ConfigError(f"op = {op!r} is not one of hvd.Average, hvd.Sum")
+    return bool(op == horovod.torch.Average)
+
+
+def _checked_factor(factor: float, op: Any) -> float:
+    if not 0 < factor < float("inf"):
+        raise ConfigError(f"gradient_predivide_factor = {factor!r} must be above 0")
+    if factor != 1.0 and op != horovod.torch.Average:
+        raise ConfigError("gradient_predivide_factor is for op=Average only")
+    return float(factor)
+
+
+def _named_groups(groups: Any, names: dict[torch.Tensor, str]) -> tuple[tuple[str, ...], ...] | int:
+    """Groups of tensors as groups of names; tensors that are not trained are left out, as Horovod does."""
+    if isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0:
+        return groups
+    if not isinstance(groups, (list, tuple)):
+        raise ConfigError(f"groups = {groups!r} must be a number, 0 or more, or a list of lists of parameters")
+    if any(isinstance(group, torch.Tensor) for group in groups):
+        raise ConfigError("groups must be a list of lists of parameters, not of parameters")
+    groups = [list(group) for group in groups]  # may be generators, such as module.parameters()
+    members = [parameter for group in groups for parameter in group]
+    if any(not isinstance(parameter, torch.Tensor) for parameter in members):
+        raise ConfigError("groups must be lists of tensors")
+    if len({id(parameter) for parameter in members}) < len(members):
+        raise ConfigError("a parameter may appear in one group only, once")
+    named = (tuple(names[parameter] for parameter in group if parameter in names) for group in groups)
+    return tuple(group for group in named if group)

@@ -1,0 +1,24 @@
+"""For programs that keep `import horovod.torch as hvd`: put our drop-in into Horovod's namespace."""
+
+from __future__ import annotations
+
+import horovod.torch
+
+from hvd_compress.torch.compression import Compression
+from hvd_compress.torch.optimizer import DistributedOptimizer, broadcast_optimizer_state
+
+_OURS = {
+    "Compression": Compression,
+    "DistributedOptimizer": DistributedOptimizer,
+    "broadcast_optimizer_state": broadcast_optimizer_state,
+}
+
+
+def patch_horovod() -> None:
+    """Replace `DistributedOptimizer`, `Compression` and `broadcast_optimizer_state` of horovod.torch.
+
+    Call it before `from horovod.torch import ...`, and before hvd.init() so that MPI's algorithms can be chosen. No
+    file is changed, stock compressions work as before, and calling it twice does no harm.
+    """
+    for name, value in _OURS.items():
+        setattr(horovod.torch, name, value)

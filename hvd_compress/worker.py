@@ -1,0 +1,59 @@
+"""A daemon thread that does one thing after the other."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Worker:
+    """Runs callables in the order of submission, in one thread.
+
+    Unlike a ThreadPoolExecutor its thread is a daemon: a collective that never returns must not keep the interpreter
+    from ending.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=_run, args=(self._queue,), name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Run `call` after all that was submitted before; the future holds its result or its exception."""
+        future: Future[T] = Future()
+        stopped = self._stopped
+
+        def task() -> None:
+            if stopped.is_set():
+                future.cancel()
+                return
+            try:
+                future.set_result(call())
+            except BaseException as error:  # the waiting thread decides, whatever it is
+                future.set_exception(error)
+
+        self._queue.put(task)
+        return future
+
+    def stop(self, wait_s: float = 0.0) -> None:
+        """Let the thread end after what it is doing now; what waits behind it is cancelled.
+
+        Waiting matters when the interpreter ends: it would kill the thread in the middle of a kernel, and the process
+        with it. A thread that may hang in a collective must not be waited for.
+        """
+        self._stopped.set()
+        self._queue.put(None)
+        if wait_s and threading.current_thread() is not self._thread:
+            self._thread.join(wait_s)
+
+
+def _run(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    while (task := tasks.get()) is not None:
+        task()
+        del task  # it holds buckets and results, which must not live until the next one comes

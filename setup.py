@@ -1,0 +1,42 @@
+"""Build the native extension with CMake; everything else about the package stands in pyproject.toml."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pybind11
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+
+
+class CMakeBuild(build_ext):
+    def build_extension(self, ext: Extension) -> None:
+        target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        # One folder for each Python, and the same one for every kind of install, so that rebuilding is incremental.
+        build = ROOT / "build" / f"native-{sys.implementation.cache_tag}"
+        werror = os.environ.get("HVD_COMPRESS_WERROR", "OFF")
+        # pip's isolated build environments come and go: whatever lies in one is named, so CMake remembers none.
+        configure = [
+            f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja')}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            f"-DHVD_COMPRESS_WERROR={werror}",
+            f"-DHVD_COMPRESS_MODULE_NAME={target.name}",
+        ]
+        self._run("cmake", "--log-level=WARNING", "-S", ROOT, "-B", build, "-G", "Ninja", *configure)
+        self._run("cmake", "--build", build)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(build / target.name, target)
+
+    def _run(self, *command: object) -> None:
+        """Without this, a failing compiler would end in a traceback of setuptools below its own messages."""
+        words = [str(word) for word in command]
+        if subprocess.run(words).returncode != 0:
+            sys.exit(f"error: building the native extension failed in: {' '.join(words)}")
+
+
+setup(ext_modules=[Extension("hvd_compress._native", sources=[])], cmdclass={"build_ext": CMakeBuild})

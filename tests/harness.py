@@ -1,0 +1,101 @@
+"""What the tests of whole steps share: a small model, an optimizer on any engine, gradients that ranks draw alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from hvd_compress.compressors import Cast, EFSign, TopK
+from hvd_compress.decision import Request
+from hvd_compress.engines.base import Engine
+from hvd_compress.optimizer import ReducingOptimizer, name_parameters, wrap
+from hvd_compress.reducer import ReduceOptions, Reducer
+from hvd_compress.settings import Settings
+
+SHAPES = {"first.weight": (7, 13), "first.bias": (7,), "odd": (1,), "second.weight": (40, 9), "second.bias": (40,)}
+"""Parameters whose sizes fit no round number, one of them with a single element."""
+
+REQUESTS = {
+    "topk-allgather": Request(TopK(0.05), "allgather"),
+    "topk-star": Request(TopK(0.05), "star"),
+    "topk-var": Request(TopK(0.05), "var"),
+    "topk-auto": Request(TopK(0.05)),
+    "lwtopk-allgather": Request(TopK(0.05, layerwise=True), "allgather"),
+    "lwtopk-star": Request(TopK(0.05, layerwise=True), "star"),
+    "topk-all": Request(TopK(1.0), "allgather"),
+    "star-all": Request(TopK(1.0), "star"),
+    "efsign": Request(EFSign()),
+    "efsign-bucket": Request(EFSign(layerwise=False)),
+    "bf16": Request(Cast(torch.bfloat16)),
+    "dense": Request(Cast()),
+}
+"""Every compressor with every scheme that carries it."""
+
+SPARSIFIERS = tuple(name for name in REQUESTS if name.startswith(("topk", "lwtopk", "star")))
+
+
+def make_parameters(
+    shapes: Mapping[str, tuple[int, ...]] = SHAPES, dtype: torch.dtype = torch.float32
+) -> dict[str, torch.nn.Parameter]:
+    """The same values on every rank."""
+    generator = torch.Generator().manual_seed(1)
+    return {n: torch.nn.Parameter(torch.randn(s, generator=generator).to(dtype)) for n, s in shapes.items()}
+
+
+def gradient(name: str, shape: tuple[int, ...], rank: int, step: int) -> torch.Tensor:
+    """A gradient that every rank can compute for every other."""
+    seed = hash_name(name) * 1_000_003 + rank * 1009 + step
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def hash_name(name: str) -> int:
+    return sum((position + 1) * ord(letter) for position, letter in enumerate(name))
+
+
+def make_optimizer(
+    parameters: Mapping[str, torch.nn.Parameter],
+    request: Request,
+    connect: Callable[[], Engine],
+    rank: int,
+    size: int,
+    *,
+    options: ReduceOptions | None = None,
+    settings: Settings | None = None,
+    passes: int = 1,
+    **sgd: float,
+) -> ReducingOptimizer:
+    """An SGD optimizer that reduces over the engine that `connect` creates."""
+    optimizer = torch.optim.SGD(list(parameters.values()), **{"lr": 0.1, **sgd})
+    names = name_parameters(optimizer, parameters.items())
+    settings = settings or Settings(fusion_threshold_bytes=600, timeout_s=60)  # three buckets with SHAPES
+    reducer = Reducer(
+        {name: parameter for parameter, name in names.items()}, request, connect, options or ReduceOptions(), settings
+    )
+    return wrap(optimizer, names, reducer, passes, rank, size)
+
+
+def on_engine(
+    engine: Engine, request: Request, **arguments: object
+) -> tuple[dict[str, torch.nn.Parameter], ReducingOptimizer]:
+    """Parameters and their optimizer on an engine that exists already."""
+    parameters = make_parameters()
+    optimizer = make_optimizer(parameters, request, lambda: engine, engine.rank, engine.world_size, **arguments)
+    return parameters, optimizer
+
+
+def backward(parameters: Mapping[str, torch.nn.Parameter], rank: int, step: int) -> None:
+    """Give every parameter its gradient through autograd, as a loss would."""
+    loss = sum((p * gradient(name, tuple(p.shape), rank, step).to(p.dtype)).sum() for name, p in parameters.items())
+    loss.backward()
+
+
+def flat_gradient(parameters: Mapping[str, torch.nn.Parameter]) -> torch.Tensor:
+    """All gradients of a rank in one tensor."""
+    return torch.cat([parameter.grad.reshape(-1).float() for parameter in parameters.values()])
+
+
+def flat_residual(optimizer: ReducingOptimizer, parameters: Mapping[str, torch.nn.Parameter]) -> torch.Tensor:
+    """All residuals of a rank in one tensor, zeros where there is none yet."""
+    kept = optimizer.state_dict()["hvd_compress"]["residuals"]
+    return torch.cat([kept.get(name, torch.zeros(p.numel())).reshape(-1) for name, p in parameters.items()])

@@ -1,0 +1,99 @@
+"""Jobs of their own: what ends a job, or happens before it begins, cannot be tested from within one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAMS = Path(__file__).parent / "programs"
+CHECKOUT = Path(__file__).parents[2]
+LIMIT_S = 120.0
+"""Only what hangs takes so long."""
+
+LAUNCHERS = {
+    "mpirun": ["mpirun", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-np"],
+    "horovodrun": ["horovodrun", "--gloo", "-np"],
+}
+_GRACE_S = 20.0
+_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that has ended by itself.
+
+    Attributes:
+        status: the launcher's exit status.
+        output: of all ranks and the launcher.
+        survivors: processes of ranks that were still there a while after the launcher had ended.
+    """
+
+    status: int
+    output: str
+    survivors: list[int]
+
+
+def launch(launcher: str, program: str, *arguments: str, ranks: int = 2, **variables: str) -> Job:
+    """Run `programs/{program}.py` on some ranks, and wait for the end.
+
+    Every program writes its process number to a file in $JOB_FOLDER. Raises TimeoutExpired, after everything has been
+    killed, for a job that does not end.
+    """
+    with tempfile.TemporaryDirectory(prefix="hvd_compress-job-") as folder:
+        command = [*LAUNCHERS[launcher], str(ranks), sys.executable, str(PROGRAMS / f"{program}.py"), *arguments]
+        environment = {
+            **os.environ, **_ROOT, "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
+            "PYTHONPATH": str(CHECKOUT), "JOB_FOLDER": folder, **variables,
+        }  # fmt: skip
+        environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            _kill(_pids(folder))
+            text = (error.stdout or b"").decode(errors="replace")
+            raise AssertionError(f"the job did not end within {LIMIT_S:.0f} s; it printed:\n{text}") from None
+        survivors = _wait_for_end(_pids(folder))
+        _kill(survivors)
+        return Job(process.returncode, output, survivors)
+
+
+def _pids(folder: str) -> list[int]:
+    return [int(path.read_text()) for path in Path(folder).glob("*.pid")]
+
+
+def _wait_for_end(pids: list[int]) -> list[int]:
+    """Return those that are still alive after some seconds."""
+    deadline = time.monotonic() + _GRACE_S
+    while any(map(_is_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [pid for pid in pids if _is_alive(pid)]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def _kill(pids: list[int]) -> None:
+    for pid in pids:
+        if _is_alive(pid):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,64 @@
+"""Train for some steps with STAR; in one of them, rank 1 meets what is named on the command line.
+
+usage: train.py ENGINE MISFORTUNE STEP
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import hvd_compress.torch as hvd
+
+STEPS = 6
+
+
+def fail() -> None:
+    raise ValueError("bad luck")
+
+
+MISFORTUNES = {
+    "none": lambda: None,
+    "exits": lambda: os._exit(3),
+    "is killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "is stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "does something else": lambda: time.sleep(1000),
+    "raises": fail,
+    "leaves": lambda: sys.exit(0),
+    "goes back twice": lambda: None,  # see below
+}
+
+
+def main(engine: str, misfortune: str, unlucky_step: int) -> None:
+    model = torch.nn.Linear(20, 30)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer.step()  # imports what torch imports late, so that the ranks set out together
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, model.named_parameters(), hvd.Compression.topk(0.1, "star", engine=engine)
+    )
+    hvd.barrier()
+    for step in range(STEPS):
+        if hvd.rank() == 1 and step == unlucky_step:
+            MISFORTUNES[misfortune]()
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 20)).square().sum()
+        loss.backward()
+        if misfortune == "goes back twice" and hvd.rank() == 1 and step == unlucky_step:
+            model(torch.randn(4, 20)).sum().backward()
+        optimizer.step()
+    print(f"[rank {hvd.rank()}] has trained", flush=True)
+
+
+if __name__ == "__main__":
+    hvd.init()
+    Path(os.environ["JOB_FOLDER"], f"{hvd.rank()}.pid").write_text(str(os.getpid()))
+    try:
+        main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    except Exception as error:
+        print(f"[rank {hvd.rank()}] {type(error).__name__}: {error}", flush=True)
+        raise

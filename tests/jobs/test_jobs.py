@@ -1,0 +1,101 @@
+"""How jobs end: well, or by themselves, with a status that is not 0 and a message where somebody is left to give it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.jobs.launch import Job, launch
+
+TWO_WAYS = [("mpirun", "mpi"), ("horovodrun", "auto")]
+"""Launcher and engine."""
+
+TIMEOUT_S = "8"
+
+TIMED_OUT = (
+    rf"\[rank 0\] CommunicationError: rank 0, step 3, bucket \d \((weight|bias)\): no answer within {TIMEOUT_S} s "
+    r"\(HVD_COMPRESS_TIMEOUT_S\) in \w+ \(auto\) of \d+ bytes; another rank has died, is stopped"
+)
+
+
+def train(launcher: str, engine: str, misfortune: str, step: int = 3, ranks: int = 2) -> Job:
+    """Run a training whose rank 1 meets a misfortune."""
+    # Short only where the end of the patience is awaited: a busy machine must not fail a good run.
+    patience = "60" if misfortune == "none" else TIMEOUT_S
+    variables = {"HVD_COMPRESS_TIMEOUT_S": patience, "HOROVOD_FUSION_THRESHOLD": "1000"}
+    job = launch(launcher, "train", engine, misfortune, str(step), ranks=ranks, **variables)
+    assert job.survivors == [], f"processes are left:\n{job.output}"
+    return job
+
+
+def check_failed(job: Job, message: str = "") -> None:
+    assert job.status != 0, job.output
+    assert re.search(message, job.output), job.output
+    assert "has trained" not in job.output
+
+
+@pytest.mark.parametrize(("launcher", "engine"), [*TWO_WAYS, ("mpirun", "horovod")])
+def test_a_good_run_ends_with_status_0(launcher: str, engine: str) -> None:
+    job = train(launcher, engine, "none")
+    assert job.status == 0, job.output
+    assert sorted(re.findall(r"\[rank (\d)\] has trained", job.output)) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "engine", "misfortune"),
+    [("mpirun", "mpi", "exits"), ("mpirun", "horovod", "is killed"), ("horovodrun", "auto", "is killed")],
+)
+def test_a_rank_that_dies(launcher: str, engine: str, misfortune: str) -> None:
+    check_failed(train(launcher, engine, misfortune))
+
+
+@pytest.mark.parametrize(("launcher", "engine"), TWO_WAYS)
+def test_a_rank_that_is_stopped(launcher: str, engine: str) -> None:
+    check_failed(train(launcher, engine, "is stopped"), TIMED_OUT)
+
+
+def test_a_rank_that_does_something_else() -> None:
+    check_failed(train("mpirun", "mpi", "does something else"), TIMED_OUT)
+
+
+@pytest.mark.parametrize(("launcher", "engine"), TWO_WAYS)
+def test_a_rank_that_is_stopped_before_the_first_step(launcher: str, engine: str) -> None:
+    message = r"\[rank 0\] CommunicationError: first step, .*no answer within .* in the choice of the engine"
+    check_failed(train(launcher, engine, "is stopped", step=0), message)
+
+
+@pytest.mark.parametrize(("launcher", "engine"), TWO_WAYS)
+def test_an_exception_on_one_rank(launcher: str, engine: str) -> None:
+    check_failed(train(launcher, engine, "raises"), r"\[rank 1\] ValueError: bad luck")
+
+
+def test_an_exception_on_one_rank_before_the_first_step() -> None:
+    check_failed(train("mpirun", "mpi", "raises", step=0), r"\[rank 1\] ValueError: bad luck")
+
+
+@pytest.mark.parametrize(("launcher", "engine"), TWO_WAYS)
+def test_a_rank_that_has_fewer_steps(launcher: str, engine: str) -> None:
+    """Horovod shuts itself down on all ranks, and MPI with it, under the collective that waits for that rank."""
+    message = r"CommunicationError: rank 0, (step 3, bucket \d .*)?broadcast \(auto\) of 64 bytes: .*shut"
+    check_failed(train(launcher, engine, "leaves"), message)
+
+
+def test_a_second_backward_pass_on_one_rank() -> None:
+    check_failed(train("mpirun", "mpi", "goes back twice"), r"\[rank 1\] UsageError: the gradient of '\w+' was")
+
+
+def test_every_rank_says_what_differs() -> None:
+    job = launch("mpirun", "differ")
+    assert job.status != 0
+    assert job.survivors == []
+    for rank in range(2):
+        told = rf"\[rank {rank}\] ConfigError: rank {rank}, first step, handshake: settings differ between ranks: "
+        assert re.search(told + ".*ratio=0.1.* on rank 0 and .*ratio=0.2.* on rank 1", job.output), job.output
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_program_that_keeps_importing_horovod(when: str) -> None:
+    job = launch("mpirun", "patched", when)
+    assert job.status == 0, job.output
+    assert sorted(re.findall(r"\[rank (\d)\] sent by star with ring", job.output)) == ["0", "1"]

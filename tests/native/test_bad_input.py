@@ -1,0 +1,242 @@
+"""Every door of hvd_compress.native: a typed error that names the argument, and nothing written."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from hvd_compress import _native, native
+from hvd_compress.errors import ConfigError, PayloadError, UnsupportedError
+
+INDICES = torch.zeros(2, dtype=torch.int32)
+BITS = torch.zeros(1, dtype=torch.uint8)
+ONES = torch.ones(2)
+
+CALLS: dict[str, tuple[str, Callable[[torch.Tensor], object]]] = {
+    "accumulate grad": ("grad", lambda t: native.accumulate(t, torch.ones(6), torch.ones(6))),
+    "accumulate residual": ("residual", lambda t: native.accumulate(torch.ones(6), t, torch.ones(6))),
+    "accumulate out": ("out", lambda t: native.accumulate(torch.ones(6), torch.ones(6), t)),
+    "topk x": ("x", lambda t: native.topk(t, 1)),
+    "topk_accumulate grad": ("grad", lambda t: native.topk_accumulate(t, torch.ones(6), 1)),
+    "topk_accumulate residual": ("residual", lambda t: native.topk_accumulate(torch.ones(6), t, 1)),
+    "topk_accumulate out": ("out", lambda t: native.topk_accumulate(torch.ones(6), torch.ones(6), 1, t)),
+    "gather x": ("x", lambda t: native.gather(t, INDICES)),
+    "gather indices": ("indices", lambda t: native.gather(torch.ones(6), t)),
+    "take x": ("x", lambda t: native.take(t, INDICES)),
+    "take indices": ("indices", lambda t: native.take(torch.ones(6), t)),
+    "scatter_add indices": ("indices", lambda t: native.scatter_add(t, ONES, torch.ones(6), 1.0)),
+    "scatter_add values": ("values", lambda t: native.scatter_add(INDICES, t, torch.ones(6), 1.0)),
+    "scatter_add out": ("out", lambda t: native.scatter_add(INDICES, ONES, t, 1.0)),
+    "scatter_set indices": ("indices", lambda t: native.scatter_set(t, ONES, torch.ones(6), 1.0)),
+    "scatter_set values": ("values", lambda t: native.scatter_set(INDICES, t, torch.ones(6), 1.0)),
+    "scatter_set out": ("out", lambda t: native.scatter_set(INDICES, ONES, t, 1.0)),
+    "sign_accumulate grad": ("grad", lambda t: native.sign_accumulate(t, torch.ones(6))),
+    "sign_accumulate residual": ("residual", lambda t: native.sign_accumulate(torch.ones(6), t)),
+    "sign_accumulate out": ("out", lambda t: native.sign_accumulate(torch.ones(6), torch.ones(6), t)),
+    "sign_add bits": ("bits", lambda t: native.sign_add(t, 1.0, torch.ones(6), 1.0)),
+    "sign_add scale": ("scale", lambda t: native.sign_add(BITS, t, torch.ones(6), 1.0)),
+    "sign_add out": ("out", lambda t: native.sign_add(BITS, 1.0, t, 1.0)),
+}
+
+
+def _own_dtype(name: str) -> torch.dtype:
+    return {"indices": torch.int32, "bits": torch.uint8}.get(name, torch.float32)
+
+
+def _refuses(name: str, tensor: torch.Tensor, error: type[Exception], match: str) -> None:
+    before = tensor.clone() if tensor.device.type == "cpu" else None
+    with pytest.raises(error, match=match):
+        CALLS[name][1](tensor)
+    assert before is None or torch.equal(tensor, before)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool, torch.complex64])
+def test_wrong_dtype(name: str, dtype: torch.dtype) -> None:
+    _refuses(name, torch.ones(6, dtype=dtype), ConfigError, f"{CALLS[name][0]} must be of .*got {dtype}")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_not_contiguous(name: str) -> None:
+    tensor = torch.ones(12, dtype=_own_dtype(CALLS[name][0]))[::2]
+    _refuses(name, tensor, ConfigError, f"{CALLS[name][0]} must be contiguous")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_two_dimensions(name: str) -> None:
+    tensor = torch.ones(2, 3, dtype=_own_dtype(CALLS[name][0]))
+    _refuses(name, tensor, ConfigError, rf"{CALLS[name][0]} must be .*one-dimensional, got shape \(2, 3\)")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_another_device(name: str) -> None:
+    tensor = torch.ones(6, dtype=_own_dtype(CALLS[name][0]), device="meta")
+    _refuses(name, tensor, ConfigError, f"{CALLS[name][0]} must be on the CPU, got meta")
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if CALLS[name][0] != "scale"])
+def test_no_tensor(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{CALLS[name][0]} must be a torch.Tensor, got list"):
+        CALLS[name][1]([1.0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_sparse(name: str) -> None:
+    tensor = torch.ones(6, dtype=_own_dtype(CALLS[name][0])).to_sparse()
+    with pytest.raises(ConfigError, match=CALLS[name][0]):
+        CALLS[name][1](tensor)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if "accumulate" in name])
+@pytest.mark.parametrize("numel", [0, 5, 9])
+def test_lengths_of_gradient_residual_and_out_that_differ(name: str, numel: int) -> None:
+    _refuses(name, torch.ones(numel), ConfigError, "elements, grad has")
+
+
+def test_cuda_tensors_are_unsupported() -> None:
+    """By the device alone, since no machine without CUDA can make such a tensor."""
+    with pytest.raises(UnsupportedError, match="x is on cuda:1: the native kernels run on the CPU"):
+        native._check_device("x", torch.device("cuda", 1))
+
+
+@pytest.mark.parametrize("k", [-1, 7, 2**40, 1.0, True, None])
+def test_bad_k(k: int) -> None:
+    grad, residual, out = torch.ones(6), torch.ones(6), torch.full((6,), 5.0)
+    with pytest.raises(ConfigError, match=r"\bk\b"):
+        native.topk(grad, k)
+    with pytest.raises(ConfigError, match=r"\bk\b"):
+        native.topk_accumulate(grad, residual, k, out)
+    assert (out == 5.0).all()
+
+
+@pytest.mark.parametrize("kernel", [native.accumulate, native.sign_accumulate])
+@pytest.mark.parametrize(("grad", "residual"), [(torch.float32, torch.float16), (torch.float16, torch.bfloat16)])
+def test_residual_of_another_small_dtype(
+    kernel: Callable[..., object], grad: torch.dtype, residual: torch.dtype
+) -> None:
+    with pytest.raises(ConfigError, match=r"residual must be of torch\.float32"):
+        kernel(torch.ones(6, dtype=grad), torch.ones(6, dtype=residual))
+
+
+def test_out_must_have_the_residuals_dtype() -> None:
+    with pytest.raises(ConfigError, match=r"out must be of torch\.float32, got torch\.float16"):
+        native.accumulate(torch.ones(6).half(), torch.ones(6), torch.ones(6).half())
+
+
+def test_overlap() -> None:
+    buffer = torch.arange(12.0)
+    with pytest.raises(ConfigError, match="residual and out overlap in 20 bytes"):
+        native.accumulate(torch.ones(6), buffer[:6], buffer[1:7])
+    with pytest.raises(ConfigError, match="grad and out overlap in 4 bytes"):
+        native.topk_accumulate(buffer[:6], torch.ones(6), 1, buffer[5:11])
+    with pytest.raises(ConfigError, match="grad and out overlap in 12 bytes"):
+        native.sign_accumulate(buffer.view(torch.float16)[:6], torch.ones(6), buffer[:6])
+    with pytest.raises(ConfigError, match="values and out overlap"):
+        native.scatter_add(INDICES, buffer[:2], buffer[1:], 1.0)
+    with pytest.raises(ConfigError, match="indices and out overlap"):
+        native.scatter_set(buffer.view(torch.int32)[:2], ONES, buffer, 1.0)
+    with pytest.raises(ConfigError, match="indices and x overlap"):
+        native.take(buffer, buffer.view(torch.int32)[:2])
+    with pytest.raises(ConfigError, match="bits and out overlap"):
+        native.sign_add(buffer.view(torch.uint8)[:2], 1.0, buffer, 1.0)
+    assert torch.equal(buffer, torch.arange(12.0))
+
+
+def test_neighbours_do_not_overlap() -> None:
+    buffer = torch.ones(12)
+    assert native.accumulate(torch.ones(6), buffer[:6], buffer[6:])
+    assert buffer.tolist() == [1.0] * 6 + [2.0] * 6
+
+
+def test_start_between_two_elements() -> None:
+    tensor = torch.frombuffer(bytearray(33), dtype=torch.float32, offset=1, count=4)
+    with pytest.raises(ConfigError, match="x does not start at a multiple of its element size, 4 bytes"):
+        native.topk(tensor, 1)
+
+
+@pytest.mark.parametrize("scatter", [native.scatter_add, native.scatter_set])
+def test_lengths_that_do_not_match(scatter: Callable[..., None]) -> None:
+    out = torch.full((6,), 5.0)
+    with pytest.raises(PayloadError, match="2 indices for 3 values"):
+        scatter(INDICES, torch.ones(3), out, 1.0)
+    assert (out == 5.0).all()
+
+
+@pytest.mark.parametrize("length", [0, 2])
+def test_wrong_number_of_sign_bytes(length: int) -> None:
+    out = torch.full((6,), 5.0)
+    with pytest.raises(PayloadError, match=f"{length} bytes of signs for 6 elements, expected 1"):
+        native.sign_add(torch.ones(length, dtype=torch.uint8), 1.0, out, 1.0)
+    assert (out == 5.0).all()
+
+
+@pytest.mark.parametrize("shape", [(0,), (2,)])
+def test_scale_of_more_than_one_element(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="scale must be one element"):
+        native.sign_add(BITS, torch.ones(shape), torch.ones(6), 1.0)
+
+
+def test_more_elements_than_int32_reaches(tmp_path: Path) -> None:
+    """The file has holes for contents, so that nobody pays for 4 GiB as long as nobody reads them."""
+    path = tmp_path / "hole"
+    with path.open("wb") as file:
+        file.truncate(2**32)
+    x = torch.from_file(str(path), shared=True, size=2**31, dtype=torch.float16)
+    with pytest.raises(ConfigError, match="x has 2147483648 elements; int32 indices reach 2147483647"):
+        native.topk(x, 1)
+    with pytest.raises(ConfigError, match="grad has 2147483648 elements"):
+        native.accumulate(x, x)
+    assert path.stat().st_blocks == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda n: _native.accumulate(0, 0, 0, 0, 0, n),
+        lambda n: _native.topk(0, 0, n, 1, 0, 0, 0, 2**40),
+        lambda n: _native.topk_accumulate(0, 0, 0, 0, 0, n, 1, 0, 0, 0, 2**40),
+        lambda n: _native.sign_accumulate(0, 0, 0, 0, 0, n, 0, 0, 0, 2**40),
+        lambda n: _native.sign_add(0, 0, 0, 0, n, 1.0),
+        lambda n: _native.gather(0, 0, n, 0, 1, 0),
+        lambda n: _native.take(0, 0, n, 0, 1, 0),
+        lambda n: _native.scatter_add(0, 0, 0, 1, 0, 0, n, 1.0),
+        lambda n: _native.scatter_set(0, 0, 0, 1, 0, 0, n, 1.0),
+    ],
+)
+def test_launchers_refuse_sizes_before_they_read(call: Callable[[int], object]) -> None:
+    """All addresses are null: to read anything would end this process."""
+    with pytest.raises(RuntimeError, match=r"more than 2\^31 - 1 elements"):
+        call(2**31)
+    with pytest.raises(RuntimeError, match="a size is negative"):
+        call(-1)
+
+
+def test_launchers_refuse_what_they_have_no_code_for() -> None:
+    with pytest.raises(RuntimeError, match="dtype"):
+        _native.accumulate(0, 0, 0, 0, 1, 4)  # fp32 gradient, fp16 residual
+    with pytest.raises(RuntimeError, match="dtype"):
+        _native.accumulate(0, 3, 0, 0, 3, 4)
+    with pytest.raises(RuntimeError, match="workspace"):
+        _native.topk(0, 0, 4, 1, 0, 0, 0, _native.topk_workspace_bytes(4, 1) - 1)
+    with pytest.raises(RuntimeError, match="workspace"):
+        _native.sign_accumulate(0, 0, 0, 0, 0, 4, 0, 0, 0, 7)
+
+
+def test_a_missing_module_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(ConfigError, match=r"No module named 'hvd_compress._native'.*pip install \."):
+        native.topk(torch.ones(3), 1)
+
+
+def test_the_module_is_loaded_at_the_first_call_only() -> None:
+    script = "import sys; import hvd_compress.native; sys.exit('hvd_compress._native' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0

@@ -1,0 +1,68 @@
+"""The GIL is released inside every kernel, so that backward passes and other threads go on."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from hvd_compress import _native
+
+N = 1 << 19
+K = N // 8
+GRAD, RESIDUAL, OUT = torch.ones(N), torch.ones(N), torch.ones(N)
+INDICES, VALUES = torch.arange(K, dtype=torch.int32), torch.zeros(N)
+BITS, SCALE = torch.zeros(N // 8, dtype=torch.uint8), torch.zeros(1)
+WORKSPACE = torch.empty(1 << 20, dtype=torch.uint8)
+G, R, O, I, V, B, S, W = (  # noqa: E741
+    tensor.data_ptr() for tensor in (GRAD, RESIDUAL, OUT, INDICES, VALUES, BITS, SCALE, WORKSPACE)
+)
+
+KERNELS: dict[str, Callable[[], object]] = {
+    "accumulate": lambda: _native.accumulate(G, 0, R, O, 0, N),
+    "topk": lambda: _native.topk(G, 0, N, K, I, V, W, WORKSPACE.numel()),
+    "topk_accumulate": lambda: _native.topk_accumulate(G, 0, R, O, 0, N, K, I, V, W, WORKSPACE.numel()),
+    "gather": lambda: _native.gather(G, 0, N, I, K, V),
+    "take": lambda: _native.take(O, 0, N, I, K, V),
+    "scatter_add": lambda: _native.scatter_add(I, V, 0, K, O, 0, N, 0.0),
+    "scatter_set": lambda: _native.scatter_set(I, V, 0, K, O, 0, N, 0.0),
+    "sign_accumulate": lambda: _native.sign_accumulate(G, 0, R, O, 0, N, B, S, W, WORKSPACE.numel()),
+    "sign_add": lambda: _native.sign_add(B, S, O, 0, N, 0.0),
+}
+
+
+@pytest.fixture
+def no_preemption() -> Iterator[None]:
+    """A thread keeps the GIL until it waits for something or releases it on purpose."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_another_thread_runs_during_the_call(name: str, no_preemption: None) -> None:
+    """Between releasing `gate` and the last line nothing but the kernel can let the other thread have the GIL.
+
+    It may need more than one call until the system schedules that thread; without the release no number would do.
+    """
+    gate, ran = threading.Lock(), []
+    gate.acquire()
+
+    def wait_for_gate() -> None:
+        with gate:
+            ran.append(True)
+
+    thread = threading.Thread(target=wait_for_gate)
+    thread.start()
+    kernel, give_up_at = KERNELS[name], time.monotonic() + 20
+    gate.release()
+    while not ran and time.monotonic() < give_up_at:
+        kernel()
+    seen = bool(ran)
+    thread.join()
+    assert seen, f"{name} held the GIL"

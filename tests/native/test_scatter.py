@@ -1,0 +1,108 @@
+"""gather, take, scatter_add, scatter_set: an element at a time in Python is the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_compress import native
+from hvd_compress.errors import PayloadError
+from tests.native.cases import DTYPES, assert_same, examples, tensors
+
+VALUE_PAIRS = [(out, value) for out in DTYPES for value in dict.fromkeys((torch.float32, out))]
+SCALES = st.sampled_from([1.0, 0.25, 1 / 3, -3.0, 0.0])
+
+
+@st.composite
+def index_lists(draw: st.DrawFn, n: int) -> torch.Tensor:
+    """Any order, repeated or not."""
+    return torch.tensor(draw(st.lists(st.integers(0, n - 1), max_size=60)) if n else [], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(data=st.data())
+@examples(100)
+def test_gather(dtype: torch.dtype, data: st.DataObject) -> None:
+    x = data.draw(tensors(dtype))
+    indices = data.draw(index_lists(x.numel()))
+    assert_same(native.gather(x, indices), x[indices.long()])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(data=st.data())
+@examples(100)
+def test_take_clears_what_it_took(dtype: torch.dtype, data: st.DataObject) -> None:
+    x = data.draw(tensors(dtype))
+    indices = data.draw(index_lists(x.numel()))
+    expected, left = torch.empty(indices.numel()), x.clone()
+    for position, index in enumerate(indices.tolist()):
+        expected[position] = left[index].float()
+        left[index] = 0
+    assert_same(native.take(x, indices), expected)
+    assert_same(x, left)
+
+
+@pytest.mark.parametrize("dtypes", VALUE_PAIRS)
+@given(data=st.data(), scale=SCALES)
+@examples(100)
+def test_scatter_add_adds_in_order(dtypes: tuple[torch.dtype, torch.dtype], data: st.DataObject, scale: float) -> None:
+    out = data.draw(tensors(dtypes[0]))
+    indices = data.draw(index_lists(out.numel()))
+    values = data.draw(tensors(dtypes[1], indices.numel()))
+    expected = out.clone()
+    for index, value in zip(indices.tolist(), values.float(), strict=True):
+        expected[index] = (expected[index].float() + torch.tensor(scale) * value).to(out.dtype)
+    native.scatter_add(indices, values, out, scale)
+    assert_same(out, expected)
+
+
+@pytest.mark.parametrize("dtypes", VALUE_PAIRS)
+@given(data=st.data(), scale=SCALES)
+@examples(50)
+def test_scatter_set_keeps_the_last(dtypes: tuple[torch.dtype, torch.dtype], data: st.DataObject, scale: float) -> None:
+    out = data.draw(tensors(dtypes[0]))
+    indices = data.draw(index_lists(out.numel()))
+    values = data.draw(tensors(dtypes[1], indices.numel()))
+    expected = out.clone()
+    for index, value in zip(indices.tolist(), values.float(), strict=True):
+        expected[index] = (torch.tensor(scale) * value).to(out.dtype)
+    native.scatter_set(indices, values, out, scale)
+    assert_same(out, expected)
+
+
+def test_scatter_undoes_topk() -> None:
+    x = torch.randn(10_001, generator=torch.Generator().manual_seed(5))
+    residual = torch.zeros_like(x)
+    indices, values = native.topk_accumulate(x, residual, 100)
+    native.scatter_add(indices, values, residual, 1.0)
+    assert_same(residual, x)
+
+
+CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "gather": lambda indices, out: native.gather(out, indices),
+    "take": lambda indices, out: native.take(out, indices),
+    "scatter_add": lambda indices, out: native.scatter_add(indices, torch.ones(indices.numel()), out, 1.0),
+    "scatter_set": lambda indices, out: native.scatter_set(indices, torch.ones(indices.numel()), out, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@given(data=st.data(), n=st.integers(0, 50), length=st.integers(1, 50))
+@examples(100)
+def test_an_index_out_of_range_is_named_and_nothing_is_written(
+    name: str, data: st.DataObject, n: int, length: int
+) -> None:
+    bad = st.sampled_from([-1, n, n + 1, -(2**31), 2**31 - 1])
+    good = st.integers(0, n - 1) if n else bad
+    indices = data.draw(st.lists(st.one_of(good, bad), min_size=length, max_size=length))
+    indices[data.draw(st.integers(0, length - 1))] = data.draw(bad)
+    first = next(j for j, index in enumerate(indices) if not 0 <= index < n)
+    out = torch.full((n,), 5.0)
+    message = rf"index {indices[first]} at position {first} of {length} lies outside 0\.\.{n - 1}"
+    with pytest.raises(PayloadError, match=message):
+        CALLS[name](torch.tensor(indices, dtype=torch.int32), out)
+    assert (out == 5.0).all()

@@ -1,0 +1,139 @@
+"""Exact top-k, with and without error feedback, against a stable sort of the magnitudes' bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_compress import _native, native
+from tests.native.cases import (
+    DTYPES,
+    FINITE_KINDS,
+    OUTS,
+    PAIRS,
+    assert_inputs_kept,
+    assert_same,
+    correct,
+    counts,
+    examples,
+    gradients,
+    magnitude_key,
+    place_out,
+    tensors,
+)
+
+
+def largest(x: torch.Tensor, k: int) -> torch.Tensor:
+    """Ascending indices of the k largest magnitudes; a stable sort puts the lower index first among equals."""
+    order = np.argsort(-magnitude_key(x).numpy(), kind="stable")
+    return torch.from_numpy(np.sort(order[:k])).int()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(data=st.data())
+@examples(200)
+def test_topk_is_the_head_of_a_stable_sort(dtype: torch.dtype, data: st.DataObject) -> None:
+    x = data.draw(tensors(dtype))
+    k = data.draw(counts(x.numel()))
+    before = x.clone()
+    indices, values = native.topk(x, k)
+    assert indices.dtype == torch.int32
+    assert torch.equal(indices, largest(x, k))
+    assert_same(values, x[indices.long()])
+    assert_same(x, before)
+
+
+@given(inputs=gradients(), which=OUTS, data=st.data())
+@examples(250)
+def test_topk_accumulate_selects_of_the_sum(
+    inputs: tuple[torch.Tensor, torch.Tensor], which: str, data: st.DataObject
+) -> None:
+    grad, residual = inputs
+    k = data.draw(counts(grad.numel()))
+    before = (grad.clone(), residual.clone())
+    argument, out = place_out(which, grad, residual)
+    indices, values = native.topk_accumulate(grad, residual, k, out=argument)
+    corrected = correct(*before)
+    assert torch.equal(indices, largest(corrected, k))
+    assert_same(values, corrected[indices.long()].float())
+    left = corrected.clone()
+    left[indices.long()] = 0
+    assert_same(out, left)
+    assert_inputs_kept(out, inputs, before)
+
+
+@given(inputs=gradients(kinds=FINITE_KINDS), data=st.data())
+@examples(100)
+def test_what_is_sent_and_what_is_left_are_the_sum_exactly(
+    inputs: tuple[torch.Tensor, torch.Tensor], data: st.DataObject
+) -> None:
+    # The kinds are finite in fp32; here their sum has to be so in fp16 too.
+    grad, residual = (x.clamp(-torch.finfo(x.dtype).max / 4, torch.finfo(x.dtype).max / 4) for x in inputs)
+    corrected = correct(grad, residual)
+    indices, values = native.topk_accumulate(grad, residual, data.draw(counts(grad.numel())))
+    sent = torch.zeros(grad.numel(), dtype=torch.float64)
+    sent[indices.long()] = values.double()
+    assert torch.equal(sent + residual.double(), corrected.double())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_order_of_what_is_not_finite(dtype: torch.dtype) -> None:
+    x = torch.tensor([1.0, torch.inf, -3e4, torch.nan, -torch.inf, 2.0], dtype=dtype)
+    for k, expected in enumerate([[], [3], [1, 3], [1, 3, 4], [1, 2, 3, 4]]):
+        assert native.topk(x, k)[0].tolist() == expected
+
+
+def test_ties_go_to_the_lowest_index() -> None:
+    x = torch.tensor([1.0, -2.0, 2.0, 0.5, -2.0, 2.0])
+    assert native.topk(x, 2)[0].tolist() == [1, 2]
+    assert native.topk(x, 3)[0].tolist() == [1, 2, 4]
+
+
+@pytest.mark.parametrize("bit", range(31))
+def test_every_bit_of_the_magnitude_decides(bit: int) -> None:
+    """Two keys that differ in one bit only, so that a digit of the radix selection that is skipped shows."""
+    low = 0x00000000 if bit == 30 else 0x2AAAAAAA & ~(1 << bit)
+    x = torch.tensor([low, low | 1 << bit] * 20, dtype=torch.int32).view(torch.float32)
+    assert native.topk(x, 20)[0].tolist() == list(range(1, 40, 2))
+
+
+def test_topk_of_many() -> None:
+    x = torch.randn(3_000_001, generator=torch.Generator().manual_seed(3))
+    for k in (1, 3_000, 300_000, 2_999_999):
+        assert torch.equal(native.topk(x, k)[0], largest(x, k))
+
+
+@pytest.mark.parametrize("dtypes", PAIRS)
+@given(n=st.integers(0, 100), data=st.data())
+@examples(30)
+def test_nothing_is_written_around_the_outputs(
+    dtypes: tuple[torch.dtype, torch.dtype], n: int, data: st.DataObject
+) -> None:
+    k = data.draw(counts(n))
+    workspace_bytes = _native.topk_workspace_bytes(n, k)
+    guarded = {
+        "out": torch.full((n + 16,), 9, dtype=dtypes[1]),
+        "indices": torch.full((k + 16,), 9, dtype=torch.int32),
+        "values": torch.full((k + 16,), 9, dtype=torch.float32),
+        "workspace": torch.full((workspace_bytes + 16,), 9, dtype=torch.uint8),
+    }
+    inner = {name: buffer[8:] for name, buffer in guarded.items()}
+    grad, residual = data.draw(tensors(dtypes[0], n)), data.draw(tensors(dtypes[1], n))
+    _native.topk_accumulate(
+        grad.data_ptr(),
+        DTYPES.index(dtypes[0]),
+        residual.data_ptr(),
+        inner["out"].data_ptr(),
+        DTYPES.index(dtypes[1]),
+        n,
+        k,
+        inner["indices"].data_ptr(),
+        inner["values"].data_ptr(),
+        inner["workspace"].data_ptr(),
+        workspace_bytes,
+    )
+    for name, buffer in guarded.items():
+        assert (torch.cat([buffer[:8], buffer[-8:]]) == 9).all(), name

@@ -1,0 +1,81 @@
+"""Every rank of the launcher runs these tests, in step: `mpirun -np 3 python -m pytest tests/parallel`.
+
+MPI or Horovod is started once, the way that a training script does it. No rank may skip or leave a test that others
+stay in. A rank whose test fails ends at once, and its launcher ends the others with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+import pytest
+
+from hvd_compress.decision import Request
+from hvd_compress.engines.leave import fail_at_exit
+from hvd_compress.engines.mpi_environment import prepare
+from tests.parallel.training import ENGINES, EXACT
+
+
+@pytest.fixture(scope="session")
+def hvd() -> Any:
+    """Return horovod.torch, initialised. Process sets may be added later."""
+    os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
+    os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"  # cores are few: a rank that waits must not keep one busy
+    prepare()
+    import horovod.torch as hvd
+
+    hvd.init()
+    return hvd
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_forced_exit(hvd: Any) -> None:
+    """Errors that tests provoke must not end the whole launch with status 1; tests/jobs sees that they do elsewhere."""
+    modules = ["hvd_compress.engines.horovod", "hvd_compress.pipeline"]
+    if "OMPI_COMM_WORLD_SIZE" in os.environ:  # importing it starts MPI
+        modules.append("hvd_compress.engines.mpi")
+        importlib.import_module(modules[-1]).watch = lambda engine: None
+    for name in modules:
+        importlib.import_module(name).fail_at_exit = lambda abort: None
+
+
+@pytest.fixture(scope="session")
+def under_mpirun() -> bool:
+    """Say whether mpirun started this process (else horovodrun did): the same on all ranks."""
+    return "OMPI_COMM_WORLD_SIZE" in os.environ
+
+
+@pytest.fixture(autouse=True)
+def small_settings(hvd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets so small that every model here has several, and a limit for what would hang."""
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1000")
+    monkeypatch.setenv("HVD_COMPRESS_TIMEOUT_S", "60")
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    """The name of each engine that this launch offers."""
+    return request.param
+
+
+@pytest.fixture(params=EXACT)
+def exact(request: pytest.FixtureRequest) -> Request:
+    """Each compression that loses nothing but rounding."""
+    return EXACT[request.param]
+
+
+@pytest.fixture(scope="session")
+def some_ranks(hvd: Any) -> Any:
+    """A process set that leaves out rank 0, and rank 2 where there are four: 1 rank of 2, else 2.
+
+    It stays: to remove it takes all ranks, and would keep one that failed from ending.
+    """
+    return hvd.add_process_set({2: [1], 3: [1, 2], 4: [1, 3]}[hvd.size()])
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        # The other ranks may wait for this one in a collective, where MPI's and Horovod's clean-up would join them.
+        fail_at_exit(lambda: os._exit(1))

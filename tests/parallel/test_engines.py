@@ -1,0 +1,133 @@
+"""The MPI and Horovod engines keep every promise of an engine, between real processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import hvd_compress.torch as hvd
+from hvd_compress.engines import limits, select
+from hvd_compress.engines.base import ALGORITHMS, Engine
+from hvd_compress.engines.horovod import HorovodEngine
+from hvd_compress.errors import ConfigError, UnsupportedError
+from tests.parallel.training import ENGINES
+from tests.unit.engines.promises import PROMISES
+
+
+@pytest.fixture(scope="module")
+def engines() -> dict[str, Engine]:
+    """Return an engine of each kind that this launch offers."""
+    made: dict[str, Engine] = {"horovod": HorovodEngine()}
+    if "mpi" in ENGINES:
+        from hvd_compress.engines.mpi import MpiEngine
+
+        made["mpi"] = MpiEngine()
+    return made
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request, engines) -> Engine:
+    return engines[request.param]
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+def test_promise(promise, engine):
+    promise(engine)
+
+
+def test_ranks_are_horovods(engine):
+    assert (engine.rank, engine.world_size) == (hvd.rank(), hvd.size())
+
+
+def test_two_engines_of_a_kind_do_not_mix(engines):
+    second = HorovodEngine()
+    first = engines["horovod"]
+    for engine in (first, second, first):
+        tensor = torch.ones(5)
+        engine.allreduce(tensor)
+        assert torch.equal(tensor, torch.full((5,), float(hvd.size())))
+
+
+def test_more_elements_than_a_call_can_count(engine, monkeypatch):
+    """Sums and broadcasts go in parts; what cannot be split says so, on every rank."""
+    monkeypatch.setattr(limits, "MAX_COUNT", 7)
+    tensor = torch.arange(30.0)
+    engine.allreduce(tensor)
+    assert torch.equal(tensor, torch.arange(30.0) * engine.world_size)
+    tensor = torch.arange(30.0) + engine.rank
+    engine.broadcast(tensor, 0)
+    assert torch.equal(tensor, torch.arange(30.0))
+    for verb in (engine.allgather, engine.reduce_scatter):
+        with pytest.raises(UnsupportedError, match="more than the transport can count"):
+            verb(tensor)
+    with pytest.raises(UnsupportedError, match="more than the transport can count"):
+        engine.alltoall([tensor] * engine.world_size)
+
+
+class TestProcessSets:
+    """An engine over the first and the last rank."""
+
+    @pytest.fixture
+    def members(self):
+        members = hvd.add_process_set([0, hvd.size() - 1]) if hvd.size() > 2 else hvd.add_process_set([0])
+        yield members
+        hvd.remove_process_set(members)
+
+    def test_members_communicate_and_others_are_refused(self, members):
+        for kind in ENGINES:
+            if not members.included():
+                with pytest.raises(ConfigError, match="process set"):
+                    select.choose_engine(kind, members)
+                continue
+            engine = select.choose_engine(kind, members)
+            assert (engine.rank, engine.world_size) == (members.rank(), members.size())
+            for promise in PROMISES:
+                promise(engine)
+
+    def test_a_group_by_ranks(self, members):
+        if "mpi" not in ENGINES:
+            pytest.skip("needs MPI")
+        from hvd_compress.engines.mpi import MpiEngine
+
+        if not members.included():
+            with pytest.raises(ConfigError, match="leave it out"):
+                MpiEngine(ranks=members.ranks)
+            return
+        engine = MpiEngine(ranks=members.ranks)
+        assert (engine.rank, engine.world_size) == (members.ranks.index(hvd.rank()), len(members.ranks))
+        assert engine.capabilities.algorithms == ALGORITHMS
+        engine.close()
+
+
+class TestChoice:
+    def test_auto_follows_the_launcher(self):
+        assert select.choose_engine("auto").name == ("MPI" if "mpi" in ENGINES else "Horovod")
+
+    def test_horovod_by_name(self):
+        assert select.choose_engine("horovod").name == "Horovod"
+
+    def test_mpi_by_name(self):
+        if "mpi" in ENGINES:
+            assert select.choose_engine("mpi").name == "MPI"
+            return
+        with pytest.raises(UnsupportedError, match=r"rank 0: not launched by mpirun; rank 1: not launched by mpirun"):
+            select.choose_engine("mpi")
+
+    def test_an_unknown_name_is_an_error_everywhere(self):
+        name = "pigeon" if hvd.rank() == 0 else "auto"
+        with pytest.raises(ConfigError, match=r"'pigeon' on ranks \[0\], 'auto' on ranks \[1"):
+            select.choose_engine(name)
+        with pytest.raises(ConfigError, match="unknown engine 'pigeon'; known are auto, mpi, horovod"):
+            select.choose_engine("pigeon")
+
+    def test_different_names_are_an_error_everywhere(self):
+        name = "mpi" if hvd.rank() == hvd.size() - 1 else "horovod"
+        with pytest.raises(ConfigError, match=rf"'mpi' on ranks \[{hvd.size() - 1}\]"):
+            select.choose_engine(name)
+
+    def test_one_rank_without_mpi_decides_for_all(self, monkeypatch):
+        last = hvd.size() - 1
+        monkeypatch.setattr(select, "_obstacle_to_mpi", lambda name: "no MPI here" if hvd.rank() == last else None)
+        assert select.choose_engine("auto").name == "Horovod"
+        with pytest.raises(UnsupportedError, match=rf"\(rank {last}: no MPI here\)"):
+            select.choose_engine("mpi")

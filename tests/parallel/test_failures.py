@@ -1,0 +1,271 @@
+"""Bad input and calls in a wrong order: typed errors that say what to do, and that leave the job able to go on.
+
+What ends a job is tested in tests/jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hvd_compress.torch as hvd
+from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
+from tests.parallel.training import (
+    EXACT,
+    assert_same_on_all_ranks,
+    check_against_horovod,
+    finish,
+    flat,
+    loss,
+    maker,
+    sgd,
+    small_model,
+    train,
+)
+
+
+def wrap(model: nn.Module, compression: Any = EXACT["dense"], **options: Any) -> Any:
+    return maker(compression)(sgd(model), model, **options)
+
+
+@pytest.mark.parametrize("ratio", [0, 0.0, -0.1, 1.5, 10, float("nan"), float("inf"), "0.1", None, True, [0.1]])
+def test_ratio(ratio: Any) -> None:
+    with pytest.raises(ConfigError, match="ratio"):
+        hvd.Compression.topk(ratio)
+
+
+def test_a_ratio_meant_in_per_cent_is_explained() -> None:
+    with pytest.raises(ConfigError, match=r"one per cent is 0\.01"):
+        hvd.Compression.topk(10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"scheme": "stars"}, "unknown scheme 'stars'; known here are auto, allgather, star, var"),
+        ({"algorithm": "rings"}, "unknown algorithm 'rings'; known here are auto, ring, tree"),
+        ({"engine": "nccl"}, "unknown engine 'nccl'; known here are auto, mpi, horovod"),
+        ({"scheme": "allgather", "algorithm": "ring"}, "an all-gather has none"),
+        ({"scheme": None}, "unknown scheme None"),
+        ({"algorithm": ["ring"]}, "unknown algorithm"),
+    ],
+    ids=str,
+)
+def test_unknown_words(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        hvd.Compression.topk(0.1, **arguments)
+
+
+def test_adasum() -> None:
+    with pytest.raises(UnsupportedError, match="Adasum"):
+        wrap(small_model(), op=hvd.Adasum)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"op": hvd.Max}, "op"),
+        ({"op": "mean"}, "op"),
+        ({"gradient_predivide_factor": 0.0}, "gradient_predivide_factor"),
+        ({"gradient_predivide_factor": float("nan")}, "gradient_predivide_factor"),
+        ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "gradient_predivide_factor is for op=Average"),
+        ({"backward_passes_per_step": 0}, "backward_passes_per_step = 0"),
+        ({"backward_passes_per_step": 1.5}, "backward_passes_per_step = 1.5"),
+        ({"groups": -1}, "groups = -1"),
+        ({"groups": True}, "groups"),
+        ({"groups": [["0.weight"]]}, "lists of tensors"),
+        ({"groups": [torch.ones(3)]}, "list of lists of parameters"),
+    ],
+    ids=str,
+)
+def test_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        wrap(small_model(), **options)
+
+
+def test_a_parameter_in_two_groups() -> None:
+    model = small_model()
+    with pytest.raises(ConfigError, match="one group only"):
+        wrap(model, groups=[[model[0].weight], [model[0].bias, model[0].weight]])
+
+
+def test_groups_may_be_generators() -> None:
+    model = small_model()
+    optimizer = wrap(model, groups=[model[0].parameters(), model[2].parameters()])
+    finish(train(optimizer, model))
+    assert {frozenset(names) for names in optimizer.decisions} == {
+        frozenset({"0.weight", "0.bias"}),
+        frozenset({"2.weight", "2.bias"}),
+    }
+
+
+@pytest.mark.parametrize("factory", ["topk", "efsign", "bf16", "dense"])
+def test_a_compression_that_was_not_called(factory: str) -> None:
+    with pytest.raises(ConfigError, match=f"{factory} is a function: call it"):
+        wrap(small_model(), getattr(hvd.Compression, factory))
+
+
+def test_a_complex_parameter() -> None:
+    parameter = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    with pytest.raises(ConfigError, match=r"'waves' has dtype torch.complex64"):
+        hvd.DistributedOptimizer(torch.optim.SGD([parameter]), [("waves", parameter)], EXACT["dense"])
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        (lambda model: [("a", p) for p in model.parameters()], "these come twice: a"),
+        (lambda model: list(model.named_parameters())[1:], r"1 of the optimizer's 4 .* no name .*\(31, 13\)"),
+        (lambda model: [], "4 of the optimizer's 4 parameters have no name"),
+        (lambda model: model.parameters(), r"must be \(name, parameter\)"),
+        (lambda model: [name for name, _ in model.named_parameters()], r"must be \(name, parameter\)"),
+    ],
+    ids=["doubled", "one missing", "all missing", "no names", "no parameters"],
+)
+def test_names(named: Callable[[nn.Module], Any], message: str) -> None:
+    model = small_model()
+    with pytest.raises(ConfigError, match=message):
+        hvd.DistributedOptimizer(sgd(model), named(model), EXACT["dense"])
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("HOROVOD_FUSION_THRESHOLD", "-1"),
+        ("HOROVOD_FUSION_THRESHOLD", "64 MiB"),
+        ("HOROVOD_FUSION_THRESHOLD", "0.5"),
+        ("HVD_COMPRESS_TIMEOUT_S", "0"),
+        ("HVD_COMPRESS_TIMEOUT_S", "nan"),
+        ("HVD_COMPRESS_TIMEOUT_S", "soon"),
+    ],
+)
+def test_the_environment(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=variable):
+        wrap(small_model())
+
+
+def test_horovods_engine_cannot_force_an_algorithm() -> None:
+    """Found when the engine is made, by all ranks alike; whoever wants to can go on with another optimizer."""
+    model = small_model()
+    optimizer = wrap(model, hvd.Compression.topk(0.1, "star", "ring", engine="horovod"))
+    loss(model, 0).backward()
+    with pytest.raises(UnsupportedError, match=r"Horovod engine cannot force algorithm 'ring'.* offers auto"):
+        optimizer.step()
+    check_that_training_works()
+
+
+def test_bf16_with_an_algorithm(engine: str) -> None:
+    """Signs and bfloat16 are not summed by an engine, so there is no algorithm to choose."""
+    with pytest.raises(TypeError):
+        hvd.Compression.bf16(algorithm="ring")
+    with pytest.raises(TypeError):
+        hvd.Compression.efsign(algorithm="ring")
+
+
+def check_that_training_works() -> None:
+    model = small_model()
+    finish(train(wrap(model), model))
+    assert_same_on_all_ranks(flat(model.parameters()))
+
+
+def test_two_steps_for_one_backward_pass() -> None:
+    model = small_model()
+    optimizer = wrap(model)
+    loss(model, 0).backward()
+    optimizer.step()
+    with pytest.warns(UserWarning, match="no backward pass has run since the last exchange"):
+        optimizer.step()
+    assert_same_on_all_ranks(flat(model.parameters()))
+
+
+def test_step_after_synchronize_without_skip() -> None:
+    """Twice is what Horovod does, too; it warns, and so do we."""
+    model = small_model()
+    optimizer = wrap(model)
+    loss(model, 0).backward()
+    optimizer.synchronize()
+    with pytest.warns(UserWarning, match=r"after synchronize\(\) within skip_synchronize"):
+        optimizer.step()
+    assert_same_on_all_ranks(flat(model.parameters()))
+
+
+MEDDLING = {
+    "zero_grad": lambda optimizer: optimizer.zero_grad(),
+    "load_state_dict": lambda optimizer: optimizer.load_state_dict(optimizer.state_dict()),
+    "set_backward_passes_per_step": lambda optimizer: optimizer.set_backward_passes_per_step(2),
+}
+
+
+@pytest.mark.parametrize("call", MEDDLING)
+def test_between_backward_and_step(call: str) -> None:
+    model = small_model()
+    optimizer = wrap(model)
+    for _ in range(2):  # before there are buckets, and then
+        loss(model, 0).backward()
+        with pytest.raises(UsageError, match=rf"{call}\(\) after backward.*call synchronize\(\) first"):
+            MEDDLING[call](optimizer)
+        optimizer.synchronize()
+        optimizer.zero_grad()
+    check_that_training_works()
+
+
+def test_a_second_backward_pass_without_a_step() -> None:
+    """It names the parameter and what to do. Here before there is an engine; a job that has one must end."""
+    model = small_model()
+    optimizer = wrap(model)
+    loss(model, 0).backward()
+    with pytest.raises(UsageError, match=r"'2.bias' was computed more than .*backward_passes_per_step = 1 times"):
+        loss(model, 1).backward()
+    with pytest.raises(CommunicationError, match=r"nothing is exchanged any more.*'2.bias' was computed more than"):
+        optimizer.step()
+    check_that_training_works()
+
+
+def test_a_parameter_group_that_is_added() -> None:
+    optimizer = wrap(small_model())
+    with pytest.raises(UnsupportedError, match="before it is wrapped"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+
+
+def test_a_parameter_that_is_unfrozen() -> None:
+    model = small_model()
+    model[0].bias.requires_grad_(False)
+    optimizer = wrap(model)
+    finish(train(optimizer, model))
+    model[0].bias.requires_grad_(True)
+    with pytest.raises(UnsupportedError, match=r"of shape \(31,\) was frozen when"):
+        finish(train(optimizer, model))
+    check_that_training_works()
+
+
+def test_a_closure_within_skip_synchronize() -> None:
+    model = small_model()
+    optimizer = wrap(model)
+    with optimizer.skip_synchronize(), pytest.raises(UsageError, match="call the closure before synchronize"):
+        optimizer.step(lambda: loss(model, 0).backward())
+
+
+@pytest.mark.filterwarnings("ignore:optimizer.step.. called without:UserWarning")
+def test_an_error_in_the_training_program_does_no_harm() -> None:
+    """A step that every rank gives up after backward(): synchronize() clears what is under way. (Horovod warns.)"""
+
+    def scenario(make: Any) -> Any:
+        model = small_model()
+        optimizer = make(sgd(model), model)
+        for step in range(4):
+            try:
+                loss(model, step).backward()
+                if step == 1:
+                    raise KeyboardInterrupt
+                optimizer.step()
+            except KeyboardInterrupt:
+                optimizer.synchronize()
+            optimizer.zero_grad()
+        return model.parameters()
+
+    check_against_horovod(scenario)

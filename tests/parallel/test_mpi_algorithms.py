@@ -1,0 +1,131 @@
+"""Open MPI's algorithms are really forced, and one that is not is found out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import hvd_compress.torch as hvd
+from hvd_compress.engines.base import ALGORITHMS
+from hvd_compress.errors import UnsupportedError
+from tests.parallel.training import ENGINES
+
+pytestmark = pytest.mark.skipif("mpi" not in ENGINES, reason="needs mpirun")
+
+
+def test_all_algorithms_were_seen_to_run():
+    from hvd_compress.engines.mpi import MpiEngine
+
+    engine = MpiEngine()
+    assert engine.capabilities.algorithms == ALGORITHMS
+    engine.close()
+
+
+def test_they_differ_in_what_the_ranks_sum():
+    """Each communicator leaves its own pattern; with two ranks ring and Rabenseifner are the same algorithm."""
+    from mpi4py import MPI
+
+    from hvd_compress.engines import mpi_algorithms
+
+    world = MPI.COMM_WORLD
+    count = mpi_algorithms.probe_count(world.size)
+    forced = mpi_algorithms.forced_communicators(world)
+    patterns = {name: world.allgather(mpi_algorithms.observe(comm, count)) for name, comm in forced.items()}
+    different = {str(sorted(pattern)) for pattern in patterns.values()}
+    assert len(different) == (3 if world.size == 2 else 4)
+    if world.size == 4:
+        n = count
+        assert patterns["ring"] == [[n // 4] * 3] * 4
+        assert patterns["tree"] == [[n, n], [], [n], []]
+        assert patterns["recursive_doubling"] == [[n, n]] * 4
+        assert patterns["rabenseifner"] == [[n // 2, n // 4]] * 4
+    for comm in forced.values():
+        comm.Free()
+
+
+def test_an_allreduce_runs_the_algorithm_that_was_asked_for(monkeypatch):
+    """Seen through the engine's own call: its sum is replaced by an operation that notes what it is given."""
+    from mpi4py import MPI
+
+    from hvd_compress.engines import mpi_algorithms
+    from hvd_compress.engines.mpi import MpiEngine
+
+    engine = MpiEngine()
+    count = mpi_algorithms.probe_count(engine.world_size)
+    lengths: list[int] = []
+    recorder = MPI.Op.Create(lambda given, _total, _type: lengths.append(given.nbytes // 4), commute=True)
+    monkeypatch.setattr(MPI, "SUM", recorder)
+    for algorithm in ALGORITHMS:
+        lengths.clear()
+        engine.allreduce(torch.ones(count), algorithm)
+        seen = sorted(MPI.COMM_WORLD.allgather(lengths))
+        assert seen == mpi_algorithms.expected(algorithm, engine.world_size, count)
+    recorder.Free()
+    engine.close()
+
+
+def test_a_setting_without_effect_is_not_offered(monkeypatch):
+    from hvd_compress.engines import mpi_algorithms
+    from hvd_compress.engines.mpi import MpiEngine
+
+    doubling = mpi_algorithms.CONTROLS["recursive_doubling"]
+    monkeypatch.setitem(mpi_algorithms.CONTROLS, "ring", doubling)
+    engine = MpiEngine()
+    assert engine.capabilities.algorithms == ("tree", "recursive_doubling", "rabenseifner")
+    with pytest.raises(UnsupportedError, match=r"cannot force algorithm 'ring' .* it offers auto, tree, recursive"):
+        engine.allreduce(torch.ones(3), "ring")
+    engine.close()
+
+
+def test_a_control_that_one_rank_lacks_is_offered_on_none(monkeypatch):
+    from hvd_compress.engines import mpi_algorithms
+    from hvd_compress.engines.mpi import MpiEngine
+
+    if hvd.rank() == 0:
+        monkeypatch.setitem(mpi_algorithms.CONTROLS, "tree", {"coll_tuned_no_such_variable": 1})
+    engine = MpiEngine()
+    assert engine.capabilities.algorithms == ("ring", "recursive_doubling", "rabenseifner")
+    engine.close()
+
+
+def test_another_vendor_offers_only_auto(monkeypatch):
+    from mpi4py import MPI
+
+    from hvd_compress.engines import mpi_algorithms
+
+    monkeypatch.setattr(MPI, "get_vendor", lambda: ("MPICH", (4, 2, 0)))
+    assert mpi_algorithms.forcible_algorithms() == ()
+
+
+def test_too_few_threads_say_what_to_do(monkeypatch):
+    from mpi4py import MPI
+
+    from hvd_compress.engines.mpi import MpiEngine
+
+    monkeypatch.setattr(MPI, "Query_thread", lambda: MPI.THREAD_SERIALIZED)
+    with pytest.raises(UnsupportedError, match="do not set HOROVOD_MPI_THREADS_DISABLE"):
+        MpiEngine()
+
+
+class TestControlVariables:
+    NAME = "coll_tuned_allreduce_algorithm"
+
+    def test_values_come_back_after_the_block(self):
+        from hvd_compress.engines import control_variables
+
+        before = control_variables.read(self.NAME)
+        with control_variables.temporarily({self.NAME: 6, "coll_tuned_use_dynamic_rules": 1}):
+            assert control_variables.read(self.NAME) == 6
+            assert control_variables.read("coll_tuned_use_dynamic_rules") == 1
+        assert control_variables.read(self.NAME) == before
+
+    def test_an_unknown_variable_is_a_lookup_error_and_leaves_the_others_alone(self):
+        from hvd_compress.engines import control_variables
+
+        before = control_variables.read(self.NAME)
+        with (
+            pytest.raises(LookupError, match="no_such_variable"),
+            control_variables.temporarily({self.NAME: 6, "no_such_variable": 1}),
+        ):
+            pass
+        assert control_variables.read(self.NAME) == before

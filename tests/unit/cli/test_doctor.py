@@ -1,0 +1,98 @@
+"""The doctor's conclusions, from probe results that are given here rather than found on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hvd_compress.cli import doctor, findings, probes
+from hvd_compress.cli.probes import Result
+
+HEALTHY = {
+    "torch": Result({"version": "2.13.0", "cuda": None, "devices": 0}),
+    "horovod": Result({"version": "0.28.1", "built": ["MPI", "Gloo"], "not_built": ["NCCL", "CUDA"]}),
+    "mpi": Result({"vendor": "Open MPI", "version": "5.0.11", "library": "Open MPI v5.0.11", "threads": "multiple"}),
+    "algorithms": Result({"forcible": ["ring", "tree"]}),
+    "native": Result({"file": "_native.so"}),
+    "namespaces": Result({"kind": "direct", "tun": True}),
+}
+BROKEN = Result(error="ModuleNotFoundError: No module named '[it]'")
+
+
+def _doctor(monkeypatch: pytest.MonkeyPatch, *arguments: str, **changed: Result) -> tuple[int, str]:
+    monkeypatch.setattr(probes, "run", (HEALTHY | changed).__getitem__)
+    result = CliRunner().invoke(doctor.command, arguments)
+    return result.exit_code, result.output
+
+
+def test_healthy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, output = _doctor(monkeypatch)
+    assert code == 0
+    assert "Training can run." in output
+    assert "can force ring, tree" in output
+
+
+@pytest.mark.parametrize("part", ["torch", "horovod", "native"])
+def test_what_training_needs(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    code, output = _doctor(monkeypatch, **{part: BROKEN})
+    assert code == 1
+    assert "Training cannot run without" in output
+    assert "'[it]'" in output  # not taken for markup
+
+
+@pytest.mark.parametrize("part", ["mpi", "algorithms", "namespaces"])
+def test_what_training_can_do_without(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    assert _doctor(monkeypatch, **{part: BROKEN})[0] == 0
+
+
+def test_every_probe_can_fail_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, output = _doctor(monkeypatch, "--json", **dict.fromkeys(HEALTHY, BROKEN))
+    report = json.loads(output)
+    assert (code, report["training_can_run"]) == (1, False)
+    assert {"Python", "torch", "Horovod", "MPI", "native kernels"} <= {row["name"] for row in report["findings"]}
+
+
+def test_whatever_is_missing_has_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, output = _doctor(monkeypatch, "--json", **dict.fromkeys(HEALTHY, BROKEN))
+    missing = [row for row in json.loads(output)["findings"] if row["state"] == "missing"]
+    assert missing
+    assert all(row["hint"] for row in missing)
+
+
+def test_horovod_without_a_way_to_start_ranks() -> None:
+    found = findings.horovod(Result({"version": "0.28.1", "built": ["NCCL"], "not_built": ["MPI", "Gloo", "CUDA"]}))
+    assert (found.state, found.required) == ("missing", True)
+
+
+@pytest.mark.parametrize(("version", "state"), [((3, 9), "missing"), ((3, 10), "ok"), ((3, 13), "ok")])
+def test_python_versions(version: tuple[int, int], state: str) -> None:
+    assert findings.python(version).state == state
+
+
+@pytest.mark.parametrize("threads", ["single", "serialized"])
+def test_mpi_without_threads_is_noted(threads: str) -> None:
+    mpi = Result(HEALTHY["mpi"].values | {"threads": threads})
+    assert findings.mpi(mpi, launcher="mpirun").state == "note"
+
+
+@pytest.mark.parametrize(
+    ("flags", "level"),
+    [
+        ("fpu sse2", "portable"),
+        ("avx2 f16c", "portable"),
+        ("avx2 fma f16c", "AVX2"),
+        ("avx2 fma f16c avx512f", "AVX2"),
+        ("avx2 fma f16c avx512f avx512bw avx512vl", "AVX-512"),
+    ],
+)
+def test_simd_level(flags: str, level: str, tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\nflags\t\t: other\n")
+    assert findings.simd_level(findings.cpu_flags(cpuinfo)) == level
+
+
+def test_cpu_without_flags(tmp_path: Path) -> None:
+    assert findings.cpu_flags(tmp_path / "absent") == frozenset()

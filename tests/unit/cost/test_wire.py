@@ -1,0 +1,84 @@
+"""The byte formulas, held against what the in-process engine really sends."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_compress.cost import wire
+from hvd_compress.engines.base import ALGORITHMS
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.errors import ConfigError
+
+world_sizes = pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8])
+numels = pytest.mark.parametrize("numel", [0, 1, 6, 64, 1001])
+
+
+def mean_sent(n: int, body: Callable[[InProcessEngine], object]) -> int:
+    """Return the mean over ranks of the bytes that `body` made them send, rounded down."""
+
+    def counted(engine: InProcessEngine) -> int:
+        body(engine)
+        return engine.sent_bytes
+
+    return sum(run_ranks(n, counted)) // n
+
+
+@world_sizes
+@numels
+@pytest.mark.parametrize("algorithm", ["auto", *ALGORITHMS])
+def test_allreduce(n, numel, algorithm):
+    sent = mean_sent(n, lambda engine: engine.allreduce(torch.ones(numel), algorithm))
+    assert sent == wire.allreduce(4 * numel, n, algorithm)
+
+
+@world_sizes
+@numels
+def test_other_verbs(n, numel):
+    x = torch.ones(numel)
+    assert mean_sent(n, lambda engine: engine.broadcast(x.clone(), n - 1)) == wire.broadcast(4 * numel, n)
+    assert mean_sent(n, lambda engine: engine.allgather(x)) == wire.allgather(4 * numel, n)
+    assert mean_sent(n, lambda engine: engine.reduce_scatter(x)) == wire.reduce_scatter(4 * numel, n)
+    assert mean_sent(n, lambda engine: engine.gather(x, 0)) == wire.gather(4 * numel, n)
+    assert mean_sent(n, lambda engine: engine.alltoall([x] * n)) == wire.alltoall(4 * numel * n, n)
+
+
+def test_figures_by_hand():
+    assert [wire.allreduce(1000, 4, name) for name in ALGORITHMS] == [1500, 1500, 2000, 1500]
+    assert wire.allreduce(900, 3, "recursive_doubling") == (2 * 900 + 2 * 900) // 3
+    assert wire.allgather(1000, 4) == 3000
+    assert wire.broadcast(1000, 4) == wire.reduce_scatter(1000, 4) == wire.gather(1000, 4) == 750
+    assert wire.alltoall(1000, 4) == 750
+
+
+def test_an_unknown_algorithm_is_a_config_error():
+    with pytest.raises(ConfigError, match="bubble"):
+        wire.allreduce(4, 2, "bubble")
+
+
+@given(numel=st.integers(0, 10**12), n=st.integers(1, 64))
+def test_shards_cover_everything_once_and_differ_by_at_most_one(numel, n):
+    shards = [wire.shard(numel, n, rank) for rank in range(n)]
+    assert shards[0].start == 0
+    assert shards[-1].stop == numel
+    assert all(a.stop == b.start for a, b in itertools.pairwise(shards))
+    lengths = wire.shard_lengths(numel, n)
+    assert lengths == [part.stop - part.start for part in shards] == sorted(lengths, reverse=True)
+    assert lengths[0] - lengths[-1] <= 1
+
+
+def test_the_first_shards_are_the_longer_ones():
+    assert wire.shard_lengths(8, 3) == [3, 3, 2]
+    assert wire.shard(8, 3, 2) == slice(6, 8)
+
+
+@given(n=st.integers(1, 10**6))
+def test_largest_power_of_two(n):
+    core = wire.largest_power_of_two(n)
+    assert core <= n < 2 * core
+    assert core & (core - 1) == 0

@@ -1,0 +1,234 @@
+"""What every engine must do, as functions of an engine that all ranks call: one body for all engines.
+
+A rank's data follows from its number, so that each rank can compute what the others hold without asking them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from hvd_compress.cost import wire
+from hvd_compress.engines.base import ALGORITHMS, Engine
+from hvd_compress.errors import ConfigError, UnsupportedError
+
+MOVED_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8, torch.int32, torch.int64)
+ALL_DTYPES = (*MOVED_DTYPES, torch.int8, torch.int16)
+
+
+def values(rank: int, numel: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return what rank `rank` holds: small integers for integer dtypes, so that no sum overflows."""
+    drawn = torch.randn(numel, generator=torch.Generator().manual_seed(1000 * numel + rank), dtype=torch.float64)
+    return (drawn * 1e3).to(dtype) if dtype.is_floating_point else (drawn.abs() * 4).to(dtype)
+
+
+def total(engine: Engine, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the exact sum over all ranks, in float64."""
+    return torch.stack([values(rank, numel, dtype).double() for rank in range(engine.world_size)]).sum(0)
+
+
+def sizes(engine: Engine, dtype: torch.dtype = torch.float32) -> tuple[int, ...]:
+    """Empty, fewer elements than ranks, about as many, and many that divide by nothing.
+
+    All of them for fp32, two for the other dtypes: ranks that share a core pay a time slice a round.
+    """
+    n = engine.world_size
+    return (0, 1, n - 1, n + 1, 10007) if dtype == torch.float32 else (n - 1, 257)
+
+
+def unequal(engine: Engine, shift: int = 0) -> list[int]:
+    """Return a length for each rank, among them zero."""
+    return [3 * ((rank + shift) % engine.world_size) for rank in range(engine.world_size)]
+
+
+def assert_sum(result: torch.Tensor, exact: torch.Tensor) -> None:
+    assert result.shape == exact.shape
+    if result.dtype.is_floating_point:
+        loose = 1e-2 if result.dtype in (torch.float16, torch.bfloat16) else 1e-5
+        torch.testing.assert_close(result.double(), exact, rtol=loose, atol=loose * 1e4)
+    else:
+        assert torch.equal(result.double(), exact)
+
+
+def assert_bit_identical(engine: Engine, tensor: torch.Tensor) -> None:
+    raw = tensor.view(torch.uint8)
+    assert all(torch.equal(raw, other) for other in engine.allgather(raw))
+
+
+def allreduce_sums_and_leaves_the_same_bits(engine: Engine) -> None:
+    for algorithm in ("auto", *engine.capabilities.algorithms):
+        for dtype in engine.capabilities.sum_dtypes:
+            for numel in sizes(engine, dtype):
+                tensor = values(engine.rank, numel, dtype)
+                engine.allreduce(tensor, algorithm)
+                assert_sum(tensor, total(engine, numel, dtype))
+                assert_bit_identical(engine, tensor)
+
+
+def allgather_keeps_lengths_order_and_dtype(engine: Engine) -> None:
+    for dtype in MOVED_DTYPES:
+        for lengths in (unequal(engine), unequal(engine, 1), [5] * engine.world_size, [0] * engine.world_size):
+            mine = values(engine.rank, lengths[engine.rank], dtype)
+            for known in (None, lengths):
+                gathered = engine.allgather(mine, known)
+                assert [block.dtype for block in gathered] == [dtype] * engine.world_size
+                for rank, block in enumerate(gathered):
+                    assert torch.equal(block, values(rank, lengths[rank], dtype))
+
+
+def broadcast_replaces_all_by_the_root(engine: Engine) -> None:
+    for dtype in MOVED_DTYPES:
+        for root in range(engine.world_size):
+            for numel in sizes(engine, dtype):
+                tensor = values(engine.rank, numel, dtype)
+                engine.broadcast(tensor, root)
+                assert torch.equal(tensor, values(root, numel, dtype))
+
+
+def alltoall_delivers_each_part(engine: Engine) -> None:
+    """The part from a to b has a length of its own, zero among them."""
+
+    def part(source: int, destination: int, dtype: torch.dtype) -> torch.Tensor:
+        return values(source, (source + 2 * destination) % 5, dtype) + destination
+
+    for dtype in MOVED_DTYPES:
+        received = engine.alltoall([part(engine.rank, other, dtype) for other in range(engine.world_size)])
+        assert len(received) == engine.world_size
+        for source, block in enumerate(received):
+            assert torch.equal(block, part(source, engine.rank, dtype))
+    assert all(block.numel() == 0 for block in engine.alltoall([torch.zeros(0)] * engine.world_size))
+
+
+def reduce_scatter_returns_this_ranks_shard(engine: Engine) -> None:
+    for dtype in engine.capabilities.sum_dtypes:
+        for numel in sizes(engine, dtype):
+            tensor = values(engine.rank, numel, dtype)
+            mine = engine.reduce_scatter(tensor)
+            assert mine.dtype == dtype
+            assert_sum(mine, total(engine, numel, dtype)[wire.shard(numel, engine.world_size, engine.rank)])
+            assert torch.equal(tensor, values(engine.rank, numel, dtype)), "the input must stay as it was"
+
+
+def gather_brings_all_to_the_root(engine: Engine) -> None:
+    if "gather" not in engine.capabilities.verbs:
+        with pytest.raises(UnsupportedError, match="has no gather"):
+            engine.gather(torch.ones(1), 0)
+        return
+    for dtype in MOVED_DTYPES:
+        for root in range(engine.world_size):
+            lengths = unequal(engine, root)
+            gathered = engine.gather(values(engine.rank, lengths[engine.rank], dtype), root)
+            if engine.rank != root:
+                assert gathered is None
+                continue
+            assert gathered is not None
+            for rank, block in enumerate(gathered):
+                assert torch.equal(block, values(rank, lengths[rank], dtype))
+
+
+def results_are_copies(engine: Engine) -> None:
+    """Writing into what came out must not reach what went in: the caller's buckets live on."""
+    mine = torch.ones(4)
+    engine.allgather(mine)[engine.rank].zero_()
+    engine.alltoall([mine] * engine.world_size)[engine.rank].zero_()
+    engine.reduce_scatter(mine).zero_()
+    assert torch.equal(mine, torch.ones(4))
+
+
+def many_calls_in_a_row_stay_in_step(engine: Engine) -> None:
+    tensor = torch.zeros(33)
+    for turn in range(50):
+        root = turn % engine.world_size
+        tensor.fill_(float(turn + engine.rank))
+        engine.broadcast(tensor, root)
+        engine.allreduce(tensor)
+        assert torch.equal(tensor, torch.full((33,), float((turn + root) * engine.world_size)))
+        blocks = engine.allgather(torch.full((turn % 3,), turn))
+        assert [block.tolist() for block in blocks] == [[turn] * (turn % 3)] * engine.world_size
+
+
+def another_thread_may_call(engine: Engine) -> None:
+    """The communication thread of the pipeline is not the main thread, also not where MPI was started."""
+    tensor, errors = torch.ones(100), []
+
+    def work() -> None:
+        try:
+            engine.allreduce(tensor)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not errors
+    assert torch.equal(tensor, torch.full((100,), float(engine.world_size)))
+
+
+def each_call_is_noted(engine: Engine) -> None:
+    engine.take_calls()
+    engine.allreduce(torch.ones(10))
+    engine.allgather(torch.ones(2, dtype=torch.uint8))
+    calls = engine.take_calls()
+    n = engine.world_size
+    assert [(call.verb, call.algorithm) for call in calls] == [("allreduce", "auto"), ("allgather", "auto")]
+    assert [call.sent_bytes for call in calls] == [2 * (n - 1) * 40 // n, (n - 1) * 2]
+    assert all(call.seconds >= 0 for call in calls)
+    assert engine.pending == "after allgather (auto) of 2 bytes"
+    assert engine.take_calls() == []
+
+
+def what_cannot_be_done_is_a_typed_error(engine: Engine) -> None:
+    for algorithm in ALGORITHMS:
+        if algorithm not in engine.capabilities.algorithms:
+            with pytest.raises(UnsupportedError, match=f"cannot force algorithm '{algorithm}'"):
+                engine.allreduce(torch.ones(3), algorithm)
+    for dtype in ALL_DTYPES:
+        if dtype not in engine.capabilities.sum_dtypes:
+            with pytest.raises(UnsupportedError, match="cannot sum"):
+                engine.allreduce(torch.ones(3, dtype=dtype))
+            with pytest.raises(UnsupportedError, match="cannot sum"):
+                engine.reduce_scatter(torch.ones(3, dtype=dtype))
+    assert engine.take_calls() == []
+
+
+def bad_arguments_are_config_errors(engine: Engine) -> None:
+    """Found on the rank itself, before a byte moves, so that no rank is left waiting."""
+    engine.take_calls()
+    with pytest.raises(ConfigError, match="unknown algorithm 'bubble'"):
+        engine.allreduce(torch.ones(3), "bubble")
+    with pytest.raises(ConfigError, match="root"):
+        engine.broadcast(torch.ones(3), engine.world_size)
+    with pytest.raises(ConfigError, match="root"):
+        engine.broadcast(torch.ones(3), -1)
+    for layout in (torch.ones(2, 3), torch.ones(8)[::2], torch.tensor(1.0)):
+        for verb in (engine.allreduce, engine.allgather, engine.reduce_scatter):
+            with pytest.raises(ConfigError, match="contiguous"):
+                verb(layout)
+        with pytest.raises(ConfigError, match="contiguous"):
+            engine.broadcast(layout, 0)
+        with pytest.raises(ConfigError, match="contiguous"):
+            engine.alltoall([layout] * engine.world_size)
+    with pytest.raises(ConfigError, match="parts of one dtype"):
+        engine.alltoall([torch.ones(1)] * (engine.world_size + 1))
+    with pytest.raises(ConfigError, match="lengths"):
+        engine.allgather(torch.ones(3), [4] * engine.world_size)
+    assert engine.take_calls() == []
+
+
+PROMISES: tuple[Callable[[Engine], None], ...] = (
+    allreduce_sums_and_leaves_the_same_bits,
+    allgather_keeps_lengths_order_and_dtype,
+    broadcast_replaces_all_by_the_root,
+    alltoall_delivers_each_part,
+    reduce_scatter_returns_this_ranks_shard,
+    gather_brings_all_to_the_root,
+    results_are_copies,
+    many_calls_in_a_row_stay_in_step,
+    another_thread_may_call,
+    each_call_is_noted,
+    what_cannot_be_done_is_a_typed_error,
+    bad_arguments_are_config_errors,
+)

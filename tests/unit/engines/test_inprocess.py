@@ -1,0 +1,68 @@
+"""The in-process engine keeps every promise of an engine, and a rank that is missing is an error, not a hang."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
+from hvd_compress.errors import CommunicationError
+from tests.unit.engines.promises import PROMISES
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+def test_promise(promise, world_size):
+    run_ranks(world_size, promise)
+
+
+def test_results_come_in_rank_order():
+    assert run_ranks(4, lambda engine: engine.rank**2) == [0, 1, 4, 9]
+
+
+def test_a_missing_rank_is_an_error_that_says_who_waited_for_whom():
+    engine = InProcessWorld(2, timeout_s=0.05).engine(0)
+    with pytest.raises(CommunicationError, match=r"rank 0 waited 0.05 s for rank 1 in allreduce \(ring\) of 12 bytes"):
+        engine.allreduce(torch.ones(3), "ring")
+
+
+def test_the_first_error_wins_and_wakes_the_others():
+    def body(engine: InProcessEngine) -> None:
+        if engine.rank == 2:
+            raise ZeroDivisionError("on purpose")
+        engine.allreduce(torch.ones(3))
+
+    with pytest.raises(ZeroDivisionError, match="on purpose") as caught:
+        run_ranks(4, body, timeout_s=600)
+    notes = getattr(caught.value, "__notes__", None)
+    assert notes is None or notes == ["raised on rank 2 of 4"]
+
+
+def test_abandon_fails_the_other_ranks_and_all_later_calls():
+    def body(engine: InProcessEngine) -> str:
+        if engine.rank == 0:
+            engine.abandon()
+        with pytest.raises(CommunicationError, match="rank 0 gave up") as caught:
+            engine.allreduce(torch.ones(3))
+        return str(caught.value)
+
+    assert len(set(run_ranks(3, body, timeout_s=600))) == 1
+
+
+def test_untrue_lengths_are_found():
+    def body(engine: InProcessEngine) -> None:
+        lengths = [1, 2] if engine.rank == 0 else [7, 2]
+        engine.allgather(torch.ones(engine.rank + 1), lengths)
+
+    with pytest.raises(CommunicationError, match=r"was told lengths \[7, 2\], but they are \[1, 2\]"):
+        run_ranks(2, body)
+
+
+def test_the_sender_may_overwrite_what_it_sent():
+    def body(engine: InProcessEngine) -> list[float]:
+        tensor = torch.full((2,), float(engine.rank))
+        engine.send(1 - engine.rank, tensor)
+        tensor.fill_(-1.0)
+        return engine.recv(1 - engine.rank).tolist()
+
+    assert run_ranks(2, body) == [[1.0, 1.0], [0.0, 0.0]]

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hvd_compress.feedback.residuals import Residuals
+
+NUMELS = {"a": 2, "b": 3, "c": 1}
+
+
+def test_residuals_begin_at_zero() -> None:
+    residuals = Residuals()
+    bucket = residuals.bind(["a", "b"], [2, 3])
+    assert bucket.current.tolist() == [0.0] * 5
+    assert {name: value.tolist() for name, value in residuals.state_dict().items()} == {"a": [0, 0], "b": [0, 0, 0]}
+
+
+def test_what_a_step_prepares_counts_after_commit_only() -> None:
+    residuals = Residuals()
+    bucket = residuals.bind(["a", "b"], [2, 3])
+    bucket.pending.copy_(torch.arange(5.0))
+    assert not residuals.state_dict()["b"].any()
+    bucket.commit()
+    assert residuals.state_dict()["b"].tolist() == [2, 3, 4]
+
+
+def test_residuals_outlive_a_change_of_buckets() -> None:
+    residuals = Residuals()
+    bucket = residuals.bind(["a", "b", "c"], [2, 3, 1])
+    bucket.pending.copy_(torch.arange(6.0))
+    bucket.commit()
+    residuals.bind(["c"], [1])
+    other = residuals.bind(["b", "a"], [3, 2])
+    assert other.current.tolist() == [2, 3, 4, 0, 1]
+    assert residuals.state_dict()["c"].tolist() == [5]
+
+
+def test_a_checkpoint_can_come_before_the_buckets_and_after() -> None:
+    saved = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0, 4.0, 5.0])}
+    residuals = Residuals()
+    residuals.load_state_dict(saved, NUMELS)
+    assert residuals.state_dict().keys() == {"a", "b"}
+    bucket = residuals.bind(["b", "c", "a"], [3, 1, 2])
+    assert bucket.current.tolist() == [3, 4, 5, 0, 1, 2]
+    residuals.load_state_dict({"c": torch.tensor([7.0])}, NUMELS)
+    assert bucket.current.tolist() == [0, 0, 0, 7, 0, 0], "what a checkpoint lacks starts again from zero"
+
+
+def test_state_dict_is_a_copy() -> None:
+    residuals = Residuals()
+    bucket = residuals.bind(["a"], [2])
+    state = residuals.state_dict()
+    bucket.current.fill_(1)
+    assert not state["a"].any()
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [({"x": torch.zeros(2)}, "no such parameter"), ({"b": torch.zeros(2)}, "2 elements instead of 3")],
+)
+def test_a_checkpoint_of_another_model_changes_nothing(state: dict[str, torch.Tensor], words: str) -> None:
+    residuals = Residuals()
+    bucket = residuals.bind(["a", "b", "c"], [2, 3, 1])
+    bucket.current.fill_(1)
+    with pytest.raises(ValueError, match=words):
+        residuals.load_state_dict({"a": torch.zeros(2), **state}, NUMELS)
+    assert bucket.current.tolist() == [1.0] * 6
+
+
+def test_scaling_reaches_all() -> None:
+    residuals = Residuals()
+    residuals.load_state_dict({"a": torch.ones(2), "c": torch.ones(1)}, NUMELS)
+    bucket = residuals.bind(["a"], [2])
+    residuals.scale(0.5)
+    assert bucket.current.tolist() == [0.5, 0.5]
+    assert residuals.state_dict()["c"].tolist() == [0.5]

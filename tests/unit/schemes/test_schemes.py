@@ -1,0 +1,129 @@
+"""Each scheme's rounds and bytes, over in-process ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from hvd_compress.compressors import Cast, EFSign, TopK
+from hvd_compress.cost import wire
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.errors import PayloadError
+from hvd_compress.payload import Payload
+from hvd_compress.schemes import AllGather, AllToAll, ARTopk, Dense, Scheme, Work
+
+NUMEL, RATIO, SIZE = 1000, 0.05, 4
+K = 50
+
+
+def make_work(rank: int, step: int = 0) -> Work:
+    generator = torch.Generator().manual_seed(rank)
+    return Work(
+        gradient=torch.randn(NUMEL, generator=generator),
+        residual=torch.zeros(NUMEL),
+        left=torch.empty(NUMEL),
+        segments=(NUMEL,),
+        step=step,
+        bucket=0,
+        scale=1 / SIZE,
+    )
+
+
+def carry(scheme: Scheme, engine: InProcessEngine, step: int = 0) -> tuple[Work, list[str], int]:
+    work = make_work(engine.rank, step)
+    exchange = scheme.exchange(work, engine.rank, engine.world_size)
+    exchange.encode()
+    exchange.communicate(engine)
+    assert exchange.decode()
+    return work, [call.verb for call in engine.take_calls()], engine.sent_bytes
+
+
+@pytest.mark.parametrize(
+    ("scheme", "verbs", "payload_bytes"),
+    [
+        (Dense(Cast(), "ring"), ["allreduce"], wire.allreduce(4 * NUMEL, SIZE, "ring")),
+        (AllToAll(Cast(torch.bfloat16)), ["alltoall", "allgather"], 2 * 3 * (2 * NUMEL // SIZE)),
+        (AllGather(TopK(RATIO)), ["allgather"], wire.allgather(8 * K, SIZE)),
+        (AllGather(EFSign()), ["allgather"], wire.allgather(NUMEL // 8 + 4, SIZE)),
+        (
+            ARTopk(TopK(RATIO), "star", "ring"),
+            ["broadcast", "allreduce"],
+            wire.broadcast(4 * K, SIZE) + wire.allreduce(4 * K, SIZE, "ring"),
+        ),
+        (
+            ARTopk(TopK(RATIO), "var", "tree"),
+            ["allgather", "broadcast", "allreduce"],
+            wire.allgather(8, SIZE) + wire.broadcast(4 * K, SIZE) + wire.allreduce(4 * K, SIZE, "tree"),
+        ),
+    ],
+    ids=["dense", "alltoall", "allgather", "efsign", "star", "var"],
+)
+def test_rounds_and_bytes_are_those_of_the_docstring(scheme: Scheme, verbs: list[str], payload_bytes: int) -> None:
+    results = run_ranks(SIZE, lambda engine: carry(scheme, engine))
+    assert [used for _, used, _ in results] == [verbs] * SIZE
+    mean = sum(sent for _, _, sent in results) / SIZE
+    # Above the payload there are only headers: at most 80 bytes and rounding, sent to each of the others.
+    assert payload_bytes <= mean + 1
+    assert mean <= payload_bytes + 96 * (SIZE - 1)
+
+
+def test_star_takes_the_ranks_in_turn() -> None:
+    for step in range(2 * SIZE):
+        works = [work for work, _, _ in run_ranks(SIZE, lambda engine, s=step: carry(ARTopk(TopK(RATIO)), engine, s))]
+        chosen = make_work(step % SIZE).gradient
+        expected = torch.sort(chosen.abs(), descending=True).indices[:K].sort().values
+        assert torch.equal(works[0].gradient.nonzero().reshape(-1), expected)
+
+
+def test_var_takes_the_rank_with_the_largest_selected_norm() -> None:
+    def body(engine: InProcessEngine):
+        work = make_work(engine.rank)
+        if engine.rank == 2:
+            work.gradient.mul_(3)
+        exchange = ARTopk(TopK(RATIO), "var").exchange(work, engine.rank, SIZE)
+        exchange.encode()
+        exchange.communicate(engine)
+        exchange.decode()
+        return work
+
+    expected = torch.sort(make_work(2).gradient.abs(), descending=True).indices[:K].sort().values
+    for work in run_ranks(SIZE, body):
+        assert torch.equal(work.gradient.nonzero().reshape(-1), expected)
+
+
+def wrong_index(packed: torch.Tensor) -> None:
+    packed[48:52] = 255  # behind a header of 32 bytes and one entry of 16: the first index becomes -1
+
+
+def wrong_step(packed: torch.Tensor) -> None:
+    packed[8] += 1
+
+
+def one_index_more(packed: torch.Tensor) -> None:
+    packed[40] += 1  # the length in the entry; the padding has room for it
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [(wrong_index, "-1"), (wrong_step, "this rank is at"), (one_index_more, "51 indices instead of 50")],
+)
+def test_indices_are_checked_before_anything_is_taken(spoil: Callable[[torch.Tensor], None], words: str) -> None:
+    def body(engine: InProcessEngine) -> None:
+        work = make_work(engine.rank)
+        scheme = ARTopk(TopK(RATIO))
+        exchange = scheme.exchange(work, engine.rank, SIZE)
+        exchange.encode()
+        if engine.rank == 0:
+            indices = scheme.compressor.compress(make_work(0).gradient, work.segments)["indices"]
+            packed = Payload({"indices": indices}, NUMEL).pack(step=0, bucket=0)
+            spoil(packed)
+            engine.broadcast(packed, 0)
+            return
+        before = work.left.clone()
+        with pytest.raises(PayloadError, match=f"indices from rank 0: .*{words}"):
+            exchange.communicate(engine)
+        assert torch.equal(work.left, before)
+
+    run_ranks(SIZE, body)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hvd_compress.compressors import Cast, EFSign, TopK
+from hvd_compress.decision import Decision, Request, decide
+from hvd_compress.engines.base import Capabilities
+from hvd_compress.errors import ConfigError
+from hvd_compress.schemes import AllGather, AllToAll, ARTopk, Dense
+
+CAN = Capabilities(("allreduce",), ("ring",), (torch.float32, torch.float64))
+
+
+@pytest.mark.parametrize("ratio", [0, 0.0, -0.1, 1.5, 10, float("nan"), float("inf"), "0.1", None, True])
+def test_a_ratio_outside_its_range_is_refused(ratio: object) -> None:
+    with pytest.raises(ConfigError, match="ratio"):
+        TopK(ratio)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ratio", [1, 1.0, 1e-9, 0.5])
+def test_a_ratio_within_its_range_keeps_at_least_one(ratio: float) -> None:
+    assert TopK(ratio).kept([10]) == max(1, round(ratio * 10))
+    assert TopK(ratio).kept([0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"scheme": "stars"}, "unknown scheme 'stars'; known here are auto, allgather, star, var"),
+        ({"algorithm": "rings"}, "unknown algorithm 'rings'"),
+        ({"engine": "nccl"}, "unknown engine 'nccl'"),
+        ({"scheme": "allgather", "algorithm": "ring"}, "all-gather has none"),
+    ],
+)
+def test_unknown_words_are_refused(arguments: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Request(TopK(0.1), **arguments)
+
+
+def test_schemes_are_for_sparsifiers() -> None:
+    with pytest.raises(ConfigError, match="unknown scheme 'star'; known here are auto"):
+        Request(EFSign(), "star")
+
+
+@pytest.mark.parametrize(
+    ("request_", "dtype", "size", "scheme"),
+    [
+        (Request(TopK(0.1)), torch.float32, 2, "allgather"),
+        (Request(TopK(0.1)), torch.float32, 3, "star"),
+        (Request(TopK(0.1), algorithm="ring"), torch.float32, 2, "star"),
+        (Request(TopK(0.1), "var"), torch.bfloat16, 2, "var"),
+        (Request(TopK(0.1), "var"), torch.float64, 2, "dense"),
+        (Request(EFSign()), torch.float16, 4, "allgather"),
+        (Request(Cast(torch.bfloat16)), torch.float32, 4, "alltoall"),
+        (Request(Cast()), torch.float32, 4, "dense"),
+        (Request(Cast()), torch.float16, 4, "alltoall"),
+    ],
+)
+def test_every_request_finds_a_scheme_that_can_carry_it(
+    request_: Request, dtype: torch.dtype, size: int, scheme: str
+) -> None:
+    decision = decide(request_, dtype, size, CAN)
+    assert decision.scheme == scheme
+    assert decision.reason
+    kinds = {"dense": Dense, "alltoall": AllToAll, "allgather": AllGather, "star": ARTopk, "var": ARTopk}
+    assert isinstance(decision.build(), kinds[scheme])
+
+
+def test_an_algorithm_is_refused_where_nothing_is_reduced() -> None:
+    with pytest.raises(ConfigError, match="all-to-all"):
+        decide(Request(Cast(torch.bfloat16), algorithm="ring"), torch.float32, 4, CAN)
+
+
+def test_a_decision_that_nothing_can_carry_out_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot carry"):
+        Decision(EFSign(), 1.0, "star").build()

@@ -1,0 +1,73 @@
+"""Which room may see which: read from the import statements."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "hvd_compress"
+
+ALLOWED = {
+    "payload": {"errors"},
+    "feedback": {"errors"},
+    "buckets": {"buckets", "errors"},
+    "cost": {"cost", "errors"},
+    "compressors": {"payload", "errors", "native", "compressors"},
+    "engines": {"engines", "errors", "cost"},
+    "schemes": {"schemes", "compressors.base", "engines.base", "payload", "errors", "native", "cost"},
+}
+"""What the modules of a room may import of this package. Rooms that are not listed see everything."""
+
+FRAMEWORKS = {"horovod": {"torch", "engines/horovod.py", "engines/select.py", "cli"}, "mpi4py": {"engines", "cli"}}
+"""Adapters: the only places that know these packages."""
+
+
+def imports(path: Path) -> list[str]:
+    """Modules that a file imports, also within functions."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += (
+                [f"{node.module}.{alias.name}" for alias in node.names]
+                if node.module == "hvd_compress"
+                else [node.module]
+            )
+    return found
+
+
+def files(room: str) -> list[Path]:
+    single = PACKAGE / f"{room}.py"
+    return [single] if single.exists() else sorted((PACKAGE / room).rglob("*.py"))
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_a_room_sees_what_it_may(room: str) -> None:
+    assert files(room)
+    for path in files(room):
+        for module in imports(path):
+            if module.startswith("hvd_compress."):
+                seen = module.removeprefix("hvd_compress.")
+                allowed = any(seen == name or seen.startswith(name + ".") for name in ALLOWED[room])
+                assert allowed, f"{path.relative_to(PACKAGE)} imports {module}"
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_frameworks_are_known_to_their_adapters_alone(framework: str) -> None:
+    users = [
+        path.relative_to(PACKAGE).as_posix()
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if any(module.split(".")[0] == framework for module in imports(path))
+    ]
+    assert users
+    for user in users:
+        assert any(user == place or user.startswith(place + "/") for place in FRAMEWORKS[framework]), user
+
+
+def test_controller_and_planner_do_not_know_each_other() -> None:
+    for room, other in (("controller", "planner"), ("planner", "controller")):
+        for path in sorted((PACKAGE / room).rglob("*.py")):
+            assert not any(module.startswith(f"hvd_compress.{other}") for module in imports(path))

@@ -1,0 +1,20 @@
+"""What `import hvd_compress` promises: no heavy import, nothing patched, one version."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+
+import hvd_compress
+
+
+def test_import_is_light() -> None:
+    program = "import hvd_compress, hvd_compress.cli.main, sys; print([m for m in sys.modules if m in sys.argv[1:]])"
+    heavy = ["torch", "horovod", "mpi4py", "numpy"]
+    result = subprocess.run([sys.executable, "-c", program, *heavy], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+def test_version_is_that_of_the_installed_package() -> None:
+    assert importlib.metadata.version("hvd_compress") == hvd_compress.__version__

@@ -1,0 +1,222 @@
+"""Order, overlap and failure of the pipeline. No clocks: what must overlap waits for each other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from hvd_compress.engines.base import Engine
+from hvd_compress.engines.inprocess import InProcessWorld
+from hvd_compress.errors import CommunicationError, ConfigError, PayloadError
+from hvd_compress.pipeline import Pipeline
+from hvd_compress.schemes.base import Exchange
+
+PATIENCE_S = 20.0
+"""How long a test waits for what must happen; it passes long before, or fails."""
+
+
+class Scripted(Exchange):
+    """An exchange whose phases are given, and noted."""
+
+    def __init__(self, name: str, log: list[str], **phases: Callable[[], object]) -> None:
+        self.name, self.log, self.phases = name, log, phases
+
+    def _run(self, phase: str) -> None:
+        self.log.append(f"{phase} {self.name}")
+        self.phases.get(phase, lambda: None)()
+
+    def encode(self) -> None:
+        self._run("encode")
+
+    def communicate(self, engine: Engine) -> None:
+        self._run("communicate")
+
+    def decode(self) -> bool:
+        self._run("decode")
+        return self.phases.get("finite", lambda: True)() is True
+
+
+@pytest.fixture
+def pipeline() -> Pipeline:
+    return connected(PATIENCE_S)
+
+
+def connected(timeout_s: float) -> Pipeline:
+    pipeline = Pipeline(timeout_s)
+    pipeline.connect(lambda: InProcessWorld(1).engine(0), lambda engine: None)
+    return pipeline
+
+
+def raises(error: Exception) -> Callable[[], None]:
+    def call() -> None:
+        raise error
+
+    return call
+
+
+def test_collectives_are_launched_in_the_order_of_numbers(pipeline: Pipeline) -> None:
+    log: list[str] = []
+    for number in (2, 0, 3, 1):
+        pipeline.submit(number, Scripted(str(number), log), f"bucket {number}")
+    finite, seconds, _ = pipeline.finish()
+    assert finite
+    assert set(seconds) == {"encode", "communicate", "decode"}
+    assert [entry for entry in log if "communicate" in entry] == [f"communicate {n}" for n in range(4)]
+    assert sorted(log) == sorted(f"{phase} {n}" for phase in ("encode", "communicate", "decode") for n in range(4))
+
+
+def test_nothing_is_launched_before_all_lower_numbers_are_there(pipeline: Pipeline) -> None:
+    log: list[str] = []
+    pipeline.submit(1, Scripted("1", log), "bucket 1")
+    pipeline.submit(2, Scripted("2", log), "bucket 2")
+    pipeline.submit(0, Scripted("0", log), "bucket 0")
+    pipeline.finish()
+    assert next(entry for entry in log if "communicate" in entry) == "communicate 0"
+
+
+def test_compressing_a_bucket_overlaps_communicating_the_one_before(pipeline: Pipeline) -> None:
+    """Each waits for the other: if they did not run at once, neither would end."""
+    compressing, communicating = threading.Event(), threading.Event()
+
+    def encode() -> None:
+        compressing.set()
+        assert communicating.wait(PATIENCE_S)
+
+    def communicate() -> None:
+        communicating.set()
+        assert compressing.wait(PATIENCE_S)
+
+    log: list[str] = []
+    pipeline.submit(0, Scripted("0", log, communicate=communicate), "bucket 0")
+    pipeline.submit(1, Scripted("1", log, encode=encode), "bucket 1")
+    assert pipeline.finish()[0]
+
+
+def test_decompressing_a_bucket_overlaps_communicating_the_next(pipeline: Pipeline) -> None:
+    decoding, communicating = threading.Event(), threading.Event()
+
+    def decode() -> None:
+        decoding.set()
+        assert communicating.wait(PATIENCE_S)
+
+    def communicate() -> None:
+        communicating.set()
+        assert decoding.wait(PATIENCE_S)
+
+    log: list[str] = []
+    pipeline.submit(0, Scripted("0", log, decode=decode), "bucket 0")
+    pipeline.submit(1, Scripted("1", log, communicate=communicate), "bucket 1")
+    assert pipeline.finish()[0]
+
+
+def test_one_non_finite_bucket_makes_the_step_non_finite(pipeline: Pipeline) -> None:
+    log: list[str] = []
+    pipeline.submit(0, Scripted("0", log, finite=lambda: False), "bucket 0")
+    pipeline.submit(1, Scripted("1", log), "bucket 1")
+    assert pipeline.finish()[0] is False
+    pipeline.submit(0, Scripted("0", log), "bucket 0")
+    assert pipeline.finish()[0] is True
+
+
+@pytest.mark.parametrize("phase", ["encode", "communicate", "decode"])
+def test_an_error_surfaces_with_its_place_and_nothing_follows_it(pipeline: Pipeline, phase: str) -> None:
+    log: list[str] = []
+    gate = threading.Event()
+    pipeline.submit(0, Scripted("0", log, **{phase: raises(ValueError("broken"))}), "step 3, bucket 0")
+    pipeline.submit(1, Scripted("1", log, encode=lambda: gate.wait(PATIENCE_S)), "step 3, bucket 1")
+    threading.Timer(0.2, gate.set).start()  # time for the failure to be met first, where it can be
+    with pytest.raises(CommunicationError, match=r"rank 0, step 3, bucket 0.*ValueError: broken"):
+        pipeline.finish()
+    pipeline.submit(0, Scripted("later", log), "step 4, bucket 0")
+    with pytest.raises(CommunicationError, match="broken"):
+        pipeline.finish()
+    assert not any("later" in entry for entry in log), "something was launched after a failure"
+    if phase != "decode":
+        assert "communicate 1" not in log
+
+
+def test_errors_of_ours_keep_their_type(pipeline: Pipeline) -> None:
+    log: list[str] = []
+    pipeline.submit(0, Scripted("0", log, decode=raises(PayloadError("rank 2 sent nonsense"))), "step 3, bucket 0")
+    with pytest.raises(PayloadError, match="rank 0, step 3, bucket 0, decompressing: rank 2 sent nonsense"):
+        pipeline.finish()
+
+
+def test_a_collective_that_does_not_return_ends_in_an_error() -> None:
+    pipeline = connected(timeout_s=0.3)
+    log: list[str] = []
+    gate = threading.Event()
+    pipeline.submit(0, Scripted("0", log, communicate=lambda: gate.wait(PATIENCE_S)), "step 3, bucket 0")
+    with pytest.raises(CommunicationError, match=r"rank 0, step 3, bucket 0: no answer within 0.3 s .*TIMEOUT_S"):
+        pipeline.finish()
+    gate.set()
+
+
+def test_a_handshake_that_does_not_return_ends_in_an_error() -> None:
+    world = InProcessWorld(2)
+    pipeline = Pipeline(timeout_s=0.3)
+    with pytest.raises(CommunicationError, match="first step, handshake: no answer"):
+        pipeline.connect(lambda: world.engine(0), lambda engine: engine.broadcast(torch.zeros(1), 1))
+
+
+def test_settings_that_all_ranks_refuse_do_not_abandon_the_engine() -> None:
+    """Every rank raises the same error and none is in a collective: each must live to say it."""
+    engine = InProcessWorld(1).engine(0)
+    abandoned: list[str] = []
+    engine.abandon = lambda: abandoned.append("once")  # type: ignore[method-assign]
+    pipeline = Pipeline(PATIENCE_S)
+    with pytest.raises(ConfigError, match="rank 0, first step, handshake: ratios differ"):
+        pipeline.connect(lambda: engine, lambda engine: raises(ConfigError("ratios differ"))())
+    assert not abandoned
+    with pytest.raises(CommunicationError, match="an earlier exchange failed: rank 0, first step, handshake: ratios"):
+        pipeline.connect(lambda: engine, lambda engine: None)
+
+
+def test_a_failure_abandons_the_engine_once() -> None:
+    pipeline = Pipeline(PATIENCE_S)
+    world = InProcessWorld(1)
+    engine = world.engine(0)
+    abandoned: list[str] = []
+    engine.abandon = lambda: abandoned.append("once")  # type: ignore[method-assign]
+    pipeline.connect(lambda: engine, lambda engine: None)
+    pipeline.submit(0, Scripted("0", [], communicate=raises(OSError("gone"))), "bucket 0")
+    with pytest.raises(CommunicationError):
+        pipeline.finish()
+    pipeline.fail(RuntimeError("again"))
+    assert abandoned == ["once"]
+
+
+def test_threads_end_when_the_pipeline_is_stopped(pipeline: Pipeline) -> None:
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("hvd-compress")]
+    pipeline.stop()
+    for thread in (pipeline._kernels._thread, pipeline._collectives._thread):
+        assert thread in ours
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def test_stopping_waits_for_a_kernel_and_cancels_what_waits_behind_it(pipeline: Pipeline) -> None:
+    """The interpreter may not end in the middle of a kernel."""
+    log: list[str] = []
+    running, gate = threading.Event(), threading.Event()
+
+    def encode() -> None:
+        running.set()
+        assert gate.wait(PATIENCE_S)
+
+    pipeline.submit(0, Scripted("0", log, encode=encode), "bucket 0")
+    pipeline.submit(1, Scripted("1", log), "bucket 1")
+    assert running.wait(PATIENCE_S)
+    stopping = threading.Thread(target=pipeline.stop)
+    stopping.start()
+    while pipeline._failure is None:  # until stop() has begun to wait
+        time.sleep(0.01)
+    gate.set()
+    stopping.join(PATIENCE_S)
+    assert not pipeline._kernels._thread.is_alive()
+    assert "encode 1" not in log
+    assert not any("communicate" in entry for entry in log), "something was launched after the end"

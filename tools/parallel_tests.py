@@ -1,0 +1,132 @@
+"""Run tests/parallel under mpirun and horovodrun, and print a short result for each launch.
+
+Every rank writes its output into a file of its own. Rank 0's is shown; when a launch fails, so is that of the ranks
+at fault.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+TIMEOUT_S = float(os.environ.get("LAUNCH_TIMEOUT_S", "600"))
+KILLED = "none: killed, or never started"  # in place of an exit code
+GRACE_S = 10.0  # between asking a launcher to end its ranks and killing it
+
+# What each rank runs: pytest with its output in a file, whose name carries the rank. The exit code lands in a second
+# file, as a launcher reports only one for all ranks, and kills the rest.
+RANK_SCRIPT = """
+rank=${OMPI_COMM_WORLD_RANK:-$HOROVOD_RANK}
+"$@" >"$0/$rank.log" 2>&1 </dev/null
+code=$?
+echo $code >"$0/$rank.exit"
+exit $code
+"""
+# As `python -m pytest`, but a rank that failed leaves without MPI_Finalize, where it would wait for the other ranks,
+# which wait for it in a collective: so the launcher ends them at once rather than at the time limit.
+RUN_PYTEST = """
+import os, sys, pytest
+code = pytest.main(sys.argv[1:])
+sys.stdout.flush()
+if code:
+    os._exit(code)
+"""
+# Ranks share the checkout, so they must not write one cache. A test that hangs shows where, before the launch is ended.
+OPTIONS = ["-x", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={TIMEOUT_S * 0.8}"]
+RANK_COMMAND = [sys.executable, "-c", RUN_PYTEST, *OPTIONS, "tests/parallel"]
+
+
+@dataclass(frozen=True)
+class Launch:
+    name: str
+    ranks: int
+    command: list[str]
+
+
+def main() -> int:
+    mpirun = ["mpirun", *shlex.split(os.environ.get("MPIRUN_FLAGS", ""))]
+    launches = [Launch(f"mpirun -np {ranks}", ranks, [*mpirun, "-np", str(ranks)]) for ranks in (2, 3, 4)]
+    launches.append(Launch("horovodrun --gloo -np 2", 2, ["horovodrun", "--gloo", "-np", "2"]))
+    # The first failure ends it: a hang would else cost the time limit once for each launch.
+    for count, launch in enumerate(launches):
+        if not _passes(launch):
+            print(f"parallel: {launch.name} failed after {count} of {len(launches)} launches had passed")
+            return 1
+    print(f"parallel: all {len(launches)} launches passed")
+    return 0
+
+
+def _passes(launch: Launch) -> bool:
+    print(f"--- {launch.name}", flush=True)
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="hvd_compress-parallel-") as folder:
+        logs = Path(folder)
+        outcome = _run([*launch.command, "sh", "-c", RANK_SCRIPT, folder, *RANK_COMMAND], logs / "launcher.log")
+        codes = [_exit_code(logs, rank) for rank in range(launch.ranks)]
+        ok = outcome == "0" and codes == ["0"] * launch.ranks
+        for rank in [0] if ok else _worth_showing(codes):
+            _show(f"rank {rank}, exit code {codes[rank]}", logs / f"{rank}.log", heading=not ok)
+        if not ok:
+            _show(f"launcher, exit code {outcome}", logs / "launcher.log", heading=True)
+    print(f"--- {launch.name}: {'ok' if ok else 'FAILED'} in {time.monotonic() - start:.0f} s", flush=True)
+    return ok
+
+
+def _worth_showing(codes: list[str]) -> list[int]:
+    """Rank 0 and those that failed by themselves, not those that were killed for it; all when none failed (a hang)."""
+    failed = {rank for rank, code in enumerate(codes) if code not in ("0", KILLED)}
+    return sorted({0} | failed) if failed else list(range(len(codes)))
+
+
+def _run(command: list[str], log: Path) -> str:
+    """Return the exit code, or what happened instead of one."""
+    with log.open("w") as output:
+        launcher = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        return str(launcher.wait(timeout=TIMEOUT_S))
+    except subprocess.TimeoutExpired:
+        return f"none: stopped after {TIMEOUT_S:.0f} s"
+    finally:
+        _end(launcher)
+
+
+def _end(launcher: subprocess.Popen[bytes]) -> None:
+    """Launchers end their ranks when asked to; one that does not is killed with its whole process group."""
+    if launcher.poll() is not None:
+        return
+    launcher.send_signal(signal.SIGTERM)
+    try:
+        launcher.wait(timeout=GRACE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+
+
+def _exit_code(logs: Path, rank: int) -> str:
+    path = logs / f"{rank}.exit"
+    return path.read_text().strip() if path.exists() else KILLED
+
+
+def _show(title: str, log: Path, heading: bool) -> None:
+    if heading:
+        print(f"[{title}]")
+    text = log.read_text(errors="replace") if log.exists() else "(no output)\n"
+    sys.stdout.write(re.sub(r"\n*\Z", "\n", text))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except FileNotFoundError as error:
+        sys.exit(f"error: {error.filename} is not there: run this through make, which puts .venv/bin on PATH")

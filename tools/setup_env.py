@@ -1,0 +1,126 @@
+"""Make .venv ready: torch, Open MPI, Horovod, the tools, and this package in editable mode. Does nothing when it is."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import progress
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+VENV_PYTHON = VENV / "bin" / "python"
+READY = VENV / "ready"  # holds the fingerprint of what was installed
+LOG = ROOT / "build" / "setup.log"
+PIP = "pip==26.3"
+
+
+def main() -> None:
+    torch = os.environ["TORCH_REQUIREMENT"]
+    fingerprint = _fingerprint(torch)
+    if _is_ready(fingerprint):
+        return
+    LOG.parent.mkdir(exist_ok=True)
+    with (LOG.parent / "setup.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two makes in one checkout
+        if not _is_ready(fingerprint):
+            _set_up(torch)
+            READY.write_text(fingerprint)
+
+
+def _set_up(torch: str) -> None:
+    print("Setting up .venv (a few minutes the first time)", flush=True)
+    _check_machine()
+    LOG.unlink(missing_ok=True)
+    if not _venv_fits():
+        progress.run("creating .venv", [sys.executable, "-m", "venv", "--clear", VENV], LOG)
+    READY.unlink(missing_ok=True)
+    _pip("installing pip and the build tools, Open MPI included", PIP, "-r", "requirements/build.txt")
+    _pip(f"installing {torch}", torch)
+    _pip("installing the tools for the package and its tests", "-r", "requirements/dev.txt")
+    _install_horovod()
+    _pip("building and installing hvd_compress", "--no-deps", "--no-build-isolation", "-e", ".")
+
+
+def _fingerprint(torch: str) -> str:
+    names = ("requirements/build.txt", "requirements/dev.txt", "tools/install_horovod.py", "pyproject.toml", "setup.py")
+    text = f"{torch} {platform.python_version()}".encode() + b"".join((ROOT / name).read_bytes() for name in names)
+    return hashlib.sha256(text).hexdigest()
+
+
+def _is_ready(fingerprint: str) -> bool:
+    return READY.is_file() and READY.read_text() == fingerprint
+
+
+def _check_machine() -> None:
+    try:
+        import ensurepip  # noqa: F401  (Debian ships venv without it)
+    except ImportError:
+        raise progress.StepError(
+            f"{sys.executable} cannot create virtual environments: install its venv module "
+            "(Debian, Ubuntu: apt install python3-venv)"
+        ) from None
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        raise progress.StepError(
+            f"{sys.executable} has no C headers (Python.h): install them (Debian, Ubuntu: apt install python3-dev)"
+        )
+    _check_compiler(shlex.split(os.environ.get("CXX") or "c++"))
+
+
+def _check_compiler(compiler: Sequence[str]) -> None:
+    if shutil.which(compiler[0]) is None:
+        raise progress.StepError(
+            f"no C++ compiler: {compiler[0]} is not on PATH; install one (Debian, Ubuntu: apt install g++) or set CXX"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "probe.cpp")
+        source.write_text("#include <optional>\nint main() { return std::optional<int>(0).value(); }\n")
+        command = [*compiler, "-std=c++17", source, "-o", Path(folder, "probe")]
+        attempt = subprocess.run(command, capture_output=True, text=True)
+    if attempt.returncode != 0:
+        raise progress.StepError(f"{compiler[0]} cannot build a C++17 program; install a newer one:\n{attempt.stderr}")
+
+
+def _venv_fits() -> bool:
+    """An interrupted set-up is continued; an environment of another Python, or one that does not run, starts afresh."""
+    if not VENV_PYTHON.exists() or shutil.which("pip", path=str(VENV_PYTHON.parent)) is None:
+        return False
+    found = subprocess.run([VENV_PYTHON, "-V"], capture_output=True, text=True)
+    return found.stdout.split()[-1:] == [platform.python_version()]
+
+
+def _pip(title: str, *arguments: str) -> None:
+    # Compiling every module beforehand takes longer than compiling those that are used, when they are.
+    command = [VENV_PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile", *arguments]
+    _run_in_venv(title, command)
+
+
+def _run_in_venv(title: str, command: Sequence[str | Path]) -> None:
+    progress.run(title, command, LOG, os.environ | {"PATH": f"{VENV_PYTHON.parent}{os.pathsep}{os.environ['PATH']}"})
+
+
+def _install_horovod() -> None:
+    """It depends on the versions inside .venv, so this runs there; it shows its own progress and errors."""
+    installer = subprocess.run([VENV_PYTHON, ROOT / "tools" / "install_horovod.py"], stdin=subprocess.DEVNULL)
+    if installer.returncode != 0:
+        sys.exit(installer.returncode)
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    try:
+        main()
+    except progress.StepError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted; make continues where it stopped")
