@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from hvd_compress.compressors import Cast, Compressor, EFSign, FeedbackCompressor, Sparsifier
-from hvd_compress.engines.base import ALGORITHMS, Capabilities
+from hvd_compress.compressors import Cast, Compressor, FeedbackCompressor, Sparsifier
+from hvd_compress.engines.base import ALGORITHMS, ENGINES, Capabilities
 from hvd_compress.errors import ConfigError
 from hvd_compress.schemes import AllGather, AllToAll, ARTopk, Dense, Scheme
 
 SCHEMES = ("allgather", "star", "var")
-ENGINES = ("auto", "mpi", "horovod")
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,8 @@ class Request:
         _one_of("scheme", self.scheme, ("auto", *SCHEMES) if sparse else ("auto",))
         _one_of("algorithm", self.algorithm, ("auto", *ALGORITHMS))
         _one_of("engine", self.engine, ENGINES)
-        if self.algorithm != "auto" and (self.scheme == "allgather" or isinstance(self.compressor, EFSign)):
+        summed = self.compressor.sum_dtype(torch.float32) is not None or (sparse and self.scheme != "allgather")
+        if self.algorithm != "auto" and not summed:
             raise ConfigError(
                 f"algorithm={self.algorithm!r} names an allreduce, and an all-gather has none: "
                 "leave it at 'auto', or use scheme='star' or 'var'"
@@ -82,8 +82,8 @@ def decide(request: Request, dtype: torch.dtype, world_size: int, can: Capabilit
     compressor, algorithm = request.compressor, request.algorithm
     if dtype == torch.float64:
         return Decision(Cast(), 1.0, "dense", algorithm, reason="float64 gradients are not compressed")
-    if isinstance(compressor, Cast):
-        wire_dtype = compressor.wire_dtype(dtype)
+    wire_dtype = compressor.sum_dtype(dtype)
+    if wire_dtype is not None:
         if wire_dtype in can.sum_dtypes:
             return Decision(compressor, 1.0, "dense", algorithm, reason="asked for")
         if algorithm != "auto":
@@ -93,8 +93,8 @@ def decide(request: Request, dtype: torch.dtype, world_size: int, can: Capabilit
             )
         return Decision(compressor, 1.0, "alltoall", reason=f"the engine cannot sum {wire_dtype}")
     if not isinstance(compressor, Sparsifier):
-        return Decision(compressor, 1.0, "allgather", reason="signs cannot be summed")
-    ratio = float(getattr(compressor, "ratio", 1.0))
+        return Decision(compressor, 1.0, "allgather", reason="its payloads cannot be summed")
+    ratio = float(compressor.ratio)
     if request.scheme != "auto":
         return Decision(compressor, ratio, request.scheme, algorithm, reason="asked for")
     if algorithm != "auto":

@@ -88,7 +88,7 @@ class Reducer:
         self._route_of: dict[str, _Route] = {}
         self._sparse: list[str] = []
         self._was_sparse: set[str] = set()
-        self._connected = False
+        self._planned = False
         self.residuals = Residuals()
         self.step = 0
         self.last_step: StepReport | None = None
@@ -103,7 +103,7 @@ class Reducer:
         parameter = self._parameters[name]
         if parameter.grad is not None and parameter.grad.is_sparse:
             self._meet_sparse(name)
-        if not self._connected:
+        if not self._planned:
             self._ready.append(name)
         elif name in self._route_of:
             route = self._route_of[name]
@@ -121,7 +121,7 @@ class Reducer:
         """
         start = perf_counter()
         try:
-            if not self._connected:
+            if not self._planned:
                 self._set_up()
             for route in self._routes:
                 if not route.launched:
@@ -165,7 +165,7 @@ class Reducer:
         plans = plan_buckets(order, self._slots, self._settings.fusion_threshold_bytes, self._groups(order))
         self._routes = [self._route(number, plan) for number, plan in enumerate(plans)]
         self._route_of = {name: route for route in self._routes for name in route.bucket.plan.names}
-        self._connected = True
+        self._planned = True
 
     def _decide(self, dtype: torch.dtype) -> Decision:
         return decide(self._request, dtype, self._engine.world_size, self._engine.capabilities)
@@ -216,7 +216,7 @@ class Reducer:
         work = Work(
             gradient=bucket.flat,
             residual=residual.current if residual else None,
-            left=residual.pending if residual else None,
+            pending=residual.pending if residual else None,
             segments=bucket.plan.segments,
             step=self.step,
             bucket=route.number,
@@ -259,14 +259,14 @@ class Reducer:
         )
 
     def _meet_sparse(self, name: str) -> None:
-        if not self._connected:
+        if not self._planned:
             self._was_sparse.add(name)
         self._check_dense(name)
 
     def _check_dense(self, name: str) -> None:
         """A sparse gradient may not come as a surprise after the handshake."""
         gradient = self._parameters[name].grad
-        expected = self._options.sparse_as_dense or not self._connected or name in self._sparse
+        expected = self._options.sparse_as_dense or not self._planned or name in self._sparse
         if gradient is not None and gradient.is_sparse and not expected:
             raise UnsupportedError(
                 f"step {self.step}: the gradient of {name!r} is sparse, and was dense or absent on all ranks in the "

@@ -24,6 +24,13 @@ class Compressor(ABC):
     def compress(self, corrected: torch.Tensor, segments: Segments) -> Payload:
         """Return what stands for `corrected` (numel,) on the wire."""
 
+    def sum_dtype(self, dtype: torch.dtype) -> torch.dtype | None:
+        """Return the type in which payloads of all ranks, for gradients of `dtype`, may be added element by element.
+
+        None, unless a subclass knows better: its payloads can only be gathered.
+        """
+        return None
+
     @abstractmethod
     def add_to(self, out: torch.Tensor, payload: Payload, scale: float, segments: Segments) -> None:
         """Add `scale` times the decompressed payload to `out` (numel,), fp32.
@@ -48,12 +55,12 @@ class FeedbackCompressor(Compressor):
 
     @abstractmethod
     def compress_feedback(
-        self, gradient: torch.Tensor, residual: torch.Tensor, left: torch.Tensor, segments: Segments
+        self, gradient: torch.Tensor, residual: torch.Tensor, pending: torch.Tensor, segments: Segments
     ) -> Payload:
-        """Compress corrected = gradient + residual, and write corrected - transmitted to `left`.
+        """Compress corrected = gradient + residual, and write corrected - transmitted to `pending`.
 
         The same as compress() between an addition and a subtraction, in as few passes over memory as it takes.
-        `residual` and `left` are fp32 and may not overlap.
+        `residual` and `pending` are fp32 and may not overlap.
         """
 
 
@@ -61,18 +68,23 @@ class Sparsifier(FeedbackCompressor):
     """A compressor whose payload holds `indices` (int32, ascending) and `values` (fp32) of the elements it keeps.
 
     Its halves can be used apart, because in AR-Topk one rank selects and all ranks send.
+
+    Attributes:
+        ratio: k / numel, in (0, 1].
     """
+
+    ratio: float
 
     @abstractmethod
     def kept(self, segments: Segments) -> int:
         """How many elements are sent of a bucket with these parameters; the same on every rank."""
 
     @abstractmethod
-    def take(self, left: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Return left[indices] and set those elements to 0: they are sent, nothing of them is left.
+    def take(self, corrected: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Return corrected[indices] and set those elements to 0: they are sent, and nothing of them is pending.
 
         Raises:
-            PayloadError: an index is out of range; `left` is then as it was.
+            PayloadError: an index is out of range; `corrected` is then as it was.
         """
 
 

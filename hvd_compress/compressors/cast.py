@@ -17,14 +17,14 @@ class Cast(Compressor):
 
     dtype: torch.dtype | None = None
 
-    def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """The type in which a gradient of `dtype` travels: never a wider one than its own."""
+    def sum_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the type in which a gradient of `dtype` travels: never a wider one than its own."""
         if self.dtype is None or dtype.itemsize <= self.dtype.itemsize:
             return dtype
         return self.dtype
 
     def compress(self, corrected: torch.Tensor, segments: Segments) -> Payload:
-        return Payload({"values": corrected.to(self.wire_dtype(corrected.dtype))}, corrected.numel(), summable=True)
+        return Payload({"values": corrected.to(self.sum_dtype(corrected.dtype))}, corrected.numel(), summable=True)
 
     def add_to(self, out: torch.Tensor, payload: Payload, scale: float, segments: Segments) -> None:
         if payload["values"].numel() != out.numel():
@@ -32,4 +32,4 @@ class Cast(Compressor):
         out.add_(payload["values"].to(out.dtype), alpha=scale)
 
     def wire_bytes(self, segments: Segments, dtype: torch.dtype) -> int:
-        return sum(segments) * self.wire_dtype(dtype).itemsize
+        return sum(segments) * self.sum_dtype(dtype).itemsize

@@ -29,10 +29,10 @@ class EFSign(FeedbackCompressor):
         return self.compress_feedback(corrected, torch.zeros_like(corrected), torch.empty_like(corrected), segments)
 
     def compress_feedback(
-        self, gradient: torch.Tensor, residual: torch.Tensor, left: torch.Tensor, segments: Segments
+        self, gradient: torch.Tensor, residual: torch.Tensor, pending: torch.Tensor, segments: Segments
     ) -> Payload:
         parts = [
-            native.sign_accumulate(gradient[start:stop], residual[start:stop], out=left[start:stop])
+            native.sign_accumulate(gradient[start:stop], residual[start:stop], out=pending[start:stop])
             for start, stop in spans(segments, self.layerwise)
         ]
         bits = torch.cat([bits for bits, _ in parts])

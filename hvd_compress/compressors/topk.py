@@ -41,10 +41,10 @@ class TopK(Sparsifier):
         return self._payload(parts, segments)
 
     def compress_feedback(
-        self, gradient: torch.Tensor, residual: torch.Tensor, left: torch.Tensor, segments: Segments
+        self, gradient: torch.Tensor, residual: torch.Tensor, pending: torch.Tensor, segments: Segments
     ) -> Payload:
         parts = [
-            native.topk_accumulate(gradient[start:stop], residual[start:stop], k, out=left[start:stop])
+            native.topk_accumulate(gradient[start:stop], residual[start:stop], k, out=pending[start:stop])
             for start, stop, k in self._parts(segments)
         ]
         return self._payload(parts, segments)
@@ -56,8 +56,8 @@ class TopK(Sparsifier):
         """8 bytes a kept element: an int32 index and an fp32 value."""
         return 8 * self.kept(segments)
 
-    def take(self, left: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        return native.take(left, indices)
+    def take(self, corrected: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        return native.take(corrected, indices)
 
     def _parts(self, segments: Segments) -> Iterator[tuple[int, int, int]]:
         for start, stop in spans(segments, self.layerwise):

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from hvd_compress.cost import wire
+from hvd_compress.engines import layout
 
 
 class Link(Protocol):
@@ -44,7 +44,7 @@ def ring_reduce_scatter(link: Link, x: torch.Tensor) -> list[torch.Tensor]:
     Returns the shards of `x`, as views. N-1 rounds of M/N bytes.
     """
     n, rank = link.world_size, link.rank
-    shards = [x[wire.shard(x.numel(), n, r)] for r in range(n)]
+    shards = [x[layout.shard(x.numel(), n, r)] for r in range(n)]
     for step in range(n - 1):
         link.send((rank + 1) % n, shards[(rank - step - 1) % n])
         shards[(rank - step - 2) % n].add_(link.recv((rank - 1) % n))
@@ -126,7 +126,7 @@ def _folded(link: Link, x: torch.Tensor, core_sum: Callable[[Link, torch.Tensor,
 
     Costs one round of M bytes before and one after, on the N-p pairs only.
     """
-    core = wire.largest_power_of_two(link.world_size)
+    core = layout.largest_power_of_two(link.world_size)
     if link.rank >= core:
         link.send(link.rank - core, x)
         x.copy_(link.recv(link.rank - core))

@@ -13,6 +13,8 @@ from hvd_compress.cost import wire
 from hvd_compress.errors import ConfigError, UnsupportedError
 
 ALGORITHMS = ("ring", "tree", "recursive_doubling", "rabenseifner")
+ENGINES = ("auto", "mpi", "horovod")
+"""What a user may ask for by name."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Engine(ABC):
             return self._alltoall(parts)
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return this rank's shard of the sum over all ranks; shard r is `wire.shard(numel, world_size, r)`."""
+        """Return this rank's shard of the sum over all ranks; shard r is `layout.shard(numel, world_size, r)`."""
         self.require("reduce_scatter", dtype=tensor.dtype)
         _check_layout(tensor)
         sent = wire.reduce_scatter(_bytes(tensor), self.world_size)

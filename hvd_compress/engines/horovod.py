@@ -85,7 +85,7 @@ class HorovodEngine(Engine):
         return list(torch.split(incoming.view(outgoing.dtype), lengths.tolist()))
 
     def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Horovod shards as `wire.shard` does: the first ranks get one element more."""
+        """Horovod shards as `layout.shard` does: the first ranks get one element more."""
         limits.require_countable(tensor.numel())
         if not tensor.numel():
             return tensor.clone()

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from hvd_compress.cost import wire
-from hvd_compress.engines import limits
+from hvd_compress.engines import layout, limits
 from hvd_compress.engines.base import ALGORITHMS, Capabilities, Engine
 from hvd_compress.engines.leave import fail_at_exit
 from hvd_compress.engines.mpi_algorithms import forced_communicators, forcible_algorithms
@@ -81,7 +80,7 @@ class MpiEngine(Engine):
 
     def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         limits.require_countable(tensor.numel())
-        lengths = wire.shard_lengths(tensor.numel(), self.world_size)
+        lengths = layout.shard_lengths(tensor.numel(), self.world_size)
         mine = tensor.new_empty(lengths[self.rank])
         self._comm.Reduce_scatter(_to_sum(tensor), _to_sum(mine), lengths, op=MPI.SUM)
         return mine

@@ -12,9 +12,9 @@ from typing import Any
 
 from mpi4py import MPI
 
-from hvd_compress.cost.wire import largest_power_of_two
 from hvd_compress.engines import control_variables
 from hvd_compress.engines.base import ALGORITHMS
+from hvd_compress.engines.layout import largest_power_of_two
 
 _DYNAMIC = {"coll_tuned_use_dynamic_rules": 1}
 _TREE_ONLY = {"coll_tuned_reduce_algorithm": 5, "coll_tuned_bcast_algorithm": 6}  # both binomial

@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
-from hvd_compress.engines.base import Engine
+from hvd_compress.engines.base import ENGINES, Engine
 from hvd_compress.engines.horovod import HorovodEngine, process_set_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError
-
-ENGINES = ("auto", "mpi", "horovod")
 
 _LAUNCHED_BY_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
 """Set for each process by mpirun of Open MPI, by that of MPICH and its kin, by srun with PMIx, by Intel's."""

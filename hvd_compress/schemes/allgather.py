@@ -29,16 +29,16 @@ class AllGather(Scheme):
 class _AllGatherExchange(Exchange):
     def __init__(self, scheme: AllGather, work: Work, world_size: int) -> None:
         assert work.residual is not None
-        assert work.left is not None
+        assert work.pending is not None
         self._compressor, self._work, self._world_size = scheme.compressor, work, world_size
-        self._residual, self._left = work.residual, work.left
+        self._residual, self._pending = work.residual, work.pending
         self._own: Payload
         self._packed: torch.Tensor
         self._received: list[torch.Tensor] = []
 
     def encode(self) -> None:
         work = self._work
-        self._own = self._compressor.compress_feedback(work.gradient, self._residual, self._left, work.segments)
+        self._own = self._compressor.compress_feedback(work.gradient, self._residual, self._pending, work.segments)
         self._packed = self._own.pack(work.step, work.bucket)
 
     def communicate(self, engine: Engine) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from hvd_compress.compressors.base import Compressor
-from hvd_compress.cost.wire import shard
 from hvd_compress.engines.base import Engine
+from hvd_compress.engines.layout import shard
 from hvd_compress.schemes.base import Exchange, Scheme, Work, all_finite
 
 

@@ -39,9 +39,9 @@ class _ARTopkExchange(Exchange):
 
     def __init__(self, scheme: ARTopk, work: Work, rank: int, world_size: int) -> None:
         assert work.residual is not None
-        assert work.left is not None
+        assert work.pending is not None
         self._scheme, self._work, self._rank, self._world_size = scheme, work, rank, world_size
-        self._residual, self._left = work.residual, work.left
+        self._residual, self._pending = work.residual, work.pending
         # What every rank expects from the chosen one; replaced by what this rank selected, if it did.
         self._selection = Payload(
             {"indices": torch.zeros(scheme.compressor.kept(work.segments), dtype=torch.int32)}, work.gradient.numel()
@@ -50,7 +50,7 @@ class _ARTopkExchange(Exchange):
         self._finite = True
 
     def _accumulate(self) -> None:
-        self._finite = native.accumulate(self._work.gradient, self._residual, out=self._left)
+        self._finite = native.accumulate(self._work.gradient, self._residual, out=self._pending)
 
     def _select(self, payload: Payload) -> None:
         self._selection = Payload({"indices": payload["indices"]}, payload.numel)
@@ -65,7 +65,7 @@ class _ARTopkExchange(Exchange):
             if self._selection["indices"].numel() != expected:
                 raise PayloadError(f"{self._selection['indices'].numel()} indices instead of {expected}")
             if self._values is None:
-                self._values = self._scheme.compressor.take(self._left, self._selection["indices"])
+                self._values = self._scheme.compressor.take(self._pending, self._selection["indices"])
         if not self._finite:
             self._values.fill_(torch.nan)  # perhaps at none of these indices: all ranks must see it nevertheless
         engine.allreduce(self._values, self._scheme.algorithm)
@@ -88,7 +88,7 @@ class _StarExchange(_ARTopkExchange):
             self._accumulate()
             return
         compressor = self._scheme.compressor
-        payload = compressor.compress_feedback(work.gradient, self._residual, self._left, work.segments)
+        payload = compressor.compress_feedback(work.gradient, self._residual, self._pending, work.segments)
         self._select(payload)
         self._values = payload["values"]  # NaN and Inf are the largest of all, so they are among these
 
@@ -101,7 +101,7 @@ class _VarExchange(_ARTopkExchange):
 
     def encode(self) -> None:
         self._accumulate()
-        payload = self._scheme.compressor.compress(self._left, self._work.segments)
+        payload = self._scheme.compressor.compress(self._pending, self._work.segments)
         self._select(payload)
         self._variance = payload["values"].double().square().sum().reshape(1)
 

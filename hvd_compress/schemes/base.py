@@ -17,14 +17,14 @@ class Work:
     Attributes:
         gradient: (numel,) in the bucket's dtype. Holds this rank's gradient, and the result at the end.
         residual: (numel,) fp32, what earlier steps did not send; never written. None where nothing is remembered.
-        left: (numel,) fp32, receives what this step does not send; becomes the residual if the step succeeds.
+        pending: (numel,) fp32, receives what this step does not send; becomes the residual if the step succeeds.
         segments: numel of each parameter.
         scale: what the sum over ranks is multiplied by: 1 / world_size for an average.
     """
 
     gradient: torch.Tensor
     residual: torch.Tensor | None
-    left: torch.Tensor | None
+    pending: torch.Tensor | None
     segments: tuple[int, ...]
     step: int
     bucket: int
@@ -47,7 +47,7 @@ class Exchange(ABC):
         """Write scale * sum over ranks to work.gradient; return whether all of it is finite.
 
         The answer is the same on every rank: it depends on what all ranks received alone. When this returns,
-        work.left holds corrected - transmitted.
+        work.pending holds corrected - transmitted.
         """
 
 

@@ -232,17 +232,6 @@ def test_a_parameter_group_that_is_added() -> None:
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
 
 
-def test_a_parameter_that_is_unfrozen() -> None:
-    model = small_model()
-    model[0].bias.requires_grad_(False)
-    optimizer = wrap(model)
-    finish(train(optimizer, model))
-    model[0].bias.requires_grad_(True)
-    with pytest.raises(UnsupportedError, match=r"of shape \(31,\) was frozen when"):
-        finish(train(optimizer, model))
-    check_that_training_works()
-
-
 def test_a_closure_within_skip_synchronize() -> None:
     model = small_model()
     optimizer = wrap(model)

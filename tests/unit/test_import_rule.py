@@ -13,10 +13,10 @@ ALLOWED = {
     "payload": {"errors"},
     "feedback": {"errors"},
     "buckets": {"buckets", "errors"},
-    "cost": {"cost", "errors"},
+    "cost": {"cost", "engines.layout", "errors"},
     "compressors": {"payload", "errors", "native", "compressors"},
     "engines": {"engines", "errors", "cost"},
-    "schemes": {"schemes", "compressors.base", "engines.base", "payload", "errors", "native", "cost"},
+    "schemes": {"schemes", "compressors.base", "engines.base", "engines.layout", "payload", "errors", "native"},
 }
 """What the modules of a room may import of this package. Rooms that are not listed see everything."""
 

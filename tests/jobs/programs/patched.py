@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import horovod.torch as hvd
+import quick_start  # noqa: F401
 import torch
 
 

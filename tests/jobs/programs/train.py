@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import quick_start  # noqa: F401
 import torch
 
 import hvd_compress.torch as hvd

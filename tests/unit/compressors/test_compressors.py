@@ -49,13 +49,13 @@ def test_compressing_changes_nothing_and_depends_on_nothing_else(name: str) -> N
 def test_the_fused_form_equals_the_three_steps(name: str) -> None:
     compressor = COMPRESSORS[name]
     assert isinstance(compressor, FeedbackCompressor)
-    gradient, residual, left = draw(1), draw(2), torch.empty(NUMEL)
-    payload = compressor.compress_feedback(gradient, residual, left, SEGMENTS)
+    gradient, residual, pending = draw(1), draw(2), torch.empty(NUMEL)
+    payload = compressor.compress_feedback(gradient, residual, pending, SEGMENTS)
     corrected = gradient + residual
     apart = compressor.compress(corrected, SEGMENTS)
     for key in apart.tensors:
         assert torch.equal(payload[key], apart[key])
-    torch.testing.assert_close(left, corrected - compressor.decompress(payload, SEGMENTS))
+    torch.testing.assert_close(pending, corrected - compressor.decompress(payload, SEGMENTS))
     assert torch.equal(residual, draw(2))
     assert torch.equal(gradient, draw(1))
 
@@ -89,9 +89,9 @@ def test_efsign_sends_one_scale_for_each_parameter() -> None:
 
 
 def test_cast_never_widens() -> None:
-    assert Cast(torch.bfloat16).wire_dtype(torch.float32) == torch.bfloat16
-    assert Cast(torch.bfloat16).wire_dtype(torch.float16) == torch.float16
-    assert Cast().wire_dtype(torch.float64) == torch.float64
+    assert Cast(torch.bfloat16).sum_dtype(torch.float32) == torch.bfloat16
+    assert Cast(torch.bfloat16).sum_dtype(torch.float16) == torch.float16
+    assert Cast().sum_dtype(torch.float64) == torch.float64
 
 
 @pytest.mark.parametrize(

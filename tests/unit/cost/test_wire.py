@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hvd_compress.cost import wire
 from hvd_compress.engines.base import ALGORITHMS
@@ -59,26 +56,3 @@ def test_figures_by_hand():
 def test_an_unknown_algorithm_is_a_config_error():
     with pytest.raises(ConfigError, match="bubble"):
         wire.allreduce(4, 2, "bubble")
-
-
-@given(numel=st.integers(0, 10**12), n=st.integers(1, 64))
-def test_shards_cover_everything_once_and_differ_by_at_most_one(numel, n):
-    shards = [wire.shard(numel, n, rank) for rank in range(n)]
-    assert shards[0].start == 0
-    assert shards[-1].stop == numel
-    assert all(a.stop == b.start for a, b in itertools.pairwise(shards))
-    lengths = wire.shard_lengths(numel, n)
-    assert lengths == [part.stop - part.start for part in shards] == sorted(lengths, reverse=True)
-    assert lengths[0] - lengths[-1] <= 1
-
-
-def test_the_first_shards_are_the_longer_ones():
-    assert wire.shard_lengths(8, 3) == [3, 3, 2]
-    assert wire.shard(8, 3, 2) == slice(6, 8)
-
-
-@given(n=st.integers(1, 10**6))
-def test_largest_power_of_two(n):
-    core = wire.largest_power_of_two(n)
-    assert core <= n < 2 * core
-    assert core & (core - 1) == 0

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hvd_compress.cost import wire
+from hvd_compress.engines import layout
 from hvd_compress.engines.base import ALGORITHMS, Engine
 from hvd_compress.errors import ConfigError, UnsupportedError
 
@@ -108,7 +108,7 @@ def reduce_scatter_returns_this_ranks_shard(engine: Engine) -> None:
             tensor = values(engine.rank, numel, dtype)
             mine = engine.reduce_scatter(tensor)
             assert mine.dtype == dtype
-            assert_sum(mine, total(engine, numel, dtype)[wire.shard(numel, engine.world_size, engine.rank)])
+            assert_sum(mine, total(engine, numel, dtype)[layout.shard(numel, engine.world_size, engine.rank)])
             assert torch.equal(tensor, values(engine.rank, numel, dtype)), "the input must stay as it was"
 
 
@@ -203,14 +203,14 @@ def bad_arguments_are_config_errors(engine: Engine) -> None:
         engine.broadcast(torch.ones(3), engine.world_size)
     with pytest.raises(ConfigError, match="root"):
         engine.broadcast(torch.ones(3), -1)
-    for layout in (torch.ones(2, 3), torch.ones(8)[::2], torch.tensor(1.0)):
+    for tensor in (torch.ones(2, 3), torch.ones(8)[::2], torch.tensor(1.0)):
         for verb in (engine.allreduce, engine.allgather, engine.reduce_scatter):
             with pytest.raises(ConfigError, match="contiguous"):
-                verb(layout)
+                verb(tensor)
         with pytest.raises(ConfigError, match="contiguous"):
-            engine.broadcast(layout, 0)
+            engine.broadcast(tensor, 0)
         with pytest.raises(ConfigError, match="contiguous"):
-            engine.alltoall([layout] * engine.world_size)
+            engine.alltoall([tensor] * engine.world_size)
     with pytest.raises(ConfigError, match="parts of one dtype"):
         engine.alltoall([torch.ones(1)] * (engine.world_size + 1))
     with pytest.raises(ConfigError, match="lengths"):

@@ -23,7 +23,7 @@ def make_work(rank: int, step: int = 0) -> Work:
     return Work(
         gradient=torch.randn(NUMEL, generator=generator),
         residual=torch.zeros(NUMEL),
-        left=torch.empty(NUMEL),
+        pending=torch.empty(NUMEL),
         segments=(NUMEL,),
         step=step,
         bucket=0,
@@ -121,9 +121,9 @@ def test_indices_are_checked_before_anything_is_taken(spoil: Callable[[torch.Ten
             spoil(packed)
             engine.broadcast(packed, 0)
             return
-        before = work.left.clone()
+        before = work.pending.clone()
         with pytest.raises(PayloadError, match=f"indices from rank 0: .*{words}"):
             exchange.communicate(engine)
-        assert torch.equal(work.left, before)
+        assert torch.equal(work.pending, before)
 
     run_ranks(SIZE, body)
