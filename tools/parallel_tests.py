@@ -1,5 +1,7 @@
 """Run tests/parallel under mpirun and horovodrun, and print a short result for each launch.
 
+With 4 ranks all of it; in the other launches what depends on the number of ranks or on the launcher.
+
 Every rank writes its output into a file of its own. Rank 0's is shown; when a launch fails, so is that of the ranks
 at fault.
 """
@@ -41,7 +43,10 @@ if code:
 """
 # Ranks share the checkout, so they must not write one cache. A test that hangs shows where, before the launch is ended.
 OPTIONS = ["-x", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={TIMEOUT_S * 0.8}"]
-RANK_COMMAND = [sys.executable, "-c", RUN_PYTEST, *OPTIONS, "tests/parallel"]
+RANK_COMMAND = [sys.executable, "-c", RUN_PYTEST, *OPTIONS]
+
+ALL = ["tests/parallel"]
+BY_LAUNCH = [f"tests/parallel/test_{name}.py" for name in ("drop_in", "engines", "handshake", "mpi_algorithms")]
 
 
 @dataclass(frozen=True)
@@ -49,12 +54,16 @@ class Launch:
     name: str
     ranks: int
     command: list[str]
+    tests: list[str]
 
 
 def main() -> int:
     mpirun = ["mpirun", *shlex.split(os.environ.get("MPIRUN_FLAGS", ""))]
-    launches = [Launch(f"mpirun -np {ranks}", ranks, [*mpirun, "-np", str(ranks)]) for ranks in (2, 3, 4)]
-    launches.append(Launch("horovodrun --gloo -np 2", 2, ["horovodrun", "--gloo", "-np", "2"]))
+    launches = [
+        Launch(f"mpirun -np {ranks}", ranks, [*mpirun, "-np", str(ranks)], tests)
+        for ranks, tests in ((2, BY_LAUNCH), (3, BY_LAUNCH), (4, ALL))
+    ]
+    launches.append(Launch("horovodrun --gloo -np 2", 2, ["horovodrun", "--gloo", "-np", "2"], BY_LAUNCH))
     # The first failure ends it: a hang would else cost the time limit once for each launch.
     for count, launch in enumerate(launches):
         if not _passes(launch):
@@ -69,7 +78,9 @@ def _passes(launch: Launch) -> bool:
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hvd_compress-parallel-") as folder:
         logs = Path(folder)
-        outcome = _run([*launch.command, "sh", "-c", RANK_SCRIPT, folder, *RANK_COMMAND], logs / "launcher.log")
+        outcome = _run(
+            [*launch.command, "sh", "-c", RANK_SCRIPT, folder, *RANK_COMMAND, *launch.tests], logs / "launcher.log"
+        )
         codes = [_exit_code(logs, rank) for rank in range(launch.ranks)]
         ok = outcome == "0" and codes == ["0"] * launch.ranks
         for rank in [0] if ok else _worth_showing(codes):
