@@ -27,15 +27,15 @@ class CMakeBuild(build_ext):
             f"-DHVD_COMPRESS_WERROR={werror}",
             f"-DHVD_COMPRESS_MODULE_NAME={target.name}",
         ]
-        self._run("cmake", "--log-level=WARNING", "-S", ROOT, "-B", build, "-G", "Ninja", *configure)
-        self._run("cmake", "--build", build)
+        self._run("cmake", "--log-level=WARNING", "-S", ROOT, "-B", build, "-G", "Ninja", *configure, quiet=True)
+        self._run("cmake", "--build", build, "--", "--quiet")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(build / target.name, target)
 
-    def _run(self, *command: object) -> None:
+    def _run(self, *command: object, quiet: bool = False) -> None:
         """Without this, a failing compiler would end in a traceback of setuptools below its own messages."""
         words = [str(word) for word in command]
-        if subprocess.run(words).returncode != 0:
+        if subprocess.run(words, stdout=subprocess.DEVNULL if quiet else None).returncode != 0:
             sys.exit(f"error: building the native extension failed in: {' '.join(words)}")
 
 

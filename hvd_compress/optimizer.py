@@ -49,6 +49,11 @@ class ReducingOptimizer(torch.optim.Optimizer):
             return
         me = weakref.ref(self)  # a hook must not keep the optimizer alive: its threads end with it
         handles = [p.register_post_accumulate_grad_hook(partial(_on_gradient, me)) for p in names]  # type: ignore[no-untyped-call]
+        # Held here, as a parameter does not hold the node that adds to its gradient.
+        self._nodes = [torch.autograd.graph.get_gradient_edge(p).node for p in names]
+        handles += [
+            node.register_prehook(partial(_before_gradient, me, p)) for node, p in zip(self._nodes, names, strict=True)
+        ]
         weakref.finalize(self, _detach, handles, reducer)
 
     @property
@@ -62,14 +67,14 @@ class ReducingOptimizer(torch.optim.Optimizer):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backward passes are summed before gradients are exchanged; not allowed in between."""
         self._require_rest("set_backward_passes_per_step()")
-        self.backward_passes_per_step = _checked_passes(passes)
+        self.backward_passes_per_step = checked_passes(passes)
         self._delay = dict.fromkeys(self._delay, passes)
 
     def synchronize(self) -> None:
         """Exchange all gradients; `parameter.grad` holds the reduced ones afterwards.
 
         For clipping and the like: synchronize(), change gradients, then step() within skip_synchronize(). Between
-        backward() and synchronize() a gradient that is under way already is None.
+        backward() and synchronize() a gradient cannot be used: it is exchanged (see buckets/under_way.py).
 
         Raises:
             ConfigError: in the first step, if ranks differ in settings or parameters.
@@ -209,13 +214,15 @@ class ReducingOptimizer(torch.optim.Optimizer):
                 "call synchronize() first, on every rank, if this step is to be dropped"
             )
 
-    def _gradient_ready(self, parameter: torch.Tensor) -> None:
+    def _gradient_comes(self, parameter: torch.Tensor) -> None:
         if self._delay[parameter] <= 0:
             raise UsageError(
                 f"the gradient of {self._names[parameter]!r} was computed more than backward_passes_per_step = "
                 f"{self.backward_passes_per_step} times before step(): increase it to accumulate gradients, or call "
                 "step() after each backward pass"
             )
+
+    def _gradient_ready(self, parameter: torch.Tensor) -> None:
         if not self._dirty:
             self._follow_loss_scale()
         self._dirty = True
@@ -254,7 +261,7 @@ def wrap(
     wrapped: ReducingOptimizer = cls.__new__(cls)
     # A learning-rate scheduler made before wraps `step` of that one object; the class's own is what counts here.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
-    wrapped._attach(names, reducer, _checked_passes(passes), rank, size)
+    wrapped._attach(names, reducer, passes, rank, size)
     return wrapped
 
 
@@ -300,12 +307,24 @@ def name_parameters(
     return trainable
 
 
+def _before_gradient(me: weakref.ref[ReducingOptimizer], parameter: torch.Tensor, _: Any) -> None:
+    _tell(me, ReducingOptimizer._gradient_comes, parameter)
+
+
 def _on_gradient(me: weakref.ref[ReducingOptimizer], parameter: torch.Tensor) -> None:
+    _tell(me, ReducingOptimizer._gradient_ready, parameter)
+
+
+def _tell(
+    me: weakref.ref[ReducingOptimizer],
+    what: Callable[[ReducingOptimizer, torch.Tensor], None],
+    parameter: torch.Tensor,
+) -> None:
     optimizer = me()
     if optimizer is None:
         return
     try:
-        optimizer._gradient_ready(parameter)
+        what(optimizer, parameter)
     except BaseException as error:
         assert optimizer._reducer is not None
         optimizer._reducer.fail(error)  # other ranks may wait for this one: it must be able to end
@@ -318,7 +337,8 @@ def _detach(handles: Iterable[Any], reducer: Reducer) -> None:
     reducer.close()
 
 
-def _checked_passes(passes: int) -> int:
+def checked_passes(passes: int) -> int:
+    """Return a number of backward passes, or raise ConfigError."""
     if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
         raise ConfigError(f"backward_passes_per_step = {passes!r} must be a whole number, 1 or more")
     return passes

@@ -56,7 +56,8 @@ class Pipeline:
         self._kernels = Worker("hvd-compress-kernels")
         self._collectives = Worker("hvd-compress-collectives")
         self._timeout_s = timeout_s
-        self._failure: BaseException | None = None
+        # In words: the exception's traceback would keep alive whoever was called, the optimizer included.
+        self._failure: str | None = None
         self._engine: Engine
         self._lock = threading.Lock()
         self._begin()
@@ -82,7 +83,7 @@ class Pipeline:
                 with located(f"rank {self._engine.rank}, first step, handshake"):
                     return agree(self._engine)
             except (ConfigError, UnsupportedError) as error:
-                self._failure = error
+                self._failure = str(error)
                 raise
 
         future = self._collectives.submit(call)
@@ -132,7 +133,7 @@ class Pipeline:
         if self._failure is not None:
             raise CommunicationError(
                 f"nothing is exchanged any more, since an earlier exchange failed: {self._failure}"
-            ) from self._failure
+            )
 
     def stop(self) -> None:
         """Let both threads end. Buckets that have left and were not waited for are a failure: others miss them."""
@@ -146,7 +147,9 @@ class Pipeline:
     def fail(self, error: BaseException) -> None:
         """Launch nothing more, and let the process end although collectives may be unfinished."""
         with self._lock:
-            first, self._failure = self._failure is None, self._failure or error
+            first = self._failure is None
+            if first:
+                self._failure = str(error)
         if first and hasattr(self, "_engine"):
             self._engine.abandon()
 

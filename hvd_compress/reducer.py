@@ -13,6 +13,7 @@ import torch
 
 from hvd_compress.buckets.bucket import Bucket
 from hvd_compress.buckets.plan import BucketPlan, Slot, plan_buckets
+from hvd_compress.buckets.under_way import stand_in
 from hvd_compress.compressors import FeedbackCompressor
 from hvd_compress.cost import wire
 from hvd_compress.decision import Decision, Request, decide
@@ -84,6 +85,7 @@ class Reducer:
         self._slots = {name: Slot(parameter.numel(), parameter.dtype) for name, parameter in parameters.items()}
         self._pipeline = Pipeline(settings.timeout_s)
         self._ready: list[str] = []
+        self._held: dict[str, torch.Tensor] = {}  # gradients of the first step, before there are buckets
         self._routes: list[_Route] = []
         self._route_of: dict[str, _Route] = {}
         self._sparse: list[str] = []
@@ -105,6 +107,9 @@ class Reducer:
             self._meet_sparse(name)
         if not self._planned:
             self._ready.append(name)
+            if parameter.grad is not None:
+                self._held[name] = parameter.grad
+                parameter.grad = stand_in(parameter)
         elif name in self._route_of:
             route = self._route_of[name]
             if route.bucket.arrive(name):
@@ -122,6 +127,7 @@ class Reducer:
         start = perf_counter()
         try:
             if not self._planned:
+                self._let_go()
                 self._set_up()
             for route in self._routes:
                 if not route.launched:
@@ -155,6 +161,11 @@ class Reducer:
     def close(self) -> None:
         """Let the threads end."""
         self._pipeline.stop()
+
+    def _let_go(self) -> None:
+        for name, gradient in self._held.items():
+            self._parameters[name].grad = gradient
+        self._held.clear()
 
     def _set_up(self) -> None:
         agreement = self._pipeline.connect(self._connect, self._agree)

@@ -19,7 +19,7 @@ from pathlib import Path
 import progress
 
 HOROVOD_VERSION = "0.28.1"
-BUILD_REVISION = 1  # part of the key: raise it when what follows would give another wheel
+BUILD_REVISION = 2  # part of the key: raise it when what follows would give another wheel
 
 PIP = [sys.executable, "-m", "pip"]
 
@@ -48,11 +48,18 @@ PATH_AS_PATH = """file(RELATIVE_PATH SUB_FOLDER "${PROJECT_SOURCE_DIR}" "${CMAKE
 # this into a build with nvcc.
 CUDA_FOUND = "(CUDA_HOME is not None)"
 
+# horovodrun without --gloo calls mpirun. Open MPI 5 takes long options with two dashes only, and "none" for a program.
+MPIRUN_FLAGS = "['-bind-to none', '-map-by slot']"
+MPIRUN_FLAGS_5 = "['--bind-to none', '--map-by slot']"
+BINDING_FLAGS = "['-bind-to socket', '-map-by socket', '-rank-by core']"
+BINDING_FLAGS_5 = "['--bind-to package', '--map-by package', '--rank-by slot']"
+
 SUBSTITUTIONS = {
-    "CMakeLists.txt": (CXX_STANDARD, CXX_STANDARD_AND_PATHS),
-    "horovod/torch/CMakeLists.txt": (CXX_STANDARD, "set(CMAKE_CXX_STANDARD 17)"),
-    "cmake/Utilities.cmake": (PATH_AS_REGEX, PATH_AS_PATH),
-    "cmake/Modules/FindPytorch.cmake": (CUDA_FOUND, "False"),
+    "CMakeLists.txt": {CXX_STANDARD: CXX_STANDARD_AND_PATHS},
+    "horovod/torch/CMakeLists.txt": {CXX_STANDARD: "set(CMAKE_CXX_STANDARD 17)"},
+    "cmake/Utilities.cmake": {PATH_AS_REGEX: PATH_AS_PATH},
+    "cmake/Modules/FindPytorch.cmake": {CUDA_FOUND: "False"},
+    "horovod/runner/mpi_run.py": {MPIRUN_FLAGS: MPIRUN_FLAGS_5, BINDING_FLAGS: BINDING_FLAGS_5},
 }
 
 
@@ -122,11 +129,13 @@ def _check_complete(wheel: Path) -> None:
 
 
 def _substitute(source: Path) -> None:
-    for name, (old, new) in SUBSTITUTIONS.items():
+    for name, changes in SUBSTITUTIONS.items():
         text = (source / name).read_text()
-        if old not in text:
-            raise progress.StepError(f"Horovod's {name} does not contain {old!r}: its source is not the expected one")
-        (source / name).write_text(text.replace(old, new))
+        for old, new in changes.items():
+            if old not in text:
+                raise progress.StepError(f"Horovod's {name} lacks {old!r}: its source is not the expected one")
+            text = text.replace(old, new)
+        (source / name).write_text(text)
 
 
 def _environment() -> dict[str, str]:

@@ -46,7 +46,8 @@ def _set_up(torch: str) -> None:
         progress.run("creating .venv", [sys.executable, "-m", "venv", "--clear", VENV], LOG)
     READY.unlink(missing_ok=True)
     _pip("installing pip and the build tools, Open MPI included", PIP, "-r", "requirements/build.txt")
-    _pip(f"installing {torch}", torch)
+    size = "" if "+cpu" in torch else ", up to 3 GB where it brings CUDA along; see `make help` for another"
+    _pip(f"installing {torch}{size}", torch)
     _pip("installing the tools for the package and its tests", "-r", "requirements/dev.txt")
     _install_horovod()
     _pip("building and installing hvd_compress", "--no-deps", "--no-build-isolation", "-e", ".")

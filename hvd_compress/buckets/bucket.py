@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from hvd_compress.buckets.plan import BucketPlan
+from hvd_compress.buckets.under_way import stand_in
 
 
 class Bucket:
@@ -18,6 +19,7 @@ class Bucket:
         self.parameters = {name: parameters[name] for name in plan.names}
         parts = torch.split(self.flat, list(plan.segments))
         self.views = {name: part.view(parameters[name].shape) for name, part in zip(plan.names, parts, strict=True)}
+        self._stand_ins = {name: stand_in(parameter) for name, parameter in self.parameters.items()}
         self._arrived: set[str] = set()
         self.had_gradient: set[str] = set()
 
@@ -55,12 +57,12 @@ class Bucket:
         """Take the gradients out of the program's sight while the bucket is under way.
 
         What writes to them meanwhile, such as clipping without synchronize(), would change a local gradient on one
-        rank and a result on another.
+        rank and a result on another: it gets an error instead.
         """
         for name, parameter in self.parameters.items():
             if parameter.grad is not None:
                 self.had_gradient.add(name)
-                parameter.grad = None
+                parameter.grad = self._stand_ins[name]
 
     def reset(self) -> None:
         """Begin a new step."""

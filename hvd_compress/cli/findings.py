@@ -41,7 +41,10 @@ def torch(found: Result) -> Finding:
 def horovod(found: Result) -> Finding:
     """hvd_compress.torch is made of horovod.torch, so training needs it, and one of its two ways to start ranks."""
     if found.error:
-        hint = "in a checkout, `make setup` builds Horovod into .venv; elsewhere build it for the torch and MPI there"
+        hint = (
+            "in a checkout, `make setup` builds Horovod into .venv; for another environment that has torch, run there "
+            "`pip install -r requirements/build.txt`, then `python tools/install_horovod.py`"
+        )
         return Finding("Horovod", "missing", found.error, hint, required=True)
     built, not_built = found.values["built"], found.values["not_built"]
     detail = f"{found.values['version']}, built with PyTorch, {_listed(built)}; without {_listed(not_built)}"
@@ -72,7 +75,7 @@ def mpi(found: Result, launcher: str | None = None) -> Finding:
 
 def native(found: Result) -> Finding:
     if found.error:
-        hint = "in a checkout, `make native`; elsewhere pip install hvd_compress again (it needs a C++17 compiler)"
+        hint = "" if "_native" in found.error else "they are tried with torch"
         return Finding("native kernels", "missing", found.error, hint, required=True)
     return Finding("native kernels", "ok", found.values["file"], required=True)
 

@@ -66,7 +66,7 @@ class Engine(ABC):
             offered = ", ".join(("auto", *can.algorithms))
             raise UnsupportedError(
                 f"the {self.name} engine cannot force algorithm {algorithm!r} over {self.world_size} ranks here; "
-                f"it offers {offered}"
+                f"it offers {offered}. Leave algorithm at 'auto', or launch the job with mpirun and use engine='mpi'"
             )
         if dtype is not None and dtype not in can.sum_dtypes:
             raise UnsupportedError(f"the {self.name} engine cannot sum {dtype}")

@@ -35,7 +35,8 @@ def _on_shutdown(*_: object) -> None:
         if engine.running:
             print(
                 f"CommunicationError: rank {engine.rank}, {engine.pending}: another rank has ended, and Horovod has "
-                "shut MPI down; every rank must take the same number of steps",
+                "shut MPI down under this collective. If that rank printed an error, it is the cause; if not, it took "
+                "fewer steps than this one",
                 file=sys.stderr,
                 flush=True,
             )

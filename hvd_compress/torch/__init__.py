@@ -1,12 +1,16 @@
 """Everything of horovod.torch, with a DistributedOptimizer that compresses: `import hvd_compress.torch as hvd`."""
 
-import horovod.torch as _horovod
+try:
+    import horovod.torch as _horovod
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}: hvd_compress.torch needs Horovod; `hvd-compress doctor` says more") from error
 from horovod.torch import *  # noqa: F403
 
 from hvd_compress.engines.mpi_environment import prepare as _prepare
 from hvd_compress.pipeline import StepReport
 from hvd_compress.torch.compression import Compression
 from hvd_compress.torch.optimizer import DistributedOptimizer, broadcast_optimizer_state
+from hvd_compress.torch.parameters import broadcast_parameters
 
 _prepare()  # before hvd.init(): MPI reads it when it starts
 
@@ -16,4 +20,5 @@ __all__ = [
     "DistributedOptimizer",
     "StepReport",
     "broadcast_optimizer_state",
+    "broadcast_parameters",
 ]

@@ -16,7 +16,7 @@ import torch
 from hvd_compress.decision import Request
 from hvd_compress.engines.select import choose_engine
 from hvd_compress.errors import ConfigError, UnsupportedError
-from hvd_compress.optimizer import ReducingOptimizer, name_parameters, wrap
+from hvd_compress.optimizer import ReducingOptimizer, checked_passes, name_parameters, wrap
 from hvd_compress.reducer import ReduceOptions, Reducer
 from hvd_compress.settings import Settings
 
@@ -69,7 +69,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         predivide_factor=_checked_factor(gradient_predivide_factor, op),
         groups=_named_groups(groups if groups is not None else num_groups, names),
         sparse_as_dense=sparse_as_dense,
-        backward_passes_per_step=backward_passes_per_step,
+        backward_passes_per_step=checked_passes(backward_passes_per_step),
     )
     reducer, rank, size = None, 0, 1
     if process_set.included():

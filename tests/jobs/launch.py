@@ -19,6 +19,7 @@ LIMIT_S = 120.0
 LAUNCHERS = {
     "mpirun": ["mpirun", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-np"],
     "horovodrun": ["horovodrun", "--gloo", "-np"],
+    "horovodrun over MPI": ["horovodrun", "--mpi", "-np"],
 }
 _GRACE_S = 20.0
 _ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -35,7 +35,7 @@ def check_failed(job: Job, message: str = "") -> None:
     assert "has trained" not in job.output
 
 
-@pytest.mark.parametrize(("launcher", "engine"), [*TWO_WAYS, ("mpirun", "horovod")])
+@pytest.mark.parametrize(("launcher", "engine"), [*TWO_WAYS, ("mpirun", "horovod"), ("horovodrun over MPI", "auto")])
 def test_a_good_run_ends_with_status_0(launcher: str, engine: str) -> None:
     job = train(launcher, engine, "none")
     assert job.status == 0, job.output

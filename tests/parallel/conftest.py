@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import threading
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -57,6 +58,10 @@ def nothing_left_behind(abandoned: list[str]) -> Iterator[None]:
     yield
     gc.collect()  # an optimizer that is dropped in the middle of a step
     assert not abandoned, f"an engine was abandoned:\n{abandoned.pop()}"
+    for thread in threading.enumerate():
+        if thread.name.startswith("hvd-compress-"):
+            thread.join(10.0)
+            assert not thread.is_alive(), f"{thread.name} outlives the test: something still holds its optimizer"
 
 
 @pytest.fixture(scope="session")

@@ -180,6 +180,17 @@ def test_broadcasts_before_the_first_step(optimizer_name: str) -> None:
     check_against_horovod(scenario, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "form", [dict, list, lambda items: [value for _, value in items]], ids=["dict", "named", "bare"]
+)
+def test_broadcast_of_parameters_of_every_dtype(form: Any) -> None:
+    """Horovod alone knows no bfloat16."""
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
+    named = [(str(dtype), torch.full((5,), hvd.rank() + 1, dtype=dtype)) for dtype in dtypes]
+    hvd.broadcast_parameters(form(named), root_rank=hvd.size() - 1)
+    assert all((value == hvd.size()).all() for _, value in named)
+
+
 @pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
 def test_broadcasts_of_a_checkpoint_that_rank_0_loaded(optimizer_name: str) -> None:
     def scenario(make: Make) -> Iterable[torch.Tensor]:

@@ -9,6 +9,7 @@ import threading
 import warnings
 import weakref
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -633,22 +634,41 @@ def test_residuals_are_saved_with_the_loss_scale_they_belong_to(order: str) -> N
         assert torch.equal(residual / 512, unscaled[name])
 
 
-def test_gradients_that_are_under_way_cannot_be_written_to() -> None:
-    """Clipping without synchronize() would make replicas drift apart: it finds nothing to clip."""
+def unscale(parameters: list[torch.Tensor]) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    scaler.unscale_(torch.optim.SGD(parameters))
 
-    def body(engine: InProcessEngine):
+
+USES = {
+    "clip": lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 1e-3),
+    "read": lambda parameters: parameters[0].grad.norm(),
+    "change": lambda parameters: parameters[0].grad.clamp_(max=0),
+    "unscale": unscale,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_gradients_that_are_under_way_cannot_be_used(use: str) -> None:
+    """From the first step on, and the result is what it would have been."""
+
+    def body(engine: InProcessEngine, meddle: bool):
         parameters, optimizer = on_engine(engine, REQUESTS["topk-allgather"])
         for step in range(3):
             backward(parameters, engine.rank, step)
-            if step and engine.rank == 0:
-                torch.nn.utils.clip_grad_norm_(parameters.values(), 1e-3)
-            assert step == 0 or all(parameter.grad is None for parameter in parameters.values())
-            optimizer.step()
+            if meddle and engine.rank == 0:
+                with pytest.raises(UsageError, match=r"call optimizer.synchronize\(\) first"):
+                    USES[use](list(parameters.values()))
+            optimizer.synchronize()
+            result = flat_gradient(parameters)
+            with optimizer.skip_synchronize():
+                optimizer.step()
             optimizer.zero_grad()
-        return flat_gradient_or_zero(parameters)
+        return result
 
-    first, second = run_ranks(2, body)
-    assert torch.equal(first, second)
+    meddled, plain = (run_ranks(2, partial(body, meddle=meddle)) for meddle in (True, False))
+    assert torch.equal(meddled[0], meddled[1])
+    assert torch.equal(meddled[0], plain[0])
 
 
 def test_a_loss_scale_that_has_become_zero_leaves_residuals_alone() -> None:
