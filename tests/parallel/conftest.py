@@ -99,6 +99,11 @@ def some_ranks(hvd: Any) -> Any:
 
 
 def pytest_sessionfinish(exitstatus: int) -> None:
-    if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+    if exitstatus == pytest.ExitCode.OK:
+        # The first rank to end makes Horovod shut MPI down, under whatever another one still does with it.
+        import horovod.torch as hvd
+
+        hvd.barrier()
+    elif exitstatus != pytest.ExitCode.NO_TESTS_COLLECTED:
         # The other ranks may wait for this one in a collective, where MPI's and Horovod's clean-up would join them.
         fail_at_exit(lambda: os._exit(1))
