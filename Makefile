@@ -23,10 +23,10 @@ export HVD_COMPRESS_WERROR := ON
 
 PARALLEL_ENV = env OMP_NUM_THREADS=1
 PYTHON_SOURCES = hvd_compress tests examples benchmarks tools setup.py
-CPP_SOURCES = $(shell find csrc -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+CPP_SOURCES = $(shell find csrc tests -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 SERIAL_TESTS = $(wildcard tests/unit tests/native tests/conformance tests/jobs)
 
-.PHONY: help setup native demo test lint types unit test-parallel format clean
+.PHONY: help setup native demo test lint types unit sanitize test-parallel format clean
 
 help: ## print this
 	@echo "Targets:"
@@ -40,10 +40,14 @@ help: ## print this
 demo: native ## train on the bundled digits with 4 ranks and compare the compressors
 	@$(PARALLEL_ENV) mpirun -np 4 $(MPIRUN_FLAGS) python examples/train_images.py --demo
 
+sanitize: native ## the kernels' tests with AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
+	@python tools/sanitize.py
+
 test: native ## everything that CI checks: lint, types, unit and parallel tests
 	@tools/phase lint $(MAKE) --no-print-directory lint
 	@tools/phase types $(MAKE) --no-print-directory types
 	@tools/phase unit $(MAKE) --no-print-directory unit
+	@tools/phase sanitize $(MAKE) --no-print-directory sanitize
 	@tools/phase parallel $(MAKE) --no-print-directory test-parallel
 
 lint: setup ## ruff and clang-format, changing nothing

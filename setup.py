@@ -30,7 +30,7 @@ class CMakeBuild(build_ext):
         self._run("cmake", "--log-level=WARNING", "-S", ROOT, "-B", build, "-G", "Ninja", *configure, quiet=True)
         self._run("cmake", "--build", build, "--", "--quiet")
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(build / target.name, target)
+        shutil.copy2(build / ext.name.rpartition(".")[2] / target.name, target)
 
     def _run(self, *command: object, quiet: bool = False) -> None:
         """Without this, a failing compiler would end in a traceback of setuptools below its own messages."""

@@ -4,6 +4,10 @@ Functions that take indices return the position of the first one out of range, o
 All of them raise RuntimeError for a status that native.py should have made impossible.
 """
 
+def set_num_threads(threads: int, /) -> None: ...
+def best_simd_level() -> int: ...
+def simd_level() -> int: ...
+def set_simd_level(level: int, /) -> bool: ...
 def accumulate(grad: int, grad_dtype: int, residual: int, out: int, out_dtype: int, n: int, /) -> bool: ...
 def topk_workspace_bytes(n: int, k: int, /) -> int: ...
 def topk(
@@ -46,3 +50,52 @@ def scatter_add(
 def scatter_set(
     indices: int, values: int, values_dtype: int, count: int, out: int, out_dtype: int, n: int, scale: float, /
 ) -> int: ...
+def scatter_lists(
+    lists: list[tuple[int, int, int]],
+    values_dtype: int,
+    out: int,
+    out_dtype: int,
+    n: int,
+    scale: float,
+    clear: bool,
+    /,
+) -> tuple[int, int]: ...
+def threshold_workspace_bytes(n: int, /) -> int: ...
+def threshold_count(x: int, dtype: int, n: int, tau: float, workspace: int, workspace_bytes: int, /) -> int: ...
+def threshold_select(
+    x: int,
+    dtype: int,
+    n: int,
+    tau: float,
+    count: int,
+    indices: int,
+    values: int,
+    workspace: int,
+    workspace_bytes: int,
+    /,
+) -> None: ...
+
+CURVE_SHIFT: int
+
+def curve_workspace_bytes(n: int, /) -> int: ...
+def magnitude_counts(x: int, dtype: int, n: int, counts: int, workspace: int, workspace_bytes: int, /) -> None: ...
+def quantize_workspace_bytes(n: int, /) -> int: ...
+def quantize_accumulate(
+    grad: int,
+    grad_dtype: int,
+    residual: int,
+    out: int,
+    out_dtype: int,
+    n: int,
+    bits: int,
+    kind: int,
+    seed: int,
+    step: int,
+    bucket: int,
+    packed: int,
+    norm: int,
+    workspace: int,
+    workspace_bytes: int,
+    /,
+) -> None: ...
+def quantize_add(packed: int, norm: int, out: int, out_dtype: int, n: int, bits: int, weight: float, /) -> None: ...

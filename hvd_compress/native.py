@@ -2,7 +2,8 @@
 
 All tensors are contiguous, one-dimensional, on the CPU and of fp32, fp16 or bf16, but for the int32 indices and the
 uint8 bits; none has more than 2^31 - 1 elements. Autograd sees nothing of what is written here. The GIL is released
-while a kernel runs.
+while a kernel runs. Results depend neither on the number of threads (HVD_COMPRESS_NUM_THREADS, or else as many as torch
+uses) nor on which vector instructions the machine has. Scratch memory is kept from call to call, for each thread.
 
 "Corrected" is the error-fed gradient, residual + grad: added in fp32 as torch.add does, rounded once to the residual's
 dtype, to nearest even. The residual is fp32 or of the gradient's dtype; `out` receives what the kernel leaves of it, in
@@ -18,7 +19,11 @@ Every function raises, before anything is written:
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import math
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +56,33 @@ else:
     _native = _LazyModule()
 
 
+def num_threads() -> int:
+    """Return how many threads a kernel uses: HVD_COMPRESS_NUM_THREADS, or else as many as torch.
+
+    Raises ConfigError where the variable is not a whole number of 1 or more.
+    """
+    text = os.environ.get("HVD_COMPRESS_NUM_THREADS", "").strip()
+    if not text:
+        return torch.get_num_threads()
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"HVD_COMPRESS_NUM_THREADS = {text!r} is not a whole number, 1 or more")
+    return int(text)
+
+
+SIMD_LEVELS = ("portable", "avx2", "avx512")
+
+
+def simd_levels() -> tuple[str, ...]:
+    """Return the levels of vector instructions that this machine can run, the one in use by default last."""
+    return SIMD_LEVELS[: _native.best_simd_level() + 1]
+
+
+def set_simd_level(name: str) -> None:
+    """Let all kernels use another level, for tests and comparisons. Raises ConfigError for one that cannot run here."""
+    if name not in SIMD_LEVELS or not _native.set_simd_level(SIMD_LEVELS.index(name)):
+        raise ConfigError(f"SIMD level {name!r} is not one of those that run here: {', '.join(simd_levels())}")
+
+
 def accumulate(grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None) -> bool:
     """Write corrected = residual + grad to `out`; return whether every element of it is finite.
 
@@ -62,6 +94,7 @@ def accumulate(grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | N
         out: (n,) of the residual's dtype; the residual itself if None.
     """
     out = _feedback_out(grad, residual, out)
+    _prepare()
     return _native.accumulate(
         grad.data_ptr(), _CODES[grad.dtype], residual.data_ptr(), out.data_ptr(), _CODES[out.dtype], out.numel()
     )
@@ -83,7 +116,7 @@ def topk(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     _check("x", x)
     k = _checked_k(k, x.numel())
     indices, values = torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=x.dtype)
-    workspace = _workspace(_native.topk_workspace_bytes(x.numel(), k))
+    workspace = _prepare(_native.topk_workspace_bytes(x.numel(), k))
     _native.topk(
         x.data_ptr(),
         _CODES[x.dtype],
@@ -98,7 +131,11 @@ def topk(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def topk_accumulate(
-    grad: torch.Tensor, residual: torch.Tensor, k: int, out: torch.Tensor | None = None
+    grad: torch.Tensor,
+    residual: torch.Tensor,
+    k: int,
+    out: torch.Tensor | None = None,
+    into: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Select the k largest of corrected = residual + grad as topk() does; `out` is corrected with those entries 0.
 
@@ -109,14 +146,17 @@ def topk_accumulate(
         residual: (n,) fp32 or grad's dtype.
         k: 0 <= k <= n.
         out: (n,) of the residual's dtype; the residual itself if None.
+        into: what to return, (k,) int32 and (k,) fp32, where the caller keeps memory for it; else it is made anew.
 
     Returns:
         indices (k,) int32, ascending, and values (k,) fp32.
     """
     out = _feedback_out(grad, residual, out)
     k = _checked_k(k, out.numel())
-    indices, values = torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=torch.float32)
-    workspace = _workspace(_native.topk_workspace_bytes(out.numel(), k))
+    indices, values = into or (torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=torch.float32))
+    if into is not None:
+        _check_into(into, k, (grad, residual, out))
+    workspace = _prepare(_native.topk_workspace_bytes(out.numel(), k))
     _native.topk_accumulate(
         grad.data_ptr(),
         _CODES[grad.dtype],
@@ -131,6 +171,81 @@ def topk_accumulate(
         workspace.numel(),
     )
     return indices, values
+
+
+def threshold_select(x: torch.Tensor, tau: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return all elements of magnitude tau or more; NaN are among them whatever tau is.
+
+    Args:
+        x: (n,) fp32, fp16 or bf16.
+        tau: compared in fp32; inf is allowed, NaN is not.
+
+    Returns:
+        indices (k,) int32, ascending, and values (k,) of x's dtype.
+    """
+    _check("x", x)
+    if math.isnan(tau):
+        raise ConfigError("tau is NaN, to which nothing compares")
+    arguments = (x.data_ptr(), _CODES[x.dtype], x.numel(), tau)
+    workspace = _prepare(_native.threshold_workspace_bytes(x.numel()))
+    k = _native.threshold_count(*arguments, workspace.data_ptr(), workspace.numel())
+    indices, values = torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=x.dtype)
+    _native.threshold_select(
+        *arguments, k, indices.data_ptr(), values.data_ptr(), workspace.data_ptr(), workspace.numel()
+    )
+    return indices, values
+
+
+@dataclass(frozen=True)
+class GainCurve:
+    """How much of ||x||^2 the k elements of largest magnitude hold, for every k.
+
+    Attributes:
+        counts: (m + 1,) int64, ascending from 0: how many elements the largest bins of magnitudes hold together.
+        shares: (m + 1,) float64, ascending from 0 to 1: their share of ||x||^2; NaN where x is not finite.
+    """
+
+    counts: torch.Tensor
+    shares: torch.Tensor
+
+    def gain(self, k: torch.Tensor | Sequence[int] | int) -> torch.Tensor:
+        """Return the share of ||x||^2 that the k largest magnitudes hold, float64, in the shape of k.
+
+        Within 1 % of the exact value: 256 bins lie between a magnitude and its double, and within one the share grows
+        in proportion to the number of elements. 1 where all of x is zero.
+        """
+        at = torch.as_tensor(k, dtype=torch.int64).clamp(0, int(self.counts[-1]))
+        above = torch.searchsorted(self.counts, at).clamp(min=1)
+        low, high = self.counts[above - 1], self.counts[above]
+        part = (at - low).double() / (high - low).clamp(min=1)
+        return torch.lerp(self.shares[above - 1], self.shares[above], part)
+
+
+def gain_curve(x: torch.Tensor) -> GainCurve:
+    """Count magnitudes in one pass; what the k largest of them hold can then be asked for every k.
+
+    Of more than 2^20 elements all the largest are counted, and a quarter of the others.
+
+    Args:
+        x: (n,) fp32, fp16 or bf16.
+    """
+    _check("x", x)
+    workspace = _prepare(_native.curve_workspace_bytes(x.numel()))
+    shift = _native.CURVE_SHIFT
+    counts = torch.empty(1 << (31 - shift), dtype=torch.int64)
+    _native.magnitude_counts(
+        x.data_ptr(), _CODES[x.dtype], x.numel(), counts.data_ptr(), workspace.data_ptr(), workspace.numel()
+    )
+    used = counts.nonzero().flip(0).reshape(-1)
+    # A bin holds the magnitudes from one edge to the next; if they are spread evenly, this is their mean square.
+    edges = torch.stack([used << shift, (used + 1) << shift]).int().view(torch.float32).double()
+    squares = (edges[0].square() + edges[0] * edges[1] + edges[1].square()) / 3.0
+    squares[used == 0] = 0.0
+    mass = torch.cumsum(squares * counts[used], 0)
+    zero = torch.zeros(1, dtype=torch.int64)
+    if not used.numel() or mass[-1] == 0:  # of nothing, any one element holds all
+        return GainCurve(torch.tensor([0, 1]), torch.tensor([0.0, 1.0], dtype=torch.float64))
+    return GainCurve(torch.cat([zero, torch.cumsum(counts[used], 0)]), torch.cat([zero.double(), mass / mass[-1]]))
 
 
 def gather(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -186,6 +301,49 @@ def scatter_set(indices: torch.Tensor, values: torch.Tensor, out: torch.Tensor, 
     _scatter(_native.scatter_set, indices, values, out, scale)
 
 
+def scatter_lists(
+    lists: Sequence[tuple[torch.Tensor, torch.Tensor]], out: torch.Tensor, scale: float, clear: bool = False
+) -> None:
+    """The same as scatter_add() of one list after the other, to the bit; onto zeros if `clear`. Faster, as it uses
+    that each list is sorted.
+
+    Args:
+        lists: (indices, values) of each rank: (k,) int32 in 0..n-1, ascending without repetition, and (k,) fp32 or
+            out's dtype, the same for all lists.
+        out: (n,) fp32, fp16 or bf16; changed.
+
+    Raises:
+        PayloadError: says in which list; `out` is then as it was.
+    """
+    _check("out", out)
+    dtype = lists[0][1].dtype if lists else out.dtype
+    for number, (indices, values) in enumerate(lists):
+        _check(f"indices of list {number}", indices, (torch.int32,))
+        _check(f"values of list {number}", values, (torch.float32, out.dtype))
+        if values.dtype != dtype:
+            raise ConfigError(f"values of list {number} are of {values.dtype}, those of list 0 of {dtype}")
+        _check_apart(f"indices of list {number}", indices, "out", out)
+        _check_apart(f"values of list {number}", values, "out", out)
+        if indices.numel() != values.numel():
+            raise PayloadError(f"list {number}: {indices.numel()} indices for {values.numel()} values")
+    _prepare()
+    bad_list, first_bad = _native.scatter_lists(
+        [(indices.data_ptr(), values.data_ptr(), indices.numel()) for indices, values in lists],
+        _CODES[dtype],
+        out.data_ptr(),
+        _CODES[out.dtype],
+        out.numel(),
+        float(scale),
+        clear,
+    )
+    if bad_list >= 0:
+        index = int(lists[bad_list][0][first_bad])
+        raise PayloadError(
+            f"list {bad_list}: index {index} at position {first_bad} of {lists[bad_list][0].numel()} lies outside "
+            f"0..{out.numel() - 1}, or does not lie above the one before"
+        )
+
+
 def sign_accumulate(
     grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -207,7 +365,7 @@ def sign_accumulate(
     out = _feedback_out(grad, residual, out)
     bits = torch.empty(-(-out.numel() // 8), dtype=torch.uint8)
     scale = torch.empty((), dtype=torch.float32)
-    workspace = _workspace(_native.sign_workspace_bytes(out.numel()))
+    workspace = _prepare(_native.sign_workspace_bytes(out.numel()))
     _native.sign_accumulate(
         grad.data_ptr(),
         _CODES[grad.dtype],
@@ -240,7 +398,102 @@ def sign_add(bits: torch.Tensor, scale: float | torch.Tensor, out: torch.Tensor,
     if bits.numel() != expected:
         raise PayloadError(f"{bits.numel()} bytes of signs for {out.numel()} elements, expected {expected}")
     factor = _one_float(scale)
+    _prepare()
     _native.sign_add(bits.data_ptr(), factor.data_ptr(), out.data_ptr(), _CODES[out.dtype], out.numel(), float(weight))
+
+
+def quantize_accumulate(
+    grad: torch.Tensor,
+    residual: torch.Tensor,
+    bits: int,
+    *,
+    seed: int,
+    step: int,
+    bucket: int,
+    norm: str = "l2",
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round corrected = residual + grad to whole multiples of norm / levels, at random so that the mean is right.
+
+    QSGD (Alistarh et al. 2017, Eq. 2-3) with norm="l2"; TernGrad (Wen et al. 2017, Eq. 3) with bits=2 and norm="max".
+    An element v becomes q with the sign of v and |q| = floor(|v| * levels / norm + u), where levels = 2^(bits - 1) - 1
+    and u is uniform in [0, 1), drawn by a counter (csrc/include/hvd_compress/quantize.hpp). `out` is corrected - q *
+    norm / levels, rounded to its dtype. If the norm is not finite, all q are 0 and `out` is corrected.
+
+    Args:
+        grad: (n,) fp32, fp16 or bf16.
+        residual: (n,) fp32 or grad's dtype.
+        bits: 2, 4 or 8 for each element.
+        seed, step, bucket: the key of the random numbers; 0 <= seed < 2^64, the others modulo 2^32.
+        norm: "l2" or "max" of corrected.
+        out: (n,) of the residual's dtype; the residual itself if None.
+
+    Returns:
+        packed (ceil(n * bits / 8),) uint8: q in two's complement, from the least significant bits on; and norm () fp32.
+    """
+    out = _feedback_out(grad, residual, out)
+    _check_bits(bits)
+    if norm not in _NORMS:
+        raise ConfigError(f"norm = {norm!r} is not one of {', '.join(_NORMS)}")
+    if not 0 <= seed < 2**64:
+        raise ConfigError(f"seed = {seed} lies outside 0..2^64 - 1")
+    packed, size = torch.empty(_packed_bytes(out.numel(), bits), dtype=torch.uint8), torch.empty(())
+    workspace = _prepare(_native.quantize_workspace_bytes(out.numel()))
+    _native.quantize_accumulate(
+        grad.data_ptr(),
+        _CODES[grad.dtype],
+        residual.data_ptr(),
+        out.data_ptr(),
+        _CODES[out.dtype],
+        out.numel(),
+        bits,
+        _NORMS.index(norm),
+        seed,
+        step % 2**32,
+        bucket % 2**32,
+        packed.data_ptr(),
+        size.data_ptr(),
+        workspace.data_ptr(),
+        workspace.numel(),
+    )
+    return packed, size
+
+
+def quantize_add(packed: torch.Tensor, norm: float | torch.Tensor, out: torch.Tensor, bits: int, weight: float) -> None:
+    """out += weight * q * norm / levels, for what quantize_accumulate() packed.
+
+    Products are rounded to fp32; each sum is taken in fp32 and rounded to out's dtype.
+
+    Args:
+        packed: (ceil(n * bits / 8),) uint8.
+        norm: a number, or a tensor () or (1,) of fp32.
+        out: (n,) fp32, fp16 or bf16; changed.
+        bits: 2, 4 or 8.
+    """
+    _check("packed", packed, (torch.uint8,))
+    _check("out", out)
+    _check_apart("packed", packed, "out", out)
+    _check_bits(bits)
+    expected = _packed_bytes(out.numel(), bits)
+    if packed.numel() != expected:
+        raise PayloadError(f"{packed.numel()} bytes for {out.numel()} elements of {bits} bits, expected {expected}")
+    size = _one_float(norm)
+    _prepare()
+    _native.quantize_add(
+        packed.data_ptr(), size.data_ptr(), out.data_ptr(), _CODES[out.dtype], out.numel(), bits, float(weight)
+    )
+
+
+_NORMS = ("l2", "max")
+
+
+def _check_bits(bits: int) -> None:
+    if bits not in (2, 4, 8):
+        raise ConfigError(f"bits = {bits!r} is not 2, 4 or 8")
+
+
+def _packed_bytes(numel: int, bits: int) -> int:
+    return -(-numel * bits // 8)
 
 
 def _scatter(
@@ -317,6 +570,18 @@ def _check_apart(name: str, tensor: torch.Tensor, other_name: str, other: torch.
         raise ConfigError(f"{name} and {other_name} overlap in {overlap} bytes of memory")
 
 
+def _check_into(into: tuple[torch.Tensor, torch.Tensor], k: int, others: Sequence[torch.Tensor]) -> None:
+    indices, values = into
+    _check("indices", indices, (torch.int32,))
+    _check("values", values, (torch.float32,))
+    if indices.numel() != k or values.numel() != k:
+        raise ConfigError(f"into holds {indices.numel()} indices and {values.numel()} values instead of {k}")
+    _check_apart("indices", indices, "values", values)
+    for other in others:
+        _check_apart("indices", indices, "an input", other)
+        _check_apart("values", values, "an input", other)
+
+
 def _check_indices(first_bad: int, indices: torch.Tensor, of: torch.Tensor) -> None:
     if first_bad >= 0:
         raise PayloadError(
@@ -342,5 +607,18 @@ def _one_float(scale: float | torch.Tensor) -> torch.Tensor:
     return scale
 
 
-def _workspace(size_bytes: int) -> torch.Tensor:
-    return torch.empty(size_bytes, dtype=torch.uint8)
+class _Scratch(threading.local):
+    """What this thread keeps from call to call."""
+
+    workspace = torch.empty(0, dtype=torch.uint8)
+
+
+_scratch = _Scratch()
+
+
+def _prepare(size_bytes: int = 0) -> torch.Tensor:
+    """Tell the kernels how many threads they may use; return at least so many bytes of scratch memory."""
+    _native.set_num_threads(num_threads())
+    if _scratch.workspace.numel() < size_bytes:
+        _scratch.workspace = torch.empty(size_bytes, dtype=torch.uint8)
+    return _scratch.workspace

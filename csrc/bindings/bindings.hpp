@@ -29,9 +29,13 @@ void check(Status status);
 // The same for launchers that look at indices: returns the position of the first bad one, or -1.
 std::int64_t check_indices(Status status, std::int64_t first_bad);
 
+void bind_control(pybind11::module_& module);
 void bind_feedback(pybind11::module_& module);
 void bind_topk(pybind11::module_& module);
 void bind_sign(pybind11::module_& module);
 void bind_scatter(pybind11::module_& module);
+void bind_threshold(pybind11::module_& module);
+void bind_curve(pybind11::module_& module);
+void bind_quantize(pybind11::module_& module);
 
 }  // namespace hvd_compress::bindings

@@ -101,9 +101,9 @@ def simd(flags: frozenset[str] | None = None) -> Finding:
 
 def simd_level(flags: Iterable[str]) -> str:
     have = set(flags)
-    if {"avx512f", "avx512bw", "avx512vl"} <= have:
+    if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "f16c", "popcnt"} <= have:
         return "AVX-512"
-    return "AVX2" if {"avx2", "fma", "f16c"} <= have else "portable"
+    return "AVX2" if {"avx2", "f16c", "popcnt"} <= have else "portable"
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:

@@ -9,7 +9,10 @@ import click
 from hvd_compress import __version__
 
 # Each name is a module here that holds the command as `command`.
-COMMANDS = {"doctor": "List what is installed, and say whether training can run."}
+COMMANDS = {
+    "doctor": "List what is installed, and say whether training can run.",
+    "bench": "Measure what this machine does: kernels.",
+}
 
 
 class LazyGroup(click.Group):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from hvd_compress.errors import located
 from hvd_compress.payload import Payload
 
 Segments = Sequence[int]
@@ -38,6 +39,17 @@ class Compressor(ABC):
         Raises:
             PayloadError: lengths or indices do not fit; `out` is then as it was.
         """
+
+    def sum_into(self, out: torch.Tensor, payloads: Sequence[Payload], scale: float, segments: Segments) -> None:
+        """Write `scale` times the sum of the decompressed payloads, one a rank and added in this order, to `out`, fp32.
+
+        Raises:
+            PayloadError: as add_to(); it names the rank.
+        """
+        out.zero_()
+        for rank, payload in enumerate(payloads):
+            with located(f"payload from rank {rank}"):
+                self.add_to(out, payload, scale, segments)
 
     @abstractmethod
     def wire_bytes(self, segments: Segments, dtype: torch.dtype) -> int:

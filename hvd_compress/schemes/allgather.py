@@ -54,10 +54,7 @@ class _AllGatherExchange(Exchange):
         # 16-bit gradients are summed in fp32 and rounded once.
         exact = work.gradient.dtype == torch.float32
         total = work.gradient if exact else torch.empty(work.gradient.numel(), dtype=torch.float32)
-        total.zero_()
-        for rank, payload in enumerate(payloads):
-            with located(f"payload from rank {rank}"):
-                self._compressor.add_to(total, payload, work.scale, work.segments)
+        self._compressor.sum_into(total, payloads, work.scale, work.segments)
         if total is not work.gradient:
             work.gradient.copy_(total)
         return all_finite(work.gradient)

@@ -73,8 +73,7 @@ class _ARTopkExchange(Exchange):
     def decode(self) -> bool:
         assert self._values is not None
         gradient = self._work.gradient
-        gradient.zero_()
-        native.scatter_add(self._selection["indices"], self._values, gradient, self._work.scale)
+        native.scatter_lists([(self._selection["indices"], self._values)], gradient, self._work.scale, clear=True)
         return all_finite(native.gather(gradient, self._selection["indices"]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -9,20 +10,27 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from hvd_compress import native
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PAIRS = [(torch.float32, torch.float32)] + [(g, r) for g in DTYPES[1:] for r in (torch.float32, g)]
 """(dtype of the gradient, dtype of the residual): the residual is fp32 or of the gradient's own dtype."""
 
 SIZES = st.one_of(
     st.integers(0, 40),
-    st.sampled_from([63, 64, 65, 4095, 4096, 4097, 8193, 20_011]),  # around bytes, vectors and blocks
+    st.sampled_from(
+        [63, 64, 65, 4095, 4096, 4097, 8193, 16_384, 20_011, 70_001]
+    ),  # around bytes, vectors, blocks, samples
 )
 _BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 
 
 def examples(count: int) -> Callable[[Any], Any]:
-    """Decorate a property test to draw so many inputs, in whatever time a busy machine takes for them."""
-    return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    """Decorate a property test to draw so many inputs over all levels, in whatever time that takes."""
+    share = float(os.environ.get("HVD_COMPRESS_TEST_EXAMPLES", 1 / len(native.simd_levels())))
+    return settings(
+        max_examples=max(2, round(share * count)), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
 
 
 def _normal(n: int, generator: torch.Generator) -> torch.Tensor:

@@ -17,9 +17,10 @@ K = N // 8
 GRAD, RESIDUAL, OUT = torch.ones(N), torch.ones(N), torch.ones(N)
 INDICES, VALUES = torch.arange(K, dtype=torch.int32), torch.zeros(N)
 BITS, SCALE = torch.zeros(N // 8, dtype=torch.uint8), torch.zeros(1)
-WORKSPACE = torch.empty(1 << 20, dtype=torch.uint8)
-G, R, O, I, V, B, S, W = (  # noqa: E741
-    tensor.data_ptr() for tensor in (GRAD, RESIDUAL, OUT, INDICES, VALUES, BITS, SCALE, WORKSPACE)
+WORKSPACE = torch.empty(1 << 22, dtype=torch.uint8)
+PACKED, COUNTS = torch.zeros(N, dtype=torch.uint8), torch.zeros(1 << 16, dtype=torch.int64)
+G, R, O, I, V, B, S, W, Q, C = (  # noqa: E741
+    tensor.data_ptr() for tensor in (GRAD, RESIDUAL, OUT, INDICES, VALUES, BITS, SCALE, WORKSPACE, PACKED, COUNTS)
 )
 
 KERNELS: dict[str, Callable[[], object]] = {
@@ -31,6 +32,13 @@ KERNELS: dict[str, Callable[[], object]] = {
     "scatter_add": lambda: _native.scatter_add(I, V, 0, K, O, 0, N, 0.0),
     "scatter_set": lambda: _native.scatter_set(I, V, 0, K, O, 0, N, 0.0),
     "sign_accumulate": lambda: _native.sign_accumulate(G, 0, R, O, 0, N, B, S, W, WORKSPACE.numel()),
+    "scatter_lists": lambda: _native.scatter_lists([(I, V, K)], 0, O, 0, N, 0.0, False),
+    "threshold_count": lambda: _native.threshold_count(G, 0, N, 0.5, W, WORKSPACE.numel()),
+    "magnitude_counts": lambda: _native.magnitude_counts(G, 0, N, C, W, WORKSPACE.numel()),
+    "quantize_accumulate": lambda: _native.quantize_accumulate(
+        G, 0, R, O, 0, N, 8, 0, 1, 2, 3, Q, S, W, WORKSPACE.numel()
+    ),
+    "quantize_add": lambda: _native.quantize_add(Q, S, O, 0, N, 8, 0.0),
     "sign_add": lambda: _native.sign_add(B, S, O, 0, N, 0.0),
 }
 

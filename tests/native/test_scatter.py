@@ -106,3 +106,68 @@ def test_an_index_out_of_range_is_named_and_nothing_is_written(
     with pytest.raises(PayloadError, match=message):
         CALLS[name](torch.tensor(indices, dtype=torch.int32), out)
     assert (out == 5.0).all()
+
+
+@st.composite
+def sorted_lists(draw: st.DrawFn, n: int, dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Up to 70 lists (more than the kernel takes at once), each ascending without repetition."""
+    lists = []
+    for _ in range(draw(st.sampled_from([0, 1, 2, 3, 8, 70]))):
+        generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
+        count = draw(st.sampled_from(sorted({0, min(1, n), min(60, n), n // 2, n})))
+        indices = torch.randperm(n, generator=generator)[:count].sort().values.int()
+        lists.append((indices, torch.randn(count, generator=generator).to(dtype)))
+    return lists
+
+
+@pytest.mark.parametrize("dtypes", VALUE_PAIRS)
+@given(data=st.data(), scale=SCALES, clear=st.booleans())
+@examples(60)
+def test_lists_are_added_one_after_the_other(
+    dtypes: tuple[torch.dtype, torch.dtype], data: st.DataObject, scale: float, clear: bool
+) -> None:
+    out = data.draw(tensors(dtypes[0]))
+    lists = data.draw(sorted_lists(out.numel(), dtypes[1]))
+    expected = torch.zeros_like(out) if clear else out.clone()
+    for indices, values in lists:
+        native.scatter_add(indices, values, expected, scale)
+    native.scatter_lists(lists, out, scale, clear)
+    assert_same(out, expected)
+
+
+def test_lists_over_many_blocks() -> None:
+    n = 3_000_001
+    generator = torch.Generator().manual_seed(4)
+    lists = [
+        (torch.randperm(n, generator=generator)[: n // 50].sort().values.int(), torch.randn(n // 50)) for _ in range(8)
+    ]
+    out = torch.randn(n, generator=generator)
+    expected = out.clone()
+    for indices, values in lists:
+        native.scatter_add(indices, values, expected, 0.125)
+    native.scatter_lists(lists, out, 0.125)
+    assert_same(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("indices", "words"),
+    [
+        ([-1, 2], "list 1: index -1 at position 0"),
+        ([2, 10], "list 1: index 10 at position 1"),
+        ([2, 2], "list 1: index 2 at position 1"),
+        ([5, 4], "list 1: index 4 at position 1"),
+    ],
+)
+def test_a_list_that_does_not_ascend_in_range_changes_nothing(indices: list[int], words: str) -> None:
+    out = torch.ones(10)
+    good = (torch.tensor([1], dtype=torch.int32), torch.ones(1))
+    with pytest.raises(PayloadError, match=words):
+        native.scatter_lists([good, (torch.tensor(indices, dtype=torch.int32), torch.ones(2))], out, 1.0)
+    assert torch.equal(out, torch.ones(10))
+
+
+def test_the_position_of_a_bad_index_far_down_a_list() -> None:
+    indices = torch.arange(200_000, dtype=torch.int32)
+    indices[150_000] = 3
+    with pytest.raises(PayloadError, match="index 3 at position 150000"):
+        native.scatter_lists([(indices, torch.ones(200_000))], torch.ones(200_000), 1.0)

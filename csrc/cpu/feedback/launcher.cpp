@@ -1,6 +1,10 @@
+#include <algorithm>
+#include <atomic>
+
+#include "../pool/pool.hpp"
 #include "hvd_compress/dispatch.hpp"
 #include "hvd_compress/feedback.hpp"
-#include "kernel.hpp"
+#include "kernels.hpp"
 
 namespace hvd_compress::cpu {
 
@@ -8,12 +12,18 @@ Status accumulate(ConstArray grad, ConstArray residual, Array out, std::int64_t 
                   Stream) noexcept {
     if (const Status status = check_numel(n); status != Status::kOk) return status;
     if (out.dtype != residual.dtype) return Status::kBadDType;
-    return dispatch_pair(grad.dtype, residual.dtype, [&](auto grad_tag, auto residual_tag) {
-        using G = typename decltype(grad_tag)::Type;
+    return dispatch_pair(grad.dtype, residual.dtype, [&](auto, auto residual_tag) {
         using R = typename decltype(residual_tag)::Type;
-        const auto largest = accumulate_kernel(static_cast<const G*>(grad.data), static_cast<const R*>(residual.data),
-                                               static_cast<R*>(out.data), n);
-        *finite = largest < Traits<R>::kInfinityKey;
+        constexpr std::int64_t kChunk = 32768;
+        const auto kernel = feedback_kernels().accumulate[static_cast<int>(grad.dtype)][sizeof(R) != sizeof(float)];
+        const bool past_caches =
+            goes_past_caches(out.data, residual.data, grad.data, sizeof(R) == sizeof(float) ? n * sizeof(R) : 0);
+        std::atomic<bool> all_finite{true};
+        parallel_for(n / kChunk + (n % kChunk != 0), [&](std::int64_t chunk) {
+            const Place place{chunk * kChunk, std::min((chunk + 1) * kChunk, n)};
+            if (!kernel(grad.data, residual.data, out.data, place, past_caches)) all_finite = false;
+        });
+        *finite = all_finite;
         return Status::kOk;
     });
 }

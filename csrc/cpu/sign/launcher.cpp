@@ -1,24 +1,28 @@
+#include <algorithm>
 #include <numeric>
 
-#include "compress.hpp"
+#include "../pool/pool.hpp"
 #include "hvd_compress/dispatch.hpp"
 #include "hvd_compress/sign.hpp"
-#include "unpack_add.hpp"
+#include "kernels.hpp"
 
 namespace hvd_compress::cpu {
 namespace {
 
-std::int64_t blocks(std::int64_t n) { return n / kSumBlock + (n % kSumBlock != 0); }
+constexpr std::int64_t kBlocksPerChunk = 8;
+constexpr std::int64_t kChunk = kBlocksPerChunk * kSumBlock;
+
+std::int64_t parts(std::int64_t n, std::int64_t size) { return n / size + (n % size != 0); }
 
 float mean(const double* sums, std::int64_t n) {
     if (n == 0) return 0.0f;
-    return static_cast<float>(std::accumulate(sums, sums + blocks(n), 0.0) / static_cast<double>(n));
+    return static_cast<float>(std::accumulate(sums, sums + parts(n, kSumBlock), 0.0) / static_cast<double>(n));
 }
 
 }  // namespace
 
 std::size_t sign_workspace_bytes(std::int64_t n) noexcept {
-    return n > 0 ? static_cast<std::size_t>(blocks(n)) * sizeof(double) : 0;
+    return n > 0 ? static_cast<std::size_t>(parts(n, kSumBlock)) * sizeof(double) : 0;
 }
 
 Status sign_accumulate(ConstArray grad, ConstArray residual, Array out, std::int64_t n, std::uint8_t* bits,
@@ -26,14 +30,27 @@ Status sign_accumulate(ConstArray grad, ConstArray residual, Array out, std::int
     if (const Status status = check_numel(n); status != Status::kOk) return status;
     if (workspace.bytes < sign_workspace_bytes(n)) return Status::kWorkspaceTooSmall;
     if (out.dtype != residual.dtype) return Status::kBadDType;
-    return dispatch_pair(grad.dtype, residual.dtype, [&](auto grad_tag, auto residual_tag) {
-        using G = typename decltype(grad_tag)::Type;
-        using R = typename decltype(residual_tag)::Type;
-        R* left = static_cast<R*>(out.data);
+    return dispatch_pair(grad.dtype, residual.dtype, [&](auto, auto residual_tag) {
+        constexpr bool kFloat = sizeof(typename decltype(residual_tag)::Type) == sizeof(float);
+        const SignKernels& kernels = sign_kernels();
+        const auto correct = kernels.correct[static_cast<int>(grad.dtype)][!kFloat];
+        const bool past_caches = goes_past_caches(out.data, residual.data, grad.data, kFloat ? n * sizeof(float) : 0);
         double* sums = static_cast<double*>(workspace.data);
-        correct_blocks(static_cast<const G*>(grad.data), static_cast<const R*>(residual.data), left, n, bits, sums);
-        *scale = mean(sums, n);
-        subtract_sent(left, n, *scale);
+        parallel_for(parts(n, kChunk), [&](std::int64_t chunk) {
+            const std::int64_t end = std::min((chunk + 1) * kChunk, n);
+            for (std::int64_t start = chunk * kChunk; start < end; start += kSumBlock) {
+                const Place block{start, std::min(start + kSumBlock, end)};
+                sums[start / kSumBlock] = correct(grad.data, residual.data, out.data, block, past_caches, bits);
+            }
+        });
+        const float sent = *scale = mean(sums, n);
+        // Backwards: what was written last may still be in a cache.
+        const std::int64_t chunks = parts(n, kChunk);
+        parallel_for(chunks, [&](std::int64_t part) {
+            const std::int64_t chunk = chunks - 1 - part;
+            const Place place{chunk * kChunk, std::min((chunk + 1) * kChunk, n)};
+            kernels.subtract_sent[static_cast<int>(out.dtype)](out.data, place, sent);
+        });
         return Status::kOk;
     });
 }
@@ -41,9 +58,12 @@ Status sign_accumulate(ConstArray grad, ConstArray residual, Array out, std::int
 Status sign_add(const std::uint8_t* bits, const float* scale, Array out, std::int64_t n, float weight,
                 Stream) noexcept {
     if (const Status status = check_numel(n); status != Status::kOk) return status;
-    return dispatch(out.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::Type;
-        unpack_add(bits, static_cast<T*>(out.data), n, weight * *scale);
+    return dispatch(out.dtype, [&](auto) {
+        const auto add = sign_kernels().add[static_cast<int>(out.dtype)];
+        const float step = weight * *scale;
+        parallel_for(parts(n, kChunk), [&](std::int64_t chunk) {
+            add(bits, out.data, {chunk * kChunk, std::min((chunk + 1) * kChunk, n)}, step);
+        });
         return Status::kOk;
     });
 }

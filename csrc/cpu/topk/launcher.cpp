@@ -1,7 +1,6 @@
-#include "compact.hpp"
 #include "hvd_compress/dispatch.hpp"
 #include "hvd_compress/topk.hpp"
-#include "radix_select.hpp"
+#include "selection.hpp"
 
 namespace hvd_compress::cpu {
 namespace {
@@ -12,46 +11,29 @@ Status check(std::int64_t n, std::int64_t k, Workspace workspace) {
     return workspace.bytes < topk_workspace_bytes(n, k) ? Status::kWorkspaceTooSmall : Status::kOk;
 }
 
-template <class T>
-void count_first_digit(const T* x, std::int64_t n, Count* counts) {
-    clear(counts);
-    for (std::int64_t i = 0; i < n; ++i) ++counts[kFirstDigit<T>.of(Traits<T>::key(x[i]))];
-}
-
-// The same, of the error-fed gradient on its way to `out`.
-template <class G, class R>
-void accumulate_and_count(const G* grad, const R* residual, R* out, std::int64_t n, Count* counts) {
-    clear(counts);
-    for (std::int64_t i = 0; i < n; ++i) {
-        out[i] = corrected(grad[i], residual[i]);
-        ++counts[kFirstDigit<R>.of(Traits<R>::key(out[i]))];
-    }
-}
-
-template <class T, class Emit>
-Status select(const T* x, std::int64_t n, std::int64_t k, Count* counts, Emit emit) {
-    if (k == 0) return Status::kOk;
-    const Threshold<T> threshold = find_threshold(x, n, k, counts);
-    return compact(x, n, k, threshold, emit) == k ? Status::kOk : Status::kChangedMeanwhile;
-}
-
 }  // namespace
 
-std::size_t topk_workspace_bytes(std::int64_t, std::int64_t) noexcept { return kBins * sizeof(Count); }
+std::size_t topk_workspace_bytes(std::int64_t n, std::int64_t k) noexcept { return Layout(n, k).bytes; }
 
 Status topk(ConstArray x, std::int64_t n, std::int64_t k, std::int32_t* indices, void* values, Workspace workspace,
             Stream) noexcept {
     if (const Status status = check(n, k, workspace); status != Status::kOk) return status;
     return dispatch(x.dtype, [&](auto tag) {
         using T = typename decltype(tag)::Type;
+        const TopkKernels& kernels = topk_kernels();
+        const int type = static_cast<int>(x.dtype);
         const T* source = static_cast<const T*>(x.data);
-        T* selected = static_cast<T*>(values);
-        Count* counts = static_cast<Count*>(workspace.data);
-        count_first_digit(source, n, counts);
-        return select(source, n, k, counts, [=](std::int64_t position, std::int64_t i) {
-            indices[position] = static_cast<std::int32_t>(i);
-            selected[position] = source[i];
-        });
+        const auto value_at = [=](std::int64_t i) { return to_float(source[i]); };
+        const auto prefetch = [=](std::int64_t i) { __builtin_prefetch(source + i); };
+        const auto collect = [&](Place place, Key low, Candidates found) {
+            return kernels.collect[type](source, place, low, found);
+        };
+        const auto put_back = [](Candidates, std::int64_t) {};  // x is as it was
+        Selection selection(n, k, workspace, indices, values, sizeof(T));
+        if (selection.by_sample(value_at, prefetch, collect, put_back))
+            return selection.emit(kernels.emit[type], nullptr);
+        return selection.by_digits(kernels.count_digit[type], kernels.rank_range[type], kernels.select[type],
+                                   const_cast<void*>(x.data));
     });
 }
 
@@ -62,14 +44,30 @@ Status topk_accumulate(ConstArray grad, ConstArray residual, Array out, std::int
     return dispatch_pair(grad.dtype, residual.dtype, [&](auto grad_tag, auto residual_tag) {
         using G = typename decltype(grad_tag)::Type;
         using R = typename decltype(residual_tag)::Type;
+        const TopkKernels& kernels = topk_kernels();
+        const int type = static_cast<int>(out.dtype);
+        const auto accumulate_collect = kernels.accumulate_collect[static_cast<int>(grad.dtype)][type != 0];
+        const G* g = static_cast<const G*>(grad.data);
+        const R* r = static_cast<const R*>(residual.data);
         R* left = static_cast<R*>(out.data);
-        Count* counts = static_cast<Count*>(workspace.data);
-        accumulate_and_count(static_cast<const G*>(grad.data), static_cast<const R*>(residual.data), left, n, counts);
-        return select(left, n, k, counts, [=](std::int64_t position, std::int64_t i) {
-            indices[position] = static_cast<std::int32_t>(i);
-            values[position] = to_float(left[i]);
-            left[i] = R{};
-        });
+        const bool past_caches = goes_past_caches(left, r, g, sizeof(R) == sizeof(float) ? n * sizeof(R) : 0);
+        const auto value_at = [=](std::int64_t i) { return to_float(corrected(g[i], r[i])); };
+        const auto prefetch = [=](std::int64_t i) {
+            __builtin_prefetch(g + i);
+            __builtin_prefetch(r + i);
+        };
+        const auto collect = [=](Place place, Key low, Candidates found) {
+            return accumulate_collect(g, r, left, place, past_caches, low, found);
+        };
+        const auto put_back = [=](Candidates from, std::int64_t count) {
+            for (std::int64_t i = 0; i < count; ++i) left[from.indices[i]] = from_float<R>(from.values[i]);
+        };
+        Selection selection(n, k, workspace, indices, values, sizeof(float));
+        if (selection.by_sample(value_at, prefetch, collect, put_back)) {
+            return selection.emit(kernels.emit_and_restore[type], left);
+        }
+        return selection.by_digits(kernels.count_digit[type], kernels.rank_range[type], kernels.select_and_zero[type],
+                                   left);
     });
 }
 

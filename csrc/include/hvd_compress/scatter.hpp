@@ -22,7 +22,22 @@ using Take = Status(Array x, std::int64_t n, const std::int32_t* indices, std::i
 using Scatter = Status(const std::int32_t* indices, ConstArray values, std::int64_t count, Array out, std::int64_t n,
                        float scale, std::int64_t* first_bad, Stream stream) noexcept;
 
+// What one rank sent: values[j] at indices[j], which ascend without repetition.
+struct SparseList {
+    const std::int32_t* indices;
+    const void* values;
+    std::int64_t count;
+};
+
+// The same as ScatterAdd of one list after the other, the first onto zeros if `clear`. values are fp32 or of the dtype
+// of out. *bad_list = -1, or the first list whose indices do not ascend within 0..n-1; *first_bad is then the position
+// of the first that does not, and nothing is written.
+using ScatterLists = Status(const SparseList* lists, std::int64_t list_count, DType values, Array out, std::int64_t n,
+                            float scale, bool clear, std::int64_t* bad_list, std::int64_t* first_bad,
+                            Stream stream) noexcept;
+
 namespace cpu {
+ScatterLists scatter_lists;
 Gather gather;
 Take take;
 Scatter scatter_add;
@@ -30,6 +45,7 @@ Scatter scatter_set;
 }  // namespace cpu
 
 namespace cuda {
+ScatterLists scatter_lists;
 Gather gather;
 Take take;
 Scatter scatter_add;

@@ -83,9 +83,9 @@ def test_mpi_without_threads_is_noted(threads: str) -> None:
     [
         ("fpu sse2", "portable"),
         ("avx2 f16c", "portable"),
-        ("avx2 fma f16c", "AVX2"),
-        ("avx2 fma f16c avx512f", "AVX2"),
-        ("avx2 fma f16c avx512f avx512bw avx512vl", "AVX-512"),
+        ("avx2 f16c popcnt", "AVX2"),
+        ("avx2 f16c popcnt avx512f avx512bw avx512vl", "AVX2"),
+        ("avx2 f16c popcnt avx512f avx512bw avx512vl avx512dq", "AVX-512"),
     ],
 )
 def test_simd_level(flags: str, level: str, tmp_path: Path) -> None:

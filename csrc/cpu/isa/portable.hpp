@@ -1,0 +1,194 @@
+// Sixteen floats at a time in plain C++, which compilers turn into whatever vectors the machine has (SSE2, NEON).
+#pragma once
+
+#include "hvd_compress/numeric.hpp"
+
+namespace hvd_compress::cpu::portable {
+
+struct Isa {
+    struct Vec {
+        float lanes[16];
+    };
+    struct Words {  // sixteen whole numbers of 32 bits
+        std::uint32_t lanes[16];
+    };
+
+    template <class T>
+    static Vec load(const T* p) {
+        return each([p](int i) { return to_float(p[i]); });
+    }
+    template <class T>
+    static void store(T* p, Vec v) {
+        for (int i = 0; i < 16; ++i) p[i] = from_float<T>(v.lanes[i]);
+    }
+    static void stream(float* p, Vec v) { store(p, v); }
+    static void fence() {}
+
+    static Vec zero() { return Vec{}; }
+    static Vec all(float value) {
+        return each([value](int) { return value; });
+    }
+    static Vec add(Vec a, Vec b) {
+        return each([&](int i) { return a.lanes[i] + b.lanes[i]; });
+    }
+    static Vec subtract(Vec a, Vec b) {
+        return each([&](int i) { return a.lanes[i] - b.lanes[i]; });
+    }
+    static Vec multiply(Vec a, Vec b) {
+        return each([&](int i) { return a.lanes[i] * b.lanes[i]; });
+    }
+
+    // As if stored as T and loaded again.
+    template <class T>
+    static Vec rounded(Vec v) {
+        return each([&](int i) { return to_float(from_float<T>(v.lanes[i])); });
+    }
+
+    // Bit i of a mask is lane i. Keys are those of Traits<float>, but that NaN keep their own bits; key <= 2^31.
+    static std::uint32_t at_least(Vec v, std::uint32_t key) {
+        std::uint32_t largest = 0;
+        for (int i = 0; i < 16; ++i) {
+            const std::uint32_t own = magnitude(v.lanes[i]);
+            largest = own > largest ? own : largest;
+        }
+        if (largest < key) return 0;  // the usual case, and the loop above is one of vectors
+        return mask_of([&](int i) { return magnitude(v.lanes[i]) >= key; });
+    }
+    static std::uint32_t below_zero(Vec v) {
+        return mask_of([&](int i) { return v.lanes[i] < 0.0f; });
+    }
+
+    static Vec without(Vec v, std::uint32_t mask) { return choose(mask, v, zero()); }
+    // a where the bit is 0, b where it is 1.
+    static Vec choose(std::uint32_t mask, Vec a, Vec b) {
+        return each([&](int i) { return mask >> i & 1 ? b.lanes[i] : a.lanes[i]; });
+    }
+
+    // Writes the lanes of the mask, and behind them up to 16 elements of no meaning; returns how many lanes.
+    static int append(Vec v, std::uint32_t mask, std::int32_t first, float* values, std::int32_t* indices) {
+        int count = 0;
+        for (; mask != 0; mask &= mask - 1, ++count) {
+            const int lane = __builtin_ctz(mask);
+            values[count] = v.lanes[lane];
+            indices[count] = first + lane;
+        }
+        return count;
+    }
+
+    // The same of elements that have indices already.
+    static int append(Vec v, const std::int32_t* of, std::uint32_t mask, float* values, std::int32_t* indices) {
+        int count = 0;
+        for (; mask != 0; mask &= mask - 1, ++count) {
+            const int lane = __builtin_ctz(mask);
+            values[count] = v.lanes[lane];
+            indices[count] = of[lane];
+        }
+        return count;
+    }
+    // The same of keys alone.
+    static int append_keys(Vec v, std::uint32_t mask, std::uint32_t* keys) {
+        int count = 0;
+        for (; mask != 0; mask &= mask - 1) keys[count++] = magnitude(v.lanes[__builtin_ctz(mask)]);
+        return count;
+    }
+
+    // lanes[j] += |v[j]| + |v[j + 8]|, in this order.
+    static void add_magnitudes(Vec v, double* lanes) {
+        for (int j = 0; j < 8; ++j) {
+            lanes[j] += static_cast<double>(from_bits(magnitude(v.lanes[j])));
+            lanes[j] += static_cast<double>(from_bits(magnitude(v.lanes[j + 8])));
+        }
+    }
+
+    // lanes[j] += v[j]^2 + v[j + 8]^2, in this order.
+    static void add_squares(Vec v, double* lanes) {
+        for (int j = 0; j < 8; ++j) {
+            lanes[j] += static_cast<double>(v.lanes[j]) * static_cast<double>(v.lanes[j]);
+            lanes[j] += static_cast<double>(v.lanes[j + 8]) * static_cast<double>(v.lanes[j + 8]);
+        }
+    }
+
+    static std::uint32_t largest_key(Vec v) {
+        std::uint32_t largest = 0;
+        for (int i = 0; i < 16; ++i) {
+            const std::uint32_t own = magnitude(v.lanes[i]);
+            largest = own > largest ? own : largest;
+        }
+        return largest;
+    }
+
+    // The keys of all lanes.
+    static void store_keys(std::uint32_t* p, Vec v) {
+        for (int i = 0; i < 16; ++i) p[i] = magnitude(v.lanes[i]);
+    }
+
+    static Words all_words(std::uint32_t value) {
+        return each_word([value](int) { return value; });
+    }
+    static Words count_up(std::uint32_t first) {
+        return each_word([first](int i) { return first + static_cast<std::uint32_t>(i); });
+    }
+    static Words exclusive_or(Words a, Words b) {
+        return each_word([&](int i) { return a.lanes[i] ^ b.lanes[i]; });
+    }
+    // The halves of the products of 64 bits.
+    static void multiply(Words a, std::uint32_t b, Words* high, Words* low) {
+        for (int i = 0; i < 16; ++i) {
+            const std::uint64_t product = std::uint64_t{a.lanes[i]} * b;
+            high->lanes[i] = static_cast<std::uint32_t>(product >> 32);
+            low->lanes[i] = static_cast<std::uint32_t>(product);
+        }
+    }
+    static Words lower_halves(Words a) {
+        return each_word([&](int i) { return a.lanes[i] & 0xffffu; });
+    }
+    static Words upper_halves(Words a) {
+        return each_word([&](int i) { return a.lanes[i] >> 16; });
+    }
+
+    static Vec absolute(Vec v) {
+        return each([&](int i) { return from_bits(magnitude(v.lanes[i])); });
+    }
+    static Vec to_floats(Words a) {  // of signed numbers
+        return each([&](int i) { return static_cast<float>(static_cast<std::int32_t>(a.lanes[i])); });
+    }
+    static Words truncated(Vec v) {  // to signed numbers
+        return each_word([&](int i) { return static_cast<std::uint32_t>(static_cast<std::int32_t>(v.lanes[i])); });
+    }
+    static Words smaller(Words a, Words b) {  // of signed numbers
+        return each_word([&](int i) {
+            return static_cast<std::int32_t>(a.lanes[i]) < static_cast<std::int32_t>(b.lanes[i]) ? a.lanes[i]
+                                                                                                 : b.lanes[i];
+        });
+    }
+    static Words negated(Words a, std::uint32_t mask) {
+        return each_word([&](int i) { return mask >> i & 1 ? 0u - a.lanes[i] : a.lanes[i]; });
+    }
+    static void store_bytes(std::uint8_t* p, Words a) {
+        for (int i = 0; i < 16; ++i) p[i] = static_cast<std::uint8_t>(a.lanes[i]);
+    }
+
+  private:
+    template <class Lane>
+    static Words each_word(Lane lane) {
+        Words words;
+        for (int i = 0; i < 16; ++i) words.lanes[i] = lane(i);
+        return words;
+    }
+    static std::uint32_t magnitude(float value) { return to_bits(value) & 0x7fffffffu; }
+
+    template <class Lane>
+    static Vec each(Lane lane) {
+        Vec v;
+        for (int i = 0; i < 16; ++i) v.lanes[i] = lane(i);
+        return v;
+    }
+    template <class Holds>
+    static std::uint32_t mask_of(Holds holds) {
+        std::uint32_t mask = 0;
+        for (int i = 0; i < 16; ++i) mask |= static_cast<std::uint32_t>(holds(i)) << i;
+        return mask;
+    }
+};
+
+}  // namespace hvd_compress::cpu::portable

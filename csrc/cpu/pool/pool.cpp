@@ -1,0 +1,133 @@
+#include "pool.hpp"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+namespace hvd_compress::cpu {
+namespace {
+
+std::atomic<int> wanted_threads{1};
+
+// A worker looks this often for the next loop before it sleeps: the loops of one kernel follow each other closely.
+constexpr int kSpins = 2000;
+
+inline void relax() noexcept {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+#endif
+}
+
+class Pool {
+  public:
+    bool try_take() noexcept { return !taken_.exchange(true, std::memory_order_acquire); }
+    void give_back() noexcept { taken_.store(false, std::memory_order_release); }
+
+    // The caller has taken the pool.
+    void run(std::int64_t parts, int helpers, detail::PartBody body, void* context) noexcept {
+        start_workers(helpers);
+        {
+            const std::lock_guard lock(mutex_);
+            body_ = body;
+            context_ = context;
+            parts_ = parts;
+            next_.store(0, std::memory_order_relaxed);
+            places_ = helpers;
+            round_.fetch_add(1, std::memory_order_release);
+        }
+        wake_.notify_all();
+        take_parts(parts, body, context);
+        std::unique_lock lock(mutex_);
+        places_ = 0;  // whoever wakes up only now has nothing to do
+        done_.wait(lock, [this] { return inside_ == 0; });
+    }
+
+  private:
+    void start_workers(int count) noexcept {
+        for (; workers_ < count; ++workers_) {
+            try {
+                std::thread([this] { work(); }).detach();
+            } catch (...) {
+                return;  // no more threads to be had: the caller and those there are do all parts
+            }
+        }
+    }
+
+    void take_parts(std::int64_t parts, detail::PartBody body, void* context) noexcept {
+        for (std::int64_t part; (part = next_.fetch_add(1, std::memory_order_relaxed)) < parts;) body(context, part);
+    }
+
+    void work() noexcept {
+        std::uint64_t seen = 0;
+        for (;;) {
+            for (int i = 0; i < kSpins && round_.load(std::memory_order_acquire) == seen; ++i) relax();
+            std::unique_lock lock(mutex_);
+            wake_.wait(lock, [&] { return round_.load(std::memory_order_relaxed) != seen; });
+            seen = round_.load(std::memory_order_relaxed);
+            if (places_ == 0) continue;
+            --places_;
+            ++inside_;
+            const auto parts = parts_;
+            const auto body = body_;
+            const auto context = context_;
+            lock.unlock();
+            take_parts(parts, body, context);
+            lock.lock();
+            if (--inside_ == 0) done_.notify_one();
+        }
+    }
+
+    std::atomic<bool> taken_{false};
+    int workers_ = 0;  // of whoever has taken the pool
+
+    std::mutex mutex_;
+    std::condition_variable wake_, done_;
+    detail::PartBody body_ = nullptr;
+    void* context_ = nullptr;
+    std::int64_t parts_ = 0;
+    int places_ = 0;  // workers that may still join this round
+    int inside_ = 0;  // workers that have joined and not left
+
+    std::atomic<std::int64_t> next_{0};
+    std::atomic<std::uint64_t> round_{0};
+};
+
+// Never destroyed: workers wait in it until the process ends.
+std::atomic<Pool*> pool{nullptr};
+
+Pool& the_pool() noexcept {
+    static const bool made = [] {
+        pool = new Pool;
+        // Threads do not survive a fork: the child starts with a pool of its own.
+        pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
+        return true;
+    }();
+    static_cast<void>(made);
+    return *pool.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+void set_num_threads(int threads) noexcept { wanted_threads = threads < 1 ? 1 : threads; }
+
+int num_threads() noexcept { return wanted_threads.load(std::memory_order_relaxed); }
+
+void detail::run_parts(std::int64_t parts, PartBody body, void* context) noexcept {
+    const std::int64_t helpers = (parts < num_threads() ? parts : num_threads()) - 1;
+    if (helpers > 0) {
+        Pool& shared = the_pool();
+        if (shared.try_take()) {
+            shared.run(parts, static_cast<int>(helpers), body, context);
+            shared.give_back();
+            return;
+        }
+    }
+    for (std::int64_t part = 0; part < parts; ++part) body(context, part);
+}
+
+}  // namespace hvd_compress::cpu

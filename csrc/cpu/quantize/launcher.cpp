@@ -1,0 +1,86 @@
+#include <algorithm>
+#include <cmath>
+
+#include "../pool/pool.hpp"
+#include "hvd_compress/dispatch.hpp"
+#include "hvd_compress/quantize.hpp"
+#include "hvd_compress/sign.hpp"
+#include "kernels.hpp"
+
+namespace hvd_compress::cpu {
+namespace {
+
+constexpr std::int64_t kChunk = 8 * kSumBlock;
+
+std::int64_t parts(std::int64_t n, std::int64_t size) { return n / size + (n % size != 0); }
+
+Place place(std::int64_t chunk, std::int64_t n) { return {chunk * kChunk, std::min((chunk + 1) * kChunk, n)}; }
+
+bool is_width(int bits) { return bits == 2 || bits == 4 || bits == 8; }
+
+float norm_of(const double* blocks, std::int64_t count, Norm kind) {
+    double total = 0.0;
+    for (std::int64_t block = 0; block < count; ++block) {
+        // A NaN must come through: it is not less than anything.
+        total = kind == Norm::kL2 ? total + blocks[block] : (blocks[block] <= total ? total : blocks[block]);
+        if (std::isnan(total)) break;
+    }
+    return static_cast<float>(kind == Norm::kL2 ? std::sqrt(total) : total);
+}
+
+}  // namespace
+
+std::size_t quantize_workspace_bytes(std::int64_t n) noexcept {
+    return n > 0 ? static_cast<std::size_t>(parts(n, kSumBlock)) * sizeof(double) : 0;
+}
+
+Status quantize_accumulate(ConstArray grad, ConstArray residual, Array out, std::int64_t n, int bits, Norm kind,
+                           RandomKey key, std::uint8_t* packed, float* norm, Workspace workspace, Stream) noexcept {
+    if (const Status status = check_numel(n); status != Status::kOk) return status;
+    if (!is_width(bits)) return Status::kBadSize;
+    if (workspace.bytes < quantize_workspace_bytes(n)) return Status::kWorkspaceTooSmall;
+    if (out.dtype != residual.dtype) return Status::kBadDType;
+    return dispatch_pair(grad.dtype, residual.dtype, [&](auto, auto residual_tag) {
+        constexpr bool kFloat = sizeof(typename decltype(residual_tag)::Type) == sizeof(float);
+        const QuantizeKernels& kernels = quantize_kernels();
+        const auto correct = kernels.correct[static_cast<int>(grad.dtype)][!kFloat];
+        const bool past_caches = goes_past_caches(out.data, residual.data, grad.data, kFloat ? n * sizeof(float) : 0);
+        double* blocks = static_cast<double*>(workspace.data);
+        const std::int64_t chunks = parts(n, kChunk);
+        parallel_for(chunks, [&](std::int64_t chunk) {
+            const auto [begin, end] = place(chunk, n);
+            for (std::int64_t start = begin; start < end; start += kSumBlock) {
+                const Place block{start, std::min(start + kSumBlock, end)};
+                blocks[start / kSumBlock] = correct(grad.data, residual.data, out.data, block, past_caches, kind);
+            }
+        });
+        *norm = norm_of(blocks, parts(n, kSumBlock), kind);
+        const auto levels = static_cast<float>(quantize_levels(bits));
+        const bool usable = std::isfinite(*norm) && *norm > 0.0f && std::isfinite(levels / *norm);
+        if (!usable) {  // nothing but zeros, or something that is not finite: nothing is sent, all of it stays
+            std::fill_n(packed, quantized_bytes(n, bits), std::uint8_t{0});
+            return Status::kOk;
+        }
+        const Quantizer quantizer{levels / *norm, *norm / levels, bits, key};
+        // Backwards: what was written last may still be in a cache.
+        parallel_for(chunks, [&](std::int64_t part) {
+            kernels.quantize[static_cast<int>(out.dtype)](out.data, place(chunks - 1 - part, n), quantizer, packed);
+        });
+        return Status::kOk;
+    });
+}
+
+Status quantize_add(const std::uint8_t* packed, const float* norm, Array out, std::int64_t n, int bits, float weight,
+                    Stream) noexcept {
+    if (const Status status = check_numel(n); status != Status::kOk) return status;
+    if (!is_width(bits)) return Status::kBadSize;
+    return dispatch(out.dtype, [&](auto) {
+        const auto add = quantize_kernels().add[static_cast<int>(out.dtype)];
+        const float unit = *norm / static_cast<float>(quantize_levels(bits));
+        parallel_for(parts(n, kChunk),
+                     [&](std::int64_t chunk) { add(packed, out.data, place(chunk, n), bits, unit, weight); });
+        return Status::kOk;
+    });
+}
+
+}  // namespace hvd_compress::cpu

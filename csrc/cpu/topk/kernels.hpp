@@ -1,0 +1,63 @@
+// The loops of top-k selection, each over a range of elements; one table a level of vector instructions.
+#pragma once
+
+#include <cstdint>
+
+#include "../isa/level.hpp"
+#include "../isa/types.hpp"
+
+namespace hvd_compress::cpu {
+
+constexpr std::int64_t kSlack = 16;  // what is appended to may be written this many elements beyond its end
+constexpr int kBins = 4096;
+constexpr std::int64_t kChunk = 8192;  // elements whose candidates are kept on a thread's stack
+
+// Elements set apart, in the order of their indices.
+struct Candidates {
+    std::int32_t* indices;
+    float* values;
+};
+
+struct TopkKernels {
+    // Sets apart the elements whose key is at least `low`, which is not 0; returns how many. By dtype of x.
+    using Collect = std::int64_t (*)(const void* x, Place place, Key low, Candidates found);
+    Collect collect[3];
+
+    // The same of corrected = grad + residual, on its way to `out`, where zeros take the candidates' places.
+    // By dtype of grad, and whether out and residual are fp32 (0) or of that dtype (1).
+    using AccumulateCollect = std::int64_t (*)(const void* grad, const void* residual, void* out, Place place,
+                                               bool past_caches, Key low, Candidates found);
+    AccumulateCollect accumulate_collect[3][2];
+
+    // The keys below `high` of `count` values go to `keys`; returns how many, the others lie above.
+    std::int64_t (*keys_below)(const float* values, std::int64_t count, Key high, Key* keys);
+
+    // Counts keys by (key - low) >> shift; what lies below `low` or beyond the last bin goes to bins[kBins].
+    void (*count_keys)(const Key* keys, std::int64_t count, Key low, int shift, Count* bins);
+
+    // Of `count` values: how many keys lie above `key`, and how many are equal to it.
+    void (*rank)(const float* values, std::int64_t count, Key key, std::int64_t* above, std::int64_t* equal);
+
+    // Moves the candidates of a chunk above `key`, and the first `ties` of those equal to it, to `indices` and
+    // `selected` (of the dtype that comes first); with `out`, the others go back there. Reads up to kSlack candidates
+    // more. By dtypes of `selected` and `out`.
+    using Emit = void (*)(Candidates from, std::int64_t count, Key key, std::int64_t ties, std::int32_t* indices,
+                          void* selected, void* out);
+    Emit emit[3];              // selected of this dtype, no `out`
+    Emit emit_and_restore[3];  // selected fp32, `out` of this dtype
+
+    // Whole ranges of x, by dtype: the slow way, for whatever the sample was wrong about.
+    // Counts the elements with key >> (shift + bits) == prefix by their next `bits` bits.
+    using CountDigit = void (*)(const void* x, Place place, int shift, int bits, Key prefix, Count* bins);
+    CountDigit count_digit[3];
+    using RankRange = void (*)(const void* x, Place place, Key key, std::int64_t* above, std::int64_t* equal);
+    RankRange rank_range[3];
+    using Select = std::int64_t (*)(void* x, Place place, Key key, std::int64_t ties, std::int64_t limit,
+                                    std::int32_t* indices, void* selected);
+    Select select[3];           // selected of the dtype of x, x as it was
+    Select select_and_zero[3];  // selected fp32, zeros take their places in x; both return how many, at most `limit`
+};
+
+HVD_COMPRESS_TABLE(TopkKernels, topk_kernels)
+
+}  // namespace hvd_compress::cpu

@@ -1,0 +1,37 @@
+// How much of ||x||^2 the k largest magnitudes hold, for every k: a histogram of magnitudes.
+#pragma once
+
+#include "hvd_compress/types.hpp"
+
+namespace hvd_compress {
+
+// Bin b counts the elements whose bits, without the sign, are b << kCurveShift or up to 2^kCurveShift - 1 more: 256
+// bins to each factor of two. Non-finite elements are in the bins from kCurveFiniteBins on.
+constexpr int kCurveShift = 15;
+constexpr std::int64_t kCurveBins = std::int64_t{1} << (31 - kCurveShift);
+constexpr std::int64_t kCurveFiniteBins = std::int64_t{0xff} << (23 - kCurveShift);
+
+// Of at most so many elements each is counted.
+constexpr std::int64_t kCurveAll = std::int64_t{1} << 20;
+
+// Of more, only the largest are, about kCurveTail of all, on which small ratios depend; of the others a quarter, each
+// of them counted as four. Their bins are full, so that this costs no accuracy to speak of.
+constexpr double kCurveTail = 1.0 / 64;
+
+using CurveWorkspaceBytes = std::size_t(std::int64_t n) noexcept;
+
+// counts[0..kCurveBins) of x; they add up to about n, to exactly n where all elements are counted.
+using MagnitudeCounts = Status(ConstArray x, std::int64_t n, std::int64_t* counts, Workspace workspace,
+                               Stream stream) noexcept;
+
+namespace cpu {
+CurveWorkspaceBytes curve_workspace_bytes;
+MagnitudeCounts magnitude_counts;
+}  // namespace cpu
+
+namespace cuda {
+CurveWorkspaceBytes curve_workspace_bytes;
+MagnitudeCounts magnitude_counts;
+}  // namespace cuda
+
+}  // namespace hvd_compress

@@ -1,0 +1,1 @@
+"""Measuring: our figure, the floor and the peer, from one run."""

@@ -1,0 +1,225 @@
+"""How long each native kernel takes, beside its floor and beside what torch takes for the same."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from hvd_compress import native
+
+RATIOS = (0.001, 0.01, 0.1)
+LISTS = 8
+REFERENCE_NUMEL = 25_557_032  # of ResNet-50, for which the bounds are stated
+_BOUNDS = {
+    ("topk_accumulate", 0.001): 1.8,
+    ("topk_accumulate", 0.01): 1.8,
+    ("topk_accumulate", 0.1): 2.5,
+    ("sign_accumulate", None): 1.8,
+    ("threshold_select", 0.01): 1.0,
+    ("scatter_lists", 0.01): 1.5,
+    ("gain_curve", None): 1.5,
+    ("quantize_accumulate, 8 bits", None): 2.5,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel with its arguments. `prepare` restores what a call changes, and is not timed."""
+
+    name: str
+    ratio: float | None
+    run: Callable[[], object]
+    peer: Callable[[], object]
+    prepare: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measurement: medians in seconds.
+
+    Attributes:
+        kernel, ratio, numel, threads, data: what was measured.
+        seconds: our kernel.
+        floor_s: torch.add(residual, grad, out=residual) on the same buffers, threads and run.
+        peer_s: torch's own operations for the same result.
+        bound: the multiple of the floor that it may take, where one is stated.
+    """
+
+    kernel: str
+    ratio: float | None
+    numel: int
+    threads: int
+    data: str
+    seconds: float
+    floor_s: float
+    peer_s: float
+    bound: float | None
+
+    @property
+    def times_floor(self) -> float:
+        return self.seconds / self.floor_s
+
+    @property
+    def times_faster(self) -> float:
+        return self.peer_s / self.seconds
+
+
+def gradients(kind: str, numel: int) -> torch.Tensor:
+    """Return a gradient (numel,) of the named distribution: "normal" or "laplace"."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(numel, generator=generator)
+    if kind == "laplace":
+        x = x.sign() * torch.rand(numel, generator=generator).clamp(min=2.0**-24).log()
+    return x
+
+
+def measure(grad: torch.Tensor, data: str, threads: int, repetitions: int, peer_repetitions: int) -> Iterator[Figure]:
+    """Yield the figures of all kernels on one gradient."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        residual, start = torch.empty_like(grad), 0.5 * grad.roll(1)
+        restore = _restore(residual, start)
+        floor_s = _median(lambda: torch.add(residual, grad, out=residual), restore, repetitions)
+        for case in _cases(grad, residual, restore):
+            seconds = _median(case.run, case.prepare, repetitions)
+            peer_s = _median(case.peer, case.prepare, peer_repetitions)
+            bound = _BOUNDS.get((case.name, case.ratio)) if grad.numel() == REFERENCE_NUMEL else None
+            yield Figure(case.name, case.ratio, grad.numel(), threads, data, seconds, floor_s, peer_s, bound)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _restore(tensor: torch.Tensor, value: torch.Tensor) -> Callable[[], object]:
+    return lambda: tensor.copy_(value)
+
+
+def _median(call: Callable[[], object], prepare: Callable[[], object], repetitions: int) -> float:
+    seconds = []
+    for repetition in range(repetitions + 2):
+        prepare()
+        start = time.perf_counter()
+        call()
+        if repetition >= 2:  # the first ones find cold caches and memory that is not mapped yet
+            seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], object]) -> Iterator[Case]:
+    numel = grad.numel()
+    nothing: Callable[[], object] = lambda: None  # noqa: E731
+    for ratio in RATIOS:
+        k = max(1, int(ratio * numel))
+        into = (torch.empty(k, dtype=torch.int32), torch.empty(k))
+        yield Case(
+            "topk_accumulate",
+            ratio,
+            _bind(native.topk_accumulate, grad, residual, k, into=into),
+            _bind(_torch_topk_accumulate, grad, residual, k),
+            restore,
+        )
+    for ratio in RATIOS:
+        k = max(1, int(ratio * numel))
+        yield Case("topk", ratio, _bind(native.topk, grad, k), _bind(_torch_topk, grad, k), nothing)
+    k = max(1, numel // 100)
+    tau = float(native.topk(grad, k)[1].abs().min())
+    yield Case(
+        "threshold_select", 0.01, _bind(native.threshold_select, grad, tau), _bind(_torch_threshold, grad, tau), nothing
+    )
+    yield Case("gain_curve", None, _bind(native.gain_curve, grad), _bind(_torch_gain_curve, grad), nothing)
+    yield Case(
+        "sign_accumulate",
+        None,
+        _bind(native.sign_accumulate, grad, residual),
+        _bind(_torch_sign, grad, residual),
+        restore,
+    )
+    bits, scale = native.sign_accumulate(grad, residual.clone())
+    out = torch.zeros_like(grad)
+    yield Case(
+        "sign_add", None, _bind(native.sign_add, bits, scale, out, 0.1), _bind(_torch_sign_add, bits, out), nothing
+    )
+    for width in (8, 4, 2):
+        yield Case(
+            f"quantize_accumulate, {width} bits",
+            None,
+            _bind(native.quantize_accumulate, grad, residual, width, seed=1, step=2, bucket=3),
+            _bind(_torch_quantize, grad, residual, width),
+            restore,
+        )
+    lists = [native.topk(grad.roll(101 * rank), k) for rank in range(LISTS)]
+    yield Case(
+        "scatter_lists",
+        0.01,
+        _bind(native.scatter_lists, lists, out, 1 / LISTS),
+        _bind(_torch_scatter, lists, out),
+        nothing,
+    )
+    yield Case(
+        "scatter_lists, onto zeros",
+        0.01,
+        _bind(native.scatter_lists, lists, out, 1 / LISTS, True),
+        _bind(_torch_scatter_onto_zeros, lists, out),
+        nothing,
+    )
+
+
+def _bind(function: Callable[..., object], *arguments: object, **named: object) -> Callable[[], object]:
+    return lambda: function(*arguments, **named)
+
+
+def _torch_topk(x: torch.Tensor, k: int) -> object:
+    return torch.topk(x.abs(), k, sorted=False)
+
+
+def _torch_topk_accumulate(grad: torch.Tensor, residual: torch.Tensor, k: int) -> object:
+    residual.add_(grad)
+    indices = torch.topk(residual.abs(), k, sorted=False).indices
+    values = residual[indices]
+    residual[indices] = 0.0
+    return indices, values
+
+
+def _torch_threshold(x: torch.Tensor, tau: float) -> object:
+    indices = (x.abs() >= tau).nonzero().reshape(-1)
+    return indices, x[indices]
+
+
+def _torch_gain_curve(x: torch.Tensor) -> object:
+    return torch.cumsum(torch.sort(x.square(), descending=True).values, 0)
+
+
+def _torch_sign(grad: torch.Tensor, residual: torch.Tensor) -> object:
+    residual.add_(grad)
+    scale = residual.abs().mean()
+    signs = residual.sign()
+    residual.sub_(signs, alpha=float(scale))
+    return signs
+
+
+def _torch_sign_add(bits: torch.Tensor, out: torch.Tensor) -> object:
+    masks = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
+    signs = (bits.unsqueeze(1) & masks).ne(0).reshape(-1)[: out.numel()]
+    return out.add_(torch.where(signs, 0.1, -0.1))
+
+
+def _torch_quantize(grad: torch.Tensor, residual: torch.Tensor, bits: int) -> object:
+    residual.add_(grad)
+    unit = residual.norm() / (2 ** (bits - 1) - 1)
+    whole = (residual.abs() / unit + torch.rand_like(residual)).floor() * residual.sign()
+    residual.sub_(whole * unit)
+    return whole.to(torch.int8)
+
+
+def _torch_scatter(lists: list[tuple[torch.Tensor, torch.Tensor]], out: torch.Tensor) -> object:
+    for indices, values in lists:
+        out.index_add_(0, indices, values, alpha=1 / LISTS)
+    return out
+
+
+def _torch_scatter_onto_zeros(lists: list[tuple[torch.Tensor, torch.Tensor]], out: torch.Tensor) -> object:
+    return _torch_scatter(lists, out.zero_())

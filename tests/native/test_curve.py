@@ -1,0 +1,63 @@
+"""gain_curve against sorted squares in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_compress import native
+from tests.native.cases import DTYPES, FINITE_KINDS, examples, tensors
+
+
+def exact(x: torch.Tensor) -> torch.Tensor:
+    """The share of the k largest, for k = 0 ... n."""
+    mass = torch.cumsum(x.double().square().sort(descending=True).values, 0)
+    return torch.cat([torch.zeros(1, dtype=torch.float64), mass / mass[-1]])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(data=st.data())
+@examples(100)
+def test_every_k_is_within_one_per_cent(dtype: torch.dtype, data: st.DataObject) -> None:
+    x = data.draw(tensors(dtype, kinds=FINITE_KINDS)).clamp(-1e4, 1e4)
+    curve = native.gain_curve(x)
+    n = x.numel()
+    gains = curve.gain(torch.arange(n + 1))
+    assert gains.dtype == torch.float64
+    assert gains.shape == (n + 1,)
+    if not x.float().any():
+        assert (gains[1:] == 1).all()
+    elif not _subnormal(x):
+        torch.testing.assert_close(gains, exact(x), rtol=0.01, atol=0)
+
+
+def _subnormal(x: torch.Tensor) -> bool:
+    """Below the normal numbers of fp32 bins are wider than a factor of 1/256: nobody trains there."""
+    return bool(x.float().abs().max() < 2.0**-100)
+
+
+@pytest.mark.parametrize("spread", ["normal", "laplace", "heavy"])
+def test_ratios_of_a_large_gradient(spread: str) -> None:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(1_000_003, generator=generator)
+    if spread == "laplace":
+        x = x.sign() * torch.rand(x.numel(), generator=generator).log()
+    if spread == "heavy":
+        x = x**5
+    ks = torch.tensor([int(ratio * x.numel()) for ratio in (1e-4, 1e-3, 1e-2, 0.1, 0.5, 1)])
+    torch.testing.assert_close(native.gain_curve(x).gain(ks), exact(x)[ks], rtol=0.01, atol=0)
+
+
+def test_the_ends() -> None:
+    curve = native.gain_curve(torch.tensor([3.0, -4.0, 0.0]))
+    assert curve.gain(0) == 0
+    assert curve.gain([2, 3, 99]).tolist() == [1, 1, 1]
+    assert curve.gain(1) == pytest.approx(16 / 25, rel=0.01)
+    assert native.gain_curve(torch.empty(0)).gain(0) == 0
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_without_a_finite_norm_there_is_no_share(value: float) -> None:
+    assert native.gain_curve(torch.tensor([1.0, value, 2.0])).gain(1).isnan()

@@ -1,0 +1,83 @@
+"""The worker pool: results do not depend on it, and neither forks nor several callers confuse it."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+import torch
+
+from hvd_compress import native
+from hvd_compress.errors import ConfigError
+
+N = 600_001
+
+
+def results(seed: int) -> list[torch.Tensor]:
+    """What the kernels that divide their work make of random tensors."""
+    generator = torch.Generator().manual_seed(seed)
+    grad, residual = torch.randn(N, generator=generator), torch.randn(N, generator=generator)
+    found = [*native.topk_accumulate(grad, residual.clone(), N // 50), *native.sign_accumulate(grad, residual.clone())]
+    found += native.quantize_accumulate(grad, residual.clone(), 4, seed=1, step=2, bucket=3)
+    found += native.threshold_select(grad, 2.0)
+    out = torch.zeros(N)
+    native.scatter_lists([tuple(found[:2]), tuple(found[:2])], out, 0.5)
+    curve = native.gain_curve(grad)
+    return [*found, out, curve.counts, curve.shares]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7, 32])
+def test_results_do_not_depend_on_the_number_of_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_COMPRESS_NUM_THREADS", "1")
+    expected = results(1)
+    monkeypatch.setenv("HVD_COMPRESS_NUM_THREADS", str(threads))
+    for own, other in zip(results(1), expected, strict=True):
+        assert torch.equal(own, other)
+
+
+def test_several_callers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_COMPRESS_NUM_THREADS", "3")
+    expected = [results(seed) for seed in range(4)]
+    found: dict[int, list[torch.Tensor]] = {}
+
+    def call(seed: int) -> None:
+        for _ in range(5):
+            found[seed] = results(seed)
+
+    callers = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    for seed, tensors in enumerate(expected):
+        assert all(torch.equal(a, b) for a, b in zip(found[seed], tensors, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_has_a_pool_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the workers of a data loader have. A child that waited for threads it does not have would never end."""
+    monkeypatch.setenv("HVD_COMPRESS_NUM_THREADS", "3")
+    x = torch.arange(N, dtype=torch.float32)
+    expected = native.topk(x, N // 50)[0]
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(native.topk(x, N // 50)[0], expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
+def test_a_number_of_threads_that_is_none(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_COMPRESS_NUM_THREADS", value)
+    with pytest.raises(ConfigError, match=rf"HVD_COMPRESS_NUM_THREADS = '{value}' is not a whole number"):
+        native.topk(torch.ones(3), 1)
+
+
+def test_torchs_number_of_threads_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HVD_COMPRESS_NUM_THREADS")
+    assert native.num_threads() == torch.get_num_threads()
+
+
+def test_a_level_that_is_none() -> None:
+    with pytest.raises(ConfigError, match="'sse9' is not one of those that run here: portable"):
+        native.set_simd_level("sse9")

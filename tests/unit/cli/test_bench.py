@@ -1,0 +1,34 @@
+"""hvd-compress bench kernels, on so few elements that it takes no time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from click.testing import CliRunner
+
+from hvd_compress.cli.main import main
+
+FEW = ["bench", "kernels", "--size", "5000", "--repetitions", "1"]
+
+
+def test_json_holds_every_kernel_for_every_number_of_threads() -> None:
+    result = CliRunner().invoke(main, [*FEW, "--data", "normal", "--json"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    figures = report["figures"]
+    assert {figure["threads"] for figure in figures} == {1, 2}
+    kernels = {figure["kernel"] for figure in figures}
+    assert {"topk_accumulate", "topk", "sign_accumulate", "gain_curve", "scatter_lists"} <= kernels
+    assert all(figure["seconds"] > 0 and figure["floor_s"] > 0 and figure["peer_s"] > 0 for figure in figures)
+    assert torch.__version__ in report["machine"]
+
+
+def test_a_table_of_a_gradient_that_was_saved(tmp_path: Path) -> None:
+    torch.save(torch.randn(7, 11), tmp_path / "gradient.pt")
+    result = CliRunner().invoke(main, [*FEW, "--threads", "1", "--gradients", str(tmp_path / "gradient.pt")])
+    assert result.exit_code == 0, result.output
+    assert "5,000 elements, saved, 1 thread" in result.stdout
+    assert "x floor" in result.stdout
+    assert "quantize_accumulate, 4 bits" in result.stdout

@@ -1,0 +1,60 @@
+"""MSTopk against the paper's algorithm, round by round on all elements."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hvd_compress import native
+from hvd_compress.compressors.mstopk import mstopk
+from hvd_compress.errors import ConfigError
+
+GENERATOR = torch.Generator().manual_seed(3)
+INPUTS = {
+    "normal": torch.randn(5000, generator=GENERATOR),
+    "heavy": torch.randn(5000, generator=GENERATOR) ** 7,
+    "ties": torch.randint(-3, 4, (5000,), generator=GENERATOR).float(),
+    "equal": torch.full((300,), -2.0),
+    "zeros": torch.zeros(300),
+    "one large": torch.cat([torch.full((299,), 1e-6), torch.tensor([5.0])]),
+}
+
+
+def as_in_the_paper(x: torch.Tensor, k: int, rounds: int) -> torch.Tensor:
+    magnitudes = x.double().abs()
+    mean, top = float(magnitudes.mean()), float(magnitudes.max())
+    low, high, upper, lower = 0.0, 1.0, float("inf"), 0.0
+    for _ in range(rounds):
+        middle = low + (high - low) / 2
+        threshold = mean + middle * (top - mean)
+        if int((magnitudes >= threshold).sum()) <= k:
+            high, upper = middle, threshold
+        else:
+            low, lower = middle, threshold
+    sure = (magnitudes >= upper).nonzero().reshape(-1)
+    rest = ((magnitudes < upper) & (magnitudes >= lower)).nonzero().reshape(-1)
+    return torch.cat([sure, rest[: k - sure.numel()]]).sort().values.int()
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 25])
+@pytest.mark.parametrize("k", [1, 7, 100, 150])
+@pytest.mark.parametrize("name", INPUTS)
+def test_it_selects_what_the_paper_does(name: str, k: int, rounds: int) -> None:
+    x = INPUTS[name]
+    indices, values = mstopk(x, k, rounds)
+    assert torch.equal(indices, as_in_the_paper(x, k, rounds))
+    assert torch.equal(values, x[indices.long()])
+
+
+def test_many_rounds_give_the_largest() -> None:
+    x = INPUTS["normal"]
+    assert torch.equal(mstopk(x, 50, rounds=60)[0], native.topk(x, 50)[0])
+
+
+def test_the_ends_and_what_is_not_finite() -> None:
+    x = torch.tensor([1.0, float("nan"), -3.0, 2.0])
+    assert mstopk(x, 0)[0].numel() == 0
+    assert mstopk(x, 4)[0].tolist() == [0, 1, 2, 3]
+    assert mstopk(x, 2)[0].tolist() == [1, 2]
+    with pytest.raises(ConfigError, match="rounds = 0"):
+        mstopk(x, 2, rounds=0)

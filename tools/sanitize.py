@@ -1,0 +1,94 @@
+"""Run the tests of the kernels with sanitizers: for memory, undefined behaviour, and data races in the pool."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import progress
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "sanitize"
+LOG = BUILD / "log"
+COMPILER = shlex.split(os.environ.get("CXX") or "c++")
+# A sanitizer's own tests need fewer examples: what it sees does not depend on the values, but on the paths.
+EXAMPLES = "0.05"
+RUN_TESTS = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import hvd_compress  # from there, before pytest puts the checkout first
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+def main() -> None:
+    BUILD.mkdir(parents=True, exist_ok=True)
+    LOG.unlink(missing_ok=True)
+    _threads()
+    _memory()
+
+
+def _threads() -> None:
+    program = BUILD / "pool_test"
+    sources = [ROOT / "tests/native/cpp/pool_test.cpp", ROOT / "csrc/cpu/pool/pool.cpp"]
+    flags = ["-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread"]
+    progress.run("building the pool with ThreadSanitizer", [*COMPILER, *flags, *sources, "-o", program], LOG)
+    progress.run("the pool under ThreadSanitizer", [program], LOG, os.environ | {"TSAN_OPTIONS": "halt_on_error=1"})
+
+
+def _memory() -> None:
+    """The tests of the kernels, on a package whose modules are links and whose compiled module is the sanitized one."""
+    package = BUILD / "package" / "hvd_compress"
+    shutil.rmtree(package, ignore_errors=True)
+    package.mkdir(parents=True)
+    for path in (ROOT / "hvd_compress").iterdir():
+        if path.suffix != ".so" and path.name != "__pycache__":
+            (package / path.name).symlink_to(path)
+    (module,) = (ROOT / "hvd_compress").glob("_native*.so")
+    native = ROOT / "build" / f"native-{sys.implementation.cache_tag}"  # where setup.py builds
+    build = ["cmake", "--build", native, "--target", "_sanitized"]
+    progress.run("building the kernels with AddressSanitizer", build, LOG)
+    (package / module.name).symlink_to(native / "_sanitized" / module.name)
+    libraries = [_library(name) for name in ("libasan.so", "libubsan.so")]
+    options = {
+        "LD_PRELOAD": " ".join(libraries),
+        "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's own would be too many
+        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+        "HVD_COMPRESS_TEST_EXAMPLES": EXAMPLES,
+        "PYTHONMALLOC": "malloc",
+        "OMP_NUM_THREADS": "1",
+    }
+    tests = [
+        sys.executable,
+        "-c",
+        RUN_TESTS,
+        package.parent,
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "2",
+        "tests/native",
+    ]
+    progress.run("the kernels under AddressSanitizer", tests, LOG, os.environ | options)
+
+
+def _library(name: str) -> str:
+    found = subprocess.run([*COMPILER, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+    if not Path(found).is_absolute():
+        raise progress.StepError(f"{COMPILER[0]} has no {name}: install the sanitizers of this compiler (GCC has them)")
+    return found
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    try:
+        main()
+    except progress.StepError as error:
+        sys.exit(f"error: {error}")
