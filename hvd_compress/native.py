@@ -416,9 +416,10 @@ def quantize_accumulate(
     """Round corrected = residual + grad to whole multiples of norm / levels, at random so that the mean is right.
 
     QSGD (Alistarh et al. 2017, Eq. 2-3) with norm="l2"; TernGrad (Wen et al. 2017, Eq. 3) with bits=2 and norm="max".
-    An element v becomes q with the sign of v and |q| = floor(|v| * levels / norm + u), where levels = 2^(bits - 1) - 1
-    and u is uniform in [0, 1), drawn by a counter (csrc/include/hvd_compress/quantize.hpp). `out` is corrected - q *
-    norm / levels, rounded to its dtype. If the norm is not finite, all q are 0 and `out` is corrected.
+    An element v becomes a whole number q of v's sign: |v| * levels / norm, where levels = 2^(bits - 1) - 1, rounded up
+    with the probability of its fraction, by random numbers from a counter (csrc/include/hvd_compress/quantize.hpp says
+    how exactly). `out` is corrected - q * norm / levels, rounded to its dtype. If the norm is not finite, all q are 0
+    and `out` is corrected.
 
     Args:
         grad: (n,) fp32, fp16 or bf16.

@@ -100,11 +100,12 @@ def _restore(tensor: torch.Tensor, value: torch.Tensor) -> Callable[[], object]:
 
 def _median(call: Callable[[], object], prepare: Callable[[], object], repetitions: int) -> float:
     seconds = []
-    for repetition in range(repetitions + 2):
+    warm_up = min(2, repetitions)  # the first ones find cold caches and memory that is not mapped yet
+    for repetition in range(warm_up + repetitions):
         prepare()
         start = time.perf_counter()
         call()
-        if repetition >= 2:  # the first ones find cold caches and memory that is not mapped yet
+        if repetition >= warm_up:
             seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)
 

@@ -50,7 +50,7 @@ def kernels(
             grad = _saved(file, size) if file else gradients(kind, size)
             for threads in thread_counts or (1, 2):
                 found = []
-                for figure in measure(grad, kind, threads, repetitions, peer_repetitions=3):
+                for figure in measure(grad, kind, threads, repetitions, peer_repetitions=3 if size < 10**7 else 1):
                     found.append(figure)
                     click.echo(f"  {size} {kind} {threads}: {figure.kernel}", err=True)
                 figures += found

@@ -62,7 +62,7 @@ def test_the_reference_gives_the_known_answers_of_random123(
     assert philox(np.array(counter), key).tolist() == words
 
 
-def uniforms(n: int, seed: int, step: int, bucket: int) -> torch.Tensor:
+def random_bits(n: int, seed: int, step: int, bucket: int) -> torch.Tensor:
     """In the order that csrc/include/hvd_compress/quantize.hpp fixes."""
     i = np.arange(n, dtype=np.uint64)
     block = i // np.uint64(128) * np.uint64(16) + i % np.uint64(16)
@@ -70,7 +70,7 @@ def uniforms(n: int, seed: int, step: int, bucket: int) -> torch.Tensor:
     words = philox(counter, (seed & 0xFFFFFFFF, seed >> 32))
     word = words[(i // np.uint64(16) % np.uint64(4)).astype(int), i.astype(int)]
     half = word >> np.uint64(16) * (i // np.uint64(64) % np.uint64(2)) & np.uint64(0xFFFF)
-    return (torch.from_numpy(half.astype(np.float32)) + 0.5) * 2.0**-16
+    return torch.from_numpy(half.astype(np.int64))
 
 
 def norm_of(x: torch.Tensor, kind: str) -> torch.Tensor:
@@ -104,10 +104,12 @@ def test_numbers_norm_and_rest(
         torch.testing.assert_close(size, expected, rtol=1e-6, atol=0, equal_nan=True)
     assert packed.numel() == math.ceil(n * bits / 8)
     q = unpacked(packed, bits, n)
-    if size > 0 and size.isfinite() and (levels / size).isfinite():
+    scale = torch.tensor(65536.0 * levels) / size
+    if size > 0 and size.isfinite() and scale.isfinite():
         x = corrected.float()
-        whole = (x.abs() * (levels / size) + uniforms(n, **key)).floor().clamp(max=levels)
-        assert torch.equal(q, torch.where(x < 0, -whole, whole).long())
+        units = (x.abs() * scale).floor().clamp(max=65536.0 * levels).long()
+        whole = units + random_bits(n, **key) >> 16
+        assert torch.equal(q, torch.where(x < 0, -whole, whole))
         assert_same(out, (x - q.float() * (size / levels)).to(out.dtype))
     else:
         assert not q.any()

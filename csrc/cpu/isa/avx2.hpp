@@ -160,6 +160,7 @@ struct Isa {
         multiply_half(a.low, b, &high->low, &low->low);
         multiply_half(a.high, b, &high->high, &low->high);
     }
+    static Words sum(Words a, Words b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
     static Words lower_halves(Words a) {
         const __m256i mask = _mm256_set1_epi32(0xffff);
         return {_mm256_and_si256(a.low, mask), _mm256_and_si256(a.high, mask)};

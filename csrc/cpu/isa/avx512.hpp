@@ -108,6 +108,7 @@ struct Isa {
         *high = _mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xaaaa, odd);
         *low = _mm512_mask_mov_epi32(even, 0xaaaa, _mm512_slli_epi64(odd, 32));
     }
+    static Words sum(Words a, Words b) { return _mm512_add_epi32(a, b); }
     static Words lower_halves(Words a) { return _mm512_and_si512(a, all_words(0xffffu)); }
     static Words upper_halves(Words a) { return _mm512_srli_epi32(a, 16); }
 

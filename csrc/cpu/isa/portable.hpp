@@ -139,6 +139,9 @@ struct Isa {
             low->lanes[i] = static_cast<std::uint32_t>(product);
         }
     }
+    static Words sum(Words a, Words b) {
+        return each_word([&](int i) { return a.lanes[i] + b.lanes[i]; });
+    }
     static Words lower_halves(Words a) {
         return each_word([&](int i) { return a.lanes[i] & 0xffffu; });
     }

@@ -66,14 +66,13 @@ template <class T>
 inline void quantize_group(T* x, std::int64_t i, const Quantizer& quantizer, std::uint8_t* q) {
     Isa::Words words[4];
     draw(i, quantizer.key, words);
-    const Isa::Words levels = Isa::all_words(static_cast<std::uint32_t>(quantize_levels(quantizer.bits)));
-    const auto per_unit = Isa::all(quantizer.per_unit), unit = Isa::all(quantizer.unit);
+    const Isa::Words most = Isa::all_words(static_cast<std::uint32_t>(quantize_levels(quantizer.bits)) << 16);
+    const auto scale = Isa::all(quantizer.scale), unit = Isa::all(quantizer.unit);
     for (int part = 0; part < 8; ++part) {
-        const Isa::Words half = part < 4 ? Isa::lower_halves(words[part]) : Isa::upper_halves(words[part - 4]);
-        const auto uniform = Isa::multiply(Isa::add(Isa::to_floats(half), Isa::all(0.5f)), Isa::all(0x1p-16f));
+        const Isa::Words random = part < 4 ? Isa::lower_halves(words[part]) : Isa::upper_halves(words[part - 4]);
         const auto v = Isa::load(x + part * kLanes);
-        const auto scaled = Isa::add(Isa::multiply(Isa::absolute(v), per_unit), uniform);
-        const Isa::Words whole = Isa::negated(Isa::smaller(Isa::truncated(scaled), levels), Isa::below_zero(v));
+        const Isa::Words units = Isa::smaller(Isa::truncated(Isa::multiply(Isa::absolute(v), scale)), most);
+        const Isa::Words whole = Isa::negated(Isa::upper_halves(Isa::sum(units, random)), Isa::below_zero(v));
         Isa::store(x + part * kLanes, Isa::subtract(v, Isa::multiply(Isa::to_floats(whole), unit)));
         Isa::store_bytes(q + part * kLanes, whole);
     }

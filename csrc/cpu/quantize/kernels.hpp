@@ -11,9 +11,9 @@ namespace hvd_compress::cpu {
 
 inline constexpr std::int64_t kGroup = 128;  // elements that draw their random words together
 
-// What one call quantises with: q = floor(|v| * per_unit + u), at most `levels`, stands for q * unit.
+// What one call quantises with: |v| is |v| * scale in units of 2^-16 levels, and q stands for q * unit.
 struct Quantizer {
-    float per_unit, unit;
+    float scale, unit;
     int bits;
     RandomKey key;
 };

@@ -56,12 +56,12 @@ Status quantize_accumulate(ConstArray grad, ConstArray residual, Array out, std:
         });
         *norm = norm_of(blocks, parts(n, kSumBlock), kind);
         const auto levels = static_cast<float>(quantize_levels(bits));
-        const bool usable = std::isfinite(*norm) && *norm > 0.0f && std::isfinite(levels / *norm);
+        const bool usable = std::isfinite(*norm) && *norm > 0.0f && std::isfinite(65536.0f * levels / *norm);
         if (!usable) {  // nothing but zeros, or something that is not finite: nothing is sent, all of it stays
             std::fill_n(packed, quantized_bytes(n, bits), std::uint8_t{0});
             return Status::kOk;
         }
-        const Quantizer quantizer{levels / *norm, *norm / levels, bits, key};
+        const Quantizer quantizer{65536.0f * levels / *norm, *norm / levels, bits, key};
         // Backwards: what was written last may still be in a cache.
         parallel_for(chunks, [&](std::int64_t part) {
             kernels.quantize[static_cast<int>(out.dtype)](out.data, place(chunks - 1 - part, n), quantizer, packed);

@@ -1,13 +1,14 @@
 // Stochastic quantisation: QSGD (Alistarh et al. 2017, Eq. 2-3) and TernGrad (Wen et al. 2017, Eq. 3).
 //
-// An element v becomes the whole number q with |q| = floor(|v| * levels / norm + u) and the sign of v, where u is
-// uniform in [0, 1), so that the expected value of q * norm / levels is v. q is stored as a two's complement number of
-// `bits` bits: element i at bit (i * bits) % 8 of byte i * bits / 8. What pads the last byte is 0.
+// An element v becomes the whole number q with the sign of v and |q| = (t + r) >> 16, where t = floor(|v| * (2^16 *
+// levels / norm)), at most 2^16 * levels, is |v| in units of 2^-16 levels, and r are 16 random bits: the expected value
+// of q * norm / levels is v, to 2^-16 of a level. q is stored as a two's complement number of `bits` bits: element i at
+// bit (i * bits) % 8 of byte i * bits / 8. What pads the last byte is 0.
 //
-// u = (r + 1/2) / 2^16, where r are 16 bits of Philox4x32-10 (Salmon et al. 2011) with the key (seed, seed >> 32) and
-// the counter (block, block >> 32, step, bucket). In each group of 128 elements, element i has block = i / 128 * 16 + i
-// % 16, and of its word i / 16 % 4 the lower half where i / 64 is even, the upper half where it is odd. So u depends
-// neither on threads nor on the width of vectors.
+// r comes from Philox4x32-10 (Salmon et al. 2011) with the key (seed, seed >> 32) and the counter (block, block >> 32,
+// step, bucket). In each group of 128 elements, element i has block = i / 128 * 16 + i % 16, and of its word i / 16 % 4
+// the lower half where i / 64 is even, the upper half where it is odd. So r depends neither on threads nor on the width
+// of vectors.
 #pragma once
 
 #include "hvd_compress/types.hpp"
