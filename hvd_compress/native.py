@@ -302,7 +302,11 @@ def scatter_set(indices: torch.Tensor, values: torch.Tensor, out: torch.Tensor, 
 
 
 def scatter_lists(
-    lists: Sequence[tuple[torch.Tensor, torch.Tensor]], out: torch.Tensor, scale: float, clear: bool = False
+    lists: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    out: torch.Tensor,
+    scale: float,
+    clear: bool = False,
+    origin: str = "list",
 ) -> None:
     """The same as scatter_add() of one list after the other, to the bit; onto zeros if `clear`. Faster, as it uses
     that each list is sorted.
@@ -311,6 +315,7 @@ def scatter_lists(
         lists: (indices, values) of each rank: (k,) int32 in 0..n-1, ascending without repetition, and (k,) fp32 or
             out's dtype, the same for all lists.
         out: (n,) fp32, fp16 or bf16; changed.
+        origin: what a list is called, before its number, in errors.
 
     Raises:
         PayloadError: says in which list; `out` is then as it was.
@@ -318,14 +323,14 @@ def scatter_lists(
     _check("out", out)
     dtype = lists[0][1].dtype if lists else out.dtype
     for number, (indices, values) in enumerate(lists):
-        _check(f"indices of list {number}", indices, (torch.int32,))
-        _check(f"values of list {number}", values, (torch.float32, out.dtype))
+        _check(f"indices of {origin} {number}", indices, (torch.int32,))
+        _check(f"values of {origin} {number}", values, (torch.float32, out.dtype))
         if values.dtype != dtype:
-            raise ConfigError(f"values of list {number} are of {values.dtype}, those of list 0 of {dtype}")
-        _check_apart(f"indices of list {number}", indices, "out", out)
-        _check_apart(f"values of list {number}", values, "out", out)
+            raise ConfigError(f"values of {origin} {number} are of {values.dtype}, those of the first of {dtype}")
+        _check_apart(f"indices of {origin} {number}", indices, "out", out)
+        _check_apart(f"values of {origin} {number}", values, "out", out)
         if indices.numel() != values.numel():
-            raise PayloadError(f"list {number}: {indices.numel()} indices for {values.numel()} values")
+            raise PayloadError(f"{origin} {number}: {indices.numel()} indices for {values.numel()} values")
     _prepare()
     bad_list, first_bad = _native.scatter_lists(
         [(indices.data_ptr(), values.data_ptr(), indices.numel()) for indices, values in lists],
@@ -339,7 +344,7 @@ def scatter_lists(
     if bad_list >= 0:
         index = int(lists[bad_list][0][first_bad])
         raise PayloadError(
-            f"list {bad_list}: index {index} at position {first_bad} of {lists[bad_list][0].numel()} lies outside "
+            f"{origin} {bad_list}: index {index} at position {first_bad} of {lists[bad_list][0].numel()} lies outside "
             f"0..{out.numel() - 1}, or does not lie above the one before"
         )
 

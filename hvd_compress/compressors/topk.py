@@ -9,7 +9,7 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.compressors.base import Segments, Sparsifier, spans
-from hvd_compress.errors import ConfigError, located
+from hvd_compress.errors import ConfigError
 from hvd_compress.payload import Payload
 
 
@@ -53,9 +53,8 @@ class TopK(Sparsifier):
         native.scatter_add(payload["indices"], payload["values"], out, scale)
 
     def sum_into(self, out: torch.Tensor, payloads: Sequence[Payload], scale: float, segments: Segments) -> None:
-        with located("payloads, a list from each rank"):
-            lists = [(payload["indices"], payload["values"]) for payload in payloads]
-            native.scatter_lists(lists, out, scale, clear=True)
+        lists = [(payload["indices"], payload["values"]) for payload in payloads]
+        native.scatter_lists(lists, out, scale, clear=True, origin="payload from rank")
 
     def wire_bytes(self, segments: Segments, dtype: torch.dtype) -> int:
         """8 bytes a kept element: an int32 index and an fp32 value."""

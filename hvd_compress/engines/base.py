@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from hvd_compress.cost import wire
-from hvd_compress.errors import ConfigError, UnsupportedError
+from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError
 
 ALGORITHMS = ("ring", "tree", "recursive_doubling", "rabenseifner")
 ENGINES = ("auto", "mpi", "horovod")
@@ -42,7 +42,7 @@ class Engine(ABC):
     All verbs block, take contiguous one-dimensional CPU tensors, and must be called by every rank of the group in the
     same order, from one thread. Errors of the transport rise as they are; the pipeline adds rank, bucket and step.
     `calls` collects one Call a collective until somebody takes them with `take_calls`; `running` is whether one
-    runs now; `pending` says in words which, for the message of a timeout.
+    runs now; `pending` says in words which, for the message of a timeout; `lost` why none can run any more, if so.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Engine(ABC):
         self.calls: list[Call] = []
         self.pending = "before the first collective"
         self.running = False
+        self.lost: str | None = None
 
     def require(self, verb: str, algorithm: str = "auto", dtype: torch.dtype | None = None) -> None:
         """Raise UnsupportedError, or ConfigError for an unknown name, unless this engine can do what is asked."""
@@ -177,7 +178,10 @@ class _Timed:
 
     def __enter__(self) -> None:
         self._engine.pending = self._words
-        self._engine.running = True
+        self._engine.running = True  # before `lost` is read: whoever sets it looks at this afterwards
+        if self._engine.lost is not None:
+            self._engine.running = False
+            raise CommunicationError(self._engine.lost)
         self._start = time.perf_counter()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

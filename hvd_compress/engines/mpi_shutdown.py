@@ -15,10 +15,10 @@ _watched: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 def watch(engine: Engine) -> None:
-    """End this process with a message, and status 1, if MPI is shut down while `engine` runs a collective.
+    """When MPI is shut down, let later collectives of `engine` fail, and end this process if one is running.
 
     Horovod starts MPI in its background thread, and shuts it down there as soon as any rank has ended, such as one with
-    fewer batches than the others. The collective would then crash, or never return. MPI_Finalize begins by deleting the
+    fewer batches than the others. A collective would then crash, or never return. MPI_Finalize begins by deleting the
     attributes of MPI_COMM_SELF, so that their callbacks can act while MPI still works.
     """
     _register()
@@ -32,12 +32,12 @@ def _register() -> None:
 
 def _on_shutdown(*_: object) -> None:
     for engine in list(_watched):
+        engine.lost = (
+            "another rank has ended, and Horovod has shut MPI down under this collective. If that rank printed an "
+            "error, it is the cause; if not, it took fewer steps than this one"
+        )
         if engine.running:
             print(
-                f"CommunicationError: rank {engine.rank}, {engine.pending}: another rank has ended, and Horovod has "
-                "shut MPI down under this collective. If that rank printed an error, it is the cause; if not, it took "
-                "fewer steps than this one",
-                file=sys.stderr,
-                flush=True,
+                f"CommunicationError: rank {engine.rank}, {engine.pending}: {engine.lost}", file=sys.stderr, flush=True
             )
             os._exit(1)

@@ -237,6 +237,11 @@ def test_a_missing_module_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) 
         native.topk(torch.ones(3), 1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def level() -> None:
+    """In the place of conftest's: arguments are checked before any level is chosen."""
+
+
 def test_the_module_is_loaded_at_the_first_call_only() -> None:
     script = "import sys; import hvd_compress.native; sys.exit('hvd_compress._native' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0

@@ -38,6 +38,17 @@ def test_the_first_error_wins_and_wakes_the_others():
     assert notes is None or notes == ["raised on rank 2 of 4"]
 
 
+def test_an_engine_that_is_lost_says_why():
+    def body(engine):
+        engine.lost = "the transport is gone"
+        with pytest.raises(CommunicationError, match="the transport is gone"):
+            engine.allreduce(torch.ones(3))
+        assert not engine.running
+        assert engine.pending == "allreduce (auto) of 12 bytes"
+
+    run_ranks(1, body)
+
+
 def test_abandon_fails_the_other_ranks_and_all_later_calls():
     def body(engine: InProcessEngine) -> str:
         if engine.rank == 0:
