@@ -5,31 +5,34 @@
 namespace hvd_compress::cpu::HVD_COMPRESS_LEVEL {
 namespace {
 
-// Appends the lanes of the mask to what has been found.
+// Appends the lanes of the mask to what has been found. Of many vectors with nothing in them it pays to skip them; but
+// the more even the chances are, the more often a branch is predicted wrongly.
+template <bool kMany>
 inline void set_apart(Isa::Vec v, std::uint32_t mask, std::int64_t i, Candidates found, std::int64_t* count) {
+    if (!kMany && mask == 0) return;
     *count += Isa::append(v, mask, static_cast<std::int32_t>(i), found.values + *count, found.indices + *count);
 }
 
-template <class T>
+template <class T, bool kMany>
 std::int64_t collect(const void* data, Place place, Key low, Candidates found) {
     const T* x = static_cast<const T*>(data);
     std::int64_t count = 0;
     for (std::int64_t i = place.begin; i < place.end; i += kLanes) {
         const auto v = load_until(x, i, place.end);
         const std::uint32_t mask = Isa::at_least(v, low);
-        set_apart(v, mask, i, found, &count);  // whatever the mask: a branch would often be predicted wrongly
+        set_apart<kMany>(v, mask, i, found, &count);
     }
     return count;
 }
 
-template <class G, class R>
+template <class G, class R, bool kMany>
 std::int64_t accumulate_collect(const void* grad, const void* residual, void* out, Place place, bool past_caches,
                                 Key low, Candidates found) {
     std::int64_t count = 0;
     accumulate(static_cast<const G*>(grad), static_cast<const R*>(residual), static_cast<R*>(out), place, past_caches,
                [&](std::int64_t i, Isa::Vec v) {
                    const std::uint32_t mask = Isa::at_least(v, low);
-                   set_apart(v, mask, i, found, &count);
+                   set_apart<kMany>(v, mask, i, found, &count);
                    return Isa::without(v, mask);
                });
     return count;
@@ -146,10 +149,14 @@ std::int64_t select(void* data, Place place, Key key, std::int64_t ties, std::in
 
 // extern, as a constant is otherwise known to its own file alone.
 extern const TopkKernels topk_kernels = {
-    {collect<float>, collect<Half>, collect<BFloat16>},
-    {{accumulate_collect<float, float>, accumulate_collect<float, float>},
-     {accumulate_collect<Half, float>, accumulate_collect<Half, Half>},
-     {accumulate_collect<BFloat16, float>, accumulate_collect<BFloat16, BFloat16>}},
+    {{collect<float, false>, collect<Half, false>, collect<BFloat16, false>},
+     {collect<float, true>, collect<Half, true>, collect<BFloat16, true>}},
+    {{{accumulate_collect<float, float, false>, accumulate_collect<float, float, false>},
+      {accumulate_collect<Half, float, false>, accumulate_collect<Half, Half, false>},
+      {accumulate_collect<BFloat16, float, false>, accumulate_collect<BFloat16, BFloat16, false>}},
+     {{accumulate_collect<float, float, true>, accumulate_collect<float, float, true>},
+      {accumulate_collect<Half, float, true>, accumulate_collect<Half, Half, true>},
+      {accumulate_collect<BFloat16, float, true>, accumulate_collect<BFloat16, BFloat16, true>}}},
     keys_below,
     count_keys,
     rank,

@@ -19,15 +19,17 @@ struct Candidates {
 };
 
 struct TopkKernels {
-    // Sets apart the elements whose key is at least `low`, which is not 0; returns how many. By dtype of x.
+    // Sets apart the elements whose key is at least `low`, which is not 0; returns how many. By whether few will be
+    // found (0) or many (1), and by dtype of x.
     using Collect = std::int64_t (*)(const void* x, Place place, Key low, Candidates found);
-    Collect collect[3];
+    Collect collect[2][3];
 
     // The same of corrected = grad + residual, on its way to `out`, where zeros take the candidates' places.
-    // By dtype of grad, and whether out and residual are fp32 (0) or of that dtype (1).
+    // By whether few will be found (0) or many (1), by dtype of grad, and whether out and residual are fp32 (0) or of
+    // that dtype (1).
     using AccumulateCollect = std::int64_t (*)(const void* grad, const void* residual, void* out, Place place,
                                                bool past_caches, Key low, Candidates found);
-    AccumulateCollect accumulate_collect[3][2];
+    AccumulateCollect accumulate_collect[2][3][2];
 
     // The keys below `high` of `count` values go to `keys`; returns how many, the others lie above.
     std::int64_t (*keys_below)(const float* values, std::int64_t count, Key high, Key* keys);

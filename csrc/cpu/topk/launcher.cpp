@@ -11,6 +11,9 @@ Status check(std::int64_t n, std::int64_t k, Workspace workspace) {
     return workspace.bytes < topk_workspace_bytes(n, k) ? Status::kWorkspaceTooSmall : Status::kOk;
 }
 
+// Whether most vectors hold a candidate.
+bool many(std::int64_t n, std::int64_t k) { return k > n / 24; }
+
 }  // namespace
 
 std::size_t topk_workspace_bytes(std::int64_t n, std::int64_t k) noexcept { return Layout(n, k).bytes; }
@@ -26,7 +29,7 @@ Status topk(ConstArray x, std::int64_t n, std::int64_t k, std::int32_t* indices,
         const auto value_at = [=](std::int64_t i) { return to_float(source[i]); };
         const auto prefetch = [=](std::int64_t i) { __builtin_prefetch(source + i); };
         const auto collect = [&](Place place, Key low, Candidates found) {
-            return kernels.collect[type](source, place, low, found);
+            return kernels.collect[many(n, k)][type](source, place, low, found);
         };
         const auto put_back = [](Candidates, std::int64_t) {};  // x is as it was
         Selection selection(n, k, workspace, indices, values, sizeof(T));
@@ -46,7 +49,7 @@ Status topk_accumulate(ConstArray grad, ConstArray residual, Array out, std::int
         using R = typename decltype(residual_tag)::Type;
         const TopkKernels& kernels = topk_kernels();
         const int type = static_cast<int>(out.dtype);
-        const auto accumulate_collect = kernels.accumulate_collect[static_cast<int>(grad.dtype)][type != 0];
+        const auto accumulate_collect = kernels.accumulate_collect[many(n, k)][static_cast<int>(grad.dtype)][type != 0];
         const G* g = static_cast<const G*>(grad.data);
         const R* r = static_cast<const R*>(residual.data);
         R* left = static_cast<R*>(out.data);
