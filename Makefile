@@ -59,7 +59,7 @@ types: setup ## mypy on the package
 	@mypy hvd_compress
 
 unit: native ## the tests that run in one process
-	@python -m pytest -n 3 $(SERIAL_TESTS)
+	@python -m pytest -n 4 $(SERIAL_TESTS)
 
 test-parallel: native ## the tests that run under mpirun and horovodrun
 	@$(PARALLEL_ENV) python tools/parallel_tests.py

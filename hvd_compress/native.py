@@ -14,6 +14,8 @@ Every function raises, before anything is written:
         module is missing.
     UnsupportedError: a CUDA tensor.
     PayloadError: indices out of range, or lengths that do not match: they may come from another rank.
+
+A RuntimeError says that another thread wrote to an input during the call; the results are not to be used then.
 """
 
 from __future__ import annotations
@@ -201,8 +203,10 @@ class GainCurve:
     """How much of ||x||^2 the k elements of largest magnitude hold, for every k.
 
     Attributes:
-        counts: (m + 1,) int64, ascending from 0: how many elements the largest bins of magnitudes hold together.
-        shares: (m + 1,) float64, ascending from 0 to 1: their share of ||x||^2; NaN where x is not finite.
+        counts: (m + 1,) int64, ascending from 0: how many elements the largest bins of magnitudes hold together; of
+            more than 2^20 elements an estimate, but for the largest.
+        shares: (m + 1,) float64, ascending from 0 to 1: their share of ||x||^2; NaN where x is not finite, or as large
+            as fp32 can hold.
     """
 
     counts: torch.Tensor
@@ -321,10 +325,11 @@ def scatter_lists(
         PayloadError: says in which list; `out` is then as it was.
     """
     _check("out", out)
-    dtype = lists[0][1].dtype if lists else out.dtype
+    dtype = out.dtype
     for number, (indices, values) in enumerate(lists):
         _check(f"indices of {origin} {number}", indices, (torch.int32,))
         _check(f"values of {origin} {number}", values, (torch.float32, out.dtype))
+        dtype = dtype if number else values.dtype
         if values.dtype != dtype:
             raise ConfigError(f"values of {origin} {number} are of {values.dtype}, those of the first of {dtype}")
         _check_apart(f"indices of {origin} {number}", indices, "out", out)
@@ -402,7 +407,7 @@ def sign_add(bits: torch.Tensor, scale: float | torch.Tensor, out: torch.Tensor,
     expected = -(-out.numel() // 8)
     if bits.numel() != expected:
         raise PayloadError(f"{bits.numel()} bytes of signs for {out.numel()} elements, expected {expected}")
-    factor = _one_float(scale)
+    factor = _one_float("scale", scale)
     _prepare()
     _native.sign_add(bits.data_ptr(), factor.data_ptr(), out.data_ptr(), _CODES[out.dtype], out.numel(), float(weight))
 
@@ -423,8 +428,8 @@ def quantize_accumulate(
     QSGD (Alistarh et al. 2017, Eq. 2-3) with norm="l2"; TernGrad (Wen et al. 2017, Eq. 3) with bits=2 and norm="max".
     An element v becomes a whole number q of v's sign: |v| * levels / norm, where levels = 2^(bits - 1) - 1, rounded up
     with the probability of its fraction, by random numbers from a counter (csrc/include/hvd_compress/quantize.hpp says
-    how exactly). `out` is corrected - q * norm / levels, rounded to its dtype. If the norm is not finite, all q are 0
-    and `out` is corrected.
+    how exactly). `out` is corrected - q * norm / levels, rounded to its dtype. If the norm is not finite, or next to
+    nothing (below 2^-88), all q are 0 and `out` is corrected.
 
     Args:
         grad: (n,) fp32, fp16 or bf16.
@@ -483,7 +488,7 @@ def quantize_add(packed: torch.Tensor, norm: float | torch.Tensor, out: torch.Te
     expected = _packed_bytes(out.numel(), bits)
     if packed.numel() != expected:
         raise PayloadError(f"{packed.numel()} bytes for {out.numel()} elements of {bits} bits, expected {expected}")
-    size = _one_float(norm)
+    size = _one_float("norm", norm)
     _prepare()
     _native.quantize_add(
         packed.data_ptr(), size.data_ptr(), out.data_ptr(), _CODES[out.dtype], out.numel(), bits, float(weight)
@@ -604,12 +609,12 @@ def _checked_k(k: int, numel: int) -> int:
     return k
 
 
-def _one_float(scale: float | torch.Tensor) -> torch.Tensor:
+def _one_float(name: str, scale: float | torch.Tensor) -> torch.Tensor:
     if not isinstance(scale, torch.Tensor):
         return torch.tensor(scale, dtype=torch.float32)
-    _check("scale", scale if scale.dim() else scale.reshape(1), (torch.float32,))
+    _check(name, scale if scale.dim() else scale.reshape(1), (torch.float32,))
     if scale.numel() != 1:
-        raise ConfigError(f"scale must be one element, got {scale.numel()}")
+        raise ConfigError(f"{name} must be one element, got {scale.numel()}")
     return scale
 
 

@@ -29,7 +29,13 @@ def command() -> None:
 @click.option("--threads", "thread_counts", multiple=True, type=click.IntRange(min=1), help="May be repeated.")
 @click.option("--data", "kinds", multiple=True, type=click.Choice(["normal", "laplace"]), help="May be repeated.")
 @click.option("--gradients", "file", type=click.Path(exists=True, path_type=Path), help="A tensor from torch.save.")
-@click.option("--repetitions", default=20, show_default=True, type=click.IntRange(min=1), help="Medians of so many.")
+@click.option(
+    "--repetitions",
+    default=20,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Medians of so many; torch gets 1 or 3.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def kernels(
     sizes: tuple[int, ...],
@@ -39,7 +45,7 @@ def kernels(
     repetitions: int,
     as_json: bool,
 ) -> None:
-    """Time each kernel beside its floor and beside torch, all in one run.
+    """Time the kernels beside their floor and beside torch, all in one run.
 
     The floor is torch.add(residual, grad, out=residual) on the same buffers with the same threads. With --gradients,
     that tensor is repeated to each size.

@@ -44,7 +44,7 @@ class Compressor(ABC):
         """Write `scale` times the sum of the decompressed payloads, one a rank and added in this order, to `out`, fp32.
 
         Raises:
-            PayloadError: as add_to(); it names the rank.
+            PayloadError: as add_to(); it names the rank. What `out` holds then means nothing.
         """
         out.zero_()
         for rank, payload in enumerate(payloads):

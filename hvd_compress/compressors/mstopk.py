@@ -30,16 +30,18 @@ def mstopk(x: torch.Tensor, k: int, rounds: int = 25) -> tuple[torch.Tensor, tor
     """
     if rounds < 1:
         raise ConfigError(f"rounds = {rounds} must be 1 or more")
+    if not 0 < k < x.numel():
+        return native.topk(x, k)  # all, nothing, or refused
     candidates, values = native.topk(x, min(x.numel(), k + k // 4 + 64))
     magnitudes = values.float().abs().double().sort().values
-    if k in (0, x.numel()) or not bool(magnitudes[-1].isfinite()):
+    if not bool(magnitudes[-1].isfinite()):
         return native.topk(x, k)
     mean = float(torch.linalg.vector_norm(x, 1, dtype=torch.float64)) / x.numel()
     upper, lower = _bisect(magnitudes, k, mean, rounds)
     chosen = values.float().abs().double() >= upper
     sure = candidates[chosen]
     if lower < magnitudes[0]:  # beyond the candidates
-        candidates, values = native.threshold_select(x, _rounded_up(lower))
+        candidates, values = native.threshold_select(x, lower)
         chosen = values.float().abs().double() >= upper
     rest = candidates[~chosen & (values.float().abs().double() >= lower)][: k - sure.numel()]
     indices = torch.cat([sure, rest]).sort().values
@@ -60,9 +62,3 @@ def _bisect(magnitudes: torch.Tensor, k: int, mean: float, rounds: int) -> tuple
         else:
             low, lower = middle, threshold
     return upper, lower
-
-
-def _rounded_up(threshold: float) -> float:
-    """Return the least fp32 number that is not below the threshold."""
-    nearest = torch.tensor(threshold, dtype=torch.float32)
-    return float(nearest if float(nearest) >= threshold else torch.nextafter(nearest, torch.tensor(torch.inf)))

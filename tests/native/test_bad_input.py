@@ -16,7 +16,10 @@ from hvd_compress.errors import ConfigError, PayloadError, UnsupportedError
 
 INDICES = torch.zeros(2, dtype=torch.int32)
 BITS = torch.zeros(1, dtype=torch.uint8)
+BYTES = torch.zeros(6, dtype=torch.uint8)
 ONES = torch.ones(2)
+UP = torch.tensor([1, 4], dtype=torch.int32)
+KEY = {"seed": 1, "step": 2, "bucket": 3}
 
 CALLS: dict[str, tuple[str, Callable[[torch.Tensor], object]]] = {
     "accumulate grad": ("grad", lambda t: native.accumulate(t, torch.ones(6), torch.ones(6))),
@@ -42,11 +45,31 @@ CALLS: dict[str, tuple[str, Callable[[torch.Tensor], object]]] = {
     "sign_add bits": ("bits", lambda t: native.sign_add(t, 1.0, torch.ones(6), 1.0)),
     "sign_add scale": ("scale", lambda t: native.sign_add(BITS, t, torch.ones(6), 1.0)),
     "sign_add out": ("out", lambda t: native.sign_add(BITS, 1.0, t, 1.0)),
+    "topk_accumulate indices": (
+        "indices",
+        lambda t: native.topk_accumulate(ONES, 1 * ONES, 1, into=(t, torch.ones(1))),
+    ),
+    "topk_accumulate values": ("values", lambda t: native.topk_accumulate(ONES, 1 * ONES, 1, into=(INDICES[:1], t))),
+    "threshold_select x": ("x", lambda t: native.threshold_select(t, 1.0)),
+    "gain_curve x": ("x", native.gain_curve),
+    "scatter_lists indices": ("indices of list 0", lambda t: native.scatter_lists([(t, ONES)], torch.ones(6), 1.0)),
+    "scatter_lists values": ("values of list 0", lambda t: native.scatter_lists([(UP, t)], torch.ones(6), 1.0)),
+    "scatter_lists out": ("out", lambda t: native.scatter_lists([(UP, ONES)], t, 1.0)),
+    "quantize_accumulate grad": ("grad", lambda t: native.quantize_accumulate(t, torch.ones(6), 8, **KEY)),
+    "quantize_accumulate residual": ("residual", lambda t: native.quantize_accumulate(torch.ones(6), t, 8, **KEY)),
+    "quantize_accumulate out": (
+        "out",
+        lambda t: native.quantize_accumulate(torch.ones(6), torch.ones(6), 8, out=t, **KEY),
+    ),
+    "quantize_add packed": ("packed", lambda t: native.quantize_add(t, 1.0, torch.ones(6), 8, 1.0)),
+    "quantize_add norm": ("norm", lambda t: native.quantize_add(BYTES, t, torch.ones(6), 8, 1.0)),
+    "quantize_add out": ("out", lambda t: native.quantize_add(BYTES, 1.0, t, 8, 1.0)),
 }
 
 
 def _own_dtype(name: str) -> torch.dtype:
-    return {"indices": torch.int32, "bits": torch.uint8}.get(name, torch.float32)
+    known = {"indices": torch.int32, "bits": torch.uint8, "packed": torch.uint8}
+    return known.get(name.split()[0], torch.float32)
 
 
 def _refuses(name: str, tensor: torch.Tensor, error: type[Exception], match: str) -> None:
@@ -80,7 +103,7 @@ def test_another_device(name: str) -> None:
     _refuses(name, tensor, ConfigError, f"{CALLS[name][0]} must be on the CPU, got meta")
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if CALLS[name][0] != "scale"])
+@pytest.mark.parametrize("name", [name for name in CALLS if CALLS[name][0] not in ("scale", "norm")])
 def test_no_tensor(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{CALLS[name][0]} must be a torch.Tensor, got list"):
         CALLS[name][1]([1.0])  # type: ignore[arg-type]
@@ -93,7 +116,7 @@ def test_sparse(name: str) -> None:
         CALLS[name][1](tensor)
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if "accumulate" in name])
+@pytest.mark.parametrize("name", [n for n in CALLS if "accumulate" in n and CALLS[n][0] in ("grad", "residual", "out")])
 @pytest.mark.parametrize("numel", [0, 5, 9])
 def test_lengths_of_gradient_residual_and_out_that_differ(name: str, numel: int) -> None:
     _refuses(name, torch.ones(numel), ConfigError, "elements, grad has")
@@ -207,6 +230,12 @@ def test_more_elements_than_int32_reaches(tmp_path: Path) -> None:
         lambda n: _native.take(0, 0, n, 0, 1, 0),
         lambda n: _native.scatter_add(0, 0, 0, 1, 0, 0, n, 1.0),
         lambda n: _native.scatter_set(0, 0, 0, 1, 0, 0, n, 1.0),
+        lambda n: _native.scatter_lists([(0, 0, 1)], 0, 0, 0, n, 1.0, False),
+        lambda n: _native.threshold_count(0, 0, n, 1.0, 0, 2**40),
+        lambda n: _native.threshold_select(0, 0, n, 1.0, 1, 0, 0, 0, 2**40),
+        lambda n: _native.magnitude_counts(0, 0, n, 0, 0, 2**40),
+        lambda n: _native.quantize_accumulate(0, 0, 0, 0, 0, n, 8, 0, 1, 2, 3, 0, 0, 0, 2**40),
+        lambda n: _native.quantize_add(0, 0, 0, 0, n, 8, 1.0),
     ],
 )
 def test_launchers_refuse_sizes_before_they_read(call: Callable[[int], object]) -> None:
@@ -226,6 +255,27 @@ def test_launchers_refuse_what_they_have_no_code_for() -> None:
         _native.topk(0, 0, 4, 1, 0, 0, 0, _native.topk_workspace_bytes(4, 1) - 1)
     with pytest.raises(RuntimeError, match="workspace"):
         _native.sign_accumulate(0, 0, 0, 0, 0, 4, 0, 0, 0, 7)
+    for call in (
+        lambda: _native.threshold_count(0, 0, 4, 1.0, 0, _native.threshold_workspace_bytes(4) - 1),
+        lambda: _native.magnitude_counts(0, 0, 4, 0, 0, _native.curve_workspace_bytes(4) - 1),
+        lambda: _native.quantize_accumulate(0, 0, 0, 0, 0, 4, 8, 0, 1, 2, 3, 0, 0, 0, 7),
+    ):
+        with pytest.raises(RuntimeError, match="workspace"):
+            call()
+
+
+def test_memory_for_the_result_must_fit_and_lie_apart() -> None:
+    grad, residual = torch.ones(6), torch.ones(6)
+    indices, values = torch.empty(2, dtype=torch.int32), torch.empty(2)
+    assert native.topk_accumulate(grad, residual, 2, into=(indices, values))[0] is indices
+    assert indices.tolist() == [0, 1]
+    assert values.tolist() == [2.0, 2.0]
+    with pytest.raises(ConfigError, match="into holds 2 indices and 2 values instead of 3"):
+        native.topk_accumulate(grad, residual, 3, into=(indices, values))
+    with pytest.raises(ConfigError, match="values and an input overlap"):
+        native.topk_accumulate(grad, residual, 2, into=(indices, residual[:2]))
+    with pytest.raises(ConfigError, match="indices and values overlap"):
+        native.topk_accumulate(grad, residual, 2, into=(indices, indices.view(torch.float32)))
 
 
 def test_a_missing_module_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,17 +135,18 @@ def test_lists_are_added_one_after_the_other(
     assert_same(out, expected)
 
 
-def test_lists_over_many_blocks() -> None:
+@pytest.mark.parametrize("clear", [True, False])
+def test_lists_over_many_blocks(clear: bool) -> None:
     n = 3_000_001
     generator = torch.Generator().manual_seed(4)
     lists = [
         (torch.randperm(n, generator=generator)[: n // 50].sort().values.int(), torch.randn(n // 50)) for _ in range(8)
     ]
     out = torch.randn(n, generator=generator)
-    expected = out.clone()
+    expected = torch.zeros(n) if clear else out.clone()
     for indices, values in lists:
         native.scatter_add(indices, values, expected, 0.125)
-    native.scatter_lists(lists, out, 0.125)
+    native.scatter_lists(lists, out, 0.125, clear)
     assert_same(out, expected)
 
 

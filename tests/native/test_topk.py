@@ -96,8 +96,34 @@ def test_ties_go_to_the_lowest_index() -> None:
 def test_every_bit_of_the_magnitude_decides(bit: int) -> None:
     """Two keys that differ in one bit only, so that a digit of the radix selection that is skipped shows."""
     low = 0x00000000 if bit == 30 else 0x2AAAAAAA & ~(1 << bit)
-    x = torch.tensor([low, low | 1 << bit] * 20, dtype=torch.int32).view(torch.float32)
-    assert native.topk(x, 20)[0].tolist() == list(range(1, 40, 2))
+    pair = torch.tensor([low, low | 1 << bit], dtype=torch.int32).view(torch.float32)
+    assert native.topk(pair.repeat(20), 20)[0].tolist() == list(range(1, 40, 2))
+
+
+@pytest.mark.parametrize("bit", range(23))
+def test_every_bit_decides_among_candidates(bit: int) -> None:
+    """As before, but so many elements that a sample is taken; below the pairs there is nothing but small numbers."""
+    low = 0x3FAAAAAA & ~(1 << bit)
+    x = torch.full((40_000,), 1e-3)
+    x[::100] = torch.tensor([low, low | 1 << bit], dtype=torch.int32).view(torch.float32).repeat(200)
+    assert native.topk(x, 200)[0].tolist() == list(range(100, 40_000, 200))
+
+
+@pytest.mark.parametrize("kernel", ["topk_accumulate", "accumulate", "sign_accumulate", "quantize_accumulate"])
+def test_a_large_result_of_its_own_is_that_in_place(kernel: str) -> None:
+    """It is written past the caches."""
+    n = 2_200_003
+    generator = torch.Generator().manual_seed(6)
+    grad, residual = torch.randn(n, generator=generator), torch.randn(n, generator=generator)
+    arguments: dict[str, tuple[object, ...]] = {"topk_accumulate": (n // 90,), "quantize_accumulate": (8,)}
+    named = {"seed": 1, "step": 2, "bucket": 3} if kernel == "quantize_accumulate" else {}
+    function, in_place, out = getattr(native, kernel), residual.clone(), torch.empty(n)
+    assert out.data_ptr() % 64 == 0, "only then is it written past the caches"
+    expected = function(grad, in_place, *arguments.get(kernel, ()), **named)
+    found = function(grad, residual, *arguments.get(kernel, ()), out=out, **named)
+    assert_same(out, in_place)
+    if kernel != "accumulate":
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_topk_of_many() -> None:
@@ -107,7 +133,7 @@ def test_topk_of_many() -> None:
 
 
 @pytest.mark.parametrize("dtypes", PAIRS)
-@given(n=st.integers(0, 100), data=st.data())
+@given(n=st.one_of(st.integers(0, 100), st.just(20_011)), data=st.data())
 @examples(30)
 def test_nothing_is_written_around_the_outputs(
     dtypes: tuple[torch.dtype, torch.dtype], n: int, data: st.DataObject
@@ -115,12 +141,12 @@ def test_nothing_is_written_around_the_outputs(
     k = data.draw(counts(n))
     workspace_bytes = _native.topk_workspace_bytes(n, k)
     guarded = {
-        "out": torch.full((n + 16,), 9, dtype=dtypes[1]),
-        "indices": torch.full((k + 16,), 9, dtype=torch.int32),
-        "values": torch.full((k + 16,), 9, dtype=torch.float32),
-        "workspace": torch.full((workspace_bytes + 16,), 9, dtype=torch.uint8),
+        "out": torch.full((n + 32,), 9, dtype=dtypes[1]),
+        "indices": torch.full((k + 32,), 9, dtype=torch.int32),
+        "values": torch.full((k + 32,), 9, dtype=torch.float32),
+        "workspace": torch.full((workspace_bytes + 32,), 9, dtype=torch.uint8),
     }
-    inner = {name: buffer[8:] for name, buffer in guarded.items()}
+    inner = {name: buffer[16:] for name, buffer in guarded.items()}
     grad, residual = data.draw(tensors(dtypes[0], n)), data.draw(tensors(dtypes[1], n))
     _native.topk_accumulate(
         grad.data_ptr(),
@@ -136,4 +162,4 @@ def test_nothing_is_written_around_the_outputs(
         workspace_bytes,
     )
     for name, buffer in guarded.items():
-        assert (torch.cat([buffer[:8], buffer[-8:]]) == 9).all(), name
+        assert (torch.cat([buffer[:16], buffer[-16:]]) == 9).all(), name

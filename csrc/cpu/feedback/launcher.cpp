@@ -19,8 +19,8 @@ Status accumulate(ConstArray grad, ConstArray residual, Array out, std::int64_t 
         const bool past_caches =
             goes_past_caches(out.data, residual.data, grad.data, sizeof(R) == sizeof(float) ? n * sizeof(R) : 0);
         std::atomic<bool> all_finite{true};
-        parallel_for(n / kChunk + (n % kChunk != 0), [&](std::int64_t chunk) {
-            const Place place{chunk * kChunk, std::min((chunk + 1) * kChunk, n)};
+        parallel_for(divided_up(n, kChunk), [&](std::int64_t chunk) {
+            const Place place = chunk_of(chunk, kChunk, n);
             if (!kernel(grad.data, residual.data, out.data, place, past_caches)) all_finite = false;
         });
         *finite = all_finite;

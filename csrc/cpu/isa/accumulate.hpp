@@ -38,6 +38,11 @@ inline void accumulate(const G* grad, const R* residual, R* out, Place place, bo
     for (std::int64_t i = last; i < place.end; ++i) out[i] = some_out[i - last];
 }
 
+// The lanes of a vector from the i-th element on that lie before `end`.
+inline std::uint32_t valid(std::int64_t i, std::int64_t end) {
+    return i + kLanes <= end ? 0xffffu : (1u << (end - i)) - 1;
+}
+
 // Sixteen elements from the i-th on, zeros after `end`.
 template <class T>
 inline Isa::Vec load_until(const T* x, std::int64_t i, std::int64_t end) {

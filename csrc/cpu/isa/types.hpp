@@ -13,6 +13,13 @@ struct Place {
     std::int64_t begin, end;
 };
 
+inline std::int64_t divided_up(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0); }
+
+// The `number`-th of the chunks of `size` elements that n elements make.
+inline Place chunk_of(std::int64_t number, std::int64_t size, std::int64_t n) {
+    return {number * size, (number + 1) * size < n ? (number + 1) * size : n};
+}
+
 inline constexpr int kLanes = 16;  // of a vector, at every level
 
 // An `out` of its own is not read. Where it does not fit the caches anyway, it is written past them, which saves

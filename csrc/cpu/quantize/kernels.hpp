@@ -29,7 +29,7 @@ struct QuantizeKernels {
     using Quantize = void (*)(void* x, Place place, const Quantizer& quantizer, std::uint8_t* packed);
     Quantize quantize[3];
 
-    // out += step * q. A place starts at a multiple of kGroup. By dtype.
+    // out += weight * (q * unit). A place starts at a multiple of kGroup. By dtype.
     using Add = void (*)(const std::uint8_t* packed, void* out, Place place, int bits, float unit, float weight);
     Add add[3];
 };

@@ -12,10 +12,6 @@ namespace {
 
 constexpr std::int64_t kChunk = 8 * kSumBlock;
 
-std::int64_t parts(std::int64_t n, std::int64_t size) { return n / size + (n % size != 0); }
-
-Place place(std::int64_t chunk, std::int64_t n) { return {chunk * kChunk, std::min((chunk + 1) * kChunk, n)}; }
-
 bool is_width(int bits) { return bits == 2 || bits == 4 || bits == 8; }
 
 float norm_of(const double* blocks, std::int64_t count, Norm kind) {
@@ -31,7 +27,7 @@ float norm_of(const double* blocks, std::int64_t count, Norm kind) {
 }  // namespace
 
 std::size_t quantize_workspace_bytes(std::int64_t n) noexcept {
-    return n > 0 ? static_cast<std::size_t>(parts(n, kSumBlock)) * sizeof(double) : 0;
+    return n > 0 ? static_cast<std::size_t>(divided_up(n, kSumBlock)) * sizeof(double) : 0;
 }
 
 Status quantize_accumulate(ConstArray grad, ConstArray residual, Array out, std::int64_t n, int bits, Norm kind,
@@ -46,15 +42,15 @@ Status quantize_accumulate(ConstArray grad, ConstArray residual, Array out, std:
         const auto correct = kernels.correct[static_cast<int>(grad.dtype)][!kFloat];
         const bool past_caches = goes_past_caches(out.data, residual.data, grad.data, kFloat ? n * sizeof(float) : 0);
         double* blocks = static_cast<double*>(workspace.data);
-        const std::int64_t chunks = parts(n, kChunk);
+        const std::int64_t chunks = divided_up(n, kChunk);
         parallel_for(chunks, [&](std::int64_t chunk) {
-            const auto [begin, end] = place(chunk, n);
+            const auto [begin, end] = chunk_of(chunk, kChunk, n);
             for (std::int64_t start = begin; start < end; start += kSumBlock) {
                 const Place block{start, std::min(start + kSumBlock, end)};
                 blocks[start / kSumBlock] = correct(grad.data, residual.data, out.data, block, past_caches, kind);
             }
         });
-        *norm = norm_of(blocks, parts(n, kSumBlock), kind);
+        *norm = norm_of(blocks, divided_up(n, kSumBlock), kind);
         const auto levels = static_cast<float>(quantize_levels(bits));
         const bool usable = std::isfinite(*norm) && *norm > 0.0f && std::isfinite(65536.0f * levels / *norm);
         if (!usable) {  // nothing but zeros, or something that is not finite: nothing is sent, all of it stays
@@ -64,7 +60,8 @@ Status quantize_accumulate(ConstArray grad, ConstArray residual, Array out, std:
         const Quantizer quantizer{65536.0f * levels / *norm, *norm / levels, bits, key};
         // Backwards: what was written last may still be in a cache.
         parallel_for(chunks, [&](std::int64_t part) {
-            kernels.quantize[static_cast<int>(out.dtype)](out.data, place(chunks - 1 - part, n), quantizer, packed);
+            kernels.quantize[static_cast<int>(out.dtype)](out.data, chunk_of(chunks - 1 - part, kChunk, n), quantizer,
+                                                          packed);
         });
         return Status::kOk;
     });
@@ -77,8 +74,9 @@ Status quantize_add(const std::uint8_t* packed, const float* norm, Array out, st
     return dispatch(out.dtype, [&](auto) {
         const auto add = quantize_kernels().add[static_cast<int>(out.dtype)];
         const float unit = *norm / static_cast<float>(quantize_levels(bits));
-        parallel_for(parts(n, kChunk),
-                     [&](std::int64_t chunk) { add(packed, out.data, place(chunk, n), bits, unit, weight); });
+        parallel_for(divided_up(n, kChunk), [&](std::int64_t chunk) {
+            add(packed, out.data, chunk_of(chunk, kChunk, n), bits, unit, weight);
+        });
         return Status::kOk;
     });
 }

@@ -12,17 +12,15 @@ namespace {
 constexpr std::int64_t kBlocksPerChunk = 8;
 constexpr std::int64_t kChunk = kBlocksPerChunk * kSumBlock;
 
-std::int64_t parts(std::int64_t n, std::int64_t size) { return n / size + (n % size != 0); }
-
 float mean(const double* sums, std::int64_t n) {
     if (n == 0) return 0.0f;
-    return static_cast<float>(std::accumulate(sums, sums + parts(n, kSumBlock), 0.0) / static_cast<double>(n));
+    return static_cast<float>(std::accumulate(sums, sums + divided_up(n, kSumBlock), 0.0) / static_cast<double>(n));
 }
 
 }  // namespace
 
 std::size_t sign_workspace_bytes(std::int64_t n) noexcept {
-    return n > 0 ? static_cast<std::size_t>(parts(n, kSumBlock)) * sizeof(double) : 0;
+    return n > 0 ? static_cast<std::size_t>(divided_up(n, kSumBlock)) * sizeof(double) : 0;
 }
 
 Status sign_accumulate(ConstArray grad, ConstArray residual, Array out, std::int64_t n, std::uint8_t* bits,
@@ -36,7 +34,7 @@ Status sign_accumulate(ConstArray grad, ConstArray residual, Array out, std::int
         const auto correct = kernels.correct[static_cast<int>(grad.dtype)][!kFloat];
         const bool past_caches = goes_past_caches(out.data, residual.data, grad.data, kFloat ? n * sizeof(float) : 0);
         double* sums = static_cast<double*>(workspace.data);
-        parallel_for(parts(n, kChunk), [&](std::int64_t chunk) {
+        parallel_for(divided_up(n, kChunk), [&](std::int64_t chunk) {
             const std::int64_t end = std::min((chunk + 1) * kChunk, n);
             for (std::int64_t start = chunk * kChunk; start < end; start += kSumBlock) {
                 const Place block{start, std::min(start + kSumBlock, end)};
@@ -45,7 +43,7 @@ Status sign_accumulate(ConstArray grad, ConstArray residual, Array out, std::int
         });
         const float sent = *scale = mean(sums, n);
         // Backwards: what was written last may still be in a cache.
-        const std::int64_t chunks = parts(n, kChunk);
+        const std::int64_t chunks = divided_up(n, kChunk);
         parallel_for(chunks, [&](std::int64_t part) {
             const std::int64_t chunk = chunks - 1 - part;
             const Place place{chunk * kChunk, std::min((chunk + 1) * kChunk, n)};
@@ -61,7 +59,7 @@ Status sign_add(const std::uint8_t* bits, const float* scale, Array out, std::in
     return dispatch(out.dtype, [&](auto) {
         const auto add = sign_kernels().add[static_cast<int>(out.dtype)];
         const float step = weight * *scale;
-        parallel_for(parts(n, kChunk), [&](std::int64_t chunk) {
+        parallel_for(divided_up(n, kChunk), [&](std::int64_t chunk) {
             add(bits, out.data, {chunk * kChunk, std::min((chunk + 1) * kChunk, n)}, step);
         });
         return Status::kOk;

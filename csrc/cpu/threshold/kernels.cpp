@@ -5,11 +5,6 @@
 namespace hvd_compress::cpu::HVD_COMPRESS_LEVEL {
 namespace {
 
-// The lanes that lie before the end of a place.
-inline std::uint32_t valid(std::int64_t i, std::int64_t end) {
-    return i + kLanes <= end ? 0xffffu : (1u << (end - i)) - 1;
-}
-
 template <class T>
 std::int64_t select(const void* data, Place place, std::uint32_t low, std::int64_t limit, std::int32_t* indices,
                     float* values) {

@@ -11,12 +11,10 @@ namespace {
 
 constexpr std::int64_t kChunk = 8192;
 
-std::int64_t chunks(std::int64_t n) { return n / kChunk + (n % kChunk != 0); }
+std::int64_t chunks(std::int64_t n) { return divided_up(n, kChunk); }
 
 // Found elements that the workspace keeps; more are looked for a second time.
 std::int64_t capacity(std::int64_t n) { return n / 32 + kChunk; }
-
-Place place(std::int64_t chunk, std::int64_t n) { return {chunk * kChunk, std::min((chunk + 1) * kChunk, n)}; }
 
 // The keys of all x with |x| >= tau are at least this: that of tau, and none lies below zero.
 std::uint32_t lowest_key(float tau) { return tau > 0.0f ? Traits<float>::key(tau) : 0; }
@@ -61,7 +59,7 @@ Status threshold_count(ConstArray x, std::int64_t n, float tau, std::int64_t* co
         parallel_for(chunks(n), [&](std::int64_t chunk) {
             Buffer found;
             const std::int64_t own =
-                select(x.data, place(chunk, n), lowest_key(tau), kChunk, found.indices, found.values);
+                select(x.data, chunk_of(chunk, kChunk, n), lowest_key(tau), kChunk, found.indices, found.values);
             const std::int64_t first = end.fetch_add(own, std::memory_order_relaxed);
             const bool fits = first + own <= capacity(n);
             parts.rows[chunk] = {own, fits ? first : -1, 0};
@@ -91,9 +89,9 @@ Status threshold_select(ConstArray x, std::int64_t n, float tau, std::int64_t co
             const Row row = parts.rows[chunk];
             Buffer again;
             const bool kept = row.kept >= 0;
-            const std::int64_t own =
-                kept ? row.count
-                     : select(x.data, place(chunk, n), lowest_key(tau), row.count, again.indices, again.values);
+            const std::int64_t own = kept ? row.count
+                                          : select(x.data, chunk_of(chunk, kChunk, n), lowest_key(tau), row.count,
+                                                   again.indices, again.values);
             const float* from = kept ? parts.values + row.kept : again.values;
             T* target = static_cast<T*>(values) + row.position;
             std::copy_n(kept ? parts.indices + row.kept : again.indices, own, indices + row.position);

@@ -38,11 +38,6 @@ std::int64_t accumulate_collect(const void* grad, const void* residual, void* ou
     return count;
 }
 
-// The lanes that lie before the end.
-inline std::uint32_t valid(std::int64_t i, std::int64_t end) {
-    return i + kLanes <= end ? 0xffffu : (1u << (end - i)) - 1;
-}
-
 // The key that only keys above `key` reach; those of NaN, which are one key, have many in a vector.
 inline Key next(Key key) { return key > Traits<float>::kInfinityKey ? Key{1} << 31 : key + 1; }
 

@@ -54,9 +54,7 @@ Selection::Selection(std::int64_t n, std::int64_t k, Workspace workspace, std::i
       value_bytes_(value_bytes),
       kernels_(topk_kernels()) {}
 
-Place Selection::place(std::int64_t chunk) const noexcept {
-    return {chunk * kChunk, std::min((chunk + 1) * kChunk, n_)};
-}
+Place Selection::place(std::int64_t chunk) const noexcept { return chunk_of(chunk, kChunk, n_); }
 
 Candidates Selection::candidates_of(std::int64_t chunk) const noexcept {
     return {candidates_.indices + table_[chunk].first, candidates_.values + table_[chunk].first};

@@ -22,8 +22,6 @@ constexpr std::int64_t kMaxSlices = 16;  // that count side by side, each into b
 constexpr std::int64_t kSliceElements = 65536;
 constexpr std::int64_t kMinSampled = 16384;  // fewer elements are not worth a sample
 
-inline std::int64_t divided_up(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0); }
-
 // The parts of the workspace, in bytes from its start.
 struct Layout {
     std::int64_t chunks, slices, capacity;

@@ -6,10 +6,9 @@
 namespace hvd_compress {
 
 // Bin b counts the elements whose bits, without the sign, are b << kCurveShift or up to 2^kCurveShift - 1 more: 256
-// bins to each factor of two. Non-finite elements are in the bins from kCurveFiniteBins on.
+// bins to each factor of two..
 constexpr int kCurveShift = 15;
 constexpr std::int64_t kCurveBins = std::int64_t{1} << (31 - kCurveShift);
-constexpr std::int64_t kCurveFiniteBins = std::int64_t{0xff} << (23 - kCurveShift);
 
 // Of at most so many elements each is counted.
 constexpr std::int64_t kCurveAll = std::int64_t{1} << 20;

@@ -11,6 +11,7 @@
 // of vectors.
 #pragma once
 
+#include "hvd_compress/numeric.hpp"
 #include "hvd_compress/types.hpp"
 
 namespace hvd_compress {
@@ -23,9 +24,9 @@ struct RandomKey {
 enum class Norm : int { kL2 = 0, kMax = 1 };  // of QSGD, of TernGrad
 
 // |q| is at most this: 1, 7 and 127 for 2, 4 and 8 bits.
-constexpr std::int32_t quantize_levels(int bits) noexcept { return (1 << (bits - 1)) - 1; }
+HVD_COMPRESS_HD constexpr std::int32_t quantize_levels(int bits) noexcept { return (1 << (bits - 1)) - 1; }
 
-constexpr std::int64_t quantized_bytes(std::int64_t n, int bits) noexcept {
+HVD_COMPRESS_HD constexpr std::int64_t quantized_bytes(std::int64_t n, int bits) noexcept {
     return n / (8 / bits) + (n % (8 / bits) != 0);
 }
 
@@ -33,7 +34,7 @@ using QuantizeWorkspaceBytes = std::size_t(std::int64_t n) noexcept;
 
 // corrected = residual + grad as in feedback.hpp; *norm of corrected, its squares summed in fp64 in the order of
 // sign.hpp and its root rounded to fp32; packed = q; out = corrected - q * (*norm / levels), rounded to its dtype. A
-// norm that is not finite makes every q 0, and out = corrected.
+// norm that is not finite, or below 2^-88, makes every q 0, and out = corrected.
 using QuantizeAccumulate = Status(ConstArray grad, ConstArray residual, Array out, std::int64_t n, int bits, Norm kind,
                                   RandomKey key, std::uint8_t* packed, float* norm, Workspace workspace,
                                   Stream stream) noexcept;

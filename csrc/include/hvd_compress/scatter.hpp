@@ -29,7 +29,7 @@ struct SparseList {
     std::int64_t count;
 };
 
-// The same as ScatterAdd of one list after the other, the first onto zeros if `clear`. values are fp32 or of the dtype
+// The same as scatter_add of one list after the other, the first onto zeros if `clear`. values are fp32 or of the dtype
 // of out. *bad_list = -1, or the first list whose indices do not ascend within 0..n-1; *first_bad is then the position
 // of the first that does not, and nothing is written.
 using ScatterLists = Status(const SparseList* lists, std::int64_t list_count, DType values, Array out, std::int64_t n,

@@ -13,7 +13,7 @@ enum class DType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 enum class Status : int {
     kOk = 0,
     kBadDType = 1,           // a dtype, or a pair of dtypes, that the kernel has no code for
-    kBadSize = 2,            // a negative size, or k outside 0..n
+    kBadSize = 2,            // a negative size, k outside 0..n, or a number of bits that there is not
     kTooLarge = 3,           // more than kMaxNumel elements: int32 indices would not reach them
     kWorkspaceTooSmall = 4,  // less than the query function asked for
     kIndexOutOfRange = 5,    // see `first_bad` of the launcher
@@ -33,7 +33,8 @@ struct Array {
     DType dtype;
 };
 
-// Scratch memory of the caller, aligned to 16 bytes; its contents mean nothing before and after a call.
+// Scratch memory of the caller, aligned to 16 bytes; its contents mean nothing before and after a call, but where a
+// header says that one call leaves something in it for the next.
 struct Workspace {
     void* data;
     std::size_t bytes;

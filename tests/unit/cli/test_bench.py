@@ -13,7 +13,7 @@ from hvd_compress.cli.main import main
 FEW = ["bench", "kernels", "--size", "5000", "--repetitions", "1"]
 
 
-def test_json_holds_every_kernel_for_every_number_of_threads() -> None:
+def test_json_holds_the_kernels_for_every_number_of_threads() -> None:
     result = CliRunner().invoke(main, [*FEW, "--data", "normal", "--json"])
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)

@@ -58,3 +58,6 @@ def test_the_ends_and_what_is_not_finite() -> None:
     assert mstopk(x, 2)[0].tolist() == [1, 2]
     with pytest.raises(ConfigError, match="rounds = 0"):
         mstopk(x, 2, rounds=0)
+    for k in (-1, 5):
+        with pytest.raises(ConfigError, match=f"k = {k} lies outside"):
+            mstopk(x, k)
