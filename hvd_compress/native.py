@@ -61,15 +61,17 @@ else:
 def num_threads() -> int:
     """Return how many threads a kernel uses: HVD_COMPRESS_NUM_THREADS, or else as many as torch.
 
-    Raises ConfigError where the variable is not a whole number of 1 or more.
+    Raises ConfigError where the variable is not a whole number, 1 or more.
     """
     text = os.environ.get("HVD_COMPRESS_NUM_THREADS", "").strip()
     if not text:
         return torch.get_num_threads()
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"HVD_COMPRESS_NUM_THREADS = {text!r} is not a whole number, 1 or more")
+    if not text.isdecimal() or not 1 <= int(text) <= _MAX_THREADS:
+        raise ConfigError(f"HVD_COMPRESS_NUM_THREADS = {text!r} is not a whole number in 1..{_MAX_THREADS}")
     return int(text)
 
+
+_MAX_THREADS = 1024
 
 SIMD_LEVELS = ("portable", "avx2", "avx512")
 
@@ -190,11 +192,13 @@ def threshold_select(x: torch.Tensor, tau: float) -> tuple[torch.Tensor, torch.T
         raise ConfigError("tau is NaN, to which nothing compares")
     arguments = (x.data_ptr(), _CODES[x.dtype], x.numel(), tau)
     workspace = _prepare(_native.threshold_workspace_bytes(x.numel()))
+    _scratch.workspace = torch.empty(0, dtype=torch.uint8)  # not for others, who may run before the second call
     k = _native.threshold_count(*arguments, workspace.data_ptr(), workspace.numel())
     indices, values = torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=x.dtype)
     _native.threshold_select(
         *arguments, k, indices.data_ptr(), values.data_ptr(), workspace.data_ptr(), workspace.numel()
     )
+    _scratch.workspace = workspace
     return indices, values
 
 
@@ -205,8 +209,7 @@ class GainCurve:
     Attributes:
         counts: (m + 1,) int64, ascending from 0: how many elements the largest bins of magnitudes hold together; of
             more than 2^20 elements an estimate, but for the largest.
-        shares: (m + 1,) float64, ascending from 0 to 1: their share of ||x||^2; NaN where x is not finite, or as large
-            as fp32 can hold.
+        shares: (m + 1,) float64, ascending from 0 to 1: their share of ||x||^2; NaN where x is not finite.
     """
 
     counts: torch.Tensor
@@ -243,6 +246,7 @@ def gain_curve(x: torch.Tensor) -> GainCurve:
     used = counts.nonzero().flip(0).reshape(-1)
     # A bin holds the magnitudes from one edge to the next; if they are spread evenly, this is their mean square.
     edges = torch.stack([used << shift, (used + 1) << shift]).int().view(torch.float32).double()
+    edges[1] = torch.where(edges[0].isfinite(), edges[1].clamp(max=torch.finfo(torch.float32).max), edges[1])
     squares = (edges[0].square() + edges[0] * edges[1] + edges[1].square()) / 3.0
     squares[used == 0] = 0.0
     mass = torch.cumsum(squares * counts[used], 0)
@@ -325,7 +329,7 @@ def scatter_lists(
         PayloadError: says in which list; `out` is then as it was.
     """
     _check("out", out)
-    dtype = out.dtype
+    dtype, lists = out.dtype, list(lists)
     for number, (indices, values) in enumerate(lists):
         _check(f"indices of {origin} {number}", indices, (torch.int32,))
         _check(f"values of {origin} {number}", values, (torch.float32, out.dtype))
@@ -563,6 +567,8 @@ def _check(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...] = _F
         )
     if tensor.numel() > MAX_NUMEL:
         raise ConfigError(f"{name} has {tensor.numel()} elements; int32 indices reach {MAX_NUMEL}")
+    if tensor.untyped_storage().nbytes() < tensor.storage_offset() * tensor.element_size() + tensor.nbytes:
+        raise ConfigError(f"{name} has no memory behind it: its storage was resized")
     if tensor.data_ptr() % tensor.element_size():
         raise ConfigError(f"{name} does not start at a multiple of its element size, {tensor.element_size()} bytes")
 

@@ -122,6 +122,13 @@ def test_lengths_of_gradient_residual_and_out_that_differ(name: str, numel: int)
     _refuses(name, torch.ones(numel), ConfigError, "elements, grad has")
 
 
+def test_a_tensor_whose_memory_was_given_back() -> None:
+    x = torch.ones(6)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(ConfigError, match="x has no memory behind it"):
+        native.topk(x, 1)
+
+
 def test_cuda_tensors_are_unsupported() -> None:
     """By the device alone, since no machine without CUDA can make such a tensor."""
     with pytest.raises(UnsupportedError, match="x is on cuda:1: the native kernels run on the CPU"):

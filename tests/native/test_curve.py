@@ -56,6 +56,7 @@ def test_the_ends() -> None:
     assert curve.gain([2, 3, 99]).tolist() == [1, 1, 1]
     assert curve.gain(1) == pytest.approx(16 / 25, rel=0.01)
     assert native.gain_curve(torch.empty(0)).gain(0) == 0
+    assert native.gain_curve(torch.tensor([3.4e38, 1.0])).gain(1) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])

@@ -65,6 +65,25 @@ def test_several_callers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(torch.equal(a, b) for a, b in zip(found[seed], tensors, strict=True))
 
 
+def test_workers_treat_denormals_as_their_caller_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or it would matter which thread runs which part."""
+    monkeypatch.setenv("HVD_COMPRESS_NUM_THREADS", "3")
+    tiny, zeros = torch.full((N,), -1e-40), torch.zeros(N)
+    native.accumulate(tiny, zeros, out=torch.empty(N))  # workers are there before the mode changes
+    kept = {}
+    for flush in (True, False):
+        if not torch.set_flush_denormal(flush):
+            pytest.skip("this machine cannot flush denormals")
+        try:
+            out = torch.empty(N)
+            native.accumulate(tiny, zeros, out=out)
+            native.sign_accumulate(tiny, zeros.clone())
+        finally:
+            torch.set_flush_denormal(False)
+        kept[flush] = int(out.view(torch.int32).ne(0).logical_and(out.view(torch.int32).ne(-(2**31))).sum())
+    assert kept == {True: 0, False: N}
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_has_a_pool_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the workers of a data loader have. A child that waited for threads it does not have would never end."""
@@ -77,7 +96,7 @@ def test_a_forked_child_has_a_pool_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     assert os.waitpid(child, 0)[1] == 0
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", "1025", "99999999999"])
 def test_a_number_of_threads_that_is_none(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HVD_COMPRESS_NUM_THREADS", value)
     with pytest.raises(ConfigError, match=rf"HVD_COMPRESS_NUM_THREADS = '{value}' is not a whole number"):

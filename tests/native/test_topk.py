@@ -86,6 +86,22 @@ def test_order_of_what_is_not_finite(dtype: torch.dtype) -> None:
         assert native.topk(x, k)[0].tolist() == expected
 
 
+@pytest.mark.parametrize(
+    ("dtype", "first", "second"),
+    [(torch.float32, 0x7F810000, 0x7F800001), (torch.float16, 0x7C01, 0x7C02), (torch.bfloat16, 0x7F81, 0x7FC0)],
+)
+def test_many_nan_of_different_bits_are_equal(dtype: torch.dtype, first: int, second: int) -> None:
+    """So many that the sample takes their bits for the threshold's."""
+    n, k = 65_536, 3277
+    generator = torch.Generator().manual_seed(8)
+    bits = torch.randn(n, generator=generator).to(dtype).view(torch.int32 if dtype == torch.float32 else torch.int16)
+    chosen = torch.randperm(n, generator=generator)[:6000]
+    bits[chosen[:1638]], bits[chosen[1638:]] = first, second
+    indices, values = native.topk(bits.view(dtype), k)
+    assert torch.equal(indices, chosen.sort().values[:k].int())
+    assert values.isnan().all()
+
+
 def test_ties_go_to_the_lowest_index() -> None:
     x = torch.tensor([1.0, -2.0, 2.0, 0.5, -2.0, 2.0])
     assert native.topk(x, 2)[0].tolist() == [1, 2]

@@ -15,6 +15,21 @@ std::atomic<int> wanted_threads{1};
 // A worker looks this often for the next loop before it sleeps: the loops of one kernel follow each other closely.
 constexpr int kSpins = 2000;
 
+// How this thread's arithmetic treats denormals: what torch.set_flush_denormal() sets, for one thread.
+inline std::uint32_t arithmetic_mode() noexcept {
+#if defined(__x86_64__)
+    return __builtin_ia32_stmxcsr();
+#else
+    return 0;
+#endif
+}
+
+inline void set_arithmetic_mode([[maybe_unused]] std::uint32_t mode) noexcept {
+#if defined(__x86_64__)
+    __builtin_ia32_ldmxcsr(mode);
+#endif
+}
+
 inline void relax() noexcept {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -35,6 +50,7 @@ class Pool {
             const std::lock_guard lock(mutex_);
             body_ = body;
             context_ = context;
+            mode_ = arithmetic_mode();
             parts_ = parts;
             next_.store(0, std::memory_order_relaxed);
             places_ = helpers;
@@ -75,6 +91,7 @@ class Pool {
             const auto parts = parts_;
             const auto body = body_;
             const auto context = context_;
+            set_arithmetic_mode(mode_);  // the caller's: it may not matter which thread runs a part
             lock.unlock();
             take_parts(parts, body, context);
             lock.lock();
@@ -89,6 +106,7 @@ class Pool {
     std::condition_variable wake_, done_;
     detail::PartBody body_ = nullptr;
     void* context_ = nullptr;
+    std::uint32_t mode_ = 0;
     std::int64_t parts_ = 0;
     int places_ = 0;  // workers that may still join this round
     int inside_ = 0;  // workers that have joined and not left

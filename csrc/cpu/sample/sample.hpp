@@ -62,7 +62,8 @@ Bracket sample_bracket(std::int64_t n, std::int64_t k, ValueAt value_at, Prefetc
             break;
         }
     }
-    return {low, high};
+    // The bin of Inf holds NaN, too, which in a vector have many keys: none of them may count as within the bracket.
+    return {low, std::min(high, Traits<float>::kInfinityKey + 1)};
 }
 
 }  // namespace hvd_compress::cpu

@@ -51,14 +51,18 @@ Status check(const SparseList* lists, std::int64_t list_count, std::int64_t n, s
     return Status::kOk;
 }
 
-// Adds what a list has below `end`, from position *next on.
+// Adds what a list has in begin..end-1, from position *next on. Indices were checked; but should another thread write
+// to them meanwhile, there is still nothing written outside.
 template <class V, class T>
-void add_below(const SparseList& list, std::int64_t end, T* out, float scale, std::int64_t* next) {
+void add_within(const SparseList& list, std::int64_t begin, std::int64_t end, T* out, float scale, std::int64_t* next) {
     const V* values = static_cast<const V*>(list.values);
+    const volatile std::int32_t* indices = list.indices;  // each is read once
+    const auto length = static_cast<std::uint64_t>(end - begin);
     std::int64_t j = *next;
-    for (; j < list.count && list.indices[j] < end; ++j) {
-        T& target = out[list.indices[j]];
-        target = from_float<T>(to_float(target) + scale * to_float(values[j]));
+    for (; j < list.count; ++j) {
+        const std::int64_t index = indices[j];
+        if (static_cast<std::uint64_t>(index - begin) >= length) break;
+        out[index] = from_float<T>(to_float(out[index]) + scale * to_float(values[j]));
     }
     *next = j;
 }
@@ -85,7 +89,7 @@ void add_lists(const SparseList* lists, std::int64_t list_count, T* out, std::in
             if (clear) std::fill(out + block, out + block_end, T{});
             if (!clear) prefetch_block(out, block, block_end);
             for (std::int64_t list = 0; list < list_count; ++list) {
-                add_below<V>(lists[list], block_end, out, scale, &next[list]);
+                add_within<V>(lists[list], block, block_end, out, scale, &next[list]);
             }
         }
     });
