@@ -46,7 +46,7 @@ OPTIONS = ["-x", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={TIMEOUT
 RANK_COMMAND = [sys.executable, "-c", RUN_PYTEST, *OPTIONS]
 
 ALL = ["tests/parallel"]
-BY_LAUNCH = [f"tests/parallel/test_{name}.py" for name in ("drop_in", "engines", "handshake", "mpi_algorithms")]
+BY_LAUNCH = [f"tests/parallel/test_{name}.py" for name in ("drop_in", "engines", "mpi_algorithms")]
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,7 @@ def _memory() -> None:
         "-n",
         "2",
         "tests/native",
+        "--ignore=tests/native/test_gil.py",  # it would only wait
     ]
     progress.run("the kernels under AddressSanitizer", tests, LOG, os.environ | options)
 
