@@ -18,6 +18,9 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
+# Importing torch takes twice as long where Python may not keep what it compiled, and the tests start many processes.
+export PYTHONDONTWRITEBYTECODE :=
+
 # For every build from here, also the one inside set-up: another value would compile everything again.
 export HVD_COMPRESS_WERROR := ON
 

@@ -35,7 +35,7 @@ def check_failed(job: Job, message: str = "") -> None:
     assert "has trained" not in job.output
 
 
-@pytest.mark.parametrize(("launcher", "engine"), [*TWO_WAYS, ("horovodrun over MPI", "auto")])
+@pytest.mark.parametrize(("launcher", "engine"), [*TWO_WAYS, ("mpirun", "horovod"), ("horovodrun over MPI", "auto")])
 def test_a_good_run_ends_with_status_0(launcher: str, engine: str) -> None:
     job = train(launcher, engine, "none")
     assert job.status == 0, job.output
@@ -44,7 +44,7 @@ def test_a_good_run_ends_with_status_0(launcher: str, engine: str) -> None:
 
 @pytest.mark.parametrize(
     ("launcher", "engine", "misfortune"),
-    [("mpirun", "mpi", "exits"), ("horovodrun", "auto", "is killed")],
+    [("mpirun", "mpi", "exits"), ("mpirun", "horovod", "is killed"), ("horovodrun", "auto", "is killed")],
 )
 def test_a_rank_that_dies(launcher: str, engine: str, misfortune: str) -> None:
     check_failed(train(launcher, engine, misfortune))
@@ -94,7 +94,7 @@ def test_every_rank_says_what_differs() -> None:
         assert re.search(told + ".*ratio=0.1.* on rank 0 and .*ratio=0.2.* on rank 1", job.output), job.output
 
 
-@pytest.mark.parametrize("when", ["before"])
+@pytest.mark.parametrize("when", ["before", "after"])
 def test_a_program_that_keeps_importing_horovod(when: str) -> None:
     job = launch("mpirun", "patched", when)
     assert job.status == 0, job.output
