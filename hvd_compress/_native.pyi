@@ -1,7 +1,7 @@
-"""The compiled module: addresses, dtype codes and sizes, all unchecked. Only hvd_compress/native.py imports it.
+"""The compiled module: addresses, dtype codes and sizes, all unchecked. Only hvd_compress/native/ imports it.
 
 Functions that take indices return the position of the first one out of range, or -1; they have written nothing then.
-All of them raise RuntimeError for a status that native.py should have made impossible.
+All of them raise RuntimeError for a status that hvd_compress/native/ should have made impossible.
 """
 
 def set_num_threads(threads: int, /) -> None: ...

@@ -9,6 +9,7 @@ import torch
 from hvd_compress.compressors import Cast, EFSign, TopK
 from hvd_compress.decision import Request
 from hvd_compress.engines.base import Engine
+from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld
 from hvd_compress.optimizer import ReducingOptimizer, name_parameters, wrap
 from hvd_compress.reducer import ReduceOptions, Reducer
 from hvd_compress.settings import Settings
@@ -33,6 +34,11 @@ REQUESTS = {
 """Every compressor with every scheme that carries it."""
 
 SPARSIFIERS = tuple(name for name in REQUESTS if name.startswith(("topk", "lwtopk", "star")))
+
+
+def alone() -> InProcessEngine:
+    """Return the engine of a job with one rank."""
+    return InProcessWorld(1).engine(0)
 
 
 def make_parameters(

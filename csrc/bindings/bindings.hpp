@@ -1,4 +1,4 @@
-// Addresses, sizes and dtype codes in, plain results out; hvd_compress/native.py has checked what they mean.
+// Addresses, sizes and dtype codes in, plain results out; hvd_compress/native/ has checked what they mean.
 #pragma once
 
 #include <pybind11/pybind11.h>

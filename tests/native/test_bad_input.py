@@ -13,6 +13,7 @@ import torch
 
 from hvd_compress import _native, native
 from hvd_compress.errors import ConfigError, PayloadError, UnsupportedError
+from hvd_compress.native.checks import check_device
 
 INDICES = torch.zeros(2, dtype=torch.int32)
 BITS = torch.zeros(1, dtype=torch.uint8)
@@ -132,7 +133,7 @@ def test_a_tensor_whose_memory_was_given_back() -> None:
 def test_cuda_tensors_are_unsupported() -> None:
     """By the device alone, since no machine without CUDA can make such a tensor."""
     with pytest.raises(UnsupportedError, match="x is on cuda:1: the native kernels run on the CPU"):
-        native._check_device("x", torch.device("cuda", 1))
+        check_device("x", torch.device("cuda", 1))
 
 
 @pytest.mark.parametrize("k", [-1, 7, 2**40, 1.0, True, None])

@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "hvd_compress"
 
 ALLOWED = {
     "payload": {"errors"},
+    "native": {"native", "_native", "errors"},
     "feedback": {"errors"},
     "buckets": {"buckets", "errors"},
     "cost": {"cost", "engines.layout", "errors"},

@@ -6,7 +6,7 @@
 
 namespace hvd_compress {
 
-// The codes are part of the interface to Python (hvd_compress/native.py).
+// The codes are part of the interface to Python (hvd_compress/native/).
 enum class DType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
 // Launchers never throw: they return one of these. All but the last are found before anything is written.

@@ -1,0 +1,92 @@
+"""The compiled module: loading it, how many threads and which instructions it uses, and its scratch memory."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hvd_compress.errors import ConfigError
+
+CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # enum DType in csrc/include/hvd_compress/types.hpp
+FLOATS = tuple(CODES)
+
+if TYPE_CHECKING:
+    from hvd_compress import _native
+
+    compiled = _native
+else:
+
+    class _LazyModule:
+        """Imports the compiled module at the first call, so that the package imports without it."""
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                module = importlib.import_module("hvd_compress._native")
+            except ImportError as error:
+                raise ConfigError(
+                    f"the compiled kernels cannot be loaded ({error}); build them with `pip install .` in the "
+                    "checkout (it needs CMake and a C++17 compiler)"
+                ) from error
+            return getattr(module, name)
+
+    compiled = _LazyModule()
+
+
+def num_threads() -> int:
+    """Return how many threads a kernel uses: HVD_COMPRESS_NUM_THREADS, or else as many as torch.
+
+    Raises ConfigError where the variable is not a whole number, 1 or more.
+    """
+    text = os.environ.get("HVD_COMPRESS_NUM_THREADS", "").strip()
+    if not text:
+        return torch.get_num_threads()
+    if not text.isdecimal() or not 1 <= int(text) <= _MAX_THREADS:
+        raise ConfigError(f"HVD_COMPRESS_NUM_THREADS = {text!r} is not a whole number in 1..{_MAX_THREADS}")
+    return int(text)
+
+
+_MAX_THREADS = 1024
+
+SIMD_LEVELS = ("portable", "avx2", "avx512")
+
+
+def simd_levels() -> tuple[str, ...]:
+    """Return the levels of vector instructions that this machine can run, the one in use by default last."""
+    return SIMD_LEVELS[: compiled.best_simd_level() + 1]
+
+
+def set_simd_level(name: str) -> None:
+    """Let all kernels use another level, for tests and comparisons. Raises ConfigError for one that cannot run here."""
+    if name not in SIMD_LEVELS or not compiled.set_simd_level(SIMD_LEVELS.index(name)):
+        raise ConfigError(f"SIMD level {name!r} is not one of those that run here: {', '.join(simd_levels())}")
+
+
+class _Scratch(threading.local):
+    """What this thread keeps from call to call."""
+
+    workspace = torch.empty(0, dtype=torch.uint8)
+
+
+scratch = _Scratch()
+
+
+def prepare(size_bytes: int = 0) -> torch.Tensor:
+    """Tell the kernels how many threads they may use; return at least so many bytes of scratch memory."""
+    compiled.set_num_threads(num_threads())
+    if scratch.workspace.numel() < size_bytes:
+        scratch.workspace = torch.empty(size_bytes, dtype=torch.uint8)
+    return scratch.workspace
+
+
+def fed(grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor) -> tuple[int, int, int, int, int, int]:
+    """Return what every kernel with error feedback begins with."""
+    return grad.data_ptr(), CODES[grad.dtype], residual.data_ptr(), out.data_ptr(), CODES[out.dtype], out.numel()
+
+
+def memory(workspace: torch.Tensor) -> tuple[int, int]:
+    """Return what every kernel with scratch memory ends with."""
+    return workspace.data_ptr(), workspace.numel()

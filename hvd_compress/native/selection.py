@@ -1,0 +1,100 @@
+"""The elements of largest magnitude: k of them, or all from some magnitude on."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from hvd_compress.errors import ConfigError
+from hvd_compress.native.checks import check_into, check_tensor, checked_k, feedback_out
+from hvd_compress.native.module import CODES, compiled, fed, memory, prepare, scratch
+
+
+def topk(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the k elements of largest magnitude, exactly and deterministically: equal ones by the lower index.
+
+    Inf is larger than every finite value, NaN is larger than Inf, and all NaN are equal; so k >= 1 shows whether x has
+    an element that is not finite.
+
+    Args:
+        x: (n,) fp32, fp16 or bf16.
+        k: 0 <= k <= n.
+
+    Returns:
+        indices (k,) int32, ascending, and values (k,) of x's dtype.
+    """
+    check_tensor("x", x)
+    k = checked_k(k, x.numel())
+    indices, values = torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=x.dtype)
+    workspace = prepare(compiled.topk_workspace_bytes(x.numel(), k))
+    compiled.topk(
+        x.data_ptr(),
+        CODES[x.dtype],
+        x.numel(),
+        k,
+        indices.data_ptr(),
+        values.data_ptr(),
+        *memory(workspace),
+    )
+    return indices, values
+
+
+def topk_accumulate(
+    grad: torch.Tensor,
+    residual: torch.Tensor,
+    k: int,
+    out: torch.Tensor | None = None,
+    into: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Select the k largest of corrected = residual + grad as topk() does; `out` is corrected with those entries 0.
+
+    values and out together are corrected, exactly and in every dtype.
+
+    Args:
+        grad: (n,) fp32, fp16 or bf16.
+        residual: (n,) fp32 or grad's dtype.
+        k: 0 <= k <= n.
+        out: (n,) of the residual's dtype; the residual itself if None.
+        into: what to return, (k,) int32 and (k,) fp32, where the caller keeps memory for it; else it is made anew.
+
+    Returns:
+        indices (k,) int32, ascending, and values (k,) fp32.
+    """
+    out = feedback_out(grad, residual, out)
+    k = checked_k(k, out.numel())
+    indices, values = into or (torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=torch.float32))
+    if into is not None:
+        check_into(into, k, (grad, residual, out))
+    workspace = prepare(compiled.topk_workspace_bytes(out.numel(), k))
+    compiled.topk_accumulate(
+        *fed(grad, residual, out),
+        k,
+        indices.data_ptr(),
+        values.data_ptr(),
+        *memory(workspace),
+    )
+    return indices, values
+
+
+def threshold_select(x: torch.Tensor, tau: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return all elements of magnitude tau or more; NaN are among them whatever tau is.
+
+    Args:
+        x: (n,) fp32, fp16 or bf16.
+        tau: compared in fp32; inf is allowed, NaN is not.
+
+    Returns:
+        indices (k,) int32, ascending, and values (k,) of x's dtype.
+    """
+    check_tensor("x", x)
+    if math.isnan(tau):
+        raise ConfigError("tau is NaN, to which nothing compares")
+    arguments = (x.data_ptr(), CODES[x.dtype], x.numel(), tau)
+    workspace = prepare(compiled.threshold_workspace_bytes(x.numel()))
+    scratch.workspace = torch.empty(0, dtype=torch.uint8)  # not for others, who may run before the second call
+    k = compiled.threshold_count(*arguments, *memory(workspace))
+    indices, values = torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=x.dtype)
+    compiled.threshold_select(*arguments, k, indices.data_ptr(), values.data_ptr(), *memory(workspace))
+    scratch.workspace = workspace
+    return indices, values

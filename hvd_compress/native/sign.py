@@ -1,0 +1,61 @@
+"""One bit an element, and a scale."""
+
+from __future__ import annotations
+
+import torch
+
+from hvd_compress.errors import PayloadError
+from hvd_compress.native.checks import check_apart, check_tensor, feedback_out, one_float
+from hvd_compress.native.module import CODES, compiled, fed, memory, prepare
+
+
+def sign_accumulate(
+    grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compress corrected = residual + grad to its signs and one scale; `out` is corrected - scale * sign(corrected).
+
+    EF-signSGD (Karimireddy et al. 2019, Algorithm 1). scale = mean |corrected|, summed in fp64 in an order that does
+    not depend on threads; it is 0 for n = 0, and not finite exactly if an element of corrected is not. `out` is rounded
+    to its dtype, and so, unlike after topk_accumulate(), may not add up with what is sent to the last bit.
+
+    Args:
+        grad: (n,) fp32, fp16 or bf16.
+        residual: (n,) fp32 or grad's dtype.
+        out: (n,) of the residual's dtype; the residual itself if None.
+
+    Returns:
+        bits (ceil(n / 8),) uint8: bit i % 8 of byte i // 8, counted from the least significant one, is 1 where
+        corrected[i] is not below zero (so for 0, -0 and NaN), and 0 beyond n; and scale () fp32.
+    """
+    out = feedback_out(grad, residual, out)
+    bits = torch.empty(-(-out.numel() // 8), dtype=torch.uint8)
+    scale = torch.empty((), dtype=torch.float32)
+    workspace = prepare(compiled.sign_workspace_bytes(out.numel()))
+    compiled.sign_accumulate(
+        *fed(grad, residual, out),
+        bits.data_ptr(),
+        scale.data_ptr(),
+        *memory(workspace),
+    )
+    return bits, scale
+
+
+def sign_add(bits: torch.Tensor, scale: float | torch.Tensor, out: torch.Tensor, weight: float) -> None:
+    """out += weight * scale where the bit is 1, out -= weight * scale where it is 0.
+
+    `weight` and the product are rounded to fp32; each sum is taken in fp32 and rounded to out's dtype.
+
+    Args:
+        bits: (ceil(n / 8),) uint8, as from sign_accumulate(); bits beyond n are ignored.
+        scale: a number, or a tensor () or (1,) of fp32.
+        out: (n,) fp32, fp16 or bf16; changed.
+    """
+    check_tensor("bits", bits, (torch.uint8,))
+    check_tensor("out", out)
+    check_apart("bits", bits, "out", out)
+    expected = -(-out.numel() // 8)
+    if bits.numel() != expected:
+        raise PayloadError(f"{bits.numel()} bytes of signs for {out.numel()} elements, expected {expected}")
+    factor = one_float("scale", scale)
+    prepare()
+    compiled.sign_add(bits.data_ptr(), factor.data_ptr(), out.data_ptr(), CODES[out.dtype], out.numel(), float(weight))

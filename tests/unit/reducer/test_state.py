@@ -1,0 +1,161 @@
+"""What a checkpoint holds, and residuals beside a loss scale."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.errors import ConfigError
+from tests.harness import REQUESTS, alone, backward, on_engine
+
+
+@pytest.mark.parametrize("name", ["topk-star", "topk-allgather", "efsign"])
+def test_training_resumes_where_a_checkpoint_was_taken(name: str) -> None:
+    """Bit by bit: parameters, momentum, residuals, and whose turn it is."""
+
+    def body(engine: InProcessEngine):
+        parameters, optimizer = on_engine(engine, REQUESTS[name], momentum=0.9)
+        for step in range(3):
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+            optimizer.zero_grad()
+        saved = {n: p.detach().clone() for n, p in parameters.items()}, copy.deepcopy(optimizer.state_dict())
+        for step in range(3, 6):
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+            optimizer.zero_grad()
+        return saved, {n: p.detach() for n, p in parameters.items()}
+
+    def resume(engine: InProcessEngine, saved):
+        parameters, optimizer = on_engine(engine, REQUESTS[name], momentum=0.9)
+        for n, p in parameters.items():
+            p.data.copy_(saved[engine.rank][0][n])
+        optimizer.load_state_dict(saved[engine.rank][1])
+        for step in range(3, 6):
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+            optimizer.zero_grad()
+        return {n: p.detach() for n, p in parameters.items()}
+
+    uninterrupted = run_ranks(2, body)
+    resumed = run_ranks(2, lambda engine: resume(engine, [saved for saved, _ in uninterrupted]))
+    for (_, expected), found in zip(uninterrupted, resumed, strict=True):
+        for n, value in expected.items():
+            assert torch.equal(found[n], value), n
+
+
+def test_residuals_of_another_rank_are_not_taken_over() -> None:
+    parameters, optimizer = on_engine(alone(), REQUESTS["topk-allgather"])
+    backward(parameters, 0, 0)
+    optimizer.step()
+    state = optimizer.state_dict()
+    state["hvd_compress"]["rank"] = 3
+    with pytest.warns(UserWarning, match="residuals of rank 3 of 1 are not loaded on rank 0"):
+        optimizer.load_state_dict(state)
+    assert not any(residual.any() for residual in optimizer.state_dict()["hvd_compress"]["residuals"].values())
+
+
+def test_a_checkpoint_without_compression_loads() -> None:
+    parameters, optimizer = on_engine(alone(), REQUESTS["topk-allgather"], momentum=0.9)
+    plain = torch.optim.SGD(list(parameters.values()), lr=0.5, momentum=0.9)
+    backward(parameters, 0, 0)
+    optimizer.step()
+    optimizer.load_state_dict(plain.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_a_checkpoint_of_another_model_is_refused() -> None:
+    parameters, optimizer = on_engine(alone(), REQUESTS["topk-allgather"])
+    backward(parameters, 0, 0)
+    optimizer.step()
+    state = optimizer.state_dict()
+    state["hvd_compress"]["residuals"]["odd"] = torch.zeros(5)
+    with pytest.raises(ConfigError, match="rank 0: the residual of 'odd' has 5 elements instead of 1"):
+        optimizer.load_state_dict(state)
+
+
+def test_loading_in_mid_training_does_not_move_the_step_counter() -> None:
+    """STAR's turns must stay the same on all ranks when one of them loads a checkpoint."""
+
+    def body(engine: InProcessEngine):
+        parameters, optimizer = on_engine(engine, REQUESTS["topk-star"])
+        for step in range(4):
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 1 and engine.rank == 0:
+                state = optimizer.state_dict()
+                state["hvd_compress"]["step"] = 77
+                optimizer.load_state_dict(state)
+        return optimizer.last_step.step
+
+    assert run_ranks(2, body) == [3, 3]
+
+
+class Scaler:
+    """As much of a torch.amp.GradScaler as the optimizer asks for."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def get_scale(self) -> float:
+        return self.scale
+
+
+def test_residuals_follow_the_loss_scale() -> None:
+    scaler = Scaler(1024.0)
+    parameters, optimizer = on_engine(alone(), REQUESTS["topk-allgather"])
+    optimizer.follow_loss_scale(scaler)
+    backward(parameters, 0, 0)
+    optimizer.step()
+    before = optimizer.state_dict()["hvd_compress"]["residuals"]
+    scaler.scale = 256.0
+    optimizer.zero_grad()
+    for parameter in parameters.values():
+        (parameter * 0).sum().backward()
+    optimizer.synchronize()
+    after = optimizer.state_dict()["hvd_compress"]["residuals"]
+    kept = {name: after[name] != 0 for name in after}
+    assert any(mask.any() for mask in kept.values())
+    for name, mask in kept.items():
+        assert torch.equal(after[name][mask], before[name][mask] / 4)
+
+
+@pytest.mark.parametrize("order", ["optimizer first", "scaler first"])
+def test_residuals_are_saved_with_the_loss_scale_they_belong_to(order: str) -> None:
+    scaler = Scaler(1024.0)
+    parameters, optimizer = on_engine(alone(), REQUESTS["topk-allgather"])
+    optimizer.follow_loss_scale(scaler)
+    backward(parameters, 0, 0)
+    optimizer.step()
+    unscaled = {n: r / 1024 for n, r in optimizer.state_dict()["hvd_compress"]["residuals"].items()}
+    scaler.scale = 512.0  # scaler.update() after a skipped step
+    state = copy.deepcopy(optimizer.state_dict())
+
+    other, resumed = Scaler(65536.0), on_engine(alone(), REQUESTS["topk-allgather"])[1]
+    resumed.follow_loss_scale(other)
+    if order == "scaler first":
+        other.scale = 512.0
+    resumed.load_state_dict(state)
+    other.scale = 512.0
+    loaded = resumed.state_dict()["hvd_compress"]["residuals"]
+    assert any(residual.any() for residual in loaded.values())
+    for name, residual in loaded.items():
+        assert torch.equal(residual / 512, unscaled[name])
+
+
+def test_a_loss_scale_that_has_become_zero_leaves_residuals_alone() -> None:
+    scaler = Scaler(2.0)
+    parameters, optimizer = on_engine(alone(), REQUESTS["topk-allgather"])
+    optimizer.follow_loss_scale(scaler)
+    backward(parameters, 0, 0)
+    optimizer.step()
+    before = optimizer.state_dict()["hvd_compress"]["residuals"]
+    for scale in (0.0, float("inf"), 4.0):
+        scaler.scale = scale
+        after = optimizer.state_dict()["hvd_compress"]["residuals"]
+        factor = 2.0 if scale == 4.0 else 1.0
+        assert all(torch.equal(after[name], factor * before[name]) for name in before)
