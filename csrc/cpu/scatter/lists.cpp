@@ -67,11 +67,12 @@ void add_within(const SparseList& list, std::int64_t begin, std::int64_t end, T*
     *next = j;
 }
 
-// Lists touch most lines of a block, but not in an order that the machine could foresee.
+// Lists touch most lines of a block, but not in an order that the machine could foresee. So while one list adds to a
+// block, a part of the next block comes closer.
 template <class T>
-void prefetch_block(const T* out, std::int64_t begin, std::int64_t end) {
+void prefetch_range(const T* out, std::int64_t begin, std::int64_t end) {
     constexpr std::int64_t kLine = 64 / sizeof(T);
-    for (std::int64_t i = begin; i < end; i += kLine) __builtin_prefetch(out + i, 1);
+    for (std::int64_t i = begin; i < end; i += kLine) __builtin_prefetch(out + i, 1, 2);
 }
 
 template <class V, class T>
@@ -87,8 +88,9 @@ void add_lists(const SparseList* lists, std::int64_t list_count, T* out, std::in
         for (std::int64_t block = begin; block < end; block += kBlock) {
             const std::int64_t block_end = std::min(block + kBlock, end);
             if (clear) std::fill(out + block, out + block_end, T{});
-            if (!clear) prefetch_block(out, block, block_end);
+            const std::int64_t ahead = clear ? 0 : std::min(block_end + kBlock, end) - block_end;
             for (std::int64_t list = 0; list < list_count; ++list) {
+                prefetch_range(out, block_end + ahead * list / list_count, block_end + ahead * (list + 1) / list_count);
                 add_within<V>(lists[list], block, block_end, out, scale, &next[list]);
             }
         }

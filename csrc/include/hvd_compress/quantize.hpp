@@ -5,7 +5,7 @@
 // of q * norm / levels is v, to 2^-16 of a level. q is stored as a two's complement number of `bits` bits: element i at
 // bit (i * bits) % 8 of byte i * bits / 8. What pads the last byte is 0.
 //
-// r comes from Philox4x32-10 (Salmon et al. 2011) with the key (seed, seed >> 32) and the counter (block, block >> 32,
+// r comes from Philox4x32-7 (Salmon et al. 2011) with the key (seed, seed >> 32) and the counter (block, block >> 32,
 // step, bucket). In each group of 128 elements, element i has block = i / 128 * 16 + i % 16, and of its word i / 16 % 4
 // the lower half where i / 64 is even, the upper half where it is odd. So r depends neither on threads nor on the width
 // of vectors.
