@@ -7,7 +7,6 @@ namespace hvd_compress::bindings {
 void bind_control(pybind11::module_& module) {
     module.def("set_num_threads", &cpu::set_num_threads);
     module.def("best_simd_level", [] { return static_cast<int>(cpu::best_level()); });
-    module.def("simd_level", [] { return static_cast<int>(cpu::level()); });
     module.def("set_simd_level", [](int level) { return cpu::set_level(static_cast<cpu::Level>(level)); });
 }
 

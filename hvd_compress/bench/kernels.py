@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +44,7 @@ class Figure:
     Attributes:
         kernel, ratio, numel, threads, data: what was measured.
         seconds: our kernel.
-        floor_s: torch.add(residual, grad, out=residual) on the same buffers, threads and run.
+        floor_s: torch.add(residual, grad, out=residual) on the same buffers and threads, in turns with our kernel.
         peer_s: torch's own operations for the same selection or rounding; it does not pack bits. Fewer repetitions.
         bound: the multiple of the floor that it may take, where one is stated.
     """
@@ -84,10 +84,10 @@ def measure(grad: torch.Tensor, data: str, threads: int, repetitions: int, peer_
     try:
         residual, start = torch.empty_like(grad), 0.5 * grad.roll(1)
         restore = _restore(residual, start)
-        floor_s = _median(lambda: torch.add(residual, grad, out=residual), restore, repetitions)
+        floor = _bind(torch.add, residual, grad, out=residual)
         for case in _cases(grad, residual, restore):
-            seconds = _median(case.run, case.prepare, repetitions)
-            peer_s = _median(case.peer, case.prepare, peer_repetitions)
+            seconds, floor_s = _medians([(case.run, case.prepare), (floor, restore)], repetitions)
+            (peer_s,) = _medians([(case.peer, case.prepare)], peer_repetitions)
             bound = _BOUNDS.get((case.name, case.ratio)) if grad.numel() == REFERENCE_NUMEL else None
             yield Figure(case.name, case.ratio, grad.numel(), threads, data, seconds, floor_s, peer_s, bound)
     finally:
@@ -98,16 +98,24 @@ def _restore(tensor: torch.Tensor, value: torch.Tensor) -> Callable[[], object]:
     return lambda: tensor.copy_(value)
 
 
-def _median(call: Callable[[], object], prepare: Callable[[], object], repetitions: int) -> float:
-    seconds = []
+_PAUSE_S = 0.01
+"""Before each call: torch's OpenMP threads spin for some milliseconds after they have worked, and take a core from
+whatever follows, unless that is another of torch's own kernels."""
+
+
+def _medians(calls: Sequence[tuple[Callable[[], object], Callable[[], object]]], repetitions: int) -> list[float]:
+    """Time (call, what prepares it) in turns, so that a machine that becomes slower does so for all of them."""
+    seconds: list[list[float]] = [[] for _ in calls]
     warm_up = min(2, repetitions)  # the first ones find cold caches and memory that is not mapped yet
     for repetition in range(warm_up + repetitions):
-        prepare()
-        start = time.perf_counter()
-        call()
-        if repetition >= warm_up:
-            seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+        for (call, prepare), own in zip(calls, seconds, strict=True):
+            prepare()
+            time.sleep(_PAUSE_S)
+            start = time.perf_counter()
+            call()
+            if repetition >= warm_up:
+                own.append(time.perf_counter() - start)
+    return [statistics.median(own) for own in seconds]
 
 
 def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], object]) -> Iterator[Case]:

@@ -51,6 +51,8 @@ def kernels(
     that tensor is repeated to each size.
     """
     figures: list[Figure] = []
+    if not as_json:
+        click.echo(_machine())
     for size in sizes or SIZES:
         for kind in ("saved",) if file else kinds or ("normal", "laplace"):
             grad = _saved(file, size) if file else gradients(kind, size)
@@ -88,17 +90,18 @@ def _print(figures: list[Figure]) -> None:
     first = figures[0]
     threads = "1 thread" if first.threads == 1 else f"{first.threads} threads"
     table = Table(
-        title=f"{first.numel:,} elements, {first.data}, {threads}; floor {1e3 * first.floor_s:.2f} ms; {_machine()}",
+        title=f"{first.numel:,} elements, {first.data}, {threads}",
         box=rich.box.MARKDOWN,
         title_justify="left",
     )
-    for heading in ("kernel", "ratio", "ms", "x floor", "at most", "x faster than torch"):
+    for heading in ("kernel", "ratio", "ms", "floor ms", "x floor", "at most", "x faster than torch"):
         table.add_column(heading, justify="left" if heading == "kernel" else "right")
     for figure in figures:
         table.add_row(
             figure.kernel,
             "" if figure.ratio is None else f"{figure.ratio:g}",
             f"{1e3 * figure.seconds:.2f}",
+            f"{1e3 * figure.floor_s:.2f}",
             f"{figure.times_floor:.2f}",
             "" if figure.bound is None else f"{figure.bound:.1f}",
             f"{figure.times_faster:.1f}",

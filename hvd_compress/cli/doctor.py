@@ -40,7 +40,7 @@ def examine() -> list[Finding]:
         findings.mpi(results["mpi"]),
         findings.native(results["native"]),
         *findings.engines(results["algorithms"], results["torch"], results["horovod"]),
-        findings.simd(),
+        findings.simd(results["native"]),
         findings.cuda(results["torch"]),
         findings.network_namespaces(results["namespaces"]),
     ]

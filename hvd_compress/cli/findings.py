@@ -8,7 +8,6 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from hvd_compress.cli.probes import Result
@@ -94,24 +93,12 @@ def engines(algorithms_found: Result, torch_found: Result, horovod_found: Result
     return rows
 
 
-def simd(flags: frozenset[str] | None = None) -> Finding:
-    level = simd_level(cpu_flags() if flags is None else flags)
+def simd(found: Result) -> Finding:
+    """The vector instructions that the kernels use here."""
+    if found.error:
+        return Finding("SIMD", "note", "not known without the native kernels")
+    level = found.values["simd"]
     return Finding("SIMD", "note" if level == "portable" else "ok", level)
-
-
-def simd_level(flags: Iterable[str]) -> str:
-    have = set(flags)
-    if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "f16c", "popcnt"} <= have:
-        return "AVX-512"
-    return "AVX2" if {"avx2", "f16c", "popcnt"} <= have else "portable"
-
-
-def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """The flags of the first processor; none on machines that do not list them so (ARM)."""
-    for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else ():
-        if line.startswith("flags"):
-            return frozenset(line.partition(":")[2].split())
-    return frozenset()
 
 
 def cuda(found: Result) -> Finding:

@@ -75,7 +75,7 @@ def _native() -> dict[str, Any]:
     answer = (indices.tolist(), values.tolist())
     if answer != ([1, 2], [-3.0, 2.0]):
         raise ValueError(f"top-2 of [1, -3, 2] came out as {answer}")
-    return {"file": importlib.import_module("hvd_compress._native").__file__}
+    return {"file": importlib.import_module("hvd_compress._native").__file__, "simd": native.simd_levels()[-1]}
 
 
 def _namespaces() -> dict[str, Any]:

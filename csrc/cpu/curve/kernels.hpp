@@ -8,6 +8,8 @@
 
 namespace hvd_compress::cpu {
 
+inline constexpr std::int64_t kCurveGroup = 64;  // elements of which the bulk is looked at in a quarter
+
 struct CurveKernels {
     // Adds the elements of a place to the counts of curve.hpp. By dtype.
     using CountAll = void (*)(const void* x, Place place, Count* counts);

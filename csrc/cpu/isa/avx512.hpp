@@ -25,7 +25,6 @@ struct Isa {
 
     static void fence() { _mm_sfence(); }
 
-    static Vec zero() { return _mm512_setzero_ps(); }
     static Vec all(float value) { return _mm512_set1_ps(value); }
     static Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
     static Vec subtract(Vec a, Vec b) { return _mm512_sub_ps(a, b); }

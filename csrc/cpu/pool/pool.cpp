@@ -147,6 +147,9 @@ Pool& the_pool() noexcept {
     return *pool.load(std::memory_order_relaxed);
 }
 
+// Made when the library is loaded: a fork in the middle of a first call would leave a child that waits for it for ever.
+[[maybe_unused]] const Pool& made_early = the_pool();
+
 }  // namespace
 
 void set_num_threads(int threads) noexcept { wanted_threads = threads < 1 ? 1 : threads; }

@@ -22,10 +22,7 @@ double correct(const void* grad, const void* residual, void* out, Place place, b
                    return v;
                });
     if (kind == Norm::kMax) return static_cast<double>(from_bits(largest));
-    for (std::int64_t width = kSumLanes / 2; width > 0; width /= 2) {
-        for (std::int64_t j = 0; j < width; ++j) lanes[j] += lanes[j + width];
-    }
-    return lanes[0];
+    return add_lanes(lanes);
 }
 
 // The random words for the elements of the group that starts with element i.

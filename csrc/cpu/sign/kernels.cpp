@@ -8,13 +8,6 @@ namespace {
 
 static_assert(kLanes == 2 * kSumLanes, "a vector holds two elements of each lane, and two bytes of bits");
 
-inline double add_lanes(double* lanes) {
-    for (std::int64_t width = kSumLanes / 2; width > 0; width /= 2) {
-        for (std::int64_t j = 0; j < width; ++j) lanes[j] += lanes[j + width];
-    }
-    return lanes[0];
-}
-
 template <class G, class R>
 double correct(const void* grad, const void* residual, void* out, Place place, bool past_caches, std::uint8_t* bits) {
     double lanes[kSumLanes] = {};

@@ -15,7 +15,8 @@ T* at(Workspace workspace, std::size_t offset) {
     return reinterpret_cast<T*>(static_cast<char*>(workspace.data) + offset);
 }
 
-constexpr int kBits = 12;  // of a digit: kBins values
+constexpr int kBits = 12;  // of a digit
+static_assert(kBins == 1 << kBits);
 
 constexpr int kDigits[][2] = {{19, 12}, {7, 12}, {0, 7}};  // shift and bits of each digit of a key of 31 bits
 

@@ -86,7 +86,7 @@ HVD_COMPRESS_HD inline Half from_float<Half>(float value) {
 }
 
 // What a kernel must know of an element type: `Key` orders by magnitude, as the bits without the sign do by
-// themselves; kKeyBits is their number, and a key of kInfinityKey or more is not finite.
+// themselves, and a key of kInfinityKey or more is not finite.
 //
 // All NaN have one key. Their bits say nothing that holds: which of two NaN a sum passes on is up to the compiler on
 // the CPU, and CUDA makes a new one.
@@ -100,7 +100,6 @@ HVD_COMPRESS_HD inline std::uint32_t key_of_magnitude(std::uint32_t magnitude, s
 template <>
 struct Traits<float> {
     using Key = std::uint32_t;
-    static constexpr int kKeyBits = 31;
     static constexpr Key kInfinityKey = 0x7f800000u;
     HVD_COMPRESS_HD static Key key(float value) { return key_of_magnitude(to_bits(value) & 0x7fffffffu, kInfinityKey); }
 };
@@ -108,7 +107,6 @@ struct Traits<float> {
 template <>
 struct Traits<Half> {
     using Key = std::uint32_t;
-    static constexpr int kKeyBits = 15;
     static constexpr Key kInfinityKey = 0x7c00u;
     HVD_COMPRESS_HD static Key key(Half value) { return key_of_magnitude(value.bits & 0x7fffu, kInfinityKey); }
 };
@@ -116,7 +114,6 @@ struct Traits<Half> {
 template <>
 struct Traits<BFloat16> {
     using Key = std::uint32_t;
-    static constexpr int kKeyBits = 15;
     static constexpr Key kInfinityKey = 0x7f80u;
     HVD_COMPRESS_HD static Key key(BFloat16 value) { return key_of_magnitude(value.bits & 0x7fffu, kInfinityKey); }
 };
@@ -126,8 +123,5 @@ template <class R, class G>
 HVD_COMPRESS_HD inline R corrected(G grad, R residual) {
     return from_float<R>(to_float(residual) + to_float(grad));
 }
-
-// The value v below zero, by its sign: 0, -0 and NaN are not below zero.
-HVD_COMPRESS_HD inline bool counts_as_positive(float value) { return !(value < 0.0f); }
 
 }  // namespace hvd_compress

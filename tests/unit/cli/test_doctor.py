@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -16,7 +15,7 @@ HEALTHY = {
     "horovod": Result({"version": "0.28.1", "built": ["MPI", "Gloo"], "not_built": ["NCCL", "CUDA"]}),
     "mpi": Result({"vendor": "Open MPI", "version": "5.0.11", "library": "Open MPI v5.0.11", "threads": "multiple"}),
     "algorithms": Result({"forcible": ["ring", "tree"]}),
-    "native": Result({"file": "_native.so"}),
+    "native": Result({"file": "_native.so", "simd": "avx512"}),
     "namespaces": Result({"kind": "direct", "tun": True}),
 }
 BROKEN = Result(error="ModuleNotFoundError: No module named '[it]'")
@@ -78,21 +77,7 @@ def test_mpi_without_threads_is_noted(threads: str) -> None:
     assert findings.mpi(mpi, launcher="mpirun").state == "note"
 
 
-@pytest.mark.parametrize(
-    ("flags", "level"),
-    [
-        ("fpu sse2", "portable"),
-        ("avx2 f16c", "portable"),
-        ("avx2 f16c popcnt", "AVX2"),
-        ("avx2 f16c popcnt avx512f avx512bw avx512vl", "AVX2"),
-        ("avx2 f16c popcnt avx512f avx512bw avx512vl avx512dq", "AVX-512"),
-    ],
-)
-def test_simd_level(flags: str, level: str, tmp_path: Path) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\nflags\t\t: other\n")
-    assert findings.simd_level(findings.cpu_flags(cpuinfo)) == level
-
-
-def test_cpu_without_flags(tmp_path: Path) -> None:
-    assert findings.cpu_flags(tmp_path / "absent") == frozenset()
+@pytest.mark.parametrize(("level", "state"), [("avx512", "ok"), ("portable", "note")])
+def test_simd_level(level: str, state: str) -> None:
+    found = findings.simd(Result(HEALTHY["native"].values | {"simd": level}))
+    assert (found.state, found.detail) == (state, level)
