@@ -62,6 +62,7 @@ types: setup ## mypy on the package
 	@mypy hvd_compress
 
 unit: native ## the tests that run in one process
+	@cmake --build build/native-$$(python -c 'import sys; print(sys.implementation.cache_tag)') --target tiles -- --quiet
 	@python -m pytest -n 4 $(SERIAL_TESTS)
 
 test-parallel: native ## the tests that run under mpirun and horovodrun

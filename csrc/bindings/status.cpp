@@ -22,6 +22,8 @@ const char* describe(Status status) {
             return "an index lies outside 0..n-1";
         case Status::kChangedMeanwhile:
             return "the input was written to during the call";
+        case Status::kLaunchFailed:
+            return "CUDA refused to run a kernel";
     }
     return "unknown status";
 }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_compress.errors import ConfigError, PayloadError, UnsupportedError
+from hvd_compress.errors import ConfigError, PayloadError
 from hvd_compress.native.module import FLOATS
 
 MAX_NUMEL = 2**31 - 1
@@ -23,7 +23,8 @@ def feedback_out(grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor |
         if tensor.numel() != grad.numel():
             raise ConfigError(f"{name} has {tensor.numel()} elements, grad has {grad.numel()}")
     for name, tensor in (("residual", residual), ("grad", grad)):
-        if not (tensor.data_ptr() == out.data_ptr() and tensor.dtype == out.dtype):
+        itself = tensor.data_ptr() == out.data_ptr() and tensor.dtype == out.dtype and tensor.device == out.device
+        if not itself:
             check_apart(name, tensor, "out", out)
     return out
 
@@ -49,37 +50,56 @@ def check_tensor(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...
 
 
 def check_device(name: str, device: torch.device) -> None:
-    if device.type == "cuda":
-        raise UnsupportedError(f"{name} is on {device}: the native kernels run on the CPU only, so far")
-    if device.type != "cpu":
-        raise ConfigError(f"{name} must be on the CPU, got {device}")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"{name} must be on the CPU or on a CUDA device, got {device}")
 
 
 def check_apart(name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
+    if tensor.device != other.device:
+        raise ConfigError(f"{name} is on {tensor.device}, {other_name} on {other.device}")
     start, other_start = tensor.data_ptr(), other.data_ptr()
     overlap = min(start + tensor.nbytes, other_start + other.nbytes) - max(start, other_start)
     if overlap > 0 and tensor.numel() and other.numel():
         raise ConfigError(f"{name} and {other_name} overlap in {overlap} bytes of memory")
 
 
-def check_into(into: tuple[torch.Tensor, torch.Tensor], k: int, others: Sequence[torch.Tensor]) -> None:
-    indices, values = into
-    check_tensor("indices", indices, (torch.int32,))
-    check_tensor("values", values, (torch.float32,))
-    if indices.numel() != k or values.numel() != k:
-        raise ConfigError(f"into holds {indices.numel()} indices and {values.numel()} values instead of {k}")
-    check_apart("indices", indices, "values", values)
-    for other in others:
-        check_apart("indices", indices, "an input", other)
-        check_apart("values", values, "an input", other)
+def outputs(
+    into: tuple[torch.Tensor, ...] | None,
+    inputs: Sequence[torch.Tensor],
+    **wanted: tuple[int | None, torch.dtype],
+) -> tuple[torch.Tensor, ...]:
+    """Return the tensors to write results to: new ones on the device of the inputs, or those of `into` when checked.
 
-
-def check_indices(first_bad: int, indices: torch.Tensor, of: torch.Tensor) -> None:
-    if first_bad >= 0:
-        raise PayloadError(
-            f"index {int(indices[first_bad])} at position {first_bad} of {indices.numel()} lies outside "
-            f"0..{of.numel() - 1}"
+    Args:
+        into: the caller's memory, if any.
+        inputs: what they may not overlap.
+        wanted: for each result its name, its elements (None: a tensor ()), and its dtype.
+    """
+    if into is None:
+        return tuple(
+            torch.empty(() if numel is None else numel, dtype=dtype, device=inputs[0].device)
+            for numel, dtype in wanted.values()
         )
+    if not isinstance(into, tuple) or len(into) != len(wanted):
+        raise ConfigError(f"into must be a tuple ({', '.join(wanted)})")
+    for position, (name, (numel, dtype)) in enumerate(wanted.items()):
+        tensor = into[position]
+        check_tensor(f"into: {name}", tensor if numel is not None else tensor.reshape(-1), (dtype,))
+        if tensor.shape != (() if numel is None else (numel,)):
+            shape = "()" if numel is None else f"({numel},)"
+            raise ConfigError(f"into: {name} must be of shape {shape}, got {tuple(tensor.shape)}")
+        for other in (*inputs, *into[:position]):
+            check_apart(f"into: {name}", tensor, "another tensor of the call", other)
+    return into
+
+
+def check_indices(first_bad: int | torch.Tensor, indices: torch.Tensor, of: torch.Tensor) -> None:
+    first_bad = int(first_bad)
+    if first_bad >= 0:
+        index = int(indices[first_bad])
+        inside = 0 <= index < of.numel()  # so it is its place that is wrong, which matters on CUDA only
+        fault = "does not lie above the one before" if inside else f"lies outside 0..{of.numel() - 1}"
+        raise PayloadError(f"index {index} at position {first_bad} of {indices.numel()} {fault}")
 
 
 def checked_k(k: int, numel: int) -> int:
@@ -90,10 +110,12 @@ def checked_k(k: int, numel: int) -> int:
     return k
 
 
-def one_float(name: str, scale: float | torch.Tensor) -> torch.Tensor:
+def one_float(name: str, scale: float | torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Return one fp32 number where `out` lies."""
     if not isinstance(scale, torch.Tensor):
-        return torch.tensor(scale, dtype=torch.float32)
+        return torch.full((), scale, dtype=torch.float32, device=out.device)
     check_tensor(name, scale if scale.dim() else scale.reshape(1), (torch.float32,))
     if scale.numel() != 1:
         raise ConfigError(f"{name} must be one element, got {scale.numel()}")
+    check_apart(name, scale, "out", out)
     return scale

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from hvd_compress.native.checks import check_tensor
-from hvd_compress.native.module import CODES, compiled, memory, prepare
+from hvd_compress.native.module import CODES, compiled, memory, on, prepare
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ def gain_curve(x: torch.Tensor) -> GainCurve:
         x: (n,) fp32, fp16 or bf16.
     """
     check_tensor("x", x)
-    workspace = prepare(compiled.curve_workspace_bytes(x.numel()))
+    workspace = prepare(on(x).curve_workspace_bytes(x.numel()), x)
     shift = compiled.CURVE_SHIFT
-    counts = torch.empty(1 << (31 - shift), dtype=torch.int64)
-    compiled.magnitude_counts(x.data_ptr(), CODES[x.dtype], x.numel(), counts.data_ptr(), *memory(workspace))
+    counts = torch.empty(1 << (31 - shift), dtype=torch.int64, device=x.device)
+    on(x).magnitude_counts(x.data_ptr(), CODES[x.dtype], x.numel(), counts.data_ptr(), *memory(workspace))
     used = counts.nonzero().flip(0).reshape(-1)
     # A bin holds the magnitudes from one edge to the next; if they are spread evenly, this is their mean square.
     edges = torch.stack([used << shift, (used + 1) << shift]).int().view(torch.float32).double()

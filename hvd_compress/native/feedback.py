@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hvd_compress.native.checks import feedback_out
-from hvd_compress.native.module import compiled, fed, prepare
+from hvd_compress.native.module import fed, on, prepare
 
 
 def accumulate(grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None) -> bool:
@@ -19,5 +19,5 @@ def accumulate(grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | N
         out: (n,) of the residual's dtype; the residual itself if None.
     """
     out = feedback_out(grad, residual, out)
-    prepare()
-    return compiled.accumulate(*fed(grad, residual, out))
+    prepare(like=out)
+    return bool(on(out).accumulate(*fed(grad, residual, out)))

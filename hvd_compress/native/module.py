@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_compress.errors import ConfigError
+from hvd_compress.native import cuda
 
 CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # enum DType in csrc/include/hvd_compress/types.hpp
 FLOATS = tuple(CODES)
@@ -74,8 +75,19 @@ class _Scratch(threading.local):
 scratch = _Scratch()
 
 
-def prepare(size_bytes: int = 0) -> torch.Tensor:
-    """Tell the kernels how many threads they may use; return at least so many bytes of scratch memory."""
+def on(tensor: torch.Tensor) -> Any:
+    """Return the kernels for the device where the tensor lies, all with the functions of _native.pyi."""
+    return compiled if tensor.device.type == "cpu" else cuda.kernels(tensor.device)
+
+
+def prepare(size_bytes: int = 0, like: torch.Tensor | None = None) -> torch.Tensor:
+    """Return at least so many bytes of scratch memory where the tensor `like` lies, on the CPU without one.
+
+    On the CPU, tell the kernels how many threads they may use. On a GPU, torch's own cache knows which stream still
+    uses which memory.
+    """
+    if like is not None and like.device.type != "cpu":
+        return torch.empty(size_bytes, dtype=torch.uint8, device=like.device)
     compiled.set_num_threads(num_threads())
     if scratch.workspace.numel() < size_bytes:
         scratch.workspace = torch.empty(size_bytes, dtype=torch.uint8)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from hvd_compress.errors import ConfigError, PayloadError
-from hvd_compress.native.checks import check_apart, check_tensor, feedback_out, one_float
-from hvd_compress.native.module import CODES, compiled, fed, memory, prepare
+from hvd_compress.native.checks import check_apart, check_tensor, feedback_out, one_float, outputs
+from hvd_compress.native.module import CODES, fed, memory, on, prepare
 
 _NORMS = ("l2", "max")
 
@@ -21,6 +21,7 @@ def quantize_accumulate(
     bucket: int,
     norm: str = "l2",
     out: torch.Tensor | None = None,
+    into: tuple[torch.Tensor, ...] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Round corrected = residual + grad to whole multiples of norm / levels, at random so that the mean is right.
 
@@ -37,6 +38,7 @@ def quantize_accumulate(
         seed, step, bucket: the key of the random numbers; 0 <= seed < 2^64, the others modulo 2^32.
         norm: "l2" or "max" of corrected.
         out: (n,) of the residual's dtype; the residual itself if None.
+        into: what to return, where the caller keeps memory for it; else it is made anew.
 
     Returns:
         packed (ceil(n * bits / 8),) uint8: q in two's complement, from the least significant bits on; and norm () fp32.
@@ -47,9 +49,10 @@ def quantize_accumulate(
         raise ConfigError(f"norm = {norm!r} is not one of {', '.join(_NORMS)}")
     if not 0 <= seed < 2**64:
         raise ConfigError(f"seed = {seed} lies outside 0..2^64 - 1")
-    packed, size = torch.empty(_packed_bytes(out.numel(), bits), dtype=torch.uint8), torch.empty(())
-    workspace = prepare(compiled.quantize_workspace_bytes(out.numel()))
-    compiled.quantize_accumulate(
+    count = _packed_bytes(out.numel(), bits)
+    packed, size = outputs(into, (out, grad, residual), packed=(count, torch.uint8), norm=(None, torch.float32))
+    workspace = prepare(on(out).quantize_workspace_bytes(out.numel()), out)
+    on(out).quantize_accumulate(
         *fed(grad, residual, out),
         bits,
         _NORMS.index(norm),
@@ -81,9 +84,9 @@ def quantize_add(packed: torch.Tensor, norm: float | torch.Tensor, out: torch.Te
     expected = _packed_bytes(out.numel(), bits)
     if packed.numel() != expected:
         raise PayloadError(f"{packed.numel()} bytes for {out.numel()} elements of {bits} bits, expected {expected}")
-    size = one_float("norm", norm)
-    prepare()
-    compiled.quantize_add(
+    size = one_float("norm", norm, out)
+    prepare(like=out)
+    on(out).quantize_add(
         packed.data_ptr(), size.data_ptr(), out.data_ptr(), CODES[out.dtype], out.numel(), bits, float(weight)
     )
 

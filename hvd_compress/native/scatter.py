@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from hvd_compress.errors import ConfigError, PayloadError
 from hvd_compress.native.checks import check_apart, check_indices, check_tensor
-from hvd_compress.native.module import CODES, compiled, prepare
+from hvd_compress.native.module import CODES, on, prepare
 
 
 def gather(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -20,8 +20,9 @@ def gather(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """
     check_tensor("x", x)
     check_tensor("indices", indices, (torch.int32,))
-    values = torch.empty(indices.numel(), dtype=x.dtype)
-    first_bad = compiled.gather(
+    check_apart("indices", indices, "x", x)
+    values = torch.empty(indices.numel(), dtype=x.dtype, device=x.device)
+    first_bad = on(x).gather(
         x.data_ptr(), CODES[x.dtype], x.numel(), indices.data_ptr(), indices.numel(), values.data_ptr()
     )
     check_indices(first_bad, indices, x)
@@ -38,8 +39,8 @@ def take(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     check_tensor("x", x)
     check_tensor("indices", indices, (torch.int32,))
     check_apart("indices", indices, "x", x)
-    values = torch.empty(indices.numel(), dtype=torch.float32)
-    first_bad = compiled.take(
+    values = torch.empty(indices.numel(), dtype=torch.float32, device=x.device)
+    first_bad = on(x).take(
         x.data_ptr(), CODES[x.dtype], x.numel(), indices.data_ptr(), indices.numel(), values.data_ptr()
     )
     check_indices(first_bad, indices, x)
@@ -56,12 +57,12 @@ def scatter_add(indices: torch.Tensor, values: torch.Tensor, out: torch.Tensor, 
         values: (k,) fp32 or out's dtype.
         out: (n,) fp32, fp16 or bf16; changed.
     """
-    _scatter(compiled.scatter_add, indices, values, out, scale)
+    _scatter("scatter_add", indices, values, out, scale)
 
 
 def scatter_set(indices: torch.Tensor, values: torch.Tensor, out: torch.Tensor, scale: float) -> None:
     """out[indices] = scale * values; of a repeated index the last value stays. Arguments as in scatter_add()."""
-    _scatter(compiled.scatter_set, indices, values, out, scale)
+    _scatter("scatter_set", indices, values, out, scale)
 
 
 def scatter_lists(
@@ -95,8 +96,8 @@ def scatter_lists(
         check_apart(f"values of {origin} {number}", values, "out", out)
         if indices.numel() != values.numel():
             raise PayloadError(f"{origin} {number}: {indices.numel()} indices for {values.numel()} values")
-    prepare()
-    bad_list, first_bad = compiled.scatter_lists(
+    prepare(like=out)
+    bad_list, first_bad = on(out).scatter_lists(
         [(indices.data_ptr(), values.data_ptr(), indices.numel()) for indices, values in lists],
         CODES[dtype],
         out.data_ptr(),
@@ -105,6 +106,7 @@ def scatter_lists(
         float(scale),
         clear,
     )
+    bad_list, first_bad = int(bad_list), int(first_bad)
     if bad_list >= 0:
         index = int(lists[bad_list][0][first_bad])
         raise PayloadError(
@@ -114,7 +116,7 @@ def scatter_lists(
 
 
 def _scatter(
-    kernel: Callable[[int, int, int, int, int, int, int, float], int],
+    kernel: str,
     indices: torch.Tensor,
     values: torch.Tensor,
     out: torch.Tensor,
@@ -127,7 +129,7 @@ def _scatter(
     check_apart("values", values, "out", out)
     if indices.numel() != values.numel():
         raise PayloadError(f"{indices.numel()} indices for {values.numel()} values")
-    first_bad = kernel(
+    first_bad = getattr(on(out), kernel)(
         indices.data_ptr(),
         values.data_ptr(),
         CODES[values.dtype],

@@ -7,11 +7,11 @@ import math
 import torch
 
 from hvd_compress.errors import ConfigError
-from hvd_compress.native.checks import check_into, check_tensor, checked_k, feedback_out
-from hvd_compress.native.module import CODES, compiled, fed, memory, prepare, scratch
+from hvd_compress.native.checks import check_tensor, checked_k, feedback_out, outputs
+from hvd_compress.native.module import CODES, fed, memory, on, prepare, scratch
 
 
-def topk(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def topk(x: torch.Tensor, k: int, into: tuple[torch.Tensor, ...] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the k elements of largest magnitude, exactly and deterministically: equal ones by the lower index.
 
     Inf is larger than every finite value, NaN is larger than Inf, and all NaN are equal; so k >= 1 shows whether x has
@@ -20,15 +20,16 @@ def topk(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     Args:
         x: (n,) fp32, fp16 or bf16.
         k: 0 <= k <= n.
+        into: what to return, where the caller keeps memory for it; else it is made anew.
 
     Returns:
         indices (k,) int32, ascending, and values (k,) of x's dtype.
     """
     check_tensor("x", x)
     k = checked_k(k, x.numel())
-    indices, values = torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=x.dtype)
-    workspace = prepare(compiled.topk_workspace_bytes(x.numel(), k))
-    compiled.topk(
+    indices, values = outputs(into, (x,), indices=(k, torch.int32), values=(k, x.dtype))
+    workspace = prepare(on(x).topk_workspace_bytes(x.numel(), k), x)
+    on(x).topk(
         x.data_ptr(),
         CODES[x.dtype],
         x.numel(),
@@ -45,7 +46,7 @@ def topk_accumulate(
     residual: torch.Tensor,
     k: int,
     out: torch.Tensor | None = None,
-    into: tuple[torch.Tensor, torch.Tensor] | None = None,
+    into: tuple[torch.Tensor, ...] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Select the k largest of corrected = residual + grad as topk() does; `out` is corrected with those entries 0.
 
@@ -56,18 +57,16 @@ def topk_accumulate(
         residual: (n,) fp32 or grad's dtype.
         k: 0 <= k <= n.
         out: (n,) of the residual's dtype; the residual itself if None.
-        into: what to return, (k,) int32 and (k,) fp32, where the caller keeps memory for it; else it is made anew.
+        into: what to return, where the caller keeps memory for it; else it is made anew.
 
     Returns:
         indices (k,) int32, ascending, and values (k,) fp32.
     """
     out = feedback_out(grad, residual, out)
     k = checked_k(k, out.numel())
-    indices, values = into or (torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=torch.float32))
-    if into is not None:
-        check_into(into, k, (grad, residual, out))
-    workspace = prepare(compiled.topk_workspace_bytes(out.numel(), k))
-    compiled.topk_accumulate(
+    indices, values = outputs(into, (out, grad, residual), indices=(k, torch.int32), values=(k, torch.float32))
+    workspace = prepare(on(out).topk_workspace_bytes(out.numel(), k), out)
+    on(out).topk_accumulate(
         *fed(grad, residual, out),
         k,
         indices.data_ptr(),
@@ -91,10 +90,10 @@ def threshold_select(x: torch.Tensor, tau: float) -> tuple[torch.Tensor, torch.T
     if math.isnan(tau):
         raise ConfigError("tau is NaN, to which nothing compares")
     arguments = (x.data_ptr(), CODES[x.dtype], x.numel(), tau)
-    workspace = prepare(compiled.threshold_workspace_bytes(x.numel()))
+    workspace = prepare(on(x).threshold_workspace_bytes(x.numel()), x)
     scratch.workspace = torch.empty(0, dtype=torch.uint8)  # not for others, who may run before the second call
-    k = compiled.threshold_count(*arguments, *memory(workspace))
-    indices, values = torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=x.dtype)
-    compiled.threshold_select(*arguments, k, indices.data_ptr(), values.data_ptr(), *memory(workspace))
+    k = on(x).threshold_count(*arguments, *memory(workspace))
+    indices, values = outputs(None, (x,), indices=(k, torch.int32), values=(k, x.dtype))
+    on(x).threshold_select(*arguments, k, indices.data_ptr(), values.data_ptr(), *memory(workspace))
     scratch.workspace = workspace
     return indices, values

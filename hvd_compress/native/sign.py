@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 
 from hvd_compress.errors import PayloadError
-from hvd_compress.native.checks import check_apart, check_tensor, feedback_out, one_float
-from hvd_compress.native.module import CODES, compiled, fed, memory, prepare
+from hvd_compress.native.checks import check_apart, check_tensor, feedback_out, one_float, outputs
+from hvd_compress.native.module import CODES, fed, memory, on, prepare
 
 
 def sign_accumulate(
-    grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None
+    grad: torch.Tensor,
+    residual: torch.Tensor,
+    out: torch.Tensor | None = None,
+    into: tuple[torch.Tensor, ...] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compress corrected = residual + grad to its signs and one scale; `out` is corrected - scale * sign(corrected).
 
@@ -22,16 +25,17 @@ def sign_accumulate(
         grad: (n,) fp32, fp16 or bf16.
         residual: (n,) fp32 or grad's dtype.
         out: (n,) of the residual's dtype; the residual itself if None.
+        into: what to return, where the caller keeps memory for it; else it is made anew.
 
     Returns:
         bits (ceil(n / 8),) uint8: bit i % 8 of byte i // 8, counted from the least significant one, is 1 where
         corrected[i] is not below zero (so for 0, -0 and NaN), and 0 beyond n; and scale () fp32.
     """
     out = feedback_out(grad, residual, out)
-    bits = torch.empty(-(-out.numel() // 8), dtype=torch.uint8)
-    scale = torch.empty((), dtype=torch.float32)
-    workspace = prepare(compiled.sign_workspace_bytes(out.numel()))
-    compiled.sign_accumulate(
+    size = -(-out.numel() // 8)
+    bits, scale = outputs(into, (out, grad, residual), bits=(size, torch.uint8), scale=(None, torch.float32))
+    workspace = prepare(on(out).sign_workspace_bytes(out.numel()), out)
+    on(out).sign_accumulate(
         *fed(grad, residual, out),
         bits.data_ptr(),
         scale.data_ptr(),
@@ -56,6 +60,6 @@ def sign_add(bits: torch.Tensor, scale: float | torch.Tensor, out: torch.Tensor,
     expected = -(-out.numel() // 8)
     if bits.numel() != expected:
         raise PayloadError(f"{bits.numel()} bytes of signs for {out.numel()} elements, expected {expected}")
-    factor = one_float("scale", scale)
-    prepare()
-    compiled.sign_add(bits.data_ptr(), factor.data_ptr(), out.data_ptr(), CODES[out.dtype], out.numel(), float(weight))
+    factor = one_float("scale", scale, out)
+    prepare(like=out)
+    on(out).sign_add(bits.data_ptr(), factor.data_ptr(), out.data_ptr(), CODES[out.dtype], out.numel(), float(weight))

@@ -1,22 +1,71 @@
-"""Every test of the kernels runs at each level of vector instructions that the machine has, with several threads."""
+"""Every test of the kernels runs at each level of vector instructions that the machine has, with several threads, and
+on the CUDA kernels, played by the CPU.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from hvd_compress import native
+from hvd_compress.errors import UnsupportedError
+from hvd_compress.native import cuda, module
 
 LEVELS = [(level, 1 + number) for number, level in enumerate(native.simd_levels())]
 """(level, threads): a fault in how work is divided shows at any level."""
 
+TILES = "tiles"
+"""CUDA kernels. From call to call, threads of a block take turns from the first to the last, or the other way round."""
 
-@pytest.fixture(scope="module", autouse=True, params=LEVELS, ids=lambda param: f"{param[0]}-{param[1]}")
-def level(request: pytest.FixtureRequest) -> Iterator[None]:
-    name, threads = request.param
+BUILD = Path(__file__).parents[2] / "build" / f"native-{sys.implementation.cache_tag}"
+
+
+class PlayedByCpu:
+    """The CUDA kernels for tensors of the CPU; what has none yet is done as always."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._kernels = cuda.Kernels(library, torch.device("cpu"), self._turn_round)
+        self._backwards = False
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return getattr(self._kernels, name)
+        except UnsupportedError:
+            return getattr(COMPILED, name)
+
+    def _turn_round(self) -> int:
+        """For the kernels, this is to ask for their stream."""
+        self._backwards = not self._backwards
+        self._library.hvd_compress_set_backwards(self._backwards)
+        return 0
+
+
+COMPILED = module.compiled
+
+
+@pytest.fixture(
+    scope="module",
+    autouse=True,
+    params=[*LEVELS, TILES],
+    ids=lambda p: "-".join(map(str, p)) if isinstance(p, tuple) else p,
+)
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
+        if request.param == TILES:
+            library = ctypes.CDLL(os.environ.get("HVD_COMPRESS_TILES", str(BUILD / "tiles.so")))
+            patch.setattr(module, "compiled", PlayedByCpu(library))
+            yield TILES
+            return
+        name, threads = request.param
         patch.setenv("HVD_COMPRESS_NUM_THREADS", str(threads))
         native.set_simd_level(name)
-        yield
+        yield name
         native.set_simd_level(native.simd_levels()[-1])

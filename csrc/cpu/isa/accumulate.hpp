@@ -1,7 +1,6 @@
 // The loop that all kernels with error feedback begin with.
 #pragma once
 
-#include "hvd_compress/sign.hpp"
 #include "isa.hpp"
 #include "types.hpp"
 
@@ -42,14 +41,6 @@ inline void accumulate(const G* grad, const R* residual, R* out, Place place, bo
 // The lanes of a vector from the i-th element on that lie before `end`.
 inline std::uint32_t valid(std::int64_t i, std::int64_t end) {
     return i + kLanes <= end ? 0xffffu : (1u << (end - i)) - 1;
-}
-
-// The lanes of a sum, added in the order of sign.hpp.
-inline double add_lanes(double* lanes) {
-    for (std::int64_t width = kSumLanes / 2; width > 0; width /= 2) {
-        for (std::int64_t j = 0; j < width; ++j) lanes[j] += lanes[j + width];
-    }
-    return lanes[0];
 }
 
 // Sixteen elements from the i-th on, zeros after `end`.

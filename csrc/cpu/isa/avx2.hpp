@@ -116,17 +116,21 @@ struct Isa {
         return __builtin_popcount(mask);
     }
 
-    // lanes[j] += |v[j]| + |v[j + 8]|, in this order.
+    // lanes[j] += |v[j]|.
     static void add_magnitudes(Vec v, double* lanes) {
         const __m256 low = _mm256_castsi256_ps(magnitude(v.low)), high = _mm256_castsi256_ps(magnitude(v.high));
-        add_four(lanes, _mm256_castps256_ps128(low), _mm256_castps256_ps128(high));
-        add_four(lanes + 4, _mm256_extractf128_ps(low, 1), _mm256_extractf128_ps(high, 1));
+        add_four(lanes, _mm256_cvtps_pd(_mm256_castps256_ps128(low)));
+        add_four(lanes + 4, _mm256_cvtps_pd(_mm256_extractf128_ps(low, 1)));
+        add_four(lanes + 8, _mm256_cvtps_pd(_mm256_castps256_ps128(high)));
+        add_four(lanes + 12, _mm256_cvtps_pd(_mm256_extractf128_ps(high, 1)));
     }
 
-    // lanes[j] += v[j]^2 + v[j + 8]^2, in this order.
+    // lanes[j] += v[j]^2.
     static void add_squares(Vec v, double* lanes) {
-        add_four_squares(lanes, _mm256_castps256_ps128(v.low), _mm256_castps256_ps128(v.high));
-        add_four_squares(lanes + 4, _mm256_extractf128_ps(v.low, 1), _mm256_extractf128_ps(v.high, 1));
+        add_four(lanes, squared(_mm256_castps256_ps128(v.low)));
+        add_four(lanes + 4, squared(_mm256_extractf128_ps(v.low, 1)));
+        add_four(lanes + 8, squared(_mm256_castps256_ps128(v.high)));
+        add_four(lanes + 12, squared(_mm256_extractf128_ps(v.high, 1)));
     }
 
     static std::uint32_t largest_key(Vec v) {
@@ -224,14 +228,12 @@ struct Isa {
         store_half(indices, _mm256_add_epi32(order(mask), _mm256_set1_epi32(first)));
         return __builtin_popcount(mask);
     }
-    static void add_four(double* lanes, __m128 first, __m128 second) {
-        const __m256d sum = _mm256_add_pd(_mm256_loadu_pd(lanes), _mm256_cvtps_pd(first));
-        _mm256_storeu_pd(lanes, _mm256_add_pd(sum, _mm256_cvtps_pd(second)));
+    static void add_four(double* lanes, __m256d numbers) {
+        _mm256_storeu_pd(lanes, _mm256_add_pd(_mm256_loadu_pd(lanes), numbers));
     }
-    static void add_four_squares(double* lanes, __m128 first, __m128 second) {
-        const __m256d a = _mm256_cvtps_pd(first), b = _mm256_cvtps_pd(second);
-        const __m256d sum = _mm256_add_pd(_mm256_loadu_pd(lanes), _mm256_mul_pd(a, a));
-        _mm256_storeu_pd(lanes, _mm256_add_pd(sum, _mm256_mul_pd(b, b)));
+    static __m256d squared(__m128 v) {
+        const __m256d wide = _mm256_cvtps_pd(v);
+        return _mm256_mul_pd(wide, wide);
     }
     static __m128i to_half(__m256 v) { return _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
     // As from_float<BFloat16>.

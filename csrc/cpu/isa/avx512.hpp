@@ -76,20 +76,21 @@ struct Isa {
         return __builtin_popcount(mask);
     }
 
-    // lanes[j] += |v[j]| + |v[j + 8]|, in this order.
+    // lanes[j] += |v[j]|.
     static void add_magnitudes(Vec v, double* lanes) {
         const __m512 m = _mm512_castsi512_ps(magnitude(v));
         const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(m));
         const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(m, 1));
-        _mm512_storeu_pd(lanes, _mm512_add_pd(_mm512_add_pd(_mm512_loadu_pd(lanes), low), high));
+        _mm512_storeu_pd(lanes, _mm512_add_pd(_mm512_loadu_pd(lanes), low));
+        _mm512_storeu_pd(lanes + 8, _mm512_add_pd(_mm512_loadu_pd(lanes + 8), high));
     }
 
-    // lanes[j] += v[j]^2 + v[j + 8]^2, in this order.
+    // lanes[j] += v[j]^2.
     static void add_squares(Vec v, double* lanes) {
         const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(v));
         const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1));
-        const __m512d sum = _mm512_add_pd(_mm512_loadu_pd(lanes), _mm512_mul_pd(low, low));
-        _mm512_storeu_pd(lanes, _mm512_add_pd(sum, _mm512_mul_pd(high, high)));
+        _mm512_storeu_pd(lanes, _mm512_add_pd(_mm512_loadu_pd(lanes), _mm512_mul_pd(low, low)));
+        _mm512_storeu_pd(lanes + 8, _mm512_add_pd(_mm512_loadu_pd(lanes + 8), _mm512_mul_pd(high, high)));
     }
 
     static std::uint32_t largest_key(Vec v) { return _mm512_reduce_max_epu32(magnitude(v)); }

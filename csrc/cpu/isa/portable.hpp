@@ -92,20 +92,14 @@ struct Isa {
         return count;
     }
 
-    // lanes[j] += |v[j]| + |v[j + 8]|, in this order.
+    // lanes[j] += |v[j]|.
     static void add_magnitudes(Vec v, double* lanes) {
-        for (int j = 0; j < 8; ++j) {
-            lanes[j] += static_cast<double>(from_bits(magnitude(v.lanes[j])));
-            lanes[j] += static_cast<double>(from_bits(magnitude(v.lanes[j + 8])));
-        }
+        for (int j = 0; j < 16; ++j) lanes[j] += static_cast<double>(from_bits(magnitude(v.lanes[j])));
     }
 
-    // lanes[j] += v[j]^2 + v[j + 8]^2, in this order.
+    // lanes[j] += v[j]^2.
     static void add_squares(Vec v, double* lanes) {
-        for (int j = 0; j < 8; ++j) {
-            lanes[j] += static_cast<double>(v.lanes[j]) * static_cast<double>(v.lanes[j]);
-            lanes[j] += static_cast<double>(v.lanes[j + 8]) * static_cast<double>(v.lanes[j + 8]);
-        }
+        for (int j = 0; j < 16; ++j) lanes[j] += static_cast<double>(v.lanes[j]) * static_cast<double>(v.lanes[j]);
     }
 
     static std::uint32_t largest_key(Vec v) {

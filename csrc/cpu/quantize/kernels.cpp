@@ -12,9 +12,9 @@ double correct(const void* grad, const void* residual, void* out, Place place, b
     double lanes[kSumLanes] = {};
     std::uint32_t largest = 0;
     accumulate(static_cast<const G*>(grad), static_cast<const R*>(residual), static_cast<R*>(out), place, past_caches,
-               [&](std::int64_t, Isa::Vec v) {
+               [&](std::int64_t i, Isa::Vec v) {
                    if (kind == Norm::kL2) {
-                       Isa::add_squares(v, lanes);
+                       Isa::add_squares(v, lanes + i % kSumLanes);
                    } else {
                        const std::uint32_t own = Isa::largest_key(v);
                        largest = own > largest ? own : largest;
@@ -22,7 +22,7 @@ double correct(const void* grad, const void* residual, void* out, Place place, b
                    return v;
                });
     if (kind == Norm::kMax) return static_cast<double>(from_bits(largest));
-    return add_lanes(lanes);
+    return add_lanes(lanes, kSumLanes);
 }
 
 // The random words for the elements of the group that starts with element i.

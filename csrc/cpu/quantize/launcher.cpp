@@ -15,13 +15,14 @@ constexpr std::int64_t kChunk = 8 * kSumBlock;
 bool is_width(int bits) { return bits == 2 || bits == 4 || bits == 8; }
 
 float norm_of(const double* blocks, std::int64_t count, Norm kind) {
-    double total = 0.0;
+    if (kind == Norm::kL2) return static_cast<float>(std::sqrt(add_blocks(blocks, count)));
+    double largest = 0.0;
     for (std::int64_t block = 0; block < count; ++block) {
         // A NaN must come through: it is not less than anything.
-        total = kind == Norm::kL2 ? total + blocks[block] : (blocks[block] <= total ? total : blocks[block]);
-        if (std::isnan(total)) break;
+        if (!(blocks[block] <= largest)) largest = blocks[block];
+        if (std::isnan(largest)) break;
     }
-    return static_cast<float>(kind == Norm::kL2 ? std::sqrt(total) : total);
+    return static_cast<float>(largest);
 }
 
 }  // namespace

@@ -6,21 +6,21 @@
 namespace hvd_compress::cpu::HVD_COMPRESS_LEVEL {
 namespace {
 
-static_assert(kLanes == 2 * kSumLanes, "a vector holds two elements of each lane, and two bytes of bits");
+static_assert(kSumLanes % kLanes == 0 && kLanes == 16, "a vector has lanes of its own, and two bytes of bits");
 
 template <class G, class R>
 double correct(const void* grad, const void* residual, void* out, Place place, bool past_caches, std::uint8_t* bits) {
     double lanes[kSumLanes] = {};
     accumulate(static_cast<const G*>(grad), static_cast<const R*>(residual), static_cast<R*>(out), place, past_caches,
                [&](std::int64_t i, Isa::Vec v) {
-                   Isa::add_magnitudes(v, lanes);
+                   Isa::add_magnitudes(v, lanes + i % kSumLanes);
                    std::uint32_t positive = ~Isa::below_zero(v);
                    if (i + kLanes > place.end) positive &= (1u << (place.end - i)) - 1;
                    bits[i / 8] = static_cast<std::uint8_t>(positive);
                    if (i + 8 < place.end) bits[i / 8 + 1] = static_cast<std::uint8_t>(positive >> 8);
                    return v;
                });
-    return add_lanes(lanes);
+    return add_lanes(lanes, kSumLanes);
 }
 
 template <class T, class Change>

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <numeric>
 
 #include "../pool/pool.hpp"
 #include "hvd_compress/dispatch.hpp"
@@ -14,7 +13,7 @@ constexpr std::int64_t kChunk = kBlocksPerChunk * kSumBlock;
 
 float mean(const double* sums, std::int64_t n) {
     if (n == 0) return 0.0f;
-    return static_cast<float>(std::accumulate(sums, sums + divided_up(n, kSumBlock), 0.0) / static_cast<double>(n));
+    return static_cast<float>(add_blocks(sums, divided_up(n, kSumBlock)) / static_cast<double>(n));
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 // Files that are compiled for different vector instructions share these functions, too. Inlined always, none of them is
 // ever code of its own, which the linker could take from the wrong file.
 #ifdef __CUDACC__
-#define HVD_COMPRESS_HD __host__ __device__ __forceinline__
+#define HVD_COMPRESS_HD __host__ __device__ __attribute__((always_inline))
 #else
 #define HVD_COMPRESS_HD __attribute__((always_inline))
 #endif

@@ -3,6 +3,8 @@
 // Indices may come from another rank, so each launcher looks at the whole list before it writes anything:
 // *first_bad = -1 if all lie in 0..n-1; else the position of the first that does not, and nothing else is written.
 // Indices may come in any order and more than once; what happens to repeated ones happens in the order of the list.
+// Not so on CUDA, where all are looked at at once: there a list by which something is written must ascend without
+// repetition, as all do that a compressor makes, and the first index that does not is bad.
 #pragma once
 
 #include "hvd_compress/types.hpp"

@@ -4,17 +4,12 @@
 // The bits that pad the last byte are 0.
 #pragma once
 
+#include "hvd_compress/sum.hpp"
 #include "hvd_compress/types.hpp"
 
 namespace hvd_compress {
 
-// The order in which magnitudes are summed is part of the interface, so that twins and threads agree to the bit:
-// element i goes to lane i % kSumLanes of block i / kSumBlock, in fp64; lanes are added pairwise (lane j and lane
-// j + width for width = 4, 2, 1), blocks in ascending order.
-constexpr std::int64_t kSumBlock = 4096;
-constexpr std::int64_t kSumLanes = 8;
-
-constexpr std::int64_t sign_bytes(std::int64_t n) noexcept { return n / 8 + (n % 8 != 0); }
+HVD_COMPRESS_HD constexpr std::int64_t sign_bytes(std::int64_t n) noexcept { return n / 8 + (n % 8 != 0); }
 
 using SignWorkspaceBytes = std::size_t(std::int64_t n) noexcept;
 

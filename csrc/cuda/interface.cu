@@ -1,0 +1,109 @@
+// The library's C interface: what hvd_compress/native/cuda.py calls. Statuses are those of types.hpp.
+#include "hvd_compress/feedback.hpp"
+#include "hvd_compress/scatter.hpp"
+#include "hvd_compress/sign.hpp"
+#include "hvd_compress/topk.hpp"
+
+#ifndef __CUDACC__
+#include "block.hpp"
+#endif
+
+#define HVD_COMPRESS_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+using namespace hvd_compress;
+
+ConstArray const_array(const void* data, int dtype) { return {data, static_cast<DType>(dtype)}; }
+Array array(void* data, int dtype) { return {data, static_cast<DType>(dtype)}; }
+int code(Status status) { return static_cast<int>(status); }
+
+}  // namespace
+
+// How many GPUs can be used; below zero, the runtime's error with its sign changed.
+HVD_COMPRESS_EXPORT int hvd_compress_device_count() {
+#ifdef __CUDACC__
+    int count = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    return error == cudaSuccess ? count : -static_cast<int>(error);
+#else
+    return 0;
+#endif
+}
+
+#ifndef __CUDACC__
+HVD_COMPRESS_EXPORT void hvd_compress_set_backwards(int backwards) { cuda::backwards = backwards != 0; }
+#endif
+
+HVD_COMPRESS_EXPORT int hvd_compress_accumulate(const void* grad, int grad_dtype, const void* residual, void* out,
+                                                int out_dtype, std::int64_t n, std::int32_t* finite, void* stream) {
+    return code(cuda::accumulate(const_array(grad, grad_dtype), const_array(residual, out_dtype), array(out, out_dtype),
+                                 n, finite, stream));
+}
+
+HVD_COMPRESS_EXPORT std::size_t hvd_compress_topk_workspace_bytes(std::int64_t n, std::int64_t k) {
+    return cuda::topk_workspace_bytes(n, k);
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_topk(const void* x, int dtype, std::int64_t n, std::int64_t k,
+                                          std::int32_t* indices, void* values, void* workspace,
+                                          std::size_t workspace_bytes, void* stream) {
+    return code(cuda::topk(const_array(x, dtype), n, k, indices, values, {workspace, workspace_bytes}, stream));
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_topk_accumulate(const void* grad, int grad_dtype, const void* residual, void* out,
+                                                     int out_dtype, std::int64_t n, std::int64_t k,
+                                                     std::int32_t* indices, float* values, void* workspace,
+                                                     std::size_t workspace_bytes, void* stream) {
+    return code(cuda::topk_accumulate(const_array(grad, grad_dtype), const_array(residual, out_dtype),
+                                      array(out, out_dtype), n, k, indices, values, {workspace, workspace_bytes},
+                                      stream));
+}
+
+HVD_COMPRESS_EXPORT std::size_t hvd_compress_sign_workspace_bytes(std::int64_t n) {
+    return cuda::sign_workspace_bytes(n);
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_sign_accumulate(const void* grad, int grad_dtype, const void* residual, void* out,
+                                                     int out_dtype, std::int64_t n, std::uint8_t* bits, float* scale,
+                                                     void* workspace, std::size_t workspace_bytes, void* stream) {
+    return code(cuda::sign_accumulate(const_array(grad, grad_dtype), const_array(residual, out_dtype),
+                                      array(out, out_dtype), n, bits, scale, {workspace, workspace_bytes}, stream));
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_sign_add(const std::uint8_t* bits, const float* scale, void* out, int dtype,
+                                              std::int64_t n, float weight, void* stream) {
+    return code(cuda::sign_add(bits, scale, array(out, dtype), n, weight, stream));
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_gather(const void* x, int dtype, std::int64_t n, const std::int32_t* indices,
+                                            std::int64_t count, void* values, std::int64_t* first_bad, void* stream) {
+    return code(cuda::gather(const_array(x, dtype), n, indices, count, values, first_bad, stream));
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_take(void* x, int dtype, std::int64_t n, const std::int32_t* indices,
+                                          std::int64_t count, float* values, std::int64_t* first_bad, void* stream) {
+    return code(cuda::take(array(x, dtype), n, indices, count, values, first_bad, stream));
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_scatter_add(const std::int32_t* indices, const void* values, int values_dtype,
+                                                 std::int64_t count, void* out, int out_dtype, std::int64_t n,
+                                                 float scale, std::int64_t* first_bad, void* stream) {
+    return code(cuda::scatter_add(indices, const_array(values, values_dtype), count, array(out, out_dtype), n, scale,
+                                  first_bad, stream));
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_scatter_set(const std::int32_t* indices, const void* values, int values_dtype,
+                                                 std::int64_t count, void* out, int out_dtype, std::int64_t n,
+                                                 float scale, std::int64_t* first_bad, void* stream) {
+    return code(cuda::scatter_set(indices, const_array(values, values_dtype), count, array(out, out_dtype), n, scale,
+                                  first_bad, stream));
+}
+
+// `lists` lies in the host's memory; what it points to, in the device's.
+HVD_COMPRESS_EXPORT int hvd_compress_scatter_lists(const SparseList* lists, std::int64_t list_count, int values_dtype,
+                                                   void* out, int out_dtype, std::int64_t n, float scale, int clear,
+                                                   std::int64_t* bad_list, std::int64_t* first_bad, void* stream) {
+    return code(cuda::scatter_lists(lists, list_count, static_cast<DType>(values_dtype), array(out, out_dtype), n,
+                                    scale, clear != 0, bad_list, first_bad, stream));
+}

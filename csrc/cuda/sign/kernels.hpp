@@ -1,0 +1,170 @@
+// The steps of sign compression: correct and pack, average, subtract what was sent; and adding what others sent.
+#pragma once
+
+#include "../tile.hpp"
+#include "hvd_compress/sign.hpp"
+
+namespace hvd_compress::cuda {
+
+constexpr int kSignThreads = 256;
+constexpr int kSignRounds = static_cast<int>(kSumBlock) / kSignThreads / kWide;
+static_assert(kSignThreads * kSignRounds * kWide == kSumBlock, "a tile is a block of the sum");
+
+// The element that a thread of a tile begins with in a round.
+HVD_COMPRESS_TILE std::int64_t sign_at(std::int64_t tile, int round, int t) {
+    return tile * kSumBlock + (round * kSignThreads + t) * kWide;
+}
+
+// Adds lanes pairwise; the sum is then in lanes[0]. The number of lanes is a power of two.
+template <class B>
+HVD_COMPRESS_TILE void add_lanes(const B& block, double* lanes, int count) {
+    for (int width = count / 2; width > 0; width /= 2) {
+        block.sync();
+        block.each([&](int t) {
+            if (t < width) lanes[t] += lanes[t + width];
+        });
+    }
+    block.sync();
+}
+
+template <class Source>
+struct Correct {
+    static constexpr int kThreads = kSignThreads;
+    struct Shared {
+        float magnitudes[kSumBlock];
+        std::uint32_t bits[kSumBlock / 32];
+        double lanes[kSumLanes];
+    };
+    Source source;
+    std::uint8_t* bits;
+    double* sums;
+
+    template <class B>
+    HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
+        block.each([&](int t) {
+            for (int i = t; i < kSumBlock / 32; i += kThreads) shared.bits[i] = 0;
+        });
+        block.sync();
+        block.each([&](int t) {
+            float v[kSignRounds][kWide];
+            HVD_COMPRESS_UNROLL
+            for (int round = 0; round < kSignRounds; ++round) source.read(sign_at(block.index, round, t), v[round]);
+            HVD_COMPRESS_UNROLL
+            for (int round = 0; round < kSignRounds; ++round) {
+                const std::int64_t i = sign_at(block.index, round, t);
+                const int own = (round * kThreads + t) * kWide;
+                std::uint32_t positive = 0;
+                source.write(i, v[round]);
+                HVD_COMPRESS_UNROLL
+                for (int j = 0; j < kWide; ++j) {
+                    shared.magnitudes[own + j] = from_bits(to_bits(v[round][j]) & 0x7fffffffu);
+                    positive |= static_cast<std::uint32_t>(!(v[round][j] < 0.0f) && i + j < source.n) << j;
+                }
+                atomic_or(&shared.bits[own / 32], positive << own % 32);
+            }
+        });
+        block.sync();
+        block.each([&](int t) {
+            if (t < kSumLanes) {
+                double sum = 0.0;
+                for (int i = t; i < kSumBlock; i += kSumLanes) sum += static_cast<double>(shared.magnitudes[i]);
+                shared.lanes[t] = sum;
+            }
+            const std::int64_t first = block.index * (kSumBlock / 8), end = sign_bytes(source.n);
+            for (int i = t; i < kSumBlock / 8 && first + i < end; i += kThreads) {
+                bits[first + i] = static_cast<std::uint8_t>(shared.bits[i / 4] >> i % 4 * 8);
+            }
+        });
+        add_lanes(block, shared.lanes, kSumLanes);
+        block.each([&](int t) {
+            if (t == 0) sums[block.index] = shared.lanes[0];
+        });
+    }
+};
+
+// *scale = mean of what the blocks' sums add up to.
+struct Average {
+    static constexpr int kThreads = kBlockLanes;
+    struct Shared {
+        double lanes[kBlockLanes];
+    };
+    const double* sums;
+    std::int64_t n;
+    float* scale;
+
+    template <class B>
+    HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
+        block.each([&](int t) {
+            double sum = 0.0;
+            for (std::int64_t i = t; i * kSumBlock < n; i += kBlockLanes) sum += sums[i];
+            shared.lanes[t] = sum;
+        });
+        add_lanes(block, shared.lanes, kBlockLanes);
+        block.each([&](int t) {
+            if (t == 0) *scale = n == 0 ? 0.0f : static_cast<float>(shared.lanes[0] / static_cast<double>(n));
+        });
+    }
+};
+
+// x -= *scale by the sign of x, from the last tile on: what was written last may still be in the cache.
+template <class R>
+struct SubtractSent {
+    static constexpr int kThreads = kSignThreads;
+    struct Shared {};
+    R* x;
+    std::int64_t n;
+    bool aligned;
+    const float* scale;
+
+    template <class B>
+    HVD_COMPRESS_TILE void operator()(const B& block, Shared&) const {
+        const std::int64_t tile = block.count - 1 - block.index;
+        const float sent = *scale;
+        block.each([&](int t) {
+            float v[kSignRounds][kWide];
+            HVD_COMPRESS_UNROLL
+            for (int round = 0; round < kSignRounds; ++round) load(x, sign_at(tile, round, t), n, aligned, v[round]);
+            HVD_COMPRESS_UNROLL
+            for (int round = 0; round < kSignRounds; ++round) {
+                HVD_COMPRESS_UNROLL
+                for (int j = 0; j < kWide; ++j) v[round][j] -= v[round][j] < 0.0f ? -sent : sent;
+                store(x, sign_at(tile, round, t), n, aligned, v[round]);
+            }
+        });
+    }
+};
+
+template <class T>
+struct AddSigns {
+    static constexpr int kThreads = kSignThreads;
+    struct Shared {};
+    const std::uint8_t* bits;
+    const float* scale;
+    T* out;
+    std::int64_t n;
+    bool aligned;
+    float weight;
+
+    template <class B>
+    HVD_COMPRESS_TILE void operator()(const B& block, Shared&) const {
+        const float step = weight * *scale;
+        block.each([&](int t) {
+            float v[kSignRounds][kWide];
+            HVD_COMPRESS_UNROLL
+            for (int round = 0; round < kSignRounds; ++round) {
+                load(out, sign_at(block.index, round, t), n, aligned, v[round]);
+            }
+            HVD_COMPRESS_UNROLL
+            for (int round = 0; round < kSignRounds; ++round) {
+                const std::int64_t i = sign_at(block.index, round, t);
+                if (i >= n) break;
+                const std::uint32_t own = bits[i / 8] >> i % 8;
+                HVD_COMPRESS_UNROLL
+                for (int j = 0; j < kWide; ++j) v[round][j] += (own >> j & 1u) != 0 ? step : -step;
+                store(out, i, n, aligned, v[round]);
+            }
+        });
+    }
+};
+
+}  // namespace hvd_compress::cuda

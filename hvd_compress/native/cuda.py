@@ -1,0 +1,159 @@
+"""The CUDA kernels: a library with a C interface, loaded when a CUDA tensor first meets a kernel.
+
+Whatever a kernel finds out (is all finite? which index is bad?) it leaves in memory of its device, and returns as a
+tensor: the host waits for the device only where somebody looks into it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from hvd_compress.errors import UnsupportedError
+
+LIBRARY = Path(__file__).resolve().parent.parent / "libhvd_compress_cuda.so"
+
+_OK = 0
+_STATUS = {
+    1: "a dtype, or a pair of dtypes, that it has no code for",
+    2: "a size out of range",
+    3: "more elements than int32 indices reach",
+    4: "too small a workspace",
+    7: "CUDA refused to run a kernel",
+}
+_POINTER, _INT, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+
+# The parameters of each function of csrc/cuda/interface.cu, the stream at the end excepted.
+_PARAMETERS: dict[str, list[type]] = {
+    "accumulate": [_POINTER, _INT, _POINTER, _POINTER, _INT, _SIZE, _POINTER],
+    "topk": [_POINTER, _INT, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE],
+    "topk_accumulate": [
+        _POINTER, _INT, _POINTER, _POINTER, _INT, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE,
+    ],
+    "sign_accumulate": [_POINTER, _INT, _POINTER, _POINTER, _INT, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE],
+    "sign_add": [_POINTER, _POINTER, _POINTER, _INT, _SIZE, _FLOAT],
+    "gather": [_POINTER, _INT, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER],
+    "take": [_POINTER, _INT, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER],
+    "scatter_add": [_POINTER, _POINTER, _INT, _SIZE, _POINTER, _INT, _SIZE, _FLOAT, _POINTER],
+    "scatter_set": [_POINTER, _POINTER, _INT, _SIZE, _POINTER, _INT, _SIZE, _FLOAT, _POINTER],
+    "scatter_lists": [_POINTER, _SIZE, _INT, _POINTER, _INT, _SIZE, _FLOAT, _INT, _POINTER, _POINTER],
+}  # fmt: skip
+_WORKSPACES: dict[str, list[type]] = {"topk_workspace_bytes": [_SIZE, _SIZE], "sign_workspace_bytes": [_SIZE]}
+
+
+class _SparseList(ctypes.Structure):
+    """SparseList of csrc/include/hvd_compress/scatter.hpp."""
+
+    _fields_ = (("indices", _POINTER), ("values", _POINTER), ("count", _SIZE))
+
+
+class Kernels:
+    """Of hvd_compress._native the functions that the library has, with the same parameters.
+
+    Args:
+        library: with the C interface of csrc/cuda/interface.cu.
+        device: where tensors lie.
+        stream: returns the address of the stream that kernels run on.
+    """
+
+    def __init__(self, library: ctypes.CDLL, device: torch.device, stream: Callable[[], int]) -> None:
+        self._library, self._device, self._stream = library, device, stream
+        for name, parameters in _PARAMETERS.items():
+            getattr(library, f"hvd_compress_{name}").argtypes = [*parameters, _POINTER]
+        for name, parameters in _WORKSPACES.items():
+            function = getattr(library, f"hvd_compress_{name}")
+            function.argtypes, function.restype = parameters, ctypes.c_size_t
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        if name in _WORKSPACES:
+            return getattr(self._library, f"hvd_compress_{name}")  # type: ignore[no-any-return]
+        if name in _PARAMETERS:
+            return functools.partial(self._call, name)
+        raise UnsupportedError(f"{name} has no CUDA kernel in this version; move the tensors to the CPU")
+
+    def accumulate(self, *arguments: int) -> torch.Tensor:
+        finite = self._result(torch.int32)
+        self._call("accumulate", *arguments, finite.data_ptr())
+        return finite
+
+    def gather(self, *arguments: int) -> torch.Tensor:
+        return self._first_bad("gather", *arguments)
+
+    def take(self, *arguments: int) -> torch.Tensor:
+        return self._first_bad("take", *arguments)
+
+    def scatter_add(self, *arguments: float) -> torch.Tensor:
+        return self._first_bad("scatter_add", *arguments)
+
+    def scatter_set(self, *arguments: float) -> torch.Tensor:
+        return self._first_bad("scatter_set", *arguments)
+
+    def scatter_lists(
+        self,
+        lists: Sequence[tuple[int, int, int]],
+        dtype: int,
+        out: int,
+        out_dtype: int,
+        n: int,
+        scale: float,
+        clear: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        array = (_SparseList * len(lists))(*(_SparseList(*one) for one in lists))
+        bad_list, first_bad = self._result(torch.int64), self._result(torch.int64)
+        address = ctypes.addressof(array)
+        self._call(
+            "scatter_lists", address, len(lists), dtype, out, out_dtype, n, scale, clear,
+            bad_list.data_ptr(), first_bad.data_ptr(),
+        )  # fmt: skip
+        return bad_list, first_bad
+
+    def _first_bad(self, name: str, *arguments: float) -> torch.Tensor:
+        first_bad = self._result(torch.int64)
+        self._call(name, *arguments, first_bad.data_ptr())
+        return first_bad
+
+    def _result(self, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty((), dtype=dtype, device=self._device)
+
+    def _call(self, name: str, *arguments: float) -> None:
+        status = getattr(self._library, f"hvd_compress_{name}")(*arguments, self._stream())
+        if status != _OK:
+            raise RuntimeError(f"{name} on {self._device} refused its arguments: {_STATUS.get(status, status)}")
+
+
+def kernels(device: torch.device) -> Kernels:
+    """Return the kernels for a CUDA device. Raises UnsupportedError where they cannot be had."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return _kernels(index)
+
+
+@functools.cache
+def _kernels(index: int) -> Kernels:
+    device = torch.device("cuda", index)
+
+    library = load()
+    count = int(library.hvd_compress_device_count())
+    if count <= index:
+        found = f"CUDA error {-count}" if count < 0 else f"{count} GPUs"
+        raise UnsupportedError(f"{device} cannot be used: the CUDA runtime reports {found}; is a driver there?")
+
+    def stream() -> int:
+        return int(torch.cuda.current_stream(device).cuda_stream)
+
+    return Kernels(library, device, stream)
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """Return the library. Raises UnsupportedError where it was not built."""
+    try:
+        return ctypes.CDLL(str(LIBRARY))
+    except OSError as error:
+        raise UnsupportedError(
+            f"the CUDA kernels cannot be loaded ({error}); they are built with hvd_compress where nvcc is found: "
+            "install the CUDA toolkit, run `pip install .` in the checkout again, or keep gradients on the CPU"
+        ) from error
