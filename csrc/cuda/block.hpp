@@ -107,7 +107,8 @@ class Block {
 
     template <class Step>
     void each(Step step) const {
-        for (int thread = 0; thread < threads; ++thread) step(backwards ? threads - 1 - thread : thread);
+        const bool turned = backwards;  // which another call may change meanwhile
+        for (int thread = 0; thread < threads; ++thread) step(turned ? threads - 1 - thread : thread);
     }
     void sync() const {}
 

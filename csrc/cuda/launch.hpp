@@ -19,7 +19,8 @@ __global__ void __launch_bounds__(Kernel::kThreads) run(const Kernel kernel) {
 // An error of the launch, a bad stream for one, stays with the CUDA runtime until launch_status() asks.
 template <class Kernel>
 void launch(const Kernel& kernel, std::int64_t blocks, Stream stream) {
-    if (blocks > 0) run<<<static_cast<unsigned>(blocks), Kernel::kThreads, 0, static_cast<cudaStream_t>(stream)>>>(kernel);
+    if (blocks > 0)
+        run<<<static_cast<unsigned>(blocks), Kernel::kThreads, 0, static_cast<cudaStream_t>(stream)>>>(kernel);
 }
 
 inline Status launch_status() { return cudaGetLastError() == cudaSuccess ? Status::kOk : Status::kLaunchFailed; }

@@ -57,7 +57,7 @@ class Compressor(ABC):
 
     def decompress(self, payload: Payload, segments: Segments) -> torch.Tensor:
         """Return the fp32 tensor (numel,) that the payload stands for."""
-        out = torch.zeros(payload.numel, dtype=torch.float32)
+        out = torch.zeros(payload.numel, dtype=torch.float32, device="cpu")
         self.add_to(out, payload, 1.0, segments)
         return out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from hvd_compress import native
@@ -36,7 +37,7 @@ def mstopk(x: torch.Tensor, k: int, rounds: int = 25) -> tuple[torch.Tensor, tor
     magnitudes = values.float().abs().double().sort().values
     if not bool(magnitudes[-1].isfinite()):
         return native.topk(x, k)
-    mean = float(torch.linalg.vector_norm(x, 1, dtype=torch.float64)) / x.numel()
+    mean = float(np.abs(x.float().numpy()).mean(dtype=np.float64))  # not by torch, whose sums depend on its threads
     upper, lower = _bisect(magnitudes, k, mean, rounds)
     chosen = values.float().abs().double() >= upper
     sure = candidates[chosen]

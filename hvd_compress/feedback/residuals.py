@@ -36,7 +36,7 @@ class Residuals:
     def bind(self, names: Sequence[str], segments: Sequence[int]) -> BucketResidual:
         """Give the parameters of a new bucket their place in one flat buffer, with what is remembered of them."""
         numel = sum(segments)
-        bucket = BucketResidual(torch.zeros(numel), torch.empty(numel))
+        bucket = BucketResidual(*(torch.zeros(numel, dtype=torch.float32, device="cpu") for _ in range(2)))
         start = 0
         for name, length in zip(names, segments, strict=True):
             kept = self._read(name)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 
 import torch
 
-from hvd_compress.errors import ConfigError, PayloadError
+from hvd_compress.errors import ConfigError, PayloadError, UnsupportedError
 from hvd_compress.native.module import FLOATS
 
 MAX_NUMEL = 2**31 - 1
@@ -26,6 +27,7 @@ def feedback_out(grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor |
         itself = tensor.data_ptr() == out.data_ptr() and tensor.dtype == out.dtype and tensor.device == out.device
         if not itself:
             check_apart(name, tensor, "out", out)
+    written("out", out)
     return out
 
 
@@ -35,18 +37,30 @@ def check_tensor(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...
     check_device(name, tensor.device)
     if tensor.dtype not in dtypes:
         wanted = " or ".join(str(dtype) for dtype in dict.fromkeys(dtypes))
-        raise ConfigError(f"{name} must be of {wanted}, got {tensor.dtype}")
+        raise ConfigError(f"{name} must be of {wanted}, got {tensor.dtype}; convert it with .to()")
+    if tensor.is_neg():
+        raise ConfigError(f"{name} is a view that negates what lies in memory; call .resolve_neg() first")
     if tensor.layout is not torch.strided or tensor.dim() != 1 or not tensor.is_contiguous():
         raise ConfigError(
             f"{name} must be contiguous and one-dimensional, got shape {tuple(tensor.shape)}"
             + (f" with strides {tensor.stride()}" if tensor.layout is torch.strided else f" with {tensor.layout}")
+            + "; use .contiguous().view(-1)"
         )
     if tensor.numel() > MAX_NUMEL:
         raise ConfigError(f"{name} has {tensor.numel()} elements; int32 indices reach {MAX_NUMEL}")
     if tensor.untyped_storage().nbytes() < tensor.storage_offset() * tensor.element_size() + tensor.nbytes:
         raise ConfigError(f"{name} has no memory behind it: its storage was resized")
+    if tensor.numel() and not tensor.data_ptr():
+        raise UnsupportedError(f"{name} only stands for a tensor: call kernels outside of torch.compile and the like")
     if tensor.data_ptr() % tensor.element_size():
         raise ConfigError(f"{name} does not start at a multiple of its element size, {tensor.element_size()} bytes")
+
+
+def written(name: str, tensor: torch.Tensor) -> None:
+    """Tell autograd that a kernel writes here: where it needs the old values, its backward pass then fails as usual."""
+    if tensor.requires_grad:
+        raise ConfigError(f"{name} requires a gradient, and kernels write past autograd; pass {name}.detach()")
+    torch.autograd.graph.increment_version(tensor)
 
 
 def check_device(name: str, device: torch.device) -> None:
@@ -102,9 +116,22 @@ def check_indices(first_bad: int | torch.Tensor, indices: torch.Tensor, of: torc
         raise PayloadError(f"index {index} at position {first_bad} of {indices.numel()} {fault}")
 
 
+def checked_int(name: str, value: int, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= value <= high:
+        raise ConfigError(f"{name} = {value!r} is not a whole number in {low}..{high}")
+    return int(value)
+
+
+def checked_float(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ConfigError(f"{name} must be a number, got {value!r}")
+    return float(value)
+
+
 def checked_k(k: int, numel: int) -> int:
-    if isinstance(k, bool) or not isinstance(k, int):
-        raise ConfigError(f"k must be an int, got {k!r}")
+    if isinstance(k, bool) or not isinstance(k, numbers.Integral):
+        raise ConfigError(f"k must be an int, got {k!r}; for a ratio pass int(ratio * numel)")
+    k = int(k)
     if not 0 <= k <= numel:
         raise ConfigError(f"k = {k} lies outside 0..{numel}, the number of elements")
     return k
@@ -113,7 +140,9 @@ def checked_k(k: int, numel: int) -> int:
 def one_float(name: str, scale: float | torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """Return one fp32 number where `out` lies."""
     if not isinstance(scale, torch.Tensor):
-        return torch.full((), scale, dtype=torch.float32, device=out.device)
+        if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
+            raise ConfigError(f"{name} must be a number or a tensor of one, got {scale!r}")
+        return torch.full((), float(scale), dtype=torch.float32, device=out.device)
     check_tensor(name, scale if scale.dim() else scale.reshape(1), (torch.float32,))
     if scale.numel() != 1:
         raise ConfigError(f"{name} must be one element, got {scale.numel()}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hvd_compress.errors import ConfigError
 from hvd_compress.native.checks import check_tensor
 from hvd_compress.native.module import CODES, compiled, memory, on, prepare
 
@@ -29,7 +30,12 @@ class GainCurve:
 
         Within 1 % of the exact value: 256 bins lie between a magnitude and its double, and within one the share grows
         in proportion to the number of elements. 1 where all of x is zero.
+
+        Args:
+            k: whole numbers; what lies outside 0..n counts as the nearer end. Raises ConfigError for a ratio.
         """
+        if torch.as_tensor(k).is_floating_point():
+            raise ConfigError(f"k = {k} is not a number of elements; for a ratio pass int(ratio * numel)")
         at = torch.as_tensor(k, dtype=torch.int64).clamp(0, int(self.counts[-1]))
         above = torch.searchsorted(self.counts, at).clamp(min=1)
         low, high = self.counts[above - 1], self.counts[above]
@@ -57,7 +63,8 @@ def gain_curve(x: torch.Tensor) -> GainCurve:
     squares = (edges[0].square() + edges[0] * edges[1] + edges[1].square()) / 3.0
     squares[used == 0] = 0.0
     mass = torch.cumsum(squares * counts[used], 0)
-    zero = torch.zeros(1, dtype=torch.int64)
+    zero = torch.zeros(1, dtype=torch.int64, device=x.device)
     if not used.numel() or mass[-1] == 0:  # of nothing, any one element holds all
-        return GainCurve(torch.tensor([0, 1]), torch.tensor([0.0, 1.0], dtype=torch.float64))
+        one = torch.ones(1, dtype=torch.int64, device=x.device)
+        return GainCurve(torch.cat([zero, one]), torch.cat([zero, one]).double())
     return GainCurve(torch.cat([zero, torch.cumsum(counts[used], 0)]), torch.cat([zero.double(), mass / mass[-1]]))

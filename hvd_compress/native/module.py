@@ -40,13 +40,16 @@ else:
 def num_threads() -> int:
     """Return how many threads a kernel uses: HVD_COMPRESS_NUM_THREADS, or else as many as torch.
 
-    Raises ConfigError where the variable is not a whole number, 1 or more.
+    Raises ConfigError where the variable is not a whole number from 1 to 1024.
     """
     text = os.environ.get("HVD_COMPRESS_NUM_THREADS", "").strip()
     if not text:
-        return torch.get_num_threads()
-    if not text.isdecimal() or not 1 <= int(text) <= _MAX_THREADS:
-        raise ConfigError(f"HVD_COMPRESS_NUM_THREADS = {text!r} is not a whole number in 1..{_MAX_THREADS}")
+        return min(torch.get_num_threads(), _MAX_THREADS)
+    if not text.isdecimal() or len(text) > 4 or not 1 <= int(text) <= _MAX_THREADS:
+        raise ConfigError(
+            f"HVD_COMPRESS_NUM_THREADS = {text!r} is not a whole number in 1..{_MAX_THREADS}; unset it for as many as "
+            "torch uses"
+        )
     return int(text)
 
 
@@ -69,7 +72,7 @@ def set_simd_level(name: str) -> None:
 class _Scratch(threading.local):
     """What this thread keeps from call to call."""
 
-    workspace = torch.empty(0, dtype=torch.uint8)
+    workspace = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 scratch = _Scratch()
@@ -90,7 +93,7 @@ def prepare(size_bytes: int = 0, like: torch.Tensor | None = None) -> torch.Tens
         return torch.empty(size_bytes, dtype=torch.uint8, device=like.device)
     compiled.set_num_threads(num_threads())
     if scratch.workspace.numel() < size_bytes:
-        scratch.workspace = torch.empty(size_bytes, dtype=torch.uint8)
+        scratch.workspace = torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
     return scratch.workspace
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import torch
 
 from hvd_compress.errors import ConfigError, PayloadError
-from hvd_compress.native.checks import check_apart, check_tensor, feedback_out, one_float, outputs
+from hvd_compress.native.checks import (
+    check_apart,
+    check_tensor,
+    checked_float,
+    checked_int,
+    feedback_out,
+    one_float,
+    outputs,
+    written,
+)
 from hvd_compress.native.module import CODES, fed, memory, on, prepare
 
 _NORMS = ("l2", "max")
@@ -47,8 +56,8 @@ def quantize_accumulate(
     _check_bits(bits)
     if norm not in _NORMS:
         raise ConfigError(f"norm = {norm!r} is not one of {', '.join(_NORMS)}")
-    if not 0 <= seed < 2**64:
-        raise ConfigError(f"seed = {seed} lies outside 0..2^64 - 1")
+    seed = checked_int("seed", seed, 0, 2**64 - 1)
+    step, bucket = (checked_int(name, v, -(2**63), 2**63 - 1) for name, v in (("step", step), ("bucket", bucket)))
     count = _packed_bytes(out.numel(), bits)
     packed, size = outputs(into, (out, grad, residual), packed=(count, torch.uint8), norm=(None, torch.float32))
     workspace = prepare(on(out).quantize_workspace_bytes(out.numel()), out)
@@ -85,14 +94,22 @@ def quantize_add(packed: torch.Tensor, norm: float | torch.Tensor, out: torch.Te
     if packed.numel() != expected:
         raise PayloadError(f"{packed.numel()} bytes for {out.numel()} elements of {bits} bits, expected {expected}")
     size = one_float("norm", norm, out)
+    weight = checked_float("weight", weight)
+    written("out", out)
     prepare(like=out)
     on(out).quantize_add(
-        packed.data_ptr(), size.data_ptr(), out.data_ptr(), CODES[out.dtype], out.numel(), bits, float(weight)
+        packed.data_ptr(),
+        size.data_ptr(),
+        out.data_ptr(),
+        CODES[out.dtype],
+        out.numel(),
+        bits,
+        weight,
     )
 
 
 def _check_bits(bits: int) -> None:
-    if bits not in (2, 4, 8):
+    if isinstance(bits, bool) or not isinstance(bits, int) or bits not in (2, 4, 8):
         raise ConfigError(f"bits = {bits!r} is not 2, 4 or 8")
 
 

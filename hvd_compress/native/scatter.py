@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from hvd_compress.errors import ConfigError, PayloadError
-from hvd_compress.native.checks import check_apart, check_indices, check_tensor
+from hvd_compress.native.checks import check_apart, check_indices, check_tensor, checked_float, written
 from hvd_compress.native.module import CODES, on, prepare
 
 
@@ -39,6 +39,7 @@ def take(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     check_tensor("x", x)
     check_tensor("indices", indices, (torch.int32,))
     check_apart("indices", indices, "x", x)
+    written("x", x)
     values = torch.empty(indices.numel(), dtype=torch.float32, device=x.device)
     first_bad = on(x).take(
         x.data_ptr(), CODES[x.dtype], x.numel(), indices.data_ptr(), indices.numel(), values.data_ptr()
@@ -85,6 +86,9 @@ def scatter_lists(
         PayloadError: says in which list; `out` is then as it was.
     """
     check_tensor("out", out)
+    pairs = isinstance(lists, Sequence) and all(isinstance(one, tuple) and len(one) == 2 for one in lists)
+    if not pairs:
+        raise ConfigError("lists must be a sequence of pairs (indices, values), one of each rank")
     dtype, lists = out.dtype, list(lists)
     for number, (indices, values) in enumerate(lists):
         check_tensor(f"indices of {origin} {number}", indices, (torch.int32,))
@@ -96,6 +100,7 @@ def scatter_lists(
         check_apart(f"values of {origin} {number}", values, "out", out)
         if indices.numel() != values.numel():
             raise PayloadError(f"{origin} {number}: {indices.numel()} indices for {values.numel()} values")
+    written("out", out)
     prepare(like=out)
     bad_list, first_bad = on(out).scatter_lists(
         [(indices.data_ptr(), values.data_ptr(), indices.numel()) for indices, values in lists],
@@ -103,7 +108,7 @@ def scatter_lists(
         out.data_ptr(),
         CODES[out.dtype],
         out.numel(),
-        float(scale),
+        checked_float("scale", scale),
         clear,
     )
     bad_list, first_bad = int(bad_list), int(first_bad)
@@ -129,6 +134,7 @@ def _scatter(
     check_apart("values", values, "out", out)
     if indices.numel() != values.numel():
         raise PayloadError(f"{indices.numel()} indices for {values.numel()} values")
+    written("out", out)
     first_bad = getattr(on(out), kernel)(
         indices.data_ptr(),
         values.data_ptr(),
@@ -137,6 +143,6 @@ def _scatter(
         out.data_ptr(),
         CODES[out.dtype],
         out.numel(),
-        float(scale),
+        checked_float("scale", scale),
     )
     check_indices(first_bad, indices, out)

@@ -7,7 +7,7 @@ import math
 import torch
 
 from hvd_compress.errors import ConfigError
-from hvd_compress.native.checks import check_tensor, checked_k, feedback_out, outputs
+from hvd_compress.native.checks import check_tensor, checked_float, checked_k, feedback_out, outputs
 from hvd_compress.native.module import CODES, fed, memory, on, prepare, scratch
 
 
@@ -87,11 +87,13 @@ def threshold_select(x: torch.Tensor, tau: float) -> tuple[torch.Tensor, torch.T
         indices (k,) int32, ascending, and values (k,) of x's dtype.
     """
     check_tensor("x", x)
+    tau = checked_float("tau", tau)
     if math.isnan(tau):
         raise ConfigError("tau is NaN, to which nothing compares")
     arguments = (x.data_ptr(), CODES[x.dtype], x.numel(), tau)
     workspace = prepare(on(x).threshold_workspace_bytes(x.numel()), x)
-    scratch.workspace = torch.empty(0, dtype=torch.uint8)  # not for others, who may run before the second call
+    # Not for others, who may run before the second call.
+    scratch.workspace = torch.empty(0, dtype=torch.uint8, device="cpu")
     k = on(x).threshold_count(*arguments, *memory(workspace))
     indices, values = outputs(None, (x,), indices=(k, torch.int32), values=(k, x.dtype))
     on(x).threshold_select(*arguments, k, indices.data_ptr(), values.data_ptr(), *memory(workspace))

@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch
 
 from hvd_compress.errors import PayloadError
-from hvd_compress.native.checks import check_apart, check_tensor, feedback_out, one_float, outputs
+from hvd_compress.native.checks import (
+    check_apart,
+    check_tensor,
+    checked_float,
+    feedback_out,
+    one_float,
+    outputs,
+    written,
+)
 from hvd_compress.native.module import CODES, fed, memory, on, prepare
 
 
@@ -61,5 +69,14 @@ def sign_add(bits: torch.Tensor, scale: float | torch.Tensor, out: torch.Tensor,
     if bits.numel() != expected:
         raise PayloadError(f"{bits.numel()} bytes of signs for {out.numel()} elements, expected {expected}")
     factor = one_float("scale", scale, out)
+    weight = checked_float("weight", weight)
+    written("out", out)
     prepare(like=out)
-    on(out).sign_add(bits.data_ptr(), factor.data_ptr(), out.data_ptr(), CODES[out.dtype], out.numel(), float(weight))
+    on(out).sign_add(
+        bits.data_ptr(),
+        factor.data_ptr(),
+        out.data_ptr(),
+        CODES[out.dtype],
+        out.numel(),
+        weight,
+    )

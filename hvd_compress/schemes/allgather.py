@@ -53,7 +53,11 @@ class _AllGatherExchange(Exchange):
                 payloads.append(self._own.unpack(buffer, work.step, work.bucket))
         # 16-bit gradients are summed in fp32 and rounded once.
         exact = work.gradient.dtype == torch.float32
-        total = work.gradient if exact else torch.empty(work.gradient.numel(), dtype=torch.float32)
+        total = (
+            work.gradient
+            if exact
+            else torch.empty(work.gradient.numel(), dtype=torch.float32, device=work.gradient.device)
+        )
         self._compressor.sum_into(total, payloads, work.scale, work.segments)
         if total is not work.gradient:
             work.gradient.copy_(total)

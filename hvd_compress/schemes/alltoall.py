@@ -40,7 +40,7 @@ class _AllToAllExchange(Exchange):
     def communicate(self, engine: Engine) -> None:
         shards = [self._values[shard(self._values.numel(), self._world_size, r)] for r in range(self._world_size)]
         received = engine.alltoall(shards)
-        total = torch.zeros(received[0].numel(), dtype=torch.float32)
+        total = torch.zeros(received[0].numel(), dtype=torch.float32, device=received[0].device)
         for part in received:  # in rank order: the sum is the same in every run
             total += part
         total *= self._work.scale

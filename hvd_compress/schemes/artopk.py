@@ -43,9 +43,8 @@ class _ARTopkExchange(Exchange):
         self._scheme, self._work, self._rank, self._world_size = scheme, work, rank, world_size
         self._residual, self._pending = work.residual, work.pending
         # What every rank expects from the chosen one; replaced by what this rank selected, if it did.
-        self._selection = Payload(
-            {"indices": torch.zeros(scheme.compressor.kept(work.segments), dtype=torch.int32)}, work.gradient.numel()
-        )
+        indices = torch.zeros(scheme.compressor.kept(work.segments), dtype=torch.int32, device="cpu")
+        self._selection = Payload({"indices": indices}, work.gradient.numel())
         self._values: torch.Tensor | None = None
         self._finite = True
 

@@ -18,10 +18,13 @@ bool accumulate_place(const void* grad, const void* residual, void* out, Place p
 
 }  // namespace
 
-extern const FeedbackKernels feedback_kernels = {{
-    {accumulate_place<float, float>, accumulate_place<float, float>},
-    {accumulate_place<Half, float>, accumulate_place<Half, Half>},
-    {accumulate_place<BFloat16, float>, accumulate_place<BFloat16, BFloat16>},
-}};
+extern const FeedbackKernels feedback_kernels = {
+    {
+        {accumulate_place<float, float>, accumulate_place<float, float>},
+        {accumulate_place<Half, float>, accumulate_place<Half, Half>},
+        {accumulate_place<BFloat16, float>, accumulate_place<BFloat16, BFloat16>},
+    },
+    Isa::kLevel,
+};
 
 }  // namespace hvd_compress::cpu::HVD_COMPRESS_LEVEL

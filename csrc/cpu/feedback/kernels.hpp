@@ -13,6 +13,8 @@ struct FeedbackKernels {
     // fp32 (0) or of that dtype (1).
     using Accumulate = bool (*)(const void* grad, const void* residual, void* out, Place place, bool past_caches);
     Accumulate accumulate[3][2];
+
+    Level level;  // of this table, for tests
 };
 
 HVD_COMPRESS_TABLE(FeedbackKernels, feedback_kernels)

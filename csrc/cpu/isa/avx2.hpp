@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include "hvd_compress/numeric.hpp"
+#include "level.hpp"
 
 namespace hvd_compress::cpu::avx2 {
 
@@ -24,6 +25,7 @@ struct LaneTable {
 static constexpr LaneTable kLaneTable;
 
 struct Isa {
+    static constexpr Level kLevel = Level::kAvx2;
     struct Vec {
         __m256 low, high;
     };

@@ -4,10 +4,12 @@
 #include <immintrin.h>
 
 #include "hvd_compress/numeric.hpp"
+#include "level.hpp"
 
 namespace hvd_compress::cpu::avx512 {
 
 struct Isa {
+    static constexpr Level kLevel = Level::kAvx512;
     using Vec = __m512;
     using Words = __m512i;  // sixteen whole numbers of 32 bits
 

@@ -2,10 +2,12 @@
 #pragma once
 
 #include "hvd_compress/numeric.hpp"
+#include "level.hpp"
 
 namespace hvd_compress::cpu::portable {
 
 struct Isa {
+    static constexpr Level kLevel = Level::kPortable;
     struct Vec {
         float lanes[16];
     };

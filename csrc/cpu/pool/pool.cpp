@@ -69,7 +69,7 @@ class Pool {
             places_ = helpers;
             round_.fetch_add(1, std::memory_order_release);
         }
-        wake_.notify_all();
+        for (int i = 0; i < helpers; ++i) wake_.notify_one();  // not all: there may have been more once
         take_parts(0, body, context);
         std::unique_lock lock(mutex_);
         places_ = 0;  // whoever wakes up only now has nothing to do
@@ -98,11 +98,13 @@ class Pool {
 
     void work() noexcept {
         std::uint64_t seen = 0;
+        int spins = kSpins;  // not for a worker of whom nothing is wanted any more
         for (;;) {
-            for (int i = 0; i < kSpins && round_.load(std::memory_order_acquire) == seen; ++i) relax();
+            for (int i = 0; i < spins && round_.load(std::memory_order_acquire) == seen; ++i) relax();
             std::unique_lock lock(mutex_);
             wake_.wait(lock, [&] { return round_.load(std::memory_order_relaxed) != seen; });
             seen = round_.load(std::memory_order_relaxed);
+            spins = places_ == 0 ? 0 : kSpins;
             if (places_ == 0) continue;
             const int slice = places_-- % slice_count_;
             ++inside_;
@@ -157,7 +159,7 @@ void set_num_threads(int threads) noexcept { wanted_threads = threads < 1 ? 1 : 
 int num_threads() noexcept { return wanted_threads.load(std::memory_order_relaxed); }
 
 void detail::run_parts(std::int64_t parts, PartBody body, void* context) noexcept {
-    const std::int64_t helpers = (parts < num_threads() ? parts : num_threads()) - 1;
+    const std::int64_t helpers = std::min<std::int64_t>(parts, num_threads()) - 1;
     if (helpers > 0) {
         Pool& shared = the_pool();
         if (shared.try_take()) {

@@ -24,9 +24,11 @@ Bracket sample_bracket(std::int64_t n, std::int64_t k, ValueAt value_at, Prefetc
     for (std::int64_t block = 0; block < blocks; ++block) {
         prefetch(sampled_block(std::min(block + kAhead, blocks - 1), stride));
         const std::int64_t start = sampled_block(block, stride);
-        for (std::int64_t i = start; i < start + kSampledBlock; ++i) ++bins[Traits<float>::key(value_at(i)) >> kSampleShift];
+        for (std::int64_t i = start; i < start + kSampledBlock; ++i)
+            ++bins[Traits<float>::key(value_at(i)) >> kSampleShift];
     }
-    const double expected = static_cast<double>(blocks * kSampledBlock) * static_cast<double>(k) / static_cast<double>(n);
+    const double expected =
+        static_cast<double>(blocks * kSampledBlock) * static_cast<double>(k) / static_cast<double>(n);
     const double margin = sample_margin(expected);
     Key low = 0, high = Traits<float>::kInfinityKey + 1;
     double seen = 0.0;

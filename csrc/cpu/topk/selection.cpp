@@ -2,6 +2,8 @@
 
 namespace hvd_compress::cpu {
 
+std::atomic<std::int64_t> slow_selections{0};
+
 namespace {
 
 std::size_t take(std::size_t* end, std::int64_t bytes) {
@@ -145,6 +147,7 @@ Status Selection::emit(TopkKernels::Emit emit, void* out) noexcept {
 
 Status Selection::by_digits(TopkKernels::CountDigit count, TopkKernels::RankRange rank, TopkKernels::Select select,
                             void* x) noexcept {
+    ++slow_selections;
     Threshold threshold{0, k_};
     for (const auto& [shift, bits] : kDigits) {
         parallel_for(layout_.slices, [&, shift = shift, bits = bits](std::int64_t slice) {

@@ -36,6 +36,9 @@ struct Row {
     std::int64_t first, count, above, equal, position, ties;
 };
 
+// How many selections had to count the digits of all keys, for tests.
+extern std::atomic<std::int64_t> slow_selections;
+
 struct Threshold {
     Key key;
     std::int64_t ties;  // how many of those equal to `key` are selected; all above it are

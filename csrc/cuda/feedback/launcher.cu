@@ -1,8 +1,7 @@
-#include "hvd_compress/feedback.hpp"
-
 #include "../launch.hpp"
 #include "../tile.hpp"
 #include "hvd_compress/dispatch.hpp"
+#include "hvd_compress/feedback.hpp"
 
 namespace hvd_compress::cuda {
 namespace {

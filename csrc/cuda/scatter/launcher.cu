@@ -1,10 +1,9 @@
-#include "hvd_compress/scatter.hpp"
-
 #include <algorithm>
 #include <type_traits>
 
 #include "../launch.hpp"
 #include "hvd_compress/dispatch.hpp"
+#include "hvd_compress/scatter.hpp"
 #include "kernels.hpp"
 
 namespace hvd_compress::cuda {
@@ -19,7 +18,8 @@ Status at_indices(X* x, std::int64_t n, const std::int32_t* indices, Values* val
     using Kernel = AtIndices<kind, T, V>;
     Count* const bad = as_count(first_bad);
     launch(NoneBad{bad}, 1, stream);
-    launch(CheckList{indices, count, n, 0, kind != Access::kGather, bad}, divided_up(count, CheckList::kThreads), stream);
+    launch(CheckList{indices, count, n, 0, kind != Access::kGather, bad}, divided_up(count, CheckList::kThreads),
+           stream);
     launch(Kernel{x, n, indices, values, count, scale, bad}, divided_up(count, Kernel::kThreads), stream);
     launch(SayBad{nullptr, first_bad}, 1, stream);
     return launch_status();
@@ -56,7 +56,8 @@ Status scatter_lists(const SparseList* lists, std::int64_t list_count, DType val
         launch(NoneBad{bad}, 1, stream);
         for (std::int64_t list = 0; list < list_count; ++list) {
             const std::int64_t length = lists[list].count;
-            launch(CheckList{lists[list].indices, length, n, list, true, bad}, divided_up(length, CheckList::kThreads), stream);
+            launch(CheckList{lists[list].indices, length, n, list, true, bad}, divided_up(length, CheckList::kThreads),
+                   stream);
         }
         std::int64_t done = 0;
         do {  // at least once: without a list there may still be something to clear

@@ -2,8 +2,8 @@
 // one step finds out lies in State, and a step that is not needed ends at once.
 #pragma once
 
-#include "hvd_compress/sample.hpp"
 #include "../tile.hpp"
+#include "hvd_compress/sample.hpp"
 
 namespace hvd_compress::cuda {
 
@@ -20,10 +20,11 @@ constexpr int kDigitBins = 1 << kDigitBits;
 constexpr int kDigitShifts[] = {19, 7, 0};  // of a key of 31 bits; the last digit has 7
 
 struct State {
-    Count found;         // candidates, those without room included
-    std::int64_t wanted; // how many are still wanted of the elements with this prefix; at the end: of those equal to it
-    Key low;             // candidates are the elements with at least this key
-    Key prefix;          // the threshold's key, as far as it is known
+    Count found;  // candidates, those without room included
+    std::int64_t
+        wanted;  // how many are still wanted of the elements with this prefix; at the end: of those equal to it
+    Key low;     // candidates are the elements with at least this key
+    Key prefix;  // the threshold's key, as far as it is known
 };
 
 // A tile's candidates; how many of its elements lie above the threshold or are equal to it; and where its part of the
@@ -55,7 +56,8 @@ struct Begin {
     HVD_COMPRESS_TILE void operator()(const B& block, Shared&) const {
         block.each([&](int t) {
             for (std::int64_t i = block.index * kThreads + t; i < bin_count; i += block.count * kThreads) bins[i] = 0;
-            for (std::int64_t i = block.index * kThreads + t; i < sample_count; i += block.count * kThreads) sample[i] = 0;
+            for (std::int64_t i = block.index * kThreads + t; i < sample_count; i += block.count * kThreads)
+                sample[i] = 0;
             if (block.index == 0 && t == 0) *state = {0, k, kUnreachable, 0};
         });
     }
@@ -85,8 +87,8 @@ struct Sample {
 
 constexpr int kWalkThreads = 1024;
 
-// The bin, from the last one down, that holds the element of rank `wanted`, counted from 1, and how many lie in the bins
-// above it; -1 if there are not as many. The number of bins is a multiple of kWalkThreads.
+// The bin, from the last one down, that holds the element of rank `wanted`, counted from 1, and how many lie in the
+// bins above it; -1 if there are not as many. The number of bins is a multiple of kWalkThreads.
 struct Walked {
     std::int64_t bin, above;
 };
@@ -349,7 +351,8 @@ struct Rank {
             both[t] = 0;
             for (std::int64_t j = t; j < count; j += kThreads) {
                 const Key key = Traits<float>::key(elements.value(block.index, j, all));
-                both[t] += static_cast<std::uint32_t>(key > threshold) + (static_cast<std::uint32_t>(key == threshold) << 16);
+                both[t] +=
+                    static_cast<std::uint32_t>(key > threshold) + (static_cast<std::uint32_t>(key == threshold) << 16);
             }
         });
         const std::uint32_t total = block.exclusive_sum(both, shared.scratch);

@@ -47,7 +47,8 @@ Status select(Source source, std::int64_t n, std::int64_t k, std::int32_t* indic
         const auto quarters = blocks * (kSampledBlock / kWide);
         launch(Sample<Source>{source, blocks, n / blocks, at.sample}, divided_up(quarters, Sample<Source>::kThreads),
                stream);
-        const double expected = static_cast<double>(blocks * kSampledBlock) * static_cast<double>(k) / static_cast<double>(n);
+        const double expected =
+            static_cast<double>(blocks * kSampledBlock) * static_cast<double>(k) / static_cast<double>(n);
         const double upper = expected + sample_margin(expected);
         launch(ChooseLow{at.state, at.sample, static_cast<std::int64_t>(std::ceil(upper))}, 1, stream);
     }
@@ -59,7 +60,8 @@ Status select(Source source, std::int64_t n, std::int64_t k, std::int32_t* indic
     for (std::int64_t digit = 0; digit < kDigits; ++digit) {
         const int shift = kDigitShifts[digit], bits = known - shift;
         std::uint32_t* const bins = at.bins + digit * kDigitBins;
-        launch(CountDigit<Source>{elements, at.tiles, shift, bits, bins}, std::min<std::int64_t>(at.tiles, 1024), stream);
+        launch(CountDigit<Source>{elements, at.tiles, shift, bits, bins}, std::min<std::int64_t>(at.tiles, 1024),
+               stream);
         launch(ChooseDigit{at.state, bins, bits}, 1, stream);
         known = shift;
     }

@@ -7,13 +7,15 @@
 
 namespace hvd_compress {
 
-constexpr std::int64_t kSampledBlock = 16;        // elements that are looked at together: a cache line of fp32
-constexpr std::int64_t kMaxBlocks = 4096;  // 65,536 elements
+constexpr std::int64_t kSampledBlock = 16;  // elements that are looked at together: a cache line of fp32
+constexpr std::int64_t kMaxBlocks = 4096;   // 65,536 elements
 constexpr std::int64_t kElementsPerBlock = 256;
 constexpr int kSampleShift = 17;  // 64 bins to a factor of two
 constexpr std::int64_t kSampleBins = std::int64_t{1} << (31 - kSampleShift);
 
-HVD_COMPRESS_HD inline std::int64_t sample_blocks(std::int64_t n) { return n / kElementsPerBlock < kMaxBlocks ? n / kElementsPerBlock : kMaxBlocks; }
+HVD_COMPRESS_HD inline std::int64_t sample_blocks(std::int64_t n) {
+    return n / kElementsPerBlock < kMaxBlocks ? n / kElementsPerBlock : kMaxBlocks;
+}
 
 // Spreads its argument over all 32 bits (the finaliser of MurmurHash3), so that no pattern in memory meets the
 // sample's.

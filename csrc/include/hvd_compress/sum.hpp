@@ -1,8 +1,8 @@
 // Sums of many elements in fp64, in an order that is part of the interface: twins and threads agree to the bit.
 //
 // Element i goes to lane i % kSumLanes of block i / kSumBlock, and the sum of block b to lane b % kBlockLanes. Within a
-// lane what comes first is added first; lanes are added pairwise, lane j and lane j + width, for width = half of them, a
-// quarter, and so on to 1.
+// lane what comes first is added first; lanes are added pairwise, lane j and lane j + width, for width = half of them,
+// a quarter, and so on to 1.
 #pragma once
 
 #include "hvd_compress/numeric.hpp"
