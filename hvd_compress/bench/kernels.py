@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from hvd_compress import native
+from hvd_compress.compressors.mstopk import mstopk
 
 RATIOS = (0.001, 0.01, 0.1)
 LISTS = 8
@@ -22,7 +25,7 @@ _BOUNDS = {
     ("threshold_select", 0.01): 1.0,
     ("scatter_lists", 0.01): 1.5,
     ("gain_curve", None): 1.5,
-    ("quantize_accumulate, 8 bits", None): 2.5,
+    ("quantize_accumulate/8", None): 2.5,
 }
 
 
@@ -79,7 +82,7 @@ def gradients(kind: str, numel: int) -> torch.Tensor:
 
 def measure(grad: torch.Tensor, data: str, threads: int, repetitions: int, peer_repetitions: int) -> Iterator[Figure]:
     """Yield the figures of all kernels on one gradient."""
-    before = torch.get_num_threads()
+    before, variable = torch.get_num_threads(), os.environ.pop("HVD_COMPRESS_NUM_THREADS", None)
     torch.set_num_threads(threads)
     try:
         residual, start = torch.empty_like(grad), 0.5 * grad.roll(1)
@@ -92,15 +95,26 @@ def measure(grad: torch.Tensor, data: str, threads: int, repetitions: int, peer_
             yield Figure(case.name, case.ratio, grad.numel(), threads, data, seconds, floor_s, peer_s, bound)
     finally:
         torch.set_num_threads(before)
+        if variable is not None:
+            os.environ["HVD_COMPRESS_NUM_THREADS"] = variable
 
 
 def _restore(tensor: torch.Tensor, value: torch.Tensor) -> Callable[[], object]:
     return lambda: tensor.copy_(value)
 
 
-_PAUSE_S = 0.01
-"""Before each call: torch's OpenMP threads spin for some milliseconds after they have worked, and take a core from
-whatever follows, unless that is another of torch's own kernels."""
+PAUSE_S = 0.01
+"""Before each call with several threads: those of torch spin for some milliseconds after they have worked, and take a
+core from whatever follows, unless that is another of torch's own kernels."""
+
+
+def _pause() -> None:
+    """Not by sleeping, from which a core would wake up slowly."""
+    if torch.get_num_threads() == 1:
+        return
+    end = time.perf_counter() + PAUSE_S
+    while time.perf_counter() < end:
+        pass
 
 
 def _medians(calls: Sequence[tuple[Callable[[], object], Callable[[], object]]], repetitions: int) -> list[float]:
@@ -110,7 +124,7 @@ def _medians(calls: Sequence[tuple[Callable[[], object], Callable[[], object]]],
     for repetition in range(warm_up + repetitions):
         for (call, prepare), own in zip(calls, seconds, strict=True):
             prepare()
-            time.sleep(_PAUSE_S)
+            _pause()
             start = time.perf_counter()
             call()
             if repetition >= warm_up:
@@ -119,11 +133,11 @@ def _medians(calls: Sequence[tuple[Callable[[], object], Callable[[], object]]],
 
 
 def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], object]) -> Iterator[Case]:
-    numel = grad.numel()
+    numel, one = grad.numel(), torch.empty(())
     nothing: Callable[[], object] = lambda: None  # noqa: E731
     for ratio in RATIOS:
         k = max(1, int(ratio * numel))
-        into = (torch.empty(k, dtype=torch.int32), torch.empty(k))
+        into = _memory(k)
         yield Case(
             "topk_accumulate",
             ratio,
@@ -133,7 +147,7 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
         )
     for ratio in RATIOS:
         k = max(1, int(ratio * numel))
-        yield Case("topk", ratio, _bind(native.topk, grad, k), _bind(_torch_topk, grad, k), nothing)
+        yield Case("topk", ratio, _bind(native.topk, grad, k, into=_memory(k)), _bind(_torch_topk, grad, k), nothing)
     k = max(1, numel // 100)
     tau = float(native.topk(grad, k)[1].abs().min())
     yield Case(
@@ -143,7 +157,7 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
     yield Case(
         "sign_accumulate",
         None,
-        _bind(native.sign_accumulate, grad, residual),
+        _bind(native.sign_accumulate, grad, residual, into=(torch.empty(-(-numel // 8), dtype=torch.uint8), one)),
         _bind(_torch_sign, grad, residual),
         restore,
     )
@@ -156,14 +170,29 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
         _bind(_torch_sign_add, bits, float(scale), out),
         nothing,
     )
+    key: dict[str, Any] = {"seed": 1, "step": 2, "bucket": 3}
     for width in (8, 4, 2):
+        packed = torch.empty(-(-numel * width // 8), dtype=torch.uint8)
         yield Case(
-            f"quantize_accumulate, {width} bits",
+            f"quantize_accumulate/{width}",
             None,
-            _bind(native.quantize_accumulate, grad, residual, width, seed=1, step=2, bucket=3),
+            _bind(native.quantize_accumulate, grad, residual, width, **key, into=(packed, one)),
             _bind(_torch_quantize, grad, residual, width),
             restore,
         )
+    yield Case(
+        "quantize_add/8",
+        None,
+        _bind(native.quantize_add, *native.quantize_accumulate(grad, residual.clone(), 8, **key), out, 8, 0.1),
+        _bind(_torch_dequantize, grad.to(torch.int8), out),
+        nothing,
+    )
+    yield Case(
+        "accumulate", None, _bind(native.accumulate, grad, residual), _bind(_torch_accumulate, grad, residual), restore
+    )
+    indices = native.topk(grad, k)[0]
+    yield Case("gather", 0.01, _bind(native.gather, grad, indices), _bind(_torch_gather, grad, indices.long()), nothing)
+    yield Case("mstopk", 0.01, _bind(mstopk, grad, k), _bind(_torch_topk, grad, k), nothing)
     lists = [native.topk(grad.roll(101 * rank), k) for rank in range(LISTS)]
     yield Case(
         "scatter_lists",
@@ -173,7 +202,7 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
         nothing,
     )
     yield Case(
-        "scatter_lists, onto zeros",
+        "scatter_lists, clear",
         0.01,
         _bind(native.scatter_lists, lists, out, 1 / LISTS, True),
         _bind(_torch_scatter_onto_zeros, lists, out),
@@ -183,6 +212,24 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
 
 def _bind(function: Callable[..., object], *arguments: object, **named: object) -> Callable[[], object]:
     return lambda: function(*arguments, **named)
+
+
+def _memory(k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a caller keeps for the result of a selection."""
+    return torch.empty(k, dtype=torch.int32), torch.empty(k)
+
+
+def _torch_accumulate(grad: torch.Tensor, residual: torch.Tensor) -> object:
+    residual.add_(grad)
+    return residual.isfinite().all()
+
+
+def _torch_gather(x: torch.Tensor, indices: torch.Tensor) -> object:
+    return x[indices]
+
+
+def _torch_dequantize(q: torch.Tensor, out: torch.Tensor) -> object:
+    return out.add_(q, alpha=0.01)
 
 
 def _torch_topk(x: torch.Tensor, k: int) -> object:

@@ -74,7 +74,7 @@ def mpi(found: Result, launcher: str | None = None) -> Finding:
 
 def native(found: Result) -> Finding:
     if found.error:
-        hint = "" if "_native" in found.error else "they are tried with torch"
+        hint = "" if "_native" in found.error or "HVD_" in found.error else "they are tried with torch"
         return Finding("native kernels", "missing", found.error, hint, required=True)
     return Finding("native kernels", "ok", found.values["file"], required=True)
 

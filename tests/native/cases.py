@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -148,3 +149,20 @@ def assert_inputs_kept(
     for tensor, copy in zip(now, before, strict=True):
         if tensor is not out:
             assert_same(tensor, copy)
+
+
+def sum_in_order(x: torch.Tensor) -> float:
+    """The sum of x (n,) fp64 in the order that csrc/include/hvd_compress/sum.hpp fixes."""
+    blocks = torch.split(x, 4096) if x.numel() else ()
+    return _in_lanes(np.array([_in_lanes(block.numpy(), 64) for block in blocks]), 1024)
+
+
+def _in_lanes(x: np.ndarray, count: int) -> float:
+    """The sum of x (n,) fp64: each lane from its first element on, then lanes pairwise."""
+    rows = np.append(x, np.zeros(-len(x) % count)).reshape(-1, count)
+    lanes = np.zeros(count)
+    for row in rows:
+        lanes = lanes + row
+    while len(lanes) > 1:
+        lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
+    return float(lanes[0])

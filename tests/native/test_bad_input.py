@@ -184,7 +184,72 @@ def test_overlap() -> None:
         native.take(buffer, buffer.view(torch.int32)[:2])
     with pytest.raises(ConfigError, match="bits and out overlap"):
         native.sign_add(buffer.view(torch.uint8)[:2], 1.0, buffer, 1.0)
+    with pytest.raises(ConfigError, match="packed and out overlap"):
+        native.quantize_add(buffer.view(torch.uint8)[:12], 1.0, buffer, 8, 1.0)
+    with pytest.raises(ConfigError, match="indices of list 0 and out overlap"):
+        native.scatter_lists([(buffer.view(torch.int32)[:2], ONES)], buffer, 1.0)
+    with pytest.raises(ConfigError, match="values of list 0 and out overlap"):
+        native.scatter_lists([(UP, buffer[:2])], buffer, 1.0)
     assert torch.equal(buffer, torch.arange(12.0))
+
+
+def test_an_input_that_changed_during_the_call_is_told() -> None:
+    """As if another thread had written to it between the two halves of the call."""
+    x, indices, values = torch.ones(6), torch.empty(7, dtype=torch.int32), torch.empty(7)
+    workspace = torch.empty(_native.threshold_workspace_bytes(6), dtype=torch.uint8)
+    call = (x.data_ptr(), 0, 6, 0.5)
+    count = _native.threshold_count(*call, workspace.data_ptr(), workspace.numel())
+    with pytest.raises(RuntimeError, match="was written to during the call"):
+        _native.threshold_select(
+            *call, count + 1, indices.data_ptr(), values.data_ptr(), workspace.data_ptr(), workspace.numel()
+        )
+
+
+def test_a_view_that_negates_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"x is a view that negates .* call .resolve_neg\(\) first"):
+        native.topk(torch.tensor([1 + 2j]).conj().imag, 1)
+
+
+def test_a_tensor_without_memory_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="x only stands for a tensor"):
+        torch.func.functionalize(lambda x: native.topk(x, 2)[1])(torch.randn(5))
+
+
+def test_autograd_learns_of_what_is_written() -> None:
+    with pytest.raises(ConfigError, match=r"out requires a gradient.*pass out.detach\(\)"):
+        native.accumulate(torch.ones(5), torch.nn.Parameter(torch.ones(5)))
+    x = torch.ones(5, requires_grad=True)
+    y = x.exp()
+    total = (y * y).sum()
+    native.accumulate(torch.ones(5), y.detach())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
+@pytest.mark.parametrize("scale", [[], [1.0, 2.0], "x", None, True])
+def test_a_scale_that_is_no_number(scale: object) -> None:
+    with pytest.raises(ConfigError, match="scale must be a number or a tensor of one"):
+        native.sign_add(BITS, scale, torch.ones(6), 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_torch_makes_by_default_does_not_matter(dtype: torch.dtype) -> None:
+    x, before = torch.ones(1000), torch.get_default_dtype()
+    expected = native.quantize_accumulate(x, torch.zeros_like(x), 8, seed=1, step=1, bucket=1)
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            found = native.quantize_accumulate(x, torch.zeros_like(x), 8, seed=1, step=1, bucket=1)
+            native.gain_curve(x)
+            assert native.topk(x, 10)[0].device.type == "cpu"
+    finally:
+        torch.set_default_dtype(before)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_lists_without_brackets() -> None:
+    with pytest.raises(ConfigError, match="lists must be a sequence of pairs"):
+        native.scatter_lists((UP, ONES), torch.ones(6), 1.0)  # type: ignore[arg-type]
 
 
 def test_neighbours_do_not_overlap() -> None:

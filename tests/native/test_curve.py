@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_compress import native
+from hvd_compress.errors import ConfigError
 from tests.native.cases import DTYPES, FINITE_KINDS, examples, tensors
 
 
@@ -48,6 +49,35 @@ def test_ratios_of_a_large_gradient(spread: str) -> None:
         x = x**5
     ks = torch.tensor([int(ratio * x.numel()) for ratio in (1e-4, 1e-3, 1e-2, 0.1, 0.5, 1)])
     torch.testing.assert_close(native.gain_curve(x).gain(ks), exact(x)[ks], rtol=0.01, atol=0)
+
+
+RATIOS = (1e-4, 1e-3, 1e-2, 0.1, 0.5, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pattern", ["rows of 16", "rows of 32", "every fourth vector", "every fourth element"])
+def test_patterns_in_a_large_gradient(pattern: str, dtype: torch.dtype) -> None:
+    """Those of embeddings, and such as a sample could fall in step with."""
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(1_310_720, generator=generator)
+        if pattern.startswith("rows"):
+            rows = x.view(-1, int(pattern.split()[-1]))
+            rows *= torch.rand(rows.shape[0], 1, generator=generator) < 0.1
+        elif pattern == "every fourth vector":
+            x.view(-1, 4, 16)[:, seed] *= 0.01
+        else:
+            x.view(-1, 4)[:, seed] *= 0.01
+        x = x.to(dtype)
+        ks = torch.tensor([int(ratio * x.numel()) for ratio in RATIOS])
+        curve = native.gain_curve(x)
+        torch.testing.assert_close(curve.gain(ks), exact(x)[ks], rtol=0.01, atol=0)
+        assert int(curve.counts[-1]) == pytest.approx(x.numel(), rel=0.01)
+
+
+def test_a_ratio_is_not_a_number_of_elements() -> None:
+    with pytest.raises(ConfigError, match="is not a number of elements; for a ratio pass int"):
+        native.gain_curve(torch.ones(5)).gain(0.01)  # type: ignore[arg-type]
 
 
 def test_the_ends() -> None:

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from hvd_compress import native
+from hvd_compress import _native, native
 from hvd_compress.errors import ConfigError
 
 N = 1_600_001  # a gain curve counts a part of so many
@@ -18,16 +18,17 @@ def results(seed: int) -> list[torch.Tensor]:
     """What the kernels that divide their work make of random tensors."""
     generator = torch.Generator().manual_seed(seed)
     grad, residual = torch.randn(N, generator=generator), torch.randn(N, generator=generator)
-    found = [*native.topk_accumulate(grad, residual.clone(), N // 50), *native.sign_accumulate(grad, residual.clone())]
-    found += native.quantize_accumulate(grad, residual.clone(), 4, seed=1, step=2, bucket=3)
+    left = [residual.clone() for _ in range(3)]
+    found = [*native.topk_accumulate(grad, left[0], N // 50), *native.sign_accumulate(grad, left[1])]
+    found += native.quantize_accumulate(grad, left[2], 4, seed=1, step=2, bucket=3)
     found += native.threshold_select(grad, 2.0)
     out = torch.zeros(N)
     native.scatter_lists([tuple(found[:2]), tuple(found[:2])], out, 0.5)
     curve = native.gain_curve(grad)
-    return [*found, out, curve.counts, curve.shares]
+    return [*found, *left, out, curve.counts, curve.shares]
 
 
-@pytest.mark.parametrize("threads", [2, 3, 7, 32])
+@pytest.mark.parametrize("threads", [2, 3, 7, 100])
 def test_results_do_not_depend_on_the_number_of_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HVD_COMPRESS_NUM_THREADS", "1")
     expected = results(1)
@@ -101,6 +102,19 @@ def test_a_number_of_threads_that_is_none(value: str, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HVD_COMPRESS_NUM_THREADS", value)
     with pytest.raises(ConfigError, match=rf"HVD_COMPRESS_NUM_THREADS = '{value}' is not a whole number"):
         native.topk(torch.ones(3), 1)
+
+
+def test_kernels_use_the_number_of_threads_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for threads in (3, 1, 2):
+        monkeypatch.setenv("HVD_COMPRESS_NUM_THREADS", str(threads))
+        native.topk(torch.ones(3), 1)
+        assert _native.num_threads() == threads
+
+
+def test_kernels_are_those_of_the_level_that_is_set() -> None:
+    for number, level in enumerate(native.simd_levels()):
+        native.set_simd_level(level)
+        assert _native.simd_level_of_kernels() == number
 
 
 def test_torchs_number_of_threads_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from tests.native.cases import (
     examples,
     gradients,
     place_out,
+    sum_in_order,
     tensors,
 )
 
@@ -35,21 +36,7 @@ def packed(x: torch.Tensor) -> torch.Tensor:
 
 
 def mean_magnitude(x: torch.Tensor) -> torch.Tensor:
-    """In the order that csrc/include/hvd_compress/sum.hpp fixes."""
-    blocks = torch.split(x.float().abs().double(), 4096) if x.numel() else ()
-    total = in_lanes(np.array([in_lanes(block.numpy(), 64) for block in blocks]), 1024)
-    return torch.tensor(total / max(1, x.numel()), dtype=torch.float64).float()
-
-
-def in_lanes(x: np.ndarray, count: int) -> float:
-    """The sum of x (n,) fp64: each lane from its first element on, then lanes pairwise."""
-    rows = np.append(x, np.zeros(-len(x) % count)).reshape(-1, count)
-    lanes = np.zeros(count)
-    for row in rows:
-        lanes = lanes + row
-    while len(lanes) > 1:
-        lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
-    return float(lanes[0])
+    return torch.tensor(sum_in_order(x.float().abs().double()) / max(1, x.numel()), dtype=torch.float64).float()
 
 
 @given(inputs=gradients(), which=OUTS)

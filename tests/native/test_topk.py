@@ -179,3 +179,13 @@ def test_nothing_is_written_around_the_outputs(
     )
     for name, buffer in guarded.items():
         assert (torch.cat([buffer[:16], buffer[-16:]]) == 9).all(), name
+
+
+def test_the_digits_of_all_keys_are_counted_only_where_a_sample_misleads(level: str) -> None:
+    if level == "tiles":  # it says nothing of its way, only of its result
+        return
+    before = _native.slow_selections()
+    native.topk(torch.randn(70_001, generator=torch.Generator().manual_seed(1)), 700)
+    assert _native.slow_selections() == before
+    native.topk(torch.ones(70_001), 700)
+    assert _native.slow_selections() == before + 1

@@ -50,11 +50,14 @@ inline void pack(const std::uint8_t* q, int bits, std::uint8_t* packed) {
     }
 }
 
-inline void unpack(const std::uint8_t* packed, int bits, std::int32_t* q) {
-    const int per_byte = 8 / bits, top = 32 - bits;
-    for (int j = 0; j < kGroup; ++j) {
-        const std::uint32_t raised = static_cast<std::uint32_t>(packed[j / per_byte]) << (top - j % per_byte * bits);
-        q[j] = static_cast<std::int32_t>(raised) >> top;
+template <int bits>
+inline void unpack(const std::uint8_t* packed, std::int32_t* q) {
+    constexpr int kPerByte = 8 / bits;
+    for (int j = 0; j < kGroup / kPerByte; ++j) {
+        for (int part = 0; part < kPerByte; ++part) {
+            const std::uint32_t raised = static_cast<std::uint32_t>(packed[j]) << (32 - bits - part * bits);
+            q[kPerByte * j + part] = static_cast<std::int32_t>(raised) >> (32 - bits);
+        }
     }
 }
 
@@ -100,27 +103,33 @@ void quantize(void* data, Place place, const Quantizer& quantizer, std::uint8_t*
     for (std::int64_t j = 0; j < quantized_bytes(place.end - i, quantizer.bits); ++j) own[j] = some_packed[j];
 }
 
-template <class T>
-void add(const std::uint8_t* packed, void* data, Place place, int bits, float unit, float weight) {
-    T* out = static_cast<T*>(data);
+template <class T, int bits>
+void add_groups(const std::uint8_t* packed, T* out, Place place, float unit, float weight) {
     for (std::int64_t i = place.begin; i < place.end; i += kGroup) {
         const std::int64_t count = place.end - i < kGroup ? place.end - i : kGroup;
         const std::uint8_t* own = packed + quantized_bytes(i, bits);
-        std::int32_t q[kGroup];
-        if (count == kGroup) {
-            unpack(own, bits, q);
-            for (std::int64_t j = 0; j < kGroup; ++j) {
-                out[i + j] = from_float<T>(to_float(out[i + j]) + weight * (static_cast<float>(q[j]) * unit));
-            }
-            continue;
-        }
         std::uint8_t some[kGroup] = {};
-        for (std::int64_t j = 0; j < quantized_bytes(count, bits); ++j) some[j] = own[j];
-        unpack(some, bits, q);
-        for (std::int64_t j = 0; j < count; ++j) {
-            out[i + j] = from_float<T>(to_float(out[i + j]) + weight * (static_cast<float>(q[j]) * unit));
+        if (count < kGroup) {
+            for (std::int64_t j = 0; j < quantized_bytes(count, bits); ++j) some[j] = own[j];
+            own = some;
+        }
+        std::int32_t q[kGroup];
+        unpack<bits>(own, q);
+        const auto step = [&](std::int64_t j) { return weight * (static_cast<float>(q[j]) * unit); };
+        if (count == kGroup) {
+            for (std::int64_t j = 0; j < kGroup; ++j) out[i + j] = from_float<T>(to_float(out[i + j]) + step(j));
+        } else {
+            for (std::int64_t j = 0; j < count; ++j) out[i + j] = from_float<T>(to_float(out[i + j]) + step(j));
         }
     }
+}
+
+template <class T>
+void add(const std::uint8_t* packed, void* data, Place place, int bits, float unit, float weight) {
+    T* out = static_cast<T*>(data);
+    if (bits == 8) return add_groups<T, 8>(packed, out, place, unit, weight);
+    if (bits == 4) return add_groups<T, 4>(packed, out, place, unit, weight);
+    add_groups<T, 2>(packed, out, place, unit, weight);
 }
 
 }  // namespace

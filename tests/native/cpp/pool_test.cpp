@@ -2,9 +2,6 @@
 // well.
 #include "../../../csrc/cpu/pool/pool.hpp"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <cstdio>
 #include <thread>
@@ -41,7 +38,7 @@ void check_nested() {
 }  // namespace
 
 int main() {
-    for (const int threads : {1, 2, 3, 8}) {
+    for (const int threads : {1, 2, 3, 8, 100}) {
         set_num_threads(threads);
         for (const std::int64_t parts : {0, 1, 2, 7, 1000}) check_parts(parts);
         check_nested();

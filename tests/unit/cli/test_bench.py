@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from click.testing import CliRunner
 
@@ -31,4 +32,31 @@ def test_a_table_of_a_gradient_that_was_saved(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "5,000 elements, saved, 1 thread" in result.stdout
     assert "x floor" in result.stdout
-    assert "quantize_accumulate, 4 bits" in result.stdout
+    assert "quantize_accumulate/4" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("saved", "words"),
+    [
+        ({"weight": torch.ones(3)}, "must hold one dense tensor of finite numbers"),
+        (torch.ones(0), "must hold one dense"),
+        (torch.tensor([1.0, torch.nan]), "must hold one dense"),
+        (None, "was not made by torch.save"),
+    ],
+)
+def test_a_file_without_a_gradient(saved: object, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "gradient.pt"
+    if saved is None:
+        file.write_text("not a tensor")
+    else:
+        torch.save(saved, file)
+    result = CliRunner().invoke(main, [*FEW, "--gradients", str(file)])
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_two_sources_of_gradients(tmp_path: Path) -> None:
+    torch.save(torch.ones(3), tmp_path / "gradient.pt")
+    result = CliRunner().invoke(main, [*FEW, "--data", "normal", "--gradients", str(tmp_path / "gradient.pt")])
+    assert result.exit_code == 2
+    assert "give one of them" in result.output
