@@ -29,7 +29,7 @@ PYTHON_SOURCES = hvd_compress tests examples benchmarks tools setup.py
 CPP_SOURCES = $(shell find csrc tests -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 SERIAL_TESTS = $(wildcard tests/unit tests/native tests/conformance tests/jobs)
 
-.PHONY: help setup native demo test lint types unit sanitize test-parallel format clean
+.PHONY: help setup native demo test lint types unit sanitize test-parallel format gpu-check clean
 
 help: ## print this
 	@echo "Targets:"
@@ -78,6 +78,9 @@ setup: ## create .venv and install everything into it, where that is not done ye
 
 native: setup ## rebuild the native extension where csrc changed
 	@python setup.py --quiet build_ext --inplace
+
+gpu-check: ## build, compare, sanitize and measure the CUDA kernels on this machine's GPU, with the python on PATH
+	@$${PYTHON:-python3} benchmarks/gpu/check.py
 
 clean: ## remove .venv and everything built; the cache of Horovod wheels stays
 	@rm -rf .venv build dist *.egg-info hvd_compress/_native*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "sanitize"
 LOG = BUILD / "log"
 COMPILER = shlex.split(os.environ.get("CXX") or "c++")
-# A sanitizer's own tests need fewer examples: what it sees does not depend on the values, but on the paths.
+# The tests are some ten times slower so, and what they compare has been compared without sanitizers.
 EXAMPLES = "0.05"
 RUN_TESTS = """
 import sys
@@ -51,7 +51,7 @@ def _memory() -> None:
             (package / path.name).symlink_to(path)
     (module,) = (ROOT / "hvd_compress").glob("_native*.so")
     native = ROOT / "build" / f"native-{sys.implementation.cache_tag}"  # where setup.py builds
-    build = ["cmake", "--build", native, "--target", "_sanitized"]
+    build = ["cmake", "--build", native, "--target", "_sanitized", "tiles_sanitized"]
     progress.run("building the kernels with AddressSanitizer", build, LOG)
     (package / module.name).symlink_to(native / "_sanitized" / module.name)
     libraries = [_library(name) for name in ("libasan.so", "libubsan.so")]
@@ -60,6 +60,7 @@ def _memory() -> None:
         "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's own would be too many
         "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
         "HVD_COMPRESS_TEST_EXAMPLES": EXAMPLES,
+        "HVD_COMPRESS_TILES": str(native / "tiles_sanitized.so"),
         "PYTHONMALLOC": "malloc",
         "OMP_NUM_THREADS": "1",
     }

@@ -41,7 +41,7 @@ def examine() -> list[Finding]:
         findings.native(results["native"]),
         *findings.engines(results["algorithms"], results["torch"], results["horovod"]),
         findings.simd(results["native"]),
-        findings.cuda(results["torch"]),
+        findings.cuda(results["native"], results["torch"]),
         findings.network_namespaces(results["namespaces"]),
     ]
 

@@ -101,10 +101,14 @@ def simd(found: Result) -> Finding:
     return Finding("SIMD", "note" if level == "portable" else "ok", level)
 
 
-def cuda(found: Result) -> Finding:
-    nvcc = shutil.which("nvcc")
-    parts = [f"nvcc at {nvcc}" if nvcc else "no nvcc", f"{found.values.get('devices', 0)} GPUs that torch can use"]
-    return Finding("CUDA kernels", "note", f"not part of this version ({', '.join(parts)})")
+def cuda(native_found: Result, torch_found: Result) -> Finding:
+    """Kernels that can be called by themselves; optimizers take gradients on the CPU only, so far."""
+    nvcc, devices = shutil.which("nvcc"), torch_found.values.get("devices", 0)
+    built = native_found.values.get("cuda_library")
+    parts = [f"built: {built}" if built else "not built", f"nvcc at {nvcc}" if nvcc else "no nvcc"]
+    parts += [f"{devices} GPUs that torch can use", "training takes gradients on the CPU only"]
+    hint = "" if built or not nvcc else "install hvd_compress again, without HVD_COMPRESS_CUDA=0"
+    return Finding("CUDA kernels", "ok" if built and devices else "note", "; ".join(parts), hint)
 
 
 def network_namespaces(found: Result) -> Finding:

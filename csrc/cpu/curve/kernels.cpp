@@ -7,6 +7,8 @@
 namespace hvd_compress::cpu::HVD_COMPRESS_LEVEL {
 namespace {
 
+static_assert(kCurveGroup == 4 * kLanes && kLanes == 16);
+
 template <class T>
 void count_all(const void* data, Place place, Count* counts) {
     const T* x = static_cast<const T*>(data);
@@ -19,37 +21,48 @@ void count_all(const void* data, Place place, Count* counts) {
     for (std::int64_t i = last; i < place.end; ++i) ++counts[(to_bits(to_float(x[i])) & 0x7fffffffu) >> kCurveShift];
 }
 
-// Of each vector the four lanes from this one on are looked at: every vector takes part, since neighbours are alike,
-// and no pattern in memory has the hash's.
-inline int first_chosen(std::int64_t i) {
-    return static_cast<int>(scattered(static_cast<std::uint32_t>(i / kLanes)) >> 30) * 4;
-}
+// In a group of four vectors, four neighbouring lanes of each are looked at: of vector v those from 4 * ((turn + v) %
+// 4) on. Every vector takes part, since neighbours are alike, and no pattern in memory has the hash's.
+inline int turn_of(std::int64_t group) { return static_cast<int>(scattered(static_cast<std::uint32_t>(group)) >> 30); }
 
 template <class T>
 void count_tail(const void* data, Place place, Key low, Count* counts) {
-    constexpr std::int64_t kAtOnce = 64 * kLanes;
+    constexpr std::int64_t kGroupsAtOnce = 16;
     const T* x = static_cast<const T*>(data);
     const Key first_of_tail = low >> kCurveShift;
     Count tail_of_bulk = 0;  // counted among the tail already
     // Of zeros there may be many, and incrementing one place again and again is slow.
     Count lowest_bin[kLanes] = {};
-    for (std::int64_t start = place.begin; start < place.end; start += kAtOnce) {
-        Key tail[kAtOnce + kLanes];
+    const auto count_bulk = [&](Key key, int lane) {
+        const Key bin = key >> kCurveShift;
+        Count* const count = bin < first_of_tail ? counts + bin : &tail_of_bulk;
+        ++*(bin == 0 ? lowest_bin + lane : count);
+    };
+    std::int64_t i = place.begin;
+    while (i + kCurveGroup <= place.end) {
+        Key tail[kGroupsAtOnce * kCurveGroup + kLanes];
         std::int64_t found = 0;
-        const std::int64_t end = start + kAtOnce < place.end ? start + kAtOnce : place.end;
-        for (std::int64_t i = start; i < end; i += kLanes) {
-            const auto v = load_until(x, i, end);
-            found += Isa::append_keys(v, Isa::at_least(v, low), tail + found);
-            Key keys[kLanes];
-            Isa::store_keys(keys, v);
-            const int first = first_chosen(i);
-            for (int lane = first; lane < first + 4 && i + lane < end; ++lane) {
-                const Key bin = keys[lane] >> kCurveShift;
-                Count* const count = bin < first_of_tail ? counts + bin : &tail_of_bulk;
-                ++*(bin == 0 ? lowest_bin + lane : count);
+        for (std::int64_t group = 0; group < kGroupsAtOnce && i + kCurveGroup <= place.end; ++group, i += kCurveGroup) {
+            const Isa::Vec vectors[4] = {Isa::load(x + i), Isa::load(x + i + kLanes), Isa::load(x + i + 2 * kLanes),
+                                         Isa::load(x + i + 3 * kLanes)};
+            const int turn = turn_of(i / kCurveGroup);
+            auto chosen = vectors[0];
+            for (int v = 0; v < 4; ++v) {
+                found += Isa::append_keys(vectors[v], Isa::at_least(vectors[v], low), tail + found);
+                if (v > 0) chosen = Isa::choose(0xfu << (4 * ((turn + v) % 4)), chosen, vectors[v]);
             }
+            Key keys[kLanes];
+            Isa::store_keys(keys, chosen);
+            for (int lane = 0; lane < kLanes; ++lane) count_bulk(keys[lane], lane);
         }
         for (std::int64_t j = 0; j < found; ++j) ++counts[tail[j] >> kCurveShift];
+    }
+    const int turn = turn_of(i / kCurveGroup);
+    for (; i < place.end; ++i) {
+        const Key key = to_bits(to_float(x[i])) & 0x7fffffffu;
+        const auto v = static_cast<int>(i / kLanes % 4), lane = static_cast<int>(i % kLanes);
+        if (key >= low) ++counts[key >> kCurveShift];
+        if (lane / 4 == (turn + v) % 4) count_bulk(key, lane);
     }
     for (const Count zeros : lowest_bin) counts[0] += zeros;
 }

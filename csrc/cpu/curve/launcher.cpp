@@ -9,12 +9,12 @@
 namespace hvd_compress::cpu {
 namespace {
 
-// Each slice counts by itself. They begin at vectors, so that the same elements are chosen however many there are.
+// Each slice counts by itself. They begin at groups, so that the same elements are chosen however many there are.
 constexpr std::int64_t kSlices = 8;
 
 Place slice_of(std::int64_t slice, std::int64_t slices, std::int64_t n) {
-    const std::int64_t begin = n * slice / slices / kLanes * kLanes;
-    return {begin, slice + 1 == slices ? n : n * (slice + 1) / slices / kLanes * kLanes};
+    const std::int64_t begin = n * slice / slices / kCurveGroup * kCurveGroup;
+    return {begin, slice + 1 == slices ? n : n * (slice + 1) / slices / kCurveGroup * kCurveGroup};
 }
 
 std::int64_t slices_of(std::int64_t n) { return std::clamp<std::int64_t>(n / 131072, 1, kSlices); }

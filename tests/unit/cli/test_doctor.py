@@ -81,3 +81,14 @@ def test_mpi_without_threads_is_noted(threads: str) -> None:
 def test_simd_level(level: str, state: str) -> None:
     found = findings.simd(Result(HEALTHY["native"].values | {"simd": level}))
     assert (found.state, found.detail) == (state, level)
+
+
+@pytest.mark.parametrize(
+    ("library", "devices", "state", "words"),
+    [("/x/lib.so", 1, "ok", "built: /x/lib.so"), ("/x/lib.so", 0, "note", "0 GPUs"), (None, 1, "note", "not built")],
+)
+def test_cuda_kernels(library: str | None, devices: int, state: str, words: str) -> None:
+    native = Result(HEALTHY["native"].values | {"cuda_library": library})
+    found = findings.cuda(native, Result(HEALTHY["torch"].values | {"devices": devices}))
+    assert found.state == state
+    assert words in found.detail

@@ -1,0 +1,124 @@
+"""Build the CUDA kernels into one library, with nothing but nvcc and this Python.
+
+python tools/build_cuda.py [FILE]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARY = "libhvd_compress_cuda.so"
+LOG = ROOT / "build" / "cuda" / "ptxas.log"
+"""What ptxas says of every kernel: registers, and what it spills."""
+
+ARCHITECTURES = (80, 90, 100)
+# No contraction into fused multiply-add, as on the CPU: twins agree to the bit.
+FLAGS = [
+    "-std=c++17", "-O3", "-fmad=false", "-Werror", "all-warnings", "-Xptxas", "-v,-warn-spills",
+    "-Xcompiler", "-fPIC,-fvisibility=hidden",
+]  # fmt: skip
+
+
+class BuildError(Exception):
+    """nvcc is there and fails."""
+
+
+def find_nvcc() -> str | None:
+    """Nothing where there is none, or where HVD_COMPRESS_CUDA=0 says that no CUDA kernels are wanted."""
+    if os.environ.get("HVD_COMPRESS_CUDA", "") == "0":
+        return None
+    home = os.environ.get("CUDA_HOME")
+    return shutil.which(str(Path(home, "bin", "nvcc"))) if home else shutil.which("nvcc")
+
+
+def build(target: Path) -> bool:
+    """Build for all GPUs that this nvcc knows, and PTX for newer ones; return False, and leave nothing, without nvcc.
+
+    What was built is kept in the user's cache: it depends on nothing but the sources and nvcc, and takes a minute.
+    """
+    nvcc = find_nvcc()
+    if nvcc is None:
+        target.unlink(missing_ok=True)  # of an earlier build
+        return False
+    flags = [*FLAGS, *_targets(_output(nvcc, "--list-gpu-arch"))]
+    kept = _cache() / _key(_output(nvcc, "--version"), flags)
+    LOG.parent.mkdir(parents=True, exist_ok=True)
+    if not (kept / LIBRARY).exists():
+        print("building the CUDA kernels", flush=True)
+        built = LOG.parent / LIBRARY
+        LOG.write_text(_compile(nvcc, flags, built))
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+            shutil.copy2(LOG, folder)
+            shutil.copy2(built, folder)  # last: where it is, all is
+            shutil.copytree(folder, kept, dirs_exist_ok=True)
+    shutil.copy2(kept / LOG.name, LOG)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(kept / LIBRARY, target)
+    return True
+
+
+def _targets(known: str) -> list[str]:
+    numbers = [number for number in ARCHITECTURES if f"compute_{number}" in known]
+    if not numbers:
+        raise BuildError(f"this nvcc knows none of the architectures {ARCHITECTURES}; install a newer CUDA toolkit")
+    codes = [f"arch=compute_{number},code=sm_{number}" for number in numbers]
+    codes.append(f"arch=compute_{numbers[-1]},code=compute_{numbers[-1]}")
+    return [word for code in codes for word in ("-gencode", code)]
+
+
+def _key(version: str, flags: Sequence[str]) -> str:
+    digest = hashlib.sha256("\n".join([version, *flags]).encode())
+    for path in sorted([*(ROOT / "csrc/cuda").rglob("*.*"), *(ROOT / "csrc/include").rglob("*.hpp")]):
+        digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _cache() -> Path:
+    """Beside the wheels of Horovod (tools/install_horovod.py)."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("HVD_COMPRESS_CACHE") or Path(home, "hvd_compress")) / "cuda"
+
+
+def _compile(nvcc: str, flags: Sequence[str], library: Path) -> str:
+    """Return what ptxas said."""
+    commands = []
+    for source in sorted((ROOT / "csrc/cuda").rglob("*.cu")):
+        name = "_".join(source.relative_to(ROOT / "csrc/cuda").with_suffix("").parts)
+        commands.append([nvcc, *flags, "-I", ROOT / "csrc/include", "-c", source, "-o", LOG.parent / f"{name}.o"])
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        reports = list(pool.map(_run, commands))
+    _run([nvcc, "-shared", "-cudart", "static", *(command[-1] for command in commands), "-o", library])
+    return "".join(reports)
+
+
+def _run(command: Sequence[object]) -> str:
+    words = [str(word) for word in command]
+    result = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if result.returncode != 0:
+        raise BuildError(
+            f"building the CUDA kernels failed in: {' '.join(words)}\n{result.stdout}"
+            "HVD_COMPRESS_CUDA=0 builds without them"
+        )
+    return result.stdout
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    file = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "hvd_compress" / LIBRARY
+    try:
+        sys.exit(0 if build(file) else "error: no nvcc on PATH or in CUDA_HOME")
+    except BuildError as error:
+        sys.exit(f"error: {error}")
