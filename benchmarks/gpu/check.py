@@ -27,7 +27,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = (0, 1, 5, 63, 4095, 4096, 4097, 16_384, 70_001, 1_000_003)
 NUMEL, RATIO, LISTS, REPETITIONS = 100_000_000, 0.01, 8, 50
 SANITIZERS = ("memcheck", "racecheck", "initcheck")
-BOUNDS_MS = {"topk_accumulate": 0.45, "sign_accumulate": 0.36, "scatter_lists": 0.16}
+BOUNDS_MS = {"topk_accumulate": 0.45, "sign_accumulate": 0.36, "scatter_lists": 0.16, "gain_curve": 0.20}
 """What the kernels may take on an H200, 100 M elements."""
 
 
@@ -112,7 +112,21 @@ def _calls(k: int) -> dict[str, Callable[[torch.Tensor, torch.Tensor], Tensors]]
         native.sign_add(bits, scale, grad, 0.3)
         return bits, scale, grad, residual
 
+    def numbers(grad: torch.Tensor, residual: torch.Tensor) -> Tensors:
+        bits = (2, 4, 8)[k % 3]
+        packed, norm = native.quantize_accumulate(
+            grad, residual, bits, seed=k, step=3, bucket=5, norm=("l2", "max")[k % 2]
+        )
+        native.quantize_add(packed, norm, grad, bits, 0.3)
+        return packed, norm, grad, residual
+
+    def curve(grad: torch.Tensor, residual: torch.Tensor) -> Tensors:
+        return (native.gain_curve(grad).counts,)  # shares are sums of torch's
+
     return {
+        "quantize": numbers,
+        "gain_curve": curve,
+        "threshold_select": lambda grad, residual: native.threshold_select(grad, 1.5),
         "topk": lambda grad, residual: native.topk(grad, k),
         "topk_accumulate": lambda grad, residual: (*native.topk_accumulate(grad, residual, k), residual),
         "accumulate": lambda grad, residual: (torch.tensor(native.accumulate(grad, residual)), residual),
@@ -189,6 +203,7 @@ def measure() -> list[dict[str, object]]:
             4 + 8 * LISTS * RATIO,
         ),
     }  # fmt: skip
+    cases["gain_curve"] = (lambda i: native.gain_curve(grads[i]), lambda i: grads[i].abs().sort(), 4)
     figures: list[dict[str, object]] = []
     for name, (ours, peer, bytes_each) in cases.items():
         seconds, floor_s = _seconds(ours), bytes_each * NUMEL / bandwidth

@@ -1,7 +1,10 @@
 // The library's C interface: what hvd_compress/native/cuda.py calls. Statuses are those of types.hpp.
+#include "hvd_compress/curve.hpp"
 #include "hvd_compress/feedback.hpp"
+#include "hvd_compress/quantize.hpp"
 #include "hvd_compress/scatter.hpp"
 #include "hvd_compress/sign.hpp"
+#include "hvd_compress/threshold.hpp"
 #include "hvd_compress/topk.hpp"
 
 #ifndef __CUDACC__
@@ -74,6 +77,51 @@ HVD_COMPRESS_EXPORT int hvd_compress_sign_accumulate(const void* grad, int grad_
 HVD_COMPRESS_EXPORT int hvd_compress_sign_add(const std::uint8_t* bits, const float* scale, void* out, int dtype,
                                               std::int64_t n, float weight, void* stream) {
     return code(cuda::sign_add(bits, scale, array(out, dtype), n, weight, stream));
+}
+
+HVD_COMPRESS_EXPORT std::size_t hvd_compress_threshold_workspace_bytes(std::int64_t n) {
+    return cuda::threshold_workspace_bytes(n);
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_threshold_count(const void* x, int dtype, std::int64_t n, float tau,
+                                                     void* workspace, std::size_t workspace_bytes, std::int64_t* count,
+                                                     void* stream) {
+    return code(cuda::threshold_count(const_array(x, dtype), n, tau, count, {workspace, workspace_bytes}, stream));
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_threshold_select(const void* x, int dtype, std::int64_t n, float tau,
+                                                      std::int64_t count, std::int32_t* indices, void* values,
+                                                      void* workspace, std::size_t workspace_bytes, void* stream) {
+    return code(cuda::threshold_select(const_array(x, dtype), n, tau, count, indices, values,
+                                       {workspace, workspace_bytes}, stream));
+}
+
+HVD_COMPRESS_EXPORT std::size_t hvd_compress_curve_workspace_bytes(std::int64_t n) {
+    return cuda::curve_workspace_bytes(n);
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_magnitude_counts(const void* x, int dtype, std::int64_t n, std::int64_t* counts,
+                                                      void* workspace, std::size_t workspace_bytes, void* stream) {
+    return code(cuda::magnitude_counts(const_array(x, dtype), n, counts, {workspace, workspace_bytes}, stream));
+}
+
+HVD_COMPRESS_EXPORT std::size_t hvd_compress_quantize_workspace_bytes(std::int64_t n) {
+    return cuda::quantize_workspace_bytes(n);
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_quantize_accumulate(const void* grad, int grad_dtype, const void* residual,
+                                                         void* out, int out_dtype, std::int64_t n, int bits, int kind,
+                                                         std::uint64_t seed, std::uint32_t step, std::uint32_t bucket,
+                                                         std::uint8_t* packed, float* norm, void* workspace,
+                                                         std::size_t workspace_bytes, void* stream) {
+    return code(cuda::quantize_accumulate(const_array(grad, grad_dtype), const_array(residual, out_dtype),
+                                          array(out, out_dtype), n, bits, static_cast<Norm>(kind), {seed, step, bucket},
+                                          packed, norm, {workspace, workspace_bytes}, stream));
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_quantize_add(const std::uint8_t* packed, const float* norm, void* out, int dtype,
+                                                  std::int64_t n, int bits, float weight, void* stream) {
+    return code(cuda::quantize_add(packed, norm, array(out, dtype), n, bits, weight, stream));
 }
 
 HVD_COMPRESS_EXPORT int hvd_compress_gather(const void* x, int dtype, std::int64_t n, const std::int32_t* indices,

@@ -36,13 +36,27 @@ _PARAMETERS: dict[str, list[type]] = {
     ],
     "sign_accumulate": [_POINTER, _INT, _POINTER, _POINTER, _INT, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE],
     "sign_add": [_POINTER, _POINTER, _POINTER, _INT, _SIZE, _FLOAT],
+    "quantize_accumulate": [
+        _POINTER, _INT, _POINTER, _POINTER, _INT, _SIZE, _INT, _INT, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32,
+        _POINTER, _POINTER, _POINTER, _SIZE,
+    ],
+    "quantize_add": [_POINTER, _POINTER, _POINTER, _INT, _SIZE, _INT, _FLOAT],
+    "threshold_count": [_POINTER, _INT, _SIZE, _FLOAT, _POINTER, _SIZE, _POINTER],
+    "threshold_select": [_POINTER, _INT, _SIZE, _FLOAT, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE],
+    "magnitude_counts": [_POINTER, _INT, _SIZE, _POINTER, _POINTER, _SIZE],
     "gather": [_POINTER, _INT, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER],
     "take": [_POINTER, _INT, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER],
     "scatter_add": [_POINTER, _POINTER, _INT, _SIZE, _POINTER, _INT, _SIZE, _FLOAT, _POINTER],
     "scatter_set": [_POINTER, _POINTER, _INT, _SIZE, _POINTER, _INT, _SIZE, _FLOAT, _POINTER],
     "scatter_lists": [_POINTER, _SIZE, _INT, _POINTER, _INT, _SIZE, _FLOAT, _INT, _POINTER, _POINTER],
 }  # fmt: skip
-_WORKSPACES: dict[str, list[type]] = {"topk_workspace_bytes": [_SIZE, _SIZE], "sign_workspace_bytes": [_SIZE]}
+_WORKSPACES: dict[str, list[type]] = {
+    "topk_workspace_bytes": [_SIZE, _SIZE],
+    "sign_workspace_bytes": [_SIZE],
+    "threshold_workspace_bytes": [_SIZE],
+    "quantize_workspace_bytes": [_SIZE],
+    "curve_workspace_bytes": [_SIZE],
+}
 
 
 class _SparseList(ctypes.Structure):
@@ -79,6 +93,11 @@ class Kernels:
         finite = self._result(torch.int32)
         self._call("accumulate", *arguments, finite.data_ptr())
         return finite
+
+    def threshold_count(self, *arguments: float) -> torch.Tensor:
+        count = self._result(torch.int64)
+        self._call("threshold_count", *arguments, count.data_ptr())
+        return count
 
     def gather(self, *arguments: int) -> torch.Tensor:
         return self._first_bad("gather", *arguments)

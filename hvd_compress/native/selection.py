@@ -94,7 +94,7 @@ def threshold_select(x: torch.Tensor, tau: float) -> tuple[torch.Tensor, torch.T
     workspace = prepare(on(x).threshold_workspace_bytes(x.numel()), x)
     # Not for others, who may run before the second call.
     scratch.workspace = torch.empty(0, dtype=torch.uint8, device="cpu")
-    k = on(x).threshold_count(*arguments, *memory(workspace))
+    k = int(on(x).threshold_count(*arguments, *memory(workspace)))
     indices, values = outputs(None, (x,), indices=(k, torch.int32), values=(k, x.dtype))
     on(x).threshold_select(*arguments, k, indices.data_ptr(), values.data_ptr(), *memory(workspace))
     scratch.workspace = workspace

@@ -24,6 +24,8 @@ BUDGET = 64
 KERNELS = {
     "Begin", "Sample", "ChooseLow", "Collect", "PutBack", "CountDigit", "ChooseDigit", "Rank", "PlaceTiles", "Emit",
     "Correct", "Average", "SubtractSent", "AddSigns", "SetFinite", "Accumulated",
+    "CountReaching", "PlaceCounts", "EmitReaching", "ClearCounts", "CountMagnitudes", "WriteCounts",
+    "CorrectForNorm", "FindNorm", "Quantize", "AddNumbers",
     "NoneBad", "CheckList", "SayBad", "AddLists", "AtIndices",
 }  # fmt: skip
 

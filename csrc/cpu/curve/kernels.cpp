@@ -21,10 +21,6 @@ void count_all(const void* data, Place place, Count* counts) {
     for (std::int64_t i = last; i < place.end; ++i) ++counts[(to_bits(to_float(x[i])) & 0x7fffffffu) >> kCurveShift];
 }
 
-// In a group of four vectors, four neighbouring lanes of each are looked at: of vector v those from 4 * ((turn + v) %
-// 4) on. Every vector takes part, since neighbours are alike, and no pattern in memory has the hash's.
-inline int turn_of(std::int64_t group) { return static_cast<int>(scattered(static_cast<std::uint32_t>(group)) >> 30); }
-
 template <class T>
 void count_tail(const void* data, Place place, Key low, Count* counts) {
     constexpr std::int64_t kGroupsAtOnce = 16;
@@ -45,7 +41,7 @@ void count_tail(const void* data, Place place, Key low, Count* counts) {
         for (std::int64_t group = 0; group < kGroupsAtOnce && i + kCurveGroup <= place.end; ++group, i += kCurveGroup) {
             const Isa::Vec vectors[4] = {Isa::load(x + i), Isa::load(x + i + kLanes), Isa::load(x + i + 2 * kLanes),
                                          Isa::load(x + i + 3 * kLanes)};
-            const int turn = turn_of(i / kCurveGroup);
+            const int turn = curve_turn(i / kCurveGroup);
             auto chosen = vectors[0];
             for (int v = 0; v < 4; ++v) {
                 found += Isa::append_keys(vectors[v], Isa::at_least(vectors[v], low), tail + found);
@@ -57,12 +53,10 @@ void count_tail(const void* data, Place place, Key low, Count* counts) {
         }
         for (std::int64_t j = 0; j < found; ++j) ++counts[tail[j] >> kCurveShift];
     }
-    const int turn = turn_of(i / kCurveGroup);
     for (; i < place.end; ++i) {
         const Key key = to_bits(to_float(x[i])) & 0x7fffffffu;
-        const auto v = static_cast<int>(i / kLanes % 4), lane = static_cast<int>(i % kLanes);
         if (key >= low) ++counts[key >> kCurveShift];
-        if (lane / 4 == (turn + v) % 4) count_bulk(key, lane);
+        if (is_chosen(i)) count_bulk(key, static_cast<int>(i % kLanes));
     }
     for (const Count zeros : lowest_bin) counts[0] += zeros;
 }

@@ -8,15 +8,13 @@
 
 namespace hvd_compress::cpu {
 
-inline constexpr std::int64_t kCurveGroup = 64;  // elements, a quarter of which is looked at
-
 struct CurveKernels {
     // Adds the elements of a place to the counts of curve.hpp. By dtype.
     using CountAll = void (*)(const void* x, Place place, Count* counts);
     CountAll count_all[3];
 
-    // The same of all elements with a key of at least `low`, the first of a bin, and of a quarter of the others: four
-    // neighbours of each sixteen, chosen by a hash. A place begins at a multiple of kCurveGroup. By dtype.
+    // The same of all elements with a key of at least `low`, the first of a bin, and of the chosen
+    // among the others. A place begins at a multiple of kCurveGroup. By dtype.
     using CountTail = void (*)(const void* x, Place place, Key low, Count* counts);
     CountTail count_tail[3];
 };

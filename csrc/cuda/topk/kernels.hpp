@@ -2,12 +2,9 @@
 // one step finds out lies in State, and a step that is not needed ends at once.
 #pragma once
 
-#include "../tile.hpp"
-#include "hvd_compress/sample.hpp"
+#include "../sample/kernels.hpp"
 
 namespace hvd_compress::cuda {
-
-using Key = std::uint32_t;
 
 constexpr int kTopkThreads = 256;
 constexpr int kTopkRounds = 4;
@@ -59,82 +56,6 @@ struct Begin {
             for (std::int64_t i = block.index * kThreads + t; i < sample_count; i += block.count * kThreads)
                 sample[i] = 0;
             if (block.index == 0 && t == 0) *state = {0, k, kUnreachable, 0};
-        });
-    }
-};
-
-// Counts the sampled elements by their keys' upper bits.
-template <class Source>
-struct Sample {
-    static constexpr int kThreads = 256;
-    struct Shared {};
-    Source source;
-    std::int64_t blocks, stride;
-    std::uint32_t* bins;
-
-    template <class B>
-    HVD_COMPRESS_TILE void operator()(const B& block, Shared&) const {
-        block.each([&](int t) {
-            const std::int64_t number = block.index * kThreads + t;  // of four elements
-            const std::int64_t of = number / (kSampledBlock / kWide);
-            if (of >= blocks) return;
-            float v[kWide];
-            source.read(sampled_block(of, stride) + number % (kSampledBlock / kWide) * kWide, v);
-            for (int j = 0; j < kWide; ++j) atomic_add(&bins[Traits<float>::key(v[j]) >> kSampleShift], 1u);
-        });
-    }
-};
-
-constexpr int kWalkThreads = 1024;
-
-// The bin, from the last one down, that holds the element of rank `wanted`, counted from 1, and how many lie in the
-// bins above it; -1 if there are not as many. The number of bins is a multiple of kWalkThreads.
-struct Walked {
-    std::int64_t bin, above;
-};
-
-struct WalkShared {
-    std::uint32_t scratch[32];
-    Walked result;
-};
-
-template <class B>
-HVD_COMPRESS_TILE Walked walk(const B& block, WalkShared& shared, const std::uint32_t* bins, std::int64_t bin_count,
-                              std::int64_t wanted) {
-    const std::int64_t each = bin_count / kWalkThreads;
-    typename B::template Each<std::uint32_t> own, before;
-    block.each([&](int t) {
-        own[t] = 0;
-        for (std::int64_t i = 0; i < each; ++i) own[t] += bins[bin_count - 1 - t * each - i];
-        before[t] = own[t];
-        if (t == 0) shared.result = {-1, 0};
-    });
-    block.sync();
-    block.exclusive_sum(before, shared.scratch);
-    block.each([&](int t) {
-        std::int64_t above = before[t];
-        if (wanted <= above || wanted > above + own[t]) return;
-        std::int64_t bin = bin_count - 1 - t * each;
-        while (above + bins[bin] < wanted) above += bins[bin--];
-        shared.result = {bin, above};
-    });
-    block.sync();
-    return shared.result;
-}
-
-// The lower key of the bracket.
-struct ChooseLow {
-    static constexpr int kThreads = kWalkThreads;
-    using Shared = WalkShared;
-    State* state;
-    const std::uint32_t* sample;
-    std::int64_t wanted;
-
-    template <class B>
-    HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
-        const Walked found = walk(block, shared, sample, kSampleBins, wanted);
-        block.each([&](int t) {
-            if (t == 0 && found.bin > 0) state->low = static_cast<Key>(found.bin) << kSampleShift;
         });
     }
 };

@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 
 #include "../launch.hpp"
+#include "../sample/launch.hpp"
 #include "hvd_compress/dispatch.hpp"
 #include "hvd_compress/topk.hpp"
 #include "kernels.hpp"
@@ -43,14 +43,7 @@ Status select(Source source, std::int64_t n, std::int64_t k, std::int32_t* indic
     const bool sampled = at.found.capacity > 0 && k > 0 && k < n;
     launch(Begin{at.state, at.bins, at.sample, kDigits * kDigitBins, sampled ? kSampleBins : 0, k}, 16, stream);
     if (sampled) {
-        const std::int64_t blocks = sample_blocks(n);
-        const auto quarters = blocks * (kSampledBlock / kWide);
-        launch(Sample<Source>{source, blocks, n / blocks, at.sample}, divided_up(quarters, Sample<Source>::kThreads),
-               stream);
-        const double expected =
-            static_cast<double>(blocks * kSampledBlock) * static_cast<double>(k) / static_cast<double>(n);
-        const double upper = expected + sample_margin(expected);
-        launch(ChooseLow{at.state, at.sample, static_cast<std::int64_t>(std::ceil(upper))}, 1, stream);
+        launch_sample(source, n, k, at.sample, &at.state->low, stream);
     }
     launch(Collect<Source>{source, at.state, at.rows, at.found}, at.tiles, stream);
     if (k == 0) return launch_status();

@@ -1,0 +1,51 @@
+#include <algorithm>
+
+#include "../sample/launch.hpp"
+#include "hvd_compress/curve.hpp"
+#include "hvd_compress/dispatch.hpp"
+#include "kernels.hpp"
+
+namespace hvd_compress::cuda {
+namespace {
+
+struct Workplace {
+    std::uint32_t *bins, *sample;
+    Key* low;
+    std::size_t bytes;
+
+    explicit Workplace(void* start) {
+        Parts parts(start);
+        bins = parts.take<std::uint32_t>(kCurveBins);
+        sample = parts.take<std::uint32_t>(kSampleBins);
+        low = parts.take<Key>(1);
+        bytes = parts.bytes();
+    }
+};
+
+}  // namespace
+
+std::size_t curve_workspace_bytes(std::int64_t) noexcept { return Workplace(nullptr).bytes; }
+
+Status magnitude_counts(ConstArray x, std::int64_t n, std::int64_t* counts, Workspace workspace,
+                        Stream stream) noexcept {
+    if (const Status status = check_numel(n); status != Status::kOk) return status;
+    if (workspace.bytes < curve_workspace_bytes(n)) return Status::kWorkspaceTooSmall;
+    return dispatch(x.dtype, [&](auto tag) {
+        using T = typename decltype(tag)::Type;
+        const Workplace at(workspace.data);
+        const Plain<T> source(x, n);
+        launch(ClearCounts{at.bins, at.sample, at.low}, divided_up(kCurveBins, ClearCounts::kThreads), stream);
+        if (n > kCurveAll) {
+            const auto tail = static_cast<std::int64_t>(kCurveTail * static_cast<double>(n));
+            launch_sample(source, n, tail, at.sample, at.low, stream);
+        }
+        using Kernel = CountMagnitudes<T>;
+        // Few blocks, as each has a window to clear and to hand over, but enough to fill a large GPU.
+        const std::int64_t blocks = std::min<std::int64_t>(divided_up(n, Kernel::kThreads * kWide * 4), 1024);
+        launch(Kernel{source, at.low, at.bins}, blocks, stream);
+        launch(WriteCounts{at.bins, at.low, counts}, divided_up(kCurveBins, WriteCounts::kThreads), stream);
+        return launch_status();
+    });
+}
+
+}  // namespace hvd_compress::cuda
