@@ -11,6 +11,7 @@ namespace {
 
 // Each slice counts by itself. They begin at groups, so that the same elements are chosen however many there are.
 constexpr std::int64_t kSlices = 8;
+constexpr std::int64_t kOwnBins = 2 * kCurveBins;  // of a slice: those of the bulk, those of the tail
 
 Place slice_of(std::int64_t slice, std::int64_t slices, std::int64_t n) {
     const std::int64_t begin = n * slice / slices / kCurveGroup * kCurveGroup;
@@ -31,7 +32,7 @@ Key lowest_of_tail(const T* x, std::int64_t n, Count* bins) {
 }  // namespace
 
 std::size_t curve_workspace_bytes(std::int64_t n) noexcept {
-    return static_cast<std::size_t>(slices_of(n) * kCurveBins) * sizeof(Count);
+    return static_cast<std::size_t>(slices_of(n) * kOwnBins) * sizeof(Count);
 }
 
 Status magnitude_counts(ConstArray x, std::int64_t n, std::int64_t* counts, Workspace workspace, Stream) noexcept {
@@ -46,22 +47,21 @@ Status magnitude_counts(ConstArray x, std::int64_t n, std::int64_t* counts, Work
         Count* bins = static_cast<Count*>(workspace.data);
         const Key low = n > kCurveAll ? lowest_of_tail(static_cast<const T*>(x.data), n, bins) : 0;
         const std::int64_t slices = slices_of(n);
+        const std::int64_t first_of_tail = low >> kCurveShift;
         parallel_for(slices, [&](std::int64_t slice) {
-            Count* own = bins + slice * kCurveBins;
-            std::fill_n(own, kCurveBins, Count{0});
+            Count *bulk = bins + slice * kOwnBins, *tail = bulk + kCurveBins;
+            std::fill_n(bulk, first_of_tail, Count{0});
+            std::fill(tail + first_of_tail, tail + kCurveBins, Count{0});
             if (low != 0) {
-                kernels.count_tail[type](x.data, slice_of(slice, slices, n), low, own);
+                kernels.count_tail[type](x.data, slice_of(slice, slices, n), low, bulk, tail);
             } else {
-                kernels.count_all[type](x.data, slice_of(slice, slices, n), own);
+                kernels.count_all[type](x.data, slice_of(slice, slices, n), tail);
             }
         });
-        for (std::int64_t slice = 1; slice < slices; ++slice) {
-            for (std::int64_t bin = 0; bin < kCurveBins; ++bin) bins[bin] += bins[slice * kCurveBins + bin];
-        }
-        const std::int64_t first_of_tail = low >> kCurveShift;
-        const std::int64_t each = low != 0 ? 4 : 1;
         for (std::int64_t bin = 0; bin < kCurveBins; ++bin) {
-            counts[bin] = static_cast<std::int64_t>(bins[bin]) * (bin < first_of_tail ? each : 1);
+            const std::int64_t place = bin < first_of_tail ? bin : kCurveBins + bin;
+            for (std::int64_t slice = 1; slice < slices; ++slice) bins[place] += bins[slice * kOwnBins + place];
+            counts[bin] = static_cast<std::int64_t>(bins[place]) * (bin < first_of_tail ? 4 : 1);
         }
         return Status::kOk;
     });
