@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_compress.errors import ConfigError, PayloadError, UnsupportedError
+from hvd_compress.errors import ConfigError, MismatchError, UnsupportedError
 from hvd_compress.native.module import FLOATS
 
 MAX_NUMEL = 2**31 - 1
@@ -113,7 +113,7 @@ def check_indices(first_bad: int | torch.Tensor, indices: torch.Tensor, of: torc
         index = int(indices[first_bad])
         inside = 0 <= index < of.numel()  # so it is its place that is wrong, which matters on CUDA only
         fault = "does not lie above the one before" if inside else f"lies outside 0..{of.numel() - 1}"
-        raise PayloadError(f"index {index} at position {first_bad} of {indices.numel()} {fault}")
+        raise MismatchError(f"index {index} at position {first_bad} of {indices.numel()} {fault}")
 
 
 def checked_int(name: str, value: int, low: int, high: int) -> int:

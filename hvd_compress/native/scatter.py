@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_compress.errors import ConfigError, PayloadError
+from hvd_compress.errors import ConfigError, MismatchError
 from hvd_compress.native.checks import check_apart, check_indices, check_tensor, checked_float, written
 from hvd_compress.native.module import CODES, on, prepare
 
@@ -83,7 +83,7 @@ def scatter_lists(
         origin: what a list is called, before its number, in errors.
 
     Raises:
-        PayloadError: says in which list; `out` is then as it was.
+        MismatchError: says in which list; `out` is then as it was.
     """
     check_tensor("out", out)
     pairs = isinstance(lists, Sequence) and all(isinstance(one, tuple) and len(one) == 2 for one in lists)
@@ -99,7 +99,7 @@ def scatter_lists(
         check_apart(f"indices of {origin} {number}", indices, "out", out)
         check_apart(f"values of {origin} {number}", values, "out", out)
         if indices.numel() != values.numel():
-            raise PayloadError(f"{origin} {number}: {indices.numel()} indices for {values.numel()} values")
+            raise MismatchError(f"{origin} {number}: {indices.numel()} indices for {values.numel()} values")
     written("out", out)
     prepare(like=out)
     bad_list, first_bad = on(out).scatter_lists(
@@ -114,7 +114,7 @@ def scatter_lists(
     bad_list, first_bad = int(bad_list), int(first_bad)
     if bad_list >= 0:
         index = int(lists[bad_list][0][first_bad])
-        raise PayloadError(
+        raise MismatchError(
             f"{origin} {bad_list}: index {index} at position {first_bad} of {lists[bad_list][0].numel()} lies outside "
             f"0..{out.numel() - 1}, or does not lie above the one before"
         )
@@ -133,7 +133,7 @@ def _scatter(
     check_apart("indices", indices, "out", out)
     check_apart("values", values, "out", out)
     if indices.numel() != values.numel():
-        raise PayloadError(f"{indices.numel()} indices for {values.numel()} values")
+        raise MismatchError(f"{indices.numel()} indices for {values.numel()} values")
     written("out", out)
     first_bad = getattr(on(out), kernel)(
         indices.data_ptr(),

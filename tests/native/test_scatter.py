@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_compress import native
-from hvd_compress.errors import PayloadError
+from hvd_compress.errors import MismatchError
 from tests.native.cases import DTYPES, assert_same, examples, tensors
 
 VALUE_PAIRS = [(out, value) for out in DTYPES for value in dict.fromkeys((torch.float32, out))]
@@ -116,7 +116,7 @@ def test_an_index_out_of_range_is_named_and_nothing_is_written(
     fault = "does not lie above the one before" if 0 <= indices[first] < n else rf"lies outside 0\.\.{n - 1}"
     out = torch.full((n,), 5.0)
     message = rf"index {indices[first]} at position {first} of {length} {fault}"
-    with pytest.raises(PayloadError, match=message):
+    with pytest.raises(MismatchError, match=message):
         CALLS[name](torch.tensor(indices, dtype=torch.int32), out)
     assert (out == 5.0).all()
 
@@ -175,7 +175,7 @@ def test_lists_over_many_blocks(clear: bool) -> None:
 def test_a_list_that_does_not_ascend_in_range_changes_nothing(indices: list[int], words: str) -> None:
     out = torch.ones(10)
     good = (torch.tensor([1], dtype=torch.int32), torch.ones(1))
-    with pytest.raises(PayloadError, match=words):
+    with pytest.raises(MismatchError, match=words):
         native.scatter_lists([good, (torch.tensor(indices, dtype=torch.int32), torch.ones(2))], out, 1.0)
     assert torch.equal(out, torch.ones(10))
 
@@ -183,5 +183,5 @@ def test_a_list_that_does_not_ascend_in_range_changes_nothing(indices: list[int]
 def test_the_position_of_a_bad_index_far_down_a_list() -> None:
     indices = torch.arange(200_000, dtype=torch.int32)
     indices[150_000] = 3
-    with pytest.raises(PayloadError, match="index 3 at position 150000"):
+    with pytest.raises(MismatchError, match="index 3 at position 150000"):
         native.scatter_lists([(indices, torch.ones(200_000))], torch.ones(200_000), 1.0)
