@@ -12,6 +12,8 @@ from hvd_compress import __version__
 COMMANDS = {
     "doctor": "List what is installed, and say whether training can run.",
     "bench": "Measure what this machine does: kernels.",
+    "choose": "Predict by formulas which collective is fastest for a bucket.",
+    "probe": "Measure this job's network, under mpirun: alpha, beta and calibrated curves.",
 }
 
 
