@@ -57,11 +57,13 @@ class Engine(ABC):
 
     All verbs block, take contiguous one-dimensional CPU tensors, and must be called by every rank of the group in the
     same order, from one thread. Errors of the transport rise as they are; the pipeline adds rank, bucket and step.
-    `calls` collects one Call a collective until somebody takes them with `take_calls`; `running` is whether one
-    runs now; `pending` says in words which, for the message of a timeout; `lost` why none can run any more, if so.
+    `library` names what moves the bytes, with its version. `calls` collects one Call a collective until somebody takes
+    them with `take_calls`; `running` is whether one runs now; `pending` says in words which, for the message of a
+    timeout; `lost` why none can run any more, if so.
     """
 
     name: str
+    library: str = ""
     rank: int
     world_size: int
     capabilities: Capabilities

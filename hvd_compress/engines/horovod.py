@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -42,6 +43,7 @@ class HorovodEngine(Engine):
         if not hvd.is_initialized():
             raise ConfigError("call hvd.init() before an engine is made")
         self._hvd = hvd
+        self.library = f"Horovod {importlib.metadata.version('horovod')}"
         self._set = hvd.global_process_set if process_set is None else process_set
         self.ranks = process_set_ranks(self._set)
         if hvd.rank() not in self.ranks:

@@ -42,6 +42,7 @@ class MpiEngine(Engine):
     """
 
     name = "MPI"
+    library = MPI.Get_library_version().rstrip("\0").partition("\n")[0].partition(",")[0]
 
     def __init__(self, comm: MPI.Intracomm | None = None, ranks: Sequence[int] | None = None) -> None:
         super().__init__()
