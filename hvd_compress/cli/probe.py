@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hvd_compress.engines.base import Engine
 
 
-@click.command("probe", help="Measure this job's network, under mpirun: alpha, beta and calibrated curves.")
+@click.command("probe", help="Measure this job's network, under mpirun: alpha, beta, curves.")
 @click.option("--budget", default="3s", show_default=True, help="How long to measure, with its unit.")
 @click.option("--timeout", default="60s", show_default=True, help="How long to wait beyond that for other ranks.")
 @click.option("--save/--no-save", default=True, help="Keep the curves for jobs of the same shape.", show_default=True)
@@ -90,7 +90,8 @@ def _print(curves: Curves, shape: JobShape, as_json: bool) -> None:
         click.echo(json.dumps({**found, "curves": curves.to_json()}, indent=1))
         return
     rate = f"{8e-6 / beta:.0f} Mbit/s" if beta else "not to be seen"
-    click.echo(f"{shape.world_size} ranks on {len(set(shape.hosts))} hosts, {shape.library}")
+    hosts = len(set(shape.hosts))
+    click.echo(f"{shape.world_size} ranks on {hosts} host{'s' * (hosts > 1)}, {shape.library}")
     click.echo(f"alpha {1e3 * alpha:.4g} ms, 1 / beta {rate}: what brings the formulas nearest to these curves")
     sizes = sorted({size for curve in curves.by_key.values() for size in curve.sizes})
     click.echo("\nmilliseconds by bytes of a rank's tensor; ~ marks what was not measured but follows from the curve")

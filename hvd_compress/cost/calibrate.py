@@ -17,7 +17,7 @@ SIZES = tuple(size * KIB for size in (1, 64, 1024, 8, 4096, 256, 16384))
 """Bytes of a rank's tensor, in the order of measuring: first what says most, later what lies between."""
 
 BUDGET_S = 3.0
-SAMPLES = 3
+SAMPLES = 5
 
 
 class Calibrator:
@@ -85,12 +85,24 @@ class Calibrator:
         return Curves(self._engine.world_size, {key: Curve.through(points) for key, points in medians.items()})
 
     def _planned(self, sizes: Sequence[int], samples: int) -> Iterator[tuple[Key, int]]:
-        for sample in range(samples):
+        """Yield what to measure next, as long as the budget lasts: each point once, some more often, then all again.
+
+        Points that are so quick that others lose nothing are measured several times at once: they are the noisy ones.
+        """
+        share_s = self._budget_s / (len(self._keys) * len(sizes))
+        for turn in range(samples):
             for size in sizes:
                 for key in self._keys:
-                    owed = sample == 0 and size in self._owed
-                    if owed or self.spent_s + self._estimate(key, size) < self._budget_s:
+                    while self._wanted(key, size, turn, samples, share_s):
                         yield key, size
+
+    def _wanted(self, key: Key, size: int, turn: int, samples: int, share_s: float) -> bool:
+        have = self._times[key].get(size, [])
+        if not have and size in self._owed:
+            return True
+        if len(have) >= samples or (len(have) > turn and sum(have) >= share_s):
+            return False
+        return self.spent_s + self._estimate(key, size) < self._budget_s
 
     def _estimate(self, key: Key, size: int) -> float:
         points = {known: min(samples) for known, samples in self._times[key].items()}

@@ -10,8 +10,12 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from hvd_compress.cli import probe
 from hvd_compress.cli.main import main
+from hvd_compress.cost.curves import Curve, Curves
+from hvd_compress.cost.store import JobShape
 
+KEY = ("allreduce", "ring")
 PROBE = [sys.executable, "-c", "from hvd_compress.cli.main import main; main()", "probe"]
 
 
@@ -46,15 +50,26 @@ def test_bad_input_is_one_clear_message(flag, says):
 
 
 def test_json_on_rank_0_and_the_file_that_it_leaves(tmp_path):
-    job = mpirun(3, *PROBE, "--json", "--budget=0s", folder=tmp_path)
+    job = mpirun(2, *PROBE, "--json", "--budget=0s", folder=tmp_path)
     assert job.returncode == 0, job.stderr
     found = json.loads(job.stdout)
-    assert found["shape"]["world_size"] == 3
+    assert found["shape"]["world_size"] == 2
     assert len(found["curves"]) == 13  # five broadcasts, five allreduces, three all-gathers
     assert found["alpha_s"] >= 0
     assert found["beta_s_per_byte"] >= 0
     (saved,) = (tmp_path / "curves").iterdir()
     assert json.loads(saved.read_text())["curves"] == found["curves"]
+
+
+def test_the_table_marks_what_was_not_measured(capsys):
+    curves = Curves(2, {KEY: Curve((1024, 4096), (0.001, 0.004)), ("broadcast", "auto"): Curve((1024,), (0.002,))})
+    probe._print(curves, JobShape("MPI", 2, ("a", "b"), "Open MPI v5"), as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 ranks on 2 hosts, Open MPI v5"
+    assert lines[1].startswith("alpha ")
+    assert lines[-3].split() == ["1", "KiB", "4", "KiB"]
+    assert lines[-2].split() == ["allreduce", "ring", "1", "4"]
+    assert lines[-1].split() == ["broadcast", "auto", "2", "~2"]
 
 
 def test_a_rank_that_reports_nothing_ends_the_job_with_an_error(tmp_path):

@@ -97,5 +97,5 @@ def test_json_and_back():
     ],
 )
 def test_what_is_no_curve_is_refused(rows):
-    with pytest.raises(ConfigError, match="not (a curve|curves)"):
+    with pytest.raises(ConfigError, match=r"not (a curve|curves)"):
         Curves.from_json(4, rows)
