@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import warnings
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hvd_compress.engines.mpi_environment import launched_by_mpi, prepare
 from hvd_compress.errors import ConfigError, HvdCompressError
 from hvd_compress.units import parse_latency
 
@@ -40,9 +40,7 @@ def command(budget: str, timeout: str, save: bool, as_json: bool) -> None:
 
 
 def _engine() -> Engine:
-    from hvd_compress.engines.mpi_environment import prepare
-
-    if not any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")):
+    if not launched_by_mpi():
         raise click.ClickException(
             "the network is measured between the ranks of an MPI job: launch it as `mpirun -np 4 hvd-compress probe`"
         )

@@ -44,7 +44,7 @@ class Calibrator:
         samples: int = SAMPLES,
         keys: Sequence[Key] | None = None,
     ) -> None:
-        if not budget_s >= 0 or samples < 1 or not sizes or min(sizes) < 8:
+        if not budget_s >= 0 or samples < 1 or not sizes or min(sizes) < 8 or (keys is not None and not keys):
             raise ConfigError(f"cannot calibrate {samples} times within {budget_s} s at sizes {list(sizes)}")
         self._engine, self._budget_s, self.spent_s = engine, budget_s, 0.0
         self._keys = tuple(keys) if keys is not None else measurable(engine)

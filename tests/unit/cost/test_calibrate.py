@@ -123,7 +123,9 @@ def test_a_broadcast_takes_each_root_in_turn(monkeypatch):
     assert sorted(roots) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("options", [{"budget_s": -1.0}, {"budget_s": float("nan")}, {"samples": 0}, {"sizes": ()}])
+@pytest.mark.parametrize(
+    "options", [{"budget_s": -1.0}, {"budget_s": float("nan")}, {"samples": 0}, {"sizes": ()}, {"keys": ()}]
+)
 def test_bad_settings_are_a_config_error(options):
     with pytest.raises(ConfigError, match="cannot calibrate"):
         Calibrator(InProcessWorld(1).engine(0), **options)
