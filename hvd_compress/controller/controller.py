@@ -43,8 +43,8 @@ class Controller:
 
     It alternates: in a *round* the promising candidates are tried on the gradients of as many steps; in *windows* of
     some steps the choice that stands is watched. At the end of either, ranks exchange their times (`report.agree`), and
-    all make the same of it. When a choice no longer takes what it took, the network is measured anew by a few small collectives,
-    and there is a new round.
+    all make the same of it. When a choice no longer takes what it took, the network is measured anew by a few small
+    collectives, and there is a new round.
 
     All methods are called between steps, the same on all ranks; `end_of_step` is collective and runs in the thread that
     launches collectives.
@@ -97,8 +97,8 @@ class Controller:
             drifted = self._watch(step, agreed)
             if drifted:
                 self._network = self._network.remeasured(engine)
-                scale = {"latency": self._network.latency, "transfer": self._network.transfer}
-                self.history.add(Event(step, "network", reason=drifted, **scale))
+                latency, transfer = self._network.latency, self._network.transfer
+                self.history.add(Event(step, "network", latency=latency, transfer=transfer, reason=drifted))
                 self._look(step, drifted)
         else:
             self._learn(step, agreed)

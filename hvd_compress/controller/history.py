@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ class History:
     def __len__(self) -> int:
         return len(self.events)
 
-    def __iter__(self) -> Iterable[Event]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Event]:
         return iter(self.events)
 
 

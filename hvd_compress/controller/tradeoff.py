@@ -59,7 +59,8 @@ def pareto_front(options: Sequence[Option]) -> list[Option]:
 def knee(options: Sequence[Option], weights: Sequence[float] = (1.0, 1.0, 1.0)) -> Option:
     """Return the option of the front that is nearest to the best of each objective.
 
-    Each objective is scaled to 0 ... 1 over the front; the distance is Euclidean, of the weighted coordinates. The smallest ratio wins among equals.
+    Each objective is scaled to 0 ... 1 over the front; the distance is Euclidean, of the weighted coordinates. The
+    smallest ratio wins among equals.
 
     Raises ConfigError without options, and for weights that are negative, not finite, not three, or all zero.
     """

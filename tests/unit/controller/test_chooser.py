@@ -19,7 +19,7 @@ WAYS = tuple(
         ("dense", "tree"),
         ("allgather", "ring"),
         ("allgather", "bruck"),
-        *((("artopk", a, b) for a in ("ring", "tree", "recursive_doubling") for b in ("binomial", "pipeline_16k"))),
+        *(("artopk", a, b) for a in ("ring", "tree", "recursive_doubling") for b in ("binomial", "pipeline_16k")),
     )
 )
 NETWORKS = tuple(itertools.product((0.0002, 0.005, 0.02), (50e6, 1e9), (10**6, 25_600_000), (0.1, 0.001)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -35,7 +36,7 @@ def realistic(latency_s: float, per_ratio_s: float, steepness: float) -> list[Op
 def test_a_grid_has_both_ends_and_even_steps() -> None:
     ratios = grid(0.001, 0.1)
     assert (ratios[0], ratios[-1]) == (0.001, 0.1)
-    steps = [b / a for a, b in zip(ratios, ratios[1:], strict=False)]
+    steps = [b / a for a, b in itertools.pairwise(ratios)]
     assert max(steps) == pytest.approx(min(steps))
     assert max(steps) <= 2 ** (1 / 6) + 1e-9
     assert grid(0.01, 0.01) == (0.01,)
