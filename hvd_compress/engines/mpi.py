@@ -60,9 +60,12 @@ class MpiEngine(Engine):
 
     def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None) -> list[torch.Tensor]:
         lengths = self._exchange_lengths(tensor.numel()) if lengths is None else list(lengths)
-        gathered = _empty(sum(lengths), tensor)
-        self._comm.Allgatherv(_to_move(tensor), [_memory(gathered), lengths, _move_type(tensor)])
-        return list(torch.split(gathered, lengths))
+        return self._allgather_into(_empty(sum(lengths), tensor), tensor, lengths)
+
+    def _allgather_into(self, out: torch.Tensor, tensor: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
+        limits.require_countable(out.numel())
+        self._comm.Allgatherv(_to_move(tensor), [_memory(out), list(lengths), _move_type(tensor)])
+        return list(torch.split(out, list(lengths)))
 
     def _broadcast(self, tensor: torch.Tensor, root: int) -> None:
         for part in torch.split(tensor, limits.MAX_COUNT):

@@ -39,8 +39,10 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     unchanged. Nothing is communicated before the first step, in which ranks compare their settings.
 
     Raises:
-        ConfigError: names are missing or doubled, or an argument is out of range.
-        UnsupportedError: op=Adasum, parameters on a GPU, or an elastic job, with a compression of this package.
+        ConfigError: names are missing or doubled, an argument is out of range, or a GPU is to compress parameters that
+            are on none.
+        UnsupportedError: op=Adasum, parameters on a device that is neither CPU nor CUDA, or an elastic job, with a
+            compression of this package.
     """
     if not isinstance(compression, Request):
         if _is_factory(compression):
