@@ -211,6 +211,7 @@ class Reducer:
         words = {
             "compression": repr(self._request),
             "options": repr(self._options),
+            "memory that the engine takes": " and ".join(engine.capabilities.devices),
             "HOROVOD_FUSION_THRESHOLD": str(self._settings.fusion_threshold_bytes),
         }
         described = [f"{n}: {tuple(p.shape)} {p.dtype} {self._slots[n].place}" for n, p in self._parameters.items()]
