@@ -11,6 +11,7 @@ from time import perf_counter
 
 import torch
 
+from hvd_compress import native
 from hvd_compress.buckets.bucket import Bucket
 from hvd_compress.buckets.plan import BucketPlan, Slot, plan_buckets
 from hvd_compress.buckets.under_way import stand_in
@@ -155,6 +156,8 @@ class Reducer:
                     self._launch(route)
             rows = self._launch_sparse()
             exchanged = self._pipeline.finish()
+            with located(f"rank {self._engine.rank}, step {self.step}"):
+                native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
             self._take_results(exchanged.finite, rows)
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
             self._pipeline.fail(error)

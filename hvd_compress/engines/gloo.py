@@ -1,4 +1,4 @@
-"""Bytes over torch.distributed's Gloo: where there is neither MPI nor Horovod, and beside torch's own data parallelism."""
+"""Bytes over torch.distributed's Gloo: where there is neither MPI nor Horovod."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class GlooEngine(Engine):
         super().__init__()
         if not dist.is_available() or not dist.is_initialized():
             raise ConfigError("call torch.distributed.init_process_group('gloo') before an engine is made")
-        self._group = dist.group.WORLD if group is None else group
+        world = dist.group.WORLD
+        assert world is not None
+        self._group = world if group is None else group
         self.rank, self.world_size = dist.get_rank(self._group), dist.get_world_size(self._group)
         if self.rank < 0:
             raise ConfigError(f"rank {dist.get_rank()} is not in this process group")
@@ -94,7 +96,7 @@ class GlooEngine(Engine):
 
     def _exchange_lengths(self, numel: int) -> list[int]:
         lengths = torch.empty(self.world_size, dtype=torch.int64)
-        dist.all_gather(list(lengths.split(1)), torch.tensor([numel]), group=self._group)
+        dist.all_gather(list(torch.split(lengths, 1)), torch.tensor([numel]), group=self._group)
         return lengths.tolist()
 
     def abandon(self) -> None:

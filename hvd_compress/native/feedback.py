@@ -8,10 +8,10 @@ from hvd_compress.native.checks import feedback_out
 from hvd_compress.native.module import fed, on, prepare
 
 
-def accumulate(grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None) -> bool | torch.Tensor:
+def accumulate(grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None) -> bool:
     """Write corrected = residual + grad to `out`; return whether every element of it is finite.
 
-    One pass over memory. On a GPU the answer stays there, a tensor () of bool, and the host waits for nothing.
+    One pass over memory.
 
     Args:
         grad: (n,) fp32, fp16 or bf16.
@@ -20,5 +20,4 @@ def accumulate(grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | N
     """
     out = feedback_out(grad, residual, out)
     prepare(like=out)
-    finite = on(out).accumulate(*fed(grad, residual, out))
-    return bool(finite) if out.device.type == "cpu" else finite != 0
+    return bool(on(out).accumulate(*fed(grad, residual, out)))

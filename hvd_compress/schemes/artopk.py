@@ -76,14 +76,15 @@ class _ARTopkExchange(Exchange):
             if self._indices.numel() != self._expected["indices"].numel():
                 raise PayloadError(f"{self._indices.numel()} indices instead of {self._expected['indices'].numel()}")
             if self._sum is None:
-                self._sum = lane.post("values", self._take())
+                with native.about(f"bucket {work.bucket}, indices from rank {root}"):
+                    self._sum = lane.post("values", self._take())
         engine.allreduce(self._sum, self._scheme.algorithm)
 
     def _take(self) -> torch.Tensor:
         """This rank's values; NaN where the bucket is not finite, perhaps at none of these indices: all must see it."""
         values = self._scheme.compressor.take(self._pending, self._indices)
         if isinstance(self._finite, torch.Tensor):  # on a device, where the host does not look
-            return values.masked_fill_(~self._finite, torch.nan)
+            return values.masked_fill_(self._finite == 0, torch.nan)
         return values if self._finite else values.fill_(torch.nan)
 
     def decode(self) -> torch.Tensor:

@@ -52,8 +52,10 @@ def on_the_cpu(name: str, size: int, dtype: torch.dtype = torch.float32) -> list
 
 
 def same(first: list[History], second: list[History]) -> bool:
-    pairs = zip(sum(first, []), sum(second, []), strict=True)
-    return all(torch.equal(a, b) for one, other in pairs for a, b in zip(one, other, strict=True))
+    def tensors(histories: list[History]) -> list[torch.Tensor]:
+        return [tensor for history in histories for step in history for tensor in step]
+
+    return all(torch.equal(a, b) for a, b in zip(tensors(first), tensors(second), strict=True))
 
 
 @pytest.mark.parametrize("kind", LANES)
