@@ -314,7 +314,7 @@ def test_more_elements_than_int32_reaches(tmp_path: Path) -> None:
         lambda n: _native.scatter_lists([(0, 0, 1)], 0, 0, 0, n, 1.0, False),
         lambda n: _native.threshold_count(0, 0, n, 1.0, 0, 2**40),
         lambda n: _native.threshold_select(0, 0, n, 1.0, 1, 0, 0, 0, 2**40),
-        lambda n: _native.magnitude_counts(0, 0, n, 0, 0, 2**40),
+        lambda n: _native.magnitude_curve(0, 0, n, 0, 0, 0, 2**40),
         lambda n: _native.quantize_accumulate(0, 0, 0, 0, 0, n, 8, 0, 1, 2, 3, 0, 0, 0, 2**40),
         lambda n: _native.quantize_add(0, 0, 0, 0, n, 8, 1.0),
     ],
@@ -338,7 +338,7 @@ def test_launchers_refuse_what_they_have_no_code_for() -> None:
         _native.sign_accumulate(0, 0, 0, 0, 0, 4, 0, 0, 0, 7)
     for call in (
         lambda: _native.threshold_count(0, 0, 4, 1.0, 0, _native.threshold_workspace_bytes(4) - 1),
-        lambda: _native.magnitude_counts(0, 0, 4, 0, 0, _native.curve_workspace_bytes(4) - 1),
+        lambda: _native.magnitude_curve(0, 0, 4, 0, 0, 0, _native.curve_workspace_bytes(4) - 1),
         lambda: _native.quantize_accumulate(0, 0, 0, 0, 0, 4, 8, 0, 1, 2, 3, 0, 0, 0, 7),
     ):
         with pytest.raises(RuntimeError, match="workspace"):
