@@ -204,9 +204,7 @@ def test_a_list_that_does_not_ascend_in_range_changes_nothing(level: str, indice
 
 @given(data=st.data(), n=st.sampled_from([1, 7000, 40_000]), change=st.sampled_from(["any", "swap", "twice"]))
 @examples(60)
-def test_the_first_bad_index_of_a_list_over_several_tiles(
-    level: str, data: st.DataObject, n: int, change: str
-) -> None:
+def test_the_first_bad_index_of_a_list_over_several_tiles(level: str, data: st.DataObject, n: int, change: str) -> None:
     """Tiles search for their parts, and what a search finds in a list that is not sorted may be anything."""
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32 - 1)))
     count = data.draw(st.integers(1, min(n, 300)))
