@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ REQUESTS = {
     "topk, STAR, on the CPU": Request(TopK(0.01), "star", device="cpu"),
 }
 DTYPES = (torch.float32, torch.bfloat16)
-STEPS, REPETITIONS = 4, 20
+STEPS = 4
 LIMIT_S = 500.0
 
 
@@ -56,6 +57,7 @@ LIMIT_S = 500.0
 @click.option("--ranks", default=2, show_default=True, type=click.IntRange(min=1))
 @click.option("--numel", default=1_000_003, show_default=True, help="Elements that are compared.")
 @click.option("--width", default=2048, show_default=True, help="Of the 6 square layers whose steps are timed.")
+@click.option("--repetitions", default=20, show_default=True, type=click.IntRange(min=1), help="Of what is timed.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all figures to this file.")
 @click.option("--transport", type=click.Choice(["gloo", "mpi"]), help="One of them only.")
 @click.option("--folder", hidden=True, type=click.Path(path_type=Path), help="This process is a rank.")
@@ -66,7 +68,8 @@ def main(folder: Path | None, rank: int | None, json_file: Path | None, **option
         return
     if options["device"].startswith("cuda") and not torch.cuda.is_available():
         raise click.ClickException("torch sees no GPU here; --device cpu plays this without one")
-    transports = [options.pop("transport")] if options.get("transport") else available_transports()
+    chosen = options.pop("transport")
+    transports = [chosen] if chosen else available_transports()
     report = {transport: run(transport, **options) for transport in transports}
     click.echo(page(report))
     if json_file is not None:
@@ -79,17 +82,16 @@ def available_transports() -> list[str]:
     return ["gloo", "mpi"] if mpi else ["gloo"]
 
 
-def run(transport: str, device: str, ranks: int, numel: int, width: int, **_: Any) -> dict[str, Any]:
+def run(transport: str, **options: Any) -> dict[str, Any]:
     """Run all ranks over a transport and return what rank 0 found. Raises ClickException where any rank failed."""
     with tempfile.TemporaryDirectory(prefix="hvd_compress-training-") as folder:
-        call = [
-            sys.executable, __file__, "--folder", folder, "--transport", transport, "--device", device,
-            "--ranks", str(ranks), "--numel", str(numel), "--width", str(width),
-        ]  # fmt: skip
+        call = [sys.executable, __file__, f"--folder={folder}", f"--transport={transport}"]
+        call += [f"--{name}={value}" for name, value in options.items() if value is not None]
+        ranks = options["ranks"]
         if transport == "mpi":
             commands = [["mpirun", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-np", str(ranks), *call]]
         else:
-            commands = [[*call, "--rank", str(rank)] for rank in range(ranks)]
+            commands = [[*call, f"--rank={rank}"] for rank in range(ranks)]
         _wait_for([subprocess.Popen(command, start_new_session=True) for command in commands], transport)
         found: dict[str, Any] = json.loads((Path(folder) / "report.json").read_text())
         return found
@@ -114,14 +116,16 @@ def _wait_for(processes: list[subprocess.Popen[bytes]], transport: str) -> None:
         raise click.ClickException(f"ranks over {transport} ended with status {codes} (limit {LIMIT_S:g} s)")
 
 
-def be_rank(folder: Path, rank: int | None, transport: str, device: str, ranks: int, numel: int, width: int) -> None:
+def be_rank(
+    folder: Path, rank: int | None, transport: str, device: str, ranks: int, numel: int, width: int, repetitions: int
+) -> None:
     """What each process does."""
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
     engine = _connect(transport, folder, rank, ranks)
     place = torch.device(device)
     requests = {name: request for name, request in REQUESTS.items() if place.type != "cpu" or request.device == "auto"}
     equal = sum(compare(engine, place, name, request, numel) for name, request in requests.items())
-    figures = [measure(engine, place, name, request, width) for name, request in requests.items()]
+    figures = [measure(engine, place, name, request, width, repetitions) for name, request in requests.items()]
     if engine.rank == 0:
         card = torch.cuda.get_device_name(place) if place.type == "cuda" else "CPU"
         facts = {"device": card, "torch": torch.__version__, "ranks": ranks, "equal": equal, "figures": figures}
@@ -189,7 +193,9 @@ def reduced(
     return history
 
 
-def measure(engine: Engine, device: torch.device, name: str, request: Request, width: int) -> dict[str, Any]:
+def measure(
+    engine: Engine, device: torch.device, name: str, request: Request, width: int, repetitions: int
+) -> dict[str, Any]:
     """Return medians over steps: how long a backward pass takes, an exchange, and the two together.
 
     `hidden` is the share of the exchange that the backward pass hid: (backward + exchange - both) / exchange.
@@ -201,7 +207,8 @@ def measure(engine: Engine, device: torch.device, name: str, request: Request, w
     def backward(inputs: torch.Tensor = batch) -> None:
         model(inputs).square().mean().backward()
 
-    alone_s = _median_s(engine, device, lambda: model.zero_grad(set_to_none=False), backward)
+    median_s = partial(_median_s, engine, device, repetitions)
+    alone_s = median_s(lambda: model.zero_grad(set_to_none=False), backward)
     layer_bytes = 4 * width * width
     optimizer = _optimizer(engine, list(model.parameters()), request, bucket_bytes=layer_bytes)
 
@@ -213,8 +220,8 @@ def measure(engine: Engine, device: torch.device, name: str, request: Request, w
         backward()
         optimizer.synchronize()
 
-    both_s = _median_s(engine, device, lambda: optimizer.zero_grad(set_to_none=False), both)
-    exchange_s = _median_s(engine, device, lambda: optimizer.zero_grad(set_to_none=False), exchange)
+    both_s = median_s(lambda: optimizer.zero_grad(set_to_none=False), both)
+    exchange_s = median_s(lambda: optimizer.zero_grad(set_to_none=False), exchange)
     report = optimizer.last_step
     assert report is not None
     assert report.finite
@@ -239,10 +246,16 @@ def _optimizer(
     return wrap(optimizer, names, reducer, 1, engine.rank, engine.world_size)
 
 
-def _median_s(engine: Engine, device: torch.device, prepare: Callable[[], object], call: Callable[[], object]) -> float:
+def _median_s(
+    engine: Engine,
+    device: torch.device,
+    repetitions: int,
+    prepare: Callable[[], object],
+    call: Callable[[], object],
+) -> float:
     """All ranks begin together: they share the device."""
     times = []
-    for repetition in range(REPETITIONS + 3):
+    for repetition in range(repetitions + 3):
         prepare()
         _finish(device)
         engine.allgather(torch.zeros(1), [1] * engine.world_size)
