@@ -217,7 +217,7 @@ class Reducer:
             "memory that the engine takes": " and ".join(engine.capabilities.devices),
             "HOROVOD_FUSION_THRESHOLD": str(self._settings.fusion_threshold_bytes),
         }
-        described = [f"{n}: {tuple(p.shape)} {p.dtype} {self._slots[n].place}" for n, p in self._parameters.items()]
+        described = [_describe(n, p, self._slots[n].place) for n, p in self._parameters.items()]
         offer = Offer(words, described, [*self._ready, *never], sorted(self._was_sparse), self.step)
         agreement = agree(engine, offer)
         engine.take_calls()  # the handshake belongs to no step
@@ -324,6 +324,11 @@ def _check_devices(parameters: Mapping[str, torch.Tensor], request: Request) -> 
             device = compression_device(request, parameter.device.type)
             if device == "cuda" and isinstance(request.compressor, FeedbackCompressor):
                 cuda_kernels(parameter.device)
+
+
+def _describe(name: str, parameter: torch.Tensor, place: str) -> str:
+    words = f"{name}: {tuple(parameter.shape)} {parameter.dtype}"
+    return words if place == "cpu" else f"{words} on {place}"
 
 
 def _places(parameters: Iterable[torch.Tensor]) -> dict[torch.device, str]:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from hvd_compress import reducer
 from hvd_compress.devices import HOST, lane_for
 from hvd_compress.devices.cuda import CudaStreams
 from hvd_compress.devices.device import DeviceLane
 from hvd_compress.devices.offload import OffloadLane
 from hvd_compress.devices.select import lane_on
 from hvd_compress.devices.staged import StagedLane
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.optimizer import name_parameters
-from tests.harness import REQUESTS, alone, backward, make_optimizer, make_parameters
+from tests.harness import REQUESTS, alone, backward, make_optimizer, make_parameters, on_engine
 from tests.played import PlayedStreams
 
 CUDA = torch.device("cuda", 0)
@@ -63,17 +64,17 @@ def test_a_gpu_for_parameters_on_the_cpu_is_refused_before_anything_is_communica
 
 
 def test_a_rank_on_another_device_is_found_in_the_handshake() -> None:
-    """Places are part of what ranks compare, so a CPU rank and a GPU rank do not plan different buckets."""
-    parameters = make_parameters()
-    optimizer = make_optimizer(parameters, REQUESTS["dense"], alone, 0, 1)
-    offers: list[SimpleNamespace] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hvd_compress.reducer.agree", lambda engine, offer: offers.append(offer) or _agreed(offer))
-        backward(parameters, 0, 0)
-        optimizer.step()
-    assert all(described.endswith(" torch.float32 cpu") for described in offers[0].parameters)
-    assert offers[0].settings["memory that the engine takes"] == "cpu"
+    """GPUs have other numbers on other ranks, so what is compared is how many devices came before."""
+    places = reducer._places([torch.empty(1, device="meta"), torch.empty(1), torch.empty(1, device="meta")])
+    assert places == {torch.device("meta"): "meta 0", torch.device("cpu"): "cpu"}
 
+    def body(engine: InProcessEngine) -> None:
+        place = "cpu" if engine.rank == 0 else "cuda 0"
+        parameters, optimizer = on_engine(engine, REQUESTS["dense"])
+        slots = optimizer._reducer._slots
+        optimizer._reducer._slots = {name: replace(slot, place=place) for name, slot in slots.items()}
+        backward(parameters, engine.rank, 0)
+        with pytest.raises(ConfigError, match=r"rank 0 has 'first.weight: .*32' where rank 1 has .* on cuda 0'"):
+            optimizer.step()
 
-def _agreed(offer: SimpleNamespace) -> SimpleNamespace:
-    return SimpleNamespace(order=tuple(offer.order), sparse=(), step=0)
+    run_ranks(2, body)
