@@ -306,6 +306,8 @@ def test_more_elements_than_int32_reaches(tmp_path: Path) -> None:
         lambda n: _native.topk(0, 0, n, 1, 0, 0, 0, 2**40),
         lambda n: _native.topk_accumulate(0, 0, 0, 0, 0, n, 1, 0, 0, 0, 2**40),
         lambda n: _native.sign_accumulate(0, 0, 0, 0, 0, n, 0, 0, 0, 2**40),
+        lambda n: _native.sign_accumulate_kept(0, 0, 0, 0, 0, 0, n, 0, 0, 0, 2**40),
+        lambda n: _native.sign_settle(0, 0, 0, n),
         lambda n: _native.sign_add(0, 0, 0, 0, n, 1.0),
         lambda n: _native.gather(0, 0, n, 0, 1, 0),
         lambda n: _native.take(0, 0, n, 0, 1, 0),
