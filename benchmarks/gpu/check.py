@@ -105,6 +105,7 @@ def _calls(k: int) -> dict[str, Callable[[torch.Tensor, torch.Tensor], Tensors]]
         indices = native.topk(grad, k)[0]
         values, taken = native.gather(residual, indices), native.take(grad, indices)
         native.scatter_add(indices, taken, residual, -0.7)
+        native.scatter_set(indices, values, grad, 0.3)
         return values, taken, grad, residual
 
     def signs(grad: torch.Tensor, residual: torch.Tensor) -> Tensors:

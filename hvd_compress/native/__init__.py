@@ -13,7 +13,7 @@ Every function raises, before anything is written:
     ConfigError: an argument of a wrong dtype, shape, layout, device or size, or overlapping another; or the compiled
         module is missing.
     UnsupportedError: a CUDA tensor.
-    PayloadError: indices out of range, or lengths that do not match: they may come from another rank.
+    MismatchError, which is a ConfigError: indices out of range, or lengths that do not match.
 
 A RuntimeError says that another thread wrote to an input during the call; the results are not to be used then.
 """

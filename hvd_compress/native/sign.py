@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hvd_compress.errors import PayloadError
+from hvd_compress.errors import MismatchError
 from hvd_compress.native.checks import (
     check_apart,
     check_tensor,
@@ -125,7 +125,7 @@ def sign_add(bits: torch.Tensor, scale: float | torch.Tensor, out: torch.Tensor,
     check_apart("bits", bits, "out", out)
     expected = -(-out.numel() // 8)
     if bits.numel() != expected:
-        raise PayloadError(f"{bits.numel()} bytes of signs for {out.numel()} elements, expected {expected}")
+        raise MismatchError(f"{bits.numel()} bytes of signs for {out.numel()} elements, expected {expected}")
     factor = one_float("scale", scale, out)
     weight = checked_float("weight", weight)
     written("out", out)

@@ -9,7 +9,7 @@ import torch
 from hvd_compress import native
 from hvd_compress.compressors.base import Sparsifier
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import PayloadError, located
+from hvd_compress.errors import PayloadError, located, received
 from hvd_compress.payload import Payload
 from hvd_compress.schemes.base import Exchange, Scheme, Work, all_finite
 
@@ -72,7 +72,8 @@ class _ARTopkExchange(Exchange):
     def decode(self) -> bool:
         assert self._values is not None
         gradient = self._work.gradient
-        native.scatter_lists([(self._selection["indices"], self._values)], gradient, self._work.scale, clear=True)
+        with received():
+            native.scatter_lists([(self._selection["indices"], self._values)], gradient, self._work.scale, clear=True)
         return all_finite(native.gather(gradient, self._selection["indices"]))
 
 

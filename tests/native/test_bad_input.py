@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hvd_compress import _native, native
-from hvd_compress.errors import ConfigError, PayloadError, UnsupportedError
+from hvd_compress.errors import ConfigError, MismatchError, UnsupportedError
 from hvd_compress.native import cuda
 
 INDICES = torch.zeros(2, dtype=torch.int32)
@@ -267,7 +267,7 @@ def test_start_between_two_elements() -> None:
 @pytest.mark.parametrize("scatter", [native.scatter_add, native.scatter_set])
 def test_lengths_that_do_not_match(scatter: Callable[..., None]) -> None:
     out = torch.full((6,), 5.0)
-    with pytest.raises(PayloadError, match="2 indices for 3 values"):
+    with pytest.raises(MismatchError, match="2 indices for 3 values"):
         scatter(INDICES, torch.ones(3), out, 1.0)
     assert (out == 5.0).all()
 
@@ -275,7 +275,7 @@ def test_lengths_that_do_not_match(scatter: Callable[..., None]) -> None:
 @pytest.mark.parametrize("length", [0, 2])
 def test_wrong_number_of_sign_bytes(length: int) -> None:
     out = torch.full((6,), 5.0)
-    with pytest.raises(PayloadError, match=f"{length} bytes of signs for 6 elements, expected 1"):
+    with pytest.raises(MismatchError, match=f"{length} bytes of signs for 6 elements, expected 1"):
         native.sign_add(torch.ones(length, dtype=torch.uint8), 1.0, out, 1.0)
     assert (out == 5.0).all()
 

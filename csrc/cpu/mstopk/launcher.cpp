@@ -1,14 +1,9 @@
-#include <algorithm>
-
-#include "../isa/types.hpp"
-#include "../pool/pool.hpp"
+#include "../pool/sum_blocks.hpp"
 #include "hvd_compress/dispatch.hpp"
 #include "hvd_compress/mstopk.hpp"
 
 namespace hvd_compress::cpu {
 namespace {
-
-constexpr std::int64_t kChunk = 8 * kSumBlock;
 
 template <class T>
 double sum_of_block(const T* x, std::int64_t count) {
@@ -24,9 +19,7 @@ double sum_of_block(const T* x, std::int64_t count) {
 
 }  // namespace
 
-std::size_t mstopk_workspace_bytes(std::int64_t n) noexcept {
-    return n > 0 ? static_cast<std::size_t>(divided_up(n, kSumBlock)) * sizeof(double) : 0;
-}
+std::size_t mstopk_workspace_bytes(std::int64_t n) noexcept { return sums_bytes(n); }
 
 Status magnitude_sum(ConstArray x, std::int64_t n, double* sum, Workspace workspace, Stream) noexcept {
     if (const Status status = check_numel(n); status != Status::kOk) return status;
@@ -34,12 +27,8 @@ Status magnitude_sum(ConstArray x, std::int64_t n, double* sum, Workspace worksp
     return dispatch(x.dtype, [&](auto tag) {
         const auto* const data = static_cast<const typename decltype(tag)::Type*>(x.data);
         double* const sums = static_cast<double*>(workspace.data);
-        parallel_for(divided_up(n, kChunk), [&](std::int64_t chunk) {
-            const std::int64_t end = std::min((chunk + 1) * kChunk, n);
-            for (std::int64_t start = chunk * kChunk; start < end; start += kSumBlock) {
-                sums[start / kSumBlock] = sum_of_block(data + start, std::min(kSumBlock, end - start));
-            }
-        });
+        for_each_sum_block(n, sums,
+                           [&](Place block) { return sum_of_block(data + block.begin, block.end - block.begin); });
         *sum = add_blocks(sums, divided_up(n, kSumBlock));
         return Status::kOk;
     });

@@ -1,15 +1,10 @@
-#include <algorithm>
-
-#include "../pool/pool.hpp"
+#include "../pool/sum_blocks.hpp"
 #include "hvd_compress/dispatch.hpp"
 #include "hvd_compress/sign.hpp"
 #include "kernels.hpp"
 
 namespace hvd_compress::cpu {
 namespace {
-
-constexpr std::int64_t kBlocksPerChunk = 8;
-constexpr std::int64_t kChunk = kBlocksPerChunk * kSumBlock;
 
 float mean(const double* sums, std::int64_t n) {
     if (n == 0) return 0.0f;
@@ -27,13 +22,7 @@ Status correct_blocks(ConstArray grad, ConstArray kept, Array out, std::int64_t 
         constexpr bool kFloat = sizeof(typename decltype(kept_tag)::Type) == sizeof(float);
         const bool past_caches = goes_past_caches(out.data, kept.data, grad.data, kFloat ? n * sizeof(float) : 0);
         double* sums = static_cast<double*>(workspace.data);
-        parallel_for(divided_up(n, kChunk), [&](std::int64_t chunk) {
-            const std::int64_t end = std::min((chunk + 1) * kChunk, n);
-            for (std::int64_t start = chunk * kChunk; start < end; start += kSumBlock) {
-                const Place block{start, std::min(start + kSumBlock, end)};
-                sums[start / kSumBlock] = correct(sign_kernels(), !kFloat, block, past_caches);
-            }
-        });
+        for_each_sum_block(n, sums, [&](Place block) { return correct(sign_kernels(), !kFloat, block, past_caches); });
         *scale = mean(sums, n);
         return Status::kOk;
     });
@@ -42,18 +31,12 @@ Status correct_blocks(ConstArray grad, ConstArray kept, Array out, std::int64_t 
 // Backwards: what was written last may still be in a cache.
 void subtract_sent(Array x, std::int64_t n, float sent) {
     const auto subtract = sign_kernels().subtract_sent[static_cast<int>(x.dtype)];
-    const std::int64_t chunks = divided_up(n, kChunk);
-    parallel_for(chunks, [&](std::int64_t part) {
-        const std::int64_t chunk = chunks - 1 - part;
-        subtract(x.data, {chunk * kChunk, std::min((chunk + 1) * kChunk, n)}, sent);
-    });
+    for_each_chunk_backwards(n, [&](Place chunk) { subtract(x.data, chunk, sent); });
 }
 
 }  // namespace
 
-std::size_t sign_workspace_bytes(std::int64_t n) noexcept {
-    return n > 0 ? static_cast<std::size_t>(divided_up(n, kSumBlock)) * sizeof(double) : 0;
-}
+std::size_t sign_workspace_bytes(std::int64_t n) noexcept { return sums_bytes(n); }
 
 Status sign_accumulate(ConstArray grad, ConstArray residual, Array out, std::int64_t n, std::uint8_t* bits,
                        float* scale, Workspace workspace, Stream) noexcept {
@@ -89,9 +72,8 @@ Status sign_add(const std::uint8_t* bits, const float* scale, Array out, std::in
     return dispatch(out.dtype, [&](auto) {
         const auto add = sign_kernels().add[static_cast<int>(out.dtype)];
         const float step = weight * *scale;
-        parallel_for(divided_up(n, kChunk), [&](std::int64_t chunk) {
-            add(bits, out.data, {chunk * kChunk, std::min((chunk + 1) * kChunk, n)}, step);
-        });
+        parallel_for(divided_up(n, kSumChunk),
+                     [&](std::int64_t chunk) { add(bits, out.data, chunk_of(chunk, kSumChunk, n), step); });
         return Status::kOk;
     });
 }
