@@ -115,8 +115,8 @@ HVD_COMPRESS_EXPORT int hvd_compress_threshold_select(const void* x, int dtype, 
                                        {workspace, workspace_bytes}, stream));
 }
 
-HVD_COMPRESS_EXPORT std::size_t hvd_compress_mstopk_workspace_bytes(std::int64_t n) {
-    return cuda::mstopk_workspace_bytes(n);
+HVD_COMPRESS_EXPORT std::size_t hvd_compress_mstopk_workspace_bytes(std::int64_t n, std::int64_t k) {
+    return cuda::mstopk_workspace_bytes(n, k);
 }
 
 HVD_COMPRESS_EXPORT int hvd_compress_mstopk(const void* x, int dtype, std::int64_t n, std::int64_t k, int rounds,

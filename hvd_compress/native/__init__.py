@@ -25,10 +25,9 @@ from hvd_compress.native.curve import GainCurve, gain_curve
 from hvd_compress.native.faults import about, check_pending
 from hvd_compress.native.feedback import accumulate
 from hvd_compress.native.module import SIMD_LEVELS, num_threads, set_simd_level, simd_levels
-from hvd_compress.native.mstopk import mstopk
 from hvd_compress.native.quantize import quantize_accumulate, quantize_add
 from hvd_compress.native.scatter import gather, scatter_add, scatter_lists, scatter_set, take
-from hvd_compress.native.selection import threshold_select, topk, topk_accumulate
+from hvd_compress.native.selection import mstopk, threshold_select, topk, topk_accumulate
 from hvd_compress.native.sign import sign_accumulate, sign_accumulate_kept, sign_add, sign_settle
 
 __all__ = [

@@ -66,7 +66,7 @@ _WORKSPACES: dict[str, list[type]] = {
     "threshold_workspace_bytes": [_SIZE],
     "quantize_workspace_bytes": [_SIZE],
     "curve_workspace_bytes": [_SIZE],
-    "mstopk_workspace_bytes": [_SIZE],
+    "mstopk_workspace_bytes": [_SIZE, _SIZE],
 }
 
 

@@ -49,7 +49,7 @@ class _ARTopkExchange(Exchange):
         self._finite = True
 
     def _accumulate(self) -> None:
-        self._finite = native.accumulate(self._work.gradient, self._residual, out=self._pending)
+        self._finite = bool(native.accumulate(self._work.gradient, self._residual, out=self._pending))
 
     def _select(self, payload: Payload) -> None:
         self._selection = Payload({"indices": payload["indices"]}, payload.numel)

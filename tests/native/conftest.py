@@ -22,8 +22,8 @@ LEVELS = [(level, 1 + number) for number, level in enumerate(native.simd_levels(
 """(level, threads): a fault in how work is divided shows at any level."""
 
 TILES = "tiles"
-"""CUDA kernels. From call to call, threads of a block take turns from the first to the last, or the other way round, and
-top-k is done in another way."""
+"""CUDA kernels. From call to call, threads of a block take turns from the first to the last, or the other way round,
+and top-k is done in another way."""
 
 BUILD = Path(__file__).parents[2] / "build" / f"native-{sys.implementation.cache_tag}"
 

@@ -30,7 +30,7 @@ struct Workplace {
 
 }  // namespace
 
-std::size_t mstopk_workspace_bytes(std::int64_t n) noexcept {
+std::size_t mstopk_workspace_bytes(std::int64_t n, std::int64_t) noexcept {
     return Workplace(nullptr, std::max<std::int64_t>(n, 0)).bytes;
 }
 
@@ -39,7 +39,7 @@ Status mstopk(ConstArray x, std::int64_t n, std::int64_t k, int rounds, std::int
               Workspace workspace, Stream stream) noexcept {
     if (const Status status = check_numel(n); status != Status::kOk) return status;
     if (k < 0 || k > n || rounds < 1 || rounds > kMstopkMaxRounds) return Status::kBadSize;
-    if (workspace.bytes < mstopk_workspace_bytes(n)) return Status::kWorkspaceTooSmall;
+    if (workspace.bytes < mstopk_workspace_bytes(n, k)) return Status::kWorkspaceTooSmall;
     return dispatch(x.dtype, [&](auto tag) {
         using T = typename decltype(tag)::Type;
         if (k == 0) return Status::kOk;

@@ -45,7 +45,7 @@ struct FedKept : Fed<G, R> {
         HVD_COMPRESS_UNROLL
         for (int j = 0; j < kWide; ++j) {
             const float residual = to_float(from_float<R>(without_sent(v[j], sent)));
-            v[j] = i + j < this->n ? to_float(from_float<R>(residual + g[j])) : 0.0f;
+            v[j] = to_float(from_float<R>(residual + g[j]));
         }
     }
 };
@@ -87,6 +87,13 @@ struct Correct {
             }
         });
         block.sync();
+        if (source.n < (block.index + 1) * kSumBlock) {  // what a step before has left beyond the last element is not 0
+            block.each([&](int t) {
+                const auto end = static_cast<int>(source.n - block.index * kSumBlock);
+                for (int i = end + t; i < kSumBlock; i += kThreads) shared.magnitudes[i] = 0.0f;
+            });
+            block.sync();
+        }
         block.each([&](int t) {
             if (t < kSumLanes) {
                 double sum = 0.0;

@@ -14,7 +14,8 @@ constexpr Key kUnreachable = 0x80000000u;   // above every key
 
 constexpr int kDigitBits = 12;
 constexpr int kDigitBins = 1 << kDigitBits;
-constexpr int kDigitShifts[] = {19, 7, 0};  // of a key of 31 bits; the last digit has 7
+constexpr int kFirstShift = 31 - kDigitBits;         // of a key of 31 bits
+constexpr int kDigitShifts[] = {kFirstShift, 7, 0};  // the last digit has 7
 
 struct State {
     Count found;          // candidates, those without room included
@@ -232,7 +233,7 @@ struct CountAll {
                     }
                     HVD_COMPRESS_UNROLL
                     for (int j = 0; j < kWide; ++j) {
-                        if (i + j < n) atomic_add(&shared.bins[Traits<float>::key(v[j]) >> kDigitShifts[0]], 1u);
+                        if (i + j < n) atomic_add(&shared.bins[Traits<float>::key(v[j]) >> kFirstShift], 1u);
                     }
                 }
             });
@@ -258,7 +259,7 @@ struct ChooseBin {
             if (t != 0) return;
             state->found = 0;
             const bool fits = at.bin > 0 && at.above + bins[at.bin] <= capacity;
-            state->low = fits ? static_cast<Key>(at.bin) << kDigitShifts[0] : kUnreachable;
+            state->low = fits ? static_cast<Key>(at.bin) << kFirstShift : kUnreachable;
             state->again = 1;
         });
     }

@@ -1,5 +1,4 @@
-// MSTopk: the threshold of the k largest by bisection (Shi et al. 2021, Algorithm 1); hvd_compress/native/mstopk.py
-// says what exactly is selected.
+// MSTopk: the threshold of the k largest by bisection (Shi et al. 2021, Algorithm 1).
 #pragma once
 
 #include "hvd_compress/sum.hpp"
@@ -15,18 +14,20 @@ HVD_COMPRESS_HD inline std::uint32_t key_reaching(double threshold) {
     return to_bits(nearest) + (static_cast<double>(nearest) < threshold ? 1 : 0);
 }
 
-using MstopkWorkspaceBytes = std::size_t(std::int64_t n) noexcept;
+using MstopkWorkspaceBytes = std::size_t(std::int64_t n, std::int64_t k) noexcept;
 
-// *sum = that of all |x|, in fp64, in the order of sum.hpp.
-using MagnitudeSum = Status(ConstArray x, std::int64_t n, double* sum, Workspace workspace, Stream stream) noexcept;
-
+// Selected are all elements that reach a threshold which at most k reach, the lowest that was tried, and of those that
+// reach the highest tried of the others, the first ones, until there are k. Each of the rounds tries the middle of what
+// is left of [mean, top] of |x|, mean + part * (top - mean) in fp64; the mean's sum is taken in the order of sum.hpp.
+// If an element is not finite, the k largest are selected as by Topk.
+//
 // indices[0..k), ascending, and values[0..k), in the dtype of x; 0 <= k <= n, 1 <= rounds <= kMstopkMaxRounds.
 using Mstopk = Status(ConstArray x, std::int64_t n, std::int64_t k, int rounds, std::int32_t* indices, void* values,
                       Workspace workspace, Stream stream) noexcept;
 
 namespace cpu {
 MstopkWorkspaceBytes mstopk_workspace_bytes;
-MagnitudeSum magnitude_sum;  // the rest is made of other kernels, see mstopk.py
+Mstopk mstopk;
 }  // namespace cpu
 
 namespace cuda {
