@@ -3,8 +3,8 @@ sanitizers, measure, and train with two ranks that share the GPU.
 
 Needs nvcc, a torch that sees the GPU, and what builds the package (CMake, ninja, pybind11); it fetches nothing. With
 the headers of CCCL 3.2 or later cub::DeviceTopK is measured, too: unpack the package nvidia-cuda-cccl, and pass the
-folder that holds cub/ as --cccl, or carry it along as build/cccl. The exit status is 1 where a result differs from the CPU's,
-a graph or a sanitizer finds a fault, or the training fails; a bound that is missed is only marked.
+folder that holds cub/ as --cccl, or carry it along as build/cccl. The exit status is 1 where a result differs from the
+CPU's, a graph or a sanitizer finds a fault, or the training fails; a bound that is missed is only marked.
 
 python benchmarks/gpu/check.py [--parity-only] [--rounds N] [--largest N] [--cccl FOLDER] [--out FOLDER]
 """

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.native.checks import check_tensor, checked_float, checked_int, checked_k, feedback_out, outputs
 from hvd_compress.native.module import CODES, fed, memory, on, prepare, scratch
 
@@ -118,6 +118,8 @@ def mstopk(x: torch.Tensor, k: int, rounds: int = 25) -> tuple[torch.Tensor, tor
 def threshold_select(x: torch.Tensor, tau: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return all elements of magnitude tau or more; NaN are among them whatever tau is.
 
+    How many there are is up to the data, so that the host waits for a GPU here, and no CUDA graph can hold it.
+
     Args:
         x: (n,) fp32, fp16 or bf16.
         tau: compared in fp32; inf is allowed, NaN is not.
@@ -126,6 +128,8 @@ def threshold_select(x: torch.Tensor, tau: float) -> tuple[torch.Tensor, torch.T
         indices (k,) int32, ascending, and values (k,) of x's dtype.
     """
     check_tensor("x", x)
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError("no CUDA graph can hold threshold_select: the size of its result is not known before")
     tau = checked_float("tau", tau)
     if math.isnan(tau):
         raise ConfigError("tau is NaN, to which nothing compares")

@@ -34,15 +34,15 @@ struct Queue {
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
         int count = 0;
         Key least = 0;  // that joins
-        for (std::int64_t start = 0; start < n; start += kQueueTile) {
-            if (count > kQueueRoom - kQueueTile) {
-                const Key kth = keep_largest(block, shared, count);
+        for (std::int64_t start = 0;; start += kQueueTile) {
+            const bool ends = start >= n;
+            if (count > (ends ? k : kQueueRoom - kQueueTile)) {
+                least = keep_largest(block, shared, count) + 1;  // equal ones come later
                 count = static_cast<int>(k);
-                least = kth + 1;  // equal ones come later
             }
+            if (ends) break;
             count += join(block, shared, start, count, least);
         }
-        if (count > k) keep_largest(block, shared, count);
         block.each([&](int t) {
             for (int i = t; i < k; i += kThreads) {
                 indices[i] = shared.indices[i];
