@@ -14,6 +14,13 @@ class ConfigError(HvdCompressError, ValueError):
     """A setting is wrong, or differs between ranks. Raised before anything is communicated with it."""
 
 
+class MismatchError(ConfigError):
+    """Tensors of a call do not fit each other: an index lies outside, or lengths differ.
+
+    A kernel cannot know where its arguments come from. Who passes on what another rank sent does so within received().
+    """
+
+
 class UnsupportedError(HvdCompressError, NotImplementedError):
     """Something valid was asked of a part that cannot do it (an engine, a device, a dtype)."""
 
@@ -28,6 +35,15 @@ class PayloadError(HvdCompressError, ValueError):
 
 class CommunicationError(HvdCompressError, RuntimeError):
     """A collective failed, or another rank did not answer in time."""
+
+
+@contextmanager
+def received() -> Iterator[None]:
+    """What arrived from another rank is used in the block: if it does not fit, that is a PayloadError."""
+    try:
+        yield
+    except MismatchError as error:
+        raise PayloadError(str(error)) from error
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from hvd_compress.cost import wire
 from hvd_compress.decision import Decision, Request, compression_device, decide
 from hvd_compress.devices import Lane, lane_for
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import UnsupportedError, located
+from hvd_compress.errors import UnsupportedError, located, received
 from hvd_compress.feedback.residuals import BucketResidual, Residuals
 from hvd_compress.handshake import Agreement, Offer, agree
 from hvd_compress.native.cuda import kernels as cuda_kernels
@@ -156,7 +156,7 @@ class Reducer:
                     self._launch(route)
             rows = self._launch_sparse()
             exchanged = self._pipeline.finish()
-            with located(f"rank {self._engine.rank}, step {self.step}"):
+            with located(f"rank {self._engine.rank}, step {self.step}"), received():
                 native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
             self._take_results(exchanged.finite, rows)
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on

@@ -9,8 +9,22 @@ namespace hvd_compress::bindings {
 
 using Address = std::uintptr_t;
 
+// Gives the GIL to other threads. A daemon thread that wants it back while the interpreter ends is ended itself, by an
+// unwinding of its stack that starts in this destructor: so it may throw, unlike that of pybind11::gil_scoped_release,
+// which would end the whole process with SIGABRT.
+class ReleasedGil {
+  public:
+    ReleasedGil() : state_(PyEval_SaveThread()) {}
+    ReleasedGil(const ReleasedGil&) = delete;
+    ReleasedGil& operator=(const ReleasedGil&) = delete;
+    ~ReleasedGil() noexcept(false) { PyEval_RestoreThread(state_); }
+
+  private:
+    PyThreadState* state_;
+};
+
 // No binding touches Python while its kernel runs, so other threads may.
-using WithoutGil = pybind11::call_guard<pybind11::gil_scoped_release>;
+using WithoutGil = pybind11::call_guard<ReleasedGil>;
 
 template <class T>
 T* pointer(Address address) {
@@ -37,5 +51,6 @@ void bind_scatter(pybind11::module_& module);
 void bind_threshold(pybind11::module_& module);
 void bind_curve(pybind11::module_& module);
 void bind_quantize(pybind11::module_& module);
+void bind_mstopk(pybind11::module_& module);
 
 }  // namespace hvd_compress::bindings

@@ -1,6 +1,7 @@
 // The library's C interface: what hvd_compress/native/cuda.py calls. Statuses are those of types.hpp.
 #include "hvd_compress/curve.hpp"
 #include "hvd_compress/feedback.hpp"
+#include "hvd_compress/mstopk.hpp"
 #include "hvd_compress/quantize.hpp"
 #include "hvd_compress/scatter.hpp"
 #include "hvd_compress/sign.hpp"
@@ -41,6 +42,8 @@ HVD_COMPRESS_EXPORT int hvd_compress_device_count() {
 HVD_COMPRESS_EXPORT void hvd_compress_set_backwards(int backwards) { cuda::backwards = backwards != 0; }
 #endif
 
+HVD_COMPRESS_EXPORT void hvd_compress_topk_force(int way) { cuda::topk_force(static_cast<cuda::TopkWay>(way)); }
+
 HVD_COMPRESS_EXPORT int hvd_compress_accumulate(const void* grad, int grad_dtype, const void* residual, void* out,
                                                 int out_dtype, std::int64_t n, std::int32_t* finite, void* stream) {
     return code(cuda::accumulate(const_array(grad, grad_dtype), const_array(residual, out_dtype), array(out, out_dtype),
@@ -77,6 +80,19 @@ HVD_COMPRESS_EXPORT int hvd_compress_sign_accumulate(const void* grad, int grad_
                                       array(out, out_dtype), n, bits, scale, {workspace, workspace_bytes}, stream));
 }
 
+HVD_COMPRESS_EXPORT int hvd_compress_sign_accumulate_kept(const void* grad, int grad_dtype, const void* kept,
+                                                          const float* kept_scale, void* out, int out_dtype,
+                                                          std::int64_t n, std::uint8_t* bits, float* scale,
+                                                          void* workspace, std::size_t workspace_bytes, void* stream) {
+    return code(cuda::sign_accumulate_kept(const_array(grad, grad_dtype), const_array(kept, out_dtype), kept_scale,
+                                           array(out, out_dtype), n, bits, scale, {workspace, workspace_bytes},
+                                           stream));
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_sign_settle(void* x, int dtype, const float* scale, std::int64_t n, void* stream) {
+    return code(cuda::sign_settle(array(x, dtype), scale, n, stream));
+}
+
 HVD_COMPRESS_EXPORT int hvd_compress_sign_add(const std::uint8_t* bits, const float* scale, void* out, int dtype,
                                               std::int64_t n, float weight, void* stream) {
     return code(cuda::sign_add(bits, scale, array(out, dtype), n, weight, stream));
@@ -97,6 +113,17 @@ HVD_COMPRESS_EXPORT int hvd_compress_threshold_select(const void* x, int dtype, 
                                                       void* workspace, std::size_t workspace_bytes, void* stream) {
     return code(cuda::threshold_select(const_array(x, dtype), n, tau, count, indices, values,
                                        {workspace, workspace_bytes}, stream));
+}
+
+HVD_COMPRESS_EXPORT std::size_t hvd_compress_mstopk_workspace_bytes(std::int64_t n, std::int64_t k) {
+    return cuda::mstopk_workspace_bytes(n, k);
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_mstopk(const void* x, int dtype, std::int64_t n, std::int64_t k, int rounds,
+                                            std::int32_t* indices, void* values, void* workspace,
+                                            std::size_t workspace_bytes, void* stream) {
+    return code(
+        cuda::mstopk(const_array(x, dtype), n, k, rounds, indices, values, {workspace, workspace_bytes}, stream));
 }
 
 HVD_COMPRESS_EXPORT std::size_t hvd_compress_curve_workspace_bytes(std::int64_t n) {

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from hvd_compress import native
-from hvd_compress.compressors.mstopk import mstopk
 
 RATIOS = (0.001, 0.01, 0.1)
 LISTS = 8
-REFERENCE_NUMEL = 25_557_032  # of ResNet-50: for it we promise ourselves the bounds below
+REFERENCE_NUMEL = 25_557_032  # of ResNet-50: for it, and whoever types 25.6M, we promise ourselves the bounds below
+_CALL_S, _PEER_S = 5e-8, 3.4e-7
+"""What all kernels with their floors, and all peers, take for an element: measured once, on one machine."""
 _BOUNDS = {
     ("topk_accumulate", 0.001): 1.8,
     ("topk_accumulate", 0.01): 1.8,
@@ -31,7 +33,10 @@ _BOUNDS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel with its arguments. `prepare` restores what a call changes, and is not timed."""
+    """A kernel with its arguments. `prepare` restores what a call changes, and is not timed.
+
+    The name is that of the function in hvd_compress.native, a variant behind a slash.
+    """
 
     name: str
     ratio: float | None
@@ -80,8 +85,27 @@ def gradients(kind: str, numel: int) -> torch.Tensor:
     return x
 
 
-def measure(grad: torch.Tensor, data: str, threads: int, repetitions: int, peer_repetitions: int) -> Iterator[Figure]:
-    """Yield the figures of all kernels on one gradient."""
+def kernel_names() -> tuple[str, ...]:
+    """Return the names of all cases."""
+    few = torch.ones(8)
+    return tuple(dict.fromkeys(case.name for case in _cases(few, few.clone(), lambda: None)))
+
+
+def peer_repetitions(numel: int) -> int:
+    """Return how often the peers run, which take so long that one must do where there are many elements."""
+    return 3 if numel < 10**7 else 1
+
+
+def estimated_s(numel: int, repetitions: int, share: float = 1.0) -> float:
+    """Return about how long measure() takes, for a share of the kernels."""
+    calls, peer_calls = repetitions + 2, 2 * peer_repetitions(numel)
+    return share * (1.0 + numel * (_CALL_S * calls + _PEER_S * peer_calls))
+
+
+def measure(
+    grad: torch.Tensor, data: str, threads: int, repetitions: int, kernels: Collection[str] | None = None
+) -> Iterator[Figure]:
+    """Yield the figures of the kernels with these names, or of all, on one gradient."""
     before, variable = torch.get_num_threads(), os.environ.pop("HVD_COMPRESS_NUM_THREADS", None)
     torch.set_num_threads(threads)
     try:
@@ -89,9 +113,12 @@ def measure(grad: torch.Tensor, data: str, threads: int, repetitions: int, peer_
         restore = _restore(residual, start)
         floor = _bind(torch.add, residual, grad, out=residual)
         for case in _cases(grad, residual, restore):
+            if kernels is not None and case.name not in kernels:
+                continue
             seconds, floor_s = _medians([(case.run, case.prepare), (floor, restore)], repetitions)
-            (peer_s,) = _medians([(case.peer, case.prepare)], peer_repetitions)
-            bound = _BOUNDS.get((case.name, case.ratio)) if grad.numel() == REFERENCE_NUMEL else None
+            (peer_s,) = _medians([(case.peer, case.prepare)], peer_repetitions(grad.numel()))
+            promised = math.isclose(grad.numel(), REFERENCE_NUMEL, rel_tol=0.01)
+            bound = _BOUNDS.get((case.name, case.ratio)) if promised else None
             yield Figure(case.name, case.ratio, grad.numel(), threads, data, seconds, floor_s, peer_s, bound)
     finally:
         torch.set_num_threads(before)
@@ -161,8 +188,16 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
         _bind(_torch_sign, grad, residual),
         restore,
     )
+    yield Case(
+        "sign_accumulate_kept",
+        None,
+        _bind(native.sign_accumulate_kept, grad, residual, one),
+        _bind(_torch_sign, grad, residual),
+        restore,
+    )
     bits, scale = native.sign_accumulate(grad, residual.clone())
     out = torch.zeros_like(grad)
+    yield Case("sign_settle", None, _bind(native.sign_settle, residual, one), _bind(_torch_settle, residual), restore)
     yield Case(
         "sign_add",
         None,
@@ -192,7 +227,23 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
     )
     indices = native.topk(grad, k)[0]
     yield Case("gather", 0.01, _bind(native.gather, grad, indices), _bind(_torch_gather, grad, indices.long()), nothing)
-    yield Case("mstopk", 0.01, _bind(mstopk, grad, k), _bind(_torch_topk, grad, k), nothing)
+    yield Case(
+        "take",
+        0.01,
+        _bind(native.take, residual, indices),
+        _bind(_torch_take, residual, indices.long()),
+        restore,
+    )
+    values = native.gather(grad, indices)
+    for scatter, peer in ((native.scatter_add, _torch_scatter_add), (native.scatter_set, _torch_scatter_set)):
+        yield Case(
+            scatter.__name__,
+            0.01,
+            _bind(scatter, indices, values, out, 0.1),
+            _bind(peer, indices.long(), values, out),
+            nothing,
+        )
+    yield Case("mstopk", 0.01, _bind(native.mstopk, grad, k), _bind(_torch_topk, grad, k), nothing)
     lists = [native.topk(grad.roll(101 * rank), k) for rank in range(LISTS)]
     yield Case(
         "scatter_lists",
@@ -202,7 +253,7 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
         nothing,
     )
     yield Case(
-        "scatter_lists, clear",
+        "scatter_lists/clear",
         0.01,
         _bind(native.scatter_lists, lists, out, 1 / LISTS, True),
         _bind(_torch_scatter_onto_zeros, lists, out),
@@ -226,6 +277,20 @@ def _torch_accumulate(grad: torch.Tensor, residual: torch.Tensor) -> object:
 
 def _torch_gather(x: torch.Tensor, indices: torch.Tensor) -> object:
     return x[indices]
+
+
+def _torch_take(x: torch.Tensor, indices: torch.Tensor) -> object:
+    values = x[indices]
+    x[indices] = 0.0
+    return values
+
+
+def _torch_scatter_add(indices: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> object:
+    return out.index_add_(0, indices, values, alpha=0.1)
+
+
+def _torch_scatter_set(indices: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> object:
+    return out.index_copy_(0, indices, 0.1 * values)
 
 
 def _torch_dequantize(q: torch.Tensor, out: torch.Tensor) -> object:
@@ -259,6 +324,10 @@ def _torch_sign(grad: torch.Tensor, residual: torch.Tensor) -> object:
     signs = residual.sign()
     residual.sub_(signs, alpha=float(scale))
     return signs
+
+
+def _torch_settle(residual: torch.Tensor) -> object:
+    return residual.sub_(residual.sign())
 
 
 def _torch_sign_add(bits: torch.Tensor, scale: float, out: torch.Tensor) -> object:

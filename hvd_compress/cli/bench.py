@@ -7,6 +7,7 @@ import json
 import pickle
 import platform
 import sys
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 import click
@@ -16,9 +17,26 @@ from rich.console import Console
 from rich.table import Table
 
 from hvd_compress import native
-from hvd_compress.bench.kernels import REFERENCE_NUMEL, Figure, gradients, measure
+from hvd_compress.bench.kernels import REFERENCE_NUMEL, Figure, estimated_s, gradients, kernel_names, measure
 
-SIZES = (65_536, 1_048_576, REFERENCE_NUMEL, 100_000_000)
+SIZES = (65_536, 1_048_576, REFERENCE_NUMEL)
+FULL_SIZES = (*SIZES, 100_000_000)
+REPETITIONS, FULL_REPETITIONS = 5, 20
+
+
+_FACTORS = {"K": 1_000, "M": 1_000_000}
+
+
+def elements(text: str) -> int:
+    """Read a number of elements: 65536, 64K, 1M or 25.6M."""
+    factor = _FACTORS.get(text[-1:].upper(), 1)
+    try:
+        number = Decimal(text[:-1] if factor > 1 else text) * factor
+    except InvalidOperation as error:
+        raise click.BadParameter(f"{text!r} is not a number of elements, such as 65536, 64K, 1M or 25.6M") from error
+    if number != number.to_integral_value() or not 1 <= number <= native.MAX_NUMEL:
+        raise click.BadParameter(f"{text!r} is not a whole number of elements in 1..{native.MAX_NUMEL}")
+    return int(number)
 
 
 @click.group()
@@ -27,7 +45,9 @@ def command() -> None:
 
 
 @command.command()
-@click.option("--size", "sizes", multiple=True, type=click.IntRange(min=1), help="Elements; may be repeated.")
+@click.option("--full", is_flag=True, help="Unless given: 64K, 1M, 25.6M and 100M elements, all data, medians of 20.")
+@click.option("--size", "sizes", multiple=True, type=elements, help="Elements, such as 25.6M; may be repeated.")
+@click.option("--kernel", "wanted", multiple=True, help="Only these: names, with commas between, or repeated.")
 @click.option("--threads", "thread_counts", multiple=True, type=click.IntRange(min=1), help="May be repeated.")
 @click.option("--data", "kinds", multiple=True, type=click.Choice(["normal", "laplace"]), help="May be repeated.")
 @click.option(
@@ -36,20 +56,16 @@ def command() -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A tensor from torch.save.",
 )
-@click.option(
-    "--repetitions",
-    default=20,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Medians of so many; torch gets 1 or 3.",
-)
+@click.option("--repetitions", type=click.IntRange(min=1), help="Medians of so many, 5 by default; torch gets 1 or 3.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def kernels(
+    full: bool,
     sizes: tuple[int, ...],
+    wanted: tuple[str, ...],
     thread_counts: tuple[int, ...],
     kinds: tuple[str, ...],
     file: Path | None,
-    repetitions: int,
+    repetitions: int | None,
     as_json: bool,
 ) -> None:
     """Time the kernels beside their floor and beside torch, all in one run.
@@ -57,19 +73,26 @@ def kernels(
     The floor is torch.add(residual, grad, out=residual) on the same buffers with the same threads, in turns with the
     kernel. With several threads there is a pause of 10 ms before each call, in which those of torch stop to spin: right
     behind one of torch's operators kernels have fewer cores, and take up to half as long again. With --gradients, that
-    tensor is repeated to each size. Without options, this takes about 12 minutes and 5 GB.
+    tensor is repeated to each size. Without options, this takes about a minute and 2 GB; with --full, a quarter of an
+    hour and 5 GB. HVD_COMPRESS_NUM_THREADS is not looked at: --threads says how many.
     """
     if file and kinds:
         raise click.UsageError("--gradients takes the place of --data: give one of them")
+    chosen = _chosen(wanted)
+    sizes = sizes or (FULL_SIZES if full else SIZES)
+    kinds = ("saved",) if file else kinds or (("normal", "laplace") if full else ("normal",))
+    thread_counts = thread_counts or (1, 2)
+    repetitions = repetitions or (FULL_REPETITIONS if full else REPETITIONS)
+    _announce(chosen, sizes, kinds, thread_counts, repetitions)
     figures: list[Figure] = []
     if not as_json:
         click.echo(f"{_machine()}; medians of {repetitions}; times in ms, ! marks what misses its bound")
-    for size in sizes or SIZES:
-        for kind in ("saved",) if file else kinds or ("normal", "laplace"):
+    for size in sizes:
+        for kind in kinds:
             grad = _saved(file, size) if file else gradients(kind, size)
-            for threads in thread_counts or (1, 2):
+            for threads in thread_counts:
                 found = []
-                for figure in measure(grad, kind, threads, repetitions, peer_repetitions=3 if size < 10**7 else 1):
+                for figure in measure(grad, kind, threads, repetitions, chosen):
                     found.append(figure)
                     if sys.stderr.isatty():
                         click.echo(f"\r\x1b[K{size} {kind} {threads}: {figure.kernel}", err=True, nl=False)
@@ -82,6 +105,30 @@ def kernels(
             for figure in figures
         ]
         click.echo(json.dumps({"machine": _machine(), "figures": rows}, indent=1))
+
+
+def _chosen(wanted: tuple[str, ...]) -> list[str]:
+    """Return the names of the kernels to measure: all, or those that were asked for, a family with all its variants."""
+    known = kernel_names()
+    asked = [name.strip() for names in wanted for name in names.split(",")]
+    unknown = [name for name in asked if name not in known and name not in {one.split("/")[0] for one in known}]
+    if unknown:
+        raise click.BadParameter(f"no kernel is called {', '.join(unknown)}; known are {', '.join(known)}")
+    return [name for name in known if not asked or name in asked or name.split("/")[0] in asked]
+
+
+def _announce(
+    chosen: list[str], sizes: tuple[int, ...], kinds: tuple[str, ...], thread_counts: tuple[int, ...], repetitions: int
+) -> None:
+    tables = len(sizes) * len(kinds) * len(thread_counts)
+    share = len(chosen) / len(kernel_names())
+    seconds = len(kinds) * len(thread_counts) * sum(estimated_s(size, repetitions, share) for size in sizes)
+    time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+    click.echo(
+        f"{len(chosen)} kernels, {' and '.join(kinds)} data of {', '.join(f'{size:,}' for size in sizes)} elements, "
+        f"{' and '.join(map(str, thread_counts))} threads: {tables} tables in about {time}",
+        err=True,
+    )
 
 
 def _saved(file: Path, size: int) -> torch.Tensor:

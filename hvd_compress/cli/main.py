@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import click
 
 from hvd_compress import __version__
+from hvd_compress.errors import HvdCompressError
 
 # Each name is a module here that holds the command as `command`.
 COMMANDS = {
@@ -15,7 +17,18 @@ COMMANDS = {
 }
 
 
+class Refusal(click.ClickException):
+    exit_code = 2
+
+
 class LazyGroup(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        """Call the command. An error of ours is for whoever typed it: its sentence, no traceback, and exit code 2."""
+        try:
+            return super().invoke(ctx)
+        except HvdCompressError as error:
+            raise Refusal(str(error)) from error
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 

@@ -70,14 +70,14 @@ def _native() -> dict[str, Any]:
     import torch
 
     from hvd_compress import native
-    from hvd_compress.native import cuda
+    from hvd_compress.native import cuda, module
 
     indices, values = native.topk(torch.tensor([1.0, -3.0, 2.0]), 2)
     answer = (indices.tolist(), values.tolist())
     if answer != ([1, 2], [-3.0, 2.0]):
         raise ValueError(f"top-2 of [1, -3, 2] came out as {answer}")
     return {
-        "file": importlib.import_module("hvd_compress._native").__file__,
+        "file": module.compiled.__file__,
         "simd": native.simd_levels()[-1],
         "cuda_library": str(cuda.LIBRARY) if cuda.LIBRARY.exists() else None,
     }

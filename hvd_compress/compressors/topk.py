@@ -9,7 +9,7 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.compressors.base import Segments, Sparsifier, spans
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, received
 from hvd_compress.payload import Payload
 
 
@@ -50,18 +50,21 @@ class TopK(Sparsifier):
         return self._payload(parts, segments)
 
     def add_to(self, out: torch.Tensor, payload: Payload, scale: float, segments: Segments) -> None:
-        native.scatter_add(payload["indices"], payload["values"], out, scale)
+        with received():
+            native.scatter_add(payload["indices"], payload["values"], out, scale)
 
     def sum_into(self, out: torch.Tensor, payloads: Sequence[Payload], scale: float, segments: Segments) -> None:
         lists = [(payload["indices"], payload["values"]) for payload in payloads]
-        native.scatter_lists(lists, out, scale, clear=True, origin="payload from rank")
+        with received():
+            native.scatter_lists(lists, out, scale, clear=True, origin="payload from rank")
 
     def wire_bytes(self, segments: Segments, dtype: torch.dtype) -> int:
         """8 bytes a kept element: an int32 index and an fp32 value."""
         return 8 * self.kept(segments)
 
     def take(self, corrected: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        return native.take(corrected, indices)
+        with received():
+            return native.take(corrected, indices)
 
     def _parts(self, segments: Segments) -> Iterator[tuple[int, int, int]]:
         for start, stop in spans(segments, self.layerwise):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_compress.errors import ConfigError, PayloadError, UnsupportedError
+from hvd_compress.errors import ConfigError, MismatchError, UnsupportedError
 from hvd_compress.native.module import FLOATS
 
 MAX_NUMEL = 2**31 - 1
@@ -109,7 +109,7 @@ def outputs(
 
 def check_indices(first_bad: int, indices: torch.Tensor, of: torch.Tensor) -> None:
     if first_bad >= 0:
-        raise PayloadError(
+        raise MismatchError(
             f"index {int(indices[first_bad])} at position {first_bad} of {indices.numel()} lies outside "
             f"0..{of.numel() - 1}"
         )

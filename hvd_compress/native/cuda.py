@@ -19,6 +19,9 @@ from hvd_compress.native.faults import Faults
 
 LIBRARY = Path(__file__).resolve().parent.parent / "libhvd_compress_cuda.so"
 
+TOPK_WAYS = ("auto", "queue", "bracket", "radix")
+"""enum TopkWay of csrc/include/hvd_compress/topk.hpp."""
+
 _OK = 0
 _STATUS = {
     1: "a dtype, or a pair of dtypes, that it has no code for",
@@ -37,6 +40,10 @@ _PARAMETERS: dict[str, list[type]] = {
         _POINTER, _INT, _POINTER, _POINTER, _INT, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE,
     ],
     "sign_accumulate": [_POINTER, _INT, _POINTER, _POINTER, _INT, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE],
+    "sign_accumulate_kept": [
+        _POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE,
+    ],
+    "sign_settle": [_POINTER, _INT, _POINTER, _SIZE],
     "sign_add": [_POINTER, _POINTER, _POINTER, _INT, _SIZE, _FLOAT],
     "quantize_accumulate": [
         _POINTER, _INT, _POINTER, _POINTER, _INT, _SIZE, _INT, _INT, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32,
@@ -45,6 +52,7 @@ _PARAMETERS: dict[str, list[type]] = {
     "quantize_add": [_POINTER, _POINTER, _POINTER, _INT, _SIZE, _INT, _FLOAT],
     "threshold_count": [_POINTER, _INT, _SIZE, _FLOAT, _POINTER, _SIZE, _POINTER],
     "threshold_select": [_POINTER, _INT, _SIZE, _FLOAT, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE],
+    "mstopk": [_POINTER, _INT, _SIZE, _SIZE, _INT, _POINTER, _POINTER, _POINTER, _SIZE],
     "magnitude_curve": [_POINTER, _INT, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE],
     "gather": [_POINTER, _INT, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER, _INT],
     "take": [_POINTER, _INT, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER, _INT],
@@ -58,6 +66,7 @@ _WORKSPACES: dict[str, list[type]] = {
     "threshold_workspace_bytes": [_SIZE],
     "quantize_workspace_bytes": [_SIZE],
     "curve_workspace_bytes": [_SIZE],
+    "mstopk_workspace_bytes": [_SIZE, _SIZE],
 }
 
 
@@ -91,6 +100,10 @@ class Kernels:
         if name in _PARAMETERS:
             return functools.partial(self._call, name)
         raise UnsupportedError(f"{name} has no CUDA kernel in this version; move the tensors to the CPU")
+
+    def force_topk(self, way: str) -> None:
+        """Choose how every later top-k is done, where it can be so; for tests and measurements."""
+        self._library.hvd_compress_topk_force(TOPK_WAYS.index(way))
 
     def accumulate(self, *arguments: int) -> torch.Tensor:
         finite = self._result(torch.int32)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from hvd_compress.errors import PayloadError, UsageError
+from hvd_compress.errors import MismatchError, UsageError
 
 _NONE = -1  # kNoFault of csrc/include/hvd_compress/scatter.hpp
 _MAX_TAG = 0xFFFF
@@ -44,7 +44,7 @@ def check_pending() -> None:
     the CPU the same errors rise at once.
 
     Raises:
-        PayloadError: names the kernel, what about() said, list and position of the first bad index on a device.
+        MismatchError: names the kernel, what about() said, list and position of the first bad index on a device.
         UsageError: called while a CUDA graph is captured.
     """
     for faults in _all:
@@ -75,7 +75,7 @@ class Faults:
         return self._first.data_ptr(), self._tags.setdefault(what, min(len(self._tags), _MAX_TAG))
 
     def check(self) -> None:
-        """Raise PayloadError for the first bad index, and forget it."""
+        """Raise MismatchError for the first bad index, and forget it."""
         if self._first is None:
             return
         self._refuse_capture("check_pending() is called")
@@ -88,7 +88,7 @@ class Faults:
         where, kernel, numel = whats[0].split("|") if len(whats) == 1 else ("", "some kernel", "numel")
         listed = f"{where or 'list'} {number}: " if kernel == "scatter_lists" else f"{where}: " if where else ""
         last = int(numel) - 1 if numel.isdecimal() else "numel - 1"
-        raise PayloadError(
+        raise MismatchError(
             f"{listed}the index at position {position} lies outside 0..{last}, or does not lie above the one before "
             f"({kernel} on {self._device})"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hvd_compress.errors import ConfigError, PayloadError
+from hvd_compress.errors import ConfigError, MismatchError
 from hvd_compress.native.checks import (
     check_apart,
     check_tensor,
@@ -92,7 +92,7 @@ def quantize_add(packed: torch.Tensor, norm: float | torch.Tensor, out: torch.Te
     _check_bits(bits)
     expected = _packed_bytes(out.numel(), bits)
     if packed.numel() != expected:
-        raise PayloadError(f"{packed.numel()} bytes for {out.numel()} elements of {bits} bits, expected {expected}")
+        raise MismatchError(f"{packed.numel()} bytes for {out.numel()} elements of {bits} bits, expected {expected}")
     size = one_float("norm", norm, out)
     weight = checked_float("weight", weight)
     written("out", out)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_compress.errors import ConfigError, PayloadError
+from hvd_compress.errors import ConfigError, MismatchError
 from hvd_compress.native.checks import check_apart, check_indices, check_tensor, checked_float, written
 from hvd_compress.native.faults import about
 from hvd_compress.native.module import CODES, on, prepare
@@ -88,7 +88,7 @@ def scatter_lists(
         origin: what a list is called, before its number, in errors.
 
     Raises:
-        PayloadError: says in which list; `out` is then as it was.
+        MismatchError: says in which list; `out` is then as it was.
     """
     check_tensor("out", out)
     pairs = isinstance(lists, Sequence) and all(isinstance(one, tuple) and len(one) == 2 for one in lists)
@@ -104,7 +104,7 @@ def scatter_lists(
         check_apart(f"indices of {origin} {number}", indices, "out", out)
         check_apart(f"values of {origin} {number}", values, "out", out)
         if indices.numel() != values.numel():
-            raise PayloadError(f"{origin} {number}: {indices.numel()} indices for {values.numel()} values")
+            raise MismatchError(f"{origin} {number}: {indices.numel()} indices for {values.numel()} values")
     written("out", out)
     prepare(like=out)
     with about(origin):
@@ -119,7 +119,7 @@ def scatter_lists(
         )
     if bad_list >= 0:
         index = int(lists[bad_list][0][first_bad])
-        raise PayloadError(
+        raise MismatchError(
             f"{origin} {bad_list}: index {index} at position {first_bad} of {lists[bad_list][0].numel()} lies outside "
             f"0..{out.numel() - 1}, or does not lie above the one before"
         )
@@ -138,7 +138,7 @@ def _scatter(
     check_apart("indices", indices, "out", out)
     check_apart("values", values, "out", out)
     if indices.numel() != values.numel():
-        raise PayloadError(f"{indices.numel()} indices for {values.numel()} values")
+        raise MismatchError(f"{indices.numel()} indices for {values.numel()} values")
     written("out", out)
     first_bad = getattr(on(out), kernel)(
         indices.data_ptr(),

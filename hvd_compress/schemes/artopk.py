@@ -10,7 +10,7 @@ import torch
 from hvd_compress import native
 from hvd_compress.compressors.base import Sparsifier
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import PayloadError, located
+from hvd_compress.errors import PayloadError, located, received
 from hvd_compress.payload import Payload
 from hvd_compress.schemes.base import Exchange, Scheme, Work, all_finite
 
@@ -71,8 +71,8 @@ class _ARTopkExchange(Exchange):
         work, lane = self._work, self._work.lane
         engine.broadcast(self._packed, root)
         with located(f"indices from rank {root}"), lane.turn():
-            received = lane.fetch(self._packed)
-            self._indices = self._expected.unpack(received, work.step, work.bucket, header=self._packed)["indices"]
+            packed = lane.fetch(self._packed)
+            self._indices = self._expected.unpack(packed, work.step, work.bucket, header=self._packed)["indices"]
             if self._indices.numel() != self._expected["indices"].numel():
                 raise PayloadError(f"{self._indices.numel()} indices instead of {self._expected['indices'].numel()}")
             if self._sum is None:
@@ -90,8 +90,9 @@ class _ARTopkExchange(Exchange):
     def decode(self) -> torch.Tensor:
         assert self._sum is not None
         gradient, values = self._work.gradient, self._work.lane.fetch(self._sum)
-        native.scatter_lists([(self._indices, values)], gradient, self._work.scale, clear=True)
-        return all_finite(native.gather(gradient, self._indices))
+        with received():
+            native.scatter_lists([(self._indices, values)], gradient, self._work.scale, clear=True)
+            return all_finite(native.gather(gradient, self._indices))
 
 
 class _StarExchange(_ARTopkExchange):

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from hvd_compress import _native, native
-from hvd_compress.errors import ConfigError, PayloadError, UnsupportedError
+from hvd_compress.errors import ConfigError, MismatchError, UnsupportedError
 from hvd_compress.native import cuda
 
 INDICES = torch.zeros(2, dtype=torch.int32)
 BITS = torch.zeros(1, dtype=torch.uint8)
 BYTES = torch.zeros(6, dtype=torch.uint8)
 ONES = torch.ones(2)
+SCALE = torch.ones(())
 UP = torch.tensor([1, 4], dtype=torch.int32)
 KEY = {"seed": 1, "step": 2, "bucket": 3}
 
@@ -43,6 +44,12 @@ CALLS: dict[str, tuple[str, Callable[[torch.Tensor], object]]] = {
     "sign_accumulate grad": ("grad", lambda t: native.sign_accumulate(t, torch.ones(6))),
     "sign_accumulate residual": ("residual", lambda t: native.sign_accumulate(torch.ones(6), t)),
     "sign_accumulate out": ("out", lambda t: native.sign_accumulate(torch.ones(6), torch.ones(6), t)),
+    "sign_accumulate_kept grad": ("grad", lambda t: native.sign_accumulate_kept(t, torch.ones(6), SCALE)),
+    "sign_accumulate_kept kept": ("residual", lambda t: native.sign_accumulate_kept(torch.ones(6), t, SCALE)),
+    "sign_accumulate_kept scale": ("kept_scale", lambda t: native.sign_accumulate_kept(ONES, 1 * ONES, t)),
+    "sign_settle kept": ("kept", lambda t: native.sign_settle(t, SCALE)),
+    "sign_settle scale": ("kept_scale", lambda t: native.sign_settle(1 * ONES, t)),
+    "mstopk x": ("x", lambda t: native.mstopk(t, 1)),
     "sign_add bits": ("bits", lambda t: native.sign_add(t, 1.0, torch.ones(6), 1.0)),
     "sign_add scale": ("scale", lambda t: native.sign_add(BITS, t, torch.ones(6), 1.0)),
     "sign_add out": ("out", lambda t: native.sign_add(BITS, 1.0, t, 1.0)),
@@ -267,7 +274,7 @@ def test_start_between_two_elements() -> None:
 @pytest.mark.parametrize("scatter", [native.scatter_add, native.scatter_set])
 def test_lengths_that_do_not_match(scatter: Callable[..., None]) -> None:
     out = torch.full((6,), 5.0)
-    with pytest.raises(PayloadError, match="2 indices for 3 values"):
+    with pytest.raises(MismatchError, match="2 indices for 3 values"):
         scatter(INDICES, torch.ones(3), out, 1.0)
     assert (out == 5.0).all()
 
@@ -275,7 +282,7 @@ def test_lengths_that_do_not_match(scatter: Callable[..., None]) -> None:
 @pytest.mark.parametrize("length", [0, 2])
 def test_wrong_number_of_sign_bytes(length: int) -> None:
     out = torch.full((6,), 5.0)
-    with pytest.raises(PayloadError, match=f"{length} bytes of signs for 6 elements, expected 1"):
+    with pytest.raises(MismatchError, match=f"{length} bytes of signs for 6 elements, expected 1"):
         native.sign_add(torch.ones(length, dtype=torch.uint8), 1.0, out, 1.0)
     assert (out == 5.0).all()
 
@@ -306,6 +313,8 @@ def test_more_elements_than_int32_reaches(tmp_path: Path) -> None:
         lambda n: _native.topk(0, 0, n, 1, 0, 0, 0, 2**40),
         lambda n: _native.topk_accumulate(0, 0, 0, 0, 0, n, 1, 0, 0, 0, 2**40),
         lambda n: _native.sign_accumulate(0, 0, 0, 0, 0, n, 0, 0, 0, 2**40),
+        lambda n: _native.sign_accumulate_kept(0, 0, 0, 0, 0, 0, n, 0, 0, 0, 2**40),
+        lambda n: _native.sign_settle(0, 0, 0, n),
         lambda n: _native.sign_add(0, 0, 0, 0, n, 1.0),
         lambda n: _native.gather(0, 0, n, 0, 1, 0),
         lambda n: _native.take(0, 0, n, 0, 1, 0),
@@ -314,6 +323,7 @@ def test_more_elements_than_int32_reaches(tmp_path: Path) -> None:
         lambda n: _native.scatter_lists([(0, 0, 1)], 0, 0, 0, n, 1.0, False),
         lambda n: _native.threshold_count(0, 0, n, 1.0, 0, 2**40),
         lambda n: _native.threshold_select(0, 0, n, 1.0, 1, 0, 0, 0, 2**40),
+        lambda n: _native.mstopk(0, 0, n, 1, 25, 0, 0, 0, 2**40),
         lambda n: _native.magnitude_curve(0, 0, n, 0, 0, 0, 2**40),
         lambda n: _native.quantize_accumulate(0, 0, 0, 0, 0, n, 8, 0, 1, 2, 3, 0, 0, 0, 2**40),
         lambda n: _native.quantize_add(0, 0, 0, 0, n, 8, 1.0),

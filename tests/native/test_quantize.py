@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_compress import native
-from hvd_compress.errors import ConfigError, PayloadError
+from hvd_compress.errors import ConfigError, MismatchError
 from tests.native.cases import (
     OUTS,
     assert_inputs_kept,
@@ -169,5 +169,5 @@ def test_bad_settings(arguments: dict[str, object], words: str) -> None:
 
 
 def test_a_length_that_does_not_fit() -> None:
-    with pytest.raises(PayloadError, match="2 bytes for 5 elements of 4 bits, expected 3"):
+    with pytest.raises(MismatchError, match="2 bytes for 5 elements of 4 bits, expected 3"):
         native.quantize_add(torch.zeros(2, dtype=torch.uint8), 1.0, torch.ones(5), 4, 1.0)

@@ -66,6 +66,13 @@ def test_a_room_sees_what_it_may(room: str) -> None:
                 assert allowed, f"{path.relative_to(PACKAGE)} imports {module}"
 
 
+def test_the_compiled_module_is_known_to_native_alone() -> None:
+    """By whatever way it is imported."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.parent != PACKAGE / "native":
+            assert "hvd_compress._native" not in path.read_text(), path
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_frameworks_are_known_to_their_adapters_alone(framework: str) -> None:
     users = [

@@ -16,5 +16,15 @@ def test_import_is_light() -> None:
     assert result.stdout == "[]\n"
 
 
+def test_public_modules_need_no_import_of_their_own() -> None:
+    program = """
+import hvd_compress
+assert hvd_compress.native.MAX_NUMEL == 2**31 - 1
+assert issubclass(hvd_compress.errors.ConfigError, ValueError)
+assert not hasattr(hvd_compress, "nativ")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_version_is_that_of_the_installed_package() -> None:
     assert importlib.metadata.version("hvd_compress") == hvd_compress.__version__

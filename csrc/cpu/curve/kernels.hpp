@@ -13,9 +13,10 @@ struct CurveKernels {
     using CountAll = void (*)(const void* x, Place place, Count* counts);
     CountAll count_all[3];
 
-    // The same of all elements with a key of at least `low`, the first of a bin, and of the chosen
-    // among the others. A place begins at a multiple of kCurveGroup. By dtype.
-    using CountTail = void (*)(const void* x, Place place, Key low, Count* counts);
+    // The same of all elements with a key of at least `low`, the first of a bin, to `tail`, and of the chosen among the
+    // others to `bulk`, whose counts from that bin on have no meaning. A place begins at a multiple of kCurveGroup. By
+    // dtype.
+    using CountTail = void (*)(const void* x, Place place, Key low, Count* bulk, Count* tail);
     CountTail count_tail[3];
 };
 

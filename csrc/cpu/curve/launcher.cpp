@@ -11,6 +11,7 @@ namespace {
 
 // Each slice counts by itself. They begin at groups, so that the same elements are chosen however many there are.
 constexpr std::int64_t kSlices = 8;
+constexpr std::int64_t kOwnBins = 2 * kCurveBins;  // of a slice: those of the bulk, those of the tail
 
 Place slice_of(std::int64_t slice, std::int64_t slices, std::int64_t n) {
     const std::int64_t begin = n * slice / slices / kCurveGroup * kCurveGroup;
@@ -19,16 +20,16 @@ Place slice_of(std::int64_t slice, std::int64_t slices, std::int64_t n) {
 
 std::int64_t slices_of(std::int64_t n) { return std::clamp<std::int64_t>(n / 131072, 1, kSlices); }
 
-// The curve that is to be drawn from the bins' counts; those before `first_of_tail` stand for `each` elements a count.
+// The curve that is to be drawn from the bins of the bulk, of which a count stands for four elements, and of the tail.
 struct Curve {
     const Count* bins;
-    std::int64_t first_of_tail, each;
+    std::int64_t first_of_tail;
     std::int64_t* counts;
     double* shares;
 
     std::int64_t count_of(std::int64_t b) const {
         const std::int64_t bin = kCurveBins - 1 - b;
-        return static_cast<std::int64_t>(bins[bin]) * (bin < first_of_tail ? each : 1);
+        return bin < first_of_tail ? std::int64_t{bins[bin]} * 4 : std::int64_t{bins[kCurveBins + bin]};
     }
 
     // Calls body(b, count, square) for the bins of a part that hold something.
@@ -46,7 +47,8 @@ struct Curve {
         for (std::int64_t part = 0; part < kParts; ++part) {
             each_of(part, [&](std::int64_t, std::int64_t, double square) { before[part] += square; });
         }
-        for (std::int64_t row = 0; row < kCurveRows; ++row) rows[row] = sums_before(before + row * kCurveRow, kCurveRow);
+        for (std::int64_t row = 0; row < kCurveRows; ++row)
+            rows[row] = sums_before(before + row * kCurveRow, kCurveRow);
         const double all = before[kParts] = sums_before(rows, kCurveRows);
         for (std::int64_t part = 0; part < kParts; ++part) before[part] += rows[part / kCurveRow];
         counts[0] = 0;
@@ -90,7 +92,7 @@ Key lowest_of_tail(const T* x, std::int64_t n, Count* bins) {
 }  // namespace
 
 std::size_t curve_workspace_bytes(std::int64_t n) noexcept {
-    return static_cast<std::size_t>(slices_of(n) * kCurveBins) * sizeof(Count);
+    return static_cast<std::size_t>(slices_of(n) * kOwnBins) * sizeof(Count);
 }
 
 Status magnitude_curve(ConstArray x, std::int64_t n, std::int64_t* counts, double* shares, Workspace workspace,
@@ -106,19 +108,23 @@ Status magnitude_curve(ConstArray x, std::int64_t n, std::int64_t* counts, doubl
         Count* bins = static_cast<Count*>(workspace.data);
         const Key low = n > kCurveAll ? lowest_of_tail(static_cast<const T*>(x.data), n, bins) : 0;
         const std::int64_t slices = slices_of(n);
+        const std::int64_t first_of_tail = low >> kCurveShift;
         parallel_for(slices, [&](std::int64_t slice) {
-            Count* own = bins + slice * kCurveBins;
-            std::fill_n(own, kCurveBins, Count{0});
+            Count *bulk = bins + slice * kOwnBins, *tail = bulk + kCurveBins;
+            std::fill_n(bulk, first_of_tail, Count{0});
+            std::fill(tail + first_of_tail, tail + kCurveBins, Count{0});
             if (low != 0) {
-                kernels.count_tail[type](x.data, slice_of(slice, slices, n), low, own);
+                kernels.count_tail[type](x.data, slice_of(slice, slices, n), low, bulk, tail);
             } else {
-                kernels.count_all[type](x.data, slice_of(slice, slices, n), own);
+                kernels.count_all[type](x.data, slice_of(slice, slices, n), tail);
             }
         });
-        for (std::int64_t slice = 1; slice < slices; ++slice) {
-            for (std::int64_t bin = 0; bin < kCurveBins; ++bin) bins[bin] += bins[slice * kCurveBins + bin];
+        // The bins of the bulk of all slices, and after them those of the tail, come to lie in the first slice.
+        for (std::int64_t bin = 0; bin < kCurveBins; ++bin) {
+            const std::int64_t place = bin < first_of_tail ? bin : kCurveBins + bin;
+            for (std::int64_t slice = 1; slice < slices; ++slice) bins[place] += bins[slice * kOwnBins + place];
         }
-        Curve{bins, low >> kCurveShift, low != 0 ? 4 : 1, counts, shares}.draw();
+        Curve{bins, first_of_tail, counts, shares}.draw();
         return Status::kOk;
     });
 }

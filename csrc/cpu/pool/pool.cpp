@@ -16,11 +16,11 @@ std::atomic<int> wanted_threads{1};
 // A worker looks this often for the next loop before it sleeps: the loops of one kernel follow each other closely.
 constexpr int kSpins = 2000;
 
-// Parts are divided into so many slices at most, one a thread: what a thread works on lies together in memory, which
-// is faster than parts that threads take in turn. A thread whose slice is done helps with the others.
-constexpr int kMaxSlices = 64;
+// Parts are divided into so many ranges at most, one a thread: what a thread works on lies together in memory, which
+// is faster than parts that threads take in turn. A thread whose range is done helps with the others.
+constexpr int kMaxRanges = 64;
 
-struct alignas(64) Slice {  // a cache line each, as every thread writes to its own
+struct alignas(64) Range {  // a cache line each, as every thread writes to its own
     std::atomic<std::int64_t> next{0};
     std::int64_t end = 0;
 };
@@ -61,10 +61,10 @@ class Pool {
             body_ = body;
             context_ = context;
             mode_ = arithmetic_mode();
-            slice_count_ = std::min(helpers + 1, kMaxSlices);
-            for (int i = 0; i < slice_count_; ++i) {
-                slices_[i].next.store(parts * i / slice_count_, std::memory_order_relaxed);
-                slices_[i].end = parts * (i + 1) / slice_count_;
+            range_count_ = std::min(helpers + 1, kMaxRanges);
+            for (int i = 0; i < range_count_; ++i) {
+                ranges_[i].next.store(parts * i / range_count_, std::memory_order_relaxed);
+                ranges_[i].end = parts * (i + 1) / range_count_;
             }
             places_ = helpers;
             round_.fetch_add(1, std::memory_order_release);
@@ -87,10 +87,10 @@ class Pool {
         }
     }
 
-    void take_parts(int first_slice, detail::PartBody body, void* context) noexcept {
-        for (int i = 0; i < slice_count_; ++i) {
-            Slice& slice = slices_[(first_slice + i) % slice_count_];
-            for (std::int64_t part; (part = slice.next.fetch_add(1, std::memory_order_relaxed)) < slice.end;) {
+    void take_parts(int first_range, detail::PartBody body, void* context) noexcept {
+        for (int i = 0; i < range_count_; ++i) {
+            Range& range = ranges_[(first_range + i) % range_count_];
+            for (std::int64_t part; (part = range.next.fetch_add(1, std::memory_order_relaxed)) < range.end;) {
                 body(context, part);
             }
         }
@@ -106,13 +106,13 @@ class Pool {
             seen = round_.load(std::memory_order_relaxed);
             spins = places_ == 0 ? 0 : kSpins;
             if (places_ == 0) continue;
-            const int slice = places_-- % slice_count_;
+            const int range = places_-- % range_count_;
             ++inside_;
             const auto body = body_;
             const auto context = context_;
             set_arithmetic_mode(mode_);  // the caller's: it may not matter which thread runs a part
             lock.unlock();
-            take_parts(slice, body, context);
+            take_parts(range, body, context);
             lock.lock();
             if (--inside_ == 0) done_.notify_one();
         }
@@ -129,8 +129,8 @@ class Pool {
     int places_ = 0;  // workers that may still join this round
     int inside_ = 0;  // workers that have joined and not left
 
-    Slice slices_[kMaxSlices];
-    int slice_count_ = 1;  // changed only while no worker is inside
+    Range ranges_[kMaxRanges];
+    int range_count_ = 1;  // changed only while no worker is inside
 
     std::atomic<std::uint64_t> round_{0};
 };

@@ -1,16 +1,13 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../pool/pool.hpp"
+#include "../pool/sum_blocks.hpp"
 #include "hvd_compress/dispatch.hpp"
 #include "hvd_compress/quantize.hpp"
-#include "hvd_compress/sign.hpp"
 #include "kernels.hpp"
 
 namespace hvd_compress::cpu {
 namespace {
-
-constexpr std::int64_t kChunk = 8 * kSumBlock;
 
 bool is_width(int bits) { return bits == 2 || bits == 4 || bits == 8; }
 
@@ -27,9 +24,7 @@ float norm_of(const double* blocks, std::int64_t count, Norm kind) {
 
 }  // namespace
 
-std::size_t quantize_workspace_bytes(std::int64_t n) noexcept {
-    return n > 0 ? static_cast<std::size_t>(divided_up(n, kSumBlock)) * sizeof(double) : 0;
-}
+std::size_t quantize_workspace_bytes(std::int64_t n) noexcept { return sums_bytes(n); }
 
 Status quantize_accumulate(ConstArray grad, ConstArray residual, Array out, std::int64_t n, int bits, Norm kind,
                            RandomKey key, std::uint8_t* packed, float* norm, Workspace workspace, Stream) noexcept {
@@ -43,13 +38,8 @@ Status quantize_accumulate(ConstArray grad, ConstArray residual, Array out, std:
         const auto correct = kernels.correct[static_cast<int>(grad.dtype)][!kFloat];
         const bool past_caches = goes_past_caches(out.data, residual.data, grad.data, kFloat ? n * sizeof(float) : 0);
         double* blocks = static_cast<double*>(workspace.data);
-        const std::int64_t chunks = divided_up(n, kChunk);
-        parallel_for(chunks, [&](std::int64_t chunk) {
-            const auto [begin, end] = chunk_of(chunk, kChunk, n);
-            for (std::int64_t start = begin; start < end; start += kSumBlock) {
-                const Place block{start, std::min(start + kSumBlock, end)};
-                blocks[start / kSumBlock] = correct(grad.data, residual.data, out.data, block, past_caches, kind);
-            }
+        for_each_sum_block(n, blocks, [&](Place block) {
+            return correct(grad.data, residual.data, out.data, block, past_caches, kind);
         });
         *norm = norm_of(blocks, divided_up(n, kSumBlock), kind);
         const auto levels = static_cast<float>(quantize_levels(bits));
@@ -59,11 +49,8 @@ Status quantize_accumulate(ConstArray grad, ConstArray residual, Array out, std:
             return Status::kOk;
         }
         const Quantizer quantizer{65536.0f * levels / *norm, *norm / levels, bits, key};
-        // Backwards: what was written last may still be in a cache.
-        parallel_for(chunks, [&](std::int64_t part) {
-            kernels.quantize[static_cast<int>(out.dtype)](out.data, chunk_of(chunks - 1 - part, kChunk, n), quantizer,
-                                                          packed);
-        });
+        const auto quantize = kernels.quantize[static_cast<int>(out.dtype)];
+        for_each_chunk_backwards(n, [&](Place chunk) { quantize(out.data, chunk, quantizer, packed); });
         return Status::kOk;
     });
 }
@@ -75,8 +62,8 @@ Status quantize_add(const std::uint8_t* packed, const float* norm, Array out, st
     return dispatch(out.dtype, [&](auto) {
         const auto add = quantize_kernels().add[static_cast<int>(out.dtype)];
         const float unit = *norm / static_cast<float>(quantize_levels(bits));
-        parallel_for(divided_up(n, kChunk), [&](std::int64_t chunk) {
-            add(packed, out.data, chunk_of(chunk, kChunk, n), bits, unit, weight);
+        parallel_for(divided_up(n, kSumChunk), [&](std::int64_t chunk) {
+            add(packed, out.data, chunk_of(chunk, kSumChunk, n), bits, unit, weight);
         });
         return Status::kOk;
     });

@@ -13,14 +13,15 @@ Status check(const std::int32_t* indices, std::int64_t count, std::int64_t n, st
     return *first_bad < 0 ? Status::kOk : Status::kIndexOutOfRange;
 }
 
-// Calls body(values, out) with typed pointers.
+Status unless_changed(bool good) { return good ? Status::kOk : Status::kChangedMeanwhile; }
+
+// Calls body(values, out) with typed pointers; it returns whether indices stayed good.
 template <class Body>
 Status dispatch_scatter(ConstArray values, Array out, Body&& body) {
     return dispatch_pair(out.dtype, values.dtype, [&](auto out_tag, auto values_tag) {
         using T = typename decltype(out_tag)::Type;
         using V = typename decltype(values_tag)::Type;
-        body(static_cast<const V*>(values.data), static_cast<T*>(out.data));
-        return Status::kOk;
+        return unless_changed(body(static_cast<const V*>(values.data), static_cast<T*>(out.data)));
     });
 }
 
@@ -31,8 +32,8 @@ Status gather(ConstArray x, std::int64_t n, const std::int32_t* indices, std::in
     if (const Status status = check(indices, count, n, first_bad); status != Status::kOk) return status;
     return dispatch(x.dtype, [&](auto tag) {
         using T = typename decltype(tag)::Type;
-        gather_kernel(static_cast<const T*>(x.data), indices, count, static_cast<T*>(values));
-        return Status::kOk;
+        return unless_changed(
+            gather_kernel(static_cast<const T*>(x.data), Indices(indices, n), count, static_cast<T*>(values)));
     });
 }
 
@@ -41,8 +42,7 @@ Status take(Array x, std::int64_t n, const std::int32_t* indices, std::int64_t c
     if (const Status status = check(indices, count, n, first_bad); status != Status::kOk) return status;
     return dispatch(x.dtype, [&](auto tag) {
         using T = typename decltype(tag)::Type;
-        take_kernel(static_cast<T*>(x.data), indices, count, values);
-        return Status::kOk;
+        return unless_changed(take_kernel(static_cast<T*>(x.data), Indices(indices, n), count, values));
     });
 }
 
@@ -50,7 +50,7 @@ Status scatter_add(const std::int32_t* indices, ConstArray values, std::int64_t 
                    float scale, std::int64_t* first_bad, Stream) noexcept {
     if (const Status status = check(indices, count, n, first_bad); status != Status::kOk) return status;
     return dispatch_scatter(values, out, [=](const auto* source, auto* target) {
-        scatter_add_kernel(indices, source, count, target, scale);
+        return scatter_add_kernel(Indices(indices, n), source, count, target, scale);
     });
 }
 
@@ -58,7 +58,7 @@ Status scatter_set(const std::int32_t* indices, ConstArray values, std::int64_t 
                    float scale, std::int64_t* first_bad, Stream) noexcept {
     if (const Status status = check(indices, count, n, first_bad); status != Status::kOk) return status;
     return dispatch_scatter(values, out, [=](const auto* source, auto* target) {
-        scatter_set_kernel(indices, source, count, target, scale);
+        return scatter_set_kernel(Indices(indices, n), source, count, target, scale);
     });
 }
 

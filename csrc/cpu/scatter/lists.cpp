@@ -44,8 +44,9 @@ Status check(const SparseList* lists, std::int64_t list_count, std::int64_t n, s
             if (!ascends(own, begin, std::min(begin + kCheckedAtOnce, total), n)) good = false;
         });
         if (good) continue;
-        *bad_list = list;
         *first_bad = first_that_does_not(indices, count, n);
+        if (*first_bad < 0) return Status::kChangedMeanwhile;
+        *bad_list = list;
         return Status::kIndexOutOfRange;
     }
     return Status::kOk;

@@ -18,8 +18,8 @@ struct Lists {
 
 HVD_COMPRESS_TILE void note(const Fault& fault, std::int64_t list, std::int64_t position) {
     const std::int64_t most = 0xffff, number = list < most ? list : most;
-    atomic_min(fault.first, static_cast<Count>(fault.tag) << 48 | static_cast<Count>(number) << 32 |
-                                static_cast<Count>(position));
+    atomic_min(fault.first,
+               static_cast<Count>(fault.tag) << 48 | static_cast<Count>(number) << 32 | static_cast<Count>(position));
 }
 
 // Whether the j-th index lies within 0..n-1 and, where it has to, above the one before.
@@ -44,8 +44,8 @@ HVD_COMPRESS_TILE std::int64_t lower_bound(const SparseList& list, std::int64_t 
 
 // A tile of the output is kept near while all lists add to it, one after the other.
 //
-// Each tile finds its part of a list by search. If these parts lie end to end and each index of a part is good, so is the
-// list; where they do not, as in a list that is not sorted, the tile looks at all of it.
+// Each tile finds its part of a list by search. If these parts lie end to end and each index of a part is good, so is
+// the list; where they do not, as in a list that is not sorted, the tile looks at all of it.
 template <class V, class T>
 struct AddLists {
     static constexpr int kThreads = 256;

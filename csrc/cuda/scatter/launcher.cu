@@ -59,8 +59,8 @@ Status scatter_lists(const SparseList* lists, std::int64_t list_count, DType val
     });
 }
 
-Status gather(ConstArray x, std::int64_t n, const std::int32_t* indices, std::int64_t count, void* values,
-              Fault fault, Stream stream) noexcept {
+Status gather(ConstArray x, std::int64_t n, const std::int32_t* indices, std::int64_t count, void* values, Fault fault,
+              Stream stream) noexcept {
     if (const Status status = check(n, count); status != Status::kOk) return status;
     return dispatch(x.dtype, [&](auto tag) {
         using T = typename decltype(tag)::Type;
@@ -69,8 +69,8 @@ Status gather(ConstArray x, std::int64_t n, const std::int32_t* indices, std::in
     });
 }
 
-Status take(Array x, std::int64_t n, const std::int32_t* indices, std::int64_t count, float* values,
-            Fault fault, Stream stream) noexcept {
+Status take(Array x, std::int64_t n, const std::int32_t* indices, std::int64_t count, float* values, Fault fault,
+            Stream stream) noexcept {
     if (const Status status = check(n, count); status != Status::kOk) return status;
     return dispatch(x.dtype, [&](auto tag) {
         using T = typename decltype(tag)::Type;

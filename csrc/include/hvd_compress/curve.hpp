@@ -47,7 +47,7 @@ HVD_COMPRESS_HD inline double curve_square(std::int64_t bin) {
 // Squares are added in an order that is part of the interface, from the largest magnitudes on: the bins of a part one
 // after the other, so the parts of a row, and so the rows.
 constexpr std::int64_t kCurvePart = 64;
-constexpr std::int64_t kCurveRow = 32;                                     // parts
+constexpr std::int64_t kCurveRow = 32;                                      // parts
 constexpr std::int64_t kCurveRows = kCurveBins / (kCurvePart * kCurveRow);  // 32
 
 // Replaces each x by the sum of those before it; returns the sum of all.

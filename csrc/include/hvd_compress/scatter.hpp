@@ -2,13 +2,14 @@
 //
 // Indices may come from another rank, so none is used that does not lie in 0..n-1. The twins differ in how they say so:
 // - On the CPU a launcher looks at the whole list before it writes anything. *first_bad = -1 if all indices are good;
-//   else the position of the first that is not, and nothing else is written. Indices may come in any order and more than
-//   once; what happens to repeated ones happens in the order of the list.
-// - On CUDA all indices are looked at at once, in the pass that uses them, and the host is not told: what is bad is left
-//   out and noted in a Fault of the caller, who looks there when it suits, once a step for all launches. A list by which
-//   something is written must ascend without repetition, as all do that a compressor makes; an index that does not lie
-//   above the one before is bad. Of a list with a bad index, what is written means nothing, but no byte outside of it
-//   changes.
+//   else the position of the first that is not, and nothing else is written. Indices may come in any order and more
+//   than once; what happens to repeated ones happens in the order of the list.
+// - On CUDA all indices are looked at at once, in the pass that uses them, and the host is not told: what is bad is
+// left
+//   out and noted in a Fault of the caller, who looks there when it suits, once a step for all launches. A list by
+//   which something is written must ascend without repetition, as all do that a compressor makes; an index that does
+//   not lie above the one before is bad. Of a list with a bad index, what is written means nothing, but no byte outside
+//   of it changes.
 #pragma once
 
 #include "hvd_compress/types.hpp"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from hvd_compress.cli import bench
 from hvd_compress.cli.main import main
 
 FEW = ["bench", "kernels", "--size", "5000", "--repetitions", "1"]
@@ -60,3 +61,54 @@ def test_two_sources_of_gradients(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, [*FEW, "--data", "normal", "--gradients", str(tmp_path / "gradient.pt")])
     assert result.exit_code == 2
     assert "give one of them" in result.output
+
+
+def test_the_default_and_all_sizes_are_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, str, int, int]] = []
+
+    def note(grad: torch.Tensor, kind: str, threads: int, repetitions: int, kernels: list[str]) -> list[bench.Figure]:
+        asked.append((grad.numel(), kind, threads, repetitions))
+        return [bench.Figure("topk", 0.1, grad.numel(), threads, kind, 1.0, 1.0, 1.0, None)]
+
+    monkeypatch.setattr(bench, "measure", note)
+    monkeypatch.setattr(bench, "gradients", lambda kind, size: torch.ones(1).expand(size))
+    result = CliRunner().invoke(main, ["bench", "kernels"])
+    assert "65,536, 1,048,576, 25,557,032 elements" in result.stderr
+    assert "6 tables in about" in result.stderr
+    assert asked == [(size, "normal", threads, 5) for size in bench.SIZES for threads in (1, 2)]
+    asked.clear()
+    result = CliRunner().invoke(main, ["bench", "kernels", "--full"])
+    assert "minutes" in result.stderr
+    assert len(asked) == 16
+    assert asked[-1] == (100_000_000, "laplace", 2, 20)
+
+
+def test_only_some_kernels() -> None:
+    result = CliRunner().invoke(main, [*FEW, "--kernel", "sign_add, quantize_add/8", "--kernel", "topk", "--json"])
+    assert {figure["kernel"] for figure in json.loads(result.stdout)["figures"]} == {
+        "sign_add",
+        "quantize_add/8",
+        "topk",
+    }
+    family = CliRunner().invoke(main, [*FEW, "--kernel", "quantize_accumulate", "--json"])
+    assert len({figure["kernel"] for figure in json.loads(family.stdout)["figures"]}) == 3
+
+
+def test_a_kernel_that_is_none() -> None:
+    result = CliRunner().invoke(main, [*FEW, "--kernel", "topk,topkk"])
+    assert result.exit_code == 2
+    assert "no kernel is called topkk; known are topk_accumulate, topk" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "numel"), [("65536", 65_536), ("64K", 64_000), ("1m", 1_000_000), ("25.6M", 25_600_000), ("0.1k", 100)]
+)
+def test_sizes_in_thousands_and_millions(text: str, numel: int) -> None:
+    assert bench.elements(text) == numel
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "M", "64 Kilo", "3G", "nan", "inf", ""])
+def test_sizes_that_are_none(text: str) -> None:
+    result = CliRunner().invoke(main, ["bench", "kernels", "--size", text])
+    assert result.exit_code == 2
+    assert "number of elements" in result.stderr

@@ -6,7 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from hvd_compress import __version__
+from hvd_compress.cli import bench
 from hvd_compress.cli.main import COMMANDS, main
+from hvd_compress.errors import ConfigError
 
 
 def test_help_lists_every_command() -> None:
@@ -30,3 +32,19 @@ def test_unknown_command_is_named() -> None:
     result = CliRunner().invoke(main, ["docter"])
     assert result.exit_code == 2
     assert "docter" in result.output
+
+
+def test_an_error_of_ours_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ConfigError("the compiled kernels cannot be loaded")
+
+    monkeypatch.setattr(bench, "measure", refuse)
+    result = CliRunner().invoke(main, ["bench", "kernels", "--size", "100"])
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == "Error: the compiled kernels cannot be loaded"
+    assert "Traceback" not in result.output
+
+
+def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "measure", lambda *_, **__: 1 // 0)
+    assert isinstance(CliRunner().invoke(main, ["bench", "kernels", "--size", "100"]).exception, ZeroDivisionError)
