@@ -49,6 +49,7 @@ class Settings:
     ratio: float | None = None
     algorithm: str | None = None
     engine: str | None = None
+    device: str = "cpu"
     lr: float = 0.02
     seed: int = 1
 
@@ -59,7 +60,7 @@ def train(data: ImageData, settings: Settings) -> list[EpochReport]:
         settings.compression, ratio=settings.ratio, algorithm=settings.algorithm, engine=settings.engine
     )
     torch.manual_seed(settings.seed)
-    model = SmallConvNet()
+    model = SmallConvNet().to(settings.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), compression=compression)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -73,7 +74,8 @@ def train(data: ImageData, settings: Settings) -> list[EpochReport]:
         meter = StepMeter(count_values(model), METHODS[settings.compression].value_bytes, hvd.size())
         start = time.perf_counter()
         shown = track(batches, label, show=hvd.rank() == 0)
-        loss = train_epoch(model, optimizer, schedule, map(data.train.batch, shown), meter)
+        images = (tuple(part.to(settings.device) for part in data.train.batch(indices)) for indices in shown)
+        loss = train_epoch(model, optimizer, schedule, images, meter)
         epoch_s = time.perf_counter() - start
         step = mean_over_ranks({"loss": loss, **meter.means()})
         reports.append(EpochReport(number, step.pop("loss"), evaluate(model, data.test), epoch_s, step))
@@ -114,7 +116,7 @@ def evaluate(model: nn.Module, test: Split) -> float:
     """Return the accuracy on the whole test set, of which each rank looks at its share."""
     correct = 0
     for indices in torch.arange(hvd.rank(), len(test), hvd.size()).split(TEST_BATCH):
-        images, labels = test.batch(indices)
+        images, labels = (part.to(next(model.parameters()).device) for part in test.batch(indices))
         correct += int((model(images).argmax(dim=1) == labels).sum())
     return hvd.allreduce(torch.tensor(correct), name="correct", op=hvd.Sum).item() / len(test)
 
@@ -145,6 +147,19 @@ def count_values(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def this_device(choice: str) -> str:
+    """Return where this rank trains: "auto" takes a GPU where there is one. Ranks of a machine take its GPUs in turn.
+
+    Raises:
+        click.UsageError: a GPU was asked for, and torch sees none.
+    """
+    if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise click.UsageError("--device cuda: torch sees no GPU here; use --device cpu")
+    return f"cuda:{hvd.local_rank() % torch.cuda.device_count()}"
+
+
 def say(text: str) -> None:
     """Print on rank 0 only."""
     if hvd.rank() == 0:
@@ -168,10 +183,11 @@ def compare(data: ImageData, settings: Settings) -> dict[str, list[EpochReport]]
     return results
 
 
-def introduce(data: ImageData) -> None:
+def introduce(data: ImageData, device: str) -> None:
     """Say what is trained on what, and by how many."""
     say(f"{data.name} from {data.origin}: {len(data.train)} images for training, {len(data.test)} for testing")
-    say(f"a convolutional net of {count_values(SmallConvNet()):,} parameters on {hvd.size()} rank(s)")
+    where = "" if device == "cpu" else f", which train on {torch.cuda.device_count()} GPU(s) a machine"
+    say(f"a convolutional net of {count_values(SmallConvNet()):,} parameters on {hvd.size()} rank(s){where}")
     if hvd.size() == 1:
         say(f"nothing is communicated by one rank; for four: mpirun -np 4 python {' '.join(sys.argv)}")
 
@@ -187,8 +203,9 @@ def introduce(data: ImageData) -> None:
 @click.option("--seed", type=click.IntRange(min=0), help="Of the initial weights and the order of images. [default: 1]")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with the four idx files of Fashion-MNIST.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write settings and results to this file.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where the net is trained.")
 @click.option("--demo", is_flag=True, help="Compare several methods on the digits that scikit-learn brings.")
-def main(demo: bool, data_dir: Path | None, json_file: Path | None, **options: Any) -> None:
+def main(demo: bool, data_dir: Path | None, json_file: Path | None, device: str, **options: Any) -> None:
     chosen = {name: value for name, value in options.items() if value is not None}
     if demo and (data_dir or not chosen.keys() <= {"epochs", "batch_size", "lr", "seed"}):
         raise click.UsageError("--demo chooses data and methods; only epochs, batch size, lr and seed can be set")
@@ -196,8 +213,8 @@ def main(demo: bool, data_dir: Path | None, json_file: Path | None, **options: A
     share_cores()
     try:
         data = load_digits() if demo else load_images(data_dir)
-        settings = Settings(**{"batch_size": BATCH_SIZES[data.name], **chosen})
-        introduce(data)
+        settings = Settings(**{"batch_size": BATCH_SIZES[data.name], "device": this_device(device), **chosen})
+        introduce(data, settings.device)
         results = compare(data, settings) if demo else {settings.compression: train(data, settings)}
     except (DataError, ConfigError, UnsupportedError) as error:  # the message says what to change
         raise click.ClickException(f"rank {hvd.rank()}: {error}") from error

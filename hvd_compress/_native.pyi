@@ -44,6 +44,21 @@ def sign_accumulate(
     workspace_bytes: int,
     /,
 ) -> None: ...
+def sign_accumulate_kept(
+    grad: int,
+    grad_dtype: int,
+    kept: int,
+    kept_scale: int,
+    out: int,
+    out_dtype: int,
+    n: int,
+    bits: int,
+    scale: int,
+    workspace: int,
+    workspace_bytes: int,
+    /,
+) -> None: ...
+def sign_settle(x: int, dtype: int, scale: int, n: int, /) -> None: ...
 def sign_add(bits: int, scale: int, out: int, out_dtype: int, n: int, weight: float, /) -> None: ...
 def gather(x: int, dtype: int, n: int, indices: int, count: int, values: int, /) -> int: ...
 def take(x: int, dtype: int, n: int, indices: int, count: int, values: int, /) -> int: ...
@@ -78,10 +93,25 @@ def threshold_select(
     /,
 ) -> None: ...
 
-CURVE_SHIFT: int
+CURVE_BINS: int
 
 def curve_workspace_bytes(n: int, /) -> int: ...
-def magnitude_counts(x: int, dtype: int, n: int, counts: int, workspace: int, workspace_bytes: int, /) -> None: ...
+def magnitude_curve(
+    x: int, dtype: int, n: int, counts: int, shares: int, workspace: int, workspace_bytes: int, /
+) -> None: ...
+def mstopk_workspace_bytes(n: int, k: int, /) -> int: ...
+def mstopk(
+    x: int,
+    dtype: int,
+    n: int,
+    k: int,
+    rounds: int,
+    indices: int,
+    values: int,
+    workspace: int,
+    workspace_bytes: int,
+    /,
+) -> None: ...
 def quantize_workspace_bytes(n: int, /) -> int: ...
 def quantize_accumulate(
     grad: int,

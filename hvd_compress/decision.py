@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,6 +12,7 @@ from hvd_compress.errors import ConfigError
 from hvd_compress.schemes import AllGather, AllToAll, ARTopk, Dense, Scheme
 
 SCHEMES = ("allgather", "star", "var")
+DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -23,18 +24,21 @@ class Request:
         scheme: "auto", or for sparsifiers one of SCHEMES.
         algorithm: of every allreduce: "auto" (the engine's own choice) or one of ALGORITHMS.
         engine: "auto", "mpi" or "horovod".
+        device: what compresses: "auto" (where the gradient lies), "cpu" or "cuda".
     """
 
     compressor: Compressor
     scheme: str = "auto"
     algorithm: str = "auto"
     engine: str = "auto"
+    device: str = "auto"
 
     def __post_init__(self) -> None:
         sparse = isinstance(self.compressor, Sparsifier)
         _one_of("scheme", self.scheme, ("auto", *SCHEMES) if sparse else ("auto",))
         _one_of("algorithm", self.algorithm, ("auto", *ALGORITHMS))
         _one_of("engine", self.engine, ENGINES)
+        _one_of("device", self.device, DEVICES)
         summed = self.compressor.sum_dtype(torch.float32) is not None or (sparse and self.scheme != "allgather")
         if self.algorithm != "auto" and not summed:
             raise ConfigError(
@@ -53,7 +57,7 @@ class Decision:
         scheme: "dense", "alltoall", "allgather", "star" or "var".
         algorithm: of the allreduce, or of the all-gather where that is the scheme.
         broadcast: algorithm of AR-Topk's broadcast of indices.
-        device: where compression runs.
+        device: where compression runs: "cpu" or "cuda".
         reason: why it was chosen, in words.
     """
 
@@ -79,8 +83,39 @@ class Decision:
         raise ConfigError(f"scheme {self.scheme!r} cannot carry {compressor}")
 
 
-def decide(request: Request, dtype: torch.dtype, world_size: int, can: Capabilities) -> Decision:
-    """Turn a request into the decision for a bucket of `dtype`. Pure: the same arguments give the same decision."""
+def decide(
+    request: Request, dtype: torch.dtype, world_size: int, can: Capabilities, gradients_on: str = "cpu"
+) -> Decision:
+    """Turn a request into the decision for a bucket. Pure: the same arguments give the same decision.
+
+    Args:
+        dtype: of the gradients.
+        can: what the engine can do.
+        gradients_on: the kind of device where the gradients lie.
+
+    Raises:
+        ConfigError: the request has no meaning for such a bucket.
+    """
+    return replace(_decide(request, dtype, world_size, can), device=compression_device(request, gradients_on))
+
+
+def compression_device(request: Request, gradients_on: str) -> str:
+    """Return the kind of device that compresses gradients on a device of kind `gradients_on`.
+
+    Raises:
+        ConfigError: a GPU was asked for, and the gradients are not on one.
+    """
+    if request.device == "auto":
+        return gradients_on
+    if request.device != gradients_on and request.device != "cpu":
+        raise ConfigError(
+            f"device={request.device!r} asks for compression on a GPU of gradients on the {gradients_on.upper()}: move "
+            "the model there, or leave device at 'auto', which compresses where gradients are"
+        )
+    return request.device
+
+
+def _decide(request: Request, dtype: torch.dtype, world_size: int, can: Capabilities) -> Decision:
     compressor, algorithm = request.compressor, request.algorithm
     if dtype == torch.float64:
         return Decision(Cast(), 1.0, "dense", algorithm, reason="float64 gradients are not compressed")

@@ -20,7 +20,7 @@ class Offer:
 
     Attributes:
         settings: everything that must be equal on all ranks, in words.
-        parameters: name, shape and dtype of each parameter that is exchanged, in words.
+        parameters: name, shape, dtype and device of each parameter that is exchanged, in words.
         order: parameter names in the order in which their gradients became ready; that of rank 0 counts.
         sparse: names of parameters with sparse gradients.
         step: the step at which to begin; that of rank 0 counts.
@@ -94,7 +94,7 @@ def _parameter_difference(lists: Sequence[Sequence[str]]) -> str:
             break
     else:
         detail = f"rank 0 has {len(lists[0])} of them, rank {others[0]} has {len(first)}"
-    return f"{_name(others)} optimizes other parameters than rank 0 (name, shape or dtype): {detail}"
+    return f"{_name(others)} optimizes other parameters than rank 0 (name, shape, dtype or device): {detail}"
 
 
 def _name(ranks: Sequence[int]) -> str:

@@ -272,7 +272,7 @@ def name_parameters(
 
     Raises:
         ConfigError: entries that are no (name, tensor), duplicate or missing names, a parameter that is not real.
-        UnsupportedError: a parameter that is not on the CPU.
+        UnsupportedError: a parameter that is neither on the CPU nor on a CUDA device.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if named_parameters is None:
@@ -299,10 +299,10 @@ def name_parameters(
             raise ConfigError(
                 f"parameter {name!r} has dtype {parameter.dtype}; only real floating-point ones are reduced"
             )
-        if parameter.device.type != "cpu":
+        if parameter.device.type not in ("cpu", "cuda"):
             raise UnsupportedError(
-                f"parameter {name!r} is on {parameter.device}; this version compresses on the CPU only: "
-                "use Compression.none or Compression.fp16, which are Horovod's own, for GPUs"
+                f"parameter {name!r} is on {parameter.device}, and gradients are compressed on the CPU or on CUDA "
+                "devices: move the model there before the optimizer is wrapped"
             )
     return trainable
 

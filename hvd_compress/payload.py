@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -41,31 +41,55 @@ class Payload:
         """Bytes of the tensors, without the header."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
-    def pack(self, step: int, bucket: int) -> torch.Tensor:
-        """Return header and tensors as one uint8 tensor, each tensor at a multiple of 16 bytes."""
-        entries = [(_DTYPES.index(tensor.dtype), tensor.numel()) for tensor in self.tensors.values()]
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of what pack() gives: header, tensors, and the gaps between them."""
+        return _offsets(self._entries)[1]
+
+    def pack(
+        self,
+        step: int,
+        bucket: int,
+        into: torch.Tensor | None = None,
+        copy: Callable[[torch.Tensor, torch.Tensor], object] = torch.Tensor.copy_,
+    ) -> torch.Tensor:
+        """Return header and tensors as one uint8 tensor (packed_bytes,), each tensor at a multiple of 16 bytes.
+
+        Args:
+            into: what to return, where the caller keeps memory for it; gaps between tensors stay as they are.
+            copy: copies a tensor of this payload (second) into a part of the result (first), perhaps later.
+        """
+        into = torch.zeros(self.packed_bytes, dtype=torch.uint8) if into is None else into
+        entries = self._entries
         header = _HEADER.pack(_MAGIC, len(entries), step, bucket, self.numel)
         header += b"".join(_ENTRY.pack(*entry) for entry in entries)
-        offsets, end = _offsets(entries)
-        buffer = torch.zeros(end, dtype=torch.uint8)
-        buffer[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
-        for offset, tensor in zip(offsets, self.tensors.values(), strict=True):
+        # Without waiting, should it lie on a device: the driver keeps what it has not copied yet.
+        into[: len(header)].copy_(torch.frombuffer(bytearray(header), dtype=torch.uint8), non_blocking=True)
+        for offset, tensor in zip(_offsets(entries)[0], self.tensors.values(), strict=True):
             data = tensor.view(torch.uint8)
-            buffer[offset : offset + data.numel()] = data
-        return buffer
+            copy(into[offset : offset + data.numel()], data)
+        return into
 
-    def unpack(self, buffer: torch.Tensor, step: int, bucket: int) -> Payload:
+    @property
+    def _entries(self) -> list[tuple[int, int]]:
+        return [(_DTYPES.index(tensor.dtype), tensor.numel()) for tensor in self.tensors.values()]
+
+    def unpack(self, buffer: torch.Tensor, step: int, bucket: int, header: torch.Tensor | None = None) -> Payload:
         """Read a buffer that another rank packed from the same kind of payload as this one.
 
         The tensors are views of `buffer`. Lengths may differ from this payload's; names, dtypes and numel may not.
 
+        Args:
+            header: where `buffer` lies on a device: the same bytes, or the first of them, in the host's memory.
+
         Raises:
             PayloadError: the buffer is cut off, of another step, bucket, numel or kind, or not a payload at all.
         """
-        raw = buffer.numpy().tobytes() if buffer.numel() < _HEADER.size else bytes(buffer[: _HEADER.size].numpy())
+        size = _HEADER.size + len(self.tensors) * _ENTRY.size
+        raw = bytes((buffer if header is None else header)[:size].cpu().numpy())
         if len(raw) < _HEADER.size:
             raise PayloadError(f"{buffer.numel()} bytes are too few for a header of {_HEADER.size}")
-        magic, count, *place = _HEADER.unpack(raw)
+        magic, count, *place = _HEADER.unpack_from(raw)
         if magic != _MAGIC:
             raise PayloadError(f"magic number {magic:#010x} instead of {_MAGIC:#010x}: not a payload")
         expected = [step, bucket, self.numel]
@@ -73,7 +97,9 @@ class Payload:
             raise PayloadError(f"(step, bucket, numel) is {tuple(place)}, this rank is at {tuple(expected)}")
         if count != len(self.tensors):
             raise PayloadError(f"{count} tensors instead of {len(self.tensors)}")
-        entries = self._read_entries(buffer, count)
+        if len(raw) < size:
+            raise PayloadError(f"{buffer.numel()} bytes are too few for {count} tensor entries")
+        entries = self._read_entries(raw, buffer.numel())
         offsets, end = _offsets(entries)
         if end != buffer.numel():
             raise PayloadError(f"{buffer.numel()} bytes arrived, the header announces {end}")
@@ -83,16 +109,13 @@ class Payload:
         }
         return Payload(views, self.numel, self.summable)
 
-    def _read_entries(self, buffer: torch.Tensor, count: int) -> list[tuple[int, int]]:
-        end = _HEADER.size + count * _ENTRY.size
-        if buffer.numel() < end:
-            raise PayloadError(f"{buffer.numel()} bytes are too few for {count} tensor entries")
-        entries = list(_ENTRY.iter_unpack(bytes(buffer[_HEADER.size : end].numpy())))
+    def _read_entries(self, raw: bytes, arrived: int) -> list[tuple[int, int]]:
+        entries = list(_ENTRY.iter_unpack(raw[_HEADER.size :]))
         for (name, own), (code, length) in zip(self.tensors.items(), entries, strict=True):
             if not 0 <= code < len(_DTYPES) or _DTYPES[code] != own.dtype:
                 raise PayloadError(f"tensor {name!r} has dtype code {code}, expected {own.dtype}")
-            if not 0 <= length <= buffer.numel():
-                raise PayloadError(f"tensor {name!r} announces {length} elements in {buffer.numel()} bytes")
+            if not 0 <= length <= arrived:
+                raise PayloadError(f"tensor {name!r} announces {length} elements in {arrived} bytes")
         return entries
 
 

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+import torch
+
+from hvd_compress.devices.lane import HOST, Lane
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.leave import fail_at_exit
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, located
@@ -34,6 +37,10 @@ class StepReport:
         sent_bytes: mean over ranks of the bytes that a rank sent, by the collectives' textbook counts.
         dense_bytes: the same for a ring allreduce of the whole gradient.
         finite: whether the result was finite; residuals change in no other step.
+        bus_bytes: what this rank copied between GPUs and host.
+
+    On a GPU kernels are only launched by the host: compress_s and decompress_s are the time that takes, and
+    communicate_s begins when the payload has been computed and copied.
     """
 
     step: int
@@ -44,6 +51,26 @@ class StepReport:
     sent_bytes: int
     dense_bytes: int
     finite: bool
+    bus_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What finish() returns: is all of it finite, seconds by phase, bytes sent and bytes over the bus."""
+
+    finite: bool
+    seconds: dict[str, float]
+    sent_bytes: int
+    bus_bytes: int
+
+
+@dataclass(frozen=True)
+class _Passage:
+    """A bucket on its way."""
+
+    exchange: Exchange
+    lane: Lane
+    label: str
 
 
 class Pipeline:
@@ -63,8 +90,8 @@ class Pipeline:
         self._begin()
 
     def _begin(self) -> None:
-        self._encoded: dict[int, tuple[Exchange, str, Future[None]]] = {}
-        self._communicated: list[Future[Future[bool]]] = []
+        self._passages: dict[int, tuple[_Passage, Future[None]]] = {}
+        self._communicated: list[Future[Future[torch.Tensor]]] = []
         self._seconds = {"encode": 0.0, "decode": 0.0}
 
     def connect(self, connect: Callable[[], Engine], agree: Callable[[Engine], T]) -> T:
@@ -94,40 +121,43 @@ class Pipeline:
                 fail_at_exit(lambda: None)  # no engine can be abandoned, yet a collective may be unfinished
             raise
 
-    def submit(self, number: int, exchange: Exchange, label: str) -> None:
+    def submit(self, number: int, exchange: Exchange, label: str, lane: Lane = HOST) -> None:
         """Hand over bucket `number`, 0 to n-1, in any order. It is launched when all lower numbers have been.
 
-        After a failure it is not: finish() will say why.
+        Called in the thread that filled the bucket. After a failure it is not launched: finish() will say why.
         """
         if self._failure is not None:
             return
-        assert number not in self._encoded, f"bucket {number} was handed over twice"
-        label = f"rank {self._engine.rank}, {label}"
-        self._encoded[number] = (exchange, label, self._kernels.submit(partial(self._encode, exchange, label)))
-        while (following := len(self._communicated)) in self._encoded:
+        assert number not in self._passages, f"bucket {number} was handed over twice"
+        passage = _Passage(exchange, lane, f"rank {self._engine.rank}, {label}")
+        lane.depart()
+        self._passages[number] = (passage, self._kernels.submit(partial(self._encode, passage)))
+        while (following := len(self._communicated)) in self._passages:
             self._communicated.append(self._collectives.submit(partial(self._communicate, following)))
 
-    def finish(self) -> tuple[bool, dict[str, float], int]:
-        """Wait for all buckets that were handed over.
-
-        Returns:
-            Whether all results are finite; seconds by phase ("encode", "communicate", "decode"); bytes sent.
+    def finish(self) -> Exchanged:
+        """Wait for all buckets that were handed over. What the calling thread does afterwards sees their results.
 
         Raises:
             CommunicationError: a collective failed, or another rank did not answer within the timeout.
             PayloadError: what arrived is not a payload.
         """
         deadline = time.monotonic() + self._timeout_s
-        finite = True
+        answers = []
         for number, communicated in enumerate(self._communicated):
-            label = self._encoded[number][1]
-            finite &= self._wait(self._wait(communicated, deadline, label), deadline, label)
+            label = self._passages[number][0].label
+            answers.append(self._wait(self._wait(communicated, deadline, label), deadline, label))
         self._refuse_after_failure()
-        assert len(self._communicated) == len(self._encoded), "a bucket is missing"
+        assert len(self._communicated) == len(self._passages), "a bucket is missing"
+        lanes = [passage.lane for passage, _ in self._passages.values()]
+        for lane in lanes:
+            lane.arrive()
+        finite = _all(answers)
         calls = self._engine.take_calls()
         seconds = {**self._seconds, "communicate": sum(call.seconds for call in calls)}
         self._begin()
-        return finite, seconds, sum(call.sent_bytes for call in calls)
+        sent_bytes = sum(call.sent_bytes for call in calls)
+        return Exchanged(finite, seconds, sent_bytes, sum(lane.take_bus_bytes() for lane in lanes))
 
     def _refuse_after_failure(self) -> None:
         if self._failure is not None:
@@ -137,7 +167,7 @@ class Pipeline:
 
     def stop(self) -> None:
         """Let both threads end. Buckets that have left and were not waited for are a failure: others miss them."""
-        if self._encoded:
+        if self._passages:
             self.fail(
                 CommunicationError("the optimizer was dropped, or the program ended, between backward() and step()")
             )
@@ -153,27 +183,27 @@ class Pipeline:
         if first and hasattr(self, "_engine"):
             self._engine.abandon()
 
-    def _encode(self, exchange: Exchange, label: str) -> None:
-        with located(f"{label}, compressing"):
-            self._seconds["encode"] += _seconds(exchange.encode)
+    def _encode(self, passage: _Passage) -> None:
+        with located(f"{passage.label}, compressing"), passage.lane.encoding():
+            self._seconds["encode"] += _seconds(passage.exchange.encode)
 
-    def _communicate(self, number: int) -> Future[bool]:
-        exchange, label, encoded = self._encoded[number]
+    def _communicate(self, number: int) -> Future[torch.Tensor]:
+        passage, encoded = self._passages[number]
         try:
             encoded.result()
-            with located(label):
+            with located(passage.label):
                 self._refuse_after_failure()
-            with located(lambda: f"{label}, {self._engine.pending}"):
-                exchange.communicate(self._engine)
+            with located(lambda: f"{passage.label}, {self._engine.pending}"), passage.lane.communicating():
+                passage.exchange.communicate(self._engine)
         except BaseException as error:
             self.fail(error)
             raise
-        return self._kernels.submit(partial(self._decode, exchange, label))
+        return self._kernels.submit(partial(self._decode, passage))
 
-    def _decode(self, exchange: Exchange, label: str) -> bool:
+    def _decode(self, passage: _Passage) -> torch.Tensor:
         start = time.perf_counter()
-        with located(f"{label}, decompressing"):
-            finite = exchange.decode()
+        with located(f"{passage.label}, decompressing"), passage.lane.decoding():
+            finite = passage.exchange.decode()
         self._seconds["decode"] += time.perf_counter() - start
         return finite
 
@@ -198,3 +228,9 @@ def _seconds(call: Callable[[], None]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+
+def _all(answers: list[torch.Tensor]) -> bool:
+    """Whether all are true. The host waits for a GPU here, once a step."""
+    devices = dict.fromkeys(answer.device for answer in answers)
+    return all([bool(torch.stack([a for a in answers if a.device == device]).all()) for device in devices])

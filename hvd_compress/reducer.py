@@ -5,22 +5,25 @@ It knows parameters, buckets and the pipeline, and neither Horovod nor torch.opt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
 import torch
 
+from hvd_compress import native
 from hvd_compress.buckets.bucket import Bucket
 from hvd_compress.buckets.plan import BucketPlan, Slot, plan_buckets
 from hvd_compress.buckets.under_way import stand_in
 from hvd_compress.compressors import FeedbackCompressor
 from hvd_compress.cost import wire
-from hvd_compress.decision import Decision, Request, decide
+from hvd_compress.decision import Decision, Request, compression_device, decide
+from hvd_compress.devices import Lane, lane_for
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import UnsupportedError
+from hvd_compress.errors import UnsupportedError, located, received
 from hvd_compress.feedback.residuals import BucketResidual, Residuals
 from hvd_compress.handshake import Agreement, Offer, agree
+from hvd_compress.native.cuda import kernels as cuda_kernels
 from hvd_compress.pipeline import Pipeline, StepReport
 from hvd_compress.schemes import Scheme, Work
 from hvd_compress.schemes.sparse_rows import SparseRows
@@ -55,7 +58,13 @@ class _Route:
     decision: Decision
     scheme: Scheme
     residual: BucketResidual | None
+    lane: Lane
+    workspace: torch.Tensor
     launched: bool = False
+
+
+LaneMaker = Callable[[torch.device, str, Sequence[str]], Lane]
+"""Takes where gradients lie, the kind of device that compresses, and the kinds whose memory the engine takes."""
 
 
 class Reducer:
@@ -72,6 +81,7 @@ class Reducer:
         connect: Callable[[], Engine],
         options: ReduceOptions,
         settings: Settings,
+        make_lane: LaneMaker = lane_for,
     ) -> None:
         """Nothing is communicated yet.
 
@@ -79,16 +89,23 @@ class Reducer:
             parameters: by name, in an order that is the same on all ranks.
             request: what the user asked for.
             connect: creates the engine; called once, in the communication thread, at the end of the first step.
+
+        Raises:
+            ConfigError: parameters are not where the request wants them to be.
+            UnsupportedError: they are on a GPU, and there are no kernels for it.
         """
         self._parameters, self._request, self._connect = dict(parameters), request, connect
-        self._options, self._settings = options, settings
-        self._slots = {name: Slot(parameter.numel(), parameter.dtype) for name, parameter in parameters.items()}
+        self._options, self._settings, self._make_lane = options, settings, make_lane
+        _check_devices(self._parameters, request)
+        places = _places(self._parameters.values())
+        self._slots = {n: Slot(p.numel(), p.dtype, places[p.device]) for n, p in parameters.items()}
         self._pipeline = Pipeline(settings.timeout_s)
         self._ready: list[str] = []
         self._held: dict[str, torch.Tensor] = {}  # gradients of the first step, before there are buckets
         self._routes: list[_Route] = []
         self._route_of: dict[str, _Route] = {}
         self._sparse: list[str] = []
+        self._sparse_lanes: dict[str, Lane] = {}
         self._was_sparse: set[str] = set()
         self._planned = False
         self.residuals = Residuals()
@@ -112,7 +129,9 @@ class Reducer:
                 parameter.grad = stand_in(parameter)
         elif name in self._route_of:
             route = self._route_of[name]
-            if route.bucket.arrive(name):
+            full = route.bucket.arrive(name)
+            route.lane.arrived()
+            if full:
                 self._launch(route)
 
     def finish(self) -> StepReport:
@@ -136,20 +155,23 @@ class Reducer:
                         route.bucket.adopt(name)
                     self._launch(route)
             rows = self._launch_sparse()
-            finite, seconds, sent_bytes = self._pipeline.finish()
-            self._take_results(finite, rows)
+            exchanged = self._pipeline.finish()
+            with located(f"rank {self._engine.rank}, step {self.step}"), received():
+                native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
+            self._take_results(exchanged.finite, rows)
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
             self._pipeline.fail(error)
             raise
         self.last_step = StepReport(
             step=self.step,
-            compress_s=seconds["encode"],
-            communicate_s=seconds["communicate"],
-            decompress_s=seconds["decode"],
+            compress_s=exchanged.seconds["encode"],
+            communicate_s=exchanged.seconds["communicate"],
+            decompress_s=exchanged.seconds["decode"],
             wait_s=perf_counter() - start,
-            sent_bytes=sent_bytes,
+            sent_bytes=exchanged.sent_bytes,
             dense_bytes=self._dense_bytes(),
-            finite=finite,
+            finite=exchanged.finite,
+            bus_bytes=exchanged.bus_bytes,
         )
         self.step += 1
         return self.last_step
@@ -175,11 +197,15 @@ class Reducer:
         order = [name for name in agreement.order if name not in self._sparse]
         plans = plan_buckets(order, self._slots, self._settings.fusion_threshold_bytes, self._groups(order))
         self._routes = [self._route(number, plan) for number, plan in enumerate(plans)]
+        takes = self._engine.capabilities.devices
+        for name in self._sparse:
+            device = self._parameters[name].device
+            self._sparse_lanes[name] = self._make_lane(device, device.type, takes)
         self._route_of = {name: route for route in self._routes for name in route.bucket.plan.names}
         self._planned = True
 
-    def _decide(self, dtype: torch.dtype) -> Decision:
-        return decide(self._request, dtype, self._engine.world_size, self._engine.capabilities)
+    def _decide(self, dtype: torch.dtype, device: torch.device) -> Decision:
+        return decide(self._request, dtype, self._engine.world_size, self._engine.capabilities, device.type)
 
     def _agree(self, engine: Engine) -> Agreement:
         """Shake hands; then what the engine cannot do of what all have asked for is an error, on every rank alike."""
@@ -188,18 +214,17 @@ class Reducer:
         words = {
             "compression": repr(self._request),
             "options": repr(self._options),
+            "memory that the engine takes": " and ".join(engine.capabilities.devices),
             "HOROVOD_FUSION_THRESHOLD": str(self._settings.fusion_threshold_bytes),
         }
-        described = [
-            f"{name}: {tuple(parameter.shape)} {parameter.dtype}" for name, parameter in self._parameters.items()
-        ]
+        described = [_describe(n, p, self._slots[n].place) for n, p in self._parameters.items()]
         offer = Offer(words, described, [*self._ready, *never], sorted(self._was_sparse), self.step)
         agreement = agree(engine, offer)
         engine.take_calls()  # the handshake belongs to no step
         if self._request.algorithm != "auto":
             engine.require("allreduce", self._request.algorithm)
-        for slot in self._slots.values():
-            self._decide(slot.dtype)
+        for parameter in self._parameters.values():
+            self._decide(parameter.dtype, parameter.device)
         return agreement
 
     def _groups(self, order: Sequence[str]) -> Sequence[Sequence[str]]:
@@ -212,10 +237,13 @@ class Reducer:
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     def _route(self, number: int, plan: BucketPlan) -> _Route:
-        decision = self._decide(plan.dtype)
+        bucket = Bucket(plan, self._parameters)
+        decision = self._decide(plan.dtype, bucket.flat.device)
+        lane = self._make_lane(bucket.flat.device, decision.device, self._engine.capabilities.devices)
         remembers = isinstance(decision.compressor, FeedbackCompressor)
-        residual = self.residuals.bind(plan.names, plan.segments) if remembers else None
-        return _Route(number, Bucket(plan, self._parameters), decision, decision.build(), residual)
+        residual = self.residuals.bind(plan.names, plan.segments, lane.device) if remembers else None
+        kept = (residual.current, residual.pending) if residual else ()
+        return _Route(number, bucket, decision, decision.build(), residual, lane, lane.workspace(bucket.flat, *kept))
 
     def _launch(self, route: _Route) -> None:
         bucket, residual = route.bucket, route.residual
@@ -225,21 +253,23 @@ class Reducer:
         if self._options.predivide_factor != 1.0:
             bucket.flat.mul_(1.0 / self._options.predivide_factor)
         work = Work(
-            gradient=bucket.flat,
+            gradient=route.workspace,
             residual=residual.current if residual else None,
             pending=residual.pending if residual else None,
             segments=bucket.plan.segments,
             step=self.step,
             bucket=route.number,
             scale=self._options.predivide_factor / self._divisor,
+            lane=route.lane,
         )
         exchange = route.scheme.exchange(work, self._engine.rank, self._engine.world_size)
-        self._pipeline.submit(route.number, exchange, self._label(route.number, bucket.plan.names))
+        self._pipeline.submit(route.number, exchange, self._label(route.number, bucket.plan.names), route.lane)
 
     def _launch_sparse(self) -> dict[str, SparseRows]:
-        rows = {name: SparseRows(self._parameters[name], 1.0 / self._divisor) for name in self._sparse}
-        for number, (name, exchange) in enumerate(rows.items(), start=len(self._routes)):
-            self._pipeline.submit(number, exchange, self._label(number, (name,)))
+        lanes, rows = self._sparse_lanes, {}
+        for number, name in enumerate(self._sparse, start=len(self._routes)):
+            rows[name] = SparseRows(self._parameters[name], 1.0 / self._divisor, lanes[name])
+            self._pipeline.submit(number, rows[name], self._label(number, (name,)), lanes[name])
         return rows
 
     def _label(self, number: int, names: Sequence[str]) -> str:
@@ -261,7 +291,9 @@ class Reducer:
             route.bucket.reset()
             route.launched = False
         for name, exchange in rows.items():
-            self._parameters[name].grad = exchange.result
+            result = exchange.result
+            self._sparse_lanes[name].arrive(result._indices(), result._values())
+            self._parameters[name].grad = result
 
     def _dense_bytes(self) -> int:
         return sum(
@@ -283,3 +315,26 @@ class Reducer:
                 f"step {self.step}: the gradient of {name!r} is sparse, and was dense or absent on all ranks in the "
                 "first step: pass sparse_as_dense=True"
             )
+
+
+def _check_devices(parameters: Mapping[str, torch.Tensor], request: Request) -> None:
+    """Raise what makes compression impossible on this rank, before any other rank is asked."""
+    for name, parameter in parameters.items():
+        with located(f"parameter {name!r}"):
+            device = compression_device(request, parameter.device.type)
+            if device == "cuda" and isinstance(request.compressor, FeedbackCompressor):
+                cuda_kernels(parameter.device)
+
+
+def _describe(name: str, parameter: torch.Tensor, place: str) -> str:
+    words = f"{name}: {tuple(parameter.shape)} {parameter.dtype}"
+    return words if place == "cpu" else f"{words} on {place}"
+
+
+def _places(parameters: Iterable[torch.Tensor]) -> dict[torch.device, str]:
+    """Name devices by the order in which parameters lie on them: ranks use GPUs of different numbers."""
+    devices = dict.fromkeys(parameter.device for parameter in parameters)
+    return {
+        device: device.type if device.type == "cpu" else f"{device.type} {number}"
+        for number, device in enumerate(devices)
+    }

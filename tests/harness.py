@@ -8,10 +8,11 @@ import torch
 
 from hvd_compress.compressors import Cast, EFSign, TopK
 from hvd_compress.decision import Request
+from hvd_compress.devices import lane_for
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld
 from hvd_compress.optimizer import ReducingOptimizer, name_parameters, wrap
-from hvd_compress.reducer import ReduceOptions, Reducer
+from hvd_compress.reducer import LaneMaker, ReduceOptions, Reducer
 from hvd_compress.settings import Settings
 
 SHAPES = {"first.weight": (7, 13), "first.bias": (7,), "odd": (1,), "second.weight": (40, 9), "second.bias": (40,)}
@@ -69,15 +70,15 @@ def make_optimizer(
     options: ReduceOptions | None = None,
     settings: Settings | None = None,
     passes: int = 1,
+    make_lane: LaneMaker = lane_for,
     **sgd: float,
 ) -> ReducingOptimizer:
     """An SGD optimizer that reduces over the engine that `connect` creates."""
     optimizer = torch.optim.SGD(list(parameters.values()), **{"lr": 0.1, **sgd})
     names = name_parameters(optimizer, parameters.items())
     settings = settings or Settings(fusion_threshold_bytes=600, timeout_s=60)  # three buckets with SHAPES
-    reducer = Reducer(
-        {name: parameter for parameter, name in names.items()}, request, connect, options or ReduceOptions(), settings
-    )
+    named = {name: parameter for parameter, name in names.items()}
+    reducer = Reducer(named, request, connect, options or ReduceOptions(), settings, make_lane)
     return wrap(optimizer, names, reducer, passes, rank, size)
 
 

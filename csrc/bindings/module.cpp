@@ -11,4 +11,5 @@ PYBIND11_MODULE(_native, module) {
     bind_threshold(module);
     bind_curve(module);
     bind_quantize(module);
+    bind_mstopk(module);
 }

@@ -21,7 +21,7 @@ std::int64_t take(Address x, int dtype, std::int64_t n, Address indices, std::in
     return check_indices(status, first_bad);
 }
 
-template <Scatter* scatter>
+template <Scatter<std::int64_t*>* scatter>
 std::int64_t scatter_with(Address indices, Address values, int values_dtype, std::int64_t count, Address out,
                           int out_dtype, std::int64_t n, float scale) {
     std::int64_t first_bad = -1;

@@ -1,6 +1,7 @@
 // The library's C interface: what hvd_compress/native/cuda.py calls. Statuses are those of types.hpp.
 #include "hvd_compress/curve.hpp"
 #include "hvd_compress/feedback.hpp"
+#include "hvd_compress/mstopk.hpp"
 #include "hvd_compress/quantize.hpp"
 #include "hvd_compress/scatter.hpp"
 #include "hvd_compress/sign.hpp"
@@ -19,6 +20,9 @@ using namespace hvd_compress;
 
 ConstArray const_array(const void* data, int dtype) { return {data, static_cast<DType>(dtype)}; }
 Array array(void* data, int dtype) { return {data, static_cast<DType>(dtype)}; }
+Fault fault_of(void* first, int tag) {
+    return {static_cast<unsigned long long*>(first), static_cast<std::uint16_t>(tag)};
+}
 int code(Status status) { return static_cast<int>(status); }
 
 }  // namespace
@@ -37,6 +41,8 @@ HVD_COMPRESS_EXPORT int hvd_compress_device_count() {
 #ifndef __CUDACC__
 HVD_COMPRESS_EXPORT void hvd_compress_set_backwards(int backwards) { cuda::backwards = backwards != 0; }
 #endif
+
+HVD_COMPRESS_EXPORT void hvd_compress_topk_force(int way) { cuda::topk_force(static_cast<cuda::TopkWay>(way)); }
 
 HVD_COMPRESS_EXPORT int hvd_compress_accumulate(const void* grad, int grad_dtype, const void* residual, void* out,
                                                 int out_dtype, std::int64_t n, std::int32_t* finite, void* stream) {
@@ -74,6 +80,19 @@ HVD_COMPRESS_EXPORT int hvd_compress_sign_accumulate(const void* grad, int grad_
                                       array(out, out_dtype), n, bits, scale, {workspace, workspace_bytes}, stream));
 }
 
+HVD_COMPRESS_EXPORT int hvd_compress_sign_accumulate_kept(const void* grad, int grad_dtype, const void* kept,
+                                                          const float* kept_scale, void* out, int out_dtype,
+                                                          std::int64_t n, std::uint8_t* bits, float* scale,
+                                                          void* workspace, std::size_t workspace_bytes, void* stream) {
+    return code(cuda::sign_accumulate_kept(const_array(grad, grad_dtype), const_array(kept, out_dtype), kept_scale,
+                                           array(out, out_dtype), n, bits, scale, {workspace, workspace_bytes},
+                                           stream));
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_sign_settle(void* x, int dtype, const float* scale, std::int64_t n, void* stream) {
+    return code(cuda::sign_settle(array(x, dtype), scale, n, stream));
+}
+
 HVD_COMPRESS_EXPORT int hvd_compress_sign_add(const std::uint8_t* bits, const float* scale, void* out, int dtype,
                                               std::int64_t n, float weight, void* stream) {
     return code(cuda::sign_add(bits, scale, array(out, dtype), n, weight, stream));
@@ -96,13 +115,25 @@ HVD_COMPRESS_EXPORT int hvd_compress_threshold_select(const void* x, int dtype, 
                                        {workspace, workspace_bytes}, stream));
 }
 
+HVD_COMPRESS_EXPORT std::size_t hvd_compress_mstopk_workspace_bytes(std::int64_t n, std::int64_t k) {
+    return cuda::mstopk_workspace_bytes(n, k);
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_mstopk(const void* x, int dtype, std::int64_t n, std::int64_t k, int rounds,
+                                            std::int32_t* indices, void* values, void* workspace,
+                                            std::size_t workspace_bytes, void* stream) {
+    return code(
+        cuda::mstopk(const_array(x, dtype), n, k, rounds, indices, values, {workspace, workspace_bytes}, stream));
+}
+
 HVD_COMPRESS_EXPORT std::size_t hvd_compress_curve_workspace_bytes(std::int64_t n) {
     return cuda::curve_workspace_bytes(n);
 }
 
-HVD_COMPRESS_EXPORT int hvd_compress_magnitude_counts(const void* x, int dtype, std::int64_t n, std::int64_t* counts,
-                                                      void* workspace, std::size_t workspace_bytes, void* stream) {
-    return code(cuda::magnitude_counts(const_array(x, dtype), n, counts, {workspace, workspace_bytes}, stream));
+HVD_COMPRESS_EXPORT int hvd_compress_magnitude_curve(const void* x, int dtype, std::int64_t n, std::int64_t* counts,
+                                                     double* shares, void* workspace, std::size_t workspace_bytes,
+                                                     void* stream) {
+    return code(cuda::magnitude_curve(const_array(x, dtype), n, counts, shares, {workspace, workspace_bytes}, stream));
 }
 
 HVD_COMPRESS_EXPORT std::size_t hvd_compress_quantize_workspace_bytes(std::int64_t n) {
@@ -125,33 +156,33 @@ HVD_COMPRESS_EXPORT int hvd_compress_quantize_add(const std::uint8_t* packed, co
 }
 
 HVD_COMPRESS_EXPORT int hvd_compress_gather(const void* x, int dtype, std::int64_t n, const std::int32_t* indices,
-                                            std::int64_t count, void* values, std::int64_t* first_bad, void* stream) {
-    return code(cuda::gather(const_array(x, dtype), n, indices, count, values, first_bad, stream));
+                                            std::int64_t count, void* values, void* fault, int tag, void* stream) {
+    return code(cuda::gather(const_array(x, dtype), n, indices, count, values, fault_of(fault, tag), stream));
 }
 
 HVD_COMPRESS_EXPORT int hvd_compress_take(void* x, int dtype, std::int64_t n, const std::int32_t* indices,
-                                          std::int64_t count, float* values, std::int64_t* first_bad, void* stream) {
-    return code(cuda::take(array(x, dtype), n, indices, count, values, first_bad, stream));
+                                          std::int64_t count, float* values, void* fault, int tag, void* stream) {
+    return code(cuda::take(array(x, dtype), n, indices, count, values, fault_of(fault, tag), stream));
 }
 
 HVD_COMPRESS_EXPORT int hvd_compress_scatter_add(const std::int32_t* indices, const void* values, int values_dtype,
                                                  std::int64_t count, void* out, int out_dtype, std::int64_t n,
-                                                 float scale, std::int64_t* first_bad, void* stream) {
+                                                 float scale, void* fault, int tag, void* stream) {
     return code(cuda::scatter_add(indices, const_array(values, values_dtype), count, array(out, out_dtype), n, scale,
-                                  first_bad, stream));
+                                  fault_of(fault, tag), stream));
 }
 
 HVD_COMPRESS_EXPORT int hvd_compress_scatter_set(const std::int32_t* indices, const void* values, int values_dtype,
                                                  std::int64_t count, void* out, int out_dtype, std::int64_t n,
-                                                 float scale, std::int64_t* first_bad, void* stream) {
+                                                 float scale, void* fault, int tag, void* stream) {
     return code(cuda::scatter_set(indices, const_array(values, values_dtype), count, array(out, out_dtype), n, scale,
-                                  first_bad, stream));
+                                  fault_of(fault, tag), stream));
 }
 
 // `lists` lies in the host's memory; what it points to, in the device's.
 HVD_COMPRESS_EXPORT int hvd_compress_scatter_lists(const SparseList* lists, std::int64_t list_count, int values_dtype,
                                                    void* out, int out_dtype, std::int64_t n, float scale, int clear,
-                                                   std::int64_t* bad_list, std::int64_t* first_bad, void* stream) {
+                                                   void* fault, int tag, void* stream) {
     return code(cuda::scatter_lists(lists, list_count, static_cast<DType>(values_dtype), array(out, out_dtype), n,
-                                    scale, clear != 0, bad_list, first_bad, stream));
+                                    scale, clear != 0, fault_of(fault, tag), stream));
 }

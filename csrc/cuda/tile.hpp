@@ -68,6 +68,7 @@ struct Fed {
         for (int j = 0; j < kWide; ++j) v[j] = to_float(from_float<R>(v[j] + g[j]));
     }
     HVD_COMPRESS_TILE void write(std::int64_t i, const float (&v)[kWide]) const { store(out, i, n, aligned, v); }
+    HVD_COMPRESS_TILE void read_left(std::int64_t i, float (&v)[kWide]) const { load(out, i, n, aligned, v); }
     HVD_COMPRESS_TILE float left(std::int64_t i) const { return to_float(out[i]); }
     HVD_COMPRESS_TILE void set(std::int64_t i, float value) const { out[i] = from_float<R>(value); }
 };
@@ -84,6 +85,7 @@ struct Plain {
 
     HVD_COMPRESS_TILE void read(std::int64_t i, float (&v)[kWide]) const { load(x, i, n, aligned, v); }
     HVD_COMPRESS_TILE void write(std::int64_t, const float (&)[kWide]) const {}
+    HVD_COMPRESS_TILE void read_left(std::int64_t i, float (&v)[kWide]) const { read(i, v); }
     HVD_COMPRESS_TILE float left(std::int64_t i) const { return to_float(x[i]); }
     HVD_COMPRESS_TILE void set(std::int64_t, float) const {}
 };

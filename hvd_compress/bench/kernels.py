@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from hvd_compress import native
-from hvd_compress.compressors.mstopk import mstopk
 
 RATIOS = (0.001, 0.01, 0.1)
 LISTS = 8
@@ -189,8 +188,16 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
         _bind(_torch_sign, grad, residual),
         restore,
     )
+    yield Case(
+        "sign_accumulate_kept",
+        None,
+        _bind(native.sign_accumulate_kept, grad, residual, one),
+        _bind(_torch_sign, grad, residual),
+        restore,
+    )
     bits, scale = native.sign_accumulate(grad, residual.clone())
     out = torch.zeros_like(grad)
+    yield Case("sign_settle", None, _bind(native.sign_settle, residual, one), _bind(_torch_settle, residual), restore)
     yield Case(
         "sign_add",
         None,
@@ -236,7 +243,7 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
             _bind(peer, indices.long(), values, out),
             nothing,
         )
-    yield Case("mstopk", 0.01, _bind(mstopk, grad, k), _bind(_torch_topk, grad, k), nothing)
+    yield Case("mstopk", 0.01, _bind(native.mstopk, grad, k), _bind(_torch_topk, grad, k), nothing)
     lists = [native.topk(grad.roll(101 * rank), k) for rank in range(LISTS)]
     yield Case(
         "scatter_lists",
@@ -317,6 +324,10 @@ def _torch_sign(grad: torch.Tensor, residual: torch.Tensor) -> object:
     signs = residual.sign()
     residual.sub_(signs, alpha=float(scale))
     return signs
+
+
+def _torch_settle(residual: torch.Tensor) -> object:
+    return residual.sub_(residual.sign())
 
 
 def _torch_sign_add(bits: torch.Tensor, scale: float, out: torch.Tensor) -> object:

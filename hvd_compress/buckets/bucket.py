@@ -15,7 +15,8 @@ class Bucket:
 
     def __init__(self, plan: BucketPlan, parameters: Mapping[str, torch.Tensor]) -> None:
         self.plan = plan
-        self.flat = torch.zeros(plan.numel, dtype=plan.dtype, device="cpu")
+        device = parameters[plan.names[0]].device
+        self.flat = torch.zeros(plan.numel, dtype=plan.dtype, device=device)
         self.parameters = {name: parameters[name] for name in plan.names}
         parts = torch.split(self.flat, list(plan.segments))
         self.views = {name: part.view(parameters[name].shape) for name, part in zip(plan.names, parts, strict=True)}

@@ -7,22 +7,31 @@ from dataclasses import dataclass
 
 import torch
 
+Kind = tuple[torch.dtype, str]
+
 
 @dataclass(frozen=True)
 class Slot:
-    """What the plan needs to know of one parameter."""
+    """What the plan needs to know of one parameter; `place` tells devices of this rank apart, the same on all ranks."""
 
     numel: int
     dtype: torch.dtype
+    place: str = "cpu"
+
+    @property
+    def kind(self) -> Kind:
+        """What all parameters of a bucket have in common."""
+        return self.dtype, self.place
 
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """Parameters that travel together: all of one dtype, in the order in which they lie in the bucket."""
+    """Parameters that travel together: all of one dtype and place, in the order in which they lie in the bucket."""
 
     names: tuple[str, ...]
     segments: tuple[int, ...]
     dtype: torch.dtype
+    place: str = "cpu"
 
     @property
     def numel(self) -> int:
@@ -32,33 +41,33 @@ class BucketPlan:
 def plan_buckets(
     order: Sequence[str], slots: Mapping[str, Slot], threshold_bytes: int, groups: Sequence[Sequence[str]] = ()
 ) -> list[BucketPlan]:
-    """Cut `order` into buckets of at most `threshold_bytes`, one dtype each.
+    """Cut `order` into buckets of at most `threshold_bytes`, one dtype and one device each.
 
-    A bucket holds at least one unit (a parameter, or all parameters of a group that have one dtype), however large; a
+    A bucket holds at least one unit (a parameter, or all of a group that have one dtype and device), however large; a
     threshold of 0 puts every unit into a bucket of its own. A unit takes the place of its last parameter in `order`:
     it is complete then. Buckets are numbered in the order in which they are complete.
     """
-    open_units: dict[torch.dtype, list[str]] = {}
-    sizes: dict[torch.dtype, int] = {}
+    open_units: dict[Kind, list[str]] = {}
+    sizes: dict[Kind, int] = {}
     plans: list[BucketPlan] = []
 
-    def close(dtype: torch.dtype) -> None:
-        names = open_units.pop(dtype, [])
-        sizes.pop(dtype, None)
+    def close(kind: Kind) -> None:
+        names = open_units.pop(kind, [])
+        sizes.pop(kind, None)
         if names:
-            plans.append(BucketPlan(tuple(names), tuple(slots[name].numel for name in names), dtype))
+            plans.append(BucketPlan(tuple(names), tuple(slots[name].numel for name in names), *kind))
 
     for unit in _units(order, slots, groups):
-        dtype = slots[unit[0]].dtype
-        size = sum(slots[name].numel for name in unit) * dtype.itemsize
-        if sizes.get(dtype, 0) + size > threshold_bytes:
-            close(dtype)
-        open_units.setdefault(dtype, []).extend(unit)
-        sizes[dtype] = sizes.get(dtype, 0) + size
-        if sizes[dtype] >= threshold_bytes:
-            close(dtype)
-    for dtype in list(open_units):
-        close(dtype)
+        kind = slots[unit[0]].kind
+        size = sum(slots[name].numel for name in unit) * kind[0].itemsize
+        if sizes.get(kind, 0) + size > threshold_bytes:
+            close(kind)
+        open_units.setdefault(kind, []).extend(unit)
+        sizes[kind] = sizes.get(kind, 0) + size
+        if sizes[kind] >= threshold_bytes:
+            close(kind)
+    for kind in list(open_units):
+        close(kind)
     place = {name: position for position, name in enumerate(order)}
     return sorted(plans, key=lambda plan: max(place[name] for name in plan.names))
 
@@ -66,7 +75,7 @@ def plan_buckets(
 def _units(order: Sequence[str], slots: Mapping[str, Slot], groups: Sequence[Sequence[str]]) -> list[list[str]]:
     """The indivisible parts of the plan, each at the place of its last member."""
     group_of = {name: number for number, group in enumerate(groups) for name in group}
-    keys = {name: (group_of[name], slots[name].dtype) if name in group_of else name for name in order}
+    keys = {name: (group_of[name], slots[name].kind) if name in group_of else name for name in order}
     members: dict[object, list[str]] = {}
     for name in order:
         members.setdefault(keys[name], []).append(name)

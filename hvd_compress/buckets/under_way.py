@@ -27,4 +27,4 @@ class UnderWay(torch.Tensor):
 
 def stand_in(parameter: torch.Tensor) -> torch.Tensor:
     """Return what is put into the place of the parameter's gradient."""
-    return torch.zeros((), dtype=parameter.dtype).expand(parameter.shape).as_subclass(UnderWay)
+    return torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape).as_subclass(UnderWay)

@@ -56,8 +56,9 @@ class Compressor(ABC):
         """Bytes of a payload, header aside; needs no tensor, so that cost and planner can call it."""
 
     def decompress(self, payload: Payload, segments: Segments) -> torch.Tensor:
-        """Return the fp32 tensor (numel,) that the payload stands for."""
-        out = torch.zeros(payload.numel, dtype=torch.float32, device="cpu")
+        """Return the fp32 tensor (numel,) that the payload stands for, on its device."""
+        device = next(iter(payload.tensors.values())).device
+        out = torch.zeros(payload.numel, dtype=torch.float32, device=device)
         self.add_to(out, payload, 1.0, segments)
         return out
 

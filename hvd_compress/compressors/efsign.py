@@ -46,7 +46,7 @@ class EFSign(FeedbackCompressor):
             raise PayloadError(
                 f"{bits.numel()} bytes of signs and {scales.numel()} scales, expected {parts[-1][3]} and {len(parts)}"
             )
-        for (start, stop, first, last), factor in zip(parts, scales.tolist(), strict=True):
+        for (start, stop, first, last), factor in zip(parts, scales, strict=True):
             native.sign_add(bits[first:last], factor, out[start:stop], scale)
 
     def wire_bytes(self, segments: Segments, dtype: torch.dtype) -> int:

@@ -1,4 +1,4 @@
-"""The interface behind which bytes move: blocking collectives on flat CPU tensors, called from one thread."""
+"""The interface behind which bytes move: blocking collectives on flat tensors, called from one thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Capabilities:
     """What an engine can do.
 
     `algorithms`, `broadcasts` and `allgathers` are what it can force of an allreduce, a broadcast and an all-gather,
-    "auto" aside.
+    "auto" aside; `devices` the kinds of devices whose memory it takes.
     """
 
     verbs: tuple[str, ...]
@@ -32,6 +32,7 @@ class Capabilities:
     sum_dtypes: tuple[torch.dtype, ...]
     broadcasts: tuple[str, ...] = ()
     allgathers: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ("cpu",)
 
     def forcible(self, verb: str) -> tuple[str, ...]:
         """Return the algorithms of `verb` that can be forced; none for verbs that have only one way."""
@@ -55,11 +56,11 @@ class Call:
 class Engine(ABC):
     """Collectives over a fixed group of ranks.
 
-    All verbs block, take contiguous one-dimensional CPU tensors, and must be called by every rank of the group in the
-    same order, from one thread. Errors of the transport rise as they are; the pipeline adds rank, bucket and step.
-    `library` names what moves the bytes, with its version. `calls` collects one Call a collective until somebody takes
-    them with `take_calls`; `running` is whether one runs now; `pending` says in words which, for the message of a
-    timeout; `lost` why none can run any more, if so.
+    All verbs block, take contiguous one-dimensional tensors (on the CPU; some engines take others, see capabilities),
+    and must be called by every rank of the group in the same order, from one thread. Errors of the transport rise as
+    they are; the pipeline adds rank, bucket and step. `library` names what moves the bytes, with its version. `calls`
+    collects one Call a collective until somebody takes them with `take_calls`; `running` is whether one runs now;
+    `pending` says in words which, for the message of a timeout; `lost` why none can run any more, if so.
     """
 
     name: str
@@ -95,22 +96,27 @@ class Engine(ABC):
     def allreduce(self, tensor: torch.Tensor, algorithm: str = "auto") -> None:
         """Replace `tensor` by the sum over all ranks, bit-identical on all of them."""
         self.require("allreduce", algorithm, tensor.dtype)
-        _check_layout(tensor)
+        self._check_layout(tensor)
         sent = wire.allreduce(_bytes(tensor), self.world_size, algorithm)
         with self._timed("allreduce", algorithm, sent, _bytes(tensor)):
             self._allreduce(tensor, algorithm)
 
     def allgather(
-        self, tensor: torch.Tensor, lengths: Sequence[int] | None = None, algorithm: str = "auto"
+        self,
+        tensor: torch.Tensor,
+        lengths: Sequence[int] | None = None,
+        algorithm: str = "auto",
+        out: torch.Tensor | None = None,
     ) -> list[torch.Tensor]:
         """Return every rank's tensor, in rank order. `algorithm` is "auto" or one of ALLGATHERS.
 
         Lengths may differ and may be zero. `lengths` are the numel of all ranks where the caller knows them, which
         saves the round in which they are exchanged; they must be the same on all ranks and true. An algorithm can be
         forced where they are given and all equal (ConfigError else): libraries have a choice for equal parts only.
+        With `out`, (sum(lengths),) of the same dtype, what is returned lies there; it must not overlap `tensor`.
         """
         self.require("allgather", algorithm)
-        _check_layout(tensor)
+        self._check_layout(tensor)
         if lengths is not None and (len(lengths) != self.world_size or lengths[self.rank] != tensor.numel()):
             raise ConfigError(f"lengths {list(lengths)} do not fit {tensor.numel()} elements on rank {self.rank}")
         if algorithm != "auto" and (lengths is None or len(set(lengths)) > 1):
@@ -118,7 +124,13 @@ class Engine(ABC):
                 f"algorithm {algorithm!r} of an allgather needs equal lengths, given by the caller, not {lengths}: "
                 "leave it at 'auto'"
             )
+        if out is not None:
+            self._check_layout(out)
+            if lengths is None or out.numel() != sum(lengths) or out.dtype != tensor.dtype:
+                raise ConfigError(f"out of {out.numel()} x {out.dtype} does not fit lengths {lengths} x {tensor.dtype}")
         with self._timed("allgather", algorithm, wire.allgather(_bytes(tensor), self.world_size), _bytes(tensor)):
+            if out is not None and lengths is not None:
+                return self._allgather_into(out, tensor, lengths, algorithm)
             return self._allgather(tensor, lengths, algorithm)
 
     def broadcast(self, tensor: torch.Tensor, root: int, algorithm: str = "auto") -> None:
@@ -127,7 +139,7 @@ class Engine(ABC):
         `algorithm` is "auto" or one of BROADCASTS; the names of pipelines carry the size of their segments.
         """
         self.require("broadcast", algorithm)
-        _check_layout(tensor)
+        self._check_layout(tensor)
         self._check_root(root)
         sent = wire.broadcast(_bytes(tensor), self.world_size, algorithm)
         with self._timed("broadcast", algorithm, sent, _bytes(tensor)):
@@ -139,7 +151,7 @@ class Engine(ABC):
         if len(parts) != self.world_size or len({part.dtype for part in parts}) != 1:
             raise ConfigError(f"alltoall takes {self.world_size} parts of one dtype, not {[p.dtype for p in parts]}")
         for part in parts:
-            _check_layout(part)
+            self._check_layout(part)
         total = sum(_bytes(part) for part in parts)
         with self._timed("alltoall", "auto", total - _bytes(parts[self.rank]), total):
             return self._alltoall(parts)
@@ -147,7 +159,7 @@ class Engine(ABC):
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return this rank's shard of the sum over all ranks; shard r is `layout.shard(numel, world_size, r)`."""
         self.require("reduce_scatter", dtype=tensor.dtype)
-        _check_layout(tensor)
+        self._check_layout(tensor)
         sent = wire.reduce_scatter(_bytes(tensor), self.world_size)
         with self._timed("reduce_scatter", "auto", sent, _bytes(tensor)):
             return self._reduce_scatter(tensor)
@@ -155,10 +167,19 @@ class Engine(ABC):
     def gather(self, tensor: torch.Tensor, root: int) -> list[torch.Tensor] | None:
         """Return every rank's tensor on rank `root`, None elsewhere. Lengths may differ."""
         self.require("gather")
-        _check_layout(tensor)
+        self._check_layout(tensor)
         self._check_root(root)
         with self._timed("gather", "auto", wire.gather(_bytes(tensor), self.world_size), _bytes(tensor)):
             return self._gather(tensor, root)
+
+    def _check_layout(self, tensor: torch.Tensor) -> None:
+        """Engines hand the bare memory to their transport, so anything but a flat tensor would move wrong bytes."""
+        if tensor.dim() != 1 or not tensor.is_contiguous() or tensor.device.type not in self.capabilities.devices:
+            shape, known = tuple(tensor.shape), " or ".join(self.capabilities.devices)
+            raise ConfigError(
+                f"the {self.name} engine takes contiguous one-dimensional tensors on {known}, not {shape} on "
+                f"{tensor.device}"
+            )
 
     def _check_root(self, root: int) -> None:
         if not 0 <= root < self.world_size:
@@ -177,6 +198,15 @@ class Engine(ABC):
 
     @abstractmethod
     def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None, algorithm: str) -> list[torch.Tensor]: ...
+
+    def _allgather_into(
+        self, out: torch.Tensor, tensor: torch.Tensor, lengths: Sequence[int], algorithm: str
+    ) -> list[torch.Tensor]:
+        """For an engine that chooses itself where it receives."""
+        parts = list(torch.split(out, list(lengths)))
+        for part, received in zip(parts, self._allgather(tensor, lengths, algorithm), strict=True):
+            part.copy_(received)
+        return parts
 
     @abstractmethod
     def _broadcast(self, tensor: torch.Tensor, root: int, algorithm: str) -> None: ...
@@ -224,13 +254,6 @@ class _Timed:
             call = Call(self._verb, self._algorithm, self._sent_bytes, seconds, self._size_bytes)
             self._engine.calls.append(call)
             self._engine.pending = f"after {self._words}"
-
-
-def _check_layout(tensor: torch.Tensor) -> None:
-    """Engines hand the bare memory to their transport, so anything but a flat CPU tensor would move wrong bytes."""
-    if tensor.dim() != 1 or not tensor.is_contiguous() or tensor.device.type != "cpu":
-        shape = tuple(tensor.shape)
-        raise ConfigError(f"engines take contiguous one-dimensional CPU tensors, not {shape} on {tensor.device}")
 
 
 def _bytes(tensor: torch.Tensor) -> int:

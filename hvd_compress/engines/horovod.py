@@ -50,7 +50,9 @@ class HorovodEngine(Engine):
             raise ConfigError(f"rank {hvd.rank()} is not in the process set of ranks {self.ranks}")
         self.rank, self.world_size = self.ranks.index(hvd.rank()), len(self.ranks)
         verbs = ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter")
-        self.capabilities = Capabilities(verbs, (), _SUM_DTYPES)
+        # Built with any GPU operation, it takes tensors of GPUs in all of them, and brings those of the others itself.
+        devices = ("cpu", "cuda") if hvd.cuda_built() else ("cpu",)
+        self.capabilities = Capabilities(verbs, (), _SUM_DTYPES, devices)
         key = (self._set.process_set_id, tuple(self.ranks))
         number = _engines_made[key]
         _engines_made[key] += 1

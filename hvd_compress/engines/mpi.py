@@ -70,13 +70,18 @@ class MpiEngine(Engine):
 
     def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None, algorithm: str) -> list[torch.Tensor]:
         lengths = self._exchange_lengths(tensor.numel()) if lengths is None else list(lengths)
-        gathered = _empty(sum(lengths), tensor)
+        return self._allgather_into(_empty(sum(lengths), tensor), tensor, lengths, algorithm)
+
+    def _allgather_into(
+        self, out: torch.Tensor, tensor: torch.Tensor, lengths: Sequence[int], algorithm: str
+    ) -> list[torch.Tensor]:
+        limits.require_countable(out.numel())
         if algorithm == "auto":
-            self._comm.Allgatherv(_to_move(tensor), [_memory(gathered), lengths, _move_type(tensor)])
+            self._comm.Allgatherv(_to_move(tensor), [_memory(out), list(lengths), _move_type(tensor)])
         else:
-            received = [_memory(gathered), tensor.numel(), _move_type(tensor)]  # so many from each rank
+            received = [_memory(out), tensor.numel(), _move_type(tensor)]  # so many from each rank
             self._carrier("allgather", algorithm).Allgather(_to_move(tensor), received)
-        return list(torch.split(gathered, lengths))
+        return list(torch.split(out, list(lengths)))
 
     def _broadcast(self, tensor: torch.Tensor, root: int, algorithm: str) -> None:
         comm = self._carrier("broadcast", algorithm)

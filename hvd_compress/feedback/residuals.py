@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 import torch
 
+_CPU = torch.device("cpu")
+
 
 @dataclass
 class BucketResidual:
     """The residual of one bucket, and the buffer in which a step prepares its successor.
 
     A step reads `current` and writes `pending`; commit() exchanges the two. Until then nothing has changed, so a step
-    that ends in a non-finite gradient or an error leaves the residual as it was. Both are fp32, (numel,).
+    that ends in a non-finite gradient or an error leaves the residual as it was. Both are fp32, (numel,), and lie where
+    the bucket is compressed.
     """
 
     current: torch.Tensor
@@ -33,10 +36,10 @@ class Residuals:
         self._waiting: dict[str, torch.Tensor] = {}  # loaded from a checkpoint, or of parameters in no bucket
         self._places: dict[str, tuple[BucketResidual, int, int]] = {}
 
-    def bind(self, names: Sequence[str], segments: Sequence[int]) -> BucketResidual:
+    def bind(self, names: Sequence[str], segments: Sequence[int], device: torch.device = _CPU) -> BucketResidual:
         """Give the parameters of a new bucket their place in one flat buffer, with what is remembered of them."""
         numel = sum(segments)
-        bucket = BucketResidual(*(torch.zeros(numel, dtype=torch.float32, device="cpu") for _ in range(2)))
+        bucket = BucketResidual(*(torch.zeros(numel, dtype=torch.float32, device=device) for _ in range(2)))
         start = 0
         for name, length in zip(names, segments, strict=True):
             kept = self._read(name)
@@ -48,9 +51,9 @@ class Residuals:
         return bucket
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return a copy of every residual, (numel,) fp32, by parameter name."""
+        """Return a copy of every residual, (numel,) fp32, on the CPU wherever it lies, by parameter name."""
         names = sorted({**self._waiting, **self._places})
-        return {name: residual.clone() for name in names if (residual := self._read(name)) is not None}
+        return {name: residual.to(_CPU, copy=True) for name in names if (residual := self._read(name)) is not None}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor], numels: Mapping[str, int]) -> None:
         """Replace all residuals. Parameters that `state` lacks start again from zero.
@@ -74,7 +77,7 @@ class Residuals:
                 bucket, start, stop = self._places[name]
                 bucket.current[start:stop] = 0 if value is None else value.reshape(-1)
             elif value is not None:
-                self._waiting[name] = value.detach().reshape(-1).float().clone()
+                self._waiting[name] = value.detach().reshape(-1).to(_CPU, torch.float32, copy=True)
 
     def scale(self, factor: float) -> None:
         """Multiply every residual, for instance when the loss scale of mixed precision changes by `factor`."""

@@ -1,7 +1,7 @@
 """The compiled kernels, on torch tensors: the only room that imports the compiled module.
 
-All tensors are contiguous, one-dimensional, on the CPU and of fp32, fp16 or bf16, but for the int32 indices and the
-uint8 bits; none has more than 2^31 - 1 elements. Autograd sees nothing of what is written here. The GIL is released
+All tensors are contiguous, one-dimensional, on the CPU or a GPU and of fp32, fp16 or bf16, but for the int32 indices and
+the uint8 bits; none has more than 2^31 - 1 elements. Autograd sees nothing of what is written here. The GIL is released
 while a kernel runs. Results depend neither on the number of threads (HVD_COMPRESS_NUM_THREADS, or else as many as torch
 uses) nor on which vector instructions the machine has. Scratch memory is kept from call to call, for each thread.
 
@@ -12,8 +12,9 @@ the residual's dtype. It is the residual itself by default, may also be `grad`, 
 Every function raises, before anything is written:
     ConfigError: an argument of a wrong dtype, shape, layout, device or size, or overlapping another; or the compiled
         module is missing.
-    UnsupportedError: a CUDA tensor.
-    MismatchError, which is a ConfigError: indices out of range, or lengths that do not match.
+    UnsupportedError: a CUDA tensor where the CUDA kernels were not built or cannot run.
+    MismatchError, which is a ConfigError: indices out of range, or lengths that do not match. Of CUDA tensors, bad
+        indices are left out, and raised by check_pending(): no kernel but threshold_select makes the host wait.
 
 A RuntimeError says that another thread wrote to an input during the call; the results are not to be used then.
 """
@@ -22,20 +23,24 @@ from __future__ import annotations
 
 from hvd_compress.native.checks import MAX_NUMEL
 from hvd_compress.native.curve import GainCurve, gain_curve
+from hvd_compress.native.faults import about, check_pending
 from hvd_compress.native.feedback import accumulate
 from hvd_compress.native.module import SIMD_LEVELS, num_threads, set_simd_level, simd_levels
 from hvd_compress.native.quantize import quantize_accumulate, quantize_add
 from hvd_compress.native.scatter import gather, scatter_add, scatter_lists, scatter_set, take
-from hvd_compress.native.selection import threshold_select, topk, topk_accumulate
-from hvd_compress.native.sign import sign_accumulate, sign_add
+from hvd_compress.native.selection import mstopk, threshold_select, topk, topk_accumulate
+from hvd_compress.native.sign import sign_accumulate, sign_accumulate_kept, sign_add, sign_settle
 
 __all__ = [
     "MAX_NUMEL",
     "SIMD_LEVELS",
     "GainCurve",
+    "about",
     "accumulate",
+    "check_pending",
     "gain_curve",
     "gather",
+    "mstopk",
     "num_threads",
     "quantize_accumulate",
     "quantize_add",
@@ -44,7 +49,9 @@ __all__ = [
     "scatter_set",
     "set_simd_level",
     "sign_accumulate",
+    "sign_accumulate_kept",
     "sign_add",
+    "sign_settle",
     "simd_levels",
     "take",
     "threshold_select",

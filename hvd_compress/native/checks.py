@@ -107,13 +107,12 @@ def outputs(
     return into
 
 
-def check_indices(first_bad: int | torch.Tensor, indices: torch.Tensor, of: torch.Tensor) -> None:
-    first_bad = int(first_bad)
+def check_indices(first_bad: int, indices: torch.Tensor, of: torch.Tensor) -> None:
     if first_bad >= 0:
-        index = int(indices[first_bad])
-        inside = 0 <= index < of.numel()  # so it is its place that is wrong, which matters on CUDA only
-        fault = "does not lie above the one before" if inside else f"lies outside 0..{of.numel() - 1}"
-        raise MismatchError(f"index {index} at position {first_bad} of {indices.numel()} {fault}")
+        raise MismatchError(
+            f"index {int(indices[first_bad])} at position {first_bad} of {indices.numel()} lies outside "
+            f"0..{of.numel() - 1}"
+        )
 
 
 def checked_int(name: str, value: int, low: int, high: int) -> int:

@@ -1,7 +1,7 @@
 """The CUDA kernels: a library with a C interface, loaded when a CUDA tensor first meets a kernel.
 
-Whatever a kernel finds out (is all finite? which index is bad?) it leaves in memory of its device, and returns as a
-tensor: the host waits for the device only where somebody looks into it.
+Whatever a kernel finds out it leaves in memory of its device, and the host waits for the device only where somebody
+looks into it: is all finite, or how many reach a threshold, is a tensor; bad indices are for check_pending().
 """
 
 from __future__ import annotations
@@ -9,13 +9,18 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 
 from hvd_compress.errors import UnsupportedError
+from hvd_compress.native.faults import Faults
 
 LIBRARY = Path(__file__).resolve().parent.parent / "libhvd_compress_cuda.so"
+
+TOPK_WAYS = ("auto", "queue", "bracket", "radix")
+"""enum TopkWay of csrc/include/hvd_compress/topk.hpp."""
 
 _OK = 0
 _STATUS = {
@@ -35,6 +40,10 @@ _PARAMETERS: dict[str, list[type]] = {
         _POINTER, _INT, _POINTER, _POINTER, _INT, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE,
     ],
     "sign_accumulate": [_POINTER, _INT, _POINTER, _POINTER, _INT, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE],
+    "sign_accumulate_kept": [
+        _POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE,
+    ],
+    "sign_settle": [_POINTER, _INT, _POINTER, _SIZE],
     "sign_add": [_POINTER, _POINTER, _POINTER, _INT, _SIZE, _FLOAT],
     "quantize_accumulate": [
         _POINTER, _INT, _POINTER, _POINTER, _INT, _SIZE, _INT, _INT, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32,
@@ -43,12 +52,13 @@ _PARAMETERS: dict[str, list[type]] = {
     "quantize_add": [_POINTER, _POINTER, _POINTER, _INT, _SIZE, _INT, _FLOAT],
     "threshold_count": [_POINTER, _INT, _SIZE, _FLOAT, _POINTER, _SIZE, _POINTER],
     "threshold_select": [_POINTER, _INT, _SIZE, _FLOAT, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE],
-    "magnitude_counts": [_POINTER, _INT, _SIZE, _POINTER, _POINTER, _SIZE],
-    "gather": [_POINTER, _INT, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER],
-    "take": [_POINTER, _INT, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER],
-    "scatter_add": [_POINTER, _POINTER, _INT, _SIZE, _POINTER, _INT, _SIZE, _FLOAT, _POINTER],
-    "scatter_set": [_POINTER, _POINTER, _INT, _SIZE, _POINTER, _INT, _SIZE, _FLOAT, _POINTER],
-    "scatter_lists": [_POINTER, _SIZE, _INT, _POINTER, _INT, _SIZE, _FLOAT, _INT, _POINTER, _POINTER],
+    "mstopk": [_POINTER, _INT, _SIZE, _SIZE, _INT, _POINTER, _POINTER, _POINTER, _SIZE],
+    "magnitude_curve": [_POINTER, _INT, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE],
+    "gather": [_POINTER, _INT, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER, _INT],
+    "take": [_POINTER, _INT, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER, _INT],
+    "scatter_add": [_POINTER, _POINTER, _INT, _SIZE, _POINTER, _INT, _SIZE, _FLOAT, _POINTER, _INT],
+    "scatter_set": [_POINTER, _POINTER, _INT, _SIZE, _POINTER, _INT, _SIZE, _FLOAT, _POINTER, _INT],
+    "scatter_lists": [_POINTER, _SIZE, _INT, _POINTER, _INT, _SIZE, _FLOAT, _INT, _POINTER, _INT],
 }  # fmt: skip
 _WORKSPACES: dict[str, list[type]] = {
     "topk_workspace_bytes": [_SIZE, _SIZE],
@@ -56,6 +66,7 @@ _WORKSPACES: dict[str, list[type]] = {
     "threshold_workspace_bytes": [_SIZE],
     "quantize_workspace_bytes": [_SIZE],
     "curve_workspace_bytes": [_SIZE],
+    "mstopk_workspace_bytes": [_SIZE, _SIZE],
 }
 
 
@@ -76,6 +87,7 @@ class Kernels:
 
     def __init__(self, library: ctypes.CDLL, device: torch.device, stream: Callable[[], int]) -> None:
         self._library, self._device, self._stream = library, device, stream
+        self._faults = Faults(device)
         for name, parameters in _PARAMETERS.items():
             getattr(library, f"hvd_compress_{name}").argtypes = [*parameters, _POINTER]
         for name, parameters in _WORKSPACES.items():
@@ -89,6 +101,10 @@ class Kernels:
             return functools.partial(self._call, name)
         raise UnsupportedError(f"{name} has no CUDA kernel in this version; move the tensors to the CPU")
 
+    def force_topk(self, way: str) -> None:
+        """Choose how every later top-k is done, where it can be so; for tests and measurements."""
+        self._library.hvd_compress_topk_force(TOPK_WAYS.index(way))
+
     def accumulate(self, *arguments: int) -> torch.Tensor:
         finite = self._result(torch.int32)
         self._call("accumulate", *arguments, finite.data_ptr())
@@ -99,17 +115,17 @@ class Kernels:
         self._call("threshold_count", *arguments, count.data_ptr())
         return count
 
-    def gather(self, *arguments: int) -> torch.Tensor:
-        return self._first_bad("gather", *arguments)
+    def gather(self, *arguments: int) -> int:
+        return self._with_indices("gather", arguments[2], *arguments)
 
-    def take(self, *arguments: int) -> torch.Tensor:
-        return self._first_bad("take", *arguments)
+    def take(self, *arguments: int) -> int:
+        return self._with_indices("take", arguments[2], *arguments)
 
-    def scatter_add(self, *arguments: float) -> torch.Tensor:
-        return self._first_bad("scatter_add", *arguments)
+    def scatter_add(self, *arguments: float) -> int:
+        return self._with_indices("scatter_add", int(arguments[6]), *arguments)
 
-    def scatter_set(self, *arguments: float) -> torch.Tensor:
-        return self._first_bad("scatter_set", *arguments)
+    def scatter_set(self, *arguments: float) -> int:
+        return self._with_indices("scatter_set", int(arguments[6]), *arguments)
 
     def scatter_lists(
         self,
@@ -120,26 +136,25 @@ class Kernels:
         n: int,
         scale: float,
         clear: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[int, int]:
         array = (_SparseList * len(lists))(*(_SparseList(*one) for one in lists))
-        bad_list, first_bad = self._result(torch.int64), self._result(torch.int64)
         address = ctypes.addressof(array)
-        self._call(
-            "scatter_lists", address, len(lists), dtype, out, out_dtype, n, scale, clear,
-            bad_list.data_ptr(), first_bad.data_ptr(),
-        )  # fmt: skip
-        return bad_list, first_bad
+        bad = self._with_indices("scatter_lists", n, address, len(lists), dtype, out, out_dtype, n, scale, clear)
+        return bad, bad
 
-    def _first_bad(self, name: str, *arguments: float) -> torch.Tensor:
-        first_bad = self._result(torch.int64)
-        self._call(name, *arguments, first_bad.data_ptr())
-        return first_bad
+    def _with_indices(self, name: str, numel: int, *arguments: float) -> int:
+        """Return that no index is bad: whether one is, check_pending() will tell."""
+        self._call(name, *arguments, *self._faults.place(name, numel))
+        return -1
 
     def _result(self, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty((), dtype=dtype, device=self._device)
 
     def _call(self, name: str, *arguments: float) -> None:
-        status = getattr(self._library, f"hvd_compress_{name}")(*arguments, self._stream())
+        function = getattr(self._library, f"hvd_compress_{name}")
+        # The library has a CUDA runtime of its own, which takes the context that torch's has made the thread's current.
+        with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
+            status = function(*arguments, self._stream())
         if status != _OK:
             raise RuntimeError(f"{name} on {self._device} refused its arguments: {_STATUS.get(status, status)}")
 

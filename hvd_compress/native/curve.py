@@ -14,12 +14,13 @@ from hvd_compress.native.module import CODES, compiled, memory, on, prepare
 
 @dataclass(frozen=True)
 class GainCurve:
-    """How much of ||x||^2 the k elements of largest magnitude hold, for every k.
+    """How much of ||x||^2 the k elements of largest magnitude hold, for every k. Nothing here waits for a GPU.
 
     Attributes:
         counts: (m + 1,) int64, ascending from 0: how many elements the largest bins of magnitudes hold together; of
             more than 2^20 elements an estimate, but for the largest.
-        shares: (m + 1,) float64, ascending from 0 to 1: their share of ||x||^2; NaN where x is not finite.
+        shares: (m + 1,) float64, ascending from 0 to 1: their share of ||x||^2; NaN from the first element that is not
+            finite on.
     """
 
     counts: torch.Tensor
@@ -33,10 +34,14 @@ class GainCurve:
 
         Args:
             k: whole numbers; what lies outside 0..n counts as the nearer end. Raises ConfigError for a ratio.
+
+        Returns:
+            A tensor where the curve lies.
         """
         if torch.as_tensor(k).is_floating_point():
             raise ConfigError(f"k = {k} is not a number of elements; for a ratio pass int(ratio * numel)")
-        at = torch.as_tensor(k, dtype=torch.int64).clamp(0, int(self.counts[-1]))
+        at = torch.as_tensor(k, dtype=torch.int64).to(self.counts.device, non_blocking=True)
+        at = at.clamp(min=0).minimum(self.counts[-1])
         above = torch.searchsorted(self.counts, at).clamp(min=1)
         low, high = self.counts[above - 1], self.counts[above]
         part = (at - low).double() / (high - low).clamp(min=1)
@@ -53,18 +58,10 @@ def gain_curve(x: torch.Tensor) -> GainCurve:
     """
     check_tensor("x", x)
     workspace = prepare(on(x).curve_workspace_bytes(x.numel()), x)
-    shift = compiled.CURVE_SHIFT
-    counts = torch.empty(1 << (31 - shift), dtype=torch.int64, device=x.device)
-    on(x).magnitude_counts(x.data_ptr(), CODES[x.dtype], x.numel(), counts.data_ptr(), *memory(workspace))
-    used = counts.nonzero().flip(0).reshape(-1)
-    # A bin holds the magnitudes from one edge to the next; if they are spread evenly, this is their mean square.
-    edges = torch.stack([used << shift, (used + 1) << shift]).int().view(torch.float32).double()
-    edges[1] = torch.where(edges[0].isfinite(), edges[1].clamp(max=torch.finfo(torch.float32).max), edges[1])
-    squares = (edges[0].square() + edges[0] * edges[1] + edges[1].square()) / 3.0
-    squares[used == 0] = 0.0
-    mass = torch.cumsum(squares * counts[used], 0)
-    zero = torch.zeros(1, dtype=torch.int64, device=x.device)
-    if not used.numel() or mass[-1] == 0:  # of nothing, any one element holds all
-        one = torch.ones(1, dtype=torch.int64, device=x.device)
-        return GainCurve(torch.cat([zero, one]), torch.cat([zero, one]).double())
-    return GainCurve(torch.cat([zero, torch.cumsum(counts[used], 0)]), torch.cat([zero.double(), mass / mass[-1]]))
+    bins = compiled.CURVE_BINS
+    counts = torch.empty(bins + 1, dtype=torch.int64, device=x.device)
+    shares = torch.empty(bins + 1, dtype=torch.float64, device=x.device)
+    on(x).magnitude_curve(
+        x.data_ptr(), CODES[x.dtype], x.numel(), counts.data_ptr(), shares.data_ptr(), *memory(workspace)
+    )
+    return GainCurve(counts, shares)

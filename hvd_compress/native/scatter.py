@@ -1,4 +1,8 @@
-"""Values at indices: read them, take them out, add them."""
+"""Values at indices: read them, take them out, add them.
+
+On CUDA nobody waits to see whether indices are good, and those by which something is written must ascend without
+repetition: bad ones are left out, and check_pending() raises what the CPU's kernels raise at once.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import torch
 
 from hvd_compress.errors import ConfigError, MismatchError
 from hvd_compress.native.checks import check_apart, check_indices, check_tensor, checked_float, written
+from hvd_compress.native.faults import about
 from hvd_compress.native.module import CODES, on, prepare
 
 
@@ -102,16 +107,16 @@ def scatter_lists(
             raise MismatchError(f"{origin} {number}: {indices.numel()} indices for {values.numel()} values")
     written("out", out)
     prepare(like=out)
-    bad_list, first_bad = on(out).scatter_lists(
-        [(indices.data_ptr(), values.data_ptr(), indices.numel()) for indices, values in lists],
-        CODES[dtype],
-        out.data_ptr(),
-        CODES[out.dtype],
-        out.numel(),
-        checked_float("scale", scale),
-        clear,
-    )
-    bad_list, first_bad = int(bad_list), int(first_bad)
+    with about(origin):
+        bad_list, first_bad = on(out).scatter_lists(
+            [(indices.data_ptr(), values.data_ptr(), indices.numel()) for indices, values in lists],
+            CODES[dtype],
+            out.data_ptr(),
+            CODES[out.dtype],
+            out.numel(),
+            checked_float("scale", scale),
+            clear,
+        )
     if bad_list >= 0:
         index = int(lists[bad_list][0][first_bad])
         raise MismatchError(

@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from hvd_compress.errors import ConfigError
-from hvd_compress.native.checks import check_tensor, checked_float, checked_k, feedback_out, outputs
+from hvd_compress.errors import ConfigError, UnsupportedError
+from hvd_compress.native.checks import check_tensor, checked_float, checked_int, checked_k, feedback_out, outputs
 from hvd_compress.native.module import CODES, fed, memory, on, prepare, scratch
 
 
@@ -76,8 +76,49 @@ def topk_accumulate(
     return indices, values
 
 
+MSTOPK_ROUNDS = 48
+"""So many leave the middle of the middles exact in fp64."""
+
+
+def mstopk(x: torch.Tensor, k: int, rounds: int = 25) -> tuple[torch.Tensor, torch.Tensor]:
+    """Select k elements of x by bisection: all that reach a threshold which at most k reach, and the rest from those
+    that reach the next lower threshold that was tried.
+
+    MSTopk (Shi et al. 2021, "Towards Scalable Distributed Training of Deep Learning on Public Cloud Clusters",
+    Algorithm 1). The paper counts all elements once a round. On CUDA seven rounds are counted in one pass, for all
+    thresholds that they may come to; on the CPU those elements that can reach any threshold that matters are collected
+    once, and all rounds are counted on them. The paper takes the rest from a random place; here it is taken in the
+    order of indices. Both devices select the same.
+
+    Args:
+        x: (n,) fp32, fp16 or bf16. If it is not finite, the selection is that of topk().
+        k: 0 <= k <= n.
+        rounds: of bisection between the mean and the maximum of |x|, 1 to 48.
+
+    Returns:
+        indices (k,) int32, ascending, and values (k,) of x's dtype.
+    """
+    check_tensor("x", x)
+    k, rounds = checked_k(k, x.numel()), checked_int("rounds", rounds, 1, MSTOPK_ROUNDS)
+    indices, values = outputs(None, (x,), indices=(k, torch.int32), values=(k, x.dtype))
+    workspace = prepare(on(x).mstopk_workspace_bytes(x.numel(), k), x)
+    on(x).mstopk(
+        x.data_ptr(),
+        CODES[x.dtype],
+        x.numel(),
+        k,
+        rounds,
+        indices.data_ptr(),
+        values.data_ptr(),
+        *memory(workspace),
+    )
+    return indices, values
+
+
 def threshold_select(x: torch.Tensor, tau: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return all elements of magnitude tau or more; NaN are among them whatever tau is.
+
+    How many there are is up to the data, so that the host waits for a GPU here, and no CUDA graph can hold it.
 
     Args:
         x: (n,) fp32, fp16 or bf16.
@@ -87,6 +128,8 @@ def threshold_select(x: torch.Tensor, tau: float) -> tuple[torch.Tensor, torch.T
         indices (k,) int32, ascending, and values (k,) of x's dtype.
     """
     check_tensor("x", x)
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError("no CUDA graph can hold threshold_select: the size of its result is not known before")
     tau = checked_float("tau", tau)
     if math.isnan(tau):
         raise ConfigError("tau is NaN, to which nothing compares")

@@ -52,6 +52,64 @@ def sign_accumulate(
     return bits, scale
 
 
+def sign_accumulate_kept(
+    grad: torch.Tensor,
+    kept: torch.Tensor,
+    kept_scale: torch.Tensor,
+    out: torch.Tensor | None = None,
+    into: tuple[torch.Tensor, ...] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Do what sign_accumulate() does in one pass over memory, for one who keeps corrected instead of the residual.
+
+    corrected and its scale say what is left: residual = kept - kept_scale * sign(kept), which this call takes when it
+    reads `kept`; sign_settle() writes it down. Bits and scale are those of sign_accumulate(), to the bit. 12.125 bytes
+    an fp32 element instead of 20.125. Before the first step `kept` and `kept_scale` are 0.
+
+    Args:
+        grad: (n,) fp32, fp16 or bf16.
+        kept: (n,) fp32 or grad's dtype: the `out` of the step before.
+        kept_scale: () or (1,) fp32: the scale of the step before.
+        out: (n,) of kept's dtype, becomes corrected; `kept` itself if None.
+        into: what to return, where the caller keeps memory for it; else it is made anew. Its scale may be kept_scale.
+
+    Returns:
+        bits and scale as sign_accumulate().
+    """
+    out = feedback_out(grad, kept, out)
+    sent = one_float("kept_scale", kept_scale, out)
+    size = -(-out.numel() // 8)
+    bits, scale = outputs(into, (out, grad, kept), bits=(size, torch.uint8), scale=(None, torch.float32))
+    check_apart("bits", bits, "kept_scale", sent)
+    workspace = prepare(on(out).sign_workspace_bytes(out.numel()), out)
+    on(out).sign_accumulate_kept(
+        grad.data_ptr(),
+        CODES[grad.dtype],
+        kept.data_ptr(),
+        sent.data_ptr(),
+        out.data_ptr(),
+        CODES[out.dtype],
+        out.numel(),
+        bits.data_ptr(),
+        scale.data_ptr(),
+        *memory(workspace),
+    )
+    return bits, scale
+
+
+def sign_settle(kept: torch.Tensor, kept_scale: torch.Tensor) -> None:
+    """kept -= kept_scale * sign(kept): of what sign_accumulate_kept() keeps, the residual.
+
+    Args:
+        kept: (n,) fp32, fp16 or bf16; changed.
+        kept_scale: () or (1,) fp32.
+    """
+    check_tensor("kept", kept)
+    sent = one_float("kept_scale", kept_scale, kept)
+    written("kept", kept)
+    prepare(like=kept)
+    on(kept).sign_settle(kept.data_ptr(), CODES[kept.dtype], sent.data_ptr(), kept.numel())
+
+
 def sign_add(bits: torch.Tensor, scale: float | torch.Tensor, out: torch.Tensor, weight: float) -> None:
     """out += weight * scale where the bit is 1, out -= weight * scale where it is 0.
 

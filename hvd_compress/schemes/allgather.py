@@ -41,18 +41,21 @@ class _AllGatherExchange(Exchange):
     def encode(self) -> None:
         work = self._work
         self._own = self._compressor.compress_feedback(work.gradient, self._residual, self._pending, work.segments)
-        self._packed = self._own.pack(work.step, work.bucket)
+        self._packed = work.lane.buffer("sent", self._own.packed_bytes, torch.uint8)
+        self._own.pack(work.step, work.bucket, self._packed, work.lane.place)
 
     def communicate(self, engine: Engine) -> None:
         # Every rank has the same segments and settings, so all payloads have this length.
-        self._received = engine.allgather(self._packed, [self._packed.numel()] * self._world_size, self._algorithm)
+        lengths = [self._packed.numel()] * self._world_size
+        inbox = self._work.lane.inbox("received", sum(lengths), torch.uint8)
+        self._received = engine.allgather(self._packed, lengths, self._algorithm, out=inbox)
 
-    def decode(self) -> bool:
+    def decode(self) -> torch.Tensor:
         work = self._work
         payloads = []
         for rank, buffer in enumerate(self._received):
             with located(f"payload from rank {rank}"):
-                payloads.append(self._own.unpack(buffer, work.step, work.bucket))
+                payloads.append(self._own.unpack(work.lane.fetch(buffer), work.step, work.bucket, header=buffer))
         # 16-bit gradients are summed in fp32 and rounded once.
         exact = work.gradient.dtype == torch.float32
         total = (

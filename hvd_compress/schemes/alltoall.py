@@ -30,23 +30,23 @@ class _AllToAllExchange(Exchange):
     def __init__(self, scheme: AllToAll, work: Work, rank: int, world_size: int) -> None:
         self._scheme, self._work, self._rank, self._world_size = scheme, work, rank, world_size
         self._values: torch.Tensor
-        self._shards: list[torch.Tensor] = []
+        self._own: torch.Tensor
 
     def encode(self) -> None:
         payload = self._scheme.compressor.compress(self._work.gradient, self._work.segments)
         assert payload.summable
         self._values = payload["values"]
+        self._own = self._work.lane.post("values", self._values)
 
     def communicate(self, engine: Engine) -> None:
-        shards = [self._values[shard(self._values.numel(), self._world_size, r)] for r in range(self._world_size)]
+        shards = [self._own[shard(self._own.numel(), self._world_size, r)] for r in range(self._world_size)]
         received = engine.alltoall(shards)
         total = torch.zeros(received[0].numel(), dtype=torch.float32, device=received[0].device)
         for part in received:  # in rank order: the sum is the same in every run
             total += part
         total *= self._work.scale
-        self._shards = engine.allgather(total.to(self._values.dtype), [part.numel() for part in shards])
+        engine.allgather(total.to(self._own.dtype), [part.numel() for part in shards], out=self._own)
 
-    def decode(self) -> bool:
-        torch.cat(self._shards, out=self._values)
-        self._work.gradient.copy_(self._values)
+    def decode(self) -> torch.Tensor:
+        self._work.gradient.copy_(self._work.lane.fetch(self._own, into=self._values))
         return all_finite(self._work.gradient)

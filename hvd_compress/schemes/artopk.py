@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -45,45 +46,62 @@ class _ARTopkExchange(Exchange):
         assert work.pending is not None
         self._scheme, self._work, self._rank, self._world_size = scheme, work, rank, world_size
         self._residual, self._pending = work.residual, work.pending
-        # What every rank expects from the chosen one; replaced by what this rank selected, if it did.
+        # What every rank expects from the chosen one.
         indices = torch.zeros(scheme.compressor.kept(work.segments), dtype=torch.int32, device="cpu")
-        self._selection = Payload({"indices": indices}, work.gradient.numel())
-        self._values: torch.Tensor | None = None
-        self._finite = True
+        self._expected = Payload({"indices": indices}, work.gradient.numel())
+        self._packed: torch.Tensor
+        self._indices: torch.Tensor
+        self._sum: torch.Tensor | None = None
+        self._finite: bool | torch.Tensor = True
+
+    def encode(self) -> None:
+        self._packed = self._work.lane.buffer("indices", self._expected.packed_bytes, torch.uint8)
+        self._compress()
+
+    @abstractmethod
+    def _compress(self) -> None:
+        """Do with the gradient what comes before the first collective."""
 
     def _accumulate(self) -> None:
         self._finite = native.accumulate(self._work.gradient, self._residual, out=self._pending)
 
-    def _select(self, payload: Payload) -> None:
-        self._selection = Payload({"indices": payload["indices"]}, payload.numel)
+    def _pack(self, indices: torch.Tensor) -> None:
+        work = self._work
+        selection = Payload({"indices": indices}, work.gradient.numel())
+        selection.pack(work.step, work.bucket, self._packed, work.lane.place)
 
     def _share(self, engine: Engine, root: int) -> None:
-        work = self._work
-        packed = self._selection.pack(work.step, work.bucket)
-        engine.broadcast(packed, root, self._scheme.broadcast)
-        with located(f"indices from rank {root}"):
-            expected = self._selection["indices"].numel()
-            self._selection = self._selection.unpack(packed, work.step, work.bucket)
-            if self._selection["indices"].numel() != expected:
-                raise PayloadError(f"{self._selection['indices'].numel()} indices instead of {expected}")
-            if self._values is None:
-                self._values = self._scheme.compressor.take(self._pending, self._selection["indices"])
-        if not self._finite:
-            self._values.fill_(torch.nan)  # perhaps at none of these indices: all ranks must see it nevertheless
-        engine.allreduce(self._values, self._scheme.algorithm)
+        work, lane = self._work, self._work.lane
+        engine.broadcast(self._packed, root, self._scheme.broadcast)
+        with located(f"indices from rank {root}"), lane.turn():
+            packed = lane.fetch(self._packed)
+            self._indices = self._expected.unpack(packed, work.step, work.bucket, header=self._packed)["indices"]
+            if self._indices.numel() != self._expected["indices"].numel():
+                raise PayloadError(f"{self._indices.numel()} indices instead of {self._expected['indices'].numel()}")
+            if self._sum is None:
+                with native.about(f"bucket {work.bucket}, indices from rank {root}"):
+                    self._sum = lane.post("values", self._take())
+        engine.allreduce(self._sum, self._scheme.algorithm)
 
-    def decode(self) -> bool:
-        assert self._values is not None
-        gradient = self._work.gradient
+    def _take(self) -> torch.Tensor:
+        """This rank's values; NaN where the bucket is not finite, perhaps at none of these indices: all must see it."""
+        values = self._scheme.compressor.take(self._pending, self._indices)
+        if isinstance(self._finite, torch.Tensor):  # on a device, where the host does not look
+            return values.masked_fill_(self._finite == 0, torch.nan)
+        return values if self._finite else values.fill_(torch.nan)
+
+    def decode(self) -> torch.Tensor:
+        assert self._sum is not None
+        gradient, values = self._work.gradient, self._work.lane.fetch(self._sum)
         with received():
-            native.scatter_lists([(self._selection["indices"], self._values)], gradient, self._work.scale, clear=True)
-        return all_finite(native.gather(gradient, self._selection["indices"]))
+            native.scatter_lists([(self._indices, values)], gradient, self._work.scale, clear=True)
+            return all_finite(native.gather(gradient, self._indices))
 
 
 class _StarExchange(_ARTopkExchange):
     """Only the rank whose turn it is selects; the others add their residual and wait."""
 
-    def encode(self) -> None:
+    def _compress(self) -> None:
         work = self._work
         self._root = work.step % self._world_size
         if self._rank != self._root:
@@ -91,8 +109,9 @@ class _StarExchange(_ARTopkExchange):
             return
         compressor = self._scheme.compressor
         payload = compressor.compress_feedback(work.gradient, self._residual, self._pending, work.segments)
-        self._select(payload)
-        self._values = payload["values"]  # NaN and Inf are the largest of all, so they are among these
+        self._pack(payload["indices"])
+        # NaN and Inf are the largest of all, so they are among these.
+        self._sum = work.lane.post("values", payload["values"])
 
     def communicate(self, engine: Engine) -> None:
         self._share(engine, self._root)
@@ -101,11 +120,11 @@ class _StarExchange(_ARTopkExchange):
 class _VarExchange(_ARTopkExchange):
     """All ranks select, and compare how much they found."""
 
-    def encode(self) -> None:
+    def _compress(self) -> None:
         self._accumulate()
         payload = self._scheme.compressor.compress(self._pending, self._work.segments)
-        self._select(payload)
-        self._variance = payload["values"].double().square().sum().reshape(1)
+        self._pack(payload["indices"])
+        self._variance = self._work.lane.post("variance", payload["values"].double().square().sum().reshape(1))
 
     def communicate(self, engine: Engine) -> None:
         variances = torch.cat(engine.allgather(self._variance, [1] * self._world_size))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hvd_compress.devices.lane import HOST, Lane
 from hvd_compress.engines.base import Engine
 
 
@@ -20,6 +21,7 @@ class Work:
         pending: (numel,) fp32, receives what this step does not send; becomes the residual if the step succeeds.
         segments: numel of each parameter.
         scale: what the sum over ranks is multiplied by: 1 / world_size for an average.
+        lane: what leads to the engine and back; engines take no tensor that did not come from it.
     """
 
     gradient: torch.Tensor
@@ -29,6 +31,7 @@ class Work:
     step: int
     bucket: int
     scale: float
+    lane: Lane = HOST
 
 
 class Exchange(ABC):
@@ -36,18 +39,18 @@ class Exchange(ABC):
 
     @abstractmethod
     def encode(self) -> None:
-        """Compress what this rank has. Runs while other buckets communicate; launches nothing."""
+        """Compress what this rank has. Runs within lane.encoding(), while other buckets communicate."""
 
     @abstractmethod
     def communicate(self, engine: Engine) -> None:
-        """Launch the collectives, the same on every rank. Runs in the communication thread."""
+        """Launch the collectives, the same on every rank. Runs within lane.communicating(), in the thread for it."""
 
     @abstractmethod
-    def decode(self) -> bool:
-        """Write scale * sum over ranks to work.gradient; return whether all of it is finite.
+    def decode(self) -> torch.Tensor:
+        """Write scale * sum over ranks to work.gradient; return whether all of it is finite, as a tensor () of bool.
 
-        The answer is the same on every rank: it depends on what all ranks received alone. When this returns,
-        work.pending holds corrected - transmitted.
+        Runs within lane.decoding(). The answer is the same on every rank: it depends on what all ranks received alone.
+        Nobody looks into it before all buckets are there. After this work.pending holds corrected - transmitted.
         """
 
 
@@ -59,9 +62,9 @@ class Scheme(ABC):
         """Return the exchange of one bucket in one step."""
 
 
-def all_finite(tensor: torch.Tensor) -> bool:
-    """Whether no element is NaN or infinite, in one pass."""
+def all_finite(tensor: torch.Tensor) -> torch.Tensor:
+    """Whether no element is NaN or infinite, in one pass, as a tensor () of bool."""
     if tensor.numel() == 0:
-        return True
+        return torch.ones((), dtype=torch.bool, device=tensor.device)
     low, high = torch.aminmax(tensor)  # both are NaN as soon as one element is
-    return bool(torch.isfinite(low) & torch.isfinite(high))
+    return torch.isfinite(low) & torch.isfinite(high)

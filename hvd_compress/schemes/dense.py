@@ -29,17 +29,20 @@ class _DenseExchange(Exchange):
     def __init__(self, scheme: Dense, work: Work) -> None:
         self._scheme, self._work = scheme, work
         self._values: torch.Tensor
+        self._sum: torch.Tensor
 
     def encode(self) -> None:
         payload = self._scheme.compressor.compress(self._work.gradient, self._work.segments)
         assert payload.summable
         self._values = payload["values"]
+        self._sum = self._work.lane.post("values", self._values)
 
     def communicate(self, engine: Engine) -> None:
-        engine.allreduce(self._values, self._scheme.algorithm)
+        engine.allreduce(self._sum, self._scheme.algorithm)
 
-    def decode(self) -> bool:
+    def decode(self) -> torch.Tensor:
         gradient = self._work.gradient
+        self._work.lane.fetch(self._sum, into=self._values)
         if self._values.data_ptr() != gradient.data_ptr():
             gradient.copy_(self._values)
         gradient.mul_(self._work.scale)

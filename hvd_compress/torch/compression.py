@@ -23,6 +23,7 @@ class Compression(horovod.torch.Compression):  # type: ignore[misc]
         *,
         layerwise: bool = False,
         engine: str = "auto",
+        device: str = "auto",
     ) -> Request:
         """Send the elements of largest magnitude, with error feedback.
 
@@ -33,23 +34,25 @@ class Compression(horovod.torch.Compression):  # type: ignore[misc]
             algorithm: of AR-Topk's allreduce: "ring", "tree", "recursive_doubling", "rabenseifner", or "auto".
             layerwise: select in each parameter by itself (LWTopk) instead of in the fused bucket.
             engine: "mpi", "horovod", or "auto": MPI where mpirun launched the job, else Horovod.
+            device: what compresses: "cuda", "cpu" (gradients on a GPU are copied to the host and back), or "auto",
+                where the gradients are.
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
-        return Request(TopK(ratio, layerwise), scheme, algorithm, engine)
+        return Request(TopK(ratio, layerwise), scheme, algorithm, engine, device)
 
     @staticmethod
-    def efsign(*, layerwise: bool = True, engine: str = "auto") -> Request:
+    def efsign(*, layerwise: bool = True, engine: str = "auto", device: str = "auto") -> Request:
         """Send one bit an element and one scale a parameter (or a bucket), with error feedback."""
-        return Request(EFSign(layerwise), engine=engine)
+        return Request(EFSign(layerwise), engine=engine, device=device)
 
     @staticmethod
-    def bf16(*, engine: str = "auto") -> Request:
+    def bf16(*, engine: str = "auto", device: str = "auto") -> Request:
         """Send every element as bfloat16; sums are made in fp32."""
-        return Request(Cast(torch.bfloat16), engine=engine)
+        return Request(Cast(torch.bfloat16), engine=engine, device=device)
 
     @staticmethod
-    def dense(algorithm: str = "auto", *, engine: str = "auto") -> Request:
+    def dense(algorithm: str = "auto", *, engine: str = "auto", device: str = "auto") -> Request:
         """Send every element as it is, through this package's pipeline: what the others are measured against."""
-        return Request(Cast(), algorithm=algorithm, engine=engine)
+        return Request(Cast(), algorithm=algorithm, engine=engine, device=device)

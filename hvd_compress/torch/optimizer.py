@@ -19,6 +19,7 @@ from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.optimizer import ReducingOptimizer, checked_passes, name_parameters, wrap
 from hvd_compress.reducer import ReduceOptions, Reducer
 from hvd_compress.settings import Settings
+from hvd_compress.torch.parameters import broadcast_state_through_host
 
 
 def DistributedOptimizer(  # noqa: N802 (Horovod's name)
@@ -39,8 +40,10 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     unchanged. Nothing is communicated before the first step, in which ranks compare their settings.
 
     Raises:
-        ConfigError: names are missing or doubled, or an argument is out of range.
-        UnsupportedError: op=Adasum, parameters on a GPU, or an elastic job, with a compression of this package.
+        ConfigError: names are missing or doubled, an argument is out of range, or a GPU is to compress parameters that
+            are on none.
+        UnsupportedError: op=Adasum, parameters on a device that is neither CPU nor CUDA, or an elastic job, with a
+            compression of this package.
     """
     if not isinstance(compression, Request):
         if _is_factory(compression):
@@ -83,8 +86,13 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
     """Horovod's broadcast_optimizer_state; residuals stay as they are on each rank.
 
-    Horovod takes a step with zero gradients to create missing state, which must not become an exchange.
+    Horovod takes a step with zero gradients to create missing state, which must not become an exchange. Built without
+    GPU operations it cannot broadcast the state of parameters on a GPU: that goes through the host then.
     """
+    on_gpu = any(p.device.type == "cuda" for group in optimizer.param_groups for p in group["params"])
+    if on_gpu and not horovod.torch.cuda_built():
+        broadcast_state_through_host(optimizer, root_rank)
+        return
     local = _local_steps(optimizer) if isinstance(optimizer, ReducingOptimizer) else nullcontext()
     with local:
         horovod.torch.functions.broadcast_optimizer_state(optimizer, root_rank, model)

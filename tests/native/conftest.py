@@ -22,7 +22,8 @@ LEVELS = [(level, 1 + number) for number, level in enumerate(native.simd_levels(
 """(level, threads): a fault in how work is divided shows at any level."""
 
 TILES = "tiles"
-"""CUDA kernels. From call to call, threads of a block take turns from the first to the last, or the other way round."""
+"""CUDA kernels. From call to call, threads of a block take turns from the first to the last, or the other way round,
+and top-k is done in another way."""
 
 BUILD = Path(__file__).parents[2] / "build" / f"native-{sys.implementation.cache_tag}"
 
@@ -33,7 +34,9 @@ class PlayedByCpu:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self._kernels = cuda.Kernels(library, torch.device("cpu"), self._turn_round)
-        self._backwards = False
+        self._calls = 0
+        self.way = ""
+        """In which top-k is done, if not in all of them in turn."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -43,8 +46,9 @@ class PlayedByCpu:
 
     def _turn_round(self) -> int:
         """For the kernels, this is to ask for their stream."""
-        self._backwards = not self._backwards
-        self._library.hvd_compress_set_backwards(self._backwards)
+        self._calls += 1
+        self._library.hvd_compress_set_backwards(self._calls % 2)
+        self._kernels.force_topk(self.way or cuda.TOPK_WAYS[self._calls // 2 % len(cuda.TOPK_WAYS)])
         return 0
 
 

@@ -19,7 +19,7 @@ def test_sum_is_that_of_torch(inputs: tuple[torch.Tensor, torch.Tensor], which: 
     argument, out = place_out(which, grad, residual)
     finite = native.accumulate(grad, residual, out=argument)
     assert_same(out, correct(*before))
-    assert finite is bool(correct(*before).isfinite().all())
+    assert bool(finite) is bool(correct(*before).isfinite().all())
     assert_inputs_kept(out, inputs, before)
 
 
@@ -41,4 +41,4 @@ def test_a_sum_that_overflows_is_not_finite(dtypes: tuple[torch.dtype, torch.dty
     grad = torch.tensor([largest], dtype=dtypes[0])
     residual = torch.tensor([torch.finfo(dtypes[1]).max], dtype=dtypes[1])
     fits_fp32 = dtypes == (torch.float16, torch.float32)  # 65504 changes nothing of the largest fp32
-    assert native.accumulate(grad, residual) is fits_fp32
+    assert bool(native.accumulate(grad, residual)) is fits_fp32

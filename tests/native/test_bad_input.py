@@ -19,6 +19,7 @@ INDICES = torch.zeros(2, dtype=torch.int32)
 BITS = torch.zeros(1, dtype=torch.uint8)
 BYTES = torch.zeros(6, dtype=torch.uint8)
 ONES = torch.ones(2)
+SCALE = torch.ones(())
 UP = torch.tensor([1, 4], dtype=torch.int32)
 KEY = {"seed": 1, "step": 2, "bucket": 3}
 
@@ -43,6 +44,12 @@ CALLS: dict[str, tuple[str, Callable[[torch.Tensor], object]]] = {
     "sign_accumulate grad": ("grad", lambda t: native.sign_accumulate(t, torch.ones(6))),
     "sign_accumulate residual": ("residual", lambda t: native.sign_accumulate(torch.ones(6), t)),
     "sign_accumulate out": ("out", lambda t: native.sign_accumulate(torch.ones(6), torch.ones(6), t)),
+    "sign_accumulate_kept grad": ("grad", lambda t: native.sign_accumulate_kept(t, torch.ones(6), SCALE)),
+    "sign_accumulate_kept kept": ("residual", lambda t: native.sign_accumulate_kept(torch.ones(6), t, SCALE)),
+    "sign_accumulate_kept scale": ("kept_scale", lambda t: native.sign_accumulate_kept(ONES, 1 * ONES, t)),
+    "sign_settle kept": ("kept", lambda t: native.sign_settle(t, SCALE)),
+    "sign_settle scale": ("kept_scale", lambda t: native.sign_settle(1 * ONES, t)),
+    "mstopk x": ("x", lambda t: native.mstopk(t, 1)),
     "sign_add bits": ("bits", lambda t: native.sign_add(t, 1.0, torch.ones(6), 1.0)),
     "sign_add scale": ("scale", lambda t: native.sign_add(BITS, t, torch.ones(6), 1.0)),
     "sign_add out": ("out", lambda t: native.sign_add(BITS, 1.0, t, 1.0)),
@@ -306,6 +313,8 @@ def test_more_elements_than_int32_reaches(tmp_path: Path) -> None:
         lambda n: _native.topk(0, 0, n, 1, 0, 0, 0, 2**40),
         lambda n: _native.topk_accumulate(0, 0, 0, 0, 0, n, 1, 0, 0, 0, 2**40),
         lambda n: _native.sign_accumulate(0, 0, 0, 0, 0, n, 0, 0, 0, 2**40),
+        lambda n: _native.sign_accumulate_kept(0, 0, 0, 0, 0, 0, n, 0, 0, 0, 2**40),
+        lambda n: _native.sign_settle(0, 0, 0, n),
         lambda n: _native.sign_add(0, 0, 0, 0, n, 1.0),
         lambda n: _native.gather(0, 0, n, 0, 1, 0),
         lambda n: _native.take(0, 0, n, 0, 1, 0),
@@ -314,7 +323,8 @@ def test_more_elements_than_int32_reaches(tmp_path: Path) -> None:
         lambda n: _native.scatter_lists([(0, 0, 1)], 0, 0, 0, n, 1.0, False),
         lambda n: _native.threshold_count(0, 0, n, 1.0, 0, 2**40),
         lambda n: _native.threshold_select(0, 0, n, 1.0, 1, 0, 0, 0, 2**40),
-        lambda n: _native.magnitude_counts(0, 0, n, 0, 0, 2**40),
+        lambda n: _native.mstopk(0, 0, n, 1, 25, 0, 0, 0, 2**40),
+        lambda n: _native.magnitude_curve(0, 0, n, 0, 0, 0, 2**40),
         lambda n: _native.quantize_accumulate(0, 0, 0, 0, 0, n, 8, 0, 1, 2, 3, 0, 0, 0, 2**40),
         lambda n: _native.quantize_add(0, 0, 0, 0, n, 8, 1.0),
     ],
@@ -338,7 +348,7 @@ def test_launchers_refuse_what_they_have_no_code_for() -> None:
         _native.sign_accumulate(0, 0, 0, 0, 0, 4, 0, 0, 0, 7)
     for call in (
         lambda: _native.threshold_count(0, 0, 4, 1.0, 0, _native.threshold_workspace_bytes(4) - 1),
-        lambda: _native.magnitude_counts(0, 0, 4, 0, 0, _native.curve_workspace_bytes(4) - 1),
+        lambda: _native.magnitude_curve(0, 0, 4, 0, 0, 0, _native.curve_workspace_bytes(4) - 1),
         lambda: _native.quantize_accumulate(0, 0, 0, 0, 0, 4, 8, 0, 1, 2, 3, 0, 0, 0, 7),
     ):
         with pytest.raises(RuntimeError, match="workspace"):

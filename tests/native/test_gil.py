@@ -20,7 +20,8 @@ BITS, SCALE = torch.zeros(N // 8, dtype=torch.uint8), torch.zeros(1)
 WORKSPACE = torch.empty(1 << 22, dtype=torch.uint8)
 THRESHOLDS = torch.zeros(1 << 22, dtype=torch.uint8)  # as if none had been found
 T = THRESHOLDS.data_ptr()
-PACKED, COUNTS = torch.zeros(N, dtype=torch.uint8), torch.zeros(1 << 16, dtype=torch.int64)
+PACKED, COUNTS = torch.zeros(N, dtype=torch.uint8), torch.zeros((1 << 16) + 1, dtype=torch.int64)
+SHARES = torch.zeros((1 << 16) + 1, dtype=torch.float64)
 G, R, O, I, V, B, S, W, Q, C = (  # noqa: E741
     tensor.data_ptr() for tensor in (GRAD, RESIDUAL, OUT, INDICES, VALUES, BITS, SCALE, WORKSPACE, PACKED, COUNTS)
 )
@@ -37,7 +38,10 @@ KERNELS: dict[str, Callable[[], object]] = {
     "scatter_lists": lambda: _native.scatter_lists([(I, V, K)], 0, O, 0, N, 0.0, False),
     "threshold_select": lambda: _native.threshold_select(G, 0, N, 2.0, 0, I, V, T, THRESHOLDS.numel()),
     "threshold_count": lambda: _native.threshold_count(G, 0, N, 0.5, W, WORKSPACE.numel()),
-    "magnitude_counts": lambda: _native.magnitude_counts(G, 0, N, C, W, WORKSPACE.numel()),
+    "sign_accumulate_kept": lambda: _native.sign_accumulate_kept(G, 0, R, S, O, 0, N, B, S, W, WORKSPACE.numel()),
+    "sign_settle": lambda: _native.sign_settle(O, 0, S, N),
+    "mstopk": lambda: _native.mstopk(G, 0, N, K, 25, I, V, W, WORKSPACE.numel()),
+    "magnitude_curve": lambda: _native.magnitude_curve(G, 0, N, C, SHARES.data_ptr(), W, WORKSPACE.numel()),
     "quantize_accumulate": lambda: _native.quantize_accumulate(
         G, 0, R, O, 0, N, 8, 0, 1, 2, 3, Q, S, W, WORKSPACE.numel()
     ),

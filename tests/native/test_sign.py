@@ -66,6 +66,29 @@ def test_scale_is_the_mean_and_tells_what_is_finite(inputs: tuple[torch.Tensor, 
         assert scale.item() == pytest.approx(exact, rel=1e-7, abs=2.0**-149)
 
 
+@given(steps=st.data(), inputs=gradients(), in_place=st.booleans())
+@examples(150)
+def test_keeping_corrected_sends_the_same_bits(
+    steps: st.DataObject, inputs: tuple[torch.Tensor, torch.Tensor], in_place: bool
+) -> None:
+    """Three steps, each as sign_accumulate() would do it; the residual comes out when it is asked for."""
+    grad, residual = inputs
+    kept, kept_scale = residual.clone(), torch.zeros(())
+    for _ in range(3):
+        bits, scale = native.sign_accumulate(grad, residual)
+        out = None if in_place else torch.full_like(kept, 7.0)
+        size = torch.zeros(bits.numel(), dtype=torch.uint8)
+        found, found_scale = native.sign_accumulate_kept(
+            grad, kept, kept_scale, out=out, into=(size, kept_scale) if in_place else None
+        )
+        assert torch.equal(found, bits)
+        assert_same(found_scale.reshape(1), scale.reshape(1))
+        kept, kept_scale = kept if out is None else out, found_scale
+        grad = steps.draw(tensors(grad.dtype, grad.numel(), FINITE_KINDS))
+    native.sign_settle(kept, kept_scale)
+    assert_same(kept, residual)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(data=st.data(), weight=st.sampled_from([1.0, 0.25, 1 / 3, -2.0]), as_tensor=st.sampled_from([None, (), (1,)]))
 @examples(100)

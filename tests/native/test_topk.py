@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_compress import _native, native
+from hvd_compress.native import module
 from tests.native.cases import (
     DTYPES,
     FINITE_KINDS,
@@ -140,6 +141,47 @@ def test_a_large_result_of_its_own_is_that_in_place(kernel: str) -> None:
     assert_same(out, in_place)
     if kernel != "accumulate":
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def sampled(n: int) -> torch.Tensor:
+    """Which elements csrc/include/hvd_compress/sample.hpp looks at; n is a multiple of 256, up to 2^20."""
+    block = np.arange(n // 256, dtype=np.uint64)
+    x = block
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor) & np.uint64(0xFFFFFFFF)
+    start = (block * np.uint64(256) + (x ^ (x >> np.uint64(16))) % np.uint64(240)) // np.uint64(16) * np.uint64(16)
+    return torch.from_numpy((start[:, None] + np.arange(16, dtype=np.uint64)).reshape(-1).astype(np.int64))
+
+
+@pytest.mark.parametrize("way", ["queue", "bracket", "radix"])
+@pytest.mark.parametrize("case", ["plain", "far too many", "far too few", "equal", "zeros", "one bin", "ascending"])
+def test_every_way_of_the_gpu_finds_the_same(level: str, way: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the sample misleads, and where the radix selection cannot tell elements apart by their first digit."""
+    if level != "tiles":
+        return  # the CPU has one way
+    n = 65_536
+    x = torch.randn(n, generator=torch.Generator().manual_seed(11))
+    if case == "far too many":
+        x[sampled(n)] *= 1e-6
+    elif case == "far too few":
+        x[sampled(n)] *= 1e6
+    elif case == "equal":
+        x.copysign_(torch.tensor(1.0)).div_(x)
+    elif case == "zeros":
+        x[100:].zero_()
+    elif case == "one bin":
+        x.mul_(1e-3).add_(1.0)
+    elif case == "ascending":
+        x = x.abs().sort().values
+    monkeypatch.setattr(module.compiled, "way", way)
+    for k in (0, 1, 99, 101, 2048, 6000, n - 1, n):
+        residual = x / 2
+        indices, values = native.topk_accumulate(x / 2, residual, k)
+        assert torch.equal(indices, largest(x, k))
+        left = x.clone()
+        left[indices.long()] = 0
+        assert_same(values, x[indices.long()])
+        assert_same(residual, left)
 
 
 def test_topk_of_many() -> None:

@@ -1,19 +1,22 @@
-"""The MPI and Horovod engines keep every promise of an engine, between real processes."""
+"""The MPI, Horovod and Gloo engines keep every promise of an engine, between real processes."""
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import hvd_compress.torch as hvd
 from hvd_compress.cost.calibrate import calibrate, measurable
 from hvd_compress.cost.store import job_shape, load, save
 from hvd_compress.engines import limits, select
 from hvd_compress.engines.base import ALGORITHMS, Engine
+from hvd_compress.engines.gloo import GlooEngine
 from hvd_compress.engines.horovod import HorovodEngine
 from hvd_compress.errors import ConfigError, UnsupportedError
 from tests.parallel.training import ENGINES
@@ -21,9 +24,18 @@ from tests.unit.engines.promises import PROMISES
 
 
 @pytest.fixture(scope="module")
-def engines() -> dict[str, Engine]:
+def gloo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """An engine over torch.distributed, whose ranks meet in a file of rank 0."""
+    meeting = hvd.broadcast_object(str(tmp_path_factory.mktemp("gloo") / "meeting"), root_rank=0)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=hvd.rank(), world_size=hvd.size())
+    yield GlooEngine()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def engines(gloo: Engine) -> dict[str, Engine]:
     """Return an engine of each kind that this launch offers."""
-    made: dict[str, Engine] = {"horovod": HorovodEngine()}
+    made: dict[str, Engine] = {"horovod": HorovodEngine(), "gloo": gloo}
     if "mpi" in ENGINES:
         from hvd_compress.engines.mpi import MpiEngine
 
@@ -31,7 +43,7 @@ def engines() -> dict[str, Engine]:
     return made
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=[*ENGINES, "gloo"])
 def engine(request, engines) -> Engine:
     return engines[request.param]
 
@@ -54,6 +66,7 @@ def test_two_engines_of_a_kind_do_not_mix(engines):
         assert torch.equal(tensor, torch.full((5,), float(hvd.size())))
 
 
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)  # Gloo counts in 64 bits
 def test_more_elements_than_a_call_can_count(engine, monkeypatch):
     """Sums and broadcasts go in parts; what cannot be split says so, on every rank."""
     monkeypatch.setattr(limits, "MAX_COUNT", 7)

@@ -30,6 +30,7 @@ def test_a_ratio_within_its_range_keeps_at_least_one(ratio: float) -> None:
         ({"scheme": "stars"}, "unknown scheme 'stars'; known here are auto, allgather, star, var"),
         ({"algorithm": "rings"}, "unknown algorithm 'rings'"),
         ({"engine": "nccl"}, "unknown engine 'nccl'"),
+        ({"device": "tpu"}, "unknown device 'tpu'; known here are auto, cpu, cuda"),
         ({"scheme": "allgather", "algorithm": "ring"}, "all-gather has none"),
     ],
 )
@@ -75,3 +76,20 @@ def test_an_algorithm_is_refused_where_nothing_is_reduced() -> None:
 def test_a_decision_that_nothing_can_carry_out_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot carry"):
         Decision(EFSign(), 1.0, "star").build()
+
+
+@pytest.mark.parametrize(
+    ("asked", "gradients_on", "device"),
+    [("auto", "cpu", "cpu"), ("auto", "cuda", "cuda"), ("cpu", "cuda", "cpu"), ("cuda", "cuda", "cuda")],
+)
+def test_compression_runs_where_the_gradients_are_unless_asked_otherwise(
+    asked: str, gradients_on: str, device: str
+) -> None:
+    request = Request(TopK(0.1), device=asked)
+    for dtype in (torch.float32, torch.float64):
+        assert decide(request, dtype, 2, CAN, gradients_on).device == device
+
+
+def test_a_gpu_cannot_compress_what_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"device='cuda' asks for compression on a GPU of gradients on the CPU: move"):
+        decide(Request(EFSign(), device="cuda"), torch.float32, 2, CAN, "cpu")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -22,6 +24,7 @@ def check() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
     spec.loader.exec_module(module)
     return module
 
@@ -39,7 +42,7 @@ def test_a_difference_is_told(check: ModuleType, monkeypatch: pytest.MonkeyPatch
         return indices, values + len(calls) % 2
 
     monkeypatch.setattr(native, "topk", wrong_every_other_time)
-    with pytest.raises(click.ClickException, match="topk differs in result 1: seed 0"):
+    with pytest.raises(click.ClickException, match="topk, auto differs in result 1: seed 0"):
         check.parity(torch.device("cpu"), rounds=1)
 
 
@@ -51,10 +54,37 @@ def test_without_a_gpu_it_says_so(check: ModuleType) -> None:
     assert "torch sees no GPU here" in result.output
 
 
-def test_the_page_names_every_kernel(check: ModuleType) -> None:
+def report(**changes: object) -> dict[str, object]:
     figure = {
-        "kernel": "topk_accumulate", "ms": 0.4, "floor_ms": 0.28, "times_floor": 1.43, "bound_ms": 0.45,
-        "torch_ms": 9.0, "copy_tb_s": 4.3,
+        "kernel": "topk_accumulate", "ms": 0.4, "floor_ms": 0.28, "times_floor": 1.43, "of_bandwidth": 0.7,
+        "bound_ms": 0.45, "within": False, "torch_ms": 9.0, "cub_ms": 1.5, "copy_tb_s": 4.3,
     }  # fmt: skip
-    report = {"card": "H200", "torch": "2", "parity": 3, "sanitizers": {"memcheck": "clean"}, "figures": [figure]}
-    assert "| topk_accumulate | 0.400 | 0.280 | 1.43 | 0.45 | 9.00 |" in check.page(report)
+    other = {**figure, "kernel": "mstopk", "bound_ms": None, "within": True, "cub_ms": None}
+    return {
+        "card": "H200", "torch": "2", "parity": 3, "graphs": 5, "sanitizers": {"memcheck": "clean"}, "training": "ran",
+        "figures": [figure, other], "queue": [{"numel": 65536.0, "k": 64.0, "queue": 0.02, "bracket": 0.05}],
+    } | changes  # fmt: skip
+
+
+def test_the_page_names_every_kernel(check: ModuleType) -> None:
+    page = check.page(report())
+    assert "| topk_accumulate | 0.400 | 0.280 | 70% | 0.45 ! | 9.00 | 1.50 |" in page
+    assert "| mstopk | 0.400 | 0.280 | 70% |  | 9.00 |  |" in page
+    assert "| 65,536 | 64 | 0.020 | 0.050 |" in page
+
+
+def test_a_sanitizer_or_a_training_that_fails_fails_the_check(check: ModuleType) -> None:
+    assert check.faults(report()) == []
+    assert check.faults(report(sanitizers={"racecheck": "not run: no compute-sanitizer on PATH"})) == []
+    assert check.faults(report(sanitizers={"racecheck": "exit code 9: hazard"})) == ["racecheck: exit code 9: hazard"]
+    assert check.faults(report(training="exit code 1: lost")) == ["exit code 1: lost"]
+
+
+def test_a_failing_command_is_told_by_its_last_line(check: ModuleType) -> None:
+    words = [sys.executable, "-c", "import sys; print('first'); sys.exit('last')"]
+    assert check._outcome(words, dict(os.environ), "clean").startswith("exit code 1: ")
+    assert check._outcome([sys.executable, "-c", ""], dict(os.environ), "clean") == "clean"
+
+
+def test_without_cccl_there_is_no_cub(check: ModuleType, tmp_path: Path) -> None:
+    assert check.build_cub(tmp_path) is None

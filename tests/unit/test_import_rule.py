@@ -14,10 +14,20 @@ ALLOWED = {
     "native": {"native", "_native", "errors"},
     "feedback": {"errors"},
     "buckets": {"buckets", "errors"},
+    "devices": {"devices", "errors"},
     "cost": {"cost", "__version__", "engines.base", "engines.layout", "engines.names", "errors"},
     "compressors": {"payload", "errors", "native", "compressors"},
     "engines": {"engines", "errors", "cost"},
-    "schemes": {"schemes", "compressors.base", "engines.base", "engines.layout", "payload", "errors", "native"},
+    "schemes": {
+        "schemes",
+        "compressors.base",
+        "devices.lane",
+        "engines.base",
+        "engines.layout",
+        "payload",
+        "errors",
+        "native",
+    },
 }
 """What the modules of a room may import of this package. Rooms that are not listed see everything."""
 

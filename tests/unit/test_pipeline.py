@@ -35,9 +35,9 @@ class Scripted(Exchange):
     def communicate(self, engine: Engine) -> None:
         self._run("communicate")
 
-    def decode(self) -> bool:
+    def decode(self) -> torch.Tensor:
         self._run("decode")
-        return self.phases.get("finite", lambda: True)() is True
+        return torch.tensor(self.phases.get("finite", lambda: True)())
 
 
 @pytest.fixture
@@ -62,9 +62,9 @@ def test_collectives_are_launched_in_the_order_of_numbers(pipeline: Pipeline) ->
     log: list[str] = []
     for number in (2, 0, 3, 1):
         pipeline.submit(number, Scripted(str(number), log), f"bucket {number}")
-    finite, seconds, _ = pipeline.finish()
-    assert finite
-    assert set(seconds) == {"encode", "communicate", "decode"}
+    exchanged = pipeline.finish()
+    assert exchanged.finite
+    assert set(exchanged.seconds) == {"encode", "communicate", "decode"}
     assert [entry for entry in log if "communicate" in entry] == [f"communicate {n}" for n in range(4)]
     assert sorted(log) == sorted(f"{phase} {n}" for phase in ("encode", "communicate", "decode") for n in range(4))
 
@@ -93,7 +93,7 @@ def test_compressing_a_bucket_overlaps_communicating_the_one_before(pipeline: Pi
     log: list[str] = []
     pipeline.submit(0, Scripted("0", log, communicate=communicate), "bucket 0")
     pipeline.submit(1, Scripted("1", log, encode=encode), "bucket 1")
-    assert pipeline.finish()[0]
+    assert pipeline.finish().finite
 
 
 def test_decompressing_a_bucket_overlaps_communicating_the_next(pipeline: Pipeline) -> None:
@@ -110,16 +110,16 @@ def test_decompressing_a_bucket_overlaps_communicating_the_next(pipeline: Pipeli
     log: list[str] = []
     pipeline.submit(0, Scripted("0", log, decode=decode), "bucket 0")
     pipeline.submit(1, Scripted("1", log, communicate=communicate), "bucket 1")
-    assert pipeline.finish()[0]
+    assert pipeline.finish().finite
 
 
 def test_one_non_finite_bucket_makes_the_step_non_finite(pipeline: Pipeline) -> None:
     log: list[str] = []
     pipeline.submit(0, Scripted("0", log, finite=lambda: False), "bucket 0")
     pipeline.submit(1, Scripted("1", log), "bucket 1")
-    assert pipeline.finish()[0] is False
+    assert pipeline.finish().finite is False
     pipeline.submit(0, Scripted("0", log), "bucket 0")
-    assert pipeline.finish()[0] is True
+    assert pipeline.finish().finite is True
 
 
 @pytest.mark.parametrize("phase", ["encode", "communicate", "decode"])

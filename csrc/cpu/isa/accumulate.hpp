@@ -10,11 +10,14 @@ namespace hvd_compress::cpu::HVD_COMPRESS_LEVEL {
 //
 // filter takes and returns sixteen elements from the i-th on; after the last element of the place they are 0. With
 // `past_caches` every vector must be aligned to a cache line, and R be float.
-template <class G, class R, class Filter>
-inline void accumulate(const G* grad, const R* residual, R* out, Place place, bool past_caches, Filter filter) {
+//
+// The residual is restore(v), sixteen elements that are rounded to R, of what lies at `kept`.
+template <class G, class R, class Restore, class Filter>
+inline void accumulate(const G* grad, const R* kept, R* out, Place place, bool past_caches, Restore restore,
+                       Filter filter) {
     const std::int64_t last = place.begin + (place.end - place.begin) / kLanes * kLanes;
     const auto vector = [&](std::int64_t i) {
-        return filter(i, Isa::template rounded<R>(Isa::add(Isa::load(residual + i), Isa::load(grad + i))));
+        return filter(i, Isa::template rounded<R>(Isa::add(restore(Isa::load(kept + i)), Isa::load(grad + i))));
     };
     if constexpr (sizeof(R) == sizeof(float)) {
         if (past_caches) {
@@ -28,14 +31,23 @@ inline void accumulate(const G* grad, const R* residual, R* out, Place place, bo
     }
     if (last == place.end) return;
     G some_grad[kLanes] = {};
-    R some_residual[kLanes] = {}, some_out[kLanes];
+    R some_kept[kLanes] = {}, some_out[kLanes];
     for (std::int64_t i = last; i < place.end; ++i) {
         some_grad[i - last] = grad[i];
-        some_residual[i - last] = residual[i];
+        some_kept[i - last] = kept[i];
     }
-    const auto v = Isa::template rounded<R>(Isa::add(Isa::load(some_residual), Isa::load(some_grad)));
-    Isa::store(some_out, filter(last, v));
+    const auto v = Isa::template rounded<R>(Isa::add(restore(Isa::load(some_kept)), Isa::load(some_grad)));
+    Isa::store(some_out, v);
+    for (std::int64_t i = place.end; i < last + kLanes; ++i) some_out[i - last] = R{};  // restored may not be 0
+    Isa::store(some_out, filter(last, Isa::load(some_out)));
     for (std::int64_t i = last; i < place.end; ++i) out[i] = some_out[i - last];
+}
+
+// The same where the residual itself is kept.
+template <class G, class R, class Filter>
+inline void accumulate(const G* grad, const R* residual, R* out, Place place, bool past_caches, Filter filter) {
+    const auto as_it_is = [](Isa::Vec v) { return v; };
+    accumulate(grad, residual, out, place, past_caches, as_it_is, filter);
 }
 
 // The lanes of a vector from the i-th element on that lie before `end`.

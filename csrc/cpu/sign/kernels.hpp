@@ -15,6 +15,11 @@ struct SignKernels {
                                std::uint8_t* bits);
     Correct correct[3][2];
 
+    // The same where corrected of the step before is kept, of which `kept_scale` was sent.
+    using CorrectKept = double (*)(const void* grad, const void* kept, void* out, Place place, bool past_caches,
+                                   std::uint8_t* bits, float kept_scale);
+    CorrectKept correct_kept[3][2];
+
     // x -= scale where x counts as positive, else x += scale. By dtype.
     using SubtractSent = void (*)(void* x, Place place, float scale);
     SubtractSent subtract_sent[3];

@@ -11,27 +11,57 @@ float mean(const double* sums, std::int64_t n) {
     return static_cast<float>(add_blocks(sums, divided_up(n, kSumBlock)) / static_cast<double>(n));
 }
 
+// Calls correct(kernels, residual's type is fp32, block, past_caches) for each block, and sets the scale.
+template <class Correct>
+Status correct_blocks(ConstArray grad, ConstArray kept, Array out, std::int64_t n, float* scale, Workspace workspace,
+                      Correct correct) {
+    if (const Status status = check_numel(n); status != Status::kOk) return status;
+    if (workspace.bytes < sign_workspace_bytes(n)) return Status::kWorkspaceTooSmall;
+    if (out.dtype != kept.dtype) return Status::kBadDType;
+    return dispatch_pair(grad.dtype, kept.dtype, [&](auto, auto kept_tag) {
+        constexpr bool kFloat = sizeof(typename decltype(kept_tag)::Type) == sizeof(float);
+        const bool past_caches = goes_past_caches(out.data, kept.data, grad.data, kFloat ? n * sizeof(float) : 0);
+        double* sums = static_cast<double*>(workspace.data);
+        for_each_sum_block(n, sums, [&](Place block) { return correct(sign_kernels(), !kFloat, block, past_caches); });
+        *scale = mean(sums, n);
+        return Status::kOk;
+    });
+}
+
+// Backwards: what was written last may still be in a cache.
+void subtract_sent(Array x, std::int64_t n, float sent) {
+    const auto subtract = sign_kernels().subtract_sent[static_cast<int>(x.dtype)];
+    for_each_chunk_backwards(n, [&](Place chunk) { subtract(x.data, chunk, sent); });
+}
+
 }  // namespace
 
 std::size_t sign_workspace_bytes(std::int64_t n) noexcept { return sums_bytes(n); }
 
 Status sign_accumulate(ConstArray grad, ConstArray residual, Array out, std::int64_t n, std::uint8_t* bits,
                        float* scale, Workspace workspace, Stream) noexcept {
+    const auto correct = [&](const SignKernels& kernels, int narrow, Place block, bool past_caches) {
+        const auto kernel = kernels.correct[static_cast<int>(grad.dtype)][narrow];
+        return kernel(grad.data, residual.data, out.data, block, past_caches, bits);
+    };
+    const Status status = correct_blocks(grad, residual, out, n, scale, workspace, correct);
+    if (status == Status::kOk) subtract_sent(out, n, *scale);
+    return status;
+}
+
+Status sign_accumulate_kept(ConstArray grad, ConstArray kept, const float* kept_scale, Array out, std::int64_t n,
+                            std::uint8_t* bits, float* scale, Workspace workspace, Stream) noexcept {
+    const auto correct = [&](const SignKernels& kernels, int narrow, Place block, bool past_caches) {
+        const auto kernel = kernels.correct_kept[static_cast<int>(grad.dtype)][narrow];
+        return kernel(grad.data, kept.data, out.data, block, past_caches, bits, *kept_scale);
+    };
+    return correct_blocks(grad, kept, out, n, scale, workspace, correct);
+}
+
+Status sign_settle(Array x, const float* scale, std::int64_t n, Stream) noexcept {
     if (const Status status = check_numel(n); status != Status::kOk) return status;
-    if (workspace.bytes < sign_workspace_bytes(n)) return Status::kWorkspaceTooSmall;
-    if (out.dtype != residual.dtype) return Status::kBadDType;
-    return dispatch_pair(grad.dtype, residual.dtype, [&](auto, auto residual_tag) {
-        constexpr bool kFloat = sizeof(typename decltype(residual_tag)::Type) == sizeof(float);
-        const SignKernels& kernels = sign_kernels();
-        const auto correct = kernels.correct[static_cast<int>(grad.dtype)][!kFloat];
-        const bool past_caches = goes_past_caches(out.data, residual.data, grad.data, kFloat ? n * sizeof(float) : 0);
-        double* sums = static_cast<double*>(workspace.data);
-        for_each_sum_block(n, sums, [&](Place block) {
-            return correct(grad.data, residual.data, out.data, block, past_caches, bits);
-        });
-        const float sent = *scale = mean(sums, n);
-        const auto subtract_sent = kernels.subtract_sent[static_cast<int>(out.dtype)];
-        for_each_chunk_backwards(n, [&](Place chunk) { subtract_sent(out.data, chunk, sent); });
+    return dispatch(x.dtype, [&](auto) {
+        subtract_sent(x, n, *scale);
         return Status::kOk;
     });
 }

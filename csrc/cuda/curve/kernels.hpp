@@ -81,19 +81,66 @@ struct CountMagnitudes {
     }
 };
 
-struct WriteCounts {
-    static constexpr int kThreads = 256;
-    struct Shared {};
+// One block: each thread has a part of the curve, first to add up, then to write.
+struct DrawCurve {
+    static constexpr int kThreads = kCurveRows * kCurveRow;
+    struct Shared {
+        double squares[kThreads + 1], square_rows[kCurveRows];
+        std::int64_t counts[kThreads], count_rows[kCurveRows];
+        double all;
+    };
     const std::uint32_t* bins;
     const Key* low;
     std::int64_t* counts;
+    double* shares;
 
     template <class B>
-    HVD_COMPRESS_TILE void operator()(const B& block, Shared&) const {
+    HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
         const std::int64_t first_of_tail = *low >> kCurveShift;
+        const auto each_of = [&](std::int64_t part, auto body) {
+            for (std::int64_t b = part * kCurvePart; b < (part + 1) * kCurvePart; ++b) {
+                const std::int64_t bin = kCurveBins - 1 - b;
+                const std::int64_t count = static_cast<std::int64_t>(bins[bin]) * (bin < first_of_tail ? 4 : 1);
+                body(b, count, count == 0 ? 0.0 : curve_square(bin) * static_cast<double>(count));
+            }
+        };
         block.each([&](int t) {
-            const std::int64_t bin = block.index * kThreads + t;
-            if (bin < kCurveBins) counts[bin] = static_cast<std::int64_t>(bins[bin]) * (bin < first_of_tail ? 4 : 1);
+            double squares = 0.0;
+            std::int64_t found = 0;
+            each_of(t, [&](std::int64_t, std::int64_t count, double square) {
+                squares += square;
+                found += count;
+            });
+            shared.squares[t] = squares;
+            shared.counts[t] = found;
+        });
+        block.sync();
+        block.each([&](int t) {
+            if (t >= kCurveRows) return;
+            shared.square_rows[t] = sums_before(shared.squares + t * kCurveRow, kCurveRow);
+            shared.count_rows[t] = sums_before(shared.counts + t * kCurveRow, kCurveRow);
+        });
+        block.sync();
+        block.each([&](int t) {
+            if (t != 0) return;
+            shared.squares[kThreads] = shared.all = sums_before(shared.square_rows, kCurveRows);
+            sums_before(shared.count_rows, kCurveRows);
+            counts[0] = 0;
+            shares[0] = 0.0;
+        });
+        block.sync();
+        block.each([&](int t) { shared.squares[t] += shared.square_rows[t / kCurveRow]; });
+        block.sync();
+        const double all = shared.all;
+        block.each([&](int t) {
+            double sum = shared.squares[t];
+            std::int64_t found = shared.counts[t] + shared.count_rows[t / kCurveRow];
+            each_of(t, [&](std::int64_t b, std::int64_t count, double square) {
+                found += count;
+                sum += square;
+                counts[b + 1] = all == 0.0 ? 1 : found;
+                shares[b + 1] = all == 0.0 ? 1.0 : curve_share(sum, shared.squares[t + 1], all);
+            });
         });
     }
 };

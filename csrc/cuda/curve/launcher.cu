@@ -26,8 +26,8 @@ struct Workplace {
 
 std::size_t curve_workspace_bytes(std::int64_t) noexcept { return Workplace(nullptr).bytes; }
 
-Status magnitude_counts(ConstArray x, std::int64_t n, std::int64_t* counts, Workspace workspace,
-                        Stream stream) noexcept {
+Status magnitude_curve(ConstArray x, std::int64_t n, std::int64_t* counts, double* shares, Workspace workspace,
+                       Stream stream) noexcept {
     if (const Status status = check_numel(n); status != Status::kOk) return status;
     if (workspace.bytes < curve_workspace_bytes(n)) return Status::kWorkspaceTooSmall;
     return dispatch(x.dtype, [&](auto tag) {
@@ -43,7 +43,7 @@ Status magnitude_counts(ConstArray x, std::int64_t n, std::int64_t* counts, Work
         // Few blocks, as each has a window to clear and to hand over, but enough to fill a large GPU.
         const std::int64_t blocks = std::min<std::int64_t>(divided_up(n, Kernel::kThreads * kWide * 4), 1024);
         launch(Kernel{source, at.low, at.bins}, blocks, stream);
-        launch(WriteCounts{at.bins, at.low, counts}, divided_up(kCurveBins, WriteCounts::kThreads), stream);
+        launch(DrawCurve{at.bins, at.low, counts, shares}, 1, stream);
         return launch_status();
     });
 }

@@ -13,62 +13,20 @@ constexpr std::int64_t kListsAtOnce = 64;  // that one launch is told of
 struct Lists {
     SparseList list[kListsAtOnce];
     std::int64_t count;
+    std::int64_t first;  // number of the first among all lists
 };
 
-constexpr Count kNoneBad = ~Count{0};
+HVD_COMPRESS_TILE void note(const Fault& fault, std::int64_t list, std::int64_t position) {
+    const std::int64_t most = 0xffff, number = list < most ? list : most;
+    atomic_min(fault.first,
+               static_cast<Count>(fault.tag) << 48 | static_cast<Count>(number) << 32 | static_cast<Count>(position));
+}
 
-struct NoneBad {
-    static constexpr int kThreads = 32;
-    struct Shared {};
-    Count* bad;
-
-    template <class B>
-    HVD_COMPRESS_TILE void operator()(const B& block, Shared&) const {
-        block.each([&](int t) {
-            if (t == 0) *bad = kNoneBad;
-        });
-    }
-};
-
-// *bad becomes list << 32 | position of the first index that does not lie within 0..n-1 or, where it should, not above
-// the one before.
-struct CheckList {
-    static constexpr int kThreads = 256;
-    struct Shared {};
-    const std::int32_t* indices;
-    std::int64_t length, n, list;
-    bool ascending;
-    Count* bad;
-
-    template <class B>
-    HVD_COMPRESS_TILE void operator()(const B& block, Shared&) const {
-        block.each([&](int t) {
-            const std::int64_t j = block.index * kThreads + t;
-            if (j >= length) return;
-            const std::int64_t index = indices[j];
-            if (index < 0 || index >= n || (ascending && j > 0 && indices[j - 1] >= index)) {
-                atomic_min(bad, static_cast<Count>(list) << 32 | static_cast<Count>(j));
-            }
-        });
-    }
-};
-
-// What CheckList found, as the launchers say it. `bad_list` may be null.
-struct SayBad {
-    static constexpr int kThreads = 32;
-    struct Shared {};
-    std::int64_t *bad_list, *first_bad;
-
-    template <class B>
-    HVD_COMPRESS_TILE void operator()(const B& block, Shared&) const {
-        block.each([&](int t) {
-            if (t != 0) return;
-            const Count bad = *reinterpret_cast<const Count*>(first_bad);
-            if (bad_list != nullptr) *bad_list = bad == kNoneBad ? -1 : static_cast<std::int64_t>(bad >> 32);
-            *first_bad = bad == kNoneBad ? -1 : static_cast<std::int64_t>(bad & 0xffffffffu);
-        });
-    }
-};
+// Whether the j-th index lies within 0..n-1 and, where it has to, above the one before.
+HVD_COMPRESS_TILE bool is_good(const std::int32_t* indices, std::int64_t j, std::int64_t n, bool ascending) {
+    const std::int64_t index = indices[j];
+    return index >= 0 && index < n && !(ascending && j > 0 && indices[j - 1] >= index);
+}
 
 // The position of the first index that is not below `limit`.
 HVD_COMPRESS_TILE std::int64_t lower_bound(const SparseList& list, std::int64_t limit) {
@@ -85,6 +43,9 @@ HVD_COMPRESS_TILE std::int64_t lower_bound(const SparseList& list, std::int64_t 
 }
 
 // A tile of the output is kept near while all lists add to it, one after the other.
+//
+// Each tile finds its part of a list by search. If these parts lie end to end and each index of a part is good, so is
+// the list; where they do not, as in a list that is not sorted, the tile looks at all of it.
 template <class V, class T>
 struct AddLists {
     static constexpr int kThreads = 256;
@@ -99,11 +60,10 @@ struct AddLists {
     std::int64_t n;
     float scale;
     bool clear, aligned;
-    const Count* bad;
+    Fault fault;
 
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
-        if (*bad != kNoneBad) return;
         const std::int64_t start = block.index * kTile, stop = start + kTile < n ? start + kTile : n;
         block.each([&](int t) {
             // Searching waits for memory at each step, so as many threads as there are answers search at once.
@@ -119,12 +79,19 @@ struct AddLists {
         });
         block.sync();
         for (std::int64_t list = 0; list < lists.count; ++list) {
-            const std::int32_t* const indices = lists.list[list].indices;
-            const V* const values = static_cast<const V*>(lists.list[list].values);
+            const SparseList own = lists.list[list];
+            const V* const values = static_cast<const V*>(own.values);
+            std::int64_t begin = shared.place[2 * list], end = shared.place[2 * list + 1];
+            const bool apart = begin > end || (start == 0 && begin != 0) || (stop == n && end != own.count);
+            if (apart) begin = 0, end = own.count;
             block.each([&](int t) {
-                for (std::int64_t j = shared.place[2 * list] + t; j < shared.place[2 * list + 1]; j += kThreads) {
-                    const std::int64_t place = indices[j] - start;
-                    if (place < 0 || place >= kTile) continue;  // changed since it was checked
+                for (std::int64_t j = begin + t; j < end; j += kThreads) {
+                    if (!is_good(own.indices, j, n, true)) {
+                        note(fault, lists.first + list, j);
+                        continue;
+                    }
+                    const std::int64_t place = own.indices[j] - start;
+                    if (apart || place < 0 || place >= kTile) continue;
                     shared.sums[place] = to_float(from_float<T>(shared.sums[place] + scale * to_float(values[j])));
                 }
             });
@@ -149,24 +116,26 @@ enum class Access { kGather, kTake, kAdd, kSet };
 template <Access kind, class T, class V>
 struct AtIndices {
     static constexpr int kThreads = 256;
+    static constexpr bool kReads = kind == Access::kGather || kind == Access::kTake;
     struct Shared {};
     std::conditional_t<kind == Access::kGather, const T*, T*> x;
     std::int64_t n;
     const std::int32_t* indices;
-    std::conditional_t<kind == Access::kGather || kind == Access::kTake, V*, const V*> values;
+    std::conditional_t<kReads, V*, const V*> values;
     std::int64_t count;
     float scale;
-    const Count* bad;
+    Fault fault;
 
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared&) const {
-        if (*bad != kNoneBad) return;
         block.each([&](int t) {
             const std::int64_t j = block.index * kThreads + t;
             if (j >= count) return;
             const std::int64_t i = indices[j];
-            if (i < 0 || i >= n) return;  // changed since it was checked
-            if constexpr (kind == Access::kGather || kind == Access::kTake) {
+            if (!is_good(indices, j, n, kind != Access::kGather)) {
+                note(fault, 0, j);
+                if constexpr (kReads) values[j] = V{};
+            } else if constexpr (kReads) {
                 values[j] = from_float<V>(to_float(x[i]));
                 if constexpr (kind == Access::kTake) x[i] = T{};
             } else {

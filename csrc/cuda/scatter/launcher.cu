@@ -9,19 +9,11 @@
 namespace hvd_compress::cuda {
 namespace {
 
-// The word that is first_bad at the end says until then what CheckList found.
-Count* as_count(std::int64_t* first_bad) { return reinterpret_cast<Count*>(first_bad); }
-
 template <Access kind, class T, class V, class X, class Values>
 Status at_indices(X* x, std::int64_t n, const std::int32_t* indices, Values* values, std::int64_t count, float scale,
-                  std::int64_t* first_bad, Stream stream) {
+                  Fault fault, Stream stream) {
     using Kernel = AtIndices<kind, T, V>;
-    Count* const bad = as_count(first_bad);
-    launch(NoneBad{bad}, 1, stream);
-    launch(CheckList{indices, count, n, 0, kind != Access::kGather, bad}, divided_up(count, CheckList::kThreads),
-           stream);
-    launch(Kernel{x, n, indices, values, count, scale, bad}, divided_up(count, Kernel::kThreads), stream);
-    launch(SayBad{nullptr, first_bad}, 1, stream);
+    launch(Kernel{x, n, indices, values, count, scale, fault}, divided_up(count, Kernel::kThreads), stream);
     return launch_status();
 }
 
@@ -29,20 +21,20 @@ Status check(std::int64_t n, std::int64_t count) { return count < 0 ? Status::kB
 
 template <Access kind>
 Status scatter(const std::int32_t* indices, ConstArray values, std::int64_t count, Array out, std::int64_t n,
-               float scale, std::int64_t* first_bad, Stream stream) {
+               float scale, Fault fault, Stream stream) {
     if (const Status status = check(n, count); status != Status::kOk) return status;
     return dispatch_pair(out.dtype, values.dtype, [&](auto out_tag, auto values_tag) {
         using T = typename decltype(out_tag)::Type;
         using V = typename decltype(values_tag)::Type;
         return at_indices<kind, T, V>(static_cast<T*>(out.data), n, indices, static_cast<const V*>(values.data), count,
-                                      scale, first_bad, stream);
+                                      scale, fault, stream);
     });
 }
 
 }  // namespace
 
 Status scatter_lists(const SparseList* lists, std::int64_t list_count, DType values, Array out, std::int64_t n,
-                     float scale, bool clear, std::int64_t* bad_list, std::int64_t* first_bad, Stream stream) noexcept {
+                     float scale, bool clear, Fault fault, Stream stream) noexcept {
     if (list_count < 0) return Status::kBadSize;
     if (const Status status = check_numel(n); status != Status::kOk) return status;
     for (std::int64_t list = 0; list < list_count; ++list) {
@@ -52,55 +44,49 @@ Status scatter_lists(const SparseList* lists, std::int64_t list_count, DType val
         using T = typename decltype(out_tag)::Type;
         using Kernel = AddLists<typename decltype(values_tag)::Type, T>;
         T* const target = static_cast<T*>(out.data);
-        Count* const bad = as_count(first_bad);
-        launch(NoneBad{bad}, 1, stream);
-        for (std::int64_t list = 0; list < list_count; ++list) {
-            const std::int64_t length = lists[list].count;
-            launch(CheckList{lists[list].indices, length, n, list, true, bad}, divided_up(length, CheckList::kThreads),
-                   stream);
-        }
+        // At least one of each: without a list there may still be something to clear, without elements a bad index.
+        const std::int64_t blocks = std::max<std::int64_t>(divided_up(n, Kernel::kTile), 1);
         std::int64_t done = 0;
-        do {  // at least once: without a list there may still be something to clear
+        do {
             Lists now{};
             now.count = std::min(list_count - done, kListsAtOnce);
+            now.first = done;
             std::copy_n(lists + done, now.count, now.list);
-            launch(Kernel{now, target, n, scale, clear && done == 0, is_aligned(target), bad},
-                   divided_up(n, Kernel::kTile), stream);
+            launch(Kernel{now, target, n, scale, clear && done == 0, is_aligned(target), fault}, blocks, stream);
             done += now.count;
         } while (done < list_count);
-        launch(SayBad{bad_list, first_bad}, 1, stream);
         return launch_status();
     });
 }
 
-Status gather(ConstArray x, std::int64_t n, const std::int32_t* indices, std::int64_t count, void* values,
-              std::int64_t* first_bad, Stream stream) noexcept {
+Status gather(ConstArray x, std::int64_t n, const std::int32_t* indices, std::int64_t count, void* values, Fault fault,
+              Stream stream) noexcept {
     if (const Status status = check(n, count); status != Status::kOk) return status;
     return dispatch(x.dtype, [&](auto tag) {
         using T = typename decltype(tag)::Type;
         return at_indices<Access::kGather, T, T>(static_cast<const T*>(x.data), n, indices, static_cast<T*>(values),
-                                                 count, 1.0f, first_bad, stream);
+                                                 count, 1.0f, fault, stream);
     });
 }
 
-Status take(Array x, std::int64_t n, const std::int32_t* indices, std::int64_t count, float* values,
-            std::int64_t* first_bad, Stream stream) noexcept {
+Status take(Array x, std::int64_t n, const std::int32_t* indices, std::int64_t count, float* values, Fault fault,
+            Stream stream) noexcept {
     if (const Status status = check(n, count); status != Status::kOk) return status;
     return dispatch(x.dtype, [&](auto tag) {
         using T = typename decltype(tag)::Type;
-        return at_indices<Access::kTake, T, float>(static_cast<T*>(x.data), n, indices, values, count, 1.0f, first_bad,
+        return at_indices<Access::kTake, T, float>(static_cast<T*>(x.data), n, indices, values, count, 1.0f, fault,
                                                    stream);
     });
 }
 
 Status scatter_add(const std::int32_t* indices, ConstArray values, std::int64_t count, Array out, std::int64_t n,
-                   float scale, std::int64_t* first_bad, Stream stream) noexcept {
-    return scatter<Access::kAdd>(indices, values, count, out, n, scale, first_bad, stream);
+                   float scale, Fault fault, Stream stream) noexcept {
+    return scatter<Access::kAdd>(indices, values, count, out, n, scale, fault, stream);
 }
 
 Status scatter_set(const std::int32_t* indices, ConstArray values, std::int64_t count, Array out, std::int64_t n,
-                   float scale, std::int64_t* first_bad, Stream stream) noexcept {
-    return scatter<Access::kSet>(indices, values, count, out, n, scale, first_bad, stream);
+                   float scale, Fault fault, Stream stream) noexcept {
+    return scatter<Access::kSet>(indices, values, count, out, n, scale, fault, stream);
 }
 
 }  // namespace hvd_compress::cuda

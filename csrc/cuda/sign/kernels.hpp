@@ -27,6 +27,29 @@ HVD_COMPRESS_TILE void add_lanes(const B& block, double* lanes, int count) {
     block.sync();
 }
 
+HVD_COMPRESS_TILE float without_sent(float v, float scale) { return v - (v < 0.0f ? -scale : scale); }
+
+// Error feedback where corrected of the step before is kept, of which *kept_scale was sent.
+template <class G, class R>
+struct FedKept : Fed<G, R> {
+    const float* kept_scale;
+
+    FedKept(ConstArray grad_array, ConstArray kept, const float* scale, Array out_array, std::int64_t numel)
+        : Fed<G, R>(grad_array, kept, out_array, numel), kept_scale(scale) {}
+
+    HVD_COMPRESS_TILE void read(std::int64_t i, float (&v)[kWide]) const {
+        const float sent = *kept_scale;
+        float g[kWide];
+        load(this->grad, i, this->n, this->aligned, g);
+        load(this->residual, i, this->n, this->aligned, v);
+        HVD_COMPRESS_UNROLL
+        for (int j = 0; j < kWide; ++j) {
+            const float residual = to_float(from_float<R>(without_sent(v[j], sent)));
+            v[j] = to_float(from_float<R>(residual + g[j]));
+        }
+    }
+};
+
 template <class Source>
 struct Correct {
     static constexpr int kThreads = kSignThreads;
@@ -64,6 +87,13 @@ struct Correct {
             }
         });
         block.sync();
+        if (source.n < (block.index + 1) * kSumBlock) {  // what a step before has left beyond the last element is not 0
+            block.each([&](int t) {
+                const auto end = static_cast<int>(source.n - block.index * kSumBlock);
+                for (int i = end + t; i < kSumBlock; i += kThreads) shared.magnitudes[i] = 0.0f;
+            });
+            block.sync();
+        }
         block.each([&](int t) {
             if (t < kSumLanes) {
                 double sum = 0.0;
@@ -127,7 +157,7 @@ struct SubtractSent {
             HVD_COMPRESS_UNROLL
             for (int round = 0; round < kSignRounds; ++round) {
                 HVD_COMPRESS_UNROLL
-                for (int j = 0; j < kWide; ++j) v[round][j] -= v[round][j] < 0.0f ? -sent : sent;
+                for (int j = 0; j < kWide; ++j) v[round][j] = without_sent(v[round][j], sent);
                 store(x, sign_at(tile, round, t), n, aligned, v[round]);
             }
         });

@@ -14,14 +14,16 @@ constexpr Key kUnreachable = 0x80000000u;   // above every key
 
 constexpr int kDigitBits = 12;
 constexpr int kDigitBins = 1 << kDigitBits;
-constexpr int kDigitShifts[] = {19, 7, 0};  // of a key of 31 bits; the last digit has 7
+constexpr int kFirstShift = 31 - kDigitBits;         // of a key of 31 bits
+constexpr int kDigitShifts[] = {kFirstShift, 7, 0};  // the last digit has 7
 
 struct State {
-    Count found;  // candidates, those without room included
-    std::int64_t
-        wanted;  // how many are still wanted of the elements with this prefix; at the end: of those equal to it
-    Key low;     // candidates are the elements with at least this key
-    Key prefix;  // the threshold's key, as far as it is known
+    Count found;          // candidates, those without room included
+    std::int64_t wanted;  // how many are still wanted of the elements with this prefix; at the end: of the last ones
+    Key low;              // candidates are the elements with at least this key
+    Key prefix;           // the threshold's key, as far as it is known
+    Key first, last;      // at the end all elements from `first` on are selected, and the first `wanted` from `last` on
+    std::uint32_t again;  // whether candidates are to be collected from what the first pass has left
 };
 
 // A tile's candidates; how many of its elements lie above the threshold or are equal to it; and where its part of the
@@ -55,7 +57,7 @@ struct Begin {
             for (std::int64_t i = block.index * kThreads + t; i < bin_count; i += block.count * kThreads) bins[i] = 0;
             for (std::int64_t i = block.index * kThreads + t; i < sample_count; i += block.count * kThreads)
                 sample[i] = 0;
-            if (block.index == 0 && t == 0) *state = {0, k, kUnreachable, 0};
+            if (block.index == 0 && t == 0) *state = {0, k, kUnreachable, 0, kUnreachable, 0, 0};
         });
     }
 };
@@ -66,8 +68,9 @@ struct TileShared {
     std::int64_t first;
 };
 
-// Sets a tile's candidates apart, with zeros in their place.
-template <class Source>
+// Sets each tile's candidates apart, with zeros in their place: in the pass that corrects or, `again`, from its
+// results.
+template <class Source, bool again>
 struct Collect {
     static constexpr int kThreads = kTopkThreads;
     using Shared = TileShared;
@@ -75,6 +78,7 @@ struct Collect {
     State* state;
     TileRow* rows;
     Candidates found;
+    std::int64_t tiles;
 
     struct Values {
         float v[kTopkRounds][kWide];
@@ -82,8 +86,18 @@ struct Collect {
 
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
-        const std::int64_t start = block.index * kTopkTile;
+        if (again && state->again == 0) return;
         const Key low = state->low;
+        for (std::int64_t tile = block.index; tile < tiles; tile += block.count) {
+            collect(block, shared, tile, low);
+            block.sync();
+        }
+    }
+
+  private:
+    template <class B>
+    HVD_COMPRESS_TILE void collect(const B& block, Shared& shared, std::int64_t tile, Key low) const {
+        const std::int64_t start = tile * kTopkTile;
         typename B::template Each<Values> kept;
         typename B::template Each<std::uint32_t> sums;
         block.each([&](int t) {
@@ -92,7 +106,13 @@ struct Collect {
         block.sync();
         block.each([&](int t) {
             HVD_COMPRESS_UNROLL
-            for (int round = 0; round < kTopkRounds; ++round) source.read(at(start, round, t), kept[t].v[round]);
+            for (int round = 0; round < kTopkRounds; ++round) {
+                if constexpr (again) {
+                    source.read_left(at(start, round, t), kept[t].v[round]);
+                } else {
+                    source.read(at(start, round, t), kept[t].v[round]);
+                }
+            }
             HVD_COMPRESS_UNROLL
             for (int round = 0; round < kTopkRounds; ++round) {
                 float left[kWide];
@@ -104,7 +124,7 @@ struct Collect {
                     bits |= static_cast<std::uint32_t>(apart) << j;
                     left[j] = apart ? 0.0f : value;
                 }
-                source.write(at(start, round, t), left);
+                if constexpr (!again) source.write(at(start, round, t), left);
                 if (bits != 0) atomic_or(&shared.mask[word(round, t)], bits << shift(t));
             }
         });
@@ -116,7 +136,7 @@ struct Collect {
             if (t != 0) return;
             shared.first = static_cast<std::int64_t>(atomic_add(&state->found, static_cast<Count>(total)));
             const bool fits = shared.first + total <= found.capacity;
-            rows[block.index] = {shared.first, 0, fits ? total : 0, 0, 0, 0};
+            rows[tile] = {shared.first, 0, fits ? total : 0, 0, 0, 0};
         });
         block.sync();
         const std::int64_t first = shared.first;
@@ -130,10 +150,10 @@ struct Collect {
                     const int bit = shift(t) + j;
                     if ((mask >> bit & 1u) == 0) continue;
                     const std::int64_t i = at(start, round, t) + j;
-                    if (!fits) {
-                        source.set(i, kept[t].v[round][j]);
-                        continue;
-                    }
+                    // It is there only where it has not been written yet: what is collected goes, what has no room
+                    // comes back.
+                    if (fits == again) source.set(i, again ? 0.0f : kept[t].v[round][j]);
+                    if (!fits) continue;
                     const std::int64_t place =
                         first + shared.before[word(round, t)] + ones(mask & ((std::uint32_t{1} << bit) - 1));
                     found.indices[place] = static_cast<std::int32_t>(i);
@@ -143,7 +163,6 @@ struct Collect {
         });
     }
 
-  private:
     // Element, word and bit of what a thread looks at: neighbouring threads have neighbouring elements.
     static HVD_COMPRESS_TILE std::int64_t at(std::int64_t start, int round, int t) {
         return start + (round * kTopkThreads + t) * kWide;
@@ -152,25 +171,96 @@ struct Collect {
     static HVD_COMPRESS_TILE int shift(int t) { return t * kWide % 32; }
 };
 
-// Where the candidates do not hold the k largest, they go back.
-template <class Source>
-struct PutBack {
+// Bins of the keys' first digit, as a block counts them.
+struct DigitShared {
+    std::uint32_t bins[kDigitBins];
+};
+
+template <class B>
+HVD_COMPRESS_TILE void clear_bins(const B& block, DigitShared& shared) {
+    block.each([&](int t) {
+        for (int bin = t; bin < kDigitBins; bin += kTopkThreads) shared.bins[bin] = 0;
+    });
+    block.sync();
+}
+
+template <class B>
+HVD_COMPRESS_TILE void add_bins(const B& block, const DigitShared& shared, std::uint32_t* bins) {
+    block.sync();
+    block.each([&](int t) {
+        for (int bin = t; bin < kDigitBins; bin += kTopkThreads) {
+            if (shared.bins[bin] != 0) atomic_add(&bins[bin], shared.bins[bin]);
+        }
+    });
+}
+
+// The first of the radix selection's two passes: corrects, and counts all elements by their first digit. Where that is
+// done, after the bracket has missed the k largest, its candidates go back instead, and what is left is counted.
+template <class Source, bool again>
+struct CountAll {
     static constexpr int kThreads = kTopkThreads;
-    struct Shared {};
+    using Shared = DigitShared;
     Source source;
     const State* state;
-    TileRow* rows;
+    const TileRow* rows;
     Candidates found;
-    std::int64_t k;
+    std::int64_t tiles, n, k;
+    std::uint32_t* bins;
 
     template <class B>
-    HVD_COMPRESS_TILE void operator()(const B& block, Shared&) const {
-        if (are_enough(*state, k, found.capacity)) return;
-        const TileRow row = rows[block.index];
-        block.each([&](int t) {
-            for (std::uint32_t j = t; j < row.count; j += kThreads) {
-                source.set(found.indices[row.first + j], found.values[row.first + j]);
+    HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
+        if (again && are_enough(*state, k, found.capacity)) return;
+        clear_bins(block, shared);
+        for (std::int64_t tile = block.index; tile < tiles; tile += block.count) {
+            if constexpr (again) {
+                const TileRow row = rows[tile];
+                block.each([&](int t) {
+                    for (std::uint32_t j = t; j < row.count; j += kThreads) {
+                        source.set(found.indices[row.first + j], found.values[row.first + j]);
+                    }
+                });
+                block.sync();
             }
+            block.each([&](int t) {
+                for (int round = 0; round < kTopkRounds; ++round) {
+                    const std::int64_t i = tile * kTopkTile + (round * kThreads + t) * kWide;
+                    float v[kWide];
+                    if constexpr (again) {
+                        source.read_left(i, v);
+                    } else {
+                        source.read(i, v);
+                        source.write(i, v);
+                    }
+                    HVD_COMPRESS_UNROLL
+                    for (int j = 0; j < kWide; ++j) {
+                        if (i + j < n) atomic_add(&shared.bins[Traits<float>::key(v[j]) >> kFirstShift], 1u);
+                    }
+                }
+            });
+        }
+        add_bins(block, shared, bins);
+    }
+};
+
+// From the counts of all elements: where the bin begins that holds the k-th largest. From there on, they are collected
+// again; not so if there is no room for as many, or if it is the bin of zeros, which reaches beyond the last element.
+struct ChooseBin {
+    static constexpr int kThreads = kWalkThreads;
+    using Shared = WalkShared;
+    State* state;
+    const std::uint32_t* bins;
+    std::int64_t k, capacity;
+
+    template <class B>
+    HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
+        if (are_enough(*state, k, capacity)) return;
+        const Walked at = walk(block, shared, bins, kDigitBins, k);
+        block.each([&](int t) {
+            if (t != 0) return;
+            state->found = 0;
+            const bool fits = at.bin > 0 && at.above + bins[at.bin] <= capacity;
+            state->low = fits ? static_cast<Key>(at.bin) << kFirstShift : kUnreachable;
+            state->again = 1;
         });
     }
 };
@@ -201,11 +291,8 @@ struct Elements {
 template <class Source>
 struct CountDigit {
     static constexpr int kThreads = kTopkThreads;
-    struct Shared {
-        std::uint32_t bins[kDigitBins];
-    };
+    using Shared = DigitShared;
     Elements<Source> elements;
-    std::int64_t tiles;
     int shift, bits;
     std::uint32_t* bins;
 
@@ -213,10 +300,7 @@ struct CountDigit {
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
         const bool all = elements.are_all();
         const Key prefix = elements.state->prefix;
-        block.each([&](int t) {
-            for (int bin = t; bin < kDigitBins; bin += kThreads) shared.bins[bin] = 0;
-        });
-        block.sync();
+        clear_bins(block, shared);
         block.each([&](int t) {
             // Candidates lie together, whatever tile they are from.
             const std::int64_t total = all ? elements.n : static_cast<std::int64_t>(elements.state->found);
@@ -226,12 +310,7 @@ struct CountDigit {
                 atomic_add(&shared.bins[key >> shift & ((Key{1} << bits) - 1)], 1u);
             }
         });
-        block.sync();
-        block.each([&](int t) {
-            for (int bin = t; bin < kDigitBins; bin += kThreads) {
-                if (shared.bins[bin] != 0) atomic_add(&bins[bin], shared.bins[bin]);
-            }
-        });
+        add_bins(block, shared, bins);
     }
 };
 
@@ -249,9 +328,17 @@ struct ChooseDigit {
             if (t != 0) return;
             state->prefix = state->prefix << bits | static_cast<Key>(found.bin);
             state->wanted -= found.above;
+            state->last = state->prefix;  // both mean something once the last digit is known
+            state->first = state->prefix + 1;
         });
     }
 };
+
+// Two counts in one word: of elements that are selected for sure, and of those of which the first ones are.
+HVD_COMPRESS_TILE std::uint32_t rank_of(Key key, const State& state) {
+    if (key >= state.first) return 1;
+    return key >= state.last ? 1u << 16 : 0;
+}
 
 template <class Source>
 struct Rank {
@@ -265,15 +352,13 @@ struct Rank {
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
         const bool all = elements.are_all();
-        const Key threshold = elements.state->prefix;
+        const State state = *elements.state;
         const std::int64_t count = elements.count(block.index, all);
-        typename B::template Each<std::uint32_t> both;  // above, and equal << 16
+        typename B::template Each<std::uint32_t> both;
         block.each([&](int t) {
             both[t] = 0;
             for (std::int64_t j = t; j < count; j += kThreads) {
-                const Key key = Traits<float>::key(elements.value(block.index, j, all));
-                both[t] +=
-                    static_cast<std::uint32_t>(key > threshold) + (static_cast<std::uint32_t>(key == threshold) << 16);
+                both[t] += rank_of(Traits<float>::key(elements.value(block.index, j, all)), state);
             }
         });
         const std::uint32_t total = block.exclusive_sum(both, shared.scratch);
@@ -337,7 +422,7 @@ struct Emit {
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
         const bool all = elements.are_all();
-        const Key threshold = elements.state->prefix;
+        const State state = *elements.state;
         const TileRow row = elements.rows[block.index];
         const std::int64_t count = elements.count(block.index, all);
         std::uint32_t above_before = 0, equal_before = 0;
@@ -345,20 +430,17 @@ struct Emit {
             typename B::template Each<std::uint32_t> both;
             block.each([&](int t) {
                 const std::int64_t j = start + t;
-                const Key key = j < count ? Traits<float>::key(elements.value(block.index, j, all)) : 0;
-                both[t] = j >= count ? 0
-                                     : static_cast<std::uint32_t>(key > threshold) +
-                                           (static_cast<std::uint32_t>(key == threshold) << 16);
+                both[t] = j < count ? rank_of(Traits<float>::key(elements.value(block.index, j, all)), state) : 0;
             });
             const std::uint32_t total = block.exclusive_sum(both, shared.scratch);
             block.each([&](int t) {
                 const std::int64_t j = start + t;
                 if (j >= count) return;
                 const float value = elements.value(block.index, j, all);
-                const Key key = Traits<float>::key(value);
+                const std::uint32_t rank = rank_of(Traits<float>::key(value), state);
                 const std::uint32_t above = above_before + (both[t] & 0xffffu), equal = equal_before + (both[t] >> 16);
                 const std::int64_t index = elements.index(block.index, j, all);
-                if (key > threshold || (key == threshold && equal < row.ties)) {
+                if (rank == 1 || (rank != 0 && equal < row.ties)) {
                     const std::int64_t place = row.position + above + (equal < row.ties ? equal : row.ties);
                     indices[place] = static_cast<std::int32_t>(index);
                     selected[place] = from_float<S>(value);

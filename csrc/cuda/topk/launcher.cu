@@ -1,60 +1,93 @@
 #include <algorithm>
+#include <atomic>
 #include <iterator>
 
 #include "../launch.hpp"
 #include "../sample/launch.hpp"
 #include "hvd_compress/dispatch.hpp"
 #include "hvd_compress/topk.hpp"
-#include "kernels.hpp"
+#include "queue.hpp"
 
 namespace hvd_compress::cuda {
 namespace {
 
 constexpr std::int64_t kMinSampled = 16384;  // fewer elements are not worth a sample
 
+// Up to so many elements one block is done before many blocks and a dozen launches are: it takes about 0.1 us for 1024
+// of them, and the launches 40 us. Reckoned, not measured; `make gpu-check` measures both on either side of it.
+constexpr std::int64_t kQueueMaxNumel = 131072;
+
+// Where a launch is not needed as a rule, so many blocks at most look whether it is.
+constexpr std::int64_t kBlocksToAsk = 1024;
+
+std::atomic<int> forced_way{static_cast<int>(TopkWay::kAuto)};
+
+TopkWay way_for(std::int64_t n, std::int64_t k) {
+    const auto forced = static_cast<TopkWay>(forced_way.load());
+    if (k <= kQueueMaxK && (forced == TopkWay::kQueue || (forced == TopkWay::kAuto && n <= kQueueMaxNumel)))
+        return TopkWay::kQueue;
+    return n >= kMinSampled && k > 0 && k < n && forced != TopkWay::kRadix ? TopkWay::kBracket : TopkWay::kRadix;
+}
+
 struct Workplace {
     State* state;
     TileRow* rows;
-    std::uint32_t *bins, *sample;
+    std::uint32_t *bins, *all_bins, *sample;
     Candidates found;
-    std::int64_t tiles;
+    std::int64_t tiles, bin_count;
     std::size_t bytes;
 
     Workplace(void* start, std::int64_t n, std::int64_t k) {
         Parts parts(start);
-        const bool sampled = n >= kMinSampled;
+        constexpr std::int64_t kDigits = std::size(kDigitShifts);
         tiles = divided_up(n, kTopkTile);
         state = parts.take<State>(1);
         rows = parts.take<TileRow>(tiles);
-        bins = parts.take<std::uint32_t>(std::size(kDigitShifts) * kDigitBins);
-        sample = parts.take<std::uint32_t>(sampled ? kSampleBins : 0);
-        found.capacity = sampled ? std::min(n, 2 * k + n / 64) : 0;  // more are not worth setting apart
+        bin_count = (kDigits + 1) * kDigitBins;
+        bins = parts.take<std::uint32_t>(bin_count);
+        all_bins = bins + kDigits * kDigitBins;
+        sample = parts.take<std::uint32_t>(kSampleBins);
+        found.capacity = std::min(n, 2 * k + n / 64);  // more are not worth setting apart
         found.indices = parts.take<std::int32_t>(found.capacity);
         found.values = parts.take<float>(found.capacity);
         bytes = parts.bytes();
     }
 };
 
+// Steps 1 to 3 find candidates, 4 the k largest among them, 5 hands them out in the order of their indices.
+// 1. Bracket: a sample says from where on the k largest lie; one pass corrects and collects from there on.
+//    12 bytes an fp32 element, and about 40 for each of the k.
+// 1. Or radix, without a sample: one pass corrects, and counts by the keys' first digit.
+// 2. Where the sample has misled, the radix selection begins after all, on what the first pass has left: 4 bytes.
+// 3. Radix: what begins with the digits of the k-th largest or with larger ones is collected: 4 bytes.
+// If even that is too much, as where most elements are equal, step 4 and 5 look at all elements: 24 bytes.
 template <class S, class Source>
 Status select(Source source, std::int64_t n, std::int64_t k, std::int32_t* indices, S* selected, Workspace workspace,
               Stream stream) {
-    const Workplace at(workspace.data, n, k);
-    constexpr std::int64_t kDigits = std::size(kDigitShifts);
-    const bool sampled = at.found.capacity > 0 && k > 0 && k < n;
-    launch(Begin{at.state, at.bins, at.sample, kDigits * kDigitBins, sampled ? kSampleBins : 0, k}, 16, stream);
-    if (sampled) {
-        launch_sample(source, n, k, at.sample, &at.state->low, stream);
+    const TopkWay way = way_for(n, k);
+    if (way == TopkWay::kQueue) {
+        launch(Queue<Source, S>{source, n, k, indices, selected}, 1, stream);
+        return launch_status();
     }
-    launch(Collect<Source>{source, at.state, at.rows, at.found}, at.tiles, stream);
-    if (k == 0) return launch_status();
-    launch(PutBack<Source>{source, at.state, at.rows, at.found, k}, at.tiles, stream);
+    const Workplace at(workspace.data, n, k);
+    const std::int64_t few = std::min(at.tiles, kBlocksToAsk);
+    launch(Begin{at.state, at.bins, at.sample, at.bin_count, kSampleBins, k}, 16, stream);
+    if (way == TopkWay::kBracket) {
+        launch_sample(source, n, k, at.sample, &at.state->low, stream);
+        launch(Collect<Source, false>{source, at.state, at.rows, at.found, at.tiles}, at.tiles, stream);
+        launch(CountAll<Source, true>{source, at.state, at.rows, at.found, at.tiles, n, k, at.all_bins}, few, stream);
+    } else {
+        launch(CountAll<Source, false>{source, at.state, at.rows, at.found, at.tiles, n, k, at.all_bins}, few, stream);
+        if (k == 0) return launch_status();
+    }
+    launch(ChooseBin{at.state, at.all_bins, k, at.found.capacity}, 1, stream);
+    launch(Collect<Source, true>{source, at.state, at.rows, at.found, at.tiles}, few, stream);
     const Elements<Source> elements{source, at.state, at.rows, at.found, n, k};
     int known = 31;
-    for (std::int64_t digit = 0; digit < kDigits; ++digit) {
+    for (std::size_t digit = 0; digit < std::size(kDigitShifts); ++digit) {
         const int shift = kDigitShifts[digit], bits = known - shift;
         std::uint32_t* const bins = at.bins + digit * kDigitBins;
-        launch(CountDigit<Source>{elements, at.tiles, shift, bits, bins}, std::min<std::int64_t>(at.tiles, 1024),
-               stream);
+        launch(CountDigit<Source>{elements, shift, bits, bins}, few, stream);
         launch(ChooseDigit{at.state, bins, bits}, 1, stream);
         known = shift;
     }
@@ -76,6 +109,8 @@ std::size_t topk_workspace_bytes(std::int64_t n, std::int64_t k) noexcept {
     n = std::max<std::int64_t>(n, 0);
     return Workplace(nullptr, n, std::clamp<std::int64_t>(k, 0, n)).bytes;
 }
+
+void topk_force(TopkWay way) noexcept { forced_way.store(static_cast<int>(way)); }
 
 Status topk(ConstArray x, std::int64_t n, std::int64_t k, std::int32_t* indices, void* values, Workspace workspace,
             Stream stream) noexcept {

@@ -32,18 +32,55 @@ HVD_COMPRESS_HD inline bool is_chosen(std::int64_t i) {
 
 using CurveWorkspaceBytes = std::size_t(std::int64_t n) noexcept;
 
-// counts[0..kCurveBins) of x; they add up to about n, to exactly n where all elements are counted.
-using MagnitudeCounts = Status(ConstArray x, std::int64_t n, std::int64_t* counts, Workspace workspace,
-                               Stream stream) noexcept;
+// What an element of the bin adds to ||x||^2: the mean square where magnitudes are spread evenly between its edges. Not
+// finite where the element is not.
+HVD_COMPRESS_HD inline double curve_square(std::int64_t bin) {
+    if (bin == 0) return 0.0;
+    const std::uint32_t largest = 0x7f7fffffu;
+    const std::uint32_t first = static_cast<std::uint32_t>(bin) << kCurveShift;
+    const std::uint32_t after = first + (1u << kCurveShift);
+    const auto low = static_cast<double>(from_bits(first));
+    const auto high = static_cast<double>(from_bits(first <= largest && after > largest ? largest : after));
+    return (low * low + low * high + high * high) / 3.0;
+}
+
+// Squares are added in an order that is part of the interface, from the largest magnitudes on: the bins of a part one
+// after the other, so the parts of a row, and so the rows.
+constexpr std::int64_t kCurvePart = 64;
+constexpr std::int64_t kCurveRow = 32;                                      // parts
+constexpr std::int64_t kCurveRows = kCurveBins / (kCurvePart * kCurveRow);  // 32
+
+// Replaces each x by the sum of those before it; returns the sum of all.
+template <class T>
+HVD_COMPRESS_HD inline T sums_before(T* x, std::int64_t count) {
+    T sum{0};
+    for (std::int64_t i = 0; i < count; ++i) {
+        const T own = x[i];
+        x[i] = sum;
+        sum += own;
+    }
+    return sum;
+}
+
+// The share of a sum, which may not pass that where the next part begins: sums of parts are rounded in another order.
+HVD_COMPRESS_HD inline double curve_share(double sum, double next, double all) {
+    return (sum < next ? sum : next) / all;
+}
+
+// counts[b] and shares[b], b in 0..kCurveBins: how many elements the b bins of the largest magnitudes hold, and what
+// part of ||x||^2. counts end with about n, with exactly n where all elements are counted; both ascend. shares are NaN
+// from the first element that is not finite on. Where all of x is zero, all counts and shares but the first are 1.
+using MagnitudeCurve = Status(ConstArray x, std::int64_t n, std::int64_t* counts, double* shares, Workspace workspace,
+                              Stream stream) noexcept;
 
 namespace cpu {
 CurveWorkspaceBytes curve_workspace_bytes;
-MagnitudeCounts magnitude_counts;
+MagnitudeCurve magnitude_curve;
 }  // namespace cpu
 
 namespace cuda {
 CurveWorkspaceBytes curve_workspace_bytes;
-MagnitudeCounts magnitude_counts;
+MagnitudeCurve magnitude_curve;
 }  // namespace cuda
 
 }  // namespace hvd_compress

@@ -26,6 +26,14 @@ TopkAccumulate topk_accumulate;
 }  // namespace cpu
 
 namespace cuda {
+// How the k largest are found: one block with a queue, for few elements; one pass from a sampled threshold on, and if
+// it was wrong two more; two passes of a radix selection. kAuto takes what is reckoned to be fastest. Results are the
+// same.
+enum class TopkWay : int { kAuto = 0, kQueue = 1, kBracket = 2, kRadix = 3 };
+
+// For tests and measurements: what every later call of the process does, where it can.
+void topk_force(TopkWay way) noexcept;
+
 TopkWorkspaceBytes topk_workspace_bytes;
 Topk topk;
 TopkAccumulate topk_accumulate;

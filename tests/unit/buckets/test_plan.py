@@ -39,6 +39,16 @@ def test_dtypes_do_not_mix_and_buckets_come_in_order_of_completion() -> None:
     assert [plan.dtype for plan in plans] == [FLOAT, HALF, FLOAT]
 
 
+def test_devices_do_not_mix_either() -> None:
+    """Not even within a group."""
+    table = slots(a=10, b=10, c=10, h1=10)
+    places = {"a": "cpu", "b": "cuda 1", "c": "cuda 1", "h1": "cuda 1"}
+    table = {name: Slot(slot.numel, slot.dtype, places[name]) for name, slot in table.items()}
+    plans = plan_buckets(["a", "b", "h1", "c"], table, 1000, groups=[("a", "b", "c")])
+    assert names(plans) == [("a",), ("h1",), ("b", "c")]
+    assert [plan.place for plan in plans] == ["cpu", "cuda 1", "cuda 1"]
+
+
 def test_a_group_travels_together_where_its_last_member_stands() -> None:
     plans = plan_buckets("abcd", slots(a=10, b=10, c=10, d=10), 40, groups=[("a", "c")])
     assert names(plans) == [("b",), ("a", "c"), ("d",)]

@@ -1,0 +1,64 @@
+#include <algorithm>
+
+#include "../launch.hpp"
+#include "hvd_compress/dispatch.hpp"
+#include "kernels.hpp"
+
+namespace hvd_compress::cuda {
+namespace {
+
+struct Workplace {
+    Bisection* bisection;
+    State* state;
+    double* sums;
+    Key* tops;
+    TileRow* rows;
+    std::int64_t tiles;
+    std::size_t bytes;
+
+    Workplace(void* start, std::int64_t n) {
+        Parts parts(start);
+        tiles = divided_up(n, kTopkTile);
+        bisection = parts.take<Bisection>(1);
+        state = parts.take<State>(1);
+        sums = parts.take<double>(divided_up(n, kSumBlock));
+        tops = parts.take<Key>(divided_up(n, kSumBlock));
+        rows = parts.take<TileRow>(tiles);
+        bytes = parts.bytes();
+    }
+};
+
+}  // namespace
+
+std::size_t mstopk_workspace_bytes(std::int64_t n, std::int64_t) noexcept {
+    return Workplace(nullptr, std::max<std::int64_t>(n, 0)).bytes;
+}
+
+// 4 bytes an fp32 element for mean and maximum, 4 for each seven rounds, 8 to select.
+Status mstopk(ConstArray x, std::int64_t n, std::int64_t k, int rounds, std::int32_t* indices, void* values,
+              Workspace workspace, Stream stream) noexcept {
+    if (const Status status = check_numel(n); status != Status::kOk) return status;
+    if (k < 0 || k > n || rounds < 1 || rounds > kMstopkMaxRounds) return Status::kBadSize;
+    if (workspace.bytes < mstopk_workspace_bytes(n, k)) return Status::kWorkspaceTooSmall;
+    return dispatch(x.dtype, [&](auto tag) {
+        using T = typename decltype(tag)::Type;
+        if (k == 0) return Status::kOk;
+        const Workplace at(workspace.data, n);
+        const Plain<T> source(x, n);
+        launch(SumMagnitudes<T>{source, at.sums, at.tops}, divided_up(n, kSumBlock), stream);
+        launch(BeginBisection{at.sums, at.tops, n, k, at.bisection, at.state}, 1, stream);
+        using Kernel = CountThresholds<T>;
+        const std::int64_t blocks = std::min<std::int64_t>(divided_up(n, Kernel::kThreads * kWide * 4), 1024);
+        for (int done = 0; done < std::max(rounds, kKeyRounds); done += kRoundsAtOnce) {
+            launch(Kernel{source, rounds, done, at.bisection}, blocks, stream);
+            launch(Bisect{k, rounds, done, at.bisection, at.state}, 1, stream);
+        }
+        const Elements<Plain<T>> elements{source, at.state, at.rows, {}, n, k};
+        launch(Rank<Plain<T>>{elements, at.rows}, at.tiles, stream);
+        launch(PlaceTiles{at.state, at.rows, at.tiles}, 1, stream);
+        launch(Emit<Plain<T>, T>{elements, indices, static_cast<T*>(values)}, at.tiles, stream);
+        return launch_status();
+    });
+}
+
+}  // namespace hvd_compress::cuda

@@ -1,0 +1,102 @@
+"""Compression on the device where gradients lie: who waits for whom; and lanes for engines that take its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from hvd_compress.devices.lane import Lane
+from hvd_compress.devices.streams import Moment, Stream, Streams
+
+
+class DeviceLane(Lane):
+    """Kernels on the compression streams of the gradients' device. The engine takes memory of the device, too.
+
+        training:  gradients ... depart() --.                          .--> arrive() ... optimizer
+        outbound:                            '-> encode --.           /
+        inbound:                                           '-> decode
+
+    The host waits nowhere. Horovod's engine waits for the stream in which it is called, and returns when the result is
+    there.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self.device = streams.device
+        self._streams = streams
+        self._owned: tuple[torch.Tensor, ...] = ()
+        self._sources: list[Stream] = []
+        self._departed: list[Moment] = []
+        self._encoded: Moment = None
+        self._decoded: Moment = None
+
+    def workspace(self, flat: torch.Tensor, *kept: torch.Tensor) -> torch.Tensor:
+        self._owned = (flat, *kept)
+        for tensor in self._owned:
+            self._streams.keep(tensor, self._streams.outbound)
+            self._streams.keep(tensor, self._streams.inbound)
+        return flat
+
+    def arrived(self) -> None:
+        current = self._streams.current()
+        if current not in self._sources:  # nearly always there is one
+            self._sources.append(current)
+
+    def depart(self) -> None:
+        self.arrived()
+        self._departed = [self._streams.mark(stream, *self._owned) for stream in self._sources]
+        self._sources = []
+
+    @contextmanager
+    def encoding(self) -> Iterator[None]:
+        streams = self._streams
+        for moment in self._departed:
+            streams.after(streams.outbound, moment)
+        with streams.use(streams.outbound):
+            yield
+        self._encoded = streams.mark(streams.outbound, *self._owned)
+
+    @contextmanager
+    def communicating(self) -> Iterator[None]:
+        with self._inbound():
+            yield
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        with self._inbound():
+            yield
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        with self._inbound():
+            yield
+        self._decoded = self._streams.mark(self._streams.inbound, *self._owned)
+
+    def arrive(self, *results: torch.Tensor) -> None:
+        current = self._streams.current()
+        self._streams.after(current, self._decoded)
+        for result in results:
+            self._streams.keep(result, current)
+
+    def buffer(self, name: str, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        return self._streams.zeros(numel, dtype)
+
+    def inbox(self, name: str, numel: int, dtype: torch.dtype) -> torch.Tensor | None:
+        return None
+
+    def post(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def place(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
+
+    def fetch(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+        return tensor if into is None or into is tensor else into.copy_(tensor)
+
+    @contextmanager
+    def _inbound(self) -> Iterator[None]:
+        streams = self._streams
+        streams.after(streams.inbound, self._encoded)
+        with streams.use(streams.inbound):
+            yield

@@ -1,0 +1,138 @@
+"""A lane: the way of one bucket between the training, the compression and the engine, and who waits for whom on it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+
+class Lane(ABC):
+    """What pipeline and schemes call instead of asking where a bucket lies. One lane a bucket; it outlives steps.
+
+    A step goes: arrived() and depart() in the training thread; encoding() in the kernels thread; communicating(), and
+    within it perhaps turn(), in the collectives thread; decoding() in the kernels thread; arrive() in the training
+    thread. Three kinds of memory: where gradients lie, where compression runs (`device`), and what the engine takes.
+
+    Attributes:
+        device: where compression runs, and residuals live.
+    """
+
+    device: torch.device
+
+    @abstractmethod
+    def workspace(self, flat: torch.Tensor, *kept: torch.Tensor) -> torch.Tensor:
+        """Say which memory this lane works on for as long as it lives; called once, before the first step.
+
+        Args:
+            flat: the bucket, where gradients lie.
+            kept: residuals, where compression runs.
+
+        Returns:
+            What compression reads gradients from and writes results to: `flat` itself if it lies there.
+        """
+
+    @abstractmethod
+    def arrived(self) -> None:
+        """A gradient has been put into the bucket by the calling thread."""
+
+    @abstractmethod
+    def depart(self) -> None:
+        """The bucket is full: what the training has been told to write to it until now belongs to it."""
+
+    @abstractmethod
+    def encoding(self) -> AbstractContextManager[None]:
+        """Within it, what kernels read of the workspace is what it held at depart()."""
+
+    @abstractmethod
+    def communicating(self) -> AbstractContextManager[None]:
+        """Within it, what post() and buffers were given while encoding is there for the engine to read."""
+
+    @abstractmethod
+    def turn(self) -> AbstractContextManager[None]:
+        """Within it, kernels may run between two collectives; when it ends, what post() was given is there."""
+
+    @abstractmethod
+    def decoding(self) -> AbstractContextManager[None]:
+        """Within it, kernels see what encoding and turn() left, and may write the result."""
+
+    @abstractmethod
+    def arrive(self, *results: torch.Tensor) -> None:
+        """What the training does from now on sees the result in the bucket, and `results`, made while decoding."""
+
+    @abstractmethod
+    def buffer(self, name: str, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return memory that the engine takes, (numel,). The same name gives the same memory in the next step."""
+
+    @abstractmethod
+    def inbox(self, name: str, numel: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """Return memory for what the engine receives, as buffer(); None where any memory will do."""
+
+    @abstractmethod
+    def post(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Begin to bring `tensor` from where compression runs to where the engine takes it; return it there.
+
+        Call it within encoding() or turn(). The result may be `tensor` itself.
+        """
+
+    @abstractmethod
+    def place(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Begin to copy `source`, where compression runs, into `target`, a part of a buffer; called as post()."""
+
+    @abstractmethod
+    def fetch(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+        """Begin to bring what an engine left in `tensor` to where compression runs (to `into`); return it there.
+
+        Call it within decoding() or turn(). The result may be `tensor` itself.
+        """
+
+    def take_bus_bytes(self) -> int:
+        """Return how many bytes have crossed between a device and the host since the last call."""
+        return 0
+
+
+class HostLane(Lane):
+    """Gradients, compression and engine share the host's memory, and what is called has happened when it returns."""
+
+    device = torch.device("cpu")
+
+    def workspace(self, flat: torch.Tensor, *kept: torch.Tensor) -> torch.Tensor:
+        return flat
+
+    def arrived(self) -> None: ...
+
+    def depart(self) -> None: ...
+
+    def encoding(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def communicating(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def turn(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def decoding(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def arrive(self, *results: torch.Tensor) -> None: ...
+
+    def buffer(self, name: str, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(numel, dtype=dtype, device="cpu")  # zeros: gaps between tensors travel, too
+
+    def inbox(self, name: str, numel: int, dtype: torch.dtype) -> torch.Tensor | None:
+        return None
+
+    def post(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def place(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
+
+    def fetch(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+        return tensor if into is None or into is tensor else into.copy_(tensor)
+
+
+HOST = HostLane()
+"""It holds nothing, so one serves all buckets."""

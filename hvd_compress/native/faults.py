@@ -1,0 +1,101 @@
+"""Bad indices that CUDA kernels met: noted on the device, and raised here when the caller asks, once a step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from hvd_compress.errors import MismatchError, UsageError
+
+_NONE = -1  # kNoFault of csrc/include/hvd_compress/scatter.hpp
+_MAX_TAG = 0xFFFF
+
+
+class _Here(threading.local):
+    where = ""
+
+
+_here = _Here()
+_all: list[Faults] = []
+
+
+@contextmanager
+def about(where: str) -> Iterator[None]:
+    """Say what the lists of indices in this block are, for check_pending(): "payload from rank", for example.
+
+    Not the step: each text is remembered for as long as the program runs.
+    """
+    before, _here.where = _here.where, where
+    try:
+        yield
+    finally:
+        _here.where = before
+
+
+def check_pending() -> None:
+    """Raise what was wrong with the lists of indices that CUDA kernels were given since the last call.
+
+    Such a kernel leaves bad indices out and tells nobody, so that the host need not wait for it; call this once a step,
+    before anything is done with the results. It waits for the work that the current streams hold so far, so they must
+    have waited for the streams on which kernels ran, or graphs were replayed. Without a CUDA kernel it does nothing: on
+    the CPU the same errors rise at once.
+
+    Raises:
+        MismatchError: names the kernel, what about() said, list and position of the first bad index on a device.
+        UsageError: called while a CUDA graph is captured.
+    """
+    for faults in _all:
+        faults.check()
+
+
+class Faults:
+    """The first bad index that kernels of one device were given since the last check.
+
+    Args:
+        device: where the 8 bytes lie in which kernels note it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._first: torch.Tensor | None = None
+        self._tags: dict[str, int] = {}
+        _all.append(self)
+
+    def place(self, kernel: str, numel: int) -> tuple[int, int]:
+        """Return what a launcher is told: where to note a bad index, and the tag that stands for this kind of call."""
+        if self._first is None:
+            self._refuse_capture(f"{kernel} is called for the first time on {self._device}")
+            self._first = torch.full((), _NONE, dtype=torch.int64, device=self._device)
+            if self._device.type == "cuda":
+                torch.cuda.current_stream(self._device).synchronize()  # once: other streams use it, too
+        what = f"{_here.where}|{kernel}|{numel}"
+        return self._first.data_ptr(), self._tags.setdefault(what, min(len(self._tags), _MAX_TAG))
+
+    def check(self) -> None:
+        """Raise MismatchError for the first bad index, and forget it."""
+        if self._first is None:
+            return
+        self._refuse_capture("check_pending() is called")
+        first = int(self._first)
+        if first == _NONE:
+            return
+        self._first.fill_(_NONE)
+        tag, number, position = first >> 48 & _MAX_TAG, first >> 32 & 0xFFFF, first & 0xFFFFFFFF
+        whats = [what for what, known in self._tags.items() if known == tag]
+        where, kernel, numel = whats[0].split("|") if len(whats) == 1 else ("", "some kernel", "numel")
+        listed = f"{where or 'list'} {number}: " if kernel == "scatter_lists" else f"{where}: " if where else ""
+        last = int(numel) - 1 if numel.isdecimal() else "numel - 1"
+        raise MismatchError(
+            f"{listed}the index at position {position} lies outside 0..{last}, or does not lie above the one before "
+            f"({kernel} on {self._device})"
+        )
+
+    def _refuse_capture(self, what: str) -> None:
+        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise UsageError(
+                f"{what} while a CUDA graph is captured; run the work once before its capture, as torch.cuda.graph "
+                "asks, and check after its replay"
+            )

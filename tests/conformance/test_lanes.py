@@ -1,0 +1,212 @@
+"""On a device with streams every step gives the same bits as on the CPU, whatever way a bucket takes.
+
+The device is played (tests/played.py): what is read before its event is poison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import pytest
+import torch
+
+from hvd_compress import native
+from hvd_compress.devices.device import DeviceLane
+from hvd_compress.devices.lane import Lane
+from hvd_compress.devices.staged import StagedLane
+from hvd_compress.devices.streams import Streams
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.errors import HvdCompressError
+from hvd_compress.settings import Settings
+from tests.harness import REQUESTS, backward, flat_gradient, flat_residual, make_optimizer, make_parameters, on_engine
+from tests.played import LANES, PlayedStreams, lane_maker
+
+STEPS, SIZE = 4, 3
+
+History = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def train(engine: InProcessEngine, name: str, make_lane: object = None, dtype: torch.dtype = torch.float32) -> History:
+    """Return result and residuals of each step."""
+    lanes = {} if make_lane is None else {"make_lane": make_lane}
+    parameters = make_parameters(dtype=dtype)
+    optimizer = make_optimizer(
+        parameters, REQUESTS[name], lambda: engine, engine.rank, engine.world_size, settings=Settings(600, 20), **lanes
+    )
+    history = []
+    for step in range(STEPS):
+        backward(parameters, engine.rank, step)
+        optimizer.synchronize()
+        history.append((flat_gradient(parameters).clone(), flat_residual(optimizer, parameters)))
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        optimizer.zero_grad()
+    return history
+
+
+@cache
+def on_the_cpu(name: str, size: int, dtype: torch.dtype = torch.float32) -> list[History]:
+    return run_ranks(size, lambda engine: train(engine, name, dtype=dtype))
+
+
+def same(first: list[History], second: list[History]) -> bool:
+    def tensors(histories: list[History]) -> list[torch.Tensor]:
+        return [tensor for history in histories for step in history for tensor in step]
+
+    return all(torch.equal(a, b) for a, b in zip(tensors(first), tensors(second), strict=True))
+
+
+@pytest.mark.parametrize("kind", LANES)
+@pytest.mark.parametrize("name", REQUESTS)
+def test_every_lane_gives_the_bits_of_the_cpu(name: str, kind: str) -> None:
+    expected = on_the_cpu(name, SIZE)
+    found = run_ranks(SIZE, lambda engine: train(engine, name, lane_maker(LANES[kind])))
+    assert same(found, expected)
+    assert expected[0][-1][0].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["topk-allgather", "topk-star", "efsign", "bf16", "dense"])
+def test_gradients_of_16_bits(name: str, dtype: torch.dtype) -> None:
+    expected = on_the_cpu(name, 2, dtype)
+    assert same(run_ranks(2, lambda engine: train(engine, name, lane_maker(StagedLane), dtype)), expected)
+
+
+def test_a_finite_answer_may_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As native.accumulate() gives it on a GPU; nobody looks into it before the end of the step."""
+    accumulate = native.accumulate
+    expected = on_the_cpu("topk-star", SIZE)
+    monkeypatch.setattr(native, "accumulate", lambda *a, **k: torch.tensor(accumulate(*a, **k)))
+    assert same(run_ranks(SIZE, lambda engine: train(engine, "topk-star", lane_maker(StagedLane))), expected)
+    monkeypatch.setattr(native, "accumulate", lambda *a, **k: torch.tensor(accumulate(*a, **k) and False))
+    spoilt = run_ranks(SIZE, lambda engine: train(engine, "topk-star", lane_maker(StagedLane)))
+    for history in spoilt:
+        assert history[0][0].isnan().any()
+        assert not history[-1][1].any(), "a residual changed"
+
+
+@pytest.mark.parametrize("kind", LANES)
+def test_sparse_gradients(kind: str) -> None:
+    def body(engine: InProcessEngine, make_lane: object = None) -> torch.Tensor:
+        parameters = {"table": torch.nn.Parameter(torch.zeros(9, 4)), "dense": torch.nn.Parameter(torch.zeros(4))}
+        lanes = {} if make_lane is None else {"make_lane": make_lane}
+        optimizer = make_optimizer(parameters, REQUESTS["topk-allgather"], lambda: engine, engine.rank, SIZE, **lanes)
+        for step in range(3):
+            rows = torch.tensor([engine.rank, engine.rank + step, 8])
+            looked_up = torch.nn.functional.embedding(rows, parameters["table"], sparse=True)
+            (looked_up * (1.5 + step) + parameters["dense"]).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.cat([parameter.detach().reshape(-1) for parameter in parameters.values()])
+
+    # Rows need no compression, so they take no lane that brings it to the CPU.
+    lane = StagedLane if kind == "offload" else LANES[kind]
+    expected = run_ranks(SIZE, body)
+    found = run_ranks(SIZE, lambda engine: body(engine, lane_maker(lane)))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+class ReadsTooEarly(StagedLane):
+    """The engine takes what has not been copied yet."""
+
+    @contextmanager
+    def communicating(self) -> Iterator[None]:
+        yield
+
+
+class EncodesTooEarly(StagedLane):
+    """Compression does not wait for the gradients."""
+
+    def depart(self) -> None:
+        super().depart()
+        self._departed = []
+
+
+class TurnsTooEarly(StagedLane):
+    """Between two collectives nobody waits for the copy."""
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        with self._inbound():
+            yield
+
+
+class DecodesTooEarly(DeviceLane):
+    """What arrived is used before compression has ended."""
+
+    @contextmanager
+    def _inbound(self) -> Iterator[None]:
+        with self._streams.use(self._streams.inbound):
+            yield
+
+
+class ArrivesTooEarly(StagedLane):
+    """The training goes on before the result is there."""
+
+    def arrive(self, *results: torch.Tensor) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        (ReadsTooEarly, "topk-allgather"),
+        (ReadsTooEarly, "dense"),
+        (EncodesTooEarly, "topk-star"),
+        (EncodesTooEarly, "dense"),
+        (TurnsTooEarly, "topk-star"),
+        (TurnsTooEarly, "topk-var"),
+        (DecodesTooEarly, "topk-star"),
+        (ArrivesTooEarly, "efsign"),
+    ],
+)
+def test_the_played_device_shows_every_missing_event(fault: Callable[[Streams], Lane], name: str) -> None:
+    """Or the tests above would prove nothing."""
+    expected = on_the_cpu(name, 2)
+    try:
+        found = run_ranks(2, lambda engine: train(engine, name, lane_maker(fault)), timeout_s=10)
+    except (HvdCompressError, AssertionError):
+        return  # poison for an index, or a payload
+    assert not same(found, expected)
+
+
+@pytest.mark.parametrize("name", ["topk-allgather", "topk-star", "topk-var", "efsign", "dense", "bf16"])
+def test_only_the_thread_of_the_collectives_waits(name: str) -> None:
+    def body(engine: InProcessEngine) -> list[tuple[str, str, str]]:
+        streams = PlayedStreams()
+        train(engine, name, lane_maker(StagedLane, streams))
+        return streams.log
+
+    for log in run_ranks(2, body):
+        waits = {thread for what, _, thread in log if what == "wait"}
+        assert waits == {"hvd-compress-collectives"}
+        orders = [(what, stream) for what, stream, _ in log]
+        buckets = orders.count(("mark", "training"))
+        assert orders.count(("after training", "outbound")) == buckets == orders.count(("after inbound", "training"))
+
+
+@pytest.mark.parametrize(("name", "crossings"), [("topk-allgather", 1 + 2), ("topk-star", 2), ("efsign", 1 + 2)])
+def test_only_the_payload_crosses_the_bus(name: str, crossings: int) -> None:
+    """Out, and in what all ranks sent; with STAR out and in. Dense gradients cross where the CPU compresses them."""
+    numel = sum(parameter.numel() for parameter in make_parameters().values())
+    for staged, payload_bytes, buckets in run_ranks(2, lambda engine: crossed(engine, name, "staged")):
+        assert 0 < staged <= crossings * (payload_bytes + 128 * buckets)  # headers, and gaps
+    assert [bus for bus, _, _ in run_ranks(2, lambda engine: crossed(engine, name, "direct"))] == [0, 0]
+    assert [bus for bus, _, _ in run_ranks(2, lambda engine: crossed(engine, name, "offload"))] == [8 * numel] * 2
+    assert [bus for bus, _, _ in run_ranks(2, lambda engine: crossed(engine, "dense", "staged"))] == [8 * numel] * 2
+
+
+def crossed(engine: InProcessEngine, name: str, kind: str) -> tuple[int, int, int]:
+    """Return the bytes over the bus in the second step, those of all payloads, and the number of buckets."""
+    parameters, optimizer = on_engine(engine, REQUESTS[name], make_lane=lane_maker(LANES[kind]))
+    for step in range(2):
+        backward(parameters, engine.rank, step)
+        optimizer.step()
+        optimizer.zero_grad()
+    payload_bytes = sum(
+        decision.compressor.wire_bytes([parameters[n].numel() for n in names], torch.float32)
+        for names, decision in optimizer.decisions.items()
+    )
+    assert optimizer.last_step is not None
+    return optimizer.last_step.bus_bytes, payload_bytes, len(optimizer.decisions)

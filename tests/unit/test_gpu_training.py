@@ -1,0 +1,66 @@
+"""The training on a shared GPU, as far as it goes without one: ranks start and agree, and a difference is told."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner
+
+from hvd_compress.decision import Request
+from hvd_compress.engines.inprocess import run_ranks
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "training.py"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def training() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpu_training", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_ranks_meet_over_gloo_and_report(training: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    arguments = ["--device=cpu", "--transport=gloo", "--numel=2003", "--width=8", "--repetitions=1", f"--json={file}"]
+    result = CliRunner().invoke(training.main, arguments)
+    assert result.exit_code == 0, result.output
+    (report,) = json.loads(file.read_text()).values()
+    compressions = [figure["compression"] for figure in report["figures"]]
+    assert compressions == [name for name, request in training.REQUESTS.items() if request.device == "auto"]
+    assert report["equal"] == 2 * len(training.DTYPES) * training.STEPS * len(compressions)
+    assert "| topk, STAR |" in result.output
+
+
+def test_a_difference_is_told(training: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    reduced, calls = training.reduced, []
+
+    def wrong_every_other_time(*arguments: object) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        calls.append(arguments)
+        return [(gradient + len(calls) % 2, residual) for gradient, residual in reduced(*arguments)]
+
+    def body(engine: object) -> int:
+        request: Request = training.REQUESTS["topk, STAR"]
+        return int(training.compare(engine, CPU, "star", request, 2003))
+
+    assert run_ranks(1, body) == [2 * len(training.DTYPES) * training.STEPS]
+    monkeypatch.setattr(training, "reduced", wrong_every_other_time)
+    with pytest.raises(click.ClickException, match=r"rank 0, star, torch\.float32: the gradient of step 0 differs"):
+        run_ranks(1, body)
+
+
+def test_without_a_gpu_it_says_so(training: ModuleType) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU: make gpu-check says more")
+    result = CliRunner().invoke(training.main, [])
+    assert result.exit_code == 1
+    assert "torch sees no GPU here; --device cpu plays this without one" in result.output
