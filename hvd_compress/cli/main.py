@@ -14,6 +14,8 @@ from hvd_compress.errors import HvdCompressError
 COMMANDS = {
     "doctor": "List what is installed, and say whether training can run.",
     "bench": "Measure what this machine does: kernels.",
+    "choose": "Predict by formulas which collective is fastest for a bucket.",
+    "probe": "Measure this job's network, under mpirun: alpha, beta, curves.",
 }
 
 

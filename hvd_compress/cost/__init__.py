@@ -1,1 +1,1 @@
-"""What would it cost? Formulas for bytes and time, each of them once; no tensors, no communication."""
+"""What would it cost? Every formula for bytes and time, and every curve that was measured, each of them once."""

@@ -9,6 +9,7 @@ detail where a formula says so.
 from __future__ import annotations
 
 from hvd_compress.engines.layout import largest_power_of_two
+from hvd_compress.engines.names import BROADCASTS
 from hvd_compress.errors import ConfigError
 
 
@@ -35,13 +36,31 @@ def allreduce(tensor_bytes: int, world_size: int, algorithm: str = "auto") -> in
     raise ConfigError(f"unknown allreduce algorithm {algorithm!r}")
 
 
-def broadcast(tensor_bytes: int, world_size: int) -> int:
-    """Mean bytes a rank sends in a broadcast: all ranks but one receive M, (N-1) M in all; ceil(log2 N) rounds."""
-    return (world_size - 1) * tensor_bytes // world_size
+def broadcast(tensor_bytes: int, world_size: int, algorithm: str = "auto") -> int:
+    """Mean bytes a rank sends in a broadcast. Raises ConfigError for an unknown algorithm.
+
+    | algorithm           | rounds                   | bytes in all                    |
+    | binomial, auto      | ceil(log2 N)             | (N-1) M                         |
+    | pipeline_SEGMENT    | M / segment + N - 2      | (N-1) M                         |
+    | scatter_allgather   | 2 ceil(log2 N)           | (N-1) M + M/N * hops(N)         |
+    | linear (no engine)  | 1, all from the root     | (N-1) M                         |
+
+    hops(N) is the sum over ranks of the edges from the root to them in a binomial tree: N/2 log2 N for powers of two.
+    It is exact where N divides the tensor.
+    """
+    total = (world_size - 1) * tensor_bytes
+    if algorithm == "scatter_allgather":
+        hops = sum(place.bit_count() for place in range(world_size))
+        return (total + tensor_bytes * hops // world_size) // world_size
+    if algorithm not in ("auto", "linear", *BROADCASTS):
+        raise ConfigError(f"unknown broadcast algorithm {algorithm!r}")
+    return total // world_size
 
 
 def allgather(tensor_bytes: int, world_size: int) -> int:
-    """Mean bytes a rank sends in an allgather: each M reaches N-1 others, N (N-1) M in all; N-1 rounds as a ring.
+    """Mean bytes a rank sends in an allgather: each M reaches N-1 others, N (N-1) M in all.
+
+    N-1 rounds as a ring, ceil(log2 N) with Bruck's algorithm, and as many bytes.
 
     With unequal lengths this is exact for the mean of `tensor_bytes` over the ranks.
     """

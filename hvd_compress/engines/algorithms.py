@@ -8,11 +8,13 @@ copied, or summed pairwise by both partners, and a + b = b + a in floating point
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from hvd_compress.engines import layout
+from hvd_compress.engines.names import SEGMENT_BYTES
 
 
 class Link(Protocol):
@@ -84,6 +86,43 @@ def binomial_broadcast(link: Link, x: torch.Tensor, root: int) -> None:
             link.send((place + bit + root) % n, x)
 
 
+def pipelined_broadcast(link: Link, x: torch.Tensor, root: int, segment_bytes: int) -> None:
+    """Replace `x` by that of `root`, in segments along the chain root, root + 1, ... Each rank but the last sends M.
+
+    With s segments the last rank has all of them after s + N - 2 rounds.
+    """
+    n = link.world_size
+    place = (link.rank - root) % n
+    for segment in torch.split(x, max(1, segment_bytes // x.element_size())) if x.numel() else ():
+        if place:
+            segment.copy_(link.recv((link.rank - 1) % n))
+        if place < n - 1:
+            link.send((link.rank + 1) % n, segment)
+
+
+def scatter_allgather_broadcast(link: Link, x: torch.Tensor, root: int) -> None:
+    """Replace `x` by that of `root`: binomial scatter of N shards, then Bruck's allgather. 2 ceil(log2 N) rounds.
+
+    The root sends (N-1)/N M in the first half, and so does every rank in the second. Inner ranks of the tree pass on
+    the shards of those behind them.
+    """
+    n = link.world_size
+    place = (link.rank - root) % n
+    shards = [x[layout.shard(x.numel(), n, p)] for p in range(n)]
+    bit = 1
+    while bit < n and not place & bit:
+        bit *= 2
+    if place:
+        for mine in shards[place : place + bit]:
+            mine.copy_(link.recv((place - bit + root) % n))
+    while bit > 1:
+        bit //= 2
+        for theirs in shards[place + bit : place + 2 * bit]:
+            link.send((place + bit + root) % n, theirs)
+    for rank, block in enumerate(bruck_allgather(link, shards[place])):
+        shards[(rank - root) % n].copy_(block)
+
+
 def recursive_doubling(link: Link, x: torch.Tensor) -> None:
     """Sum `x` in place: swap all of it with partners at distance 1, 2, 4, ... log2 N rounds of M bytes.
 
@@ -149,6 +188,21 @@ def ring_allgather(link: Link, x: torch.Tensor) -> list[torch.Tensor]:
     return blocks
 
 
+def bruck_allgather(link: Link, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return every rank's tensor, of any lengths, in rank order. ceil(log2 N) rounds; what one sends doubles.
+
+    Blocks travel one by one here; a library packs those of a round into one message.
+    """
+    n, rank = link.world_size, link.rank
+    blocks = [x]  # of ranks rank, rank + 1, ...
+    while (have := len(blocks)) < n:
+        count = min(have, n - have)
+        for block in blocks[:count]:
+            link.send((rank - have) % n, block)
+        blocks += [link.recv((rank + have) % n) for _ in range(count)]
+    return [blocks[(source - rank) % n] for source in range(n)]
+
+
 def pairwise_alltoall(link: Link, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Send `parts[r]` to rank r and return what came from each, in rank order. N-1 rounds, each with other partners."""
     n, rank = link.world_size, link.rank
@@ -174,4 +228,17 @@ ALLREDUCE: dict[str, Callable[[Link, torch.Tensor], None]] = {
     "tree": tree,
     "recursive_doubling": recursive_doubling,
     "rabenseifner": rabenseifner,
+}
+
+BROADCAST: dict[str, Callable[[Link, torch.Tensor, int], None]] = {
+    "auto": binomial_broadcast,
+    "binomial": binomial_broadcast,
+    "scatter_allgather": scatter_allgather_broadcast,
+    **{name: partial(pipelined_broadcast, segment_bytes=size) for name, size in SEGMENT_BYTES.items()},
+}
+
+ALLGATHER: dict[str, Callable[[Link, torch.Tensor], list[torch.Tensor]]] = {
+    "auto": ring_allgather,
+    "ring": ring_allgather,
+    "bruck": bruck_allgather,
 }

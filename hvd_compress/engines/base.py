@@ -10,30 +10,46 @@ from dataclasses import dataclass
 import torch
 
 from hvd_compress.cost import wire
+from hvd_compress.engines.names import ALGORITHMS, ALLGATHERS, BROADCASTS, KNOWN
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError
 
-ALGORITHMS = ("ring", "tree", "recursive_doubling", "rabenseifner")
+__all__ = ["ALGORITHMS", "ALLGATHERS", "BROADCASTS", "ENGINES", "Call", "Capabilities", "Engine"]
+
 ENGINES = ("auto", "mpi", "horovod")
 """What a user may ask for by name."""
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do. `algorithms` are the allreduce algorithms that it can force, "auto" aside."""
+    """What an engine can do.
+
+    `algorithms`, `broadcasts` and `allgathers` are what it can force of an allreduce, a broadcast and an all-gather,
+    "auto" aside.
+    """
 
     verbs: tuple[str, ...]
     algorithms: tuple[str, ...]
     sum_dtypes: tuple[torch.dtype, ...]
+    broadcasts: tuple[str, ...] = ()
+    allgathers: tuple[str, ...] = ()
+
+    def forcible(self, verb: str) -> tuple[str, ...]:
+        """Return the algorithms of `verb` that can be forced; none for verbs that have only one way."""
+        return {"allreduce": self.algorithms, "broadcast": self.broadcasts, "allgather": self.allgathers}.get(verb, ())
 
 
 @dataclass(frozen=True)
 class Call:
-    """One finished collective: what it was, how many bytes a rank sent on average, and how long it took here."""
+    """One finished collective: what it was, how many bytes a rank sent on average, and how long it took here.
+
+    `tensor_bytes` is the size of this rank's tensor, by which calibrated curves are looked up.
+    """
 
     verb: str
     algorithm: str
     sent_bytes: int
     seconds: float
+    tensor_bytes: int = 0
 
 
 class Engine(ABC):
@@ -41,11 +57,13 @@ class Engine(ABC):
 
     All verbs block, take contiguous one-dimensional CPU tensors, and must be called by every rank of the group in the
     same order, from one thread. Errors of the transport rise as they are; the pipeline adds rank, bucket and step.
-    `calls` collects one Call a collective until somebody takes them with `take_calls`; `running` is whether one
-    runs now; `pending` says in words which, for the message of a timeout; `lost` why none can run any more, if so.
+    `library` names what moves the bytes, with its version. `calls` collects one Call a collective until somebody takes
+    them with `take_calls`; `running` is whether one runs now; `pending` says in words which, for the message of a
+    timeout; `lost` why none can run any more, if so.
     """
 
     name: str
+    library: str = ""
     rank: int
     world_size: int
     capabilities: Capabilities
@@ -58,16 +76,18 @@ class Engine(ABC):
 
     def require(self, verb: str, algorithm: str = "auto", dtype: torch.dtype | None = None) -> None:
         """Raise UnsupportedError, or ConfigError for an unknown name, unless this engine can do what is asked."""
-        if algorithm != "auto" and algorithm not in ALGORITHMS:
-            raise ConfigError(f"unknown algorithm {algorithm!r}; known are auto, {', '.join(ALGORITHMS)}")
+        known = KNOWN.get(verb, ())
+        if algorithm != "auto" and algorithm not in known:
+            raise ConfigError(f"unknown algorithm {algorithm!r} of {verb}; known are {', '.join(('auto', *known))}")
         can = self.capabilities
         if verb not in can.verbs:
             raise UnsupportedError(f"the {self.name} engine has no {verb}; it has {', '.join(can.verbs)}")
-        if algorithm != "auto" and algorithm not in can.algorithms:
-            offered = ", ".join(("auto", *can.algorithms))
+        if algorithm != "auto" and algorithm not in can.forcible(verb):
+            offered = ", ".join(("auto", *can.forcible(verb)))
             raise UnsupportedError(
-                f"the {self.name} engine cannot force algorithm {algorithm!r} over {self.world_size} ranks here; "
-                f"it offers {offered}. Leave algorithm at 'auto', or launch the job with mpirun and use engine='mpi'"
+                f"the {self.name} engine cannot force algorithm {algorithm!r} of {verb} over {self.world_size} ranks "
+                f"here; it offers {offered}. Leave algorithm at 'auto', or launch the job with mpirun and use "
+                "engine='mpi'"
             )
         if dtype is not None and dtype not in can.sum_dtypes:
             raise UnsupportedError(f"the {self.name} engine cannot sum {dtype}")
@@ -80,26 +100,38 @@ class Engine(ABC):
         with self._timed("allreduce", algorithm, sent, _bytes(tensor)):
             self._allreduce(tensor, algorithm)
 
-    def allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None = None) -> list[torch.Tensor]:
-        """Return every rank's tensor, in rank order.
+    def allgather(
+        self, tensor: torch.Tensor, lengths: Sequence[int] | None = None, algorithm: str = "auto"
+    ) -> list[torch.Tensor]:
+        """Return every rank's tensor, in rank order. `algorithm` is "auto" or one of ALLGATHERS.
 
         Lengths may differ and may be zero. `lengths` are the numel of all ranks where the caller knows them, which
-        saves the round in which they are exchanged; they must be the same on all ranks and true.
+        saves the round in which they are exchanged; they must be the same on all ranks and true. An algorithm can be
+        forced where they are given and all equal (ConfigError else): libraries have a choice for equal parts only.
         """
-        self.require("allgather")
+        self.require("allgather", algorithm)
         _check_layout(tensor)
         if lengths is not None and (len(lengths) != self.world_size or lengths[self.rank] != tensor.numel()):
             raise ConfigError(f"lengths {list(lengths)} do not fit {tensor.numel()} elements on rank {self.rank}")
-        with self._timed("allgather", "auto", wire.allgather(_bytes(tensor), self.world_size), _bytes(tensor)):
-            return self._allgather(tensor, lengths)
+        if algorithm != "auto" and (lengths is None or len(set(lengths)) > 1):
+            raise ConfigError(
+                f"algorithm {algorithm!r} of an allgather needs equal lengths, given by the caller, not {lengths}: "
+                "leave it at 'auto'"
+            )
+        with self._timed("allgather", algorithm, wire.allgather(_bytes(tensor), self.world_size), _bytes(tensor)):
+            return self._allgather(tensor, lengths, algorithm)
 
-    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        """Replace `tensor` by that of rank `root`. All ranks pass the same dtype and numel."""
-        self.require("broadcast")
+    def broadcast(self, tensor: torch.Tensor, root: int, algorithm: str = "auto") -> None:
+        """Replace `tensor` by that of rank `root`. All ranks pass the same dtype and numel.
+
+        `algorithm` is "auto" or one of BROADCASTS; the names of pipelines carry the size of their segments.
+        """
+        self.require("broadcast", algorithm)
         _check_layout(tensor)
         self._check_root(root)
-        with self._timed("broadcast", "auto", wire.broadcast(_bytes(tensor), self.world_size), _bytes(tensor)):
-            self._broadcast(tensor, root)
+        sent = wire.broadcast(_bytes(tensor), self.world_size, algorithm)
+        with self._timed("broadcast", algorithm, sent, _bytes(tensor)):
+            self._broadcast(tensor, root, algorithm)
 
     def alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Send `parts[r]` to rank r; return what each rank sent here, in rank order. One dtype, any lengths."""
@@ -144,10 +176,10 @@ class Engine(ABC):
     def _allreduce(self, tensor: torch.Tensor, algorithm: str) -> None: ...
 
     @abstractmethod
-    def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None) -> list[torch.Tensor]: ...
+    def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None, algorithm: str) -> list[torch.Tensor]: ...
 
     @abstractmethod
-    def _broadcast(self, tensor: torch.Tensor, root: int) -> None: ...
+    def _broadcast(self, tensor: torch.Tensor, root: int, algorithm: str) -> None: ...
 
     @abstractmethod
     def _alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]: ...
@@ -174,6 +206,7 @@ class _Timed:
 
     def __init__(self, engine: Engine, verb: str, algorithm: str, sent_bytes: int, size_bytes: int) -> None:
         self._engine, self._verb, self._algorithm, self._sent_bytes = engine, verb, algorithm, sent_bytes
+        self._size_bytes = size_bytes
         self._words = f"{verb} ({algorithm}) of {size_bytes} bytes"
 
     def __enter__(self) -> None:
@@ -188,7 +221,8 @@ class _Timed:
         self._engine.running = False
         if kind is None:
             seconds = time.perf_counter() - self._start
-            self._engine.calls.append(Call(self._verb, self._algorithm, self._sent_bytes, seconds))
+            call = Call(self._verb, self._algorithm, self._sent_bytes, seconds, self._size_bytes)
+            self._engine.calls.append(call)
             self._engine.pending = f"after {self._words}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -42,6 +43,7 @@ class HorovodEngine(Engine):
         if not hvd.is_initialized():
             raise ConfigError("call hvd.init() before an engine is made")
         self._hvd = hvd
+        self.library = f"Horovod {importlib.metadata.version('horovod')}"
         self._set = hvd.global_process_set if process_set is None else process_set
         self.ranks = process_set_ranks(self._set)
         if hvd.rank() not in self.ranks:
@@ -63,7 +65,7 @@ class HorovodEngine(Engine):
         for part in torch.split(tensor, limits.MAX_COUNT) if tensor.numel() else ():
             self._wait("allreduce", self._hvd.allreduce_async_, part, op=self._hvd.Sum)
 
-    def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None) -> list[torch.Tensor]:
+    def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None, algorithm: str) -> list[torch.Tensor]:
         if lengths is None:
             mine = torch.tensor([tensor.numel()])
             lengths = self._wait("allgather_lengths", self._hvd.allgather_async, mine).tolist()
@@ -73,7 +75,7 @@ class HorovodEngine(Engine):
         gathered = self._wait("allgather", self._hvd.allgather_async, _movable(tensor))
         return list(torch.split(gathered.view(tensor.dtype), list(lengths)))
 
-    def _broadcast(self, tensor: torch.Tensor, root: int) -> None:
+    def _broadcast(self, tensor: torch.Tensor, root: int, algorithm: str) -> None:
         for part in torch.split(tensor, limits.MAX_COUNT) if tensor.numel() else ():
             self._wait("broadcast", self._hvd.broadcast_async_, _movable(part), self.ranks[root])
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from hvd_compress.engines import algorithms
-from hvd_compress.engines.base import ALGORITHMS, Capabilities, Engine
+from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, BROADCASTS, Capabilities, Engine
 from hvd_compress.errors import CommunicationError
 
 Result = TypeVar("Result")
@@ -60,7 +60,7 @@ class InProcessEngine(Engine):
         self.sent_bytes = 0
         self.sent_messages = 0
         verbs = ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter", "gather")
-        self.capabilities = Capabilities(verbs, ALGORITHMS, _FLOATS + _INTS)
+        self.capabilities = Capabilities(verbs, ALGORITHMS, _FLOATS + _INTS, BROADCASTS, ALLGATHERS)
 
     def send(self, destination: int, tensor: torch.Tensor) -> None:
         """Hand a copy of `tensor` to rank `destination`, without waiting for it."""
@@ -88,15 +88,15 @@ class InProcessEngine(Engine):
     def _allreduce(self, tensor: torch.Tensor, algorithm: str) -> None:
         algorithms.ALLREDUCE[algorithm](self, tensor)
 
-    def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None) -> list[torch.Tensor]:
-        blocks = algorithms.ring_allgather(self, tensor.clone())
+    def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None, algorithm: str) -> list[torch.Tensor]:
+        blocks = algorithms.ALLGATHER[algorithm](self, tensor.clone())
         true_lengths = [block.numel() for block in blocks]
         if lengths is not None and list(lengths) != true_lengths:
             raise CommunicationError(f"allgather was told lengths {list(lengths)}, but they are {true_lengths}")
         return blocks
 
-    def _broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        algorithms.binomial_broadcast(self, tensor, root)
+    def _broadcast(self, tensor: torch.Tensor, root: int, algorithm: str) -> None:
+        algorithms.BROADCAST[algorithm](self, tensor, root)
 
     def _alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return algorithms.pairwise_alltoall(self, parts)

@@ -9,9 +9,9 @@ import torch
 from mpi4py import MPI
 
 from hvd_compress.engines import layout, limits
-from hvd_compress.engines.base import ALGORITHMS, Capabilities, Engine
+from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, BROADCASTS, Capabilities, Engine
 from hvd_compress.engines.leave import fail_at_exit
-from hvd_compress.engines.mpi_algorithms import forced_communicators, forcible_algorithms
+from hvd_compress.engines.mpi_algorithms import CARRIER, forced_communicators, forcible_algorithms
 from hvd_compress.engines.mpi_shutdown import watch
 from hvd_compress.errors import ConfigError, UnsupportedError
 
@@ -33,14 +33,16 @@ _MOVE_TYPES = {1: MPI.UINT8_T, 2: MPI.INT16_T, 4: MPI.INT32_T, 8: MPI.INT64_T}
 class MpiEngine(Engine):
     """Collectives of mpi4py over duplicates of `comm` (default COMM_WORLD), or over those of its ranks in `ranks`.
 
-    The constructor is collective over those ranks. It makes one communicator an algorithm and tries each, so
-    `capabilities.algorithms` holds what was seen to run. No memory is copied on the way to MPI. Allreduce and broadcast
-    take tensors of any size, the other verbs up to 2^31 - 1 elements over all ranks (UnsupportedError above).
+    The constructor is collective over those ranks. It makes four communicators, one for each algorithm of allreduce,
+    and tries them, so `capabilities.algorithms` holds what was seen to run; the algorithms of broadcast and all-gather
+    live on the same communicators (`mpi_algorithms.CARRIER`). No memory is copied on the way to MPI. Allreduce and
+    broadcast take tensors of any size, the other verbs up to 2^31 - 1 elements over all ranks (UnsupportedError above).
 
     Raises UnsupportedError without MPI_THREAD_MULTIPLE, ConfigError where this rank is not in `ranks`.
     """
 
     name = "MPI"
+    library = MPI.Get_library_version().rstrip("\0").partition("\n")[0].partition(",")[0]
 
     def __init__(self, comm: MPI.Intracomm | None = None, ranks: Sequence[int] | None = None) -> None:
         super().__init__()
@@ -49,24 +51,37 @@ class MpiEngine(Engine):
         self.rank, self.world_size = self._comm.rank, self._comm.size
         self._forced = forced_communicators(self._comm) if self.world_size > 1 else {}
         verbs = ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter", "gather")
-        algorithms = tuple(self._forced) if self.world_size > 1 else ALGORITHMS
         watch(self)
-        self.capabilities = Capabilities(verbs, algorithms, tuple(_SUM_TYPES))
+        if self.world_size == 1:
+            self.capabilities = Capabilities(verbs, ALGORITHMS, tuple(_SUM_TYPES), BROADCASTS, ALLGATHERS)
+            return
+        broadcasts = tuple(name for name in BROADCASTS if CARRIER["broadcast", name] in self._forced)
+        allgathers = tuple(name for name in ALLGATHERS if CARRIER["allgather", name] in self._forced)
+        self.capabilities = Capabilities(verbs, tuple(self._forced), tuple(_SUM_TYPES), broadcasts, allgathers)
+
+    def _carrier(self, verb: str, algorithm: str) -> MPI.Intracomm:
+        """Return the communicator on which Open MPI runs `algorithm` for `verb`."""
+        return self._forced.get(CARRIER.get((verb, algorithm), ""), self._comm)
 
     def _allreduce(self, tensor: torch.Tensor, algorithm: str) -> None:
         comm = self._forced.get(algorithm, self._comm)
         for part in torch.split(tensor, limits.MAX_COUNT):
             comm.Allreduce(MPI.IN_PLACE, _to_sum(part), op=MPI.SUM)
 
-    def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None) -> list[torch.Tensor]:
+    def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None, algorithm: str) -> list[torch.Tensor]:
         lengths = self._exchange_lengths(tensor.numel()) if lengths is None else list(lengths)
         gathered = _empty(sum(lengths), tensor)
-        self._comm.Allgatherv(_to_move(tensor), [_memory(gathered), lengths, _move_type(tensor)])
+        if algorithm == "auto":
+            self._comm.Allgatherv(_to_move(tensor), [_memory(gathered), lengths, _move_type(tensor)])
+        else:
+            received = [_memory(gathered), tensor.numel(), _move_type(tensor)]  # so many from each rank
+            self._carrier("allgather", algorithm).Allgather(_to_move(tensor), received)
         return list(torch.split(gathered, lengths))
 
-    def _broadcast(self, tensor: torch.Tensor, root: int) -> None:
+    def _broadcast(self, tensor: torch.Tensor, root: int, algorithm: str) -> None:
+        comm = self._carrier("broadcast", algorithm)
         for part in torch.split(tensor, limits.MAX_COUNT):
-            self._comm.Bcast(_to_move(part), root=root)
+            comm.Bcast(_to_move(part), root=root)
 
     def _alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         sent = torch.tensor([part.numel() for part in parts])

@@ -1,9 +1,14 @@
-"""Forcing Open MPI's allreduce algorithms, one communicator each, and seeing that they are what runs.
+"""Forcing Open MPI's algorithms, and seeing that they are what runs: one communicator for each algorithm of allreduce.
 
 Open MPI reads its control variables when a communicator is made, so communicators with different algorithms can live
 side by side. Whether a setting took effect depends on the release and on which collective component won, so each
 communicator is tried with an operation that records the lengths it is asked to sum: every algorithm leaves a pattern of
 its own.
+
+Nothing can be recorded of a broadcast or an all-gather. Their algorithms share the four communicators, so none is made
+for them: each communicator reads all its settings at once, from the same component, and the allreduce that was seen to
+obey stands for the others. (MPI_Allgather alone, for equal lengths: releases differ in whether that of
+MPI_Allgatherv can be set, and 5.0.11 refuses.)
 """
 
 from __future__ import annotations
@@ -15,15 +20,42 @@ from mpi4py import MPI
 from hvd_compress.engines import control_variables
 from hvd_compress.engines.base import ALGORITHMS
 from hvd_compress.engines.layout import largest_power_of_two
+from hvd_compress.engines.names import SEGMENT_BYTES
 
-_DYNAMIC = {"coll_tuned_use_dynamic_rules": 1}
-_TREE_ONLY = {"coll_tuned_reduce_algorithm": 5, "coll_tuned_bcast_algorithm": 6}  # both binomial
-CONTROLS: dict[str, dict[str, int]] = {
-    "tree": {**_DYNAMIC, "coll_tuned_allreduce_algorithm": 2, **_TREE_ONLY},
-    "recursive_doubling": {**_DYNAMIC, "coll_tuned_allreduce_algorithm": 3},
-    "ring": {**_DYNAMIC, "coll_tuned_allreduce_algorithm": 4},
-    "rabenseifner": {**_DYNAMIC, "coll_tuned_allreduce_algorithm": 6},
+# Open MPI's numbers. An allreduce by reduce + broadcast uses the broadcast of its communicator, so a tree of both needs
+# the binomial one; the other algorithms of allreduce call neither broadcast nor all-gather.
+_ALLREDUCE = {"tree": 2, "recursive_doubling": 3, "ring": 4, "rabenseifner": 6}
+_BROADCAST = {"binomial": 6, "pipeline_16k": 3, "pipeline_60k": 3, "scatter_allgather": 8}
+_ALLGATHER = {"ring": 4, "bruck": 2}
+
+SETTINGS = {
+    "tree": ("binomial", "bruck"),
+    "recursive_doubling": ("pipeline_60k", "bruck"),
+    "ring": ("pipeline_16k", "ring"),
+    "rabenseifner": ("scatter_allgather", "ring"),
 }
+"""By algorithm of allreduce: those of broadcast and all-gather on the same communicator."""
+
+CARRIER: dict[tuple[str, str], str] = {
+    **{("allgather", allgather): name for name, (_, allgather) in reversed(SETTINGS.items())},
+    **{("broadcast", broadcast): name for name, (broadcast, _) in SETTINGS.items()},
+}
+"""By verb and algorithm: the communicator that runs it, by its algorithm of allreduce."""
+
+
+def _controls(name: str) -> dict[str, int]:
+    broadcast, allgather = SETTINGS[name]
+    return {
+        "coll_tuned_use_dynamic_rules": 1,
+        "coll_tuned_allreduce_algorithm": _ALLREDUCE[name],
+        "coll_tuned_reduce_algorithm": 5 if name == "tree" else 0,  # binomial
+        "coll_tuned_bcast_algorithm": _BROADCAST[broadcast],
+        "coll_tuned_bcast_algorithm_segmentsize": SEGMENT_BYTES.get(broadcast, 0),
+        "coll_tuned_allgather_algorithm": _ALLGATHER[allgather],
+    }
+
+
+CONTROLS: dict[str, dict[str, int]] = {name: _controls(name) for name in SETTINGS}
 
 Lengths = list[int]
 

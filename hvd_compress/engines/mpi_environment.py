@@ -12,6 +12,9 @@ _OPEN_MPI = {
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 
+_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
+"""Set for each process by mpirun of Open MPI, by that of MPICH and its kin, by srun with PMIx, by Intel's."""
+
 
 def prepare() -> None:
     """Set up Open MPI for collectives that run beside the training; values that the user has set stay.
@@ -20,3 +23,8 @@ def prepare() -> None:
     """
     for name, value in _OPEN_MPI.items():
         os.environ.setdefault(name, value)
+
+
+def launched_by_mpi() -> bool:
+    """Whether a launcher of MPI jobs started this process."""
+    return any(variable in os.environ for variable in _LAUNCHERS)

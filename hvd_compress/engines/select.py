@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 import torch
 
 from hvd_compress.engines.base import ENGINES, Engine
 from hvd_compress.engines.horovod import HorovodEngine, process_set_ranks
+from hvd_compress.engines.mpi_environment import launched_by_mpi
 from hvd_compress.errors import ConfigError, UnsupportedError
-
-_LAUNCHED_BY_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
-"""Set for each process by mpirun of Open MPI, by that of MPICH and its kin, by srun with PMIx, by Intel's."""
 
 
 def choose_engine(name: str = "auto", process_set: Any = None) -> Engine:
@@ -68,8 +65,7 @@ def _obstacle_to_mpi(name: str) -> str | None:
     """
     import horovod.torch as hvd
 
-    launched = any(variable in os.environ for variable in _LAUNCHED_BY_MPI)
-    if not launched and (name == "auto" or hvd.size() > 1):
+    if not launched_by_mpi() and (name == "auto" or hvd.size() > 1):
         return "not launched by mpirun"
     try:
         from mpi4py import MPI

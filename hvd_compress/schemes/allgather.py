@@ -21,6 +21,7 @@ class AllGather(Scheme):
     """
 
     compressor: FeedbackCompressor
+    algorithm: str = "auto"
 
     def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
         return _AllGatherExchange(self, work, world_size)
@@ -31,6 +32,7 @@ class _AllGatherExchange(Exchange):
         assert work.residual is not None
         assert work.pending is not None
         self._compressor, self._work, self._world_size = scheme.compressor, work, world_size
+        self._algorithm = scheme.algorithm
         self._residual, self._pending = work.residual, work.pending
         self._own: Payload
         self._packed: torch.Tensor
@@ -43,7 +45,7 @@ class _AllGatherExchange(Exchange):
 
     def communicate(self, engine: Engine) -> None:
         # Every rank has the same segments and settings, so all payloads have this length.
-        self._received = engine.allgather(self._packed, [self._packed.numel()] * self._world_size)
+        self._received = engine.allgather(self._packed, [self._packed.numel()] * self._world_size, self._algorithm)
 
     def decode(self) -> bool:
         work = self._work

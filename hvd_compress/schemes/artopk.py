@@ -21,13 +21,16 @@ class ARTopk(Scheme):
     `selection` says whose indices are used: "star" takes the ranks in turn (rank step % N), "var" the rank whose
     selected values have the largest squared norm (lowest rank among equals).
 
-    Bytes sent by a rank, on average: (N-1)/N * 4 * k for the broadcast of indices, and those of the engine's
-    allreduce of 4 * k bytes; "var" adds an all-gather of 8 bytes.
+    `algorithm` is that of the allreduce, `broadcast` that of the broadcast.
+
+    Bytes sent by a rank, on average: (N-1)/N * 4 * k for the broadcast of indices (more for "scatter_allgather"), and
+    those of the engine's allreduce of 4 * k bytes; "var" adds an all-gather of 8 bytes.
     """
 
     compressor: Sparsifier
     selection: str = "star"
     algorithm: str = "auto"
+    broadcast: str = "auto"
 
     def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
         kind = _VarExchange if self.selection == "var" else _StarExchange
@@ -57,7 +60,7 @@ class _ARTopkExchange(Exchange):
     def _share(self, engine: Engine, root: int) -> None:
         work = self._work
         packed = self._selection.pack(work.step, work.bucket)
-        engine.broadcast(packed, root)
+        engine.broadcast(packed, root, self._scheme.broadcast)
         with located(f"indices from rank {root}"):
             expected = self._selection["indices"].numel()
             self._selection = self._selection.unpack(packed, work.step, work.bucket)

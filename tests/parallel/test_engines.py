@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
+from pathlib import Path
+
 import pytest
 import torch
 
 import hvd_compress.torch as hvd
+from hvd_compress.cost.calibrate import calibrate, measurable
+from hvd_compress.cost.store import job_shape, load, save
 from hvd_compress.engines import limits, select
 from hvd_compress.engines.base import ALGORITHMS, Engine
 from hvd_compress.engines.horovod import HorovodEngine
@@ -62,6 +68,20 @@ def test_more_elements_than_a_call_can_count(engine, monkeypatch):
             verb(tensor)
     with pytest.raises(UnsupportedError, match="more than the transport can count"):
         engine.alltoall([tensor] * engine.world_size)
+
+
+def test_all_ranks_hold_the_same_curves(engine):
+    """Measured here, kept by rank 0, and read back by it alone."""
+    curves = calibrate(engine, budget_s=0.0)
+    assert tuple(curves.by_key) == measurable(engine)
+    mine = torch.frombuffer(bytearray(json.dumps(curves.to_json()).encode()), dtype=torch.uint8)
+    assert len({bytes(other.numpy()) for other in engine.allgather(mine)}) == 1
+    shape = job_shape(engine)
+    with tempfile.TemporaryDirectory() as folder:
+        if engine.rank == 0:
+            save(curves, shape, Path(folder))
+        assert load(engine, shape, Path(folder)) == curves
+        engine.allreduce(torch.zeros(1))  # nobody removes the folder before all are done
 
 
 class TestProcessSets:

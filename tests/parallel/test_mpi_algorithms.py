@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
 import hvd_compress.torch as hvd
-from hvd_compress.engines.base import ALGORITHMS
+from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, BROADCASTS, Engine
 from hvd_compress.errors import UnsupportedError
 from tests.parallel.training import ENGINES
 
@@ -64,6 +66,54 @@ def test_an_allreduce_runs_the_algorithm_that_was_asked_for(monkeypatch):
     engine.close()
 
 
+def test_forced_broadcasts_and_allgathers_are_offered_with_their_communicators():
+    from hvd_compress.engines.mpi import MpiEngine
+
+    engine = MpiEngine()
+    assert engine.capabilities.broadcasts == BROADCASTS
+    assert engine.capabilities.allgathers == ALLGATHERS
+    engine.close()
+
+
+def finishes_without(engine: Engine, algorithm: str, absent: set[int], observer: int) -> bool:
+    """Whether `observer` gets through a broadcast from rank 0 that the `absent` ranks have not yet entered.
+
+    They enter when it tells them that it did, or after 10 s. The broadcast has two segments of the pipeline, and is
+    too long to be sent without being asked for.
+    """
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    tensor = torch.ones(2 * 16 * 1024, dtype=torch.uint8)
+    world.Barrier()
+    told = False
+    if world.rank in absent:
+        deadline = time.monotonic() + 10.0
+        while not told and time.monotonic() < deadline:
+            told = world.Iprobe(source=observer, tag=77)
+            time.sleep(0.001)
+    engine.broadcast(tensor, 0, algorithm)
+    if world.rank == observer:
+        for rank in absent:
+            world.send(None, rank, tag=77)
+    elif world.rank in absent:
+        world.recv(source=observer, tag=77)
+    return all(told for rank, told in enumerate(world.allgather(told)) if rank in absent)
+
+
+def test_a_broadcast_runs_the_algorithm_that_was_asked_for():
+    """Told by who can finish before whom: along a chain only rank 1 waits for the root, in a tree rank 2 does, too."""
+    from hvd_compress.engines.mpi import MpiEngine
+
+    n = hvd.size()
+    if n == 2:
+        return  # all algorithms are one message then
+    engine = MpiEngine()
+    assert finishes_without(engine, "pipeline_16k", absent=set(range(2, n)), observer=0)
+    assert finishes_without(engine, "binomial", absent={1}, observer=2)
+    engine.close()
+
+
 def test_a_setting_without_effect_is_not_offered(monkeypatch):
     from hvd_compress.engines import mpi_algorithms
     from hvd_compress.engines.mpi import MpiEngine
@@ -72,6 +122,7 @@ def test_a_setting_without_effect_is_not_offered(monkeypatch):
     monkeypatch.setitem(mpi_algorithms.CONTROLS, "ring", doubling)
     engine = MpiEngine()
     assert engine.capabilities.algorithms == ("tree", "recursive_doubling", "rabenseifner")
+    assert "pipeline_16k" not in engine.capabilities.broadcasts, "it lives on the communicator of the ring"
     with pytest.raises(UnsupportedError, match=r"cannot force algorithm 'ring' .* it offers auto, tree, recursive"):
         engine.allreduce(torch.ones(3), "ring")
     engine.close()

@@ -14,7 +14,7 @@ ALLOWED = {
     "native": {"native", "_native", "errors"},
     "feedback": {"errors"},
     "buckets": {"buckets", "errors"},
-    "cost": {"cost", "engines.layout", "errors"},
+    "cost": {"cost", "__version__", "engines.base", "engines.layout", "engines.names", "errors"},
     "compressors": {"payload", "errors", "native", "compressors"},
     "engines": {"engines", "errors", "cost"},
     "schemes": {"schemes", "compressors.base", "engines.base", "engines.layout", "payload", "errors", "native"},

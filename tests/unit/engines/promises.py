@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hvd_compress.engines import layout
-from hvd_compress.engines.base import ALGORITHMS, Engine
+from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, BROADCASTS, Engine
 from hvd_compress.errors import ConfigError, UnsupportedError
 
 MOVED_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8, torch.int32, torch.int64)
@@ -86,6 +86,21 @@ def broadcast_replaces_all_by_the_root(engine: Engine) -> None:
                 tensor = values(engine.rank, numel, dtype)
                 engine.broadcast(tensor, root)
                 assert torch.equal(tensor, values(root, numel, dtype))
+
+
+def forced_broadcasts_and_allgathers_move_the_same(engine: Engine) -> None:
+    """Each algorithm, with several segments, fewer bytes than ranks, and nothing at all."""
+    for numel in (0, 1, 2 * engine.world_size + 1, 40_000):
+        for algorithm in engine.capabilities.broadcasts:
+            for root in range(engine.world_size):
+                tensor = values(engine.rank, numel, torch.float32)
+                engine.broadcast(tensor, root, algorithm)
+                assert torch.equal(tensor, values(root, numel, torch.float32))
+        for algorithm in engine.capabilities.allgathers:
+            mine = values(engine.rank, numel, torch.uint8)
+            blocks = engine.allgather(mine, [numel] * engine.world_size, algorithm)
+            for rank, block in enumerate(blocks):
+                assert torch.equal(block, values(rank, numel, torch.uint8))
 
 
 def alltoall_delivers_each_part(engine: Engine) -> None:
@@ -185,6 +200,13 @@ def what_cannot_be_done_is_a_typed_error(engine: Engine) -> None:
         if algorithm not in engine.capabilities.algorithms:
             with pytest.raises(UnsupportedError, match=f"cannot force algorithm '{algorithm}'"):
                 engine.allreduce(torch.ones(3), algorithm)
+    lengths = [3] * engine.world_size
+    for algorithm in set(BROADCASTS) - set(engine.capabilities.broadcasts):
+        with pytest.raises(UnsupportedError, match=f"cannot force algorithm '{algorithm}' of broadcast"):
+            engine.broadcast(torch.ones(3), 0, algorithm)
+    for algorithm in set(ALLGATHERS) - set(engine.capabilities.allgathers):
+        with pytest.raises(UnsupportedError, match=f"cannot force algorithm '{algorithm}' of allgather"):
+            engine.allgather(torch.ones(3), lengths, algorithm)
     for dtype in ALL_DTYPES:
         if dtype not in engine.capabilities.sum_dtypes:
             with pytest.raises(UnsupportedError, match="cannot sum"):
@@ -199,6 +221,14 @@ def bad_arguments_are_config_errors(engine: Engine) -> None:
     engine.take_calls()
     with pytest.raises(ConfigError, match="unknown algorithm 'bubble'"):
         engine.allreduce(torch.ones(3), "bubble")
+    with pytest.raises(ConfigError, match="unknown algorithm 'ring' of broadcast; known are auto, binomial"):
+        engine.broadcast(torch.ones(3), 0, "ring")
+    with pytest.raises(ConfigError, match="unknown algorithm 'tree' of allgather; known are auto, ring, bruck"):
+        engine.allgather(torch.ones(3), algorithm="tree")
+    for lengths in (None, [3 + (rank != engine.rank) for rank in range(engine.world_size)]):
+        if engine.capabilities.allgathers and (lengths is None or engine.world_size > 1):
+            with pytest.raises(ConfigError, match="needs equal lengths"):
+                engine.allgather(torch.ones(3), lengths, "ring")
     with pytest.raises(ConfigError, match="root"):
         engine.broadcast(torch.ones(3), engine.world_size)
     with pytest.raises(ConfigError, match="root"):
@@ -222,6 +252,7 @@ PROMISES: tuple[Callable[[Engine], None], ...] = (
     allreduce_sums_and_leaves_the_same_bits,
     allgather_keeps_lengths_order_and_dtype,
     broadcast_replaces_all_by_the_root,
+    forced_broadcasts_and_allgathers_move_the_same,
     alltoall_delivers_each_part,
     reduce_scatter_returns_this_ranks_shard,
     gather_brings_all_to_the_root,

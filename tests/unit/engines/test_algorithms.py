@@ -29,6 +29,30 @@ def test_patterns_of_four_ranks():
     assert traffic(4, "rabenseifner") == [(4, 6 * M // 4)] * 4
 
 
+def test_patterns_of_forced_broadcasts_and_allgathers():
+    """A pipeline sends every segment once along the chain; van de Geijn's scatters quarters, then gathers them."""
+
+    def patterns(run):
+        def body(engine: InProcessEngine) -> tuple[int, int]:
+            run(engine)
+            return engine.sent_messages, engine.sent_bytes
+
+        return run_ranks(4, body)
+
+    numel = 3 * 4096 + 1  # three segments of 16 KiB and a bit
+    size = 4 * numel
+    chain = patterns(lambda engine: engine.broadcast(torch.ones(numel), 2, "pipeline_16k"))
+    assert chain == [(4, size), (0, 0), (4, size), (4, size)]
+    q = size // 4 // 4 * 4  # a shard, but for the odd element
+    assert patterns(lambda engine: engine.broadcast(torch.ones(q), 0, "scatter_allgather")) == [
+        (6, 6 * q),
+        (3, 3 * q),
+        (4, 4 * q),
+        (3, 3 * q),
+    ]
+    assert patterns(lambda engine: engine.allgather(torch.ones(5), [5] * 4, "bruck")) == [(3, 60)] * 4
+
+
 def test_ranks_beyond_a_power_of_two_fold_onto_others():
     assert traffic(3, "recursive_doubling") == [(2, 2 * M), (1, M), (1, M)]
     assert traffic(3, "rabenseifner") == [(3, 2 * M), (2, M), (1, M)]

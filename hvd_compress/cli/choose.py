@@ -1,0 +1,55 @@
+"""`hvd-compress choose`: what the formulas say, without a network."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from hvd_compress.cost.candidates import ARTOPK, Candidate
+from hvd_compress.cost.formulas import Formulas
+from hvd_compress.cost.predict import Prediction, fastest, predict
+from hvd_compress.engines.names import ALGORITHMS
+from hvd_compress.errors import ConfigError
+from hvd_compress.units import parse_bandwidth, parse_latency
+
+DEFAULT = (
+    *(Candidate("dense", name) for name in ALGORITHMS),
+    Candidate("allgather"),
+    *(Candidate("artopk", name) for name in ALGORITHMS),
+)
+
+
+@click.command("choose", help="Predict by formulas which collective is fastest for a bucket.")
+@click.option("--numel", required=True, type=click.IntRange(min=1), help="Elements of the bucket, or of the model.")
+@click.option("--ratio", required=True, type=float, help="Share that is sent, in (0, 1].")
+@click.option("--world-size", required=True, type=click.IntRange(min=1), help="Number of ranks.")
+@click.option("--latency", required=True, help="Of one message, with its unit: 1ms.")
+@click.option("--bandwidth", required=True, help="Of one rank's link, with its unit: 5gbit.")
+@click.option("--candidates", help="Comma-separated, such as allgather,artopk-ring,parameter-server.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def command(
+    numel: int, ratio: float, world_size: int, latency: str, bandwidth: str, candidates: str | None, as_json: bool
+) -> None:
+    try:
+        costs = Formulas(parse_latency(latency), 1 / parse_bandwidth(bandwidth), world_size)
+        chosen = [Candidate.parse(label.strip()) for label in candidates.split(",")] if candidates else DEFAULT
+        predictions = [predict(candidate, numel, ratio, costs) for candidate in chosen]
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+    winner = fastest(predictions)
+    if as_json:
+        click.echo(json.dumps({"candidates": [_row(p) for p in predictions], "winner": _row(winner)}, indent=2))
+        return
+    width = max(len(str(prediction.candidate)) for prediction in predictions)
+    for prediction in sorted(predictions, key=lambda prediction: prediction.seconds):
+        mark = "  <- fastest" if prediction is winner else ""
+        click.echo(f"{prediction.candidate!s:<{width}}  {1e3 * prediction.seconds:12.3f} ms{mark}")
+
+
+def _row(prediction: Prediction) -> dict[str, str | float]:
+    candidate = prediction.candidate
+    row: dict[str, str | float] = {"scheme": candidate.scheme, "algorithm": candidate.algorithm}
+    if candidate.scheme in ARTOPK and candidate.broadcast != "auto":
+        row["broadcast"] = candidate.broadcast
+    return {**row, "seconds": prediction.seconds}

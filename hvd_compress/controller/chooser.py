@@ -1,0 +1,175 @@
+"""The choice for one bucket: predict every candidate, try the promising ones on real gradients, keep the fastest.
+
+Pure: what comes in is the same on all ranks, and there is neither clock nor chance in here, so what comes out is the
+same, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hvd_compress.cost.candidates import Candidate
+
+Predict = Callable[[Candidate], float]
+"""Seconds that a candidate is expected to take: compress, communicate and decompress."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How the choice is made.
+
+    Attributes:
+        margin: candidates that are predicted to take up to this many times the fastest one are tried.
+        trials: steps that each of them gets; the shortest counts, as nothing but noise makes a step longer.
+        most: candidates that are tried at once, so that a new choice is made within `most * trials` steps.
+        hysteresis: by how much a candidate must be faster than the one in use to replace it.
+        drift: how far the time of the candidate in use may leave what was measured, as a factor, in two windows in a
+            row, before all are looked at again.
+        evident: the factor for which one window is enough.
+        least_s: times that differ by less than this, in seconds, are not told apart.
+    """
+
+    margin: float = 1.6
+    trials: int = 2
+    most: int = 8
+    hysteresis: float = 0.03
+    drift: float = 1.25
+    evident: float = 2.0
+    least_s: float = 0.0003
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen and why. `seconds` are as measured, `predicted_s` as expected before it was tried."""
+
+    candidate: Candidate
+    seconds: float
+    predicted_s: float
+    reason: str
+
+
+class Chooser:
+    """Tries candidates and keeps one, for one bucket.
+
+    look() begins a round of trials; candidate() says what the coming step uses; learn() takes what the steps since then
+    took, in their order; settled says whether a choice stands.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], policy: Policy) -> None:
+        assert candidates
+        self._candidates, self._policy = tuple(candidates), policy
+        self._queue: list[Candidate] = []  # one entry a step
+        self._times: dict[Candidate, float] = {}  # of this round
+        self._expected: dict[Candidate, float] = {}  # as predicted before it was tried
+        self._predict: Predict
+        self._odd_windows = 0
+        self.choice: Choice | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing left to try."""
+        return not self._queue
+
+    @property
+    def trials_left(self) -> int:
+        """For how many steps what is used is decided already."""
+        return len(self._queue)
+
+    def candidate(self, step: int) -> Candidate:
+        """Return what the `step`-th step from now uses, 0 for the coming one."""
+        if self._queue:
+            return self._queue[min(step, len(self._queue) - 1)]
+        assert self.choice is not None
+        return self.choice.candidate
+
+    def look(self, predict: Predict) -> None:
+        """Begin a round: all that was measured before is forgotten. `predict` may know more each time it is asked."""
+        self._predict = predict
+        self._times, self._odd_windows = {}, 0
+        predicted = self._predictions()
+        self._enqueue(self._first(predicted), predicted)
+
+    def learn(self, seconds: Sequence[float]) -> bool:
+        """Take the seconds of the steps that were queued, all of them; return whether a choice was made.
+
+        If not, there is more to try: what is now expected to beat the best one, and, once AR-Topk is the best,
+        the ways to broadcast its indices.
+        """
+        assert len(seconds) == len(self._queue), f"{len(seconds)} times for {len(self._queue)} trials"
+        for candidate, taken in zip(self._queue, seconds, strict=True):
+            self._times[candidate] = min(taken, self._times.get(candidate, math.inf))
+        self._queue = []
+        best, predicted = self._fastest(), self._predictions()
+        self._enqueue(self._next(best, predicted), predicted)
+        if self._queue:
+            return False
+        self._choose(best)
+        return True
+
+    def drifted(self, seconds: float) -> bool:
+        """Take what a window of steps took with the choice that stands; return whether it is no longer true.
+
+        Two windows in a row must say so.
+        """
+        assert self.choice is not None
+        assert self.settled
+        known, policy = self.choice.seconds, self._policy
+        factor = max(seconds, known, 1e-9) / max(min(seconds, known), 1e-9)
+        if abs(seconds - known) <= policy.least_s or factor <= policy.drift:
+            self._odd_windows = 0
+            return False
+        self._odd_windows += 1
+        return self._odd_windows >= 2 or factor > policy.evident
+
+    def _choose(self, best: Candidate) -> None:
+        before = self.choice.candidate if self.choice is not None else None
+        if before in self._times and before is not None:
+            limit = self._times[before] * (1 - self._policy.hysteresis)
+            if self._times[best] > limit or self._times[before] - self._times[best] < self._policy.least_s:
+                best = before
+        self.choice = Choice(best, self._times[best], self._expected[best], self._reason(best))
+
+    def _reason(self, best: Candidate) -> str:
+        rivals = sorted((t, str(c)) for c, t in self._times.items() if c != best)
+        if not rivals:
+            return f"every other way is predicted to take more than {self._policy.margin:g} times as long"
+        taken, name = rivals[0]
+        compared = f"{self._times[best] * 1e3:.2f} ms measured, next {name} with {taken * 1e3:.2f}"
+        if best.scheme == "dense":
+            return f"no compression pays here: {compared}"
+        return compared
+
+    def _fastest(self) -> Candidate:
+        return min(self._candidates, key=lambda candidate: self._times.get(candidate, math.inf))
+
+    def _predictions(self) -> dict[Candidate, float]:
+        return {candidate: self._predict(candidate) for candidate in self._candidates}
+
+    def _first(self, predicted: dict[Candidate, float]) -> list[Candidate]:
+        """What a round begins with: whatever is within the margin, but each AR-Topk with one broadcast alone.
+
+        And the candidate in use, without which nothing can be compared.
+        """
+        limit = min(predicted.values()) * self._policy.margin + self._policy.least_s
+        best: dict[tuple[str, str], Candidate] = {}
+        for candidate in sorted(self._candidates, key=lambda candidate: predicted[candidate]):
+            if predicted[candidate] <= limit:
+                best.setdefault((candidate.scheme, candidate.algorithm), candidate)
+        chosen = list(best.values())[: self._policy.most]
+        in_use = self.choice.candidate if self.choice is not None else None
+        return chosen if in_use is None or in_use in chosen else [*chosen, in_use]
+
+    def _next(self, best: Candidate, predicted: dict[Candidate, float]) -> list[Candidate]:
+        same = {c for c in self._candidates if (c.scheme, c.algorithm) == (best.scheme, best.algorithm)}
+        limit = predicted[best] * self._policy.margin + self._policy.least_s
+        left = self._policy.most + len(same) - len(self._times)
+        untried = [c for c in self._candidates if c not in self._times]
+        wanted = [c for c in untried if predicted[c] <= (limit if c in same else self._times[best])]
+        return sorted(wanted, key=lambda candidate: predicted[candidate])[: max(0, left)]
+
+    def _enqueue(self, candidates: Sequence[Candidate], predicted: dict[Candidate, float]) -> None:
+        self._expected.update({candidate: predicted[candidate] for candidate in candidates})
+        # Turn by turn, so that a disturbance that lasts some steps does not hit all trials of one candidate.
+        self._queue = [candidate for _ in range(self._policy.trials) for candidate in candidates]

@@ -1,0 +1,94 @@
+"""What was decided when and why: in memory, and as lines of JSON for `hvd-compress report`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hvd_compress.errors import ConfigError
+
+KINDS = ("begin", "choice", "window", "network")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened.
+
+    Attributes:
+        step: after which it happened.
+        kind: "begin" (a round of trials), "choice", "window" (steps that were looked at) or "network" (measured anew).
+        bucket: which one, or -1 for all.
+        candidate: what was tried, chosen or in use.
+        ratio: k / numel.
+        measured_s, predicted_s: of one exchange of this bucket; NaN where there is none.
+        gain: share of ||corrected||^2 that is sent; NaN where it was not looked at.
+        latency, transfer: how the network left its calibration, as factors.
+        reason: in words.
+    """
+
+    step: int
+    kind: str
+    bucket: int = -1
+    candidate: str = ""
+    ratio: float = math.nan
+    measured_s: float = math.nan
+    predicted_s: float = math.nan
+    gain: float = math.nan
+    latency: float = math.nan
+    transfer: float = math.nan
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what can be written as JSON: NaN are left out."""
+        return {k: v for k, v in asdict(self).items() if not (isinstance(v, float) and not math.isfinite(v))}
+
+
+class History:
+    """All events of a run, in order; `path` receives each as a line of JSON as soon as it happens."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.events: list[Event] = []
+        self._path = path
+        if path is not None:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text("")
+            except OSError as error:
+                raise ConfigError(f"cannot write the controller's log {path}: {error.strerror}") from None
+
+    def add(self, event: Event) -> None:
+        assert event.kind in KINDS
+        self.events.append(event)
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps(event.to_json()) + "\n")
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.events)
+
+
+def read(path: Path) -> list[Event]:
+    """Return the events of a log. Raises ConfigError that names the line for what is not one."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    return [_event(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
+
+
+def _event(line: str, where: str) -> Event:
+    try:
+        fields: Mapping[str, Any] = json.loads(line)
+        event = Event(**fields)
+        if event.kind not in KINDS:
+            raise ValueError(f"unknown kind {event.kind!r}")
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{where}: not an event of the controller ({error})") from None
+    return event

@@ -1,0 +1,57 @@
+"""The network as it is now: calibrated curves, bent to what a few fresh measurements say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvd_compress.cost.calibrate import KIB, Calibrator
+from hvd_compress.cost.predict import Costs
+from hvd_compress.engines.base import Engine
+
+SMALL, LARGE = KIB, 256 * KIB
+REFERENCE = ("allreduce", "auto")
+
+
+@dataclass(frozen=True)
+class Network:
+    """What collectives cost now. Prices them for `predict`, the same on all ranks.
+
+    A curve is the time of a small message, which is latency, and what more bytes add, which is bandwidth. Each of them
+    has its own factor, by which it left the curves.
+
+    Attributes:
+        costs: curves, or formulas where nothing was measured.
+        latency: times of small messages, over those of `costs`.
+        transfer: the same of what 255 KiB more add.
+    """
+
+    costs: Costs
+    latency: float = 1.0
+    transfer: float = 1.0
+
+    @property
+    def world_size(self) -> int:
+        return self.costs.world_size
+
+    def seconds(self, verb: str, algorithm: str, size: float) -> float:
+        """Return the seconds of one collective with `size` bytes in each rank's tensor."""
+        whole = self.costs.seconds(verb, algorithm, size)
+        small = min(whole, self.costs.seconds(verb, algorithm, SMALL))
+        return self.latency * small + self.transfer * (whole - small)
+
+    def remeasured(self, engine: Engine, samples: int = 2) -> Network:
+        """Return the network as `2 * samples` allreduces of 1 and 256 KiB find it. Collective, in the engine's thread.
+
+        The same on all ranks: the longest time over ranks counts.
+        """
+        calibrator = Calibrator(engine, float("inf"), (SMALL, LARGE), samples, [REFERENCE])
+        while not calibrator.advance(2 * samples):
+            pass
+        fresh = calibrator.curves()
+        small, large = (fresh.seconds(*REFERENCE, size) for size in (SMALL, LARGE))
+        before = self.costs.seconds(*REFERENCE, SMALL)
+        added = self.costs.seconds(*REFERENCE, LARGE) - before
+        # Within one machine 255 KiB may add less than the noise: then one factor says all there is to say.
+        latency = small / before if before > 0 else 1.0
+        transfer = (large - small) / added if added > 0.1 * before and large > small else latency
+        return Network(self.costs, latency, transfer)

@@ -1,0 +1,81 @@
+"""What ranks tell each other of the steps that are behind them, and what all of them make of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hvd_compress.engines.base import Engine
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The phases of one bucket in one step on one rank, in seconds."""
+
+    compress_s: float
+    communicate_s: float
+    decompress_s: float
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks know of a run of steps.
+
+    Attributes:
+        seconds: by step and bucket: what the exchange took, kernels included.
+        kernels_s: by step and bucket: compression and decompression alone.
+        step_s: the duration of a step, the longest mean of a rank.
+        agree_s: what the last exchange of this kind took, the longest of a rank.
+        figures: by rank, whatever else each reported.
+    """
+
+    seconds: tuple[tuple[float, ...], ...]
+    kernels_s: tuple[tuple[float, ...], ...]
+    step_s: float
+    agree_s: float
+    figures: tuple[tuple[float, ...], ...]
+
+
+def combine(timings: Sequence[Timing]) -> tuple[float, float]:
+    """Return what an exchange took in all and in its kernels, from its timings on all ranks.
+
+    A rank that comes late makes the others wait in their collective: the time of the last to come, the shortest, is
+    that of the transfer. Compression and decompression count as on the slowest rank.
+    """
+    kernels = max(timing.compress_s for timing in timings) + max(timing.decompress_s for timing in timings)
+    return kernels + min(timing.communicate_s for timing in timings), kernels
+
+
+def median(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Return each bucket's median over steps."""
+    return tuple(statistics.median(column) for column in zip(*seconds, strict=True))
+
+
+def agree(
+    engine: Engine,
+    steps: Sequence[Sequence[Timing]],
+    step_s: float,
+    agree_s: float,
+    figures: Sequence[float] = (),
+) -> Agreed:
+    """Exchange what this rank measured; every rank passes as many steps, buckets and figures.
+
+    Collective, one all-gather of 8 * (3 * steps * buckets + 2 + figures) bytes a rank, in the engine's thread.
+    """
+    own = [value for step in steps for t in step for value in (t.compress_s, t.communicate_s, t.decompress_s)]
+    vector = torch.tensor([*own, step_s, agree_s, *figures], dtype=torch.float64)
+    ranks = [part.tolist() for part in engine.allgather(vector, [vector.numel()] * engine.world_size)]
+    buckets = len(steps[0]) if steps else 0
+    places = [[3 * (step * buckets + bucket) for bucket in range(buckets)] for step in range(len(steps))]
+    combined = [[combine([Timing(*rank[at : at + 3]) for rank in ranks]) for at in row] for row in places]
+    end = len(own)
+    return Agreed(
+        tuple(tuple(seconds for seconds, _ in row) for row in combined),
+        tuple(tuple(kernels for _, kernels in row) for row in combined),
+        max(rank[end] for rank in ranks),
+        max(rank[end + 1] for rank in ranks),
+        tuple(tuple(rank[end + 2 :]) for rank in ranks),
+    )

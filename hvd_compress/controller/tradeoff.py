@@ -1,0 +1,134 @@
+"""The ratio as a problem of three objectives: compression time, communication time, 1 / gain.
+
+Eq. 6 of Tyagi and Swany, "Flexible Communication for Optimal Distributed Learning". All three are known for every ratio
+of a grid, so the front is found by looking at all of them, exactly; NSGA-II, as in the paper, is there to compare.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hvd_compress.errors import ConfigError
+
+RATIOS_A_FACTOR_OF_TWO = 6
+"""How dense the grid of ratios is: neighbours are 12 % apart."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One ratio with its objectives, all of which should be small.
+
+    Attributes:
+        ratio: k / numel.
+        compress_s: seconds to compress and decompress.
+        communicate_s: seconds of the fastest way to exchange.
+        gain: share of ||corrected||^2 that is sent, in (0, 1].
+    """
+
+    ratio: float
+    compress_s: float
+    communicate_s: float
+    gain: float
+
+    @property
+    def objectives(self) -> tuple[float, float, float]:
+        """Compression time, communication time, 1 / gain: Eq. 6."""
+        return self.compress_s, self.communicate_s, 1.0 / self.gain
+
+
+def grid(low: float, high: float) -> tuple[float, ...]:
+    """Return ratios from `low` to `high`, both included, each the same factor above the one before.
+
+    Raises ConfigError unless 0 < low <= high <= 1.
+    """
+    if not 0 < low <= high <= 1:
+        raise ConfigError(f"the bounds of the ratio are {low} and {high}: they must be 0 < low <= high <= 1")
+    count = max(1, math.ceil(RATIOS_A_FACTOR_OF_TWO * math.log2(high / low)))
+    return (*(low * (high / low) ** (i / count) for i in range(count)), high) if low < high else (low,)
+
+
+def pareto_front(options: Sequence[Option]) -> list[Option]:
+    """Return the options that no other one beats: as good in all objectives, and better in one. In their order."""
+    return [option for option in options if not any(_beats(other, option) for other in options)]
+
+
+def knee(options: Sequence[Option], weights: Sequence[float] = (1.0, 1.0, 1.0)) -> Option:
+    """Return the option of the front that is nearest to the best of each objective.
+
+    Each objective is scaled to 0 ... 1 over the front; the distance is Euclidean, of the weighted coordinates. The
+    smallest ratio wins among equals.
+
+    Raises ConfigError without options, and for weights that are negative, not finite, not three, or all zero.
+    """
+    if len(weights) != 3 or not all(0 <= w < math.inf for w in weights) or not any(weights):
+        raise ConfigError(f"weights = {tuple(weights)} must be three numbers, none negative and one above zero")
+    if not options:
+        raise ConfigError("there is no ratio to choose from")
+    front = sorted(pareto_front(options), key=lambda option: option.ratio)
+    lows = [min(column) for column in zip(*(option.objectives for option in front), strict=True)]
+    highs = [max(column) for column in zip(*(option.objectives for option in front), strict=True)]
+
+    def distance(option: Option) -> float:
+        scaled = (
+            weight * (value - low) / (high - low) if high > low else 0.0
+            for weight, value, low, high in zip(weights, option.objectives, lows, highs, strict=True)
+        )
+        return math.hypot(*scaled)
+
+    return min(front, key=distance)
+
+
+def smallest_with_gain(options: Sequence[Option], gain: float) -> Option:
+    """Return the option with the smallest ratio that reaches `gain`; if none does, the one with the largest gain."""
+    if not options:
+        raise ConfigError("there is no ratio to choose from")
+    reaching = [option for option in options if option.gain >= gain]
+    if reaching:
+        return min(reaching, key=lambda option: option.ratio)
+    return max(options, key=lambda option: (option.gain, -option.ratio))
+
+
+def nsga2(options: Sequence[Option], generations: int = 60, seed: int = 0) -> list[Option]:
+    """Return the front as pymoo's NSGA-II finds it (Deb et al. 2002), as the paper runs it, for comparison.
+
+    The variable is the place on the grid, in [0, len(options) - 1]; objectives between two ratios are interpolated. The
+    generator of random numbers is NSGA-II's own and seeded, so that all ranks find the same.
+
+    Raises ConfigError where pymoo is not installed.
+    """
+    try:
+        import numpy as np
+        from pymoo.algorithms.moo.nsga2 import NSGA2
+        from pymoo.core.problem import Problem
+        from pymoo.optimize import minimize
+    except ImportError as error:
+        raise ConfigError(f"NSGA-II needs pymoo: pip install 'hvd_compress[adaptive]' ({error})") from None
+    table = np.array([option.objectives for option in options])
+    places = np.arange(len(options))
+
+    class Ratios(Problem):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(n_var=1, n_obj=3, xl=0.0, xu=float(len(options) - 1))
+
+        def _evaluate(self, x, out, *_args, **_kwargs) -> None:  # type: ignore[no-untyped-def]
+            out["F"] = np.stack([np.interp(x[:, 0], places, column) for column in table.T], axis=1)
+
+    found = minimize(Ratios(), NSGA2(pop_size=40), ("n_gen", generations), seed=seed)
+    nearest = sorted({round(float(x)) for x in np.atleast_2d(found.X)[:, 0]})
+    return [options[place] for place in nearest]
+
+
+def gains_at(curve: torch.Tensor, ratios: Sequence[float]) -> list[float]:
+    """Read the gain of each ratio from what `native.gain_curve` gives: `curve[i]` for `ratios[i]`, at least 1e-12."""
+    values = curve.tolist()
+    assert len(values) == len(ratios)
+    return [max(float(value), 1e-12) for value in values]
+
+
+def _beats(a: Option, b: Option) -> bool:
+    pairs = list(zip(a.objectives, b.objectives, strict=True))
+    return all(x <= y for x, y in pairs) and any(x < y for x, y in pairs)

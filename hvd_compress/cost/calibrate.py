@@ -1,0 +1,167 @@
+"""Measuring the curves of the engine in use, a bounded number of collectives at a time, all ranks alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from hvd_compress.cost.curves import Curve, Curves, Key
+from hvd_compress.engines.base import Engine
+from hvd_compress.errors import ConfigError
+
+KIB = 1024
+SIZES = tuple(size * KIB for size in (1, 64, 1024, 8, 4096, 256, 16384))
+"""Bytes of a rank's tensor, in the order of measuring: first what says most, later what lies between."""
+
+BUDGET_S = 3.0
+SAMPLES = 5
+
+
+class Calibrator:
+    """Measures every algorithm that an engine can force, and "auto", at one size after the other.
+
+    All ranks make one and call `advance` at the same places, in the thread that launches the collectives. After each
+    measurement the ranks exchange their times (16 bytes); the longest counts, for the curve and for the budget, so all
+    ranks do the same measurements and hold the same curves. That exchange also brings them in step for the next one.
+    A rank that does not take part leaves the others waiting in the engine, as in any collective: the caller's time-out
+    ends that.
+
+    The budget is kept except for the first two sizes, without which there is no curve: 26 collectives of 1 and of
+    64 KiB. A measurement that would exceed it, as far as the curve so far can tell, is left out.
+
+    Attributes:
+        spent_s: seconds spent so far, the longest over ranks.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        budget_s: float = BUDGET_S,
+        sizes: Sequence[int] = SIZES,
+        samples: int = SAMPLES,
+        keys: Sequence[Key] | None = None,
+    ) -> None:
+        if not budget_s >= 0 or samples < 1 or not sizes or min(sizes) < 8 or (keys is not None and not keys):
+            raise ConfigError(f"cannot calibrate {samples} times within {budget_s} s at sizes {list(sizes)}")
+        self._engine, self._budget_s, self.spent_s = engine, budget_s, 0.0
+        self._keys = tuple(keys) if keys is not None else measurable(engine)
+        self._times: dict[Key, dict[int, list[float]]] = {key: {} for key in self._keys}
+        self._owed = set(sizes[:2])
+        self._plan = self._planned(sizes, samples)
+        self._turn = 0
+        self._exchange_s = 0.0
+        self._warm = False
+        self.done = False
+
+    def advance(self, measurements: int = 1) -> bool:
+        """Do up to so many measurements. Returns whether the calibration is complete. Collective."""
+        if not self._warm:
+            self._warm = True
+            self._warm_up()
+        for _ in range(measurements):
+            following = next(self._plan, None)
+            if following is None:
+                self.done = True
+                break
+            self._measure(*following)
+        return self.done
+
+    def _warm_up(self) -> None:
+        """Let every rank talk to every other: transports connect when the first message is sent."""
+        noted = len(self._engine.calls)
+        self._engine.alltoall([torch.zeros(1)] * self._engine.world_size)
+        del self._engine.calls[noted:]
+
+    def curves(self) -> Curves:
+        """Return a curve for each key that was measured so far, through the medians. The same on all ranks."""
+        medians = {
+            key: {size: statistics.median(samples) for size, samples in by_size.items()}
+            for key, by_size in self._times.items()
+            if by_size
+        }
+        return Curves(self._engine.world_size, {key: Curve.through(points) for key, points in medians.items()})
+
+    def _planned(self, sizes: Sequence[int], samples: int) -> Iterator[tuple[Key, int]]:
+        """Yield what to measure next, as long as the budget lasts: each point once, some more often, then all again.
+
+        Points that are so quick that others lose nothing are measured several times at once: they are the noisy ones.
+        """
+        share_s = self._budget_s / (len(self._keys) * len(sizes))
+        for turn in range(samples):
+            for size in sizes:
+                for key in self._keys:
+                    while self._wanted(key, size, turn, samples, share_s):
+                        yield key, size
+
+    def _wanted(self, key: Key, size: int, turn: int, samples: int, share_s: float) -> bool:
+        have = self._times[key].get(size, [])
+        if not have and size in self._owed:
+            return True
+        if len(have) >= samples or (len(have) > turn and sum(have) >= share_s):
+            return False
+        return self.spent_s + self._estimate(key, size) < self._budget_s
+
+    def _estimate(self, key: Key, size: int) -> float:
+        points = {known: min(samples) for known, samples in self._times[key].items()}
+        return Curve.through(points).seconds(size) if points else 0.0
+
+    def _measure(self, key: Key, size: int) -> None:
+        engine, start = self._engine, time.perf_counter()
+        noted = len(engine.calls)
+        self._launch(key, size)
+        seconds = engine.calls[-1].seconds
+        # The exchange itself belongs to the next measurement's share of the budget: it has not ended yet.
+        mine = torch.tensor([seconds, time.perf_counter() - start + self._exchange_s], dtype=torch.float64)
+        exchange = time.perf_counter()
+        ranks = torch.stack(engine.allgather(mine, [2] * engine.world_size))
+        self._exchange_s = time.perf_counter() - exchange
+        del engine.calls[noted:]  # they belong to no step
+        longest, spent = ranks.max(dim=0).values.tolist()
+        self._times[key].setdefault(size, []).append(longest)
+        self.spent_s += spent
+
+    def _launch(self, key: Key, size: int) -> None:
+        verb, algorithm = key
+        n, tensor = self._engine.world_size, torch.zeros(size // 4)
+        if verb == "allreduce":
+            self._engine.allreduce(tensor, algorithm)
+        elif verb == "broadcast":
+            self._turn += 1  # AR-Topk's roots take turns, too
+            self._engine.broadcast(tensor, self._turn % n, algorithm)
+        elif verb == "allgather":
+            self._engine.allgather(tensor, [tensor.numel()] * n, algorithm)
+        else:
+            self._engine.alltoall([part.contiguous() for part in torch.tensor_split(tensor, n)])
+
+
+def measurable(engine: Engine) -> tuple[Key, ...]:
+    """Return verb and algorithm of everything that candidates are made of, on this engine. All-to-all aside."""
+    verbs = ("broadcast", "allreduce", "allgather")
+    return tuple((verb, name) for verb in verbs for name in ("auto", *engine.capabilities.forcible(verb)))
+
+
+def calibrate(engine: Engine, budget_s: float = BUDGET_S) -> Curves:
+    """Measure all curves at once, within `budget_s` seconds. Collective; the same curves on all ranks."""
+    calibrator = Calibrator(engine, budget_s)
+    while not calibrator.advance(16):
+        pass
+    return calibrator.curves()
+
+
+def still_hold(engine: Engine, curves: Curves, factor: float = 2.0) -> bool:
+    """Whether curves of an earlier job describe this network: a few measurements lie within `factor` of them.
+
+    Collective, the same answer on all ranks; 9 collectives of 1, 64 and 256 KiB (the median of three each).
+    """
+    key = ("allreduce", "auto")
+    calibrator = Calibrator(engine, float("inf"), (KIB, 64 * KIB, 256 * KIB), 3, [key])
+    while not calibrator.advance(9):
+        pass
+    fresh = calibrator.curves().by_key[key]
+    return all(
+        1 / factor <= seconds / curves.seconds(*key, size) <= factor
+        for size, seconds in zip(fresh.sizes, fresh.times, strict=True)
+    )

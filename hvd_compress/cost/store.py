@@ -1,0 +1,134 @@
+"""Keeping calibrated curves from one job to the next of the same shape."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import socket
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hvd_compress import __version__
+from hvd_compress.cost.calibrate import BUDGET_S, calibrate, measurable, still_hold
+from hvd_compress.cost.curves import Curves
+from hvd_compress.engines.base import Engine
+from hvd_compress.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class JobShape:
+    """What a calibration is valid for.
+
+    Attributes:
+        engine: its name.
+        world_size: number of ranks.
+        hosts: the host's name of each rank, in rank order.
+        library: name and version of what moves the bytes, on rank 0.
+        version: of this package.
+    """
+
+    engine: str
+    world_size: int
+    hosts: tuple[str, ...]
+    library: str
+    version: str = __version__
+
+    def file_name(self) -> str:
+        """Return a name by engine, number of ranks and hosts; what else differs is compared when the file is read."""
+        digest = hashlib.sha256("\n".join(self.hosts).encode()).hexdigest()[:8]
+        return f"{self.engine.lower()}-{self.world_size}-{digest}.json"
+
+
+def default_folder() -> Path:
+    """Return curves/ in HVD_COMPRESS_CACHE, by default ~/.cache/hvd_compress."""
+    return Path(os.environ.get("HVD_COMPRESS_CACHE") or Path.home() / ".cache" / "hvd_compress") / "curves"
+
+
+def job_shape(engine: Engine) -> JobShape:
+    """Ask all ranks where they are. Collective; the same on all ranks."""
+    answers = _exchange(engine, {"host": socket.gethostname(), "library": engine.library})
+    hosts = tuple(str(answer["host"]) for answer in answers)
+    return JobShape(engine.name, engine.world_size, hosts, str(answers[0]["library"]))
+
+
+def save(curves: Curves, shape: JobShape, folder: Path | None = None) -> None:
+    """Write the curves, on one rank (0). What reads meanwhile sees the old file or the new one, never half of one.
+
+    A folder that cannot be written to is a warning: the next job measures again.
+    """
+    path = (folder or default_folder()) / shape.file_name()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+            json.dump({"shape": dataclasses.asdict(shape), "curves": curves.to_json()}, file, indent=1)
+        os.replace(file.name, path)
+    except OSError as error:
+        warnings.warn(f"calibrated curves were not saved: {error}", stacklevel=2)
+
+
+def load(engine: Engine, shape: JobShape, folder: Path | None = None) -> Curves | None:
+    """Return the saved curves of this shape, or None. Collective: rank 0 reads, and all ranks use what it found.
+
+    Rank 0 warns of a file that is broken, of another job shape, or without an algorithm that this engine can force.
+    """
+    path = (folder or default_folder()) / shape.file_name()
+    found = _read(path, shape, measurable(engine)) if engine.rank == 0 else None
+    rows = _exchange(engine, found.to_json() if found else None)[0]
+    return Curves.from_json(shape.world_size, rows) if rows else None
+
+
+def obtain(engine: Engine, budget_s: float = BUDGET_S, folder: Path | None = None) -> tuple[Curves, bool]:
+    """Return the curves of this job, and whether they were saved by an earlier one. Collective, the same on all ranks.
+
+    Saved curves are used if a few measurements say that they still hold; if not, or without any, this calibrates within
+    `budget_s` seconds, and rank 0 saves the result.
+    """
+    shape = job_shape(engine)
+    saved = load(engine, shape, folder)
+    if saved is not None:
+        if still_hold(engine, saved):
+            return saved, True
+        if engine.rank == 0:
+            warnings.warn("the network is not as it was when the saved curves were measured: measuring", stacklevel=2)
+    curves = calibrate(engine, budget_s)
+    if engine.rank == 0:
+        save(curves, shape, folder)
+    return curves, False
+
+
+def _read(path: Path, shape: JobShape, needed: tuple[tuple[str, str], ...]) -> Curves | None:
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text())
+        saved, wanted = content["shape"], json.loads(json.dumps(dataclasses.asdict(shape)))
+        differing = [name for name in wanted if saved.get(name) != wanted[name]]
+        if differing:
+            words = ", ".join(f"{name} {saved.get(name)!r} instead of {wanted[name]!r}" for name in differing)
+            warnings.warn(f"{path} is ignored: it is of another job shape ({words})", stacklevel=4)
+            return None
+        curves = Curves.from_json(shape.world_size, content["curves"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+        warnings.warn(f"{path} is ignored: it cannot be read ({type(error).__name__}: {error})", stacklevel=4)
+        return None
+    lacking = [" ".join(key) for key in needed if key not in curves.by_key]
+    if lacking:
+        warnings.warn(f"{path} is ignored: it lacks {', '.join(lacking)}", stacklevel=4)
+        return None
+    return curves
+
+
+def _exchange(engine: Engine, value: Any) -> list[Any]:
+    """Return what every rank passed, in rank order."""
+    noted = len(engine.calls)
+    raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    answers = engine.allgather(raw)
+    del engine.calls[noted:]  # they belong to no step
+    return [json.loads(bytes(answer.numpy())) for answer in answers]

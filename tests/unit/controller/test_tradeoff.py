@@ -1,0 +1,96 @@
+"""The ratio that is chosen of many."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_compress.controller.tradeoff import Option, grid, knee, nsga2, pareto_front, smallest_with_gain
+from hvd_compress.errors import ConfigError
+
+OPTIONS = st.lists(
+    st.builds(
+        Option,
+        ratio=st.floats(0.001, 1.0),
+        compress_s=st.floats(0.0, 1.0),
+        communicate_s=st.floats(0.0, 1.0),
+        gain=st.floats(0.01, 1.0),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def realistic(latency_s: float, per_ratio_s: float, steepness: float) -> list[Option]:
+    """Communication grows with the ratio, compression a little, and the gain as gradients' do."""
+    return [
+        Option(c, 0.010 + 0.02 * c, latency_s + per_ratio_s * c, 1 - math.exp(-steepness * c**0.5))
+        for c in grid(0.001, 0.1)
+    ]
+
+
+def test_a_grid_has_both_ends_and_even_steps() -> None:
+    ratios = grid(0.001, 0.1)
+    assert (ratios[0], ratios[-1]) == (0.001, 0.1)
+    steps = [b / a for a, b in itertools.pairwise(ratios)]
+    assert max(steps) == pytest.approx(min(steps))
+    assert max(steps) <= 2 ** (1 / 6) + 1e-9
+    assert grid(0.01, 0.01) == (0.01,)
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 0.1), (0.1, 0.01), (0.1, 1.5), (float("nan"), 0.1)])
+def test_bounds_that_are_none(bounds: tuple[float, float]) -> None:
+    with pytest.raises(ConfigError, match="bounds of the ratio"):
+        grid(*bounds)
+
+
+@given(OPTIONS)
+def test_nothing_beats_the_front_and_it_beats_all_else(options: list[Option]) -> None:
+    front = pareto_front(options)
+
+    def beats(a: Option, b: Option) -> bool:
+        pairs = list(zip(a.objectives, b.objectives, strict=True))
+        return all(x <= y for x, y in pairs) and any(x < y for x, y in pairs)
+
+    assert front
+    assert not any(beats(other, option) for option in front for other in options)
+    assert all(any(beats(better, option) for better in front) for option in options if option not in front)
+    assert knee(options) in front
+
+
+def test_weights_pull_to_what_they_weigh() -> None:
+    options = realistic(0.002, 1.0, 8.0)
+    hasty, careful = knee(options, (0, 1, 0)), knee(options, (0, 0, 1))
+    assert hasty.ratio == 0.001
+    assert careful.ratio == 0.1
+    assert hasty.ratio < knee(options).ratio < careful.ratio
+
+
+@pytest.mark.parametrize("weights", [(0, 0, 0), (1, -1, 1), (1, 1), (1, float("inf"), 1)])
+def test_weights_that_are_none(weights: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigError, match="weights"):
+        knee(realistic(0.002, 1.0, 8.0), weights)
+
+
+@pytest.mark.parametrize("latency_s", [0.001, 0.05])
+@pytest.mark.parametrize("per_ratio_s", [0.05, 1.0, 20.0])
+@pytest.mark.parametrize("steepness", [2.0, 8.0, 30.0])
+def test_nsga2_finds_the_same_knee_within_a_step_of_the_grid(
+    latency_s: float, per_ratio_s: float, steepness: float
+) -> None:
+    options = realistic(latency_s, per_ratio_s, steepness)
+    exact, found = knee(options), knee(nsga2(options))
+    assert abs(options.index(exact) - options.index(found)) <= 1
+
+
+def test_the_smallest_ratio_that_gains_enough() -> None:
+    options = realistic(0.002, 1.0, 8.0)
+    chosen = smallest_with_gain(options, 0.5)
+    below = [option for option in options if option.ratio < chosen.ratio]
+    assert chosen.gain >= 0.5
+    assert all(option.gain < 0.5 for option in below)
+    assert smallest_with_gain(options, 0.9999).ratio == 0.1  # none reaches it: the most there is

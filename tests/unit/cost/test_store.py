@@ -1,0 +1,126 @@
+"""Saved curves: used by jobs of the same shape alone, and never half written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+
+from hvd_compress.cost import store
+from hvd_compress.cost.calibrate import calibrate, measurable
+from hvd_compress.cost.curves import Curve, Curves
+from hvd_compress.cost.formulas import Formulas
+from hvd_compress.cost.store import JobShape, default_folder, job_shape, load, obtain, save
+from hvd_compress.engines.inprocess import InProcessWorld, run_ranks
+
+
+def shape(n: int = 2) -> JobShape:
+    return run_ranks(n, job_shape)[0]
+
+
+def some_curves(n: int = 2, alpha: float = 1e-3) -> Curves:
+    costs, sizes = Formulas(alpha, 1e-8, n), (1024, 65_536)
+    keys = measurable(InProcessWorld(n).engine(0))
+    return Curves(n, {key: Curve(sizes, tuple(costs.seconds(*key, size) for size in sizes)) for key in keys})
+
+
+def loaded(folder: Path, wanted: JobShape) -> list[Curves | None]:
+    return run_ranks(wanted.world_size, lambda engine: load(engine, wanted, folder))
+
+
+def test_what_was_saved_is_loaded_on_every_rank(tmp_path):
+    wanted = shape()
+    save(some_curves(), wanted, tmp_path)
+    assert loaded(tmp_path, wanted) == [some_curves()] * 2
+    assert [path.name for path in tmp_path.iterdir()] == [wanted.file_name()], "nothing is left beside it"
+
+
+def test_nothing_saved_is_no_word(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert loaded(tmp_path / "missing", shape()) == [None, None]
+
+
+def changed(path: Path, **fields: object) -> None:
+    content = json.loads(path.read_text())
+    content["shape"].update(fields)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"version": "0.0"}, "another job shape .version '0.0' instead of"),
+        ({"hosts": ["a", "b"]}, "another job shape .hosts"),
+        ({"world_size": 3}, "another job shape .world_size 3 instead of 2"),
+        ({"engine": "MPI", "library": "Open MPI"}, "engine 'MPI' instead of 'in-process', library"),
+    ],
+)
+def test_another_job_shape_is_ignored_with_a_word(tmp_path, fields, says):
+    wanted = shape()
+    save(some_curves(), wanted, tmp_path)
+    changed(tmp_path / wanted.file_name(), **fields)
+    with pytest.warns(UserWarning, match=says):
+        assert loaded(tmp_path, wanted) == [None, None]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"shape": 3}', '{"shape": {}, "curves": 5}', "\x00"])
+def test_a_broken_file_is_ignored_with_a_word(tmp_path, text):
+    wanted = shape()
+    (tmp_path / wanted.file_name()).write_text(text)
+    with pytest.warns(UserWarning, match="is ignored"):
+        assert loaded(tmp_path, wanted) == [None, None]
+
+
+def test_curves_of_fewer_algorithms_are_ignored_with_a_word(tmp_path):
+    wanted, whole = shape(), some_curves()
+    fewer = {key: curve for key, curve in whole.by_key.items() if key != ("broadcast", "pipeline_16k")}
+    save(Curves(2, fewer), wanted, tmp_path)
+    with pytest.warns(UserWarning, match="it lacks broadcast pipeline_16k"):
+        assert loaded(tmp_path, wanted) == [None, None]
+
+
+def test_a_folder_that_cannot_be_written_to_is_a_warning(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning, match="not saved"):
+        save(some_curves(), shape(), tmp_path / "file")
+
+
+def test_the_file_is_replaced_whole(tmp_path, monkeypatch):
+    """A job that dies while it writes leaves the old file."""
+    wanted = shape()
+    save(some_curves(), wanted, tmp_path)
+
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", dies)
+        with contextlib.suppress(KeyboardInterrupt):
+            save(some_curves(alpha=9.0), wanted, tmp_path)
+    assert loaded(tmp_path, wanted) == [some_curves()] * 2
+
+
+def test_the_next_job_reuses_them_unless_the_network_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "calibrate", lambda engine, budget_s: calibrate(engine, 0.0))
+    answers = [True]
+    monkeypatch.setattr(store, "still_hold", lambda engine, curves: answers[-1])
+    first = run_ranks(2, lambda engine: obtain(engine, folder=tmp_path))
+    assert [reused for _, reused in first] == [False, False]
+    assert run_ranks(2, lambda engine: obtain(engine, folder=tmp_path)) == [(first[0][0], True)] * 2
+    answers.append(False)
+    with pytest.warns(UserWarning, match="not as it was"):
+        again = run_ranks(2, lambda engine: obtain(engine, folder=tmp_path))
+    assert [reused for _, reused in again] == [False, False]
+    assert loaded(tmp_path, shape()) == [again[0][0]] * 2
+
+
+def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path))
+    assert default_folder() == tmp_path / "curves"
+    monkeypatch.delenv("HVD_COMPRESS_CACHE")
+    assert default_folder() == Path.home() / ".cache" / "hvd_compress" / "curves"
