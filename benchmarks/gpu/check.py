@@ -270,7 +270,7 @@ def _outcome(words: list[str], environment: dict[str, str], good: str, timeout_s
 def train() -> str:
     """Train with two ranks on the one GPU through the example; return "ran", or why not."""
     example = str(ROOT / "examples" / "train_images.py")
-    mpirun = shutil.which("mpirun")
+    mpirun = shutil.which("mpirun") or shutil.which("mpirun", path=str(Path(sys.executable).parent))
     if mpirun is None:
         return "not run: no mpirun on PATH"
     known = subprocess.run([sys.executable, example, "--help"], stdout=subprocess.PIPE, text=True).stdout

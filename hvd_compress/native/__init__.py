@@ -1,9 +1,10 @@
 """The compiled kernels, on torch tensors: the only room that imports the compiled module.
 
-All tensors are contiguous, one-dimensional, on the CPU or a GPU and of fp32, fp16 or bf16, but for the int32 indices and
-the uint8 bits; none has more than 2^31 - 1 elements. Autograd sees nothing of what is written here. The GIL is released
-while a kernel runs. Results depend neither on the number of threads (HVD_COMPRESS_NUM_THREADS, or else as many as torch
-uses) nor on which vector instructions the machine has. Scratch memory is kept from call to call, for each thread.
+All tensors are contiguous, one-dimensional, on the CPU or a GPU and of fp32, fp16 or bf16, but for the int32 indices
+and the uint8 bits; none has more than 2^31 - 1 elements. Autograd sees nothing of what is written here. The GIL is
+released while a kernel runs. Results depend neither on the number of threads (HVD_COMPRESS_NUM_THREADS, or else as many
+as torch uses) nor on which vector instructions the machine has. Scratch memory is kept from call to call, for each
+thread.
 
 "Corrected" is the error-fed gradient, residual + grad: added in fp32 as torch.add does, rounded once to the residual's
 dtype, to nearest even. The residual is fp32 or of the gradient's dtype; `out` receives what the kernel leaves of it, in

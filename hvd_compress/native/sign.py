@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hvd_compress.errors import MismatchError
+from hvd_compress.errors import ConfigError, MismatchError
 from hvd_compress.native.checks import (
     check_apart,
     check_tensor,
@@ -76,7 +76,7 @@ def sign_accumulate_kept(
         bits and scale as sign_accumulate().
     """
     out = feedback_out(grad, kept, out)
-    sent = one_float("kept_scale", kept_scale, out)
+    sent = _scale_of_kept(kept_scale, out)
     size = -(-out.numel() // 8)
     bits, scale = outputs(into, (out, grad, kept), bits=(size, torch.uint8), scale=(None, torch.float32))
     check_apart("bits", bits, "kept_scale", sent)
@@ -104,10 +104,16 @@ def sign_settle(kept: torch.Tensor, kept_scale: torch.Tensor) -> None:
         kept_scale: () or (1,) fp32.
     """
     check_tensor("kept", kept)
-    sent = one_float("kept_scale", kept_scale, kept)
+    sent = _scale_of_kept(kept_scale, kept)
     written("kept", kept)
     prepare(like=kept)
     on(kept).sign_settle(kept.data_ptr(), CODES[kept.dtype], sent.data_ptr(), kept.numel())
+
+
+def _scale_of_kept(kept_scale: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    if not isinstance(kept_scale, torch.Tensor):  # a number would have to come from the device, and to go back
+        raise ConfigError(f"kept_scale must be a torch.Tensor, got {type(kept_scale).__name__}")
+    return one_float("kept_scale", kept_scale, out)
 
 
 def sign_add(bits: torch.Tensor, scale: float | torch.Tensor, out: torch.Tensor, weight: float) -> None:

@@ -22,12 +22,11 @@ BUDGETS = {"Collect": 80, "walk": 64, "Correct": 64}
 BUDGET = 64
 
 KERNELS = {
-    "Begin", "Sample", "ChooseLow", "Collect", "CountAll", "ChooseBin", "Queue", "CountDigit", "ChooseDigit", "Rank", "PlaceTiles", "Emit",
-    "Correct", "Average", "SubtractSent", "AddSigns", "SetFinite", "Accumulated",
+    "Begin", "Sample", "ChooseLow", "Collect", "CountAll", "ChooseBin", "Queue", "CountDigit", "ChooseDigit", "Rank",
+    "PlaceTiles", "Emit", "Correct", "Average", "SubtractSent", "AddSigns", "SetFinite", "Accumulated",
     "CountReaching", "PlaceCounts", "EmitReaching", "ClearCounts", "CountMagnitudes", "DrawCurve",
     "CorrectForNorm", "FindNorm", "Quantize", "AddNumbers",
-    "SumMagnitudes", "BeginBisection", "CountThresholds", "Bisect",
-    "AddLists", "AtIndices",
+    "SumMagnitudes", "BeginBisection", "CountThresholds", "Bisect", "AddLists", "AtIndices",
 }  # fmt: skip
 
 
