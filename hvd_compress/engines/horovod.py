@@ -52,7 +52,7 @@ class HorovodEngine(Engine):
         verbs = ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter")
         # Built with any GPU operation, it takes tensors of GPUs in all of them, and brings those of the others itself.
         devices = ("cpu", "cuda") if hvd.cuda_built() else ("cpu",)
-        self.capabilities = Capabilities(verbs, (), _SUM_DTYPES, devices)
+        self.capabilities = Capabilities(verbs, (), _SUM_DTYPES, devices=devices)
         key = (self._set.process_set_id, tuple(self.ranks))
         number = _engines_made[key]
         _engines_made[key] += 1

@@ -103,8 +103,8 @@ def test_a_rank_that_sends_nonsense_is_named() -> None:
         parameters, optimizer = on_engine(engine, REQUESTS["topk-allgather"], settings=Settings(2**20, 60))
         allgather = engine._allgather
 
-        def damaged(tensor, lengths):
-            received = [buffer.clone() for buffer in allgather(tensor, lengths)]
+        def damaged(tensor, lengths, algorithm):
+            received = [buffer.clone() for buffer in allgather(tensor, lengths, algorithm)]
             if lengths is not None:  # a payload, not the handshake
                 received[1][80:84] = 255  # an index becomes -1
             return received
