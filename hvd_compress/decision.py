@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from hvd_compress.compressors import Cast, Compressor, FeedbackCompressor, Sparsifier
+from hvd_compress.cost.candidates import Candidate, candidates
 from hvd_compress.engines.base import ALGORITHMS, ENGINES, Capabilities
 from hvd_compress.errors import ConfigError
 from hvd_compress.schemes import AllGather, AllToAll, ARTopk, Dense, Scheme
@@ -113,6 +114,33 @@ def compression_device(request: Request, gradients_on: str) -> str:
             "the model there, or leave device at 'auto', which compresses where gradients are"
         )
     return request.device
+
+
+def is_adaptive(request: Request) -> bool:
+    """Whether the request leaves it to the controller how a bucket travels."""
+    return isinstance(request.compressor, Sparsifier) and request.scheme == request.algorithm == "auto"
+
+
+def ways(dtype: torch.dtype, can: Capabilities) -> tuple[Candidate, ...]:
+    """Return every way in which an adaptive request can send a bucket of `dtype`; none for what is not compressed."""
+    if dtype == torch.float64:
+        return ()
+    dense = ("dense",) if dtype in can.sum_dtypes else ()
+    return candidates(can, (*dense, "allgather", "star"))
+
+
+def steered(before: Decision, compressor: Compressor, candidate: Candidate, reason: str) -> Decision:
+    """Return the decision that sends a bucket as `candidate` says, or else as before."""
+    dense = candidate.scheme == "dense"
+    return replace(
+        before,
+        compressor=Cast() if dense else compressor,
+        ratio=1.0 if dense or not isinstance(compressor, Sparsifier) else float(compressor.ratio),
+        scheme=candidate.scheme,
+        algorithm=candidate.algorithm,
+        broadcast=candidate.broadcast,
+        reason=reason,
+    )
 
 
 def _decide(request: Request, dtype: torch.dtype, world_size: int, can: Capabilities) -> Decision:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hvd_compress.controller.controller import Controller
 from hvd_compress.decision import Decision
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.pipeline import StepReport
@@ -28,6 +29,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
     Attributes:
         last_step: a StepReport of the last exchange; None before the first.
         decisions: what was decided for each bucket, by the names of its parameters.
+        controller: what chooses where the request left it open, with its `history`; None where nothing is to choose.
     """
 
     _reducer: Reducer | None
@@ -59,6 +61,10 @@ class ReducingOptimizer(torch.optim.Optimizer):
     @property
     def last_step(self) -> StepReport | None:
         return self._reducer.last_step if self._reducer else None
+
+    @property
+    def controller(self) -> Controller | None:
+        return self._reducer.controller if self._reducer else None
 
     @property
     def decisions(self) -> Mapping[tuple[str, ...], Decision]:

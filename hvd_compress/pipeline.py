@@ -56,21 +56,28 @@ class StepReport:
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What finish() returns: is all of it finite, seconds by phase, bytes sent and bytes over the bus."""
+    """What finish() returns: is all of it finite, seconds by phase, bytes sent and bytes over the bus.
+
+    `timings` holds the seconds of compressing, communicating and decompressing, by number of the bucket.
+    """
 
     finite: bool
     seconds: dict[str, float]
     sent_bytes: int
     bus_bytes: int
+    timings: tuple[tuple[float, float, float], ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Passage:
-    """A bucket on its way."""
+    """A bucket on its way, and the seconds of its phases so far."""
 
     exchange: Exchange
     lane: Lane
     label: str
+    encode_s: float = 0.0
+    communicate_s: float = 0.0
+    decode_s: float = 0.0
 
 
 class Pipeline:
@@ -92,7 +99,6 @@ class Pipeline:
     def _begin(self) -> None:
         self._passages: dict[int, tuple[_Passage, Future[None]]] = {}
         self._communicated: list[Future[Future[torch.Tensor]]] = []
-        self._seconds = {"encode": 0.0, "decode": 0.0}
 
     def connect(self, connect: Callable[[], Engine], agree: Callable[[Engine], T]) -> T:
         """Create the engine, then run `agree` on it, in the thread that will launch the collectives.
@@ -149,15 +155,40 @@ class Pipeline:
             answers.append(self._wait(self._wait(communicated, deadline, label), deadline, label))
         self._refuse_after_failure()
         assert len(self._communicated) == len(self._passages), "a bucket is missing"
-        lanes = [passage.lane for passage, _ in self._passages.values()]
-        for lane in lanes:
-            lane.arrive()
+        passages = [self._passages[number][0] for number in range(len(self._passages))]
+        for passage in passages:
+            passage.lane.arrive()
         finite = _all(answers)
         calls = self._engine.take_calls()
-        seconds = {**self._seconds, "communicate": sum(call.seconds for call in calls)}
+        seconds = {
+            "encode": sum(passage.encode_s for passage in passages),
+            "communicate": sum(call.seconds for call in calls),
+            "decode": sum(passage.decode_s for passage in passages),
+        }
         self._begin()
-        sent_bytes = sum(call.sent_bytes for call in calls)
-        return Exchanged(finite, seconds, sent_bytes, sum(lane.take_bus_bytes() for lane in lanes))
+        return Exchanged(
+            finite,
+            seconds,
+            sum(call.sent_bytes for call in calls),
+            sum(passage.lane.take_bus_bytes() for passage in passages),
+            tuple((passage.encode_s, passage.communicate_s, passage.decode_s) for passage in passages),
+        )
+
+    def begin(self, call: Callable[[Engine], T], label: str) -> Callable[[], T]:
+        """Run a collective between two steps, in the thread that launches them; call what is returned to wait for it.
+
+        The next step's buckets are launched behind it. Every rank calls this at the same place.
+        """
+        self._refuse_after_failure()
+        assert not self._passages, "buckets are under way"
+        label = f"rank {self._engine.rank}, {label}"
+
+        def located_call() -> T:
+            with located(lambda: f"{label}, {self._engine.pending}"):
+                return call(self._engine)
+
+        future = self._collectives.submit(located_call)
+        return lambda: self._wait(future, time.monotonic() + self._timeout_s, label)
 
     def _refuse_after_failure(self) -> None:
         if self._failure is not None:
@@ -185,7 +216,7 @@ class Pipeline:
 
     def _encode(self, passage: _Passage) -> None:
         with located(f"{passage.label}, compressing"), passage.lane.encoding():
-            self._seconds["encode"] += _seconds(passage.exchange.encode)
+            passage.encode_s = _seconds(passage.exchange.encode)
 
     def _communicate(self, number: int) -> Future[torch.Tensor]:
         passage, encoded = self._passages[number]
@@ -194,7 +225,7 @@ class Pipeline:
             with located(passage.label):
                 self._refuse_after_failure()
             with located(lambda: f"{passage.label}, {self._engine.pending}"), passage.lane.communicating():
-                passage.exchange.communicate(self._engine)
+                passage.communicate_s = _seconds(partial(passage.exchange.communicate, self._engine))
         except BaseException as error:
             self.fail(error)
             raise
@@ -204,7 +235,7 @@ class Pipeline:
         start = time.perf_counter()
         with located(f"{passage.label}, decompressing"), passage.lane.decoding():
             finite = passage.exchange.decode()
-        self._seconds["decode"] += time.perf_counter() - start
+        passage.decode_s = time.perf_counter() - start
         return finite
 
     def _wait(self, future: Future[T], deadline: float, label: str) -> T:

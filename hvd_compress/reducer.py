@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -16,8 +17,15 @@ from hvd_compress.buckets.bucket import Bucket
 from hvd_compress.buckets.plan import BucketPlan, Slot, plan_buckets
 from hvd_compress.buckets.under_way import stand_in
 from hvd_compress.compressors import FeedbackCompressor
+from hvd_compress.controller.chooser import Policy
+from hvd_compress.controller.controller import Bucket as ControlledBucket
+from hvd_compress.controller.controller import Controller
+from hvd_compress.controller.history import History
+from hvd_compress.controller.network import Network
+from hvd_compress.controller.report import Agreed, Timing
 from hvd_compress.cost import wire
-from hvd_compress.decision import Decision, Request, compression_device, decide
+from hvd_compress.cost.store import obtain
+from hvd_compress.decision import Decision, Request, compression_device, decide, is_adaptive, steered, ways
 from hvd_compress.devices import Lane, lane_for
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError, located, received
@@ -61,6 +69,7 @@ class _Route:
     lane: Lane
     workspace: torch.Tensor
     launched: bool = False
+    steered: bool = False
 
 
 LaneMaker = Callable[[torch.device, str, Sequence[str]], Lane]
@@ -111,6 +120,10 @@ class Reducer:
         self.residuals = Residuals()
         self.step = 0
         self.last_step: StepReport | None = None
+        self._network: Network | None = None
+        self.controller: Controller | None = None
+        self._watched: Callable[[], Agreed] | None = None  # an agreement that is under way
+        self._ended_s = perf_counter()
 
     @property
     def decisions(self) -> dict[tuple[str, ...], Decision]:
@@ -159,6 +172,7 @@ class Reducer:
             with located(f"rank {self._engine.rank}, step {self.step}"), received():
                 native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
             self._take_results(exchanged.finite, rows)
+            self._steer(exchanged.timings)
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
             self._pipeline.fail(error)
             raise
@@ -203,6 +217,56 @@ class Reducer:
             self._sparse_lanes[name] = self._make_lane(device, device.type, takes)
         self._route_of = {name: route for route in self._routes for name in route.bucket.plan.names}
         self._planned = True
+        self._take_controls()
+
+    def _take_controls(self) -> None:
+        """Let the controller choose for the buckets whose request leaves it open."""
+        if self._network is None:
+            return
+        buckets = []
+        for route in self._routes:
+            plan = route.bucket.plan
+            found = ways(plan.dtype, self._engine.capabilities)
+            route.steered = len(found) > 1
+            if route.steered:
+                buckets.append(ControlledBucket(plan.numel, plan.dtype.itemsize, route.decision.ratio, found))
+        log = self._settings.log if self._engine.rank == 0 else None
+        self.controller = Controller(buckets, self._network, Policy(), History(log))
+        self._follow(self.controller)
+
+    def _steer(self, timings: Sequence[tuple[float, float, float]]) -> None:
+        """Show the controller what the step took, and do in the next one what it says."""
+        now = perf_counter()
+        step_s, self._ended_s = now - self._ended_s, now
+        if self.controller is None:
+            return
+        controller, watched = self.controller, self._watched
+        if watched is not None:
+            self._watched = None
+            self._take(controller, watched())
+        else:
+            controller.record([Timing(*timings[r.number]) for r in self._routes if r.steered], step_s)
+            if controller.due:
+                answer = self._pipeline.begin(controller.report(), f"after step {self.step}, comparing times")
+                if controller.settled:
+                    self._watched = answer  # nothing depends on it yet: the next step may compute meanwhile
+                else:
+                    self._take(controller, answer())
+        self._follow(controller)
+
+    def _take(self, controller: Controller, agreed: Agreed) -> None:
+        drift = controller.take(self.step, agreed)
+        if drift:
+            look = partial(controller.look_again, self.step, drift)
+            self._pipeline.begin(look, f"after step {self.step}, measuring the network")()
+
+    def _follow(self, controller: Controller) -> None:
+        compressor = self._request.compressor
+        routes = [route for route in self._routes if route.steered]
+        for route, candidate, reason in zip(routes, controller.candidates(), controller.reasons(), strict=True):
+            decision = steered(route.decision, compressor, candidate, reason)
+            if decision != route.decision:
+                route.decision, route.scheme = decision, decision.build()
 
     def _decide(self, dtype: torch.dtype, device: torch.device) -> Decision:
         return decide(self._request, dtype, self._engine.world_size, self._engine.capabilities, device.type)
@@ -216,6 +280,7 @@ class Reducer:
             "options": repr(self._options),
             "memory that the engine takes": " and ".join(engine.capabilities.devices),
             "HOROVOD_FUSION_THRESHOLD": str(self._settings.fusion_threshold_bytes),
+            "HVD_COMPRESS_ADAPT": str(int(self._settings.adapt)),
         }
         described = [_describe(n, p, self._slots[n].place) for n, p in self._parameters.items()]
         offer = Offer(words, described, [*self._ready, *never], sorted(self._was_sparse), self.step)
@@ -225,6 +290,8 @@ class Reducer:
             engine.require("allreduce", self._request.algorithm)
         for parameter in self._parameters.values():
             self._decide(parameter.dtype, parameter.device)
+        if self._settings.adapt and is_adaptive(self._request) and engine.world_size > 1:
+            self._network = Network(obtain(engine, self._settings.calibration_s)[0])
         return agreement
 
     def _groups(self, order: Sequence[str]) -> Sequence[Sequence[str]]:

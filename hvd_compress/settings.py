@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from hvd_compress.errors import ConfigError
 
 DEFAULT_FUSION_THRESHOLD_BYTES = 64 * 1024 * 1024
 DEFAULT_TIMEOUT_S = 300.0
+DEFAULT_CALIBRATION_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -18,10 +20,17 @@ class Settings:
     Attributes:
         fusion_threshold_bytes: HOROVOD_FUSION_THRESHOLD, the size of a bucket; 0 gives every parameter its own.
         timeout_s: HVD_COMPRESS_TIMEOUT_S, how long a step waits for other ranks before it fails.
+        adapt: HVD_COMPRESS_ADAPT, whether scheme="auto" chooses by measurement, while training runs; if not, by a
+            formula, once, so that two runs send the same.
+        calibration_s: HVD_COMPRESS_CALIBRATION_S, how long it may measure the network before the first choice, about.
+        log: HVD_COMPRESS_LOG, the file for what is chosen and why, as lines of JSON; written by rank 0.
     """
 
     fusion_threshold_bytes: int = DEFAULT_FUSION_THRESHOLD_BYTES
     timeout_s: float = DEFAULT_TIMEOUT_S
+    adapt: bool = False
+    calibration_s: float = DEFAULT_CALIBRATION_S
+    log: Path | None = None
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -36,7 +45,14 @@ class Settings:
             raise ConfigError(f"HOROVOD_FUSION_THRESHOLD = {threshold} is not a number of bytes, 0 or more")
         if timeout_s <= 0:
             raise ConfigError(f"HVD_COMPRESS_TIMEOUT_S = {timeout_s} is not a time in seconds, above 0")
-        return cls(int(threshold), timeout_s)
+        adapt = os.environ.get("HVD_COMPRESS_ADAPT", "").strip() or "1"
+        if adapt not in ("0", "1"):
+            raise ConfigError(f"HVD_COMPRESS_ADAPT = {adapt!r} is neither 0 nor 1")
+        log = os.environ.get("HVD_COMPRESS_LOG", "").strip()
+        calibration_s = _number("HVD_COMPRESS_CALIBRATION_S", DEFAULT_CALIBRATION_S)
+        if calibration_s < 0:
+            raise ConfigError(f"HVD_COMPRESS_CALIBRATION_S = {calibration_s} is not a time in seconds, 0 or more")
+        return cls(int(threshold), timeout_s, adapt == "1", calibration_s, Path(log) if log else None)
 
 
 def _number(name: str, default: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,10 +15,10 @@ from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.predict import predict
 from hvd_compress.engines.base import Engine
 
-OVERHEAD = 0.01
-"""Share of the time of training that agreeing may take."""
-SHORTEST_WINDOW, LONGEST_WINDOW = 4, 50
-"""Steps between two looks at a choice that stands."""
+OVERHEAD = 0.02
+"""Share of the time of training that agreeing may take, were it not hidden behind the next step's computation."""
+SHORTEST_WINDOW, LONGEST_WINDOW = 4, 8
+"""Steps between two looks at a choice that stands: few, so that a new one is made within 30 steps."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Controller:
     all make the same of it. When a choice no longer takes what it took, the network is measured anew by a few small
     collectives, and there is a new round.
 
-    All methods are called between steps, the same on all ranks; `end_of_step` is collective and runs in the thread that
-    launches collectives.
+    All methods are called between steps, the same on all ranks. What is collective runs in the thread that launches
+    collectives; the agreement on a window may do so while the next step computes.
     """
 
     def __init__(self, buckets: Sequence[Bucket], network: Network, policy: Policy, history: History) -> None:
@@ -87,23 +87,27 @@ class Controller:
         trials = max((chooser.trials_left for chooser in self._choosers), default=0)
         return bool(self._buckets) and len(self._steps) >= (trials or self._window)
 
-    def end_of_step(self, step: int, engine: Engine) -> None:
-        """Agree, and choose anew where that is needed. Collective."""
-        noted = len(engine.calls)
-        agreed = agree(engine, self._steps, sum(self._step_s) / len(self._step_s), self._agree_s)
-        self._agree_s = sum(call.seconds for call in engine.calls[noted:])
+    def report(self) -> Callable[[Engine], Agreed]:
+        """Return the collective by which ranks agree on the steps since the last time, which are forgotten here."""
+        steps, mean_s = self._steps, sum(self._step_s) / len(self._step_s)
+        self._steps, self._step_s = [], []
+        return partial(agree, steps=steps, step_s=mean_s, agree_s=self._agree_s)
+
+    def take(self, step: int, agreed: Agreed) -> str:
+        """Make of it what is to be made; return why the network must be measured anew, or nothing."""
+        self._agree_s = agreed.own_s
         self._set_window(agreed)
         if self.settled:
-            drifted = self._watch(step, agreed)
-            if drifted:
-                self._network = self._network.remeasured(engine)
-                latency, transfer = self._network.latency, self._network.transfer
-                self.history.add(Event(step, "network", latency=latency, transfer=transfer, reason=drifted))
-                self._look(step, drifted)
-        else:
-            self._learn(step, agreed)
-        del engine.calls[noted:]  # they belong to no step
-        self._steps, self._step_s = [], []
+            return self._watch(step, agreed)
+        self._learn(step, agreed)
+        return ""
+
+    def look_again(self, step: int, reason: str, engine: Engine) -> None:
+        """Measure the network anew and begin a round. Collective."""
+        self._network = self._network.remeasured(engine)
+        latency, transfer = self._network.latency, self._network.transfer
+        self.history.add(Event(step, "network", latency=latency, transfer=transfer, reason=reason))
+        self._look(step, reason)
 
     def _look(self, step: int, reason: str) -> None:
         for number, (chooser, bucket) in enumerate(zip(self._choosers, self._buckets, strict=True)):

@@ -29,14 +29,14 @@ class Agreed:
         kernels_s: by step and bucket: compression and decompression alone.
         step_s: the duration of a step, the longest mean of a rank.
         agree_s: what the last exchange of this kind took, the longest of a rank.
-        figures: by rank, whatever else each reported.
+        own_s: what this exchange took here: the one figure that differs between ranks.
     """
 
     seconds: tuple[tuple[float, ...], ...]
     kernels_s: tuple[tuple[float, ...], ...]
     step_s: float
     agree_s: float
-    figures: tuple[tuple[float, ...], ...]
+    own_s: float
 
 
 def combine(timings: Sequence[Timing]) -> tuple[float, float]:
@@ -54,20 +54,17 @@ def median(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return tuple(statistics.median(column) for column in zip(*seconds, strict=True))
 
 
-def agree(
-    engine: Engine,
-    steps: Sequence[Sequence[Timing]],
-    step_s: float,
-    agree_s: float,
-    figures: Sequence[float] = (),
-) -> Agreed:
-    """Exchange what this rank measured; every rank passes as many steps, buckets and figures.
+def agree(engine: Engine, steps: Sequence[Sequence[Timing]], step_s: float, agree_s: float) -> Agreed:
+    """Exchange what this rank measured; every rank passes as many steps and buckets.
 
-    Collective, one all-gather of 8 * (3 * steps * buckets + 2 + figures) bytes a rank, in the engine's thread.
+    Collective, one all-gather of 8 * (3 * steps * buckets + 2) bytes a rank, in the engine's thread.
     """
+    noted = len(engine.calls)
     own = [value for step in steps for t in step for value in (t.compress_s, t.communicate_s, t.decompress_s)]
-    vector = torch.tensor([*own, step_s, agree_s, *figures], dtype=torch.float64)
+    vector = torch.tensor([*own, step_s, agree_s], dtype=torch.float64)
     ranks = [part.tolist() for part in engine.allgather(vector, [vector.numel()] * engine.world_size)]
+    own_s = sum(call.seconds for call in engine.calls[noted:])
+    del engine.calls[noted:]  # they belong to no step
     buckets = len(steps[0]) if steps else 0
     places = [[3 * (step * buckets + bucket) for bucket in range(buckets)] for step in range(len(steps))]
     combined = [[combine([Timing(*rank[at : at + 3]) for rank in ranks]) for at in row] for row in places]
@@ -77,5 +74,5 @@ def agree(
         tuple(tuple(kernels for _, kernels in row) for row in combined),
         max(rank[end] for rank in ranks),
         max(rank[end + 1] for rank in ranks),
-        tuple(tuple(rank[end + 2 :]) for rank in ranks),
+        own_s,
     )

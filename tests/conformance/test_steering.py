@@ -1,0 +1,119 @@
+"""Whole steps under the controller: what it may change, and what it must not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hvd_compress.compressors import TopK
+from hvd_compress.decision import Request
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.settings import Settings
+from tests.harness import backward, flat_gradient, flat_residual, gradient, on_engine
+
+AUTO = Request(TopK(0.05))
+STEPS = 40
+
+
+@pytest.fixture(autouse=True)
+def own_curves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path))
+
+
+def settings(log: Path | None = None) -> Settings:
+    return Settings(600, 60, adapt=True, calibration_s=0.0, log=log)
+
+
+def test_ranks_choose_alike_and_nothing_is_lost(tmp_path: Path) -> None:
+    """All ways are tried, dense among them: what was given equals what came back and what is left, in sum."""
+
+    def body(engine: InProcessEngine):
+        parameters, optimizer = on_engine(engine, AUTO, settings=settings(tmp_path / "log.jsonl"))
+        came, used, bits = torch.zeros_like(_given(parameters, engine.rank, 0)), [], []
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, step)
+            optimizer.synchronize()
+            came += flat_gradient(parameters)
+            bits.append(flat_gradient(parameters))
+            used.append([(d.scheme, d.algorithm, d.broadcast) for d in optimizer.decisions.values()])
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        given = sum(_given(parameters, engine.rank, step) for step in range(STEPS))
+        kinds = {event.kind for event in optimizer.controller.history}
+        return came, given, flat_residual(optimizer, parameters), used, torch.stack(bits), kinds
+
+    ranks = run_ranks(3, body)
+    assert all(rank[3] == ranks[0][3] for rank in ranks)
+    assert all(torch.equal(rank[4], ranks[0][4]) for rank in ranks)
+    given, left = sum(rank[1] for rank in ranks) / 3, sum(rank[2] for rank in ranks) / 3
+    torch.testing.assert_close(ranks[0][0] + left, given, rtol=1e-4, atol=1e-3)
+    tried = {way for step in ranks[0][3] for way in step}
+    assert {"allgather", "star"} <= {scheme for scheme, _, _ in tried}
+    assert {"begin", "choice", "window"} <= ranks[0][5]
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) > 3
+
+
+def _given(parameters, rank: int, step: int) -> torch.Tensor:
+    return torch.cat([gradient(name, tuple(p.shape), rank, step).reshape(-1) for name, p in parameters.items()])
+
+
+def test_what_was_left_is_sent_when_a_bucket_goes_without_compression() -> None:
+    """After one compressed step the residual travels with a dense one, in fp32 to the last bit."""
+
+    def body(engine: InProcessEngine):
+        from hvd_compress.cost.candidates import Candidate
+        from hvd_compress.decision import steered
+
+        parameters, optimizer = on_engine(engine, Request(TopK(0.05), "allgather"))
+        reducer = optimizer._reducer
+        for step in range(2):
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, step)
+            optimizer.synchronize()
+            first = flat_gradient(parameters) if step == 0 else first  # noqa: F821
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            for route in reducer._routes:
+                route.decision = steered(route.decision, TopK(0.05), Candidate("dense"), "a test")
+                route.scheme = route.decision.build()
+        given = [_given(parameters, engine.rank, step) for step in range(2)]
+        return first + flat_gradient(parameters), sum(given), flat_residual(optimizer, parameters)
+
+    ranks = run_ranks(2, body)
+    torch.testing.assert_close(ranks[0][0], (ranks[0][1] + ranks[1][1]) / 2)
+    assert not any(rank[2].any() for rank in ranks)
+
+
+@pytest.mark.parametrize("request_", [Request(TopK(0.05), "star"), Request(TopK(0.05), algorithm="ring")])
+def test_nothing_is_controlled_where_the_request_leaves_nothing_open(request_: Request) -> None:
+    def body(engine: InProcessEngine):
+        parameters, optimizer = on_engine(engine, request_, settings=settings())
+        backward(parameters, engine.rank, 0)
+        optimizer.step()
+        return optimizer.controller
+
+    assert run_ranks(2, body) == [None, None]
+
+
+def test_one_rank_has_nothing_to_choose() -> None:
+    def body(engine: InProcessEngine):
+        parameters, optimizer = on_engine(engine, AUTO, settings=settings())
+        backward(parameters, engine.rank, 0)
+        optimizer.step()
+        return optimizer.controller
+
+    assert run_ranks(1, body) == [None]
+
+
+def test_ranks_that_do_not_all_adapt_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(engine: InProcessEngine):
+        parameters, optimizer = on_engine(engine, AUTO, settings=Settings(600, 60, adapt=engine.rank == 0))
+        backward(parameters, engine.rank, 0)
+        with pytest.raises(Exception, match="HVD_COMPRESS_ADAPT"):
+            optimizer.step()
+        return True
+
+    assert all(run_ranks(2, body))
