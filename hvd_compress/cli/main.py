@@ -12,6 +12,7 @@ from hvd_compress import __version__
 COMMANDS = {
     "doctor": "List what is installed, and say whether training can run.",
     "bench": "Measure what this machine does: kernels.",
+    "netlab": "Emulate a network of hosts on this machine, and run jobs on it.",
 }
 
 

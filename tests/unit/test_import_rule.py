@@ -16,6 +16,7 @@ ALLOWED = {
     "buckets": {"buckets", "errors"},
     "cost": {"cost", "engines.layout", "errors"},
     "compressors": {"payload", "errors", "native", "compressors"},
+    "netlab": {"netlab", "errors"},
     "engines": {"engines", "errors", "cost"},
     "schemes": {"schemes", "compressors.base", "engines.base", "engines.layout", "payload", "errors", "native"},
 }
