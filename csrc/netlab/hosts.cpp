@@ -161,7 +161,7 @@ int run_within(int pid, char* const* command) {
         std::fprintf(stderr, "cannot run %s\n", command[0]);
         _exit(127);
     }
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = pass_on;
     sigaction(SIGTERM, &action, nullptr);
     signal(SIGINT, SIG_IGN);  // a terminal sends it to the command, too

@@ -11,8 +11,8 @@ namespace hvd_compress::netlab {
 // A lab has a head, from which jobs are started, and hosts 1..n on which their ranks run. Each has network, host name,
 // processes, IPC and mounts of its own. The hosts' processes are seen from the head, so it can enter them.
 struct Hosts {
-    int head = 0;               // process number of the head's init, as this process sees it
-    std::vector<int> inits;     // of each host's init, as the head sees it
+    int head = 0;                // process number of the head's init, as this process sees it
+    std::vector<int> inits;      // of each host's init, as the head sees it
     std::vector<File> networks;  // network namespaces; the first is the head's
 };
 

@@ -34,7 +34,9 @@ class Relay {
     Control control_;
     std::vector<std::unique_ptr<std::uint8_t[]>> large_buffers_;
     std::vector<std::uint64_t> sent_bytes_;
-    Nanoseconds latest_ = 0;  // the longest that a frame was delivered after it was due
+    std::uint64_t delivered_ = 0;
+    std::uint64_t late_ = 0;  // of these, later than kLate after they were due
+    Nanoseconds latest_ = 0;  // the longest that one was
     std::uint64_t lost_ = 0;
     bool is_realtime_ = false;
 };

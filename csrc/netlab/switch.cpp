@@ -14,7 +14,8 @@ Nanoseconds duration(std::size_t length, double bytes_per_s) {
 }  // namespace
 
 Switch::Switch(int hosts, Link link)
-    : lines_(static_cast<std::size_t>(hosts)), pairs_(static_cast<std::size_t>(hosts) * static_cast<std::size_t>(hosts)) {
+    : lines_(static_cast<std::size_t>(hosts)),
+      pairs_(static_cast<std::size_t>(hosts) * static_cast<std::size_t>(hosts)) {
     for (Line& line : lines_) line.link = link;
 }
 

@@ -28,10 +28,10 @@ struct Frame {
     std::size_t length = 0;  // bytes on the emulated line
 };
 
-// Each host has a line to the switch, and on it one clock for what it sends and one for what it receives: when the line is
-// free again. A frame starts when both its lines are free, takes length / min(bandwidths), and arrives max(latencies)
-// later. Until it starts it waits in the queue of its sender and receiver, so nobody waits behind a frame for somebody
-// else. Frames of one pair never overtake each other.
+// Each host has a line to the switch, and on it one clock for what it sends and one for what it receives: when the line
+// is free again. A frame starts when both its lines are free, takes length / min(bandwidths), and arrives
+// max(latencies) later. Until it starts it waits in the queue of its sender and receiver, so nobody waits behind a
+// frame for somebody else. Frames of one pair never overtake each other.
 //
 // A frame of one packet at most that has none of its pair before it does not wait for longer ones: a network sends
 // these as many packets, and it would slip in between. Its time is added to both lines all the same.

@@ -109,6 +109,7 @@ def check(hosts: int, latency: str, bandwidth: str, seconds: float, as_json: boo
         "asked_mbit": 8e-6 * asked.bytes_per_s,
         "lowest_mbit": min(mbit),
         "mean_mbit": sum(mbit) / len(mbit),
+        "late_percent": 100 * status.late_share,
         "latest_ms": 1e3 * status.latest_s,
         "lost_frames": status.lost_frames,
         "realtime": status.is_realtime,

@@ -12,6 +12,7 @@ from hvd_compress.netlab.lab import Lab
 from hvd_compress.netlab.network import address
 
 _PINGS = 100
+_PINGING_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Figures:
     """Measured while nothing else, and while every host sends to the next one as fast as it can.
 
     Attributes:
-        idle_latency_s: one way between host 1 and the last one, the median.
+        idle_latency_s: one way between hosts 1 and 3 (2 where there are no more), the median.
         loaded_latency_s: the same while all hosts send; None for fewer than 3 hosts, where it would wait behind these bytes.
         bytes_per_s: what each host received from the one before; none for a single host.
     """
@@ -32,17 +33,21 @@ class Figures:
 def measure(lab: Lab, seconds: float = 2.0) -> Figures:
     """Raises CommunicationError where a measurement fails; needs at least 2 hosts."""
     pinged = lab.hosts if lab.hosts == 2 else 3
+    pings = str(min(_PINGS, 1 + int(_PINGING_S / (2 * lab.status().links[0].latency_s + 0.002))))
     with _Probes(lab) as probes:
         probes.start(pinged, "echo").wait_until_ready()
-        idle = probes.start(1, "ping", address(pinged), str(_PINGS)).number()
-        sinks = [probes.start(host, "sink") for host in range(1, lab.hosts + 1)]
+        idle = probes.start(1, "ping", address(pinged), pings).number()
+        sinks = [probes.start(host, "sink", str(seconds)) for host in range(1, lab.hosts + 1)]
         for sink in sinks:
             sink.wait_until_ready()
-        for host in range(1, lab.hosts + 1):
-            probes.start(host, "source", address(host % lab.hosts + 1), str(seconds))
+        sources = [probes.start(host, "source", address(host % lab.hosts + 1)) for host in range(1, lab.hosts + 1)]
+        for source in sources:
+            source.wait_until_ready()
+        for source in sources:
+            source.go()
         loaded = None
         if lab.hosts > 2:
-            loaded = probes.start(1, "ping", address(pinged), str(_PINGS)).number()
+            loaded = probes.start(1, "ping", address(pinged), pings).number()
         rates = tuple(sink.number() for sink in sinks)
     return Figures(idle, loaded, rates)
 
@@ -51,12 +56,18 @@ class _Probe:
     def __init__(self, lab: Lab, host: int, words: tuple[str, ...]) -> None:
         command = [sys.executable, "-m", "hvd_compress.netlab.probe", *words]
         self.what = f"{words[0]} on host {host}"
-        self.process = lab.start_on(host, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = lab.start_on(host, command, text=True, **pipes)
 
     def wait_until_ready(self) -> None:
         assert self.process.stdout
         if self.process.stdout.readline() != "ready\n":
             self._fail()
+
+    def go(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
 
     def number(self) -> float:
         output, _ = self.process.communicate()

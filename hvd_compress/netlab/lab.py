@@ -108,7 +108,9 @@ class Lab:
         if failures:
             raise failures[0]
 
-    def start(self, program: Sequence[str], env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[Any]:
+    def start(
+        self, program: Sequence[str], env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[Any]:
         """Start `program` on every host, `slots` times, as an MPI job, and return its launcher.
 
         The network can change while it runs. `env` (os.environ) and the working directory are those of all ranks,

@@ -46,7 +46,7 @@ def parse_bandwidth(text: str) -> float:
 
     Raises ConfigError without a unit, below 1kbit and above 1000gbit.
     """
-    bytes_per_s = _parse("bandwidth", text.removesuffix("/s").removesuffix("ps"), _BITS_PER_S, "1gbit") / 8
+    bytes_per_s = _parse("bandwidth", text.removesuffix("/s"), _BITS_PER_S, "1gbit") / 8
     if not _LOWEST_BYTES_PER_S <= bytes_per_s <= _HIGHEST_BYTES_PER_S:
         raise ConfigError(f"the bandwidth {text!r} is out of range: give 1kbit to 1000gbit")
     return bytes_per_s

@@ -48,7 +48,9 @@ def script(port: int, hosts: int) -> str:
         for other in range(hosts + 1)
         if other != port
     ]
-    settings = [f"[ ! -e /proc/sys/net/{name} ] || echo '{value}' > /proc/sys/net/{name}" for name, value in TCP.items()]
+    settings = [
+        f"[ ! -e /proc/sys/net/{name} ] || echo '{value}' > /proc/sys/net/{name}" for name, value in TCP.items()
+    ]
     return "\n".join(["set -e", *settings, "ip -batch - <<'END'", *commands, "END", ""])
 
 

@@ -1,9 +1,11 @@
 """One end of a measurement with plain sockets, run on an emulated host; what it found is printed.
 
-python -m hvd_compress.netlab.probe sink            takes bytes from the first who connects; prints bytes/s
-python -m hvd_compress.netlab.probe source HOST S   sends to a sink for S seconds
+python -m hvd_compress.netlab.probe sink S          takes bytes from the first who connects; prints bytes/s over S seconds
+python -m hvd_compress.netlab.probe source HOST     sends to a sink until that has seen enough, from a line on its input on
 python -m hvd_compress.netlab.probe echo            answers single packets until it is ended
 python -m hvd_compress.netlab.probe ping HOST N     sends N packets in turn; prints half the median round trip, in s
+
+Each says "ready" when the other end, or the line, may come.
 """
 
 from __future__ import annotations
@@ -16,37 +18,46 @@ import time
 PORT = 5000
 _CHUNK_BYTES = 1 << 20
 _START_S = 0.3
-"""Left out of a rate: what was queued at the start comes as fast as memory allows."""
+"""Left out of a rate."""
 
 _PAUSE_S = 0.002
 _LONGEST_S = 20.0
-"""More than the largest round trip that measure() waits for, with what may queue."""
 
 
-def sink() -> float:
+def sink(seconds: float) -> float:
     with socket.create_server(("", PORT)) as server:
         print("ready", flush=True)
         connection, _ = server.accept()
     buffer = bytearray(_CHUNK_BYTES)
     with connection:
+        connection.settimeout(_LONGEST_S)
         connection.recv_into(buffer)
-        begin = time.perf_counter()
-        counted, since, last = 0, begin, begin
+        begin = last = time.perf_counter()
+        counted, since = 0, 0.0
         while size := connection.recv_into(buffer):
-            last = time.perf_counter()
-            if since == begin and last - begin > _START_S:
-                since = last
-            elif since > begin:
+            at = time.perf_counter()
+            if at > begin + seconds:
+                break
+            last = at
+            if since:
                 counted += size
+            elif at > begin + _START_S:
+                since = at
+    if last <= since or not since:
+        raise SystemExit("too few bytes came to tell a rate: measure for longer")
     return counted / (last - since)
 
 
-def source(host: str, seconds: float) -> None:
+def source(host: str) -> None:
     data = bytes(_CHUNK_BYTES)
     with socket.create_connection((host, PORT), timeout=_LONGEST_S) as connection:
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            connection.sendall(data)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        try:
+            while True:
+                connection.sendall(data)
+        except ConnectionError:
+            return  # the sink has gone, as it should
 
 
 def echo() -> None:
@@ -74,10 +85,10 @@ def ping(host: str, count: int) -> float:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["sink"]:
-            print(sink())
-        case ["source", to, seconds]:
-            source(to, float(seconds))
+        case ["sink", seconds]:
+            print(sink(float(seconds)))
+        case ["source", to]:
+            source(to)
         case ["echo"]:
             echo()
         case ["ping", to, count]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvd_compress.errors import CommunicationError, UnsupportedError
+from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError
 from hvd_compress.netlab import network, places
 from hvd_compress.netlab.link import Link
 
@@ -29,6 +29,7 @@ class Status:
         is_realtime: whether the relay goes before other processes. Without, waiting ranks make it late.
         latest_s: the longest that a frame was delivered after it was due.
         lost_frames: frames that the kernel did not take, for want of memory.
+        late_share: the share of all frames that was delivered more than 0.3 ms after it was due.
     """
 
     links: tuple[Link, ...]
@@ -36,6 +37,7 @@ class Status:
     is_realtime: bool
     latest_s: float
     lost_frames: int
+    late_share: float
 
 
 class Relay:
@@ -46,7 +48,7 @@ class Relay:
         others = places.running()  # and what dead ones have left is gone
         self.name = name or f"lab{os.getpid()}-{next(_counter)}"
         if self.name in others:
-            raise UnsupportedError(f"a lab {self.name!r} is running already")
+            raise ConfigError(f"a lab {self.name!r} is running already: choose another name")
         places.FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
         latency_ns, socket = round(1e9 * link.latency_s), places.socket_of(self.name)
         words = [PROGRAM, "relay", hosts, latency_ns, link.bytes_per_s, self.name, socket, os.getpid()]
@@ -87,6 +89,7 @@ class Relay:
             is_realtime=values[1] == "1",
             latest_s=int(values[3]) / 1e9,
             lost_frames=int(values[5]),
+            late_share=int(values[9]) / max(1, int(values[7])),
         )
 
     def check_alive(self) -> None:
@@ -112,7 +115,9 @@ class Relay:
         hosts = len(self.host_pids)
         commands = [self.on_head(["sh"]), *(self.on_host(host, ["sh"]) for host in range(1, hosts + 1))]
         processes = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
             for command in commands
         ]
         for port, process in enumerate(processes):
@@ -132,5 +137,3 @@ def _check_rights() -> None:
         os.close(os.open("/dev/net/tun", os.O_RDWR))
     except OSError as error:
         raise UnsupportedError(f"the network lab needs TAP devices, and /dev/net/tun does not open: {error}") from None
-
-

@@ -50,7 +50,9 @@ class Schedule:
             lines = path.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             own = ", ".join(sorted(file.stem for file in FOLDER.glob("*.csv")))
-            raise ConfigError(f"cannot read the schedule {source}: {error}; these come with the package: {own}") from None
+            raise ConfigError(
+                f"cannot read the schedule {source}: {error}; these come with the package: {own}"
+            ) from None
         return _parse(path, lines)
 
     def at(self, when: float) -> Link:
@@ -76,7 +78,9 @@ def _parse(path: Path, lines: list[str]) -> Schedule:
             continue
         if unit is None:
             if fields not in (["at_s", "latency", "bandwidth"], ["at_epoch", "latency", "bandwidth"]):
-                raise ConfigError(f"{where}: the first line of a schedule is `at_s, latency, bandwidth` or `at_epoch, ...`")
+                raise ConfigError(
+                    f"{where}: the first line of a schedule is `at_s, latency, bandwidth` or `at_epoch, ...`"
+                )
             unit = "s" if fields[0] == "at_s" else "epoch"
             continue
         changes.append(_change(where, fields))
