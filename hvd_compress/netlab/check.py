@@ -21,7 +21,8 @@ class Figures:
 
     Attributes:
         idle_latency_s: one way between hosts 1 and 3 (2 where there are no more), the median.
-        loaded_latency_s: the same while all hosts send; None for fewer than 3 hosts, where it would wait behind these bytes.
+        loaded_latency_s: the same while all hosts send; None for 2 hosts, where it would wait behind
+            these bytes.
         bytes_per_s: what each host received from the one before; none for a single host.
     """
 

