@@ -33,34 +33,35 @@ void Switch::set_link(int host, Link link, Nanoseconds now) {
 
 void Switch::put(int from, int to, Frame frame, Nanoseconds now) {
     Pair& between = pair(from, to);
+    line(from).held_bytes += frame.size;
     if (frame.length <= kPacketBytes && between.queue.empty() && line(from).sends.free_for_packets <= now &&
         line(to).receives.free_for_packets <= now) {
         start(from, to, std::move(frame), now, true);
         return;
     }
-    line(from).queued_bytes += frame.size;
-    line(to).waiting |= std::uint64_t{1} << from;
+    line(from).waiting |= std::uint64_t{1} << to;
     between.queue.push_back({std::move(frame), now});
 }
 
 void Switch::start(int from, int to, Frame frame, Nanoseconds when, bool slips_in) {
     Line& sender = line(from);
     Line& receiver = line(to);
-    const double bytes_per_s = std::min(sender.link.bytes_per_s, receiver.link.bytes_per_s);
-    const Nanoseconds latency = std::max(sender.link.latency, receiver.link.latency);
-    for (auto [clock, own] : {std::pair{&sender.sends, sender.link}, std::pair{&receiver.receives, receiver.link}}) {
-        const Nanoseconds takes = duration(frame.length, own.bytes_per_s);
-        clock->free = std::max(clock->free, when) + takes;
+    Nanoseconds arrives = 0;
+    for (auto [clock, link] : {std::pair{&sender.sends, sender.link}, std::pair{&receiver.receives, receiver.link}}) {
+        const Nanoseconds takes = duration(frame.length, link.bytes_per_s);
+        const Nanoseconds begins = std::max(clock->free, when);
+        arrives = std::max(arrives, takes + (slips_in ? when : begins));
+        clock->free = begins + takes;
         if (slips_in) clock->free_for_packets = std::max(clock->free_for_packets, when) + takes;
     }
     Nanoseconds& last = pair(from, to).last_due;
-    last = std::max(last, when + duration(frame.length, bytes_per_s) + latency);
-    travelling_.push_back({{to, last, std::move(frame)}, started_++});
+    last = std::max(last, arrives + std::max(sender.link.latency, receiver.link.latency));
+    travelling_.push_back({{from, to, last, std::move(frame)}, started_++});
     std::push_heap(travelling_.begin(), travelling_.end(), is_later);
 }
 
 void Switch::advance(Nanoseconds now) {
-    // Receivers in turns, and for each one senders in turns, until nobody can start any more.
+    // A frame of each sender in turns, until nobody can start any more.
     for (bool any = true; any;) {
         any = false;
         for (int i = 0; i < hosts(); ++i) any |= serve((first_ + i) % hosts(), now);
@@ -68,24 +69,19 @@ void Switch::advance(Nanoseconds now) {
     }
 }
 
-bool Switch::serve(int to, Nanoseconds now) {
-    Line& receiver = line(to);
-    if (receiver.waiting == 0 || receiver.receives.free > now) return false;
-    for (int i = 1; i <= hosts(); ++i) {
-        const int from = (receiver.served + i) % hosts();
-        if ((receiver.waiting >> from & 1) == 0 || line(from).sends.free > now) continue;
-        std::deque<Waiting>& queue = pair(from, to).queue;
-        Waiting first = std::move(queue.front());
-        queue.pop_front();
-        if (queue.empty()) receiver.waiting &= ~(std::uint64_t{1} << from);
-        line(from).queued_bytes -= first.frame.size;
-        receiver.served = from;
-        // Not `now`: the caller may come late, the lines were free before.
-        const Nanoseconds when = std::max({first.since, line(from).sends.free, receiver.receives.free});
-        start(from, to, std::move(first.frame), when, false);
-        return true;
-    }
-    return false;
+bool Switch::serve(int from, Nanoseconds now) {
+    Line& sender = line(from);
+    if (sender.waiting == 0 || sender.sends.free > now) return false;
+    do {
+        sender.served = (sender.served + 1) % hosts();
+    } while ((sender.waiting >> sender.served & 1) == 0);
+    std::deque<Waiting>& queue = pair(from, sender.served).queue;
+    Waiting first = std::move(queue.front());
+    queue.pop_front();
+    if (queue.empty()) sender.waiting &= ~(std::uint64_t{1} << sender.served);
+    // Not `now`: the caller may come late, the line was free before.
+    start(from, sender.served, std::move(first.frame), std::max(first.since, sender.sends.free), false);
+    return true;
 }
 
 std::optional<Switch::Arrival> Switch::take(Nanoseconds now) {
@@ -93,6 +89,7 @@ std::optional<Switch::Arrival> Switch::take(Nanoseconds now) {
     std::pop_heap(travelling_.begin(), travelling_.end(), is_later);
     Arrival arrival = std::move(travelling_.back().arrival);
     travelling_.pop_back();
+    line(arrival.from).held_bytes -= arrival.frame.size;
     return arrival;
 }
 
@@ -100,10 +97,8 @@ std::optional<Nanoseconds> Switch::next_event() const {
     std::optional<Nanoseconds> next;
     const auto consider = [&next](Nanoseconds when) { next = next ? std::min(*next, when) : when; };
     if (!travelling_.empty()) consider(travelling_.front().arrival.due);
-    for (const Line& receiver : lines_) {
-        for (int from = 0; from < hosts() && receiver.waiting >> from != 0; ++from) {
-            if (receiver.waiting >> from & 1) consider(std::max(receiver.receives.free, line(from).sends.free));
-        }
+    for (const Line& sender : lines_) {
+        if (sender.waiting != 0) consider(sender.sends.free);
     }
     return next;
 }

@@ -29,19 +29,21 @@ struct Frame {
 };
 
 // Each host has a line to the switch, and on it one clock for what it sends and one for what it receives: when the line
-// is free again. A frame starts when both its lines are free, takes length / min(bandwidths), and arrives
-// max(latencies) later. Until it starts it waits in the queue of its sender and receiver, so nobody waits behind a
-// frame for somebody else. Frames of one pair never overtake each other.
+// is free again. A frame starts when its sender's line is free and goes through the switch at once, to its receiver's
+// line, which carries frames in the order in which they started. It arrives a latency, the larger one of the two, after
+// both lines have carried it. A sender serves those to whom it has frames in turns, so nobody waits behind a frame for
+// somebody else. Frames of one pair never overtake each other, and none is dropped.
 //
 // A frame of one packet at most that has none of its pair before it does not wait for longer ones: a network sends
 // these as many packets, and it would slip in between. Its time is added to both lines all the same.
 class Switch {
   public:
-    // Bytes that may wait at one sender before the caller has to stop reading from it.
+    // Bytes of one sender that may be here, waiting or under way, before the caller has to stop reading from it.
     static constexpr std::size_t kQueueBytes = std::size_t{64} << 20;
     static constexpr std::size_t kPacketBytes = 1514;
 
     struct Arrival {
+        int from;
         int to;
         Nanoseconds due;
         Frame frame;
@@ -54,7 +56,7 @@ class Switch {
     // From now on; frames that wait or are on their way keep their order.
     void set_link(int host, Link link, Nanoseconds now);
 
-    bool accepts(int from) const { return line(from).queued_bytes < kQueueBytes; }
+    bool accepts(int from) const { return line(from).held_bytes < kQueueBytes; }
     // A frame that the sender has had ready since `now`. It may start as soon as this call.
     void put(int from, int to, Frame frame, Nanoseconds now);
     // Starts what can start by `now`.
@@ -74,9 +76,9 @@ class Switch {
         Link link;
         Clock sends;
         Clock receives;
-        std::size_t queued_bytes = 0;
-        std::uint64_t waiting = 0;  // the senders that have frames for this host
-        int served = 0;             // the sender whose frame came last
+        std::size_t held_bytes = 0;  // of frames from this host
+        std::uint64_t waiting = 0;   // for whom this host has frames that wait
+        int served = 0;              // whose frame it has sent last
     };
     struct Waiting {
         Frame frame;
@@ -95,14 +97,14 @@ class Switch {
     const Line& line(int host) const { return lines_[static_cast<std::size_t>(host)]; }
     Pair& pair(int from, int to) { return pairs_[static_cast<std::size_t>(from * hosts() + to)]; }
     void start(int from, int to, Frame frame, Nanoseconds when, bool slips_in);
-    bool serve(int to, Nanoseconds now);
+    bool serve(int from, Nanoseconds now);
     static bool is_later(const Travelling& a, const Travelling& b);
 
     std::vector<Line> lines_;
     std::vector<Pair> pairs_;
     std::vector<Travelling> travelling_;  // a heap, the first to arrive on top
     std::uint64_t started_ = 0;
-    int first_ = 0;  // the receiver that is served first, in turns
+    int first_ = 0;  // the sender that is served first, in turns
 };
 
 }  // namespace hvd_compress::netlab

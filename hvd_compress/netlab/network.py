@@ -13,6 +13,8 @@ TCP = {
     "ipv4/tcp_slow_start_after_idle": "0",
     # A connection does not inherit what an earlier one has learnt: the network may have changed.
     "ipv4/tcp_no_metrics_save": "1",
+    # An acknowledgement that is late has waited somewhere: sending again what is not lost closes the window.
+    "ipv4/tcp_early_retrans": "0",
     # Room for 16 MB on the way: 1 Gbit/s times a round trip of 100 ms, and what waits at the sender.
     "ipv4/tcp_wmem": "4096 4194304 33554432",
     "ipv4/tcp_rmem": "4096 16777216 67108864",
@@ -22,6 +24,9 @@ TCP = {
 
 WINDOW_PACKETS = 10_000
 """What a new connection may send and receive at once, in packets: a window that is open, as after a long training."""
+
+RETRANSMIT_AFTER = "2s"
+"""The least that TCP waits for an acknowledgement, for the same reason."""
 
 QUEUED_FRAMES = 4096
 """Frames that wait in the kernel when the relay's queue is full; TCP is told, and tries again."""
@@ -35,12 +40,13 @@ def address(port: int) -> str:
 def script(port: int, hosts: int) -> str:
     """A shell script that sets up the host `port` of a lab, to be run on it."""
     subnet = "10.0.0.0/24"
+    route = f"initcwnd {WINDOW_PACKETS} initrwnd {WINDOW_PACKETS} rto_min {RETRANSMIT_AFTER}"
     commands = [
         "link set lo up",
         f"link set {INTERFACE} address {_hardware_address(port)} mtu {MTU} txqueuelen {QUEUED_FRAMES}",
         f"address add {address(port)}/24 dev {INTERFACE}",
         f"link set {INTERFACE} up",
-        f"route change {subnet} dev {INTERFACE} src {address(port)} initcwnd {WINDOW_PACKETS} initrwnd {WINDOW_PACKETS}",
+        f"route change {subnet} dev {INTERFACE} src {address(port)} {route}",
     ]
     # Hosts know each other from the start: asking would take the latency, and broadcasts.
     commands += [

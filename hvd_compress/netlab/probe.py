@@ -1,7 +1,7 @@
 """One end of a measurement with plain sockets, run on an emulated host; what it found is printed.
 
-python -m hvd_compress.netlab.probe sink S          takes bytes from the first who connects; prints bytes/s over S seconds
-python -m hvd_compress.netlab.probe source HOST     sends to a sink until that has seen enough, from a line on its input on
+python -m hvd_compress.netlab.probe sink S          takes bytes for S seconds; prints bytes/s
+python -m hvd_compress.netlab.probe source HOST     from a line on, sends until the sink has enough
 python -m hvd_compress.netlab.probe echo            answers single packets until it is ended
 python -m hvd_compress.netlab.probe ping HOST N     sends N packets in turn; prints half the median round trip, in s
 

@@ -97,10 +97,8 @@ class Relay:
         if self._process.poll() is not None:
             assert self._process.stderr
             said = self._process.stderr.read().strip()
-            raise CommunicationError(
-                f"the relay of the lab {self.name!r} ended with status {self._process.returncode}, and all hosts with it"
-                + (f": {said}" if said else "")
-            )
+            ended = f"the relay of the lab {self.name!r} ended with status {self._process.returncode}"
+            raise CommunicationError(f"{ended}, and all hosts with it" + (f": {said}" if said else ""))
 
     def close(self) -> None:
         """End the relay, all hosts and whatever runs on them."""

@@ -155,16 +155,16 @@ def test_two_labs_of_one_name(lab: Lab) -> None:
         Lab(1, "1ms", "1gbit", name=lab.name)
 
 
-def test_the_relay_is_killed(tmp_path: Path) -> None:
+def test_the_relay_is_killed() -> None:
     name = f"killed-{os.getpid()}"
-    with pytest.raises(CommunicationError, match=r"the relay .* ended with status -9"), Lab(
-        2, "1ms", "1gbit", name=name
-    ) as lab:  # fmt: skip
+    with Lab(2, "1ms", "1gbit", name=name) as lab:
         job = lab.start(["sh", "-c", "echo here; sleep 1000"], **PIPES)
         wait_for_line(job, "here")
         os.kill(lab._relay._process.pid, signal.SIGKILL)
         job.communicate(timeout=LIMIT_S)
-        lab.run(["true"])
+        assert job.returncode == 128 + signal.SIGKILL
+        with pytest.raises(CommunicationError, match=r"the relay .* ended with status -9"):
+            lab.run(["true"])
     check_nothing_is_left(name)
 
 

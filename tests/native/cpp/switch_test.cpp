@@ -3,7 +3,6 @@
 #include "../../../csrc/netlab/switch.hpp"
 
 #include <cstdio>
-#include <map>
 #include <utility>
 #include <vector>
 
@@ -95,6 +94,19 @@ void nobody_waits_behind_a_frame_for_somebody_else() {
     }
 }
 
+void streams_of_others_starve_nobody() {
+    Switch net(4, {0, kMegabyte});
+    for (int i = 0; i < 50; ++i) net.put(1, 2, frame(kFrame), 0);
+    net.advance(0);
+    for (int i = 0; i < 50; ++i)
+        net.put(3, 0, frame(kFrame), 5 * kMs);  // never free at the same time as the other line
+    net.advance(5 * kMs);
+    net.put(1, 0, frame(kFrame, 7), 12 * kMs);
+    for (const Got& got : run(net, 12 * kMs)) {
+        if (got.mark == 7) expect(got.due <= 45 * kMs, "a turn at the sender, and one at the receiver");
+    }
+}
+
 void the_slower_line_and_the_longer_latency_count() {
     Switch net(3, {1 * kMs, kMegabyte});
     net.set_link(2, {7 * kMs, kMegabyte / 2}, 0);
@@ -152,6 +164,7 @@ int main() {
     a_late_caller_does_not_slow_the_lines();
     receivers_share_their_line_among_senders();
     nobody_waits_behind_a_frame_for_somebody_else();
+    streams_of_others_starve_nobody();
     the_slower_line_and_the_longer_latency_count();
     a_change_counts_at_once_and_keeps_the_order();
     a_packet_does_not_wait_for_long_frames_of_other_pairs();
