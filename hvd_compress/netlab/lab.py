@@ -120,7 +120,7 @@ class Lab:
         pids = self._relay.host_pids
         environment = mpi.environment(os.environ if env is None else env, f"{PROGRAM} agent", pids)
         environment[places.NAME_VARIABLE] = self.name
-        command = mpi.command(list(pids), self.slots, program)
+        command = mpi.command(list(pids), self.slots, [str(PROGRAM), "start", *program])
         return subprocess.Popen(self._relay.on_head(command), env=environment, **options)
 
     def run(

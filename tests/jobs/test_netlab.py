@@ -105,6 +105,17 @@ def test_the_exit_code_is_the_jobs(lab: Lab) -> None:
     assert run(lab, "sh", "-c", "exit $((OMPI_COMM_WORLD_RANK == 1 ? 7 : 0))").returncode == 7
 
 
+def test_jobs_that_end_at_once(lab: Lab) -> None:
+    """Open MPI's launcher alone misses the end of one such job in ten or so, and hangs."""
+    assert [run(lab, "true").returncode for _ in range(10)] == [0] * 10
+
+
+def test_a_program_that_is_not_there(lab: Lab) -> None:
+    job = run(lab, "no-such-program")
+    assert job.returncode == 127
+    assert "cannot run no-such-program" in job.stdout
+
+
 def test_a_job_that_takes_too_long_is_ended(lab: Lab) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         lab.run(["sleep", "1000"], timeout_s=1.0, **PIPES)
