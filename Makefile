@@ -83,5 +83,5 @@ gpu-check: ## build, compare, sanitize and measure the CUDA kernels on this mach
 	@$${PYTHON:-python3} benchmarks/gpu/check.py
 
 clean: ## remove .venv and everything built; the cache of Horovod wheels stays
-	@rm -rf .venv build dist *.egg-info hvd_compress/_native*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv build dist *.egg-info hvd_compress/_native*.so hvd_compress/netlab/netlab_relay .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,5 @@
-"""Build the native extension with CMake, and the CUDA kernels where there is nvcc; all else is in pyproject.toml."""
+"""Build the native extension and the relay with CMake, and the CUDA kernels where there is nvcc; all else is in
+pyproject.toml."""
 
 import os
 import shutil
@@ -11,6 +12,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+RELAY = Path("netlab", "netlab_relay")
+"""The program of the network lab, in the package."""
 sys.path.insert(0, str(ROOT / "tools"))
 
 import build_cuda  # noqa: E402  (lies in tools)
@@ -34,14 +37,16 @@ class CMakeBuild(build_ext):
         self._run("cmake", "--build", build, "--", "--quiet")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(build / ext.name.rpartition(".")[2] / target.name, target)
+        _replace(build / RELAY.name, target.parent / RELAY)
         try:
             build_cuda.build(target.parent / build_cuda.LIBRARY)
         except build_cuda.BuildError as error:
             sys.exit(f"error: {error}")
 
     def copy_extensions_to_source(self) -> None:
-        """For `build_ext --inplace`, which otherwise knows of no libraries but extensions."""
+        """For `build_ext --inplace`, which otherwise knows of nothing but extensions."""
         super().copy_extensions_to_source()
+        _replace(Path(self.build_lib, "hvd_compress", RELAY), ROOT / "hvd_compress" / RELAY)
         built = Path(self.build_lib, "hvd_compress", build_cuda.LIBRARY)
         here = ROOT / "hvd_compress" / build_cuda.LIBRARY
         if built.exists():
@@ -54,6 +59,13 @@ class CMakeBuild(build_ext):
         words = [str(word) for word in command]
         if subprocess.run(words, stdout=subprocess.DEVNULL if quiet else None).returncode != 0:
             sys.exit(f"error: building the native extension failed in: {' '.join(words)}")
+
+
+def _replace(built: Path, target: Path) -> None:
+    """A program that is running cannot be written to, but its name can be given to another one."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    shutil.copy2(built, target)
 
 
 setup(ext_modules=[Extension("hvd_compress._native", sources=[])], cmdclass={"build_ext": CMakeBuild})

@@ -50,6 +50,7 @@ def launch(launcher: str, program: str, *arguments: str, ranks: int = 2, **varia
         command = [*LAUNCHERS[launcher], str(ranks), sys.executable, str(PROGRAMS / f"{program}.py"), *arguments]
         environment = {
             **os.environ, **_ROOT, "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
+            "HVD_COMPRESS_ADAPT": "0",
             "PYTHONPATH": str(CHECKOUT), "JOB_FOLDER": folder, **variables,
         }  # fmt: skip
         environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])

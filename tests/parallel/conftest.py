@@ -27,6 +27,7 @@ def hvd() -> Any:
     """Return horovod.torch, initialised. Process sets may be added later."""
     os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
     os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"  # cores are few: a rank that waits must not keep one busy
+    os.environ["HVD_COMPRESS_ADAPT"] = "0"  # what is sent is compared; the controller has tests of its own
     prepare()
     import horovod.torch as hvd
 

@@ -1,21 +1,33 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hvd_compress.errors import ConfigError
 from hvd_compress.settings import Settings
 
 
-def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD", raising=False)
-    monkeypatch.delenv("HVD_COMPRESS_TIMEOUT_S", raising=False)
-    assert Settings.from_environment() == Settings(64 * 2**20, 300.0)
+NAMES = ("HOROVOD_FUSION_THRESHOLD", *(f"HVD_COMPRESS_{n}" for n in ("TIMEOUT_S", "ADAPT", "CALIBRATION_S", "LOG")))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_defaults() -> None:
+    assert Settings.from_environment() == Settings(64 * 2**20, 300.0, adapt=True, calibration_s=3.0, log=None)
 
 
 def test_the_environment_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1024")
     monkeypatch.setenv("HVD_COMPRESS_TIMEOUT_S", "2.5")
-    assert Settings.from_environment() == Settings(1024, 2.5)
+    monkeypatch.setenv("HVD_COMPRESS_ADAPT", "0")
+    monkeypatch.setenv("HVD_COMPRESS_CALIBRATION_S", "0.5")
+    monkeypatch.setenv("HVD_COMPRESS_LOG", "logs/choices.jsonl")
+    assert Settings.from_environment() == Settings(1024, 2.5, False, 0.5, Path("logs/choices.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -27,6 +39,8 @@ def test_the_environment_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
         ("HVD_COMPRESS_TIMEOUT_S", "0"),
         ("HVD_COMPRESS_TIMEOUT_S", "nan"),
         ("HVD_COMPRESS_TIMEOUT_S", "inf"),
+        ("HVD_COMPRESS_ADAPT", "yes"),
+        ("HVD_COMPRESS_CALIBRATION_S", "-1"),
     ],
 )
 def test_bad_values_name_the_variable(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:

@@ -1,0 +1,59 @@
+"""Latency and bandwidth of a host's line, as they are written and as they are reckoned with."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hvd_compress.errors import ConfigError
+
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_NUMBER = re.compile(r"(?P<number>[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?) *(?P<unit>[a-z/]*)")
+_LONGEST_LATENCY_S = 60.0
+_LOWEST_BYTES_PER_S, _HIGHEST_BYTES_PER_S = 1e3 / 8, 1e12 / 8
+
+
+@dataclass(frozen=True)
+class Link:
+    """The line between a host and the switch; `bytes_per_s` in each direction at once.
+
+    Between two hosts the larger latency and the smaller bandwidth count; the latency is that of one way.
+    """
+
+    latency_s: float
+    bytes_per_s: float
+
+    @classmethod
+    def parse(cls, latency: str, bandwidth: str) -> Link:
+        """Raises ConfigError for what parse_latency() and parse_bandwidth() refuse."""
+        return cls(parse_latency(latency), parse_bandwidth(bandwidth))
+
+    def __str__(self) -> str:
+        return f"{1e3 * self.latency_s:g}ms, {8e-6 * self.bytes_per_s:g}mbit"
+
+
+def parse_latency(text: str) -> float:
+    """Seconds of "4ms", "200us" or "0.05s". Raises ConfigError without a unit, below 0 and above a minute."""
+    seconds = _parse("latency", text, _SECONDS, "4ms")
+    if not 0 <= seconds <= _LONGEST_LATENCY_S:
+        raise ConfigError(f"the latency {text!r} is out of range: give 0s to {_LONGEST_LATENCY_S:g}s")
+    return seconds
+
+
+def parse_bandwidth(text: str) -> float:
+    """Bytes per second of "1gbit", "200mbit" or "1gbit/s": bits per second, in powers of 1000.
+
+    Raises ConfigError without a unit, below 1kbit and above 1000gbit.
+    """
+    bytes_per_s = _parse("bandwidth", text.removesuffix("/s"), _BITS_PER_S, "1gbit") / 8
+    if not _LOWEST_BYTES_PER_S <= bytes_per_s <= _HIGHEST_BYTES_PER_S:
+        raise ConfigError(f"the bandwidth {text!r} is out of range: give 1kbit to 1000gbit")
+    return bytes_per_s
+
+
+def _parse(what: str, text: str, units: dict[str, float], example: str) -> float:
+    found = _NUMBER.fullmatch(text.strip().lower())
+    if found is None or found["unit"] not in units:
+        raise ConfigError(f"{text!r} is no {what}: write a number and one of {', '.join(units)}, such as {example}")
+    return float(found["number"]) * units[found["unit"]]

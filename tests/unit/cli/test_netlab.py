@@ -1,0 +1,73 @@
+"""hvd-compress netlab: what is refused, in one sentence, before anything is made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hvd_compress.cli.main import main
+from hvd_compress.netlab import places, relay
+
+LINE = ["--latency", "1ms", "--bandwidth", "1gbit"]
+
+
+def refused(*words: str) -> str:
+    result = CliRunner().invoke(main, ["netlab", *words])
+    assert result.exit_code == 2, result.output
+    return result.output.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--latency", "4", "--bandwidth", "1gbit"], "'4' is no latency"),
+        (["--latency", "-4ms", "--bandwidth", "1gbit"], "out of range"),
+        (["--latency", "4ms", "--bandwidth", "100"], "'100' is no bandwidth"),
+        ([*LINE, "--hosts", "0"], "1 to 64 hosts, not 0"),
+        ([*LINE, "--hosts", "65"], "1 to 64 hosts, not 65"),
+        ([*LINE, "--slots", "0"], "at least 1 slot"),
+        ([*LINE, "--name", "a/b"], "is no name for a lab"),
+        (["--latency", "4ms"], "give --latency and --bandwidth"),
+        ([*LINE, "--schedule", "c1", "--epoch-s", "1"], "takes the place"),
+        (["--schedule", "c1"], "--epoch-s"),
+        (["--schedule", "nowhere"], "cannot read the schedule"),
+    ],
+)
+def test_a_run_that_cannot_be(words: list[str], message: str) -> None:
+    assert message in refused("run", *words, "--", "true")
+
+
+def test_set_wants_something_to_set() -> None:
+    assert "give --latency, --bandwidth, or both" in refused("set")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), [([], "no lab runs here"), (["--lab", "nobody"], "there is no lab 'nobody'")]
+)
+def test_set_without_a_lab(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(places, "FOLDER", tmp_path)
+    assert message in refused("set", "--latency", "4ms", *words)
+
+
+def test_without_rights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "run it as root" in refused("run", *LINE, "--", "true")
+
+
+def test_without_the_relay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(relay, "PROGRAM", tmp_path / "netlab_relay")
+    assert "netlab_relay is missing" in refused("run", *LINE, "--", "true")
+
+
+def test_what_a_dead_lab_left_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(places, "FOLDER", tmp_path)
+    import socket
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
+        dead.bind(str(tmp_path / "old.socket"))
+    assert places.running() == []
+    assert list(tmp_path.iterdir()) == []
