@@ -171,5 +171,5 @@ class Chooser:
 
     def _enqueue(self, candidates: Sequence[Candidate], predicted: dict[Candidate, float]) -> None:
         self._expected.update({candidate: predicted[candidate] for candidate in candidates})
-        # Turn by turn, so that a disturbance that lasts some steps does not hit all trials of one candidate.
-        self._queue = [candidate for _ in range(self._policy.trials) for candidate in candidates]
+        # One behind the other: the first trial of a candidate begins as the one before has left the ranks, apart.
+        self._queue = [candidate for candidate in candidates for _ in range(self._policy.trials)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from hvd_compress.controller.chooser import Chooser, Policy
+from hvd_compress.controller.chooser import Choice, Chooser, Policy
 from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.report import Agreed, Timing, agree, median
@@ -69,6 +69,11 @@ class Controller:
         """Return what the coming step uses, by bucket."""
         return tuple(chooser.candidate(len(self._steps)) for chooser in self._choosers)
 
+    def choices(self) -> tuple[Choice, ...]:
+        """Return what was chosen, by bucket, once every one has been."""
+        found = [chooser.choice for chooser in self._choosers]
+        return tuple(choice for choice in found if choice is not None)
+
     def reasons(self) -> tuple[str, ...]:
         """Return why, by bucket."""
         return tuple(
@@ -111,10 +116,11 @@ class Controller:
 
     def _look(self, step: int, reason: str) -> None:
         for number, (chooser, bucket) in enumerate(zip(self._choosers, self._buckets, strict=True)):
-            chooser.look(partial(self._predicted, number))
+            chooser.look(partial(self.predicted, number))
             self.history.add(Event(step, "begin", number, ratio=bucket.ratio, reason=reason))
 
-    def _predicted(self, number: int, candidate: Candidate) -> float:
+    def predicted(self, number: int, candidate: Candidate) -> float:
+        """Return the seconds that a bucket is expected to take by a candidate, from all that is known by now."""
         bucket, known = self._buckets[number], self._kernels_s[number]
         # Of a sparse scheme that was not tried yet, the kernels are expected to take as long as those of the others.
         kernels = known.get(candidate.scheme, max(known.values(), default=0.0) if candidate.scheme != "dense" else 0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 
@@ -24,8 +23,8 @@ class Calibrator:
     """Measures every algorithm that an engine can force, and "auto", at one size after the other.
 
     All ranks make one and call `advance` at the same places, in the thread that launches the collectives. After each
-    measurement the ranks exchange their times (16 bytes); the longest counts, for the curve and for the budget, so all
-    ranks do the same measurements and hold the same curves. That exchange also brings them in step for the next one.
+    measurement the ranks exchange their times (16 bytes), so all do the same measurements and hold the same curves.
+    That exchange also brings them in step for the next one.
     A rank that does not take part leaves the others waiting in the engine, as in any collective: the caller's time-out
     ends that.
 
@@ -76,13 +75,16 @@ class Calibrator:
         del self._engine.calls[noted:]
 
     def curves(self) -> Curves:
-        """Return a curve for each key that was measured so far, through the medians. The same on all ranks."""
-        medians = {
-            key: {size: statistics.median(samples) for size, samples in by_size.items()}
+        """Return a curve for each key that was measured so far. The same on all ranks.
+
+        Through the shortest of each size's samples: nothing but noise makes one longer, the start of a connection most.
+        """
+        shortest = {
+            key: {size: min(samples) for size, samples in by_size.items()}
             for key, by_size in self._times.items()
             if by_size
         }
-        return Curves(self._engine.world_size, {key: Curve.through(points) for key, points in medians.items()})
+        return Curves(self._engine.world_size, {key: Curve.through(points) for key, points in shortest.items()})
 
     def _planned(self, sizes: Sequence[int], samples: int) -> Iterator[tuple[Key, int]]:
         """Yield what to measure next, as long as the budget lasts: each point once, some more often, then all again.
@@ -119,9 +121,11 @@ class Calibrator:
         ranks = torch.stack(engine.allgather(mine, [2] * engine.world_size))
         self._exchange_s = time.perf_counter() - exchange
         del engine.calls[noted:]  # they belong to no step
-        longest, spent = ranks.max(dim=0).values.tolist()
-        self._times[key].setdefault(size, []).append(longest)
-        self.spent_s += spent
+        # Ranks enter some message's time apart: what one gains the others wait, so the mean is that of a common start.
+        # But the root of a broadcast is done when it has sent: there the last rank counts.
+        taken = ranks[:, 0].max() if key[0] == "broadcast" else ranks[:, 0].mean()
+        self._times[key].setdefault(size, []).append(float(taken))
+        self.spent_s += float(ranks[:, 1].max())
 
     def _launch(self, key: Key, size: int) -> None:
         verb, algorithm = key

@@ -1,0 +1,106 @@
+"""Is the controller's choice the right one? Every candidate is measured on an emulated network, and compared.
+
+As root: `python benchmarks/controller/grid.py [--reduced]`. Writes benchmarks/results/controller-grid.json and prints
+the controller's choice and the formulas' choice against the best measured candidate of each cell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from hvd_compress.netlab import Lab
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE.parent / "results" / "controller-grid.json"
+FULL = {
+    "latency": ("0.2ms", "1ms", "5ms", "20ms"),
+    "bandwidth": ("1gbit", "200mbit", "50mbit"),
+    "numels": "1000000,10000000,25600000",
+    "ratios": "0.1,0.01,0.001",
+}
+REDUCED = {"latency": ("1ms", "20ms"), "bandwidth": ("1gbit", "50mbit"), "numels": "1000000", "ratios": "0.1,0.001"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--reduced", action="store_true", help="8 cells of 1 M elements, in a few minutes")
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--numels", help="instead of all: 1000000,10000000")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    grid = dict(REDUCED if arguments.reduced else FULL)
+    if arguments.numels:
+        grid["numels"] = arguments.numels
+    cells = []
+    with Lab(arguments.hosts, "1ms", "1gbit") as lab:
+        for latency, bandwidth in itertools.product(grid["latency"], grid["bandwidth"]):
+            lab.set(latency, bandwidth)
+            cells += run(lab, latency, bandwidth, grid["numels"], grid["ratios"], arguments.repetitions)
+            arguments.results.write_text(json.dumps(cells, indent=1))
+    show(cells)
+
+
+def run(lab: Lab, latency: str, bandwidth: str, numels: str, ratios: str, repetitions: int) -> list[dict]:
+    start = time.monotonic()
+    command = [sys.executable, str(HERE / "cell.py"), latency, bandwidth, numels, ratios, str(repetitions), "40"]
+    with tempfile.TemporaryDirectory() as cache:  # curves of another cell must not be found
+        environment = {**os.environ, "HVD_COMPRESS_CACHE": cache, "OMP_NUM_THREADS": "1"}
+        done = lab.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{latency} {bandwidth}: a rank ended with status {done.returncode}")
+    cells = [json.loads(line.removeprefix("cell ")) for line in done.stdout.splitlines() if line.startswith("cell ")]
+    for cell in cells:
+        print(line(cell), f"({time.monotonic() - start:.0f} s)", flush=True)
+    return cells
+
+
+def regret(cell: dict, chosen: str) -> float:
+    """How much longer a choice takes than the best measured one; NaN where it was not measured."""
+    if chosen not in cell["measured"]:
+        return float("nan")
+    return cell["measured"][chosen] / min(cell["measured"].values()) - 1
+
+
+def line(cell: dict) -> str:
+    best = min(cell["measured"], key=cell["measured"].__getitem__)
+    return (
+        f"{cell['latency']:>6} {cell['bandwidth']:>8} {cell['numel']:>9} {cell['ratio']:<6} "
+        f"chosen {cell['chosen']:<36} "
+        f"{regret(cell, cell['chosen']):6.1%}  best {best:<38} {cell['measured'][best] * 1e3:8.1f} ms  "
+        f"formulas {cell['formulas']:<24} {regret(cell, cell['formulas']):6.1%}  {cell['steps']} steps"
+    )
+
+
+def show(cells: list[dict]) -> None:
+    table = Table("choice by", "cells", "within 10 % of the best", "median regret", "worst")
+    for name in ("chosen", "formulas"):
+        regrets = [regret(cell, cell[name]) for cell in cells]
+        known = [value for value in regrets if value == value]
+        missing = len(cells) - len(known)
+        within = sum(value <= 0.10 for value in known)
+        table.add_row(
+            {"chosen": "controller", "formulas": "formulas alone"}[name],
+            str(len(cells)),
+            f"{within} ({within / len(cells):.0%})",
+            f"{statistics.median(known):.1%}",
+            f"{max(known):.0%}"
+            + (f", {len(cells) - len(known)} not measured: over 3 x" if len(known) < len(cells) else ""),
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
