@@ -1,4 +1,4 @@
-"""Which GPUs there are kernels for, by what the library says."""
+"""What the library says is told: which GPUs there are, and that a launch failed."""
 
 from __future__ import annotations
 
@@ -17,3 +17,17 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch, count: int, fo
     monkeypatch.setattr(cuda, "load", lambda: SimpleNamespace(hvd_compress_device_count=lambda: count))
     with pytest.raises(UnsupportedError, match=f"cuda:1 cannot be used: the CUDA runtime reports {found}; install"):
         cuda.kernels(torch.device("cuda", 1))
+
+
+class Refusing:
+    """A library whose functions all return the status 7."""
+
+    def __getattr__(self, name: str) -> object:
+        setattr(self, name, lambda *arguments: 7)
+        return getattr(self, name)
+
+
+def test_a_launch_that_fails_is_told() -> None:
+    kernels = cuda.Kernels(Refusing(), torch.device("cpu"), lambda: 0)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="topk on cpu refused its arguments: CUDA refused to run a kernel"):
+        kernels.topk()
