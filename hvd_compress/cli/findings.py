@@ -102,11 +102,13 @@ def simd(found: Result) -> Finding:
 
 
 def cuda(native_found: Result, torch_found: Result) -> Finding:
-    """Kernels that can be called by themselves; optimizers take gradients on the CPU only, so far."""
+    """Not required: gradients on the CPU need none of it."""
     nvcc, devices = shutil.which("nvcc"), torch_found.values.get("devices", 0)
     built = native_found.values.get("cuda_library")
     parts = [f"built: {built}" if built else "not built", f"nvcc at {nvcc}" if nvcc else "no nvcc"]
-    parts += [f"{devices} GPUs that torch can use", "training takes gradients on the CPU only"]
+    parts.append(f"{devices} GPUs that torch can use")
+    if not (built and devices):
+        parts.append("compression runs on the CPU only")
     hint = "" if built or not nvcc else "install hvd_compress again, without HVD_COMPRESS_CUDA=0"
     return Finding("CUDA kernels", "ok" if built and devices else "note", "; ".join(parts), hint)
 

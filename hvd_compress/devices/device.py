@@ -18,8 +18,8 @@ class DeviceLane(Lane):
         outbound:                            '-> encode --.           /
         inbound:                                           '-> decode
 
-    The host waits nowhere. Horovod's engine waits for the stream in which it is called, and returns when the result is
-    there.
+    No method here makes the host wait. Horovod's engine waits for the stream in which it is called, and returns when
+    the result is there; schemes then wait for the few bytes that the host must know: a payload's header, variances.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -81,18 +81,6 @@ class DeviceLane(Lane):
 
     def buffer(self, name: str, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return self._streams.zeros(numel, dtype)
-
-    def inbox(self, name: str, numel: int, dtype: torch.dtype) -> torch.Tensor | None:
-        return None
-
-    def post(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    def place(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        target.copy_(source)
-
-    def fetch(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
-        return tensor if into is None or into is tensor else into.copy_(tensor)
 
     @contextmanager
     def _inbound(self) -> Iterator[None]:

@@ -65,27 +65,29 @@ class Lane(ABC):
     def buffer(self, name: str, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Return memory that the engine takes, (numel,). The same name gives the same memory in the next step."""
 
-    @abstractmethod
+    # The rest is for an engine that takes the memory in which compression runs.
+
     def inbox(self, name: str, numel: int, dtype: torch.dtype) -> torch.Tensor | None:
         """Return memory for what the engine receives, as buffer(); None where any memory will do."""
+        return None
 
-    @abstractmethod
     def post(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Begin to bring `tensor` from where compression runs to where the engine takes it; return it there.
 
         Call it within encoding() or turn(). The result may be `tensor` itself.
         """
+        return tensor
 
-    @abstractmethod
     def place(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Begin to copy `source`, where compression runs, into `target`, a part of a buffer; called as post()."""
+        target.copy_(source)
 
-    @abstractmethod
     def fetch(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
         """Begin to bring what an engine left in `tensor` to where compression runs (to `into`); return it there.
 
         Call it within decoding() or turn(). The result may be `tensor` itself.
         """
+        return tensor if into is None or into is tensor else into.copy_(tensor)
 
     def take_bus_bytes(self) -> int:
         """Return how many bytes have crossed between a device and the host since the last call."""
@@ -120,18 +122,6 @@ class HostLane(Lane):
 
     def buffer(self, name: str, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(numel, dtype=dtype, device="cpu")  # zeros: gaps between tensors travel, too
-
-    def inbox(self, name: str, numel: int, dtype: torch.dtype) -> torch.Tensor | None:
-        return None
-
-    def post(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    def place(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        target.copy_(source)
-
-    def fetch(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
-        return tensor if into is None or into is tensor else into.copy_(tensor)
 
 
 HOST = HostLane()

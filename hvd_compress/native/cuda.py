@@ -173,7 +173,10 @@ def _kernels(index: int) -> Kernels:
     count = int(library.hvd_compress_device_count())
     if count <= index:
         found = f"CUDA error {-count}" if count < 0 else f"{count} GPUs"
-        raise UnsupportedError(f"{device} cannot be used: the CUDA runtime reports {found}; is a driver there?")
+        raise UnsupportedError(
+            f"{device} cannot be used: the CUDA runtime reports {found}; install NVIDIA's driver, or keep gradients on "
+            "the CPU"
+        )
 
     def stream() -> int:
         return int(torch.cuda.current_stream(device).cuda_stream)

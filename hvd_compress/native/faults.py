@@ -61,7 +61,7 @@ class Faults:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._first: torch.Tensor | None = None
-        self._tags: dict[str, int] = {}
+        self._tags: dict[tuple[str, str, int], int] = {}
         _all.append(self)
 
     def place(self, kernel: str, numel: int) -> tuple[int, int]:
@@ -71,7 +71,7 @@ class Faults:
             self._first = torch.full((), _NONE, dtype=torch.int64, device=self._device)
             if self._device.type == "cuda":
                 torch.cuda.current_stream(self._device).synchronize()  # once: other streams use it, too
-        what = f"{_here.where}|{kernel}|{numel}"
+        what = (_here.where, kernel, numel)
         return self._first.data_ptr(), self._tags.setdefault(what, min(len(self._tags), _MAX_TAG))
 
     def check(self) -> None:
@@ -85,9 +85,10 @@ class Faults:
         self._first.fill_(_NONE)
         tag, number, position = first >> 48 & _MAX_TAG, first >> 32 & 0xFFFF, first & 0xFFFFFFFF
         whats = [what for what, known in self._tags.items() if known == tag]
-        where, kernel, numel = whats[0].split("|") if len(whats) == 1 else ("", "some kernel", "numel")
+        # Calls beyond the last tag share it, and so may two threads that met at once.
+        where, kernel, numel = whats[0] if len(whats) == 1 else ("", "some kernel", None)
         listed = f"{where or 'list'} {number}: " if kernel == "scatter_lists" else f"{where}: " if where else ""
-        last = int(numel) - 1 if numel.isdecimal() else "numel - 1"
+        last = "numel - 1" if numel is None else numel - 1
         raise MismatchError(
             f"{listed}the index at position {position} lies outside 0..{last}, or does not lie above the one before "
             f"({kernel} on {self._device})"

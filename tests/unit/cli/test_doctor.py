@@ -92,3 +92,4 @@ def test_cuda_kernels(library: str | None, devices: int, state: str, words: str)
     found = findings.cuda(native, Result(HEALTHY["torch"].values | {"devices": devices}))
     assert found.state == state
     assert words in found.detail
+    assert ("on the CPU only" in found.detail) == (state != "ok")

@@ -7,8 +7,9 @@ import copy
 import pytest
 import torch
 
+from hvd_compress import native
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, MismatchError, PayloadError
 from tests.harness import REQUESTS, alone, backward, on_engine
 
 
@@ -159,3 +160,21 @@ def test_a_loss_scale_that_has_become_zero_leaves_residuals_alone() -> None:
         after = optimizer.state_dict()["hvd_compress"]["residuals"]
         factor = 2.0 if scale == 4.0 else 1.0
         assert all(torch.equal(after[name], factor * before[name]) for name in before)
+
+
+def test_what_a_gpu_found_in_a_payload_fails_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels tell of bad indices when asked, and that has to be before residuals are committed."""
+    parameters, optimizer = on_engine(alone(), REQUESTS["topk-allgather"])
+    backward(parameters, 0, 0)
+    optimizer.step()
+    before = optimizer.state_dict()["hvd_compress"]["residuals"]
+
+    def found() -> None:
+        raise MismatchError("payload from rank 0: the index at position 2 lies outside")
+
+    monkeypatch.setattr(native, "check_pending", found)
+    backward(parameters, 0, 1)
+    with pytest.raises(PayloadError, match="rank 0, step 1: payload from rank 0: the index at position 2"):
+        optimizer.step()
+    after = optimizer.state_dict()["hvd_compress"]["residuals"]
+    assert all(torch.equal(before[name], after[name]) for name in before)

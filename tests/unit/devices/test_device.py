@@ -1,0 +1,48 @@
+"""What a lane tells the streams, where no result on the played device would show that it did not."""
+
+from __future__ import annotations
+
+import torch
+
+from hvd_compress.devices.device import DeviceLane
+from hvd_compress.devices.staged import StagedLane
+from tests.harness import REQUESTS, alone, backward, make_optimizer, on_engine
+from tests.played import PlayedStream, PlayedStreams, lane_maker
+
+
+def test_gradients_of_several_streams_are_waited_for_on_each() -> None:
+    streams = PlayedStreams()
+    lane = DeviceLane(streams)
+    lane.workspace(torch.zeros(4))
+    other = PlayedStream("other", eager=True)
+    with streams.use(other):
+        lane.arrived()
+    lane.arrived()
+    lane.depart()
+    with lane.encoding():
+        pass
+    waits = [(what, stream) for what, stream, _ in streams.log if what.startswith("after")]
+    assert waits == [("after other", "outbound"), ("after training", "outbound")]
+
+
+def test_the_allocator_is_told_of_every_stream_that_uses_memory_of_another() -> None:
+    streams = PlayedStreams()
+    parameters, optimizer = on_engine(alone(), REQUESTS["topk-star"], make_lane=lane_maker(StagedLane, streams))
+    backward(parameters, 0, 0)
+    optimizer.step()
+    for route in optimizer._reducer._routes:
+        assert route.residual is not None
+        for tensor in (route.bucket.flat, route.residual.current, route.residual.pending):
+            assert {stream.name for kept, stream in streams.kept if kept is tensor} == {"outbound", "inbound"}
+
+
+def test_sparse_results_are_kept_for_the_training() -> None:
+    streams = PlayedStreams()
+    table = torch.nn.Parameter(torch.zeros(9, 4))
+    parameters = {"table": table}
+    optimizer = make_optimizer(parameters, REQUESTS["dense"], alone, 0, 1, make_lane=lane_maker(StagedLane, streams))
+    torch.nn.functional.embedding(torch.tensor([1, 3]), table, sparse=True).sum().backward()
+    optimizer.synchronize()
+    kept = {tensor.data_ptr() for tensor, stream in streams.kept if stream is streams.training}
+    assert table.grad is not None
+    assert {table.grad._indices().data_ptr(), table.grad._values().data_ptr()} <= kept
