@@ -62,17 +62,20 @@ class Faults:
         self._device = device
         self._first: torch.Tensor | None = None
         self._tags: dict[tuple[str, str, int], int] = {}
+        self._lock = threading.Lock()  # AR-Topk takes values in the thread of the collectives, others decompress
         _all.append(self)
 
     def place(self, kernel: str, numel: int) -> tuple[int, int]:
         """Return what a launcher is told: where to note a bad index, and the tag that stands for this kind of call."""
-        if self._first is None:
-            self._refuse_capture(f"{kernel} is called for the first time on {self._device}")
-            self._first = torch.full((), _NONE, dtype=torch.int64, device=self._device)
-            if self._device.type == "cuda":
-                torch.cuda.current_stream(self._device).synchronize()  # once: other streams use it, too
         what = (_here.where, kernel, numel)
-        return self._first.data_ptr(), self._tags.setdefault(what, min(len(self._tags), _MAX_TAG))
+        with self._lock:
+            if self._first is None:
+                self._refuse_capture(f"{kernel} is called for the first time on {self._device}")
+                first = torch.full((), _NONE, dtype=torch.int64, device=self._device)
+                if self._device.type == "cuda":
+                    torch.cuda.current_stream(self._device).synchronize()  # once: other streams use it, too
+                self._first = first
+            return self._first.data_ptr(), self._tags.setdefault(what, min(len(self._tags), _MAX_TAG))
 
     def check(self) -> None:
         """Raise MismatchError for the first bad index, and forget it."""
@@ -85,7 +88,7 @@ class Faults:
         self._first.fill_(_NONE)
         tag, number, position = first >> 48 & _MAX_TAG, first >> 32 & 0xFFFF, first & 0xFFFFFFFF
         whats = [what for what, known in self._tags.items() if known == tag]
-        # Calls beyond the last tag share it, and so may two threads that met at once.
+        # Calls beyond the last tag share it.
         where, kernel, numel = whats[0] if len(whats) == 1 else ("", "some kernel", None)
         listed = f"{where or 'list'} {number}: " if kernel == "scatter_lists" else f"{where}: " if where else ""
         last = "numel - 1" if numel is None else numel - 1

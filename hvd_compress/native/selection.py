@@ -135,10 +135,12 @@ def threshold_select(x: torch.Tensor, tau: float) -> tuple[torch.Tensor, torch.T
         raise ConfigError("tau is NaN, to which nothing compares")
     arguments = (x.data_ptr(), CODES[x.dtype], x.numel(), tau)
     workspace = prepare(on(x).threshold_workspace_bytes(x.numel()), x)
-    # Not for others, who may run before the second call.
-    scratch.workspace = torch.empty(0, dtype=torch.uint8, device="cpu")
+    on_cpu = workspace.device.type == "cpu"
+    if on_cpu:  # not for others, who may run before the second call
+        scratch.workspace = torch.empty(0, dtype=torch.uint8, device="cpu")
     k = int(on(x).threshold_count(*arguments, *memory(workspace)))
     indices, values = outputs(None, (x,), indices=(k, torch.int32), values=(k, x.dtype))
     on(x).threshold_select(*arguments, k, indices.data_ptr(), values.data_ptr(), *memory(workspace))
-    scratch.workspace = workspace
+    if on_cpu:
+        scratch.workspace = workspace
     return indices, values

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from hvd_compress import native
 from hvd_compress.errors import ConfigError
+from hvd_compress.native import module, selection
 from tests.native.cases import DTYPES, assert_same, examples, tensors
 
 TAUS = st.one_of(
@@ -31,3 +34,17 @@ def test_it_is_what_a_comparison_finds(dtype: torch.dtype, data: st.DataObject, 
 def test_nan_is_no_threshold() -> None:
     with pytest.raises(ConfigError, match="tau is NaN"):
         native.threshold_select(torch.ones(3), float("nan"))
+
+
+def test_scratch_memory_of_a_device_is_not_kept_for_kernels_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be handed an address that is not theirs."""
+    elsewhere = SimpleNamespace(
+        threshold_workspace_bytes=lambda numel: 10**6,
+        threshold_count=lambda *arguments: torch.tensor(0),
+        threshold_select=lambda *arguments: None,
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(selection, "on", lambda tensor: elsewhere)
+        patch.setattr(selection, "prepare", lambda size, like: torch.empty(size, dtype=torch.uint8, device="meta"))
+        native.threshold_select(torch.ones(3), 1.0)
+    assert module.prepare(1).device.type == "cpu"

@@ -78,6 +78,16 @@ def test_a_sanitizer_or_a_training_that_fails_fails_the_check(check: ModuleType)
     assert check.faults(report(sanitizers={"racecheck": "not run: no compute-sanitizer on PATH"})) == []
     assert check.faults(report(sanitizers={"racecheck": "exit code 9: hazard"})) == ["racecheck: exit code 9: hazard"]
     assert check.faults(report(training="exit code 1: lost")) == ["exit code 1: lost"]
+    assert check.faults(report(training="equal; the example: exit code 1: lost"))
+
+
+def test_without_mpirun_it_still_trains(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over Gloo, which any torch has."""
+    ran: list[list[str]] = []
+    monkeypatch.setattr(check.shutil, "which", lambda *arguments, **options: None)
+    monkeypatch.setattr(check, "_outcome", lambda words, *rest: ran.append(words) or "equal")
+    assert check.train() == "equal; the example: not run: no mpirun on PATH"
+    assert [Path(words[1]).name for words in ran] == ["training.py"]
 
 
 def test_a_failing_command_is_told_by_its_last_line(check: ModuleType) -> None:
