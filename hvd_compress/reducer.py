@@ -318,6 +318,7 @@ class Reducer:
         route.launched = True
         bucket.depart()
         if self._options.predivide_factor != 1.0:
+            route.lane.gather()
             bucket.flat.mul_(1.0 / self._options.predivide_factor)
         work = Work(
             gradient=route.workspace,

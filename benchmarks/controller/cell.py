@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from functools import partial
 
 os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "600")
 
@@ -19,6 +20,7 @@ from hvd_compress.compressors import TopK
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.predict import predict
 from hvd_compress.decision import Request, steered, ways
+from hvd_compress.engines.base import Engine
 from hvd_compress.engines.mpi_environment import prepare
 from hvd_compress.reducer import ReduceOptions, Reducer
 from hvd_compress.settings import Settings
@@ -85,7 +87,10 @@ def measure(engine, gradient, ratio, repetitions, patience, latency, bandwidth) 
         start = time.perf_counter()
         for _ in range(repetitions):
             step()
-        measured[str(way)] = (time.perf_counter() - start) / repetitions
+        taken = torch.tensor([(time.perf_counter() - start) / repetitions], dtype=torch.float64)
+        # What is measured next depends on it, so that of rank 0 counts on all ranks.
+        reducer._pipeline.begin(partial(_from_first_rank, taken), "comparing")()
+        measured[str(way)] = float(taken)
     reducer._pipeline.stop()
     return {
         "latency": latency,
@@ -101,6 +106,11 @@ def measure(engine, gradient, ratio, repetitions, patience, latency, bandwidth) 
         "set_up_s": set_up_s,
         "chosen_s": chosen_s,
     }
+
+
+def _from_first_rank(taken: torch.Tensor, engine: Engine) -> None:
+    engine.broadcast(taken, 0)
+    engine.take_calls()
 
 
 if __name__ == "__main__":

@@ -96,8 +96,7 @@ def show(cells: list[dict]) -> None:
             str(len(cells)),
             f"{within} ({within / len(cells):.0%})",
             f"{statistics.median(known):.1%}",
-            f"{max(known):.0%}"
-            + (f", {len(cells) - len(known)} not measured: over 3 x" if len(known) < len(cells) else ""),
+            f"{max(known):.0%}" + (f", {missing} not measured: over 3 x" if missing else ""),
         )
     Console().print(table)
 

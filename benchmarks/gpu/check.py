@@ -41,6 +41,7 @@ QUEUE_NUMELS = (16_384, 65_536, 131_072, 262_144, 524_288)
 """Around kQueueMaxNumel of csrc/cuda/topk/launcher.cu: where its queue and its bracket should take equally long."""
 QUEUE_KS = (64, 512, 2048)
 SANITIZERS = ("memcheck", "racecheck", "initcheck")
+NOT_YET = "not run"
 BOUNDS_MS = {"topk_accumulate": 0.45, "sign_accumulate_kept": 0.36, "scatter_lists": 0.16, "gain_curve": 0.20}
 """What the kernels may take on an H200, 100 M elements."""
 HEAD_START_CYCLES = 2_000_000
@@ -55,7 +56,8 @@ TIMES_TORCH = 15
 @click.option("--largest", default=SIZES[-1], show_default=True, type=int, help="Number of elements to compare.")
 @click.option("--cccl", default=ROOT / "build" / "cccl", type=click.Path(path_type=Path), show_default=True)
 @click.option("--out", default=ROOT / "benchmarks" / "results", type=click.Path(path_type=Path), show_default=True)
-def main(parity_only: bool, rounds: int, largest: int, cccl: Path, out: Path) -> None:
+@click.option("--sanitizers/--no-sanitizers", default=True, show_default=True, help="They take longest, and come last.")
+def main(parity_only: bool, rounds: int, largest: int, cccl: Path, out: Path, sanitizers: bool) -> None:
     if not torch.cuda.is_available():
         raise click.ClickException("torch sees no GPU here; run this on a machine that has one")
     if not parity_only:
@@ -68,19 +70,34 @@ def main(parity_only: bool, rounds: int, largest: int, cccl: Path, out: Path) ->
         return
     captured = graphs(device)
     click.echo(f"graphs: {captured} kernels captured and replayed, their results equal to those without")
-    sanitized = {tool: sanitize(tool) for tool in SANITIZERS}
-    figures = measure(build_cub(cccl))
-    card = torch.cuda.get_device_name()
-    report = {
-        "card": card, "torch": torch.__version__, "numel": NUMEL, "parity": compared, "graphs": captured,
-        "sanitizers": sanitized, "figures": figures, "queue": measure_queue(), "training": train(),
+    report: dict[str, object] = {
+        "card": torch.cuda.get_device_name(), "torch": torch.__version__, "numel": NUMEL, "parity": compared,
+        "graphs": captured, "sanitizers": dict.fromkeys(SANITIZERS, NOT_YET), "queue": [], "training": NOT_YET,
+        "figures": measure(build_cub(cccl)),
     }  # fmt: skip
+    write(report, out)  # after each part, since a machine may be lent for a limited time
+    report["queue"] = measure_queue()
+    report["training"] = train()
+    write(report, out)
+    for tool in SANITIZERS if sanitizers else ():
+        report["sanitizers"] = {**_texts(report["sanitizers"]), tool: sanitize(tool)}
+        write(report, out)
+    click.echo(write(report, out).read_text())
+    sys.exit(1 if faults(report) else 0)
+
+
+def write(report: dict[str, object], out: Path) -> Path:
+    """Write what is known so far as JSON and as a page; return where the page is."""
     out.mkdir(parents=True, exist_ok=True)
-    stem = out / f"gpu-{card.lower().replace(' ', '-')}"
+    stem = out / f"gpu-{str(report['card']).lower().replace(' ', '-')}"
     stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
     stem.with_suffix(".md").write_text(page(report))
-    click.echo(stem.with_suffix(".md").read_text())
-    sys.exit(1 if faults(report) else 0)
+    return stem.with_suffix(".md")
+
+
+def _texts(value: object) -> dict[str, str]:
+    assert isinstance(value, dict)
+    return value
 
 
 def faults(report: dict[str, object]) -> list[str]:

@@ -43,6 +43,13 @@ class DeviceLane(Lane):
         if current not in self._sources:  # nearly always there is one
             self._sources.append(current)
 
+    def gather(self) -> None:
+        current = self._streams.current()
+        for stream in self._sources:
+            if stream != current:
+                self._streams.after(current, self._streams.mark(stream, *self._owned))
+        self._sources = [current]
+
     def depart(self) -> None:
         self.arrived()
         self._departed = [self._streams.mark(stream, *self._owned) for stream in self._sources]

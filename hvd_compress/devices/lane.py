@@ -37,6 +37,9 @@ class Lane(ABC):
     def arrived(self) -> None:
         """A gradient has been put into the bucket by the calling thread."""
 
+    def gather(self) -> None:  # noqa: B027 (where there are no streams, nothing is to be done)
+        """What the calling thread does to the bucket from now on comes after all that has been put into it."""
+
     @abstractmethod
     def depart(self) -> None:
         """The bucket is full: what the training has been told to write to it until now belongs to it."""

@@ -32,6 +32,9 @@ class OffloadLane(HostLane):
     def arrived(self) -> None:
         self._way.arrived()
 
+    def gather(self) -> None:
+        self._way.gather()
+
     def depart(self) -> None:
         self._way.depart()
 

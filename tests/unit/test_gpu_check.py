@@ -73,6 +73,14 @@ def test_the_page_names_every_kernel(check: ModuleType) -> None:
     assert "| 65,536 | 64 | 0.020 | 0.050 |" in page
 
 
+def test_what_is_known_so_far_is_written(check: ModuleType, tmp_path: Path) -> None:
+    early = report(sanitizers=dict.fromkeys(check.SANITIZERS, check.NOT_YET), queue=[], training=check.NOT_YET)
+    page = check.write(early, tmp_path / "results")
+    assert page.name == "gpu-h200.md"
+    assert page.with_suffix(".json").exists()
+    assert check.NOT_YET in page.read_text()
+
+
 def test_a_sanitizer_or_a_training_that_fails_fails_the_check(check: ModuleType) -> None:
     assert check.faults(report()) == []
     assert check.faults(report(sanitizers={"racecheck": "not run: no compute-sanitizer on PATH"})) == []

@@ -7,7 +7,6 @@ import pytest
 from hvd_compress.errors import ConfigError
 from hvd_compress.settings import Settings
 
-
 NAMES = ("HOROVOD_FUSION_THRESHOLD", *(f"HVD_COMPRESS_{n}" for n in ("TIMEOUT_S", "ADAPT", "CALIBRATION_S", "LOG")))
 
 

@@ -31,7 +31,8 @@ def follow(engine: Engine, costs: Formulas, slower: float = 1.0) -> list[tuple[s
     return launched
 
 
-def test_all_ranks_hold_the_curves_of_the_slowest():
+def test_all_ranks_hold_the_same_curves():
+    """The mean over ranks; of a broadcast, whose root is done when it has sent, the time of the last one."""
     costs = Formulas(1e-3, 1e-8, 3)
 
     def body(engine):
@@ -43,9 +44,12 @@ def test_all_ranks_hold_the_curves_of_the_slowest():
     assert set(first.by_key) == set(measurable(InProcessWorld(3).engine(0)))
     for key, curve in first.by_key.items():
         assert curve.sizes == (1024, 65_536)  # the two without which there is no curve
-        assert curve.times == tuple(pytest.approx(3 * costs.seconds(*key, size)) for size in curve.sizes)
+        factor = 3 if key[0] == "broadcast" else 2
+        assert curve.times == tuple(pytest.approx(factor * costs.seconds(*key, size)) for size in curve.sizes)
     assert calls == [], "the step that runs beside it counts its own collectives alone"
-    assert first.fit() == (pytest.approx(3e-3), pytest.approx(3e-8))
+    alpha, beta = first.fit()
+    assert 2e-3 < alpha < 3e-3
+    assert 2e-8 < beta < 3e-8
 
 
 def test_the_budget_leaves_out_what_would_exceed_it():
@@ -100,7 +104,7 @@ def test_saved_curves_are_held_against_the_network(slower, holds):
     saved = Curves(2, {key: Curve(sizes, tuple(costs.seconds(*key, size) for size in sizes))})
 
     def body(engine):
-        follow(engine, costs, slower if engine.rank else 0.1)
+        follow(engine, costs, slower * (1.1 if engine.rank else 0.9))
         return still_hold(engine, saved)
 
     assert run_ranks(2, body) == [holds] * 2

@@ -46,3 +46,15 @@ def test_sparse_results_are_kept_for_the_training() -> None:
     kept = {tensor.data_ptr() for tensor, stream in streams.kept if stream is streams.training}
     assert table.grad is not None
     assert {table.grad._indices().data_ptr(), table.grad._values().data_ptr()} <= kept
+
+
+def test_what_is_done_to_a_full_bucket_comes_after_the_gradients_of_all_streams() -> None:
+    streams = PlayedStreams()
+    lane = DeviceLane(streams)
+    lane.workspace(torch.zeros(4))
+    with streams.use(PlayedStream("other", eager=True)):
+        lane.arrived()
+    lane.gather()  # in the training's stream, which will divide the bucket, for example
+    assert [(what, stream) for what, stream, _ in streams.log if what.startswith("after")] == [
+        ("after other", "training")
+    ]
