@@ -1,0 +1,32 @@
+"""Jobs whose scheme is left to the controller, over real MPI and Gloo."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.launch import launch
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
+def test_ranks_choose_alike_and_say_why(launcher: str, tmp_path: Path) -> None:
+    log = tmp_path / "choices.jsonl"
+    variables = {"HVD_COMPRESS_ADAPT": "1", "HVD_COMPRESS_CALIBRATION_S": "0", "HVD_COMPRESS_CACHE": str(tmp_path)}
+    job = launch(launcher, "adapt", "none", ranks=2, HVD_COMPRESS_LOG=str(log), **variables)
+    assert job.status == 0, job.output
+    ends = re.findall(r"\[rank \d\] chose (.*)", job.output)
+    assert len(ends) == 2, job.output
+    assert ends[0] == ends[1]
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    assert any(event["kind"] == "choice" and event["reason"] for event in events)
+
+
+def test_a_rank_that_is_killed_while_they_choose(tmp_path: Path) -> None:
+    variables = {"HVD_COMPRESS_ADAPT": "1", "HVD_COMPRESS_CALIBRATION_S": "0", "HVD_COMPRESS_CACHE": str(tmp_path)}
+    job = launch("mpirun", "adapt", "killed", ranks=2, HVD_COMPRESS_TIMEOUT_S="6", **variables)
+    assert job.status != 0, job.output
+    assert "chose" not in job.output
+    assert job.survivors == []
