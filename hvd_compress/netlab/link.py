@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
+from hvd_compress import units
 from hvd_compress.errors import ConfigError
 
-_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
-_BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-_NUMBER = re.compile(r"(?P<number>[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?) *(?P<unit>[a-z/]*)")
 _LONGEST_LATENCY_S = 60.0
 _LOWEST_BYTES_PER_S, _HIGHEST_BYTES_PER_S = 1e3 / 8, 1e12 / 8
 
@@ -35,8 +32,8 @@ class Link:
 
 def parse_latency(text: str) -> float:
     """Seconds of "4ms", "200us" or "0.05s". Raises ConfigError without a unit, below 0 and above a minute."""
-    seconds = _parse("latency", text, _SECONDS, "4ms")
-    if not 0 <= seconds <= _LONGEST_LATENCY_S:
+    seconds = units.parse_latency(text)
+    if seconds > _LONGEST_LATENCY_S:
         raise ConfigError(f"the latency {text!r} is out of range: give 0s to {_LONGEST_LATENCY_S:g}s")
     return seconds
 
@@ -46,14 +43,7 @@ def parse_bandwidth(text: str) -> float:
 
     Raises ConfigError without a unit, below 1kbit and above 1000gbit.
     """
-    bytes_per_s = _parse("bandwidth", text.removesuffix("/s"), _BITS_PER_S, "1gbit") / 8
+    bytes_per_s = units.parse_bandwidth(text)
     if not _LOWEST_BYTES_PER_S <= bytes_per_s <= _HIGHEST_BYTES_PER_S:
         raise ConfigError(f"the bandwidth {text!r} is out of range: give 1kbit to 1000gbit")
     return bytes_per_s
-
-
-def _parse(what: str, text: str, units: dict[str, float], example: str) -> float:
-    found = _NUMBER.fullmatch(text.strip().lower())
-    if found is None or found["unit"] not in units:
-        raise ConfigError(f"{text!r} is no {what}: write a number and one of {', '.join(units)}, such as {example}")
-    return float(found["number"]) * units[found["unit"]]

@@ -17,7 +17,7 @@ ALLOWED = {
     "devices": {"devices", "errors"},
     "cost": {"cost", "__version__", "engines.base", "engines.layout", "engines.names", "errors"},
     "compressors": {"payload", "errors", "native", "compressors"},
-    "netlab": {"netlab", "errors"},
+    "netlab": {"netlab", "errors", "units"},
     "engines": {"engines", "errors", "cost"},
     "schemes": {
         "schemes",

@@ -1,0 +1,79 @@
+"""The controller's log as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hvd_compress.cli.main import main
+from hvd_compress.controller.history import Event, History
+
+EVENTS = (
+    Event(1, "begin", 0, ratio=0.01, reason="training begins"),
+    Event(9, "choice", 0, "star-ring", 0.01, 0.004, 0.003, reason="4.00 ms measured, next dense with 9.00"),
+    Event(13, "window", 0, "star-ring", 0.01, 0.0041, 0.003),
+    Event(17, "window", 0, "star-ring", 0.01, 0.05, 0.003),
+    Event(17, "network", latency=10.0, transfer=2.0, reason="bucket 0 by star-ring took 50.00 ms instead of 4.00"),
+    Event(17, "begin", 0, ratio=0.01, reason="bucket 0 by star-ring took 50.00 ms instead of 4.00"),
+    Event(30, "choice", 0, "allgather", 0.01, 0.02, 0.03, reason="20.00 ms measured"),
+)
+
+
+def written(folder: Path, events: tuple[Event, ...] = EVENTS) -> Path:
+    history = History(folder / "logs" / "choices.jsonl")
+    for event in events:
+        history.add(event)
+    assert list(history) == list(events)
+    return folder / "logs" / "choices.jsonl"
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(main, ["report", *map(str, arguments)])
+
+
+def test_it_draws_and_says_what_was_chosen(tmp_path: Path) -> None:
+    result = run(written(tmp_path))
+    assert result.exit_code == 0, result.output
+    picture = (tmp_path / "logs" / "choices.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 10_000
+    assert "star-ring" in result.output
+    assert "latency x 10.00" in result.output
+
+
+def test_a_log_survives_being_written_and_read(tmp_path: Path) -> None:
+    from hvd_compress.controller.history import read
+
+    assert [event.to_json() for event in read(written(tmp_path))] == [event.to_json() for event in EVENTS]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no choice yet"),
+        ('{"step": 1, "kind": "begin"}\n{"step": 2', "line 2: not an event"),
+        ('{"step": 1, "kind": "feast"}', "line 1: not an event"),
+        ('{"step": 1, "kind": "begin", "colour": 3}', "line 1: not an event"),
+        ("[1]", "line 1: not an event"),
+    ],
+)
+def test_what_is_no_log_is_one_sentence(tmp_path: Path, text: str, words: str) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(text)
+    result = run(log)
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_a_log_that_is_not_there(tmp_path: Path) -> None:
+    result = run(tmp_path / "nothing.jsonl")
+    assert result.exit_code == 2
+    assert "cannot read" in result.output
+
+
+def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
+    result = run(written(tmp_path), "--out", tmp_path / "nowhere" / "picture.png")
+    assert result.exit_code == 2
+    assert "cannot write" in result.output
