@@ -175,6 +175,7 @@ class Reducer:
             self._steer(exchanged.timings)
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
             self._pipeline.fail(error)
+            native.forget_pending()  # it belongs to this step, and must not fail that of another optimizer
             raise
         self.last_step = StepReport(
             step=self.step,

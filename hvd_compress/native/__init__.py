@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from hvd_compress.native.checks import MAX_NUMEL
 from hvd_compress.native.curve import GainCurve, gain_curve
-from hvd_compress.native.faults import about, check_pending
+from hvd_compress.native.faults import about, check_pending, forget_pending
 from hvd_compress.native.feedback import accumulate
 from hvd_compress.native.module import SIMD_LEVELS, num_threads, set_simd_level, simd_levels
 from hvd_compress.native.quantize import quantize_accumulate, quantize_add
@@ -39,6 +39,7 @@ __all__ = [
     "about",
     "accumulate",
     "check_pending",
+    "forget_pending",
     "gain_curve",
     "gather",
     "mstopk",

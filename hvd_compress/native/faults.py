@@ -51,6 +51,12 @@ def check_pending() -> None:
         faults.check()
 
 
+def forget_pending() -> None:
+    """Forget what check_pending() would raise, without waiting: the work it belongs to was given up."""
+    for faults in _all:
+        faults.forget()
+
+
 class Faults:
     """The first bad index that kernels of one device were given since the last check.
 
@@ -96,6 +102,11 @@ class Faults:
             f"{listed}the index at position {position} lies outside 0..{last}, or does not lie above the one before "
             f"({kernel} on {self._device})"
         )
+
+    def forget(self) -> None:
+        """Forget the first bad index, in the order of the current stream."""
+        if self._first is not None:
+            self._first.fill_(_NONE)
 
     def _refuse_capture(self, what: str) -> None:
         if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():

@@ -145,6 +145,14 @@ def test_a_call_after_a_bad_one_is_done(level: str) -> None:
         native.check_pending()
 
 
+def test_what_was_given_up_is_not_told(level: str) -> None:
+    if level != "tiles":
+        return  # there it is told at once
+    native.gather(torch.arange(4.0), torch.tensor([9], dtype=torch.int32))
+    native.forget_pending()
+    native.check_pending()
+
+
 @st.composite
 def sorted_lists(draw: st.DrawFn, n: int, dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Up to 70 lists (more than the kernel takes at once), each ascending without repetition."""

@@ -172,9 +172,12 @@ def test_what_a_gpu_found_in_a_payload_fails_the_step(monkeypatch: pytest.Monkey
     def found() -> None:
         raise MismatchError("payload from rank 0: the index at position 2 lies outside")
 
+    forgotten = []
     monkeypatch.setattr(native, "check_pending", found)
+    monkeypatch.setattr(native, "forget_pending", lambda: forgotten.append(True))
     backward(parameters, 0, 1)
     with pytest.raises(PayloadError, match="rank 0, step 1: payload from rank 0: the index at position 2"):
         optimizer.step()
+    assert forgotten, "another optimizer's step would fail for it"
     after = optimizer.state_dict()["hvd_compress"]["residuals"]
     assert all(torch.equal(before[name], after[name]) for name in before)
