@@ -23,9 +23,9 @@ def refused(*words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--latency", "4", "--bandwidth", "1gbit"], "'4' is no latency"),
-        (["--latency", "-4ms", "--bandwidth", "1gbit"], "out of range"),
-        (["--latency", "4ms", "--bandwidth", "100"], "'100' is no bandwidth"),
+        (["--latency", "4", "--bandwidth", "1gbit"], "latency '4' has no unit"),
+        (["--latency", "-4ms", "--bandwidth", "1gbit"], "latency '-4ms' must be a finite number"),
+        (["--latency", "4ms", "--bandwidth", "100"], "bandwidth '100' has no unit"),
         ([*LINE, "--hosts", "0"], "1 to 64 hosts, not 0"),
         ([*LINE, "--hosts", "65"], "1 to 64 hosts, not 65"),
         ([*LINE, "--slots", "0"], "at least 1 slot"),

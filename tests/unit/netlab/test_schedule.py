@@ -38,8 +38,8 @@ def test_each_line_holds_until_the_next(tmp_path: Path) -> None:
         (HEAD + "0, 1ms\n", "line 2: there must be three fields"),
         (HEAD + "0s, 1ms, 1gbit\n", "line 2: '0s' is no time"),
         (HEAD + "nan, 1ms, 1gbit\n", "line 2: the time nan is out of range"),
-        (HEAD + "0, 1, 1gbit\n", "line 2: '1' is no latency"),
-        (HEAD + "0, 1ms, -1gbit\n", "line 2: the bandwidth '-1gbit' is out of range"),
+        (HEAD + "0, 1, 1gbit\n", "line 2: latency '1' has no unit"),
+        (HEAD + "0, 1ms, -1gbit\n", "line 2: bandwidth '-1gbit' must be a finite number"),
     ],
 )
 def test_what_is_no_schedule(text: str, words: str, tmp_path: Path) -> None:
