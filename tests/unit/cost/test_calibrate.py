@@ -43,7 +43,7 @@ def test_all_ranks_hold_the_same_curves():
     assert all(curves == first for curves, _ in others)
     assert set(first.by_key) == set(measurable(InProcessWorld(3).engine(0)))
     for key, curve in first.by_key.items():
-        assert curve.sizes == (1024, 65_536)  # the two without which there is no curve
+        assert curve.sizes == (1024, 262_144)  # the two without which there is no curve
         factor = 3 if key[0] == "broadcast" else 2
         assert curve.times == tuple(pytest.approx(factor * costs.seconds(*key, size)) for size in curve.sizes)
     assert calls == [], "the step that runs beside it counts its own collectives alone"
