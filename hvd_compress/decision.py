@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -69,6 +70,15 @@ class Decision:
     device: str = "cpu"
     reason: str = ""
     broadcast: str = "auto"
+
+    @property
+    def candidate(self) -> Candidate:
+        """How it travels, without what is sent."""
+        return Candidate(self.scheme, self.algorithm, self.broadcast)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a viewer of a timeline wants to know."""
+        return {"candidate": str(self.candidate), "ratio": self.ratio, "device": self.device, "reason": self.reason}
 
     def build(self) -> Scheme:
         """Return the scheme that carries the decision out."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from time import perf_counter
 
 import torch
@@ -32,10 +33,11 @@ from hvd_compress.errors import UnsupportedError, located, received
 from hvd_compress.feedback.residuals import BucketResidual, Residuals
 from hvd_compress.handshake import Agreement, Offer, agree
 from hvd_compress.native.cuda import kernels as cuda_kernels
-from hvd_compress.pipeline import Pipeline, StepReport
+from hvd_compress.pipeline import Exchanged, Pipeline, StepReport
 from hvd_compress.schemes import Scheme, Work
 from hvd_compress.schemes.sparse_rows import SparseRows
 from hvd_compress.settings import Settings
+from hvd_compress.timeline.trace import Timeline, Trip
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,9 @@ class Reducer:
         self.controller: Controller | None = None
         self._watched: Callable[[], Agreed] | None = None  # an agreement that is under way
         self._ended_s = perf_counter()
+        self._timeline: Timeline | None = None
+        self._first_ready_s: float | None = None
+        self._returned_s = perf_counter()
 
     @property
     def decisions(self) -> dict[tuple[str, ...], Decision]:
@@ -133,6 +138,8 @@ class Reducer:
     def ready(self, name: str) -> None:
         """The gradient of a parameter is final for this step. Call it at most once a step and parameter."""
         parameter = self._parameters[name]
+        if self._first_ready_s is None:
+            self._first_ready_s = perf_counter()
         if parameter.grad is not None and parameter.grad.is_sparse:
             self._meet_sparse(name)
         if not self._planned:
@@ -172,6 +179,7 @@ class Reducer:
             with located(f"rank {self._engine.rank}, step {self.step}"), received():
                 native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
             self._take_results(exchanged.finite, rows)
+            self._trace(exchanged, start)
             self._steer(exchanged.timings)
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
             self._pipeline.fail(error)
@@ -189,6 +197,7 @@ class Reducer:
             bus_bytes=exchanged.bus_bytes,
         )
         self.step += 1
+        self._first_ready_s, self._returned_s = None, perf_counter()
         return self.last_step
 
     def fail(self, error: BaseException) -> None:
@@ -196,8 +205,10 @@ class Reducer:
         self._pipeline.fail(error)
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Let the threads end, and what is written be complete."""
         self._pipeline.stop()
+        if self._timeline is not None:
+            self._timeline.close()
 
     def _let_go(self) -> None:
         for name, gradient in self._held.items():
@@ -206,6 +217,8 @@ class Reducer:
 
     def _set_up(self) -> None:
         agreement = self._pipeline.connect(self._connect, self._agree)
+        file = self._settings.timeline_of(self._engine.rank)
+        self._timeline = Timeline(file, self._engine.rank, self._engine.name, self._returned_s) if file else None
         self.step = agreement.step
         self._was_sparse = set(agreement.sparse)
         self._sparse = [] if self._options.sparse_as_dense else list(agreement.sparse)
@@ -232,8 +245,21 @@ class Reducer:
             if route.steered:
                 buckets.append(ControlledBucket(plan.numel, plan.dtype.itemsize, route.decision.ratio, found))
         log = self._settings.log if self._engine.rank == 0 else None
-        self.controller = Controller(buckets, self._network, Policy(), History(log))
+        watchers = [self._timeline.event] if self._timeline else []
+        self.controller = Controller(buckets, self._network, Policy(), History(log, watchers))
         self._follow(self.controller)
+
+    def _trace(self, exchanged: Exchanged, wait_from_s: float) -> None:
+        """Show the timeline the step that is over, if it is one of those that it samples."""
+        if self._timeline is None or self.step % self._settings.timeline_every:
+            return
+        first_s = self._first_ready_s or wait_from_s
+        moments = (self._returned_s, first_s, wait_from_s, perf_counter())
+        training = list(zip(("FORWARD", "BACKWARD", "WAIT"), pairwise(moments), strict=True))
+        travelled = [(route.bucket.plan.names, route.decision.facts()) for route in self._routes]
+        travelled += [((name,), {"candidate": "sparse rows"}) for name in self._sparse]
+        trips = [Trip(_name(names), how, p) for (names, how), p in zip(travelled, exchanged.passed, strict=True)]
+        self._timeline.step(self.step, training, trips)
 
     def _steer(self, timings: Sequence[tuple[float, float, float]]) -> None:
         """Show the controller what the step took, and do in the next one what it says."""
@@ -342,8 +368,7 @@ class Reducer:
         return rows
 
     def _label(self, number: int, names: Sequence[str]) -> str:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return f"step {self.step}, bucket {number} ({names[0]}{more})"
+        return f"step {self.step}, bucket {number} ({_name(names)})"
 
     @property
     def _divisor(self) -> int:
@@ -384,6 +409,10 @@ class Reducer:
                 f"step {self.step}: the gradient of {name!r} is sparse, and was dense or absent on all ranks in the "
                 "first step: pass sparse_as_dense=True"
             )
+
+
+def _name(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _check_devices(parameters: Mapping[str, torch.Tensor], request: Request) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,10 +48,14 @@ class Event:
 
 
 class History:
-    """All events of a run, in order; `path` receives each as a line of JSON as soon as it happens."""
+    """All events of a run, in order; `path` receives each as a line of JSON as soon as it happens, `watchers` as well.
 
-    def __init__(self, path: Path | None = None) -> None:
+    A watcher is called with each event, in the thread that trains.
+    """
+
+    def __init__(self, path: Path | None = None, watchers: Sequence[Callable[[Event], None]] = ()) -> None:
         self.events: list[Event] = []
+        self._watchers = tuple(watchers)
         self._path = path
         if path is not None:
             try:
@@ -66,6 +70,8 @@ class History:
         if self._path is not None:
             with self._path.open("a") as file:
                 file.write(json.dumps(event.to_json()) + "\n")
+        for watch in self._watchers:
+            watch(event)
 
     def __len__(self) -> int:
         return len(self.events)
