@@ -21,9 +21,10 @@ from hvd_compress.compressors import FeedbackCompressor
 from hvd_compress.controller.chooser import Policy
 from hvd_compress.controller.controller import Bucket as ControlledBucket
 from hvd_compress.controller.controller import Controller
-from hvd_compress.controller.history import History
+from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.report import Agreed, Timing
+from hvd_compress.controller.tensorboard import TensorBoard
 from hvd_compress.cost import wire
 from hvd_compress.cost.store import obtain
 from hvd_compress.decision import Decision, Request, compression_device, decide, is_adaptive, steered, ways
@@ -127,6 +128,7 @@ class Reducer:
         self._watched: Callable[[], Agreed] | None = None  # an agreement that is under way
         self._ended_s = perf_counter()
         self._timeline: Timeline | None = None
+        self._board: TensorBoard | None = None
         self._first_ready_s: float | None = None
         self._returned_s = perf_counter()
 
@@ -207,8 +209,9 @@ class Reducer:
     def close(self) -> None:
         """Let the threads end, and what is written be complete."""
         self._pipeline.stop()
-        if self._timeline is not None:
-            self._timeline.close()
+        for written in (self._timeline, self._board):
+            if written is not None:
+                written.close()
 
     def _let_go(self) -> None:
         for name, gradient in self._held.items():
@@ -245,7 +248,10 @@ class Reducer:
             if route.steered:
                 buckets.append(ControlledBucket(plan.numel, plan.dtype.itemsize, route.decision.ratio, found))
         log = self._settings.log if self._engine.rank == 0 else None
-        watchers = [self._timeline.event] if self._timeline else []
+        watchers: list[Callable[[Event], None]] = [self._timeline.event] if self._timeline else []
+        if self._settings.tensorboard is not None and self._engine.rank == 0:
+            self._board = TensorBoard(self._settings.tensorboard)
+            watchers.append(self._board)
         self.controller = Controller(buckets, self._network, Policy(), History(log, watchers))
         self._follow(self.controller)
 
