@@ -24,10 +24,20 @@ from hvd_compress.controller.controller import Controller
 from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.report import Agreed, Timing
+from hvd_compress.controller.sights import Sight, Workers, square_norm
 from hvd_compress.controller.tensorboard import TensorBoard
 from hvd_compress.cost import wire
 from hvd_compress.cost.store import obtain
-from hvd_compress.decision import Decision, Request, compression_device, decide, is_adaptive, steered, ways
+from hvd_compress.decision import (
+    Decision,
+    Request,
+    compression_device,
+    decide,
+    is_adaptive,
+    steered,
+    ways,
+    workers_open,
+)
 from hvd_compress.devices import Lane, lane_for
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError, located, received
@@ -35,7 +45,7 @@ from hvd_compress.feedback.residuals import BucketResidual, Residuals
 from hvd_compress.handshake import Agreement, Offer, agree
 from hvd_compress.native.cuda import kernels as cuda_kernels
 from hvd_compress.pipeline import Exchanged, Pipeline, StepReport
-from hvd_compress.schemes import Scheme, Work
+from hvd_compress.schemes import Exchange, Scheme, Work
 from hvd_compress.schemes.sparse_rows import SparseRows
 from hvd_compress.settings import Settings
 from hvd_compress.timeline.trace import Timeline, Trip
@@ -73,6 +83,8 @@ class _Route:
     workspace: torch.Tensor
     launched: bool = False
     steered: bool = False
+    observe: bool = False  # in the coming step
+    exchange: Exchange | None = None  # of this step, where it is observed
 
 
 LaneMaker = Callable[[torch.device, str, Sequence[str]], Lane]
@@ -243,8 +255,8 @@ class Reducer:
         buckets = []
         for route in self._routes:
             plan = route.bucket.plan
-            found = ways(plan.dtype, self._engine.capabilities)
-            route.steered = len(found) > 1
+            found = ways(self._request, plan.dtype, self._engine.capabilities)
+            route.steered = len(found) > 1 or (bool(found) and workers_open(self._request))
             if route.steered:
                 buckets.append(ControlledBucket(plan.numel, plan.dtype.itemsize, route.decision.ratio, found))
         log = self._settings.log if self._engine.rank == 0 else None
@@ -252,7 +264,9 @@ class Reducer:
         if self._settings.tensorboard is not None and self._engine.rank == 0:
             self._board = TensorBoard(self._settings.tensorboard)
             watchers.append(self._board)
-        self.controller = Controller(buckets, self._network, Policy(), History(log, watchers))
+        open_ = [workers_open(self._request) for _ in buckets]
+        workers = Workers(open_, self._engine.world_size)
+        self.controller = Controller(buckets, self._network, Policy(), History(log, watchers), workers)
         self._follow(self.controller)
 
     def _trace(self, exchanged: Exchanged, wait_from_s: float) -> None:
@@ -274,6 +288,7 @@ class Reducer:
         if self.controller is None:
             return
         controller, watched = self.controller, self._watched
+        controller.saw([_sight(route, timings[route.number]) for route in self._routes if route.steered])
         if watched is not None:
             self._watched = None
             self._take(controller, watched())
@@ -300,6 +315,8 @@ class Reducer:
             decision = steered(route.decision, compressor, candidate, reason)
             if decision != route.decision:
                 route.decision, route.scheme = decision, decision.build()
+        for route, observe in zip(routes, controller.watched(), strict=True):
+            route.observe = observe
 
     def _decide(self, dtype: torch.dtype, device: torch.device) -> Decision:
         return decide(self._request, dtype, self._engine.world_size, self._engine.capabilities, device.type)
@@ -320,7 +337,7 @@ class Reducer:
         agreement = agree(engine, offer)
         engine.take_calls()  # the handshake belongs to no step
         if self._request.algorithm != "auto":
-            engine.require("allreduce", self._request.algorithm)
+            engine.require(self._request.verb, self._request.algorithm)
         for parameter in self._parameters.values():
             self._decide(parameter.dtype, parameter.device)
         if self._settings.adapt and is_adaptive(self._request) and engine.world_size > 1:
@@ -362,8 +379,10 @@ class Reducer:
             bucket=route.number,
             scale=self._options.predivide_factor / self._divisor,
             lane=route.lane,
+            observe=route.observe,
         )
         exchange = route.scheme.exchange(work, self._engine.rank, self._engine.world_size)
+        route.exchange = exchange if route.observe else None
         self._pipeline.submit(route.number, exchange, self._label(route.number, bucket.plan.names), route.lane)
 
     def _launch_sparse(self) -> dict[str, SparseRows]:
@@ -415,6 +434,14 @@ class Reducer:
                 f"step {self.step}: the gradient of {name!r} is sparse, and was dense or absent on all ranks in the "
                 "first step: pass sparse_as_dense=True"
             )
+
+
+def _sight(route: _Route, timing: tuple[float, float, float]) -> Sight | None:
+    """Return what this rank saw of a bucket whose step is over; the host may wait for a GPU here."""
+    exchange, residual = route.exchange, route.residual
+    if exchange is None or exchange.picked is None or residual is None:
+        return None
+    return Sight(exchange.picked.root, float(exchange.picked.sent), float(square_norm(residual.current)), sum(timing))
 
 
 def _name(names: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hvd_compress.cost.candidates import Candidate
 
@@ -107,6 +107,16 @@ class Chooser:
             return False
         self._choose(best)
         return True
+
+    def rival_s(self, scheme: str) -> float:
+        """Return what the fastest candidate of another scheme took in the last round; infinity where none was tried."""
+        return min((taken for way, taken in self._times.items() if way.scheme != scheme), default=math.inf)
+
+    def rebase(self, seconds: float) -> None:
+        """What was chosen takes so many seconds from now on, for a reason that is no drift."""
+        assert self.choice is not None
+        self.choice = replace(self.choice, seconds=seconds)
+        self._odd_windows = 0
 
     def drifted(self, seconds: float) -> bool:
         """Take what a window of steps took with the choice that stands; return whether it is no longer true.

@@ -11,6 +11,8 @@ from hvd_compress.controller.chooser import Choice, Chooser, Policy
 from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.report import Agreed, Timing, agree, median
+from hvd_compress.controller.sights import Sight, Workers
+from hvd_compress.controller.workers import STAR
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.predict import predict
 from hvd_compress.engines.base import Engine
@@ -50,7 +52,16 @@ class Controller:
     collectives; the agreement on a window may do so while the next step computes.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], network: Network, policy: Policy, history: History) -> None:
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        network: Network,
+        policy: Policy,
+        history: History,
+        workers: Workers | None = None,
+    ) -> None:
+        """`workers` says where STAR and VAR are to be chosen from; without it each candidate is what it says."""
+        self._workers = workers or Workers((), network.world_size)
         self._buckets, self._network, self.history = tuple(buckets), network, history
         self._choosers = [Chooser(bucket.candidates, policy) for bucket in buckets]
         self._steps: list[tuple[Timing, ...]] = []  # since ranks last agreed
@@ -67,7 +78,8 @@ class Controller:
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Return what the coming step uses, by bucket."""
-        return tuple(chooser.candidate(len(self._steps)) for chooser in self._choosers)
+        ways = [chooser.candidate(len(self._steps)) for chooser in self._choosers]
+        return tuple(self._workers.way(number, way) for number, way in enumerate(ways))
 
     def choices(self) -> tuple[Choice, ...]:
         """Return what was chosen, by bucket, once every one has been."""
@@ -77,8 +89,20 @@ class Controller:
     def reasons(self) -> tuple[str, ...]:
         """Return why, by bucket."""
         return tuple(
-            "tried, to be compared" if not c.settled or c.choice is None else c.choice.reason for c in self._choosers
+            "tried, to be compared"
+            if not c.settled or c.choice is None
+            else self._workers.reason(number, c.choice.candidate, c.choice.reason)
+            for number, c in enumerate(self._choosers)
         )
+
+    def watched(self) -> tuple[bool, ...]:
+        """Return of which buckets saw() wants to know in the coming step."""
+        ways = [chooser.candidate(0) if chooser.settled else None for chooser in self._choosers]
+        return tuple(self._workers.watches(number, way) for number, way in enumerate(ways))
+
+    def saw(self, sights: Sequence[Sight | None]) -> None:
+        """Take what this rank saw of each bucket in the step that is over: after every step, None where unwatched."""
+        self._workers.saw(sights)
 
     def record(self, timings: Sequence[Timing], step_s: float) -> None:
         """Take what this rank measured in the step that is over; `step_s` is its whole duration."""
@@ -96,12 +120,13 @@ class Controller:
         """Return the collective by which ranks agree on the steps since the last time, which are forgotten here."""
         steps, mean_s = self._steps, sum(self._step_s) / len(self._step_s)
         self._steps, self._step_s = [], []
-        return partial(agree, steps=steps, step_s=mean_s, agree_s=self._agree_s)
+        return partial(agree, steps=steps, step_s=mean_s, agree_s=self._agree_s, notes=self._workers.notes())
 
     def take(self, step: int, agreed: Agreed) -> str:
         """Make of it what is to be made; return why the network must be measured anew, or nothing."""
         self._agree_s = agreed.own_s
         self._set_window(agreed)
+        self._choose_workers(step, agreed)
         if self.settled:
             return self._watch(step, agreed)
         self._learn(step, agreed)
@@ -117,6 +142,7 @@ class Controller:
     def _look(self, step: int, reason: str) -> None:
         for number, (chooser, bucket) in enumerate(zip(self._choosers, self._buckets, strict=True)):
             chooser.look(partial(self.predicted, number))
+            self._workers.restart(number)
             self.history.add(Event(step, "begin", number, ratio=bucket.ratio, reason=reason))
 
     def predicted(self, number: int, candidate: Candidate) -> float:
@@ -125,6 +151,16 @@ class Controller:
         # Of a sparse scheme that was not tried yet, the kernels are expected to take as long as those of the others.
         kernels = known.get(candidate.scheme, max(known.values(), default=0.0) if candidate.scheme != "dense" else 0.0)
         return predict(candidate, bucket.numel, bucket.ratio, self._network, bucket.element_bytes, kernels).seconds
+
+    def _choose_workers(self, step: int, agreed: Agreed) -> None:
+        rivals = [chooser.rival_s(STAR) for chooser in self._choosers]
+        for number, worker in self._workers.take(agreed.notes, agreed.step_s, rivals):
+            way = self._workers.way(number, self._choosers[number].candidate(0))
+            self._choosers[number].rebase(worker.seconds)
+            ratio, seconds = self._buckets[number].ratio, worker.seconds
+            self.history.add(
+                Event(step, "worker", number, str(way), ratio, seconds, gain=worker.gain, reason=worker.reason)
+            )
 
     def _learn(self, step: int, agreed: Agreed) -> None:
         for number, chooser in enumerate(self._choosers):
@@ -156,8 +192,11 @@ class Controller:
         for number, (chooser, seconds) in enumerate(zip(self._choosers, median(agreed.seconds), strict=True)):
             choice = chooser.choice
             assert choice is not None
-            ratio = self._buckets[number].ratio
-            self.history.add(Event(step, "window", number, str(choice.candidate), ratio, seconds, choice.predicted_s))
+            ratio, way = self._buckets[number].ratio, self._workers.way(number, choice.candidate)
+            gain = self._workers.gain(number, way)
+            self.history.add(Event(step, "window", number, str(way), ratio, seconds, choice.predicted_s, gain))
+            if self._workers.mixed(number):
+                continue  # what it took is not what was chosen
             if chooser.drifted(seconds) and not drifted:
                 took = f"took {seconds * 1e3:.2f} ms instead of {choice.seconds * 1e3:.2f}"
                 drifted = f"bucket {number} by {choice.candidate} {took}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from hvd_compress.errors import ConfigError
 
-KINDS = ("begin", "choice", "window", "network")
+KINDS = ("begin", "choice", "window", "network", "worker")
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Event:
 
     Attributes:
         step: after which it happened.
-        kind: "begin" (a round of trials), "choice", "window" (steps that were looked at) or "network" (measured anew).
+        kind: "begin" (a round of trials), "choice", "window" (steps that were looked at), "network" (measured anew) or
+            "worker" (STAR or VAR was chosen).
         bucket: which one, or -1 for all.
         candidate: what was tried, chosen or in use.
         ratio: k / numel.

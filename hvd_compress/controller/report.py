@@ -30,6 +30,7 @@ class Agreed:
         step_s: the duration of a step, the longest mean of a rank.
         agree_s: what the last exchange of this kind took, the longest of a rank.
         own_s: what this exchange took here: the one figure that differs between ranks.
+        notes: by rank: what else it had to say.
     """
 
     seconds: tuple[tuple[float, ...], ...]
@@ -37,6 +38,7 @@ class Agreed:
     step_s: float
     agree_s: float
     own_s: float
+    notes: tuple[tuple[float, ...], ...] = ()
 
 
 def combine(timings: Sequence[Timing]) -> tuple[float, float]:
@@ -54,14 +56,16 @@ def median(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return tuple(statistics.median(column) for column in zip(*seconds, strict=True))
 
 
-def agree(engine: Engine, steps: Sequence[Sequence[Timing]], step_s: float, agree_s: float) -> Agreed:
-    """Exchange what this rank measured; every rank passes as many steps and buckets.
+def agree(
+    engine: Engine, steps: Sequence[Sequence[Timing]], step_s: float, agree_s: float, notes: Sequence[float] = ()
+) -> Agreed:
+    """Exchange what this rank measured; every rank passes as many steps, buckets and notes.
 
-    Collective, one all-gather of 8 * (3 * steps * buckets + 2) bytes a rank, in the engine's thread.
+    Collective, one all-gather of 8 * (3 * steps * buckets + 2 + notes) bytes a rank, in the engine's thread.
     """
     noted = len(engine.calls)
     own = [value for step in steps for t in step for value in (t.compress_s, t.communicate_s, t.decompress_s)]
-    vector = torch.tensor([*own, step_s, agree_s], dtype=torch.float64)
+    vector = torch.tensor([*own, step_s, agree_s, *notes], dtype=torch.float64)
     ranks = [part.tolist() for part in engine.allgather(vector, [vector.numel()] * engine.world_size)]
     own_s = sum(call.seconds for call in engine.calls[noted:])
     del engine.calls[noted:]  # they belong to no step
@@ -75,4 +79,5 @@ def agree(engine: Engine, steps: Sequence[Sequence[Timing]], step_s: float, agre
         max(rank[end] for rank in ranks),
         max(rank[end + 1] for rank in ranks),
         own_s,
+        tuple(tuple(rank[len(rank) - len(notes) :]) for rank in ranks),
     )

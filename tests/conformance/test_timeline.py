@@ -50,10 +50,10 @@ def paired(events: list[dict[str, Any]]) -> dict[tuple[int, int], list[tuple[str
     return rows
 
 
-@pytest.mark.parametrize("scheme", ["auto", "star"])
-def test_every_bucket_has_a_row_for_each_phase(scheme: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("request_", [Request(TopK(0.05)), Request(TopK(0.05), "star", "ring")], ids=("open", "fixed"))
+def test_every_bucket_has_a_row_for_each_phase(request_: Request, tmp_path: Path) -> None:
     file = tmp_path / "traces" / "rank{rank}.json"
-    run_ranks(2, lambda engine: train(engine, file, Request(TopK(0.05), scheme)))
+    run_ranks(2, lambda engine: train(engine, file, request_))
     assert sorted(path.name for path in file.parent.iterdir()) == ["rank0.json", "rank1.json"]
     for rank in range(2):
         events = json.loads((file.parent / f"rank{rank}.json").read_text())
@@ -77,14 +77,14 @@ def test_every_bucket_has_a_row_for_each_phase(scheme: str, tmp_path: Path) -> N
             }
             assert len(calls) >= 3
         instants = [event for event in events if event["ph"] == "i"]
-        assert bool(instants) == (scheme == "auto")
+        assert bool(instants) == (request_.scheme == "auto")
         assert all(event["args"]["reason"] for event in instants)
         if instants:
             assert {event["args"]["kind"] for event in instants} >= {"begin", "choice"}
 
 
 def test_without_a_place_for_the_rank_only_the_first_writes(tmp_path: Path) -> None:
-    run_ranks(2, lambda engine: train(engine, tmp_path / "trace.json", Request(TopK(0.05), "star")))
+    run_ranks(2, lambda engine: train(engine, tmp_path / "trace.json", Request(TopK(0.05), "star", "ring")))
     events = json.loads((tmp_path / "trace.json").read_text())
     assert events[0]["args"]["name"] == "training, rank 0"
     assert events[0]["args"]["start_time_since_epoch_in_micros"] > 1.7e15
@@ -95,7 +95,7 @@ def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
 
     def body(engine: InProcessEngine) -> None:
         with pytest.raises(ConfigError, match=r"HVD_COMPRESS_TIMELINE: cannot write .*trace\.json"):
-            train(engine, tmp_path / "file" / "trace.json", Request(TopK(0.05), "star"))
+            train(engine, tmp_path / "file" / "trace.json", Request(TopK(0.05), "star", "ring"))
 
     run_ranks(1, body)
 
@@ -113,5 +113,5 @@ def test_a_disk_that_fills_up_ends_the_timeline_and_not_the_training(
 
     monkeypatch.setattr(JsonArrayFile, "add", full)
     with pytest.warns(RuntimeWarning, match=r"timeline .* ends here: .*No space left"):
-        run_ranks(1, lambda engine: train(engine, tmp_path / "trace.json", Request(TopK(0.05), "star")))
+        run_ranks(1, lambda engine: train(engine, tmp_path / "trace.json", Request(TopK(0.05), "star", "ring")))
     assert len(json.loads((tmp_path / "trace.json").read_text())) == 20
