@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvd_compress.compressors import Cast, Compressor, FeedbackCompressor, Sparsifier
+from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.cost.candidates import Candidate, candidates
 from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, ENGINES, Capabilities
 from hvd_compress.errors import ConfigError
@@ -26,10 +27,12 @@ class Request:
         scheme: "auto", or for sparsifiers one of SCHEMES; "artopk" is "star" or "var", whichever gains more.
         algorithm: of every allreduce, one of ALGORITHMS, or with scheme="allgather" of the all-gather, one of
             ALLGATHERS; or "auto".
-
-    What is "auto" of a sparsifier is chosen while training runs.
         engine: "auto", "mpi" or "horovod".
         device: what compresses: "auto" (where the gradient lies), "cpu" or "cuda".
+        ratio: how the ratio is chosen while training, together with scheme and algorithm; that of the compressor is the
+            one to begin with. None where it is fixed.
+
+    What is "auto" of a sparsifier is chosen while training runs.
     """
 
     compressor: Compressor
@@ -37,6 +40,7 @@ class Request:
     algorithm: str = "auto"
     engine: str = "auto"
     device: str = "auto"
+    ratio: AutoRatio | None = None
 
     def __post_init__(self) -> None:
         sparse = isinstance(self.compressor, Sparsifier)
@@ -44,6 +48,10 @@ class Request:
         _one_of("algorithm", self.algorithm, ("auto", *(ALLGATHERS if self.scheme == "allgather" else ALGORITHMS)))
         _one_of("engine", self.engine, ENGINES)
         _one_of("device", self.device, DEVICES)
+        if self.ratio is not None and not (sparse and self.scheme == self.algorithm == "auto"):
+            raise ConfigError(
+                "a ratio is chosen together with scheme and algorithm of a sparsifier: leave both at 'auto'"
+            )
         if self.algorithm != "auto" and not sparse and self.compressor.sum_dtype(torch.float32) is None:
             raise ConfigError(
                 f"algorithm={self.algorithm!r} names an allreduce, and what cannot be summed travels by all-gather: "
@@ -144,6 +152,11 @@ def workers_open(request: Request) -> bool:
     return isinstance(request.compressor, Sparsifier) and request.scheme in ("auto", "artopk")
 
 
+def with_ratio(compressor: Compressor, ratio: float) -> Compressor:
+    """Return the same compressor with another ratio, if it has one."""
+    return replace(compressor, ratio=ratio) if isinstance(compressor, Sparsifier) else compressor  # type: ignore[type-var]
+
+
 def ways(request: Request, dtype: torch.dtype, can: Capabilities) -> tuple[Candidate, ...]:
     """Return every way in which an adaptive request can send a bucket of `dtype`; none for what is not compressed.
 
@@ -194,6 +207,8 @@ def _decide(request: Request, dtype: torch.dtype, world_size: int, can: Capabili
         return Decision(compressor, 1.0, "alltoall", reason=f"the engine cannot sum {wire_dtype}")
     if not isinstance(compressor, Sparsifier):
         return Decision(compressor, 1.0, "allgather", reason="its payloads cannot be summed")
+    if request.ratio is not None and world_size == 1:
+        return Decision(Cast(), 1.0, "dense", reason="no compression pays with one rank")
     ratio = float(compressor.ratio)
     if request.scheme == "artopk":
         return Decision(compressor, ratio, "star", algorithm, reason="asked for; ranks take turns at first")

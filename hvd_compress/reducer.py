@@ -19,14 +19,15 @@ from hvd_compress.buckets.plan import BucketPlan, Slot, plan_buckets
 from hvd_compress.buckets.under_way import stand_in
 from hvd_compress.compressors import FeedbackCompressor
 from hvd_compress.controller.chooser import Policy
-from hvd_compress.controller.controller import Bucket as ControlledBucket
 from hvd_compress.controller.controller import Controller
+from hvd_compress.controller.expected import Bucket as ControlledBucket
 from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.network import Network
-from hvd_compress.controller.report import Agreed, Timing
+from hvd_compress.controller.report import Agreed, Look, Timing
 from hvd_compress.controller.sights import Sight, Workers, square_norm
 from hvd_compress.controller.tensorboard import TensorBoard
 from hvd_compress.cost import wire
+from hvd_compress.cost.candidates import kept
 from hvd_compress.cost.store import obtain
 from hvd_compress.decision import (
     Decision,
@@ -36,6 +37,7 @@ from hvd_compress.decision import (
     is_adaptive,
     steered,
     ways,
+    with_ratio,
     workers_open,
 )
 from hvd_compress.devices import Lane, lane_for
@@ -45,7 +47,7 @@ from hvd_compress.feedback.residuals import BucketResidual, Residuals
 from hvd_compress.handshake import Agreement, Offer, agree
 from hvd_compress.native.cuda import kernels as cuda_kernels
 from hvd_compress.pipeline import Exchanged, Pipeline, StepReport
-from hvd_compress.schemes import Exchange, Scheme, Work
+from hvd_compress.schemes import Exchange, Observed, Scheme, Work
 from hvd_compress.schemes.sparse_rows import SparseRows
 from hvd_compress.settings import Settings
 from hvd_compress.timeline.trace import Timeline, Trip
@@ -85,6 +87,12 @@ class _Route:
     steered: bool = False
     observe: bool = False  # in the coming step
     exchange: Exchange | None = None  # of this step, where it is observed
+    observed: Observed | None = None
+
+    def timing(self, seconds: tuple[float, float, float]) -> Timing:
+        """Return what the exchange took, without what it took to look at it."""
+        before_s, after_s = (self.observed.before_s, self.observed.after_s) if self.observed else (0.0, 0.0)
+        return Timing(seconds[0] - before_s, seconds[1], seconds[2] - after_s)
 
 
 LaneMaker = Callable[[torch.device, str, Sequence[str]], Lane]
@@ -264,9 +272,9 @@ class Reducer:
         if self._settings.tensorboard is not None and self._engine.rank == 0:
             self._board = TensorBoard(self._settings.tensorboard)
             watchers.append(self._board)
-        open_ = [workers_open(self._request) for _ in buckets]
-        workers = Workers(open_, self._engine.world_size)
-        self.controller = Controller(buckets, self._network, Policy(), History(log, watchers), workers)
+        workers = Workers([workers_open(self._request) for _ in buckets], self._engine.world_size)
+        history, goal = History(log, watchers), self._request.ratio
+        self.controller = Controller(buckets, self._network, Policy(), history, goal, workers)
         self._follow(self.controller)
 
     def _trace(self, exchanged: Exchanged, wait_from_s: float) -> None:
@@ -293,7 +301,8 @@ class Reducer:
             self._watched = None
             self._take(controller, watched())
         else:
-            controller.record([Timing(*timings[r.number]) for r in self._routes if r.steered], step_s)
+            routes = [route for route in self._routes if route.steered]
+            controller.record([r.timing(timings[r.number]) for r in routes], step_s, _seen(routes))
             if controller.due:
                 answer = self._pipeline.begin(controller.report(), f"after step {self.step}, comparing times")
                 if controller.settled:
@@ -309,10 +318,11 @@ class Reducer:
             self._pipeline.begin(look, f"after step {self.step}, measuring the network")()
 
     def _follow(self, controller: Controller) -> None:
-        compressor = self._request.compressor
         routes = [route for route in self._routes if route.steered]
-        for route, candidate, reason in zip(routes, controller.candidates(), controller.reasons(), strict=True):
-            decision = steered(route.decision, compressor, candidate, reason)
+        chosen = zip(routes, controller.candidates(), controller.ratios(), controller.reasons(), strict=True)
+        for route, candidate, ratio, reason in chosen:
+            route.observed = None
+            decision = steered(route.decision, with_ratio(self._request.compressor, ratio), candidate, reason)
             if decision != route.decision:
                 route.decision, route.scheme = decision, decision.build()
         for route, observe in zip(routes, controller.watched(), strict=True):
@@ -383,6 +393,9 @@ class Reducer:
         )
         exchange = route.scheme.exchange(work, self._engine.rank, self._engine.world_size)
         route.exchange = exchange if route.observe else None
+        if route.steered and self.controller is not None and self.controller.looking:
+            ks = [kept(bucket.plan.numel, ratio) for ratio in self.controller.looking]
+            exchange = route.observed = Observed(exchange, work, ks)
         self._pipeline.submit(route.number, exchange, self._label(route.number, bucket.plan.names), route.lane)
 
     def _launch_sparse(self) -> dict[str, SparseRows]:
@@ -436,12 +449,14 @@ class Reducer:
             )
 
 
-def _sight(route: _Route, timing: tuple[float, float, float]) -> Sight | None:
+def _sight(route: _Route, seconds: tuple[float, float, float]) -> Sight | None:
     """Return what this rank saw of a bucket whose step is over; the host may wait for a GPU here."""
     exchange, residual = route.exchange, route.residual
     if exchange is None or exchange.picked is None or residual is None:
         return None
-    return Sight(exchange.picked.root, float(exchange.picked.sent), float(square_norm(residual.current)), sum(timing))
+    timing, left = route.timing(seconds), float(square_norm(residual.current))
+    whole_s = timing.compress_s + timing.communicate_s + timing.decompress_s
+    return Sight(exchange.picked.root, float(exchange.picked.sent), left, whole_s)
 
 
 def _name(names: Sequence[str]) -> str:
@@ -455,6 +470,14 @@ def _check_devices(parameters: Mapping[str, torch.Tensor], request: Request) -> 
             device = compression_device(request, parameter.device.type)
             if device == "cuda" and isinstance(request.compressor, FeedbackCompressor):
                 cuda_kernels(parameter.device)
+
+
+def _seen(routes: Sequence[_Route]) -> Look | None:
+    """Return what was seen of the step that is over, if it was looked at; the host waits for a GPU then."""
+    observed = [route.observed for route in routes if route.observed is not None]
+    if not observed:
+        return None
+    return Look(tuple(tuple(o.gains()) for o in observed), sum(o.before_s + o.after_s for o in observed))
 
 
 def _describe(name: str, parameter: torch.Tensor, place: str) -> str:

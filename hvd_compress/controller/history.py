@@ -11,7 +11,7 @@ from typing import Any
 
 from hvd_compress.errors import ConfigError
 
-KINDS = ("begin", "choice", "window", "network", "worker")
+KINDS = ("begin", "choice", "window", "network", "ratio", "worker")
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,13 @@ class Event:
     Attributes:
         step: after which it happened.
         kind: "begin" (a round of trials), "choice", "window" (steps that were looked at), "network" (measured anew) or
-            "worker" (STAR or VAR was chosen).
+            "ratio" (chosen, perhaps the one before), or "worker" (STAR or VAR was chosen).
         bucket: which one, or -1 for all.
         candidate: what was tried, chosen or in use.
         ratio: k / numel.
         measured_s, predicted_s: of one exchange of this bucket; NaN where there is none.
-        gain: share of ||corrected||^2 that is sent; NaN where it was not looked at.
+        gain: share of ||corrected||^2 that is sent, mean over ranks; NaN where it was not looked at. As measured in the
+            last step of a window; as expected with a ratio.
         latency, transfer: how the network left its calibration, as factors.
         reason: in words.
     """

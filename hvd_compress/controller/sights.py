@@ -55,9 +55,9 @@ class Workers:
             return reason
         return f"{reason}; {self._choosers[number].reason}"
 
-    def gain(self, number: int, way: Candidate) -> float:
+    def gain(self, number: int, candidate: Candidate) -> float:
         """Return the gain that was last seen, NaN where none was."""
-        if number not in self._choosers or way.scheme != self._choosers[number].used:
+        if number not in self._choosers or candidate.scheme != STAR:
             return float("nan")
         return self._choosers[number].gain
 

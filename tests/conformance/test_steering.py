@@ -112,7 +112,7 @@ OPEN = (
     (Request(TopK(0.05), "star"), {"star"}),
     (Request(TopK(0.05), "var"), {"var"}),
     (Request(TopK(0.05), "allgather"), {"allgather"}),
-    (Request(TopK(0.05), algorithm="ring"), {"dense", "allgather", "star"}),
+    (Request(TopK(0.05), algorithm="ring"), {"dense", "allgather", "star", "var"}),
     (Request(TopK(0.05), "artopk", "ring"), {"star", "var"}),
 )
 
