@@ -93,7 +93,7 @@ class Decision:
 
     def facts(self) -> dict[str, Any]:
         """Return what a viewer of a timeline wants to know."""
-        return {"candidate": str(self.candidate), "ratio": self.ratio, "device": self.device, "reason": self.reason}
+        return {"candidate": str(self.candidate), "ratio": self.ratio, "device": self.device}
 
     def build(self) -> Scheme:
         """Return the scheme that carries the decision out."""

@@ -284,10 +284,10 @@ class Reducer:
         first_s = self._first_ready_s or wait_from_s
         moments = (self._returned_s, first_s, wait_from_s, perf_counter())
         training = list(zip(("FORWARD", "BACKWARD", "WAIT"), pairwise(moments), strict=True))
-        travelled = [(route.bucket.plan.names, route.decision.facts()) for route in self._routes]
-        travelled += [((name,), {"candidate": "sparse rows"}) for name in self._sparse]
-        trips = [Trip(_name(names), how, p) for (names, how), p in zip(travelled, exchanged.passed, strict=True)]
-        self._timeline.step(self.step, training, trips)
+        went = [(_name(r.bucket.plan.names), r.decision.facts(), r.decision.reason) for r in self._routes]
+        went += [(name, {"candidate": "sparse rows"}, "its gradient is sparse") for name in self._sparse]
+        passed = zip(went, exchanged.passed, strict=True)
+        self._timeline.step(self.step, training, [Trip(name, how, p, reason) for (name, how, reason), p in passed])
 
     def _steer(self, timings: Sequence[tuple[float, float, float]]) -> None:
         """Show the controller what the step took, and do in the next one what it says."""

@@ -113,9 +113,12 @@ class Chooser:
         self._choose(best)
         return True
 
-    def rival_s(self, scheme: str) -> float:
-        """Return what the fastest candidate of another scheme took in the last round; infinity where none was tried."""
-        return min((taken for way, taken in self._times.items() if way.scheme != scheme), default=math.inf)
+    def spare_s(self) -> float:
+        """Return by how much what is in use beat the fastest other scheme in the last round; infinity without one."""
+        assert self.choice is not None
+        chosen = self.choice.candidate
+        rivals = [taken for way, taken in self._times.items() if way.scheme != chosen.scheme]
+        return min(rivals, default=math.inf) - self._times.get(chosen, 0.0)
 
     def rebase(self, seconds: float) -> None:
         """What was chosen takes so many seconds from now on, for a reason that is no drift."""

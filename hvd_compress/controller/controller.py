@@ -15,7 +15,6 @@ from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratio import RatioChooser
 from hvd_compress.controller.report import Agreed, Look, Timing, agree, median
 from hvd_compress.controller.sights import Sight, Workers
-from hvd_compress.controller.workers import STAR
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.engines.base import Engine
 
@@ -216,8 +215,8 @@ class Controller:
         return ""
 
     def _choose_workers(self, step: int, agreed: Agreed) -> None:
-        rivals = [chooser.rival_s(STAR) for chooser in self._choosers]
-        for number, worker in self._workers.take(agreed.notes, agreed.step_s, rivals):
+        spare_s = [chooser.spare_s() if chooser.settled else math.inf for chooser in self._choosers]
+        for number, worker in self._workers.take(agreed.notes, agreed.step_s, spare_s):
             way = self._workers.way(number, self._choosers[number].candidate(0))
             self._choosers[number].rebase(worker.seconds)
             ratio, seconds = self._buckets[number].ratio, worker.seconds

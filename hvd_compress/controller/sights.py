@@ -86,13 +86,13 @@ class Workers:
         return [value for step in self._told for s in step.values() for value in (s.sent, s.left, s.seconds)]
 
     def take(
-        self, notes: Sequence[Sequence[float]], step_s: float, rivals_s: Sequence[float]
+        self, notes: Sequence[Sequence[float]], step_s: float, spare_s: Sequence[float]
     ) -> list[tuple[int, WorkerChooser]]:
         """Take the notes of all ranks; return the buckets for which something was decided.
 
         Args:
             step_s: the duration of a step.
-            rivals_s: by bucket, what it would take without AR-Topk.
+            spare_s: by bucket, by how much AR-Topk was faster than all else.
         """
         readers = [iter(rank) for rank in notes]
         steps: dict[int, list[Step]] = {}
@@ -107,7 +107,7 @@ class Workers:
         for number, seen in steps.items():
             chooser = self._choosers[number]
             used, trying = chooser.used, chooser.trying
-            if chooser.take(seen, step_s, rivals_s[number]):
+            if chooser.take(seen, step_s, spare_s[number]):
                 decided.append((number, chooser))
             if trying or used != chooser.used:
                 self._mixed.add(number)

@@ -90,7 +90,7 @@ class WorkerChooser:
         self._ages = [0] * world_size
         self._rest, self._peace = 0, policy.rest  # steps until both may be compared again; comparisons until then
         self._odd = 0
-        self.used = STAR
+        self.used = self._base = STAR  # the latter is what the last round of trials was made with
         self.gain = self.seconds = math.nan
         self.reason = "ranks take turns: not compared with VAR yet"
 
@@ -104,13 +104,15 @@ class WorkerChooser:
         if self._trying:
             self._switch(self._other)
         self._trying, self._steps, self._known, self._odd, self._rest = False, [], {}, 0, 0
+        self._base = self.used
 
-    def take(self, steps: Sequence[Step], step_s: float, rival_s: float = math.inf) -> bool:
+    def take(self, steps: Sequence[Step], step_s: float, spare_s: float = math.inf) -> bool:
         """Take what was seen since the last time; return whether something was decided.
 
         Args:
             step_s: the duration of a whole step.
-            rival_s: what the bucket would take without AR-Topk: there is no use for a slower way.
+            spare_s: by how much AR-Topk was faster than every other way in the last round: it may not get slower by
+                more.
         """
         for step in steps:
             self._ages = [0 if rank == step.root else age + 1 for rank, age in enumerate(self._ages)]
@@ -128,7 +130,7 @@ class WorkerChooser:
         self.gain = measured.gain
         if self._trying:
             self._known[self.used] = measured
-            self._compare(step_s, rival_s)
+            self._compare(step_s, spare_s)
             return True
         if self._due(measured):
             self._known = {self.used: measured}
@@ -159,7 +161,7 @@ class WorkerChooser:
         self._odd = self._odd + 1 if change > self._policy.moved else 0
         return self._odd >= 2 and (self._rest <= 0 or change > self._policy.evident)
 
-    def _compare(self, step_s: float, rival_s: float) -> None:
+    def _compare(self, step_s: float, spare_s: float) -> None:
         star, var = self._known[STAR], self._known[VAR]
         before = self._other  # this one is on trial
         margin = self._policy.margin if before == STAR else self._policy.margin / 2
@@ -169,8 +171,8 @@ class WorkerChooser:
             f"VAR sends {var.gain:.3f} of the squared norm a step and STAR {star.gain:.3f}, "
             f"with steps {longer - 1:.1%} longer"
         )
-        if var.seconds > rival_s:
-            self._settle(STAR, f"{figures}; VAR would take longer than to do without AR-Topk", before)
+        if self._base == STAR and extra_s > spare_s:
+            self._settle(STAR, f"{figures}; with VAR another way would be faster than AR-Topk", before)
         elif var.gain > (1 + margin) * longer * star.gain:
             self._settle(VAR, figures, before)
         else:

@@ -22,11 +22,12 @@ PHASES = ("ENCODE", "COMMUNICATE", "DECODE")
 
 @dataclass(frozen=True)
 class Trip:
-    """A bucket in one step: which parameters, how it travelled (in words, for the viewer), and when."""
+    """A bucket in one step: which parameters, how it travelled, when, and why so."""
 
     name: str
     how: Mapping[str, Any]
     passed: Passed
+    reason: str = ""
 
 
 class Timeline:
@@ -98,7 +99,8 @@ class Timeline:
             span = (call.started_s, call.started_s + call.seconds)
             calls += self._pair(f"{self._engine}_{call.verb}".upper(), pid, 2, span, facts)
         encode, decode = (
-            self._pair(PHASES[row - 1], pid, row, span, how) for row, span in ((1, passed.encode), (3, passed.decode))
+            self._pair(PHASES[row - 1], pid, row, span, args)
+            for row, span, args in ((1, passed.encode, {**how, "reason": trip.reason}), (3, passed.decode, how))
         )
         return [*encode, begin, *calls, end, *decode]
 
