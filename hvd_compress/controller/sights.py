@@ -11,7 +11,7 @@ import torch
 from hvd_compress.controller.workers import STAR, Step, WorkerChooser, WorkerPolicy
 from hvd_compress.cost.candidates import Candidate
 
-SAMPLE_BLOCK, SAMPLE_BLOCKS = 256, 1024
+SAMPLE_BLOCK, SAMPLE_BLOCKS = 256, 256
 """A norm of what is left is estimated from so many blocks of so many elements, evenly spread."""
 
 
@@ -122,7 +122,7 @@ class Workers:
 
 
 def square_norm(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ||tensor||^2 of a contiguous (numel,), as a tensor () of float64; 262,144 elements stand for more."""
+    """Return ||tensor||^2 of a contiguous (numel,), as a tensor () of float64; 65,536 elements stand for more."""
     apart = tensor.numel() // (SAMPLE_BLOCKS * SAMPLE_BLOCK) * SAMPLE_BLOCK
     sample = tensor.as_strided((SAMPLE_BLOCKS, SAMPLE_BLOCK), (apart, 1)) if apart > SAMPLE_BLOCK else tensor
     norm: torch.Tensor = torch.linalg.vector_norm(sample)
