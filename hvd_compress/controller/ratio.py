@@ -60,6 +60,10 @@ class RatioChooser:
         fresh = tuple(max(gain, 1e-12) for gain in gains)
         self.gains = tuple(_mixed(*pair) for pair in zip(self.gains or fresh, fresh, strict=True))
 
+    def options(self, prices: Prices) -> list[Option]:
+        """Return the candidates with their objectives, in the order of goal.ratios."""
+        return [Option(r, *prices[r], gain) for r, gain in zip(self._goal.ratios, self.gains, strict=True)]
+
     def choose(self, prices: Prices, dense_s: float) -> bool:
         """Choose from the gains that are known; return whether it is another ratio than before.
 
@@ -68,7 +72,7 @@ class RatioChooser:
             dense_s: seconds without compression. A ratio that takes longer sends less for more: it is left out, unless
                 a gain is wanted.
         """
-        options = [Option(r, *prices[r], gain) for r, gain in zip(self._goal.ratios, self.gains, strict=True)]
+        options = self.options(prices)
         paying = [option for option in options if option.compress_s + option.communicate_s < dense_s]
         within = paying if paying and self._goal.wanted_gain is None else options
         best, before = self._best(within), self.ratio
