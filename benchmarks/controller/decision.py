@@ -2,8 +2,8 @@
 
     python benchmarks/controller/decision.py [--gradient FILE] [--numel N]
 
-The look is compared with its floor, `torch.add(residual, gradient, out=residual)`, in the same run; the exact solver with
-NSGA-II. The candidates are all that the MPI engine can force; the curves have as many points as calibrated ones.
+The look is compared with its floor, `torch.add(residual, gradient, out=residual)`, in the same run; the exact solver
+with NSGA-II. The candidates are all that the MPI engine can force; the curves have as many points as calibrated ones.
 """
 
 from __future__ import annotations

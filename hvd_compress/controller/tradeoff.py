@@ -65,7 +65,9 @@ def coarse_grid(low: float, high: float) -> tuple[float, ...]:
 
 def pareto_front(options: Sequence[Option]) -> list[Option]:
     """Return the options that no other one beats: as good in all objectives, and better in one. In their order."""
-    return [option for option in options if not any(_beats(other, option) for other in options)]
+    places = {option.objectives: None for option in options}  # what is in the same place beats nothing
+    on_front = {place for place in places if not any(_beats(other, place) for other in places)}
+    return [option for option in options if option.objectives in on_front]
 
 
 def knee(options: Sequence[Option], weights: Sequence[float] = (1.0, 1.0, 1.0)) -> Option:
@@ -161,6 +163,5 @@ def _spread(low: float, high: float, steps: int) -> tuple[float, ...]:
     return (*(low * (high / low) ** (i / steps) for i in range(steps)), high) if low < high else (low,)
 
 
-def _beats(a: Option, b: Option) -> bool:
-    pairs = list(zip(a.objectives, b.objectives, strict=True))
-    return all(x <= y for x, y in pairs) and any(x < y for x, y in pairs)
+def _beats(a: tuple[float, float, float], b: tuple[float, float, float]) -> bool:
+    return a[0] <= b[0] and a[1] <= b[1] and a[2] <= b[2] and a != b
