@@ -14,6 +14,7 @@ from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratio import RatioChooser
 from hvd_compress.controller.report import Agreed, Look, Timing, agree, median
+from hvd_compress.controller.rollout import SHARE, Trial, report
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.engines.base import Engine
 
@@ -56,6 +57,9 @@ class Controller:
         self._ratios = [RatioChooser(goal) for _ in buckets] if goal is not None else []
         self._seen = Look()  # what ranks will agree on next
         self._rest = REST_WINDOWS  # windows until gains are looked at again
+        self._trials: list[Trial] = []  # while a rollout runs
+        self.rollout_due = "training begins" if goal is not None and goal.gain == "rollout" and buckets else ""
+        self._no_rollout_before = 0
         self._steps: list[tuple[Timing, ...]] = []  # since ranks last agreed
         self._step_s: list[float] = []
         self._agree_s = 0.0
@@ -69,6 +73,8 @@ class Controller:
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Return what the coming step uses, by bucket."""
+        if self._trials:
+            return self._trials[-1].candidates
         return tuple(chooser.candidate(len(self._steps)) for chooser in self._choosers)
 
     def choices(self) -> tuple[Choice, ...]:
@@ -78,24 +84,37 @@ class Controller:
 
     def reasons(self) -> tuple[str, ...]:
         """Return why, by bucket."""
+        if self._trials:
+            return ("a rollout",) * len(self._buckets)
         return tuple(
             "tried, to be compared" if not c.settled or c.choice is None else c.choice.reason for c in self._choosers
         )
 
     def ratios(self) -> tuple[float, ...]:
         """Return k / numel of what the coming step sends where it is compressed, by bucket."""
+        if self._trials:
+            return (self._trials[-1].ratio,) * len(self._buckets)
         return tuple(bucket.ratio for bucket in self._buckets)
 
     @property
-    def looking(self) -> tuple[float, ...]:
-        """The ratios whose gains are to be looked at in the coming step; none in most steps."""
-        if self._goal is None or not (self._waiting or len(self._steps) + 1 == self._length):
-            return ()
-        return self._goal.ratios if self._waiting or not self.settled or self._rest <= 0 else ()
+    def looking(self) -> tuple[float, ...] | None:
+        """Whether to look at what the coming step sends, and which other ratios' gains to read; None in most steps."""
+        if self._goal is None:
+            return None
+        if self._goal.gain == "rollout":
+            ends = self.settled and self._rest <= 0 and len(self._steps) + 1 == self._length
+            return () if self._trials or ends else None
+        ends = len(self._steps) + 1 == self._length and (not self.settled or self._rest <= 0)
+        return self._goal.ratios if self._waiting or ends else None
 
     def record(self, timings: Sequence[Timing], step_s: float, look: Look | None = None) -> None:
         """Take what this rank measured in the step that is over; `step_s` is its whole duration."""
         assert len(timings) == len(self._buckets)
+        if self._trials:
+            assert look is not None
+            self._trials[-1].timings.append(tuple(timings))
+            self._trials[-1].sent.append(tuple(sent for (sent,) in look.gains))
+            return
         self._steps.append(tuple(timings))
         self._step_s.append(step_s)
         self._seen = look or self._seen
@@ -103,7 +122,8 @@ class Controller:
     @property
     def due(self) -> bool:
         """Whether ranks must agree now."""
-        return bool(self._buckets) and len(self._steps) >= self._length
+        asleep = not self._buckets or self._trials or (self._waiting and self.rollout_due)
+        return not asleep and len(self._steps) >= self._length
 
     def report(self) -> Callable[[Engine], Agreed]:
         """Return the collective by which ranks agree on the steps since the last time, which are forgotten here."""
@@ -133,9 +153,43 @@ class Controller:
                 self._look(step, "gains are known")
             return ""
         if self.settled:
-            return self._watch(step, agreed) or self._follow_gains(step, agreed)
+            drift = self._watch(step, agreed)
+            if not drift:
+                self._follow_gains(step, agreed)
+            return drift
         self._learn(step, agreed)
         return ""
+
+    def roll_out(self, ratio: float) -> None:
+        """The steps that come are to be taken back: they send this ratio, and are measured for report_rollout()."""
+        self._trials.append(Trial(ratio, tuple(expected.fastest(ratio) for expected in self._expected)))
+
+    def report_rollout(self) -> Callable[[Engine], Agreed]:
+        """The rollout is over: return the collective by which ranks agree on it."""
+        return report(self._trials)
+
+    def take_rollout(self, step: int, agreed: Agreed) -> None:
+        """Choose ratios by the gains that were measured."""
+        trials, waited = self._trials, self._waiting
+        self._trials, self._steps, self._step_s, self._seen = [], [], [], Look()
+        start = 0
+        for place, trial in enumerate(trials):
+            rows = slice(start, start := start + len(trial.timings))
+            seconds, kernels_s = _means(agreed.seconds[rows]), _means(agreed.kernels_s[rows])
+            for number, candidate in enumerate(trial.candidates):
+                self._expected[number].kernels.note(candidate.scheme, trial.ratio, kernels_s[number])
+                taken, gain = seconds[number], agreed.gains[number][place]
+                event = Event(step, "rollout", number, str(candidate), trial.ratio, taken, gain=gain)
+                self.history.add(replace(event, reason=self.rollout_due))
+        for ratio, gains in zip(self._ratios, agreed.gains, strict=True):
+            ratio.learn(gains, weight=1.0)
+        reason, self.rollout_due = self.rollout_due, self.rollout_due if self._waiting else ""
+        self._no_rollout_before = step + round(len(agreed.kernels_s) / SHARE)
+        if waited and not self._waiting:
+            self._look(step, reason)
+        elif not self._waiting:
+            for number in range(len(self._buckets)):
+                self._choose_again(step, number, reason)
 
     def look_again(self, step: int, reason: str, engine: Engine) -> None:
         """Measure the network anew and begin a round. Collective."""
@@ -175,22 +229,32 @@ class Controller:
         return changed and (compressed or ratio.pays)
 
     def _take_gains(self, agreed: Agreed) -> None:
-        for ratio, gains in zip(self._ratios, agreed.gains, strict=False):
-            ratio.learn(gains[:-1])  # the last one is what was sent, in whichever way
+        """The last gain of each bucket is what was sent, in whichever way; those before are read from the gradient."""
+        for ratio, chooser, gains in zip(self._ratios, self._choosers, agreed.gains, strict=False):
+            if len(gains) > 1:
+                ratio.learn(gains[:-1])
+            elif chooser.choice is not None and chooser.choice.candidate.scheme != "dense":
+                ratio.watch(gains[-1])
 
-    def _follow_gains(self, step: int, agreed: Agreed) -> str:
+    def _follow_gains(self, step: int, agreed: Agreed) -> None:
         """At the end of a window: choose anew where the gain has moved."""
         self._rest -= 1
-        if agreed.gains:
-            windows = agreed.look_s / (OVERHEAD * agreed.step_s * self._window) if agreed.step_s > 0 else 0.0
-            self._rest = max(REST_WINDOWS, math.ceil(windows)) - 1
-            for number, ratio in enumerate(self._ratios):
-                if ratio.moved:
-                    reason = f"the gain moved from {ratio.known_gain:.3f} to {ratio.gain:.3f}"
-                    ratio.begin()
-                    if self._choose_ratio(step, number, reason):
-                        self._try(step, number, reason)
-        return ""
+        if not agreed.gains:
+            return
+        windows = agreed.look_s / (OVERHEAD * agreed.step_s * self._window) if agreed.step_s > 0 else 0.0
+        self._rest = max(REST_WINDOWS, math.ceil(windows)) - 1
+        for number, ratio in enumerate(self._ratios):
+            if ratio.moved:
+                reason = f"the gain moved from {ratio.known_gain:.3f} to {ratio.seen_gain:.3f}"
+                if self._goal is not None and self._goal.gain == "rollout":
+                    self.rollout_due = reason if step >= self._no_rollout_before else ""
+                else:
+                    self._choose_again(step, number, reason)
+
+    def _choose_again(self, step: int, number: int, reason: str) -> None:
+        self._ratios[number].begin()
+        if self._choose_ratio(step, number, reason):
+            self._try(step, number, reason)
 
     def _learn(self, step: int, agreed: Agreed) -> None:
         for number, chooser in enumerate(self._choosers):
@@ -231,3 +295,7 @@ class Controller:
         """Agree as rarely as keeps its cost below OVERHEAD."""
         steps = agreed.agree_s / (OVERHEAD * agreed.step_s) if agreed.step_s > 0 else 0.0
         self._window = max(SHORTEST_WINDOW, min(LONGEST_WINDOW, math.ceil(steps)))
+
+
+def _means(rows: Sequence[Sequence[float]]) -> list[float]:
+    return [sum(column) / len(rows) for column in zip(*rows, strict=True)]

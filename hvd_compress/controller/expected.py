@@ -60,6 +60,11 @@ class Expected:
             factor = (seconds - predicted.compress_s) / max(predicted.communicate_s, 1e-9)
             self._correction = min(FURTHEST, max(1 / FURTHEST, factor))
 
+    def fastest(self, ratio: float) -> Candidate:
+        """Return the compressed way that is expected to take the fewest seconds."""
+        sparse = [candidate for candidate in self._bucket.candidates if candidate.scheme != "dense"]
+        return min(sparse, key=lambda candidate: self.seconds(candidate, ratio))
+
     def prices(self, ratios: tuple[float, ...]) -> dict[float, tuple[float, float]]:
         """Return by ratio the seconds of kernels and of communication, each of the way that takes the fewest in all."""
         bucket, costs = self._bucket, _Remembered(self._network)
