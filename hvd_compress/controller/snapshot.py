@@ -102,8 +102,9 @@ def _keep_state(holder: Any) -> Restore:
         get, put = holder.get_state, holder.set_state
     else:
         raise ConfigError(
-            f"a {type(holder).__name__} cannot be taken back: pass objects with state_dict() and load_state_dict() "
-            "that hold all that the step changes besides model and optimizer, such as the position in the data"
+            f"an object of type {type(holder).__name__} cannot be taken back: pass objects with state_dict() and "
+            "load_state_dict() that hold what the step changes besides model and optimizer, such as the position in the "
+            "data"
         )
     state = copy.deepcopy(get())
     return lambda: put(copy.deepcopy(state))

@@ -10,8 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from hvd_compress.errors import ConfigError
 
 RATIOS_A_FACTOR_OF_TWO = 6
@@ -144,13 +142,6 @@ def nsga2(options: Sequence[Option], generations: int = 60, seed: int = 0) -> li
     found = minimize(Ratios(), NSGA2(pop_size=40), ("n_gen", generations), seed=seed)
     nearest = sorted({round(float(x)) for x in np.atleast_2d(found.X)[:, 0]})
     return [options[place] for place in nearest]
-
-
-def gains_at(curve: torch.Tensor, ratios: Sequence[float]) -> list[float]:
-    """Read the gain of each ratio from what `native.gain_curve` gives: `curve[i]` for `ratios[i]`, at least 1e-12."""
-    values = curve.tolist()
-    assert len(values) == len(ratios)
-    return [max(float(value), 1e-12) for value in values]
 
 
 def _check_bounds(low: float, high: float) -> None:

@@ -169,7 +169,7 @@ def test_arguments_that_are_none() -> None:
         run = training(engine)
         run.step()
         for arguments, words in (
-            ((run.step, run.model, object()), "a object cannot be taken back"),
+            ((run.step, run.model, object()), "an object of type object cannot be taken back"),
             (("step", run.model), "must be a function"),
             ((run.step, "model"), "not a torch.nn.Module"),
         ):
