@@ -103,7 +103,7 @@ def _keep_state(holder: Any) -> Restore:
     else:
         raise ConfigError(
             f"an object of type {type(holder).__name__} cannot be taken back: pass objects with state_dict() and "
-            "load_state_dict() that hold what the step changes besides model and optimizer, such as the position in the "
+            "load_state_dict() that hold what the step changes besides model and optimizer, such as the place in the "
             "data"
         )
     state = copy.deepcopy(get())

@@ -106,5 +106,5 @@ def test_a_generator_and_any_holder_of_a_position() -> None:
 
 def test_what_cannot_be_taken_back() -> None:
     net = torch.nn.Linear(1, 1)
-    with pytest.raises(ConfigError, match=r"type generator cannot be taken back.*position in the data"):
+    with pytest.raises(ConfigError, match=r"type generator cannot be taken back.*place in the data"):
         keep(net, torch.optim.SGD(net.parameters(), lr=0.1), [iter(x for x in ())])
