@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hvd_compress.cost.candidates import Candidate
 
@@ -112,6 +112,19 @@ class Chooser:
             return False
         self._choose(best)
         return True
+
+    def spare_s(self) -> float:
+        """Return by how much what is in use beat the fastest other scheme in the last round; infinity without one."""
+        assert self.choice is not None
+        chosen = self.choice.candidate
+        rivals = [taken for way, taken in self._times.items() if way.scheme != chosen.scheme]
+        return min(rivals, default=math.inf) - self._times.get(chosen, 0.0)
+
+    def rebase(self, seconds: float) -> None:
+        """What was chosen takes so many seconds from now on, for a reason that is no drift."""
+        assert self.choice is not None
+        self.choice = replace(self.choice, seconds=seconds)
+        self._odd_windows = 0
 
     def drifted(self, seconds: float) -> bool:
         """Take what a window of steps took with the choice that stands; return whether it is no longer true.
