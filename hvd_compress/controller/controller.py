@@ -240,7 +240,8 @@ class Controller:
         """A round is over. With what it has shown, perhaps another ratio is better: then there is another one."""
         choice, ratio = self._choosers[number].choice, self._ratios.ratio(number)
         assert choice is not None
-        name, seconds, predicted_s = str(choice.candidate), choice.seconds, choice.predicted_s
+        name = str(self._workers.way(number, choice.candidate))
+        seconds, predicted_s = choice.seconds, choice.predicted_s
         self.history.add(Event(step, "choice", number, name, ratio, seconds, predicted_s, reason=choice.reason))
         if self._ratios.revise(step, number, self._choosers[number].measured, choice):
             self._try(step, number, "another ratio is better")
@@ -259,7 +260,7 @@ class Controller:
                 continue  # what it took is not what was chosen
             if chooser.drifted(seconds) and not drifted:
                 took = f"took {seconds * 1e3:.2f} ms instead of {choice.seconds * 1e3:.2f}"
-                drifted = f"bucket {number} by {choice.candidate} {took}"
+                drifted = f"bucket {number} by {name} {took}"
         return drifted
 
     def _set_window(self, agreed: Agreed) -> None:
