@@ -144,6 +144,7 @@ class Controller:
         """Make of it what is to be made; return why the network must be measured anew, or nothing."""
         self._agree_s = agreed.own_s
         self._set_window(agreed)
+        used = self._workers.ways([chooser.choice.candidate if chooser.choice else None for chooser in self._choosers])
         self._choose_workers(step, agreed)
         waited = self._ratios.waiting
         self._ratios.learn(agreed.gains, [chooser.choice for chooser in self._choosers])
@@ -154,7 +155,7 @@ class Controller:
         if not self.settled:
             self._learn(step, agreed)
             return ""
-        drift = self._watch(step, agreed)
+        drift = self._watch(step, agreed, used)
         if not drift:
             for number, reason in self._ratios.moved(agreed, self._window, OVERHEAD, step):
                 self._choose_ratio(step, number, reason)
@@ -178,6 +179,7 @@ class Controller:
         waited = self._ratios.waiting
         reason = self._ratios.take_rollout(step, agreed)
         self._steps, self._step_s, self._seen = [], [], Look()
+        self._workers.forget()
         if self._ratios.waiting:
             return
         if waited:
@@ -246,14 +248,14 @@ class Controller:
         if self._ratios.revise(step, number, self._choosers[number].measured, choice):
             self._try(step, number, "another ratio is better")
 
-    def _watch(self, step: int, agreed: Agreed) -> str:
-        """Return in words which bucket left what was measured of it, or nothing."""
+    def _watch(self, step: int, agreed: Agreed, used: Sequence[Candidate | None]) -> str:
+        """Return in words which bucket left what was measured of it, or nothing; `used` is how buckets travelled."""
         drifted = ""
         sent = [gains[-1] for gains in agreed.gains] or [math.nan] * len(self._buckets)
         for number, (chooser, seconds) in enumerate(zip(self._choosers, median(agreed.seconds), strict=True)):
             choice = chooser.choice
             assert choice is not None
-            name, ratio = str(self._workers.way(number, choice.candidate)), self._ratios.ratio(number)
+            name, ratio = str(used[number]), self._ratios.ratio(number)
             gain = sent[number] if math.isfinite(sent[number]) else self._workers.gain(number, choice.candidate)
             self.history.add(Event(step, "window", number, name, ratio, seconds, choice.predicted_s, gain))
             if self._workers.mixed(number):

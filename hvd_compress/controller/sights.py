@@ -49,6 +49,10 @@ class Workers:
             return candidate
         return replace(candidate, scheme=self._choosers[number].used)
 
+    def ways(self, candidates: Sequence[Candidate | None]) -> list[Candidate | None]:
+        """Return the same of all buckets, None for those whose candidate is."""
+        return [way if way is None else self.way(number, way) for number, way in enumerate(candidates)]
+
     def reason(self, number: int, candidate: Candidate, reason: str) -> str:
         """Return why it travels so, given why the candidate was chosen."""
         if number not in self._choosers or candidate.scheme != STAR:
@@ -73,12 +77,16 @@ class Workers:
         """A round of trials begins for a bucket."""
         if number in self._choosers:
             self._choosers[number].restart()
-            self._forget(number)
+            self._drop(number)
 
     def saw(self, sights: Sequence[Sight | None]) -> None:
         """Take what this rank saw in a step, by bucket; None where it was not watched, on all ranks alike."""
         if self._choosers:
             self._seen.append({number: sight for number, sight in enumerate(sights) if sight is not None})
+
+    def forget(self) -> None:
+        """What was seen and not told yet has been taken back."""
+        self._seen = []
 
     def notes(self) -> list[float]:
         """Return what is to be told of the steps since the last time."""
@@ -112,10 +120,10 @@ class Workers:
             if trying or used != chooser.used:
                 self._mixed.add(number)
             if used != chooser.used:
-                self._forget(number)
+                self._drop(number)
         return decided
 
-    def _forget(self, number: int) -> None:
+    def _drop(self, number: int) -> None:
         """What was seen and not told yet went the way of before."""
         for step in self._seen:
             step.pop(number, None)

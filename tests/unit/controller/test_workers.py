@@ -117,6 +117,9 @@ def test_what_ranks_tell_each_other_comes_back_by_bucket() -> None:
             notes = workers.notes()
             assert len(notes) == 3 * (4 + 2)
             workers.take([notes, notes], 0.1, [float("inf")] * 3)
+    workers.saw((None, Sight(0, 1.0, 1.0, 0.01), None))
+    workers.forget()
+    assert workers.notes() == []
     assert workers.way(0, star) == star
     assert workers.way(1, star) == Candidate("var", "ring")
     assert workers.way(1, Candidate("allgather")) == Candidate("allgather")
