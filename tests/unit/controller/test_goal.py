@@ -65,6 +65,13 @@ def test_what_has_no_meaning(arguments: dict[str, object], words: str) -> None:
         Compression.auto(**arguments)
 
 
+def test_nsga2_needs_pymoo_and_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvd_compress.controller.goal.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'hvd_compress\[adaptive\]'"):
+        Compression.auto(solver="nsga2")
+    Compression.auto()
+
+
 @pytest.mark.parametrize(
     ("compressor", "scheme", "algorithm"),
     [(TopK(0.1), "star", "auto"), (TopK(0.1), "auto", "ring"), (EFSign(), "auto", "auto")],
