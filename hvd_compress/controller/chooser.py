@@ -68,6 +68,7 @@ class Chooser:
         self._predict: Predict
         self._odd_windows = 0
         self._usual = math.nan  # seconds of the first window since the choice was made
+        self._doubted = False  # whether this round was begun because of the first window after the one before
         self.choice: Choice | None = None
 
     @property
@@ -116,20 +117,22 @@ class Chooser:
         """Take what a window of steps took with the choice that stands; return whether it is no longer true.
 
         Two windows in a row must say so, or one, evidently. They are compared with the first one since the choice was
-        made, unless that one is evidently wrong itself: the time by which a candidate was chosen is the shortest of
-        several, and the usual one is longer.
+        made: the time by which a candidate was chosen is the shortest of several, and the usual one is longer. The first
+        one itself is wrong where it evidently differs from that time; but not twice in a row, which would be noise.
         """
         assert self.choice is not None
         assert self.settled
         policy, first = self._policy, math.isnan(self._usual)
         known = self.choice.seconds if first else self._usual
         factor = max(seconds, known, 1e-9) / max(min(seconds, known), 1e-9)
-        if abs(seconds - known) <= policy.least_s or factor <= (policy.evident if first else policy.drift):
+        limit = policy.drift if not first else math.inf if self._doubted else policy.evident
+        if abs(seconds - known) <= policy.least_s or factor <= limit:
             self._odd_windows = 0
             if first:
-                self._usual = seconds
+                self._usual, self._doubted = seconds, False
             return False
         self._odd_windows += 1
+        self._doubted = first
         return self._odd_windows >= 2 or factor > policy.evident
 
     def _choose(self, best: Candidate) -> None:

@@ -118,6 +118,16 @@ def test_windows_are_compared_with_the_first_one_and_not_with_the_shortest_trial
     assert chooser.drifted(0.19)
 
 
+def test_a_first_window_that_denies_the_trials_is_believed_the_second_time() -> None:
+    first = Candidate("dense", "ring")
+    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
+    settle(chooser, {first: 0.1})
+    assert chooser.drifted(0.3)
+    settle(chooser, {first: 0.1})  # trials were lucky again
+    assert not any(chooser.drifted(0.3) for _ in range(3))
+    assert chooser.drifted(0.1)
+
+
 def test_only_what_came_near_the_best_is_tried_twice() -> None:
     ways = tuple(Candidate("dense", name) for name in ("ring", "tree", "rabenseifner"))
     chooser = Chooser(ways, Policy(near=1.3))
