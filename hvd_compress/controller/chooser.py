@@ -7,7 +7,7 @@ same, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hvd_compress.cost.candidates import Candidate
@@ -80,6 +80,11 @@ class Chooser:
     def trials_left(self) -> int:
         """For how many steps what is used is decided already."""
         return len(self._queue)
+
+    @property
+    def measured(self) -> Mapping[Candidate, float]:
+        """What the candidates of the last round took, in seconds."""
+        return self._times
 
     def candidate(self, step: int) -> Candidate:
         """Return what the `step`-th step from now uses, 0 for the coming one."""
