@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from hvd_compress.compressors import Cast, Compressor, FeedbackCompressor, Sparsifier
+from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.cost.candidates import Candidate, candidates
 from hvd_compress.engines.base import ALGORITHMS, ENGINES, Capabilities
 from hvd_compress.errors import ConfigError
@@ -26,6 +27,8 @@ class Request:
         algorithm: of every allreduce: "auto" (the engine's own choice) or one of ALGORITHMS.
         engine: "auto", "mpi" or "horovod".
         device: what compresses: "auto" (where the gradient lies), "cpu" or "cuda".
+        ratio: how the ratio is chosen while training, together with scheme and algorithm; that of the compressor is the
+            one to begin with. None where it is fixed.
     """
 
     compressor: Compressor
@@ -33,6 +36,7 @@ class Request:
     algorithm: str = "auto"
     engine: str = "auto"
     device: str = "auto"
+    ratio: AutoRatio | None = None
 
     def __post_init__(self) -> None:
         sparse = isinstance(self.compressor, Sparsifier)
@@ -40,6 +44,10 @@ class Request:
         _one_of("algorithm", self.algorithm, ("auto", *ALGORITHMS))
         _one_of("engine", self.engine, ENGINES)
         _one_of("device", self.device, DEVICES)
+        if self.ratio is not None and not is_adaptive(self):
+            raise ConfigError(
+                "a ratio is chosen together with scheme and algorithm of a sparsifier: leave both at 'auto'"
+            )
         summed = self.compressor.sum_dtype(torch.float32) is not None or (sparse and self.scheme != "allgather")
         if self.algorithm != "auto" and not summed:
             raise ConfigError(
@@ -121,6 +129,11 @@ def is_adaptive(request: Request) -> bool:
     return isinstance(request.compressor, Sparsifier) and request.scheme == request.algorithm == "auto"
 
 
+def with_ratio(compressor: Compressor, ratio: float) -> Compressor:
+    """Return the same compressor with another ratio, if it has one."""
+    return replace(compressor, ratio=ratio) if isinstance(compressor, Sparsifier) else compressor  # type: ignore[type-var]
+
+
 def ways(dtype: torch.dtype, can: Capabilities) -> tuple[Candidate, ...]:
     """Return every way in which an adaptive request can send a bucket of `dtype`; none for what is not compressed."""
     if dtype == torch.float64:
@@ -159,6 +172,8 @@ def _decide(request: Request, dtype: torch.dtype, world_size: int, can: Capabili
         return Decision(compressor, 1.0, "alltoall", reason=f"the engine cannot sum {wire_dtype}")
     if not isinstance(compressor, Sparsifier):
         return Decision(compressor, 1.0, "allgather", reason="its payloads cannot be summed")
+    if request.ratio is not None and world_size == 1:
+        return Decision(Cast(), 1.0, "dense", reason="no compression pays with one rank")
     ratio = float(compressor.ratio)
     if request.scheme != "auto":
         return Decision(compressor, ratio, request.scheme, algorithm, reason="asked for")

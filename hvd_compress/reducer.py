@@ -18,14 +18,24 @@ from hvd_compress.buckets.plan import BucketPlan, Slot, plan_buckets
 from hvd_compress.buckets.under_way import stand_in
 from hvd_compress.compressors import FeedbackCompressor
 from hvd_compress.controller.chooser import Policy
-from hvd_compress.controller.controller import Bucket as ControlledBucket
 from hvd_compress.controller.controller import Controller
+from hvd_compress.controller.expected import Bucket as ControlledBucket
 from hvd_compress.controller.history import History
 from hvd_compress.controller.network import Network
-from hvd_compress.controller.report import Agreed, Timing
+from hvd_compress.controller.report import Agreed, Look, Timing
 from hvd_compress.cost import wire
+from hvd_compress.cost.candidates import kept
 from hvd_compress.cost.store import obtain
-from hvd_compress.decision import Decision, Request, compression_device, decide, is_adaptive, steered, ways
+from hvd_compress.decision import (
+    Decision,
+    Request,
+    compression_device,
+    decide,
+    is_adaptive,
+    steered,
+    ways,
+    with_ratio,
+)
 from hvd_compress.devices import Lane, lane_for
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError, located, received
@@ -33,7 +43,7 @@ from hvd_compress.feedback.residuals import BucketResidual, Residuals
 from hvd_compress.handshake import Agreement, Offer, agree
 from hvd_compress.native.cuda import kernels as cuda_kernels
 from hvd_compress.pipeline import Pipeline, StepReport
-from hvd_compress.schemes import Scheme, Work
+from hvd_compress.schemes import Observed, Scheme, Work
 from hvd_compress.schemes.sparse_rows import SparseRows
 from hvd_compress.settings import Settings
 
@@ -70,6 +80,12 @@ class _Route:
     workspace: torch.Tensor
     launched: bool = False
     steered: bool = False
+    observed: Observed | None = None
+
+    def timing(self, seconds: tuple[float, float, float]) -> Timing:
+        """Return what the exchange took, without what it took to look at it."""
+        before_s, after_s = (self.observed.before_s, self.observed.after_s) if self.observed else (0.0, 0.0)
+        return Timing(seconds[0] - before_s, seconds[1], seconds[2] - after_s)
 
 
 LaneMaker = Callable[[torch.device, str, Sequence[str]], Lane]
@@ -232,7 +248,7 @@ class Reducer:
             if route.steered:
                 buckets.append(ControlledBucket(plan.numel, plan.dtype.itemsize, route.decision.ratio, found))
         log = self._settings.log if self._engine.rank == 0 else None
-        self.controller = Controller(buckets, self._network, Policy(), History(log))
+        self.controller = Controller(buckets, self._network, Policy(), History(log), self._request.ratio)
         self._follow(self.controller)
 
     def _steer(self, timings: Sequence[tuple[float, float, float]]) -> None:
@@ -246,7 +262,8 @@ class Reducer:
             self._watched = None
             self._take(controller, watched())
         else:
-            controller.record([Timing(*timings[r.number]) for r in self._routes if r.steered], step_s)
+            routes = [route for route in self._routes if route.steered]
+            controller.record([r.timing(timings[r.number]) for r in routes], step_s, _seen(routes))
             if controller.due:
                 answer = self._pipeline.begin(controller.report(), f"after step {self.step}, comparing times")
                 if controller.settled:
@@ -262,10 +279,11 @@ class Reducer:
             self._pipeline.begin(look, f"after step {self.step}, measuring the network")()
 
     def _follow(self, controller: Controller) -> None:
-        compressor = self._request.compressor
         routes = [route for route in self._routes if route.steered]
-        for route, candidate, reason in zip(routes, controller.candidates(), controller.reasons(), strict=True):
-            decision = steered(route.decision, compressor, candidate, reason)
+        chosen = zip(routes, controller.candidates(), controller.ratios(), controller.reasons(), strict=True)
+        for route, candidate, ratio, reason in chosen:
+            route.observed = None
+            decision = steered(route.decision, with_ratio(self._request.compressor, ratio), candidate, reason)
             if decision != route.decision:
                 route.decision, route.scheme = decision, decision.build()
 
@@ -332,6 +350,9 @@ class Reducer:
             lane=route.lane,
         )
         exchange = route.scheme.exchange(work, self._engine.rank, self._engine.world_size)
+        if route.steered and self.controller is not None and self.controller.looking:
+            ks = [kept(bucket.plan.numel, ratio) for ratio in self.controller.looking]
+            exchange = route.observed = Observed(exchange, work, ks)
         self._pipeline.submit(route.number, exchange, self._label(route.number, bucket.plan.names), route.lane)
 
     def _launch_sparse(self) -> dict[str, SparseRows]:
@@ -393,6 +414,14 @@ def _check_devices(parameters: Mapping[str, torch.Tensor], request: Request) -> 
             device = compression_device(request, parameter.device.type)
             if device == "cuda" and isinstance(request.compressor, FeedbackCompressor):
                 cuda_kernels(parameter.device)
+
+
+def _seen(routes: Sequence[_Route]) -> Look | None:
+    """Return what was seen of the step that is over, if it was looked at; the host waits for a GPU then."""
+    observed = [route.observed for route in routes if route.observed is not None]
+    if not observed:
+        return None
+    return Look(tuple(tuple(o.gains()) for o in observed), sum(o.before_s + o.after_s for o in observed))
 
 
 def _describe(name: str, parameter: torch.Tensor, place: str) -> str:

@@ -7,7 +7,7 @@ same, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hvd_compress.cost.candidates import Candidate
@@ -22,8 +22,9 @@ class Policy:
 
     Attributes:
         margin: candidates that are predicted to take up to this many times the fastest one are tried.
-        trials: steps that each of them gets; the shortest counts, as nothing but noise makes a step longer.
-        most: candidates that are tried at once, so that a new choice is made within `most * trials` steps.
+        near: a candidate gets a second trial if the first one took up to this many times the shortest of all; the
+            shorter of the two counts, as nothing but noise makes a step longer.
+        most: candidates that are tried at once, so that a new choice is made within some 20 steps.
         hysteresis: by how much a candidate must be faster than the one in use to replace it.
         drift: how far the time of the candidate in use may leave what was measured, as a factor, in two windows in a
             row, before all are looked at again.
@@ -32,7 +33,7 @@ class Policy:
     """
 
     margin: float = 1.6
-    trials: int = 2
+    near: float = 1.3
     most: int = 8
     hysteresis: float = 0.03
     drift: float = 1.25
@@ -62,9 +63,12 @@ class Chooser:
         self._candidates, self._policy = tuple(candidates), policy
         self._queue: list[Candidate] = []  # one entry a step
         self._times: dict[Candidate, float] = {}  # of this round
+        self._once: set[Candidate] = set()  # those of this round that had one trial so far
         self._expected: dict[Candidate, float] = {}  # as predicted before it was tried
         self._predict: Predict
         self._odd_windows = 0
+        self._usual = math.nan  # seconds of the first window since the choice was made
+        self._doubted = False  # whether this round was begun because of the first window after the one before
         self.choice: Choice | None = None
 
     @property
@@ -77,6 +81,11 @@ class Chooser:
         """For how many steps what is used is decided already."""
         return len(self._queue)
 
+    @property
+    def measured(self) -> Mapping[Candidate, float]:
+        """What the candidates of the last round took, in seconds."""
+        return self._times
+
     def candidate(self, step: int) -> Candidate:
         """Return what the `step`-th step from now uses, 0 for the coming one."""
         if self._queue:
@@ -87,22 +96,23 @@ class Chooser:
     def look(self, predict: Predict) -> None:
         """Begin a round: all that was measured before is forgotten. `predict` may know more each time it is asked."""
         self._predict = predict
-        self._times, self._odd_windows = {}, 0
+        self._times, self._once, self._odd_windows, self._usual = {}, set(), 0, math.nan
         predicted = self._predictions()
         self._enqueue(self._first(predicted), predicted)
 
     def learn(self, seconds: Sequence[float]) -> bool:
         """Take the seconds of the steps that were queued, all of them; return whether a choice was made.
 
-        If not, there is more to try: what is now expected to beat the best one, and, once AR-Topk is the best,
-        the ways to broadcast its indices.
+        If not, there is more to try: a second time what came near the best one; what is now expected to beat it; and,
+        once AR-Topk is the best, the ways to broadcast its indices.
         """
         assert len(seconds) == len(self._queue), f"{len(seconds)} times for {len(self._queue)} trials"
         for candidate, taken in zip(self._queue, seconds, strict=True):
+            self._once ^= {candidate}
             self._times[candidate] = min(taken, self._times.get(candidate, math.inf))
         self._queue = []
         best, predicted = self._fastest(), self._predictions()
-        self._enqueue(self._next(best, predicted), predicted)
+        self._enqueue([*self._again(best), *self._next(best, predicted)], predicted)
         if self._queue:
             return False
         self._choose(best)
@@ -111,16 +121,23 @@ class Chooser:
     def drifted(self, seconds: float) -> bool:
         """Take what a window of steps took with the choice that stands; return whether it is no longer true.
 
-        Two windows in a row must say so.
+        Two windows in a row must say so, or one, evidently. They are compared with the first one since the choice was
+        made: the time by which a candidate was chosen is the shortest of several, and the usual one is longer. The first
+        one itself is wrong where it evidently differs from that time; but not twice in a row, which would be noise.
         """
         assert self.choice is not None
         assert self.settled
-        known, policy = self.choice.seconds, self._policy
+        policy, first = self._policy, math.isnan(self._usual)
+        known = self.choice.seconds if first else self._usual
         factor = max(seconds, known, 1e-9) / max(min(seconds, known), 1e-9)
-        if abs(seconds - known) <= policy.least_s or factor <= policy.drift:
+        limit = policy.drift if not first else math.inf if self._doubted else policy.evident
+        if abs(seconds - known) <= policy.least_s or factor <= limit:
             self._odd_windows = 0
+            if first:
+                self._usual, self._doubted = seconds, False
             return False
         self._odd_windows += 1
+        self._doubted = first
         return self._odd_windows >= 2 or factor > policy.evident
 
     def _choose(self, best: Candidate) -> None:
@@ -161,6 +178,11 @@ class Chooser:
         in_use = self.choice.candidate if self.choice is not None else None
         return chosen if in_use is None or in_use in chosen else [*chosen, in_use]
 
+    def _again(self, best: Candidate) -> list[Candidate]:
+        """What deserves a second trial: whatever came near the best one. None, if nothing did."""
+        near = [c for c, t in self._times.items() if t <= self._policy.near * self._times[best] + self._policy.least_s]
+        return [candidate for candidate in near if candidate in self._once] if len(near) > 1 else []
+
     def _next(self, best: Candidate, predicted: dict[Candidate, float]) -> list[Candidate]:
         same = {c for c in self._candidates if (c.scheme, c.algorithm) == (best.scheme, best.algorithm)}
         limit = predicted[best] * self._policy.margin + self._policy.least_s
@@ -171,5 +193,4 @@ class Chooser:
 
     def _enqueue(self, candidates: Sequence[Candidate], predicted: dict[Candidate, float]) -> None:
         self._expected.update({candidate: predicted[candidate] for candidate in candidates})
-        # One behind the other: the first trial of a candidate begins as the one before has left the ranks, apart.
-        self._queue = [candidate for candidate in candidates for _ in range(self._policy.trials)]
+        self._queue = list(candidates)

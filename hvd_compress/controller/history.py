@@ -11,7 +11,7 @@ from typing import Any
 
 from hvd_compress.errors import ConfigError
 
-KINDS = ("begin", "choice", "window", "network")
+KINDS = ("begin", "choice", "window", "network", "ratio")
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,14 @@ class Event:
 
     Attributes:
         step: after which it happened.
-        kind: "begin" (a round of trials), "choice", "window" (steps that were looked at) or "network" (measured anew).
+        kind: "begin" (a round of trials), "choice", "window" (steps that were looked at), "network" (measured anew) or
+            "ratio" (chosen, perhaps the one before).
         bucket: which one, or -1 for all.
         candidate: what was tried, chosen or in use.
         ratio: k / numel.
         measured_s, predicted_s: of one exchange of this bucket; NaN where there is none.
-        gain: share of ||corrected||^2 that is sent; NaN where it was not looked at.
+        gain: share of ||corrected||^2 that is sent, mean over ranks; NaN where it was not looked at. As measured in the
+            last step of a window; as expected with a ratio.
         latency, transfer: how the network left its calibration, as factors.
         reason: in words.
     """

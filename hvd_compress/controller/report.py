@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -30,6 +31,9 @@ class Agreed:
         step_s: the duration of a step, the longest mean of a rank.
         agree_s: what the last exchange of this kind took, the longest of a rank.
         own_s: what this exchange took here: the one figure that differs between ranks.
+        gains: by bucket: what the last of the steps was seen to gain, as the mean over ranks; empty where none was
+            looked at.
+        look_s: what looking at it took, the longest of a rank.
     """
 
     seconds: tuple[tuple[float, ...], ...]
@@ -37,6 +41,19 @@ class Agreed:
     step_s: float
     agree_s: float
     own_s: float
+    gains: tuple[tuple[float, ...], ...] = ()
+    look_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Look:
+    """What this rank saw in a step: gains by bucket, as many on all ranks, and the seconds that it took to look."""
+
+    gains: tuple[tuple[float, ...], ...] = ()
+    seconds: float = 0.0
+
+
+_NO_LOOK = Look()
 
 
 def combine(timings: Sequence[Timing]) -> tuple[float, float]:
@@ -54,14 +71,17 @@ def median(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return tuple(statistics.median(column) for column in zip(*seconds, strict=True))
 
 
-def agree(engine: Engine, steps: Sequence[Sequence[Timing]], step_s: float, agree_s: float) -> Agreed:
-    """Exchange what this rank measured; every rank passes as many steps and buckets.
+def agree(
+    engine: Engine, steps: Sequence[Sequence[Timing]], step_s: float, agree_s: float, look: Look = _NO_LOOK
+) -> Agreed:
+    """Exchange what this rank measured; every rank passes as many steps, buckets and gains.
 
-    Collective, one all-gather of 8 * (3 * steps * buckets + 2) bytes a rank, in the engine's thread.
+    Collective, one all-gather of 8 * (3 * steps * buckets + 3 + gains) bytes a rank, in the engine's thread.
     """
     noted = len(engine.calls)
     own = [value for step in steps for t in step for value in (t.compress_s, t.communicate_s, t.decompress_s)]
-    vector = torch.tensor([*own, step_s, agree_s], dtype=torch.float64)
+    seen = [gain for gains in look.gains for gain in gains]
+    vector = torch.tensor([*own, step_s, agree_s, look.seconds, *seen], dtype=torch.float64)
     ranks = [part.tolist() for part in engine.allgather(vector, [vector.numel()] * engine.world_size)]
     own_s = sum(call.seconds for call in engine.calls[noted:])
     del engine.calls[noted:]  # they belong to no step
@@ -69,10 +89,13 @@ def agree(engine: Engine, steps: Sequence[Sequence[Timing]], step_s: float, agre
     places = [[3 * (step * buckets + bucket) for bucket in range(buckets)] for step in range(len(steps))]
     combined = [[combine([Timing(*rank[at : at + 3]) for rank in ranks]) for at in row] for row in places]
     end = len(own)
+    means = iter([sum(column) / len(ranks) for column in zip(*(rank[end + 3 :] for rank in ranks), strict=True)])
     return Agreed(
         tuple(tuple(seconds for seconds, _ in row) for row in combined),
         tuple(tuple(kernels for _, kernels in row) for row in combined),
         max(rank[end] for rank in ranks),
         max(rank[end + 1] for rank in ranks),
         own_s,
+        tuple(tuple(islice(means, len(gains))) for gains in look.gains),
+        max(rank[end + 2] for rank in ranks),
     )

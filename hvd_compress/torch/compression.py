@@ -6,6 +6,7 @@ import horovod.torch
 import torch
 
 from hvd_compress.compressors import Cast, EFSign, TopK
+from hvd_compress.controller.goal import AutoRatio, Target
 from hvd_compress.decision import Request
 
 
@@ -41,6 +42,42 @@ class Compression(horovod.torch.Compression):  # type: ignore[misc]
             ConfigError: a value is out of range or unknown.
         """
         return Request(TopK(ratio, layerwise), scheme, algorithm, engine, device)
+
+    @staticmethod
+    def auto(
+        target: Target = "knee",
+        *,
+        low: float = 0.001,
+        high: float = 0.1,
+        gain_change: float = 0.1,
+        gain: str = "curve",
+        solver: str = "exact",
+        layerwise: bool = False,
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send the elements of largest magnitude, as many as pay, in the way that is fastest; or all, where none pays.
+
+        Scheme, algorithm and ratio of each bucket are chosen while training (Eq. 6 of Tyagi and Swany, "Flexible
+        Communication for Optimal Distributed Learning"): from what all ranks measured, and from the gain, the share of
+        the corrected gradient's squared norm that is sent. With HVD_COMPRESS_ADAPT=0 the ratio in the middle is kept.
+
+        Args:
+            target: "knee", the best compromise between compression time, communication time and gain; a gain in (0, 1],
+                to be reached with the smallest ratio that does; or three weights of the two times and of 1 / gain.
+            low, high: bounds of the ratio, in (0, 1].
+            gain_change: the relative change of the gain at which the ratio is chosen anew; 0.1 is ten per cent.
+            gain: "curve" reads it from the gradient for all ratios at once; "rollout" trains some steps with each of a
+                few ratios and takes them back (see optimizer.rollout), as the paper does.
+            solver: "exact" compares all ratios of a grid; "nsga2" searches, as the paper does (needs pymoo).
+            layerwise: select in each parameter by itself instead of in the fused bucket.
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range or unknown.
+        """
+        goal = AutoRatio(target, low, high, gain_change, gain, solver)
+        return Request(TopK(goal.start, layerwise), engine=engine, device=device, ratio=goal)
 
     @staticmethod
     def efsign(*, layerwise: bool = True, engine: str = "auto", device: str = "auto") -> Request:

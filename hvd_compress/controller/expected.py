@@ -1,0 +1,98 @@
+"""What one bucket is expected to take: curves of the network, and what was measured of its own exchanges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hvd_compress.controller.kernels import Kernels
+from hvd_compress.controller.network import Network
+from hvd_compress.cost.candidates import Candidate
+from hvd_compress.cost.predict import Costs, Prediction, predict
+
+FURTHEST = 4.0
+"""Predictions are corrected by at most this factor: beyond, it was not the network that took the time."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """What the controller knows of a bucket.
+
+    Attributes:
+        numel: elements.
+        element_bytes: of a dense element on the wire.
+        ratio: k / numel of what is sent; where it is chosen as well, the one to begin with.
+        candidates: the ways in which it may travel, the same on every rank.
+    """
+
+    numel: int
+    element_bytes: int
+    ratio: float
+    candidates: tuple[Candidate, ...]
+
+
+class Expected:
+    """Predicts the exchange of one bucket, by any candidate and with any ratio. The same on all ranks."""
+
+    def __init__(self, bucket: Bucket, network: Network) -> None:
+        self.kernels = Kernels()
+        self._bucket, self._network = bucket, network
+        self._correction = 1.0  # of compressed exchanges: measured over predicted
+        self._dense_s: float | None = None
+
+    def renew(self, network: Network) -> None:
+        """The network has changed: what was measured of exchanges before is forgotten, but not of kernels."""
+        self._network, self._correction, self._dense_s = network, 1.0, None
+
+    def seconds(self, candidate: Candidate, ratio: float) -> float:
+        """Return what the curves and the kernels say."""
+        return self._predicted(candidate, ratio, self._network).seconds
+
+    def learn(self, measured: Mapping[Candidate, float], ratio: float) -> None:
+        """Take what a round of trials measured; the fastest compressed way says how far off predictions are."""
+        dense = [seconds for candidate, seconds in measured.items() if candidate.scheme == "dense"]
+        sparse = [(seconds, candidate) for candidate, seconds in measured.items() if candidate.scheme != "dense"]
+        self._dense_s = min(dense, default=None)
+        if sparse:
+            seconds, candidate = min(sparse, key=lambda pair: pair[0])
+            predicted = self._predicted(candidate, ratio, self._network)
+            factor = (seconds - predicted.compress_s) / max(predicted.communicate_s, 1e-9)
+            self._correction = min(FURTHEST, max(1 / FURTHEST, factor))
+
+    def prices(self, ratios: tuple[float, ...]) -> dict[float, tuple[float, float]]:
+        """Return by ratio the seconds of kernels and of communication, each of the way that takes the fewest in all."""
+        costs = _Remembered(self._network)
+        sparse = [candidate for candidate in self._bucket.candidates if candidate.scheme != "dense"]
+        found = {}
+        for ratio in ratios:
+            predicted = (self._predicted(candidate, ratio, costs) for candidate in sparse)
+            priced = [(p.compress_s, self._correction * p.communicate_s) for p in predicted]
+            found[ratio] = min(priced, key=sum)
+        return found
+
+    @property
+    def dense_s(self) -> float:
+        """Seconds without compression: as measured, or else as expected; infinite where that is no way to go."""
+        if self._dense_s is not None:
+            return self._dense_s
+        dense = [candidate for candidate in self._bucket.candidates if candidate.scheme == "dense"]
+        return min((self.seconds(candidate, 1.0) for candidate in dense), default=math.inf)
+
+    def _predicted(self, candidate: Candidate, ratio: float, costs: Costs) -> Prediction:
+        bucket, kernels_s = self._bucket, self.kernels.seconds(candidate.scheme, ratio)
+        return predict(candidate, bucket.numel, ratio, costs, bucket.element_bytes, kernels_s)
+
+
+class _Remembered:
+    """Costs that look up each collective once: candidates of one ratio share theirs."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs, self.world_size = costs, costs.world_size
+        self._known: dict[tuple[str, str, float], float] = {}
+
+    def seconds(self, verb: str, algorithm: str, size: float) -> float:
+        key = verb, algorithm, size
+        if key not in self._known:
+            self._known[key] = self._costs.seconds(*key)
+        return self._known[key]

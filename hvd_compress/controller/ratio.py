@@ -1,0 +1,119 @@
+"""The ratio of one bucket: what every candidate costs and gains, which one is taken, and when it is time to ask again.
+
+Pure: what comes in is the same on all ranks, so what comes out is the same, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from hvd_compress.controller.goal import AutoRatio
+from hvd_compress.controller.tradeoff import Option, distance_on, knee, nsga2, pareto_front, smallest_with_gain
+
+TIME_MARGIN = 0.05
+"""Where a gain is wanted and reached: what share of its time another ratio must save to replace the one in use."""
+KNEE_MARGIN = 0.02
+"""Else: how much nearer to the ideal it must lie, where 1 is the range of an objective. Around a knee this is flat."""
+NEW_SHARE = 0.5
+"""Weight of new gains against those before: an exponentially weighted mean, as the paper's threshold is applied to."""
+
+Prices = Mapping[float, tuple[float, float]]
+"""Seconds of compressing (and decompressing) and of communicating a bucket in the fastest compressed way, by ratio."""
+
+
+class RatioChooser:
+    """Chooses among the candidate ratios of one bucket, and keeps one.
+
+    learn() takes gains; moved says whether they left those by which the choice was made; choose() makes it.
+
+    Attributes:
+        ratio: the one in use.
+        known_gain: what it gained when it was chosen.
+        gains: share of ||corrected||^2 that is sent with each candidate, in the order of goal.ratios; empty at first.
+        pays: whether it is expected to take less than no compression.
+        reason: why this ratio, in words.
+    """
+
+    def __init__(self, goal: AutoRatio) -> None:
+        self._goal = goal
+        self.ratio = goal.start
+        self.gains: tuple[float, ...] = ()
+        self.reason, self.pays = "nothing is known yet", True
+        self.known_gain = math.nan
+        self._revisable = False
+
+    @property
+    def gain(self) -> float:
+        """What the ratio in use gains, as far as is known."""
+        return self.gains[self._goal.ratios.index(self.ratio)] if self.gains else math.nan
+
+    @property
+    def moved(self) -> bool:
+        """Whether the gain of the ratio in use has left what it was, by more than was allowed."""
+        return abs(self.gain - self.known_gain) > self._goal.gain_change * self.known_gain
+
+    def learn(self, gains: Sequence[float]) -> None:
+        """Take the gain of each candidate. What is not finite says nothing, and is forgotten on all ranks."""
+        if not all(math.isfinite(gain) for gain in gains):
+            return
+        fresh = tuple(max(gain, 1e-12) for gain in gains)
+        self.gains = tuple(_mixed(*pair) for pair in zip(self.gains or fresh, fresh, strict=True))
+
+    def choose(self, prices: Prices, dense_s: float) -> bool:
+        """Choose from the gains that are known; return whether it is another ratio than before.
+
+        Args:
+            prices: of the fastest compressed way at a ratio.
+            dense_s: seconds without compression. A ratio that takes longer sends less for more: it is left out, unless
+                a gain is wanted.
+        """
+        options = [Option(r, *prices[r], gain) for r, gain in zip(self._goal.ratios, self.gains, strict=True)]
+        paying = [option for option in options if option.compress_s + option.communicate_s < dense_s]
+        within = paying if paying and self._goal.wanted_gain is None else options
+        best, before = self._best(within), self.ratio
+        chosen = next(option for option in options if option.ratio == before)
+        if not self._keeps(chosen, best, within):
+            chosen = best
+        self.ratio, self.known_gain, self.pays = chosen.ratio, chosen.gain, chosen in paying
+        self.reason = self._words(chosen)
+        return self.ratio != before
+
+    def revise_once(self) -> bool:
+        """Whether to choose again after a round of trials, as that has shown more: once for each call of begin()."""
+        may, self._revisable = self._revisable, False
+        return may
+
+    def begin(self) -> None:
+        """There is a reason to choose anew, and a round of trials will follow."""
+        self._revisable = True
+
+    def _best(self, options: Sequence[Option]) -> Option:
+        front = nsga2(options) if self._goal.solver == "nsga2" and len(options) > 1 else options
+        wanted = self._goal.wanted_gain
+        return knee(front, self._goal.weights) if wanted is None else smallest_with_gain(front, wanted)
+
+    def _keeps(self, now: Option, best: Option, options: Sequence[Option]) -> bool:
+        """Whether the ratio in use is as good as the best one, or so nearly that a change is not worth its trials."""
+        if now == best:
+            return True
+        if now not in options:
+            return False
+        wanted = self._goal.wanted_gain
+        if wanted is None:
+            distance = distance_on(pareto_front(options), self._goal.weights)
+            return distance(now) <= distance(best) + KNEE_MARGIN * max(self._goal.weights)
+        if now.gain < min(wanted, best.gain):
+            return False
+        return now.compress_s + now.communicate_s <= (1 + TIME_MARGIN) * (best.compress_s + best.communicate_s)
+
+    def _words(self, chosen: Option) -> str:
+        wanted, target = self._goal.wanted_gain, self._goal.target
+        what = "the knee" if target == "knee" else f"weights {target}" if wanted is None else f"gain {wanted:g} wanted"
+        taken = f"{1e3 * chosen.compress_s:.2f} + {1e3 * chosen.communicate_s:.2f} ms expected"
+        doubt = "" if self.pays else "; to send everything is expected to take less"
+        return f"{what}: gain {chosen.gain:.3f}, {taken}{doubt}"
+
+
+def _mixed(before: float, now: float) -> float:
+    return (1 - NEW_SHARE) * before + NEW_SHARE * now
