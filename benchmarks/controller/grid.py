@@ -1,7 +1,8 @@
 """Is the controller's choice the right one? Every candidate is measured on an emulated network, and compared.
 
-As root: `python benchmarks/controller/grid.py [--reduced]`. Writes benchmarks/results/controller-grid.json and prints
-the controller's choice and the formulas' choice against the best measured candidate of each cell.
+As root: `python benchmarks/controller/grid.py [--reduced]`. Writes benchmarks/results/controller-grid.json, cell by
+cell, and prints the controller's choice and the formulas' choice against the best measured candidate of each. It takes
+an hour; with --latency, --bandwidth and --numels it can be done in pieces, which come together in the same file.
 """
 
 from __future__ import annotations
@@ -39,16 +40,21 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--numels", help="instead of all: 1000000,10000000")
+    parser.add_argument("--latency", help="instead of all: 1ms,5ms")
+    parser.add_argument("--bandwidth", help="instead of all: 1gbit,50mbit")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     grid = dict(REDUCED if arguments.reduced else FULL)
-    if arguments.numels:
-        grid["numels"] = arguments.numels
-    cells = []
+    grid["numels"] = arguments.numels or grid["numels"]
+    for name in ("latency", "bandwidth"):
+        grid[name] = tuple((getattr(arguments, name) or ",".join(grid[name])).split(","))
+    cells = json.loads(arguments.results.read_text()) if arguments.results.exists() else []
     with Lab(arguments.hosts, "1ms", "1gbit") as lab:
         for latency, bandwidth in itertools.product(grid["latency"], grid["bandwidth"]):
             lab.set(latency, bandwidth)
-            cells += run(lab, latency, bandwidth, grid["numels"], grid["ratios"], arguments.repetitions)
+            fresh = run(lab, latency, bandwidth, grid["numels"], grid["ratios"], arguments.repetitions)
+            replaced = {place(cell) for cell in fresh}
+            cells = [cell for cell in cells if place(cell) not in replaced] + fresh
             arguments.results.write_text(json.dumps(cells, indent=1))
     show(cells)
 
@@ -65,6 +71,10 @@ def run(lab: Lab, latency: str, bandwidth: str, numels: str, ratios: str, repeti
     for cell in cells:
         print(line(cell), f"({time.monotonic() - start:.0f} s)", flush=True)
     return cells
+
+
+def place(cell: dict) -> tuple:
+    return cell["latency"], cell["bandwidth"], cell["numel"], cell["ratio"]
 
 
 def regret(cell: dict, chosen: str) -> float:

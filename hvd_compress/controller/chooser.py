@@ -122,8 +122,9 @@ class Chooser:
         """Take what a window of steps took with the choice that stands; return whether it is no longer true.
 
         Two windows in a row must say so, or one, evidently. They are compared with the first one since the choice was
-        made: the time by which a candidate was chosen is the shortest of several, and the usual one is longer. The first
-        one itself is wrong where it evidently differs from that time; but not twice in a row, which would be noise.
+        made: the time by which a candidate was chosen is the shortest of several, and the usual one is longer. The
+        first one itself is wrong where it evidently differs from that time; but not twice in a row, which would be
+        noise.
         """
         assert self.choice is not None
         assert self.settled
