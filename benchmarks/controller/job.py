@@ -1,4 +1,4 @@
-"""A training job of one bucket and no model: what is measured is the exchange alone."""
+"""A training job without a model: what is measured is the exchange alone."""
 
 from __future__ import annotations
 
@@ -27,17 +27,15 @@ NOT_REPEATED, LONG_S = 1.5, 1.0
 
 
 class Job:
-    """Exchanges one gradient of one parameter, step by step, under a controller."""
+    """Exchanges one gradient, step by step, under a controller; each of `buckets` equal parts travels by itself."""
 
-    def __init__(self, engine: Engine, gradient: torch.Tensor, compressor: TopK) -> None:
-        numel = gradient.numel()
-        self._engine, self._gradient, self._compressor = engine, gradient, compressor
-        self._parameter = torch.nn.Parameter(torch.zeros(numel))
-        calibration_s = float(os.environ.get("CALIBRATION_S", "3"))
-        settings = Settings(4 * numel, 600.0, adapt=True, calibration_s=calibration_s)
-        self.reducer = Reducer(
-            {"weight": self._parameter}, Request(compressor), lambda: engine, ReduceOptions(), settings
-        )
+    def __init__(self, engine: Engine, gradient: torch.Tensor, compressor: TopK, buckets: int = 1) -> None:
+        self._engine, self._compressor = engine, compressor
+        self._gradients = {f"weight {number}": part for number, part in enumerate(gradient.chunk(buckets))}
+        self._parameters = {name: torch.nn.Parameter(torch.zeros_like(part)) for name, part in self._gradients.items()}
+        size = 4 * max(part.numel() for part in self._gradients.values())
+        settings = Settings(size, 600.0, adapt=True, calibration_s=float(os.environ.get("CALIBRATION_S", "3")))
+        self.reducer = Reducer(self._parameters, Request(compressor), lambda: engine, ReduceOptions(), settings)
 
     @property
     def controller(self) -> Controller:
@@ -47,8 +45,9 @@ class Job:
     def step(self) -> float:
         """Return its seconds here."""
         start = time.perf_counter()
-        self._parameter.grad = self._gradient.clone()
-        self.reducer.ready("weight")
+        for name, parameter in self._parameters.items():
+            parameter.grad = self._gradients[name].clone()
+            self.reducer.ready(name)
         self.reducer.finish()
         return time.perf_counter() - start
 
@@ -61,7 +60,7 @@ class Job:
         return patience
 
     def use(self, way: Candidate) -> None:
-        """Send the bucket so from now on. The controller must be out of the way."""
+        """Send the one bucket so from now on. The controller must be out of the way."""
         (route,) = self.reducer._routes
         route.decision = steered(route.decision, self._compressor, way, "measured")
         route.scheme = route.decision.build()

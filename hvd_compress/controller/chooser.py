@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from hvd_compress.cost.candidates import Candidate
 
@@ -22,8 +23,10 @@ class Policy:
 
     Attributes:
         margin: candidates that are predicted to take up to this many times the fastest one are tried.
-        near: a candidate gets a second trial if the first one took up to this many times the shortest of all; the
-            shorter of the two counts, as nothing but noise makes a step longer.
+        near: a candidate reaches the final if its trial took up to this many times the shortest of all.
+        finalists: so many at most.
+        final: steps in a row of each of them; the mean of all but the first counts, which finds connections as another
+            candidate left them.
         most: candidates that are tried at once, so that a new choice is made within some 20 steps.
         hysteresis: by how much a candidate must be faster than the one in use to replace it.
         drift: how far the time of the candidate in use may leave what was measured, as a factor, in two windows in a
@@ -34,6 +37,8 @@ class Policy:
 
     margin: float = 1.6
     near: float = 1.3
+    finalists: int = 3
+    final: int = 3
     most: int = 8
     hysteresis: float = 0.03
     drift: float = 1.25
@@ -63,7 +68,7 @@ class Chooser:
         self._candidates, self._policy = tuple(candidates), policy
         self._queue: list[Candidate] = []  # one entry a step
         self._times: dict[Candidate, float] = {}  # of this round
-        self._once: set[Candidate] = set()  # those of this round that had one trial so far
+        self._finalists: list[Candidate] = []  # of this round, as soon as there is nothing else to try
         self._expected: dict[Candidate, float] = {}  # as predicted before it was tried
         self._predict: Predict
         self._odd_windows = 0
@@ -96,26 +101,31 @@ class Chooser:
     def look(self, predict: Predict) -> None:
         """Begin a round: all that was measured before is forgotten. `predict` may know more each time it is asked."""
         self._predict = predict
-        self._times, self._once, self._odd_windows, self._usual = {}, set(), 0, math.nan
+        self._times, self._finalists, self._odd_windows, self._usual = {}, [], 0, math.nan
         predicted = self._predictions()
         self._enqueue(self._first(predicted), predicted)
 
     def learn(self, seconds: Sequence[float]) -> bool:
         """Take the seconds of the steps that were queued, all of them; return whether a choice was made.
 
-        If not, there is more to try: a second time what came near the best one; what is now expected to beat it; and,
-        once AR-Topk is the best, the ways to broadcast its indices.
+        If not, there is more to try: what is now expected to beat the best one, and, once AR-Topk is the best, the ways
+        to broadcast its indices. At last what came near the best one meets it in a final.
         """
         assert len(seconds) == len(self._queue), f"{len(seconds)} times for {len(self._queue)} trials"
-        for candidate, taken in zip(self._queue, seconds, strict=True):
-            self._once ^= {candidate}
-            self._times[candidate] = min(taken, self._times.get(candidate, math.inf))
+        taken: dict[Candidate, list[float]] = {}
+        for candidate, second in zip(self._queue, seconds, strict=True):
+            taken.setdefault(candidate, []).append(second)
+        self._times.update({candidate: fmean(times[1:] or times) for candidate, times in taken.items()})
         self._queue = []
-        best, predicted = self._fastest(), self._predictions()
-        self._enqueue([*self._again(best), *self._next(best, predicted)], predicted)
-        if self._queue:
-            return False
-        self._choose(best)
+        if not self._finalists:
+            best, predicted = self._fastest(), self._predictions()
+            self._enqueue(self._next(best, predicted), predicted)
+            if not self._queue:
+                self._finalists = self._near(best)
+                self._queue = [c for c in self._finalists for _ in range(self._policy.final)]
+            if self._queue:
+                return False
+        self._choose(self._fastest())
         return True
 
     def drifted(self, seconds: float) -> bool:
@@ -179,10 +189,11 @@ class Chooser:
         in_use = self.choice.candidate if self.choice is not None else None
         return chosen if in_use is None or in_use in chosen else [*chosen, in_use]
 
-    def _again(self, best: Candidate) -> list[Candidate]:
-        """What deserves a second trial: whatever came near the best one. None, if nothing did."""
-        near = [c for c, t in self._times.items() if t <= self._policy.near * self._times[best] + self._policy.least_s]
-        return [candidate for candidate in near if candidate in self._once] if len(near) > 1 else []
+    def _near(self, best: Candidate) -> list[Candidate]:
+        """Who meets in the final: the best one and what came near it. Nobody, if nothing did."""
+        limit = self._policy.near * self._times[best] + self._policy.least_s
+        near = sorted((c for c, t in self._times.items() if t <= limit), key=self._times.__getitem__)
+        return near[: self._policy.finalists] if len(near) > 1 else []
 
     def _next(self, best: Candidate, predicted: dict[Candidate, float]) -> list[Candidate]:
         same = {c for c in self._candidates if (c.scheme, c.algorithm) == (best.scheme, best.algorithm)}

@@ -128,17 +128,24 @@ def test_a_first_window_that_denies_the_trials_is_believed_the_second_time() -> 
     assert chooser.drifted(0.1)
 
 
-def test_only_what_came_near_the_best_is_tried_twice() -> None:
+def test_what_came_near_the_best_meets_it_in_a_final() -> None:
     ways = tuple(Candidate("dense", name) for name in ("ring", "tree", "rabenseifner"))
-    chooser = Chooser(ways, Policy(near=1.3))
-    times = dict(zip(ways, (0.100, 0.120, 0.150), strict=True))
-    chooser.look(times.__getitem__)
+    chooser = Chooser(ways, Policy(near=1.3, final=3))
+    chooser.look(dict(zip(ways, (0.100, 0.120, 0.150), strict=True)).__getitem__)
     assert [chooser.candidate(step) for step in range(chooser.trials_left)] == list(ways)
     assert not chooser.learn([0.100, 0.120, 0.150])
-    assert [chooser.candidate(step) for step in range(chooser.trials_left)] == list(ways[:2])
-    assert chooser.learn([0.110, 0.090])  # the shorter of two counts
+    assert [chooser.candidate(step) for step in range(chooser.trials_left)] == [ways[0]] * 3 + [ways[1]] * 3
+    assert chooser.learn([0.050, 0.110, 0.110, 0.300, 0.090, 0.090])  # the first of each finds others' connections
     assert chooser.choice is not None
     assert chooser.choice.candidate == ways[1]
+    assert chooser.choice.seconds == 0.090
+
+
+def test_a_clear_winner_needs_no_final() -> None:
+    ways = tuple(Candidate("dense", name) for name in ("ring", "tree"))
+    chooser = Chooser(ways, Policy(near=1.3))
+    chooser.look(dict(zip(ways, (0.100, 0.120), strict=True)).__getitem__)
+    assert chooser.learn([0.100, 0.200])
 
 
 def test_times_below_what_can_be_told_apart_are_no_drift() -> None:
