@@ -106,7 +106,7 @@ def show(cells: list[dict]) -> None:
             str(len(cells)),
             f"{within} ({within / len(cells):.0%})",
             f"{statistics.median(known):.1%}",
-            f"{max(known):.0%}" + (f", {missing} not measured: over 3 x" if missing else ""),
+            f"{max(known):.0%}" + (f", {missing} not measured: predicted over 2 x" if missing else ""),
         )
     Console().print(table)
 

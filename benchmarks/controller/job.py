@@ -20,9 +20,9 @@ from hvd_compress.settings import Settings
 
 T = TypeVar("T")
 
-NOT_MEASURED = 3.0
+NOT_MEASURED = 2.0
 """What is predicted to take this many times as long as the best candidate is not measured."""
-NOT_REPEATED, LONG_S = 1.5, 1.0
+NOT_REPEATED, LONG_S = 1.5, 0.2
 """Nor is repeated what takes longer than LONG_S and this many times as long as the best."""
 
 
