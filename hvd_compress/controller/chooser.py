@@ -122,8 +122,8 @@ class Chooser:
         """Take what a window of steps took with the choice that stands; return whether it is no longer true.
 
         Two windows in a row must say so, or one, evidently. They are compared with the first one since the choice was
-        made: the time by which a candidate was chosen is the shortest of several, and the usual one is longer. The first
-        one itself is wrong where it evidently differs from that time; but not twice in a row, which would be noise.
+        made: the time by which a candidate was chosen is the shortest of several, and the usual one is longer. The
+        first one itself is wrong where it evidently differs from that time; but not twice in a row: that is noise.
         """
         assert self.choice is not None
         assert self.settled
@@ -139,6 +139,10 @@ class Chooser:
         self._odd_windows += 1
         self._doubted = first
         return self._odd_windows >= 2 or factor > policy.evident
+
+    def rebase(self) -> None:
+        """What is sent has changed a little, and the choice stands: the next window says what is usual."""
+        self._usual, self._odd_windows, self._doubted = math.nan, 0, True
 
     def _choose(self, best: Candidate) -> None:
         before = self.choice.candidate if self.choice is not None else None
