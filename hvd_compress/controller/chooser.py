@@ -27,7 +27,7 @@ class Policy:
         finalists: so many at most.
         final: steps in a row of each of them; the mean of all but the first counts, which finds connections as another
             candidate left them.
-        most: candidates that are tried at once, so that a new choice is made within some 20 steps.
+        most: candidates that are tried at once, so that a round takes some 20 steps.
         hysteresis: by how much a candidate must be faster than the one in use to replace it.
         drift: how far the time of the candidate in use may leave what was measured, as a factor, in two windows in a
             row, before all are looked at again.
@@ -36,13 +36,13 @@ class Policy:
     """
 
     margin: float = 1.6
-    near: float = 1.3
+    near: float = 1.25
     finalists: int = 3
     final: int = 3
-    most: int = 8
+    most: int = 6
     hysteresis: float = 0.03
     drift: float = 1.25
-    evident: float = 2.0
+    evident: float = 1.5
     least_s: float = 0.0003
 
 
@@ -133,8 +133,7 @@ class Chooser:
 
         Two windows in a row must say so, or one, evidently. They are compared with the first one since the choice was
         made: the time by which a candidate was chosen is the shortest of several, and the usual one is longer. The
-        first one itself is wrong where it evidently differs from that time; but not twice in a row, which would be
-        noise.
+        first one itself is wrong where it evidently differs from that time; but not twice in a row: that is noise.
         """
         assert self.choice is not None
         assert self.settled
@@ -150,6 +149,10 @@ class Chooser:
         self._odd_windows += 1
         self._doubted = first
         return self._odd_windows >= 2 or factor > policy.evident
+
+    def rebase(self) -> None:
+        """What is sent has changed a little, and the choice stands: the next window says what is usual."""
+        self._usual, self._odd_windows, self._doubted = math.nan, 0, True
 
     def _choose(self, best: Candidate) -> None:
         before = self.choice.candidate if self.choice is not None else None

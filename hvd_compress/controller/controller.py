@@ -11,6 +11,7 @@ from hvd_compress.controller.chooser import Choice, Chooser, Policy
 from hvd_compress.controller.expected import Bucket, Expected
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import Event, History
+from hvd_compress.controller.latency import LatencyWatch
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratio import RatioChooser
 from hvd_compress.controller.report import Agreed, Look, Timing, agree, median
@@ -19,8 +20,10 @@ from hvd_compress.engines.base import Engine
 
 OVERHEAD = 0.02
 """Share of the time of training that agreeing may take, were it not hidden behind the next step's computation."""
-SHORTEST_WINDOW, LONGEST_WINDOW = 4, 8
+SHORTEST_WINDOW, LONGEST_WINDOW = 4, 6
 """Steps between two looks at a choice that stands: few, so that a new one is made within 30 steps."""
+SIMILAR = 2.0
+"""A ratio that differs from the one before by less than this factor travels as that did, without trials."""
 REST_WINDOWS = 4
 """Of so many windows one looks at gains, too; of more, should that cost more than OVERHEAD."""
 
@@ -60,6 +63,8 @@ class Controller:
         self._step_s: list[float] = []
         self._agree_s = 0.0
         self._window = SHORTEST_WINDOW
+        self._latency = LatencyWatch()
+        self._beside_s = math.inf  # what of a step is not exchange, at least
         self._look(0, "training begins")
 
     @property
@@ -132,6 +137,8 @@ class Controller:
             if not self._waiting:
                 self._look(step, "gains are known")
             return ""
+        exchanges_s = sum(map(sum, agreed.seconds)) / len(agreed.seconds)
+        self._beside_s = min(self._beside_s, max(0.0, agreed.step_s - exchanges_s))
         if self.settled:
             return self._watch(step, agreed) or self._follow_gains(step, agreed)
         self._learn(step, agreed)
@@ -140,6 +147,7 @@ class Controller:
     def look_again(self, step: int, reason: str, engine: Engine) -> None:
         """Measure the network anew and begin a round. Collective."""
         self._network = self._network.remeasured(engine)
+        self._latency.reset()
         for expected in self._expected:
             expected.renew(self._network)
         latency, transfer = self._network.latency, self._network.transfer
@@ -167,16 +175,29 @@ class Controller:
         """Return whether it is another one than before, and worth trials."""
         assert self._goal is not None
         ratio, expected, choice = self._ratios[number], self._expected[number], self._choosers[number].choice
-        changed = ratio.choose(expected.prices(self._goal.ratios), expected.dense_s)
+        beside_s = self._beside_s if math.isfinite(self._beside_s) else 0.0
+        changed = ratio.choose(expected.prices(self._goal.ratios), expected.dense_s, beside_s)
         self._buckets[number] = replace(self._buckets[number], ratio=ratio.ratio)
         why = f"{reason}: {ratio.reason}"
         self.history.add(Event(step, "ratio", number, ratio=ratio.ratio, gain=ratio.gain, reason=why))
         compressed = choice is None or choice.candidate.scheme != "dense"
         return changed and (compressed or ratio.pays)
 
+    def _send(self, step: int, number: int, before: float, reason: str) -> None:
+        """The ratio is another one than `before`: try how it travels best, unless that is clear."""
+        chooser, ratio = self._choosers[number], self._ratios[number]
+        compressed = chooser.choice is not None and chooser.choice.candidate.scheme != "dense"
+        if compressed and ratio.pays and 1 / SIMILAR < ratio.ratio / before < SIMILAR:
+            chooser.rebase()
+        else:
+            self._try(step, number, reason)
+
     def _take_gains(self, agreed: Agreed) -> None:
-        for ratio, gains in zip(self._ratios, agreed.gains, strict=False):
-            ratio.learn(gains[:-1])  # the last one is what was sent, in whichever way
+        for ratio, chooser, gains in zip(self._ratios, self._choosers, agreed.gains, strict=False):
+            # Without compression nothing is left over, and the next gradient alone gains more than one that
+            # follows upon others.
+            if chooser.choice is None or chooser.choice.candidate.scheme != "dense" or not ratio.gains:
+                ratio.learn(gains[:-1])  # the last one is what was sent, in whichever way
 
     def _follow_gains(self, step: int, agreed: Agreed) -> str:
         """At the end of a window: choose anew where the gain has moved."""
@@ -187,9 +208,10 @@ class Controller:
             for number, ratio in enumerate(self._ratios):
                 if ratio.moved:
                     reason = f"the gain moved from {ratio.known_gain:.3f} to {ratio.gain:.3f}"
+                    before = ratio.ratio
                     ratio.begin()
                     if self._choose_ratio(step, number, reason):
-                        self._try(step, number, reason)
+                        self._send(step, number, before, reason)
         return ""
 
     def _learn(self, step: int, agreed: Agreed) -> None:
@@ -211,13 +233,14 @@ class Controller:
         if self._ratios and self._ratios[number].revise_once():
             self._expected[number].learn(self._choosers[number].measured, ratio)
             if self._choose_ratio(step, number, "after its trials"):
-                self._try(step, number, "another ratio is better")
+                self._send(step, number, ratio, "another ratio is better")
 
     def _watch(self, step: int, agreed: Agreed) -> str:
-        """Return in words which bucket left what was measured of it, or nothing."""
-        drifted = ""
+        """Return in words what left what was measured of it, or nothing."""
+        typical = median(agreed.seconds)
+        drifted = self._latency.changed(agreed.agree_s, max(typical))
         sent = [gains[-1] for gains in agreed.gains] or [math.nan] * len(self._buckets)
-        for number, (chooser, seconds) in enumerate(zip(self._choosers, median(agreed.seconds), strict=True)):
+        for number, (chooser, seconds) in enumerate(zip(self._choosers, typical, strict=True)):
             choice = chooser.choice
             assert choice is not None
             name, ratio = str(choice.candidate), self._buckets[number].ratio
