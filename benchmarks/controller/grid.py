@@ -43,7 +43,11 @@ def main() -> None:
     parser.add_argument("--latency", help="instead of all: 1ms,5ms")
     parser.add_argument("--bandwidth", help="instead of all: 1gbit,50mbit")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", action="store_true", help="measure nothing, print the tables of what was measured")
     arguments = parser.parse_args()
+    if arguments.page:
+        print(page(json.loads(arguments.results.read_text())))
+        return
     grid = dict(REDUCED if arguments.reduced else FULL)
     grid["numels"] = arguments.numels or grid["numels"]
     for name in ("latency", "bandwidth"):
@@ -96,19 +100,46 @@ def line(cell: dict) -> str:
 
 def show(cells: list[dict]) -> None:
     table = Table("choice by", "cells", "within 10 % of the best", "median regret", "worst")
-    for name in ("chosen", "formulas"):
-        regrets = [regret(cell, cell[name]) for cell in cells]
-        known = [value for value in regrets if value == value]
-        missing = len(cells) - len(known)
-        within = sum(value <= 0.10 for value in known)
-        table.add_row(
-            {"chosen": "controller", "formulas": "formulas alone"}[name],
-            str(len(cells)),
-            f"{within} ({within / len(cells):.0%})",
-            f"{statistics.median(known):.1%}",
-            f"{max(known):.0%}" + (f", {missing} not measured: predicted over 2 x" if missing else ""),
-        )
+    for words, name in (("controller", "chosen"), ("formulas alone", "formulas")):
+        table.add_row(words, *summary(cells, name))
     Console().print(table)
+
+
+def summary(cells: list[dict], name: str) -> tuple[str, str, str, str]:
+    """Return how many cells there are, how many are right, and the median and the largest regret, in words."""
+    regrets = [regret(cell, cell[name]) for cell in cells]
+    known = [value for value in regrets if value == value]
+    missing = len(cells) - len(known)
+    within = sum(value <= 0.10 for value in known)
+    worst = f"{max(known):.0%}" + (f", {missing} not measured: predicted over 2 x" if missing else "")
+    return str(len(cells)), f"{within} ({within / len(cells):.0%})", f"{statistics.median(known):.1%}", worst
+
+
+def page(cells: list[dict]) -> str:
+    """Return the tables of benchmarks/results/controller-grid.md."""
+    lines = [*head("choice by", "cells", "within 10 % of the best", "median regret", "worst")]
+    lines += [row(words, *summary(cells, name)) for words, name in (("controller", "chosen"), ("formulas", "formulas"))]
+    lines += ["", *head("network", "cells", "within 10 %", "median regret", "worst", "formulas within", "worst")]
+    for latency, bandwidth in dict.fromkeys((cell["latency"], cell["bandwidth"]) for cell in cells):
+        here = [cell for cell in cells if (cell["latency"], cell["bandwidth"]) == (latency, bandwidth)]
+        _, within, _, worst = summary(here, "formulas")
+        lines.append(row(f"{latency} {bandwidth}", *summary(here, "chosen"), within, worst))
+    lines += ["", *head("cell that misses", "chosen", "regret", "best", "ms")]
+    for cell in cells:
+        if regret(cell, cell["chosen"]) > 0.10:
+            best = min(cell["measured"], key=cell["measured"].__getitem__)
+            where = f"{cell['latency']} {cell['bandwidth']}, {cell['numel']:,} at {cell['ratio']}"
+            taken = f"{cell['measured'][best] * 1e3:.1f}"
+            lines.append(row(where, cell["chosen"], f"{regret(cell, cell['chosen']):.1%}", best, taken))
+    return "\n".join(lines) + "\n"
+
+
+def head(*titles: str) -> tuple[str, str]:
+    return row(*titles), row(*("---" for _ in titles))
+
+
+def row(*texts: str) -> str:
+    return "| " + " | ".join(texts) + " |"
 
 
 if __name__ == "__main__":
