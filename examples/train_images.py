@@ -1,6 +1,7 @@
 """Train a small convolutional net on images, with compressed gradients, on as many ranks as there are.
 
     mpirun -np 4 python examples/train_images.py --compression star --ratio 0.01
+    mpirun -np 4 python examples/train_images.py --compression auto
     mpirun -np 4 python examples/train_images.py --demo
 
 What makes the training distributed stands in `train`; `train_epoch` is an ordinary loop with a stop-watch in it.
@@ -25,7 +26,7 @@ from images.demo import DEMO_METHODS, print_table
 from images.methods import METHODS, build_compression
 from images.model import SmallConvNet
 from images.progress import output_is_terminal, track
-from images.report import EpochReport, write_json
+from images.report import EpochReport, describe_choices, write_json
 from images.timing import StepMeter
 from torch import nn
 from torch.nn import functional
@@ -80,6 +81,8 @@ def train(data: ImageData, settings: Settings) -> list[EpochReport]:
         step = mean_over_ranks({"loss": loss, **meter.means()})
         reports.append(EpochReport(number, step.pop("loss"), evaluate(model, data.test), epoch_s, step))
         say(f"{label}: {reports[-1].text()}")
+    if settings.compression == "auto" or getattr(optimizer, "controller", None) is not None:
+        say(describe_choices(optimizer.decisions))
     return reports
 
 
@@ -194,7 +197,7 @@ def introduce(data: ImageData, device: str) -> None:
 
 @click.command(help=__doc__)
 @click.option("--compression", type=click.Choice(list(METHODS)), help="How gradients travel. [default: star]")
-@click.option("--ratio", type=float, help="Share of the values that top-k sends, in (0, 1]. [default: 0.01]")
+@click.option("--ratio", type=float, help="Share of the values that top-k sends, in (0, 1]. [default: 0.01, or chosen]")
 @click.option("--algorithm", help="Of the allreduce: auto, ring, tree, recursive_doubling, rabenseifner.")
 @click.option("--engine", help="What moves the bytes: auto, mpi, horovod.")
 @click.option("--epochs", type=click.IntRange(min=1), help="[default: 5]")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from hvd_compress.compressors import Cast, Compressor, FeedbackCompressor, Sparsifier
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.cost.candidates import Candidate, candidates
-from hvd_compress.engines.base import ALGORITHMS, ENGINES, Capabilities
+from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, ENGINES, Capabilities
 from hvd_compress.errors import ConfigError
 from hvd_compress.schemes import AllGather, AllToAll, ARTopk, Dense, Scheme
 
-SCHEMES = ("allgather", "star", "var")
+SCHEMES = ("allgather", "artopk", "star", "var")
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -23,12 +24,15 @@ class Request:
 
     Attributes:
         compressor: which values are sent.
-        scheme: "auto", or for sparsifiers one of SCHEMES.
-        algorithm: of every allreduce: "auto" (the engine's own choice) or one of ALGORITHMS.
+        scheme: "auto", or for sparsifiers one of SCHEMES; "artopk" is "star" or "var", whichever gains more.
+        algorithm: of every allreduce, one of ALGORITHMS, or with scheme="allgather" of the all-gather, one of
+            ALLGATHERS; or "auto".
         engine: "auto", "mpi" or "horovod".
         device: what compresses: "auto" (where the gradient lies), "cpu" or "cuda".
         ratio: how the ratio is chosen while training, together with scheme and algorithm; that of the compressor is the
             one to begin with. None where it is fixed.
+
+    What is "auto" of a sparsifier is chosen while training runs.
     """
 
     compressor: Compressor
@@ -41,19 +45,23 @@ class Request:
     def __post_init__(self) -> None:
         sparse = isinstance(self.compressor, Sparsifier)
         _one_of("scheme", self.scheme, ("auto", *SCHEMES) if sparse else ("auto",))
-        _one_of("algorithm", self.algorithm, ("auto", *ALGORITHMS))
+        _one_of("algorithm", self.algorithm, ("auto", *(ALLGATHERS if self.scheme == "allgather" else ALGORITHMS)))
         _one_of("engine", self.engine, ENGINES)
         _one_of("device", self.device, DEVICES)
-        if self.ratio is not None and not is_adaptive(self):
+        if self.ratio is not None and not (sparse and self.scheme == self.algorithm == "auto"):
             raise ConfigError(
                 "a ratio is chosen together with scheme and algorithm of a sparsifier: leave both at 'auto'"
             )
-        summed = self.compressor.sum_dtype(torch.float32) is not None or (sparse and self.scheme != "allgather")
-        if self.algorithm != "auto" and not summed:
+        if self.algorithm != "auto" and not sparse and self.compressor.sum_dtype(torch.float32) is None:
             raise ConfigError(
-                f"algorithm={self.algorithm!r} names an allreduce, and an all-gather has none: "
-                "leave it at 'auto', or use scheme='star' or 'var'"
+                f"algorithm={self.algorithm!r} names an allreduce, and what cannot be summed travels by all-gather: "
+                "leave it at 'auto'"
             )
+
+    @property
+    def verb(self) -> str:
+        """The collective of which `algorithm` is one."""
+        return "allgather" if self.scheme == "allgather" else "allreduce"
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,15 @@ class Decision:
     device: str = "cpu"
     reason: str = ""
     broadcast: str = "auto"
+
+    @property
+    def candidate(self) -> Candidate:
+        """How it travels, without what is sent."""
+        return Candidate(self.scheme, self.algorithm, self.broadcast)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a viewer of a timeline wants to know."""
+        return {"candidate": str(self.candidate), "ratio": self.ratio, "device": self.device}
 
     def build(self) -> Scheme:
         """Return the scheme that carries the decision out."""
@@ -125,8 +142,14 @@ def compression_device(request: Request, gradients_on: str) -> str:
 
 
 def is_adaptive(request: Request) -> bool:
-    """Whether the request leaves it to the controller how a bucket travels."""
-    return isinstance(request.compressor, Sparsifier) and request.scheme == request.algorithm == "auto"
+    """Whether the request leaves anything of how a bucket travels to the controller."""
+    open_ = request.scheme in ("auto", "artopk") or request.algorithm == "auto"
+    return isinstance(request.compressor, Sparsifier) and open_
+
+
+def workers_open(request: Request) -> bool:
+    """Whether the choice between STAR and VAR is the controller's, wherever AR-Topk is used."""
+    return isinstance(request.compressor, Sparsifier) and request.scheme in ("auto", "artopk")
 
 
 def with_ratio(compressor: Compressor, ratio: float) -> Compressor:
@@ -134,12 +157,23 @@ def with_ratio(compressor: Compressor, ratio: float) -> Compressor:
     return replace(compressor, ratio=ratio) if isinstance(compressor, Sparsifier) else compressor  # type: ignore[type-var]
 
 
-def ways(dtype: torch.dtype, can: Capabilities) -> tuple[Candidate, ...]:
-    """Return every way in which an adaptive request can send a bucket of `dtype`; none for what is not compressed."""
+def ways(request: Request, dtype: torch.dtype, can: Capabilities) -> tuple[Candidate, ...]:
+    """Return every way in which an adaptive request can send a bucket of `dtype`; none for what is not compressed.
+
+    Where STAR and VAR are open, "star" stands for both. A named algorithm leaves an all-gather's open: it has no
+    allreduce.
+    """
     if dtype == torch.float64:
         return ()
     dense = ("dense",) if dtype in can.sum_dtypes else ()
-    return candidates(can, (*dense, "allgather", "star"))
+    schemes = {"auto": (*dense, "allgather", "star"), "artopk": ("star",)}.get(request.scheme, (request.scheme,))
+    named = request.algorithm
+
+    def is_open(way: Candidate) -> bool:
+        other = way.scheme == "allgather" and request.scheme != "allgather"
+        return named == "auto" or other or way.algorithm == named
+
+    return tuple(filter(is_open, candidates(can, schemes)))
 
 
 def steered(before: Decision, compressor: Compressor, candidate: Candidate, reason: str) -> Decision:
@@ -159,6 +193,7 @@ def steered(before: Decision, compressor: Compressor, candidate: Candidate, reas
 def _decide(request: Request, dtype: torch.dtype, world_size: int, can: Capabilities) -> Decision:
     compressor, algorithm = request.compressor, request.algorithm
     if dtype == torch.float64:
+        algorithm = algorithm if request.verb == "allreduce" else "auto"
         return Decision(Cast(), 1.0, "dense", algorithm, reason="float64 gradients are not compressed")
     wire_dtype = compressor.sum_dtype(dtype)
     if wire_dtype is not None:
@@ -175,6 +210,8 @@ def _decide(request: Request, dtype: torch.dtype, world_size: int, can: Capabili
     if request.ratio is not None and world_size == 1:
         return Decision(Cast(), 1.0, "dense", reason="no compression pays with one rank")
     ratio = float(compressor.ratio)
+    if request.scheme == "artopk":
+        return Decision(compressor, ratio, "star", algorithm, reason="asked for; ranks take turns at first")
     if request.scheme != "auto":
         return Decision(compressor, ratio, request.scheme, algorithm, reason="asked for")
     if algorithm != "auto":

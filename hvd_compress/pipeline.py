@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 
 from hvd_compress.devices.lane import HOST, Lane
-from hvd_compress.engines.base import Engine
+from hvd_compress.engines.base import Call, Engine
 from hvd_compress.engines.leave import fail_at_exit
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, located
 from hvd_compress.schemes.base import Exchange
@@ -54,30 +54,50 @@ class StepReport:
     bus_bytes: int = 0
 
 
+Span = tuple[float, float]
+"""Start and end, in seconds of time.perf_counter()."""
+
+
+@dataclass(frozen=True)
+class Passed:
+    """When a bucket was in which phase, and the collectives of its exchange, in their order."""
+
+    encode: Span
+    communicate: Span
+    decode: Span
+    calls: tuple[Call, ...]
+
+
 @dataclass(frozen=True)
 class Exchanged:
     """What finish() returns: is all of it finite, seconds by phase, bytes sent and bytes over the bus.
 
-    `timings` holds the seconds of compressing, communicating and decompressing, by number of the bucket.
+    `passed` is in the order of bucket numbers.
     """
 
     finite: bool
     seconds: dict[str, float]
     sent_bytes: int
     bus_bytes: int
-    timings: tuple[tuple[float, float, float], ...] = ()
+    passed: tuple[Passed, ...] = ()
+
+    @property
+    def timings(self) -> tuple[tuple[float, float, float], ...]:
+        """The seconds of compressing, communicating and decompressing, by number of the bucket."""
+        return tuple((_length(p.encode), _length(p.communicate), _length(p.decode)) for p in self.passed)
 
 
 @dataclass
 class _Passage:
-    """A bucket on its way, and the seconds of its phases so far."""
+    """A bucket on its way, with its phases so far."""
 
     exchange: Exchange
     lane: Lane
     label: str
-    encode_s: float = 0.0
-    communicate_s: float = 0.0
-    decode_s: float = 0.0
+    encode: Span = (0.0, 0.0)
+    communicate: Span = (0.0, 0.0)
+    decode: Span = (0.0, 0.0)
+    calls: tuple[Call, ...] = ()
 
 
 class Pipeline:
@@ -161,9 +181,9 @@ class Pipeline:
         finite = _all(answers)
         calls = self._engine.take_calls()
         seconds = {
-            "encode": sum(passage.encode_s for passage in passages),
+            "encode": sum(_length(passage.encode) for passage in passages),
             "communicate": sum(call.seconds for call in calls),
-            "decode": sum(passage.decode_s for passage in passages),
+            "decode": sum(_length(passage.decode) for passage in passages),
         }
         self._begin()
         return Exchanged(
@@ -171,7 +191,7 @@ class Pipeline:
             seconds,
             sum(call.sent_bytes for call in calls),
             sum(passage.lane.take_bus_bytes() for passage in passages),
-            tuple((passage.encode_s, passage.communicate_s, passage.decode_s) for passage in passages),
+            tuple(Passed(passage.encode, passage.communicate, passage.decode, passage.calls) for passage in passages),
         )
 
     def begin(self, call: Callable[[Engine], T], label: str) -> Callable[[], T]:
@@ -216,7 +236,7 @@ class Pipeline:
 
     def _encode(self, passage: _Passage) -> None:
         with located(f"{passage.label}, compressing"), passage.lane.encoding():
-            passage.encode_s = _seconds(passage.exchange.encode)
+            passage.encode = _span(passage.exchange.encode)
 
     def _communicate(self, number: int) -> Future[torch.Tensor]:
         passage, encoded = self._passages[number]
@@ -225,7 +245,9 @@ class Pipeline:
             with located(passage.label):
                 self._refuse_after_failure()
             with located(lambda: f"{passage.label}, {self._engine.pending}"), passage.lane.communicating():
-                passage.communicate_s = _seconds(partial(passage.exchange.communicate, self._engine))
+                noted = len(self._engine.calls)
+                passage.communicate = _span(partial(passage.exchange.communicate, self._engine))
+                passage.calls = tuple(self._engine.calls[noted:])
         except BaseException as error:
             self.fail(error)
             raise
@@ -235,7 +257,7 @@ class Pipeline:
         start = time.perf_counter()
         with located(f"{passage.label}, decompressing"), passage.lane.decoding():
             finite = passage.exchange.decode()
-        passage.decode_s = time.perf_counter() - start
+        passage.decode = start, time.perf_counter()
         return finite
 
     def _wait(self, future: Future[T], deadline: float, label: str) -> T:
@@ -255,10 +277,14 @@ class Pipeline:
             raise
 
 
-def _seconds(call: Callable[[], None]) -> float:
+def _span(call: Callable[[], None]) -> Span:
     start = time.perf_counter()
     call()
-    return time.perf_counter() - start
+    return start, time.perf_counter()
+
+
+def _length(span: Span) -> float:
+    return span[1] - span[0]
 
 
 def _all(answers: list[torch.Tensor]) -> bool:

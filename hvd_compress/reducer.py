@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from time import perf_counter
 
 import torch
@@ -20,9 +21,11 @@ from hvd_compress.compressors import FeedbackCompressor
 from hvd_compress.controller.chooser import Policy
 from hvd_compress.controller.controller import Controller
 from hvd_compress.controller.expected import Bucket as ControlledBucket
-from hvd_compress.controller.history import History
+from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.report import Agreed, Look, Timing
+from hvd_compress.controller.sights import Sight, Workers, square_norm
+from hvd_compress.controller.tensorboard import TensorBoard
 from hvd_compress.cost import wire
 from hvd_compress.cost.candidates import kept
 from hvd_compress.cost.store import obtain
@@ -35,6 +38,7 @@ from hvd_compress.decision import (
     steered,
     ways,
     with_ratio,
+    workers_open,
 )
 from hvd_compress.devices import Lane, lane_for
 from hvd_compress.engines.base import Engine
@@ -42,10 +46,11 @@ from hvd_compress.errors import UnsupportedError, located, received
 from hvd_compress.feedback.residuals import BucketResidual, Residuals
 from hvd_compress.handshake import Agreement, Offer, agree
 from hvd_compress.native.cuda import kernels as cuda_kernels
-from hvd_compress.pipeline import Pipeline, StepReport
-from hvd_compress.schemes import Observed, Scheme, Work
+from hvd_compress.pipeline import Exchanged, Pipeline, StepReport
+from hvd_compress.schemes import Exchange, Observed, Scheme, Work
 from hvd_compress.schemes.sparse_rows import SparseRows
 from hvd_compress.settings import Settings
+from hvd_compress.timeline.trace import Timeline, Trip
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,8 @@ class _Route:
     workspace: torch.Tensor
     launched: bool = False
     steered: bool = False
+    observe: bool = False  # in the coming step
+    exchange: Exchange | None = None  # of this step, where it is observed
     observed: Observed | None = None
 
     def timing(self, seconds: tuple[float, float, float]) -> Timing:
@@ -140,6 +147,10 @@ class Reducer:
         self.controller: Controller | None = None
         self._watched: Callable[[], Agreed] | None = None  # an agreement that is under way
         self._ended_s = perf_counter()
+        self._timeline: Timeline | None = None
+        self._board: TensorBoard | None = None
+        self._first_ready_s: float | None = None
+        self._returned_s = perf_counter()
 
     @property
     def decisions(self) -> dict[tuple[str, ...], Decision]:
@@ -149,6 +160,8 @@ class Reducer:
     def ready(self, name: str) -> None:
         """The gradient of a parameter is final for this step. Call it at most once a step and parameter."""
         parameter = self._parameters[name]
+        if self._first_ready_s is None:
+            self._first_ready_s = perf_counter()
         if parameter.grad is not None and parameter.grad.is_sparse:
             self._meet_sparse(name)
         if not self._planned:
@@ -188,6 +201,7 @@ class Reducer:
             with located(f"rank {self._engine.rank}, step {self.step}"), received():
                 native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
             self._take_results(exchanged.finite, rows)
+            self._trace(exchanged, start)
             self._steer(exchanged.timings)
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
             self._pipeline.fail(error)
@@ -205,6 +219,7 @@ class Reducer:
             bus_bytes=exchanged.bus_bytes,
         )
         self.step += 1
+        self._first_ready_s, self._returned_s = None, perf_counter()
         return self.last_step
 
     def fail(self, error: BaseException) -> None:
@@ -212,8 +227,11 @@ class Reducer:
         self._pipeline.fail(error)
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Let the threads end, and what is written be complete."""
         self._pipeline.stop()
+        for written in (self._timeline, self._board):
+            if written is not None:
+                written.close()
 
     def _let_go(self) -> None:
         for name, gradient in self._held.items():
@@ -222,6 +240,8 @@ class Reducer:
 
     def _set_up(self) -> None:
         agreement = self._pipeline.connect(self._connect, self._agree)
+        file = self._settings.timeline_of(self._engine.rank)
+        self._timeline = Timeline(file, self._engine.rank, self._engine.name, self._returned_s) if file else None
         self.step = agreement.step
         self._was_sparse = set(agreement.sparse)
         self._sparse = [] if self._options.sparse_as_dense else list(agreement.sparse)
@@ -243,13 +263,31 @@ class Reducer:
         buckets = []
         for route in self._routes:
             plan = route.bucket.plan
-            found = ways(plan.dtype, self._engine.capabilities)
-            route.steered = len(found) > 1
+            found = ways(self._request, plan.dtype, self._engine.capabilities)
+            route.steered = len(found) > 1 or (bool(found) and workers_open(self._request))
             if route.steered:
                 buckets.append(ControlledBucket(plan.numel, plan.dtype.itemsize, route.decision.ratio, found))
         log = self._settings.log if self._engine.rank == 0 else None
-        self.controller = Controller(buckets, self._network, Policy(), History(log), self._request.ratio)
+        watchers: list[Callable[[Event], None]] = [self._timeline.event] if self._timeline else []
+        if self._settings.tensorboard is not None and self._engine.rank == 0:
+            self._board = TensorBoard(self._settings.tensorboard)
+            watchers.append(self._board)
+        workers = Workers([workers_open(self._request) for _ in buckets], self._engine.world_size)
+        history, goal = History(log, watchers), self._request.ratio
+        self.controller = Controller(buckets, self._network, Policy(), history, goal, workers)
         self._follow(self.controller)
+
+    def _trace(self, exchanged: Exchanged, wait_from_s: float) -> None:
+        """Show the timeline the step that is over, if it is one of those that it samples."""
+        if self._timeline is None or self.step % self._settings.timeline_every:
+            return
+        first_s = self._first_ready_s or wait_from_s
+        moments = (self._returned_s, first_s, wait_from_s, perf_counter())
+        training = list(zip(("FORWARD", "BACKWARD", "WAIT"), pairwise(moments), strict=True))
+        went = [(_name(r.bucket.plan.names), r.decision.facts(), r.decision.reason) for r in self._routes]
+        went += [(name, {"candidate": "sparse rows"}, "its gradient is sparse") for name in self._sparse]
+        passed = zip(went, exchanged.passed, strict=True)
+        self._timeline.step(self.step, training, [Trip(name, how, p, reason) for (name, how, reason), p in passed])
 
     def _steer(self, timings: Sequence[tuple[float, float, float]]) -> None:
         """Show the controller what the step took, and do in the next one what it says."""
@@ -258,6 +296,7 @@ class Reducer:
         if self.controller is None:
             return
         controller, watched = self.controller, self._watched
+        controller.saw([_sight(route, timings[route.number]) for route in self._routes if route.steered])
         if watched is not None:
             self._watched = None
             self._take(controller, watched())
@@ -286,6 +325,8 @@ class Reducer:
             decision = steered(route.decision, with_ratio(self._request.compressor, ratio), candidate, reason)
             if decision != route.decision:
                 route.decision, route.scheme = decision, decision.build()
+        for route, observe in zip(routes, controller.watched(), strict=True):
+            route.observe = observe
 
     def _decide(self, dtype: torch.dtype, device: torch.device) -> Decision:
         return decide(self._request, dtype, self._engine.world_size, self._engine.capabilities, device.type)
@@ -306,7 +347,7 @@ class Reducer:
         agreement = agree(engine, offer)
         engine.take_calls()  # the handshake belongs to no step
         if self._request.algorithm != "auto":
-            engine.require("allreduce", self._request.algorithm)
+            engine.require(self._request.verb, self._request.algorithm)
         for parameter in self._parameters.values():
             self._decide(parameter.dtype, parameter.device)
         if self._settings.adapt and is_adaptive(self._request) and engine.world_size > 1:
@@ -348,8 +389,10 @@ class Reducer:
             bucket=route.number,
             scale=self._options.predivide_factor / self._divisor,
             lane=route.lane,
+            observe=route.observe,
         )
         exchange = route.scheme.exchange(work, self._engine.rank, self._engine.world_size)
+        route.exchange = exchange if route.observe else None
         if route.steered and self.controller is not None and self.controller.looking:
             ks = [kept(bucket.plan.numel, ratio) for ratio in self.controller.looking]
             exchange = route.observed = Observed(exchange, work, ks)
@@ -363,8 +406,7 @@ class Reducer:
         return rows
 
     def _label(self, number: int, names: Sequence[str]) -> str:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return f"step {self.step}, bucket {number} ({names[0]}{more})"
+        return f"step {self.step}, bucket {number} ({_name(names)})"
 
     @property
     def _divisor(self) -> int:
@@ -405,6 +447,20 @@ class Reducer:
                 f"step {self.step}: the gradient of {name!r} is sparse, and was dense or absent on all ranks in the "
                 "first step: pass sparse_as_dense=True"
             )
+
+
+def _sight(route: _Route, seconds: tuple[float, float, float]) -> Sight | None:
+    """Return what this rank saw of a bucket whose step is over; the host may wait for a GPU here."""
+    exchange, residual = route.exchange, route.residual
+    if exchange is None or exchange.picked is None or residual is None:
+        return None
+    timing, left = route.timing(seconds), float(square_norm(residual.current))
+    whole_s = timing.compress_s + timing.communicate_s + timing.decompress_s
+    return Sight(exchange.picked.root, float(exchange.picked.sent), left, whole_s)
+
+
+def _name(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _check_devices(parameters: Mapping[str, torch.Tensor], request: Request) -> None:

@@ -11,6 +11,7 @@ from hvd_compress.errors import ConfigError
 DEFAULT_FUSION_THRESHOLD_BYTES = 64 * 1024 * 1024
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_CALIBRATION_S = 3.0
+DEFAULT_TIMELINE_EVERY = 10
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,10 @@ class Settings:
             formula, once, so that two runs send the same.
         calibration_s: HVD_COMPRESS_CALIBRATION_S, how long it may measure the network before the first choice, about.
         log: HVD_COMPRESS_LOG, the file for what is chosen and why, as lines of JSON; written by rank 0.
+        timeline: HVD_COMPRESS_TIMELINE, the file for a trace in the dialect of Horovod's timeline; written by rank 0,
+            or where "{rank}" is part of the name by each rank.
+        timeline_every: HVD_COMPRESS_TIMELINE_EVERY: one step in so many is traced.
+        tensorboard: HVD_COMPRESS_TENSORBOARD, the folder for what the controller knows, as scalars; written by rank 0.
     """
 
     fusion_threshold_bytes: int = DEFAULT_FUSION_THRESHOLD_BYTES
@@ -31,6 +36,9 @@ class Settings:
     adapt: bool = False
     calibration_s: float = DEFAULT_CALIBRATION_S
     log: Path | None = None
+    timeline: Path | None = None
+    timeline_every: int = DEFAULT_TIMELINE_EVERY
+    tensorboard: Path | None = None
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -48,11 +56,25 @@ class Settings:
         adapt = os.environ.get("HVD_COMPRESS_ADAPT", "").strip() or "1"
         if adapt not in ("0", "1"):
             raise ConfigError(f"HVD_COMPRESS_ADAPT = {adapt!r} is neither 0 nor 1")
-        log = os.environ.get("HVD_COMPRESS_LOG", "").strip()
         calibration_s = _number("HVD_COMPRESS_CALIBRATION_S", DEFAULT_CALIBRATION_S)
         if calibration_s < 0:
             raise ConfigError(f"HVD_COMPRESS_CALIBRATION_S = {calibration_s} is not a time in seconds, 0 or more")
-        return cls(int(threshold), timeout_s, adapt == "1", calibration_s, Path(log) if log else None)
+        every = _number("HVD_COMPRESS_TIMELINE_EVERY", DEFAULT_TIMELINE_EVERY)
+        if every < 1 or every != int(every):
+            raise ConfigError(f"HVD_COMPRESS_TIMELINE_EVERY = {every:g} is not a number of steps, 1 or more")
+        log, timeline, board = (_path(f"HVD_COMPRESS_{name}") for name in ("LOG", "TIMELINE", "TENSORBOARD"))
+        return cls(int(threshold), timeout_s, adapt == "1", calibration_s, log, timeline, int(every), board)
+
+    def timeline_of(self, rank: int) -> Path | None:
+        """Return the file of a rank's timeline; None where it writes none."""
+        if self.timeline is None or (rank > 0 and "{rank}" not in str(self.timeline)):
+            return None
+        return Path(str(self.timeline).replace("{rank}", str(rank)))
+
+
+def _path(name: str) -> Path | None:
+    text = os.environ.get(name, "").strip()
+    return Path(text) if text else None
 
 
 def _number(name: str, default: float) -> float:

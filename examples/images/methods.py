@@ -27,14 +27,22 @@ class Method:
 
 _TOPK_OPTIONS = ("ratio", "algorithm", "engine")
 
+
+def _auto(ratio: float | None = None, **options: Any) -> Any:
+    """Leave everything to the controller, or all but the ratio."""
+    return hvd.Compression.auto(**options) if ratio is None else hvd.Compression.topk(ratio, scheme="auto", **options)
+
+
 METHODS = {
     "none": Method("dense, Horovod's own", lambda: hvd.Compression.none),
     "fp16": Method("fp16, Horovod's own", lambda: hvd.Compression.fp16, value_bytes=2),
     "bf16": Method("bf16", hvd.Compression.bf16, ("engine",)),
     "dense": Method("dense", hvd.Compression.dense, ("algorithm", "engine")),
+    "auto": Method("chosen while training", _auto, ("ratio", "engine")),
     "topk": Method("top-k, all-gather", partial(hvd.Compression.topk, scheme="allgather"), _TOPK_OPTIONS),
     "star": Method("AR-Topk, STAR", partial(hvd.Compression.topk, scheme="star"), _TOPK_OPTIONS),
     "var": Method("AR-Topk, VAR", partial(hvd.Compression.topk, scheme="var"), _TOPK_OPTIONS),
+    "artopk": Method("AR-Topk, STAR or VAR", partial(hvd.Compression.topk, scheme="artopk"), _TOPK_OPTIONS),
     "efsign": Method("EF-sign", hvd.Compression.efsign, ("engine",)),
 }
 

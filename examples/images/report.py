@@ -49,6 +49,17 @@ def sent_against_dense(step: Mapping[str, float]) -> str:
     return f"sent {sent / 1e6:.3f} of {dense / 1e6:.3f} MB ({sent / dense:.1%} of dense)"
 
 
+def describe_choices(decisions: Mapping[tuple[str, ...], Any]) -> str:
+    """Say how each bucket travels in the end, and why; `decisions` are the optimizer's."""
+    several = len(decisions) > 1
+    lines = []
+    for number, (names, decision) in enumerate(decisions.items()):
+        bucket = f"bucket {number} ({names[0]} ...): " if several else ""
+        ratio = f" with ratio {decision.ratio:.4g}" if decision.ratio < 1 else ""
+        lines.append(f"chosen: {bucket}{decision.candidate}{ratio}, because {decision.reason}")
+    return "\n".join(lines)
+
+
 def machine() -> dict[str, Any]:
     """Name the processor, the usable cores and the versions that a timing depends on."""
     return {

@@ -26,7 +26,7 @@ def command(log: Path, out: Path | None) -> None:
 def _summary(events: list[Event]) -> Table:
     table = Table("step", "bucket", "what", "ms", "why")
     for event in events:
-        if event.kind == "choice":
+        if event.kind in ("choice", "worker"):
             table.add_row(str(event.step), str(event.bucket), event.candidate, _ms(event.measured_s), event.reason)
         elif event.kind == "network":
             factors = f"latency x {event.latency:.2f}, transfer x {event.transfer:.2f}"

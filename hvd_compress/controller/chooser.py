@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from hvd_compress.cost.candidates import Candidate
@@ -128,6 +128,13 @@ class Chooser:
         self._choose(self._fastest())
         return True
 
+    def spare_s(self) -> float:
+        """Return by how much what is in use beat the fastest other scheme in the last round; infinity without one."""
+        assert self.choice is not None
+        chosen = self.choice.candidate
+        rivals = [taken for way, taken in self._times.items() if way.scheme != chosen.scheme]
+        return min(rivals, default=math.inf) - self._times.get(chosen, 0.0)
+
     def drifted(self, seconds: float) -> bool:
         """Take what a window of steps took with the choice that stands; return whether it is no longer true.
 
@@ -150,9 +157,15 @@ class Chooser:
         self._doubted = first
         return self._odd_windows >= 2 or factor > policy.evident
 
-    def rebase(self) -> None:
-        """What is sent has changed a little, and the choice stands: the next window says what is usual."""
-        self._usual, self._odd_windows, self._doubted = math.nan, 0, True
+    def rebase(self, seconds: float = math.nan) -> None:
+        """What is sent has changed, for a reason that is no drift, and the choice stands.
+
+        It takes `seconds` from now on, or, where those are not known, what the next window says.
+        """
+        assert self.choice is not None
+        self._usual, self._odd_windows, self._doubted = seconds, 0, True
+        if not math.isnan(seconds):
+            self.choice = replace(self.choice, seconds=seconds)
 
     def _choose(self, best: Candidate) -> None:
         before = self.choice.candidate if self.choice is not None else None

@@ -15,6 +15,7 @@ from hvd_compress.controller.latency import LatencyWatch
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratio import RatioChooser
 from hvd_compress.controller.report import Agreed, Look, Timing, agree, median
+from hvd_compress.controller.sights import Sight, Workers
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.engines.base import Engine
 
@@ -50,8 +51,13 @@ class Controller:
         policy: Policy,
         history: History,
         goal: AutoRatio | None = None,
+        workers: Workers | None = None,
     ) -> None:
-        """`goal` says how ratios are chosen; without one they stay what the buckets say."""
+        """`goal` says how ratios are chosen; without one they stay what the buckets say.
+
+        `workers` says where STAR and VAR are to be chosen from; without it each candidate is what it says.
+        """
+        self._workers = workers or Workers((), network.world_size)
         self._buckets, self._network, self.history = list(buckets), network, history
         self._choosers = [Chooser(bucket.candidates, policy) for bucket in buckets]
         self._expected = [Expected(bucket, network) for bucket in buckets]
@@ -74,7 +80,8 @@ class Controller:
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Return what the coming step uses, by bucket."""
-        return tuple(chooser.candidate(len(self._steps)) for chooser in self._choosers)
+        ways = [chooser.candidate(len(self._steps)) for chooser in self._choosers]
+        return tuple(self._workers.way(number, way) for number, way in enumerate(ways))
 
     def choices(self) -> tuple[Choice, ...]:
         """Return what was chosen, by bucket, once every one has been."""
@@ -84,8 +91,20 @@ class Controller:
     def reasons(self) -> tuple[str, ...]:
         """Return why, by bucket."""
         return tuple(
-            "tried, to be compared" if not c.settled or c.choice is None else c.choice.reason for c in self._choosers
+            "tried, to be compared"
+            if not c.settled or c.choice is None
+            else self._workers.reason(number, c.choice.candidate, c.choice.reason)
+            for number, c in enumerate(self._choosers)
         )
+
+    def watched(self) -> tuple[bool, ...]:
+        """Return of which buckets saw() wants to know in the coming step."""
+        ways = [chooser.candidate(0) if chooser.settled else None for chooser in self._choosers]
+        return tuple(self._workers.watches(number, way) for number, way in enumerate(ways))
+
+    def saw(self, sights: Sequence[Sight | None]) -> None:
+        """Take what this rank saw of each bucket in the step that is over: after every step, None where unwatched."""
+        self._workers.saw(sights)
 
     def ratios(self) -> tuple[float, ...]:
         """Return k / numel of what the coming step sends where it is compressed, by bucket."""
@@ -114,7 +133,8 @@ class Controller:
         """Return the collective by which ranks agree on the steps since the last time, which are forgotten here."""
         steps, mean_s, look = self._steps, sum(self._step_s) / len(self._step_s), self._seen
         self._steps, self._step_s, self._seen = [], [], Look()
-        return partial(agree, steps=steps, step_s=mean_s, agree_s=self._agree_s, look=look)
+        notes = self._workers.notes()
+        return partial(agree, steps=steps, step_s=mean_s, agree_s=self._agree_s, look=look, notes=notes)
 
     @property
     def _length(self) -> int:
@@ -131,6 +151,7 @@ class Controller:
         """Make of it what is to be made; return why the network must be measured anew, or nothing."""
         self._agree_s = agreed.own_s
         self._set_window(agreed)
+        self._choose_workers(step, agreed)
         waited = self._waiting
         self._take_gains(agreed)
         if waited:
@@ -169,6 +190,7 @@ class Controller:
     def _try(self, step: int, number: int, reason: str) -> None:
         """Begin a round of trials for a bucket, with the ratio that it has now."""
         self._choosers[number].look(partial(self.predicted, number))
+        self._workers.restart(number)
         self.history.add(Event(step, "begin", number, ratio=self._buckets[number].ratio, reason=reason))
 
     def _choose_ratio(self, step: int, number: int, reason: str) -> bool:
@@ -214,6 +236,16 @@ class Controller:
                         self._send(step, number, before, reason)
         return ""
 
+    def _choose_workers(self, step: int, agreed: Agreed) -> None:
+        spare_s = [chooser.spare_s() if chooser.settled else math.inf for chooser in self._choosers]
+        for number, worker in self._workers.take(agreed.notes, agreed.step_s, spare_s):
+            way = self._workers.way(number, self._choosers[number].candidate(0))
+            self._choosers[number].rebase(worker.seconds)
+            ratio, seconds = self._buckets[number].ratio, worker.seconds
+            self.history.add(
+                Event(step, "worker", number, str(way), ratio, seconds, gain=worker.gain, reason=worker.reason)
+            )
+
     def _learn(self, step: int, agreed: Agreed) -> None:
         for number, chooser in enumerate(self._choosers):
             if chooser.settled:
@@ -243,8 +275,11 @@ class Controller:
         for number, (chooser, seconds) in enumerate(zip(self._choosers, typical, strict=True)):
             choice = chooser.choice
             assert choice is not None
-            name, ratio = str(choice.candidate), self._buckets[number].ratio
-            self.history.add(Event(step, "window", number, name, ratio, seconds, choice.predicted_s, sent[number]))
+            name, ratio = str(self._workers.way(number, choice.candidate)), self._buckets[number].ratio
+            gain = sent[number] if math.isfinite(sent[number]) else self._workers.gain(number, choice.candidate)
+            self.history.add(Event(step, "window", number, name, ratio, seconds, choice.predicted_s, gain))
+            if self._workers.mixed(number):
+                continue  # what it took is not what was chosen
             if chooser.drifted(seconds) and not drifted:
                 took = f"took {seconds * 1e3:.2f} ms instead of {choice.seconds * 1e3:.2f}"
                 drifted = f"bucket {number} by {choice.candidate} {took}"

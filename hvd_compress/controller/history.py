@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hvd_compress.errors import ConfigError
 
-KINDS = ("begin", "choice", "window", "network", "ratio")
+KINDS = ("begin", "choice", "window", "network", "ratio", "worker")
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Event:
     Attributes:
         step: after which it happened.
         kind: "begin" (a round of trials), "choice", "window" (steps that were looked at), "network" (measured anew) or
-            "ratio" (chosen, perhaps the one before).
+            "ratio" (chosen, perhaps the one before), or "worker" (STAR or VAR was chosen).
         bucket: which one, or -1 for all.
         candidate: what was tried, chosen or in use.
         ratio: k / numel.
@@ -50,10 +50,14 @@ class Event:
 
 
 class History:
-    """All events of a run, in order; `path` receives each as a line of JSON as soon as it happens."""
+    """All events of a run, in order; `path` receives each as a line of JSON as soon as it happens, `watchers` as well.
 
-    def __init__(self, path: Path | None = None) -> None:
+    A watcher is called with each event, in the thread that trains.
+    """
+
+    def __init__(self, path: Path | None = None, watchers: Sequence[Callable[[Event], None]] = ()) -> None:
         self.events: list[Event] = []
+        self._watchers = tuple(watchers)
         self._path = path
         if path is not None:
             try:
@@ -68,6 +72,8 @@ class History:
         if self._path is not None:
             with self._path.open("a") as file:
                 file.write(json.dumps(event.to_json()) + "\n")
+        for watch in self._watchers:
+            watch(event)
 
     def __len__(self) -> int:
         return len(self.events)

@@ -43,7 +43,8 @@ class Capabilities:
 class Call:
     """One finished collective: what it was, how many bytes a rank sent on average, and how long it took here.
 
-    `tensor_bytes` is the size of this rank's tensor, by which calibrated curves are looked up.
+    `tensor_bytes` is the size of this rank's tensor, by which calibrated curves are looked up; `started_s` is by
+    time.perf_counter().
     """
 
     verb: str
@@ -51,6 +52,7 @@ class Call:
     sent_bytes: int
     seconds: float
     tensor_bytes: int = 0
+    started_s: float = 0.0
 
 
 class Engine(ABC):
@@ -251,7 +253,7 @@ class _Timed:
         self._engine.running = False
         if kind is None:
             seconds = time.perf_counter() - self._start
-            call = Call(self._verb, self._algorithm, self._sent_bytes, seconds, self._size_bytes)
+            call = Call(self._verb, self._algorithm, self._sent_bytes, seconds, self._size_bytes, self._start)
             self._engine.calls.append(call)
             self._engine.pending = f"after {self._words}"
 

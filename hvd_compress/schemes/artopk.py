@@ -12,7 +12,7 @@ from hvd_compress.compressors.base import Sparsifier
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import PayloadError, located, received
 from hvd_compress.payload import Payload
-from hvd_compress.schemes.base import Exchange, Scheme, Work, all_finite
+from hvd_compress.schemes.base import Exchange, Picked, Scheme, Work, all_finite
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,14 @@ class _ARTopkExchange(Exchange):
                 raise PayloadError(f"{self._indices.numel()} indices instead of {self._expected['indices'].numel()}")
             if self._sum is None:
                 with native.about(f"bucket {work.bucket}, indices from rank {root}"):
-                    self._sum = lane.post("values", self._take())
+                    values = self._take()
+                    self._note(root, values)
+                    self._sum = lane.post("values", values)
         engine.allreduce(self._sum, self._scheme.algorithm)
+
+    def _note(self, root: int, values: torch.Tensor) -> None:
+        if self._work.observe:
+            self.picked = Picked(root, values.double().square().sum())
 
     def _take(self) -> torch.Tensor:
         """This rank's values; NaN where the bucket is not finite, perhaps at none of these indices: all must see it."""
@@ -110,6 +116,7 @@ class _StarExchange(_ARTopkExchange):
         compressor = self._scheme.compressor
         payload = compressor.compress_feedback(work.gradient, self._residual, self._pending, work.segments)
         self._pack(payload["indices"])
+        self._note(self._root, payload["values"])
         # NaN and Inf are the largest of all, so they are among these.
         self._sum = work.lane.post("values", payload["values"])
 

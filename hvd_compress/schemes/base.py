@@ -22,6 +22,7 @@ class Work:
         segments: numel of each parameter.
         scale: what the sum over ranks is multiplied by: 1 / world_size for an average.
         lane: what leads to the engine and back; engines take no tensor that did not come from it.
+        observe: whether somebody wants to know what is sent (Exchange.picked).
     """
 
     gradient: torch.Tensor
@@ -32,10 +33,27 @@ class Work:
     bucket: int
     scale: float
     lane: Lane = HOST
+    observe: bool = False
+
+
+@dataclass(frozen=True)
+class Picked:
+    """The rank whose indices were used, the same on all ranks, and the squared norm of what this rank sent.
+
+    `sent` is a tensor () of float64, where compression runs.
+    """
+
+    root: int
+    sent: torch.Tensor
 
 
 class Exchange(ABC):
-    """The three phases of one bucket's way through a scheme, called once each, in this order."""
+    """The three phases of one bucket's way through a scheme, called once each, in this order.
+
+    Where the work is observed, `picked` is set after communicate() by schemes in which one rank's indices count.
+    """
+
+    picked: Picked | None = None
 
     @abstractmethod
     def encode(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hvd_compress import reducer
-from hvd_compress.compressors import TopK
+from hvd_compress.compressors import Cast, TopK
 from hvd_compress.controller.chooser import Policy
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
@@ -91,15 +91,55 @@ def test_what_was_left_is_sent_when_a_bucket_goes_without_compression() -> None:
     assert not any(rank[2].any() for rank in ranks)
 
 
-@pytest.mark.parametrize("request_", [Request(TopK(0.05), "star"), Request(TopK(0.05), algorithm="ring")])
+FIXED = (Request(TopK(0.05), "star", "ring"), Request(TopK(0.05), "allgather", "bruck"), Request(Cast()))
+
+
+@pytest.mark.parametrize("request_", FIXED, ids=("star-ring", "allgather-bruck", "dense"))
 def test_nothing_is_controlled_where_the_request_leaves_nothing_open(request_: Request) -> None:
+    """And nothing is launched but what the scheme takes: no calibration, no agreement."""
+
+    def body(engine: InProcessEngine, adapt: bool):
+        chosen = Settings(600, 60, adapt=adapt, calibration_s=0.0)
+        parameters, optimizer = on_engine(engine, request_, settings=chosen)
+        for step in range(12):
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+        return optimizer.controller, engine.sent_messages
+
+    found = run_ranks(2, lambda engine: body(engine, adapt=True))
+    assert [controller for controller, _ in found] == [None, None]
+    assert found == run_ranks(2, lambda engine: body(engine, adapt=False))
+
+
+OPEN = (
+    (Request(TopK(0.05), "star"), {"star"}),
+    (Request(TopK(0.05), "var"), {"var"}),
+    (Request(TopK(0.05), "allgather"), {"allgather"}),
+    (Request(TopK(0.05), algorithm="ring"), {"dense", "allgather", "star", "var"}),
+    (Request(TopK(0.05), "artopk", "ring"), {"star", "var"}),
+)
+
+
+@pytest.mark.parametrize(("request_", "schemes"), OPEN)
+def test_what_is_named_stays_and_the_rest_is_chosen(request_: Request, schemes: set[str]) -> None:
     def body(engine: InProcessEngine):
         parameters, optimizer = on_engine(engine, request_, settings=settings())
-        backward(parameters, engine.rank, 0)
-        optimizer.step()
-        return optimizer.controller
+        used = []
+        for step in range(60):
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+            used += [(d.scheme, d.algorithm) for d in optimizer.decisions.values()]
+        return used, [str(choice.candidate) for choice in optimizer.controller.choices()]
 
-    assert run_ranks(2, body) == [None, None]
+    ranks = run_ranks(2, body)
+    assert ranks[0] == ranks[1]
+    used, choices = ranks[0]
+    assert len(choices) == 3
+    assert {scheme for scheme, _ in used} <= schemes
+    if request_.algorithm != "auto":
+        assert {algorithm for scheme, algorithm in used if scheme != "allgather"} <= {"ring"}
 
 
 def test_one_rank_has_nothing_to_choose() -> None:

@@ -26,7 +26,13 @@ def test_ranks_choose_alike_and_say_why(launcher: str, tmp_path: Path) -> None:
 
 def test_a_rank_that_is_killed_while_they_choose(tmp_path: Path) -> None:
     variables = {"HVD_COMPRESS_ADAPT": "1", "HVD_COMPRESS_CALIBRATION_S": "0", "HVD_COMPRESS_CACHE": str(tmp_path)}
-    job = launch("mpirun", "adapt", "killed", ranks=2, HVD_COMPRESS_TIMEOUT_S="6", **variables)
+    traces = {"HVD_COMPRESS_TIMELINE": str(tmp_path / "rank{rank}.json"), "HVD_COMPRESS_TIMELINE_EVERY": "1"}
+    job = launch("mpirun", "adapt", "killed", ranks=2, HVD_COMPRESS_TIMEOUT_S="6", **variables, **traces)
     assert job.status != 0, job.output
     assert "chose" not in job.output
     assert job.survivors == []
+    for rank in range(2):  # what both saw until then can be read
+        events = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        decoded = [event for event in events if event.get("name") == "DECODE"]
+        assert [event["args"]["step"] for event in decoded] == list(range(5))
+        assert any(event.get("name") in ("MPI_ALLREDUCE", "MPI_ALLGATHER") for event in events)

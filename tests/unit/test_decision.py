@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hvd_compress.compressors import Cast, EFSign, TopK
-from hvd_compress.decision import Decision, Request, decide
+from hvd_compress.decision import Decision, Request, decide, is_adaptive, ways, workers_open
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.errors import ConfigError
 from hvd_compress.schemes import AllGather, AllToAll, ARTopk, Dense
@@ -27,16 +27,59 @@ def test_a_ratio_within_its_range_keeps_at_least_one(ratio: float) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"scheme": "stars"}, "unknown scheme 'stars'; known here are auto, allgather, star, var"),
+        ({"scheme": "stars"}, "unknown scheme 'stars'; known here are auto, allgather, artopk, star, var"),
         ({"algorithm": "rings"}, "unknown algorithm 'rings'"),
         ({"engine": "nccl"}, "unknown engine 'nccl'"),
         ({"device": "tpu"}, "unknown device 'tpu'; known here are auto, cpu, cuda"),
-        ({"scheme": "allgather", "algorithm": "ring"}, "all-gather has none"),
+        ({"scheme": "allgather", "algorithm": "tree"}, "unknown algorithm 'tree'; known here are auto, "),
+        ({"scheme": "star", "algorithm": "bruck"}, "unknown algorithm 'bruck'"),
     ],
 )
 def test_unknown_words_are_refused(arguments: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Request(TopK(0.1), **arguments)
+
+
+def test_what_cannot_be_summed_has_no_allreduce_to_name() -> None:
+    with pytest.raises(ConfigError, match="travels by all-gather: leave it at 'auto'"):
+        Request(EFSign(), algorithm="ring")
+
+
+FORCING = Capabilities(
+    ("allreduce",), ("ring", "tree"), (torch.float32,), broadcasts=("pipeline_16k",), allgathers=("bruck",)
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, "dense dense-ring dense-tree allgather allgather-bruck star-?*"),
+        ({"algorithm": "ring"}, "dense-ring allgather allgather-bruck star-ring star-ring+pipeline_16k"),
+        ({"scheme": "allgather"}, "allgather allgather-bruck"),
+        ({"scheme": "artopk"}, "star-?*"),
+        ({"scheme": "var"}, "var-?*"),
+        ({"scheme": "star", "algorithm": "tree"}, "star-tree star-tree+pipeline_16k"),
+    ],
+)
+def test_the_controller_chooses_among_what_the_request_leaves_open(arguments: dict[str, str], expected: str) -> None:
+    def spelled(word: str) -> list[str]:
+        scheme = word.removesuffix("-?*")
+        every = [scheme + a + b for a in ("", "-ring", "-tree") for b in ("", "+pipeline_16k")]
+        return every if scheme != word else [word]
+
+    request = Request(TopK(0.1), **arguments)
+    found = [str(way) for way in ways(request, torch.float32, FORCING)]
+    assert found == [name for word in expected.split() for name in spelled(word)]
+    assert ways(request, torch.float64, FORCING) == ()
+    fixed = arguments.keys() == {"scheme", "algorithm"}
+    assert is_adaptive(request) != fixed
+
+
+def test_artopk_with_a_named_algorithm_leaves_star_and_var_open() -> None:
+    request = Request(TopK(0.1), "artopk", "ring")
+    assert is_adaptive(request)
+    assert workers_open(request)
+    assert not workers_open(Request(TopK(0.1), "star"))
 
 
 def test_schemes_are_for_sparsifiers() -> None:
@@ -52,6 +95,8 @@ def test_schemes_are_for_sparsifiers() -> None:
         (Request(TopK(0.1), algorithm="ring"), torch.float32, 2, "star"),
         (Request(TopK(0.1), "var"), torch.bfloat16, 2, "var"),
         (Request(TopK(0.1), "var"), torch.float64, 2, "dense"),
+        (Request(TopK(0.1), "allgather", "bruck"), torch.float64, 2, "dense"),
+        (Request(TopK(0.1), "artopk"), torch.float32, 2, "star"),
         (Request(EFSign()), torch.float16, 4, "allgather"),
         (Request(Cast(torch.bfloat16)), torch.float32, 4, "alltoall"),
         (Request(Cast()), torch.float32, 4, "dense"),

@@ -22,8 +22,11 @@ sys.path.insert(0, str(EXAMPLES))  # as Python does for a script in that folder
 from images.data import DataError, load_digits, load_images, rank_batches, read_idx  # noqa: E402
 from images.model import SmallConvNet  # noqa: E402
 from images.progress import track  # noqa: E402
-from images.report import EpochReport  # noqa: E402
+from images.report import EpochReport, describe_choices  # noqa: E402
 from images.timing import StepMeter  # noqa: E402
+
+from hvd_compress.compressors import Cast, TopK  # noqa: E402
+from hvd_compress.decision import Decision  # noqa: E402
 
 
 def idx_bytes(values: torch.Tensor) -> bytes:
@@ -275,6 +278,17 @@ def test_one_rank_trains_and_writes_its_results(folder, tmp_path):
     assert (content["world_size"], content["settings"]["compression"]) == (1, "star")
     assert [epoch["epoch"] for epoch in content["results"]["star"]] == [1, 2]
     assert content["results"]["star"][0]["step"]["sent_bytes"] == 0
+    assert "chosen:" not in done.stdout
+
+
+def test_the_last_line_says_what_was_chosen_and_why():
+    star = Decision(TopK(0.01), 0.01, "star", "ring", reason="4.00 ms measured, next dense with 9.00")
+    dense = Decision(Cast(), 1.0, "dense", reason="no compression pays here")
+    one = describe_choices({("w", "b"): star})
+    assert one == "chosen: star-ring with ratio 0.01, because 4.00 ms measured, next dense with 9.00"
+    assert describe_choices({("w",): star, ("b",): dense}).splitlines()[1] == (
+        "chosen: bucket 1 (b ...): dense, because no compression pays here"
+    )
 
 
 def test_a_missing_folder_is_one_clear_sentence(tmp_path):

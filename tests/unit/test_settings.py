@@ -7,7 +7,11 @@ import pytest
 from hvd_compress.errors import ConfigError
 from hvd_compress.settings import Settings
 
-NAMES = ("HOROVOD_FUSION_THRESHOLD", *(f"HVD_COMPRESS_{n}" for n in ("TIMEOUT_S", "ADAPT", "CALIBRATION_S", "LOG")))
+NAMES = (
+    "HOROVOD_FUSION_THRESHOLD",
+    *(f"HVD_COMPRESS_{n}" for n in ("TIMEOUT_S", "ADAPT", "CALIBRATION_S", "LOG")),
+    *(f"HVD_COMPRESS_{n}" for n in ("TIMELINE", "TIMELINE_EVERY", "TENSORBOARD")),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +30,13 @@ def test_the_environment_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HVD_COMPRESS_ADAPT", "0")
     monkeypatch.setenv("HVD_COMPRESS_CALIBRATION_S", "0.5")
     monkeypatch.setenv("HVD_COMPRESS_LOG", "logs/choices.jsonl")
-    assert Settings.from_environment() == Settings(1024, 2.5, False, 0.5, Path("logs/choices.jsonl"))
+    monkeypatch.setenv("HVD_COMPRESS_TIMELINE", "trace-{rank}.json")
+    monkeypatch.setenv("HVD_COMPRESS_TIMELINE_EVERY", "5")
+    monkeypatch.setenv("HVD_COMPRESS_TENSORBOARD", "runs")
+    files = Path("logs/choices.jsonl"), Path("trace-{rank}.json"), 5, Path("runs")
+    settings = Settings.from_environment()
+    assert settings == Settings(1024, 2.5, False, 0.5, *files)
+    assert settings.timeline_of(3) == Path("trace-3.json")
 
 
 @pytest.mark.parametrize(
@@ -40,6 +50,8 @@ def test_the_environment_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
         ("HVD_COMPRESS_TIMEOUT_S", "inf"),
         ("HVD_COMPRESS_ADAPT", "yes"),
         ("HVD_COMPRESS_CALIBRATION_S", "-1"),
+        ("HVD_COMPRESS_TIMELINE_EVERY", "0"),
+        ("HVD_COMPRESS_TIMELINE_EVERY", "2.5"),
     ],
 )
 def test_bad_values_name_the_variable(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:

@@ -1,0 +1,129 @@
+"""What ranks tell each other of AR-Topk in their steps, and the choice of workers that follows, for all buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import torch
+
+from hvd_compress.controller.workers import STAR, Step, WorkerChooser, WorkerPolicy
+from hvd_compress.cost.candidates import Candidate
+
+SAMPLE_BLOCK, SAMPLE_BLOCKS = 256, 1024
+"""A norm of what is left is estimated from so many blocks of so many elements, evenly spread."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What this rank saw of a bucket in a step: squared norms of what it sent and of what is left, and seconds.
+
+    `root` is the rank whose indices were used: the same on all ranks.
+    """
+
+    root: int
+    sent: float
+    left: float
+    seconds: float
+
+
+class Workers:
+    """STAR or VAR for each bucket for which that is open.
+
+    In the candidates of a bucket "star" stands for both; way() puts in what is used. Ranks tell each other three
+    numbers a step and bucket, along with the times of a window.
+    """
+
+    def __init__(self, open_: Sequence[bool], world_size: int, policy: WorkerPolicy | None = None) -> None:
+        """`open_`: by bucket, whether there is a choice."""
+        policy = policy or WorkerPolicy()
+        self._choosers = {n: WorkerChooser(world_size, policy) for n, is_open in enumerate(open_) if is_open}
+        self._seen: list[dict[int, Sight]] = []  # by step since the last report, and bucket
+        self._told: list[dict[int, Sight]] = []  # in the last report
+        self._mixed: set[int] = set()
+
+    def way(self, number: int, candidate: Candidate) -> Candidate:
+        """Return how a bucket travels by a candidate."""
+        if number not in self._choosers or candidate.scheme != STAR:
+            return candidate
+        return replace(candidate, scheme=self._choosers[number].used)
+
+    def reason(self, number: int, candidate: Candidate, reason: str) -> str:
+        """Return why it travels so, given why the candidate was chosen."""
+        if number not in self._choosers or candidate.scheme != STAR:
+            return reason
+        return f"{reason}; {self._choosers[number].reason}"
+
+    def gain(self, number: int, candidate: Candidate) -> float:
+        """Return the gain that was last seen, NaN where none was."""
+        if number not in self._choosers or candidate.scheme != STAR:
+            return float("nan")
+        return self._choosers[number].gain
+
+    def watches(self, number: int, candidate: Candidate | None) -> bool:
+        """Whether a bucket's exchange is to be watched in a step that uses `candidate`."""
+        return number in self._choosers and candidate is not None and candidate.scheme == STAR
+
+    def mixed(self, number: int) -> bool:
+        """Whether the steps that ranks told each other about last were not all as was chosen."""
+        return number in self._mixed
+
+    def restart(self, number: int) -> None:
+        """A round of trials begins for a bucket."""
+        if number in self._choosers:
+            self._choosers[number].restart()
+            self._forget(number)
+
+    def saw(self, sights: Sequence[Sight | None]) -> None:
+        """Take what this rank saw in a step, by bucket; None where it was not watched, on all ranks alike."""
+        if self._choosers:
+            self._seen.append({number: sight for number, sight in enumerate(sights) if sight is not None})
+
+    def notes(self) -> list[float]:
+        """Return what is to be told of the steps since the last time."""
+        self._told, self._seen = self._seen, []
+        return [value for step in self._told for s in step.values() for value in (s.sent, s.left, s.seconds)]
+
+    def take(
+        self, notes: Sequence[Sequence[float]], step_s: float, spare_s: Sequence[float]
+    ) -> list[tuple[int, WorkerChooser]]:
+        """Take the notes of all ranks; return the buckets for which something was decided.
+
+        Args:
+            step_s: the duration of a step.
+            spare_s: by bucket, by how much AR-Topk was faster than all else.
+        """
+        readers = [iter(rank) for rank in notes]
+        steps: dict[int, list[Step]] = {}
+        for told in self._told:
+            for number, sight in told.items():
+                ranks = [tuple(islice(reader, 3)) for reader in readers]
+                sent, left, seconds = zip(*ranks, strict=True)
+                held = tuple(a + b for a, b in zip(sent, left, strict=True))
+                steps.setdefault(number, []).append(Step(sight.root, sent, held, sum(seconds) / len(ranks)))
+        self._told, self._mixed = [], set()
+        decided = []
+        for number, seen in steps.items():
+            chooser = self._choosers[number]
+            used, trying = chooser.used, chooser.trying
+            if chooser.take(seen, step_s, spare_s[number]):
+                decided.append((number, chooser))
+            if trying or used != chooser.used:
+                self._mixed.add(number)
+            if used != chooser.used:
+                self._forget(number)
+        return decided
+
+    def _forget(self, number: int) -> None:
+        """What was seen and not told yet went the way of before."""
+        for step in self._seen:
+            step.pop(number, None)
+
+
+def square_norm(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ||tensor||^2 of a contiguous (numel,), as a tensor () of float64; 262,144 elements stand for more."""
+    apart = tensor.numel() // (SAMPLE_BLOCKS * SAMPLE_BLOCK) * SAMPLE_BLOCK
+    sample = tensor.as_strided((SAMPLE_BLOCKS, SAMPLE_BLOCK), (apart, 1)) if apart > SAMPLE_BLOCK else tensor
+    norm: torch.Tensor = torch.linalg.vector_norm(sample)
+    return norm.double().square() * (tensor.numel() / max(1, sample.numel()))

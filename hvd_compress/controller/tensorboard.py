@@ -1,0 +1,51 @@
+"""What the controller knows, as scalars for TensorBoard."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from hvd_compress.controller.history import Event
+from hvd_compress.errors import ConfigError
+
+SCALARS = ("ratio", "gain", "measured_s", "predicted_s")
+FLUSH_S = 10
+"""How much a job that is killed may lose."""
+
+
+class TensorBoard:
+    """Writes each event of a history to a folder: a tag for each figure and bucket, and one for each of the network's.
+
+    `bucket 0/ratio`, `bucket 0/measured_s`, ...; `network/latency`, `network/transfer`, as factors of the calibration;
+    and under Text `bucket 0/choice`, with its reason.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ConfigError where tensorboard is missing, or the folder cannot be written."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError(
+                f"HVD_COMPRESS_TENSORBOARD needs tensorboard: pip install 'hvd_compress[tensorboard]' ({error})"
+            ) from None
+        try:
+            self._writer = SummaryWriter(str(folder), flush_secs=FLUSH_S)
+        except OSError as error:
+            raise ConfigError(f"HVD_COMPRESS_TENSORBOARD: cannot write {folder}: {error.strerror}") from None
+
+    def __call__(self, event: Event) -> None:
+        """Add what is known of an event at its step."""
+        place, names = (
+            (f"bucket {event.bucket}", SCALARS) if event.bucket >= 0 else ("network", ("latency", "transfer"))
+        )
+        for name in names:
+            value = getattr(event, name)
+            if math.isfinite(value):
+                self._writer.add_scalar(f"{place}/{name}", value, event.step)
+        if event.kind in ("choice", "network"):
+            words = f"{event.candidate}: {event.reason}" if event.candidate else event.reason
+            self._writer.add_text(f"{place}/{event.kind}", words, event.step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()

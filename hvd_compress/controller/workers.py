@@ -1,0 +1,212 @@
+"""Whose indices does AR-Topk use: the ranks' in turn (STAR), or those that hold most (VAR)? One choice for each bucket.
+
+Tyagi and Swany, "Flexible Communication for Optimal Distributed Learning", leave it to future work to switch between
+the two. Both send the same bytes, VAR after an all-gather of 8 bytes, so time alone would never take VAR: what speaks
+for it is its gain.
+
+Pure: what comes in is the same on all ranks, so what comes out is, too.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+STAR, VAR = "star", "var"
+
+
+@dataclass(frozen=True)
+class WorkerPolicy:
+    """How STAR and VAR are compared.
+
+    Attributes:
+        margin: by how much VAR's gain a second must be above STAR's to be taken; to be kept, half of it.
+        moved: relative change of the gain after which both are compared again (the paper's gain threshold), or of the
+            largest share that a rank holds: ranks may grow unequal with the same gain.
+        evident: the change for which nobody is left in peace.
+        turns: a rank that holds more than an equal share and was not heard for so many turns of all ranks is starved.
+        least_steps: how many steps a comparison rests on, with few ranks; with more it is two turns of all.
+        rest: how many comparisons long both are left in peace after one; doubled each time nothing came of it.
+    """
+
+    margin: float = 0.1
+    moved: float = 0.1
+    evident: float = 0.5
+    turns: int = 4
+    least_steps: int = 8
+    rest: int = 16
+
+
+@dataclass(frozen=True)
+class Step:
+    """What all ranks saw of a bucket in a step.
+
+    Attributes:
+        root: the rank whose indices were used.
+        sent: by rank, the squared norm of what it sent.
+        held: by rank, that of its corrected gradient: sent, and left.
+        seconds: what the exchange took, as the mean over ranks.
+    """
+
+    root: int
+    sent: tuple[float, ...]
+    held: tuple[float, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a way of choosing was seen to do over some steps.
+
+    Attributes:
+        gain: the share of the squared norms of all ranks that was sent.
+        most: the largest share of them that one rank held.
+        seconds: the median.
+    """
+
+    gain: float
+    most: float
+    seconds: float
+
+
+class WorkerChooser:
+    """Chooses between STAR and VAR for one bucket, while AR-Topk carries it.
+
+    `used` is what it goes with now, `gain` what that was last seen to send, `seconds` what it took when it was chosen.
+
+    It begins with STAR, measures it over two turns of all ranks, then VAR, after one turn in which the residuals get
+    used to it, and takes what has the greater gain a second. A gain of g means that what a gradient says waits for
+    1 / g steps on average; so that is compared in seconds, steps being longer by what VAR's exchange takes more.
+    """
+
+    def __init__(self, world_size: int, policy: WorkerPolicy) -> None:
+        self._size, self._policy = world_size, policy
+        self._known: dict[str, Measured] = {}
+        self._steps: list[Step] = []  # with what is in use now, since it was last measured
+        self._recent: list[Step] = []
+        self._trying = False
+        self._ages = [0] * world_size
+        self._rest, self._peace = 0, policy.rest  # steps until both may be compared again; comparisons until then
+        self._odd = 0
+        self.used = self._base = STAR  # the latter is what the last round of trials was made with
+        self.gain = self.seconds = math.nan
+        self.reason = "ranks take turns: not compared with VAR yet"
+
+    @property
+    def trying(self) -> bool:
+        """Whether what is in use is on trial."""
+        return self._trying
+
+    def restart(self) -> None:
+        """Another round of trials of all schemes begins: what was measured before is of another time."""
+        if self._trying:
+            self._switch(self._other)
+        self._trying, self._steps, self._known, self._odd, self._rest = False, [], {}, 0, 0
+        self._base = self.used
+
+    def take(self, steps: Sequence[Step], step_s: float, spare_s: float = math.inf) -> bool:
+        """Take what was seen since the last time; return whether something was decided.
+
+        Args:
+            step_s: the duration of a whole step.
+            spare_s: by how much AR-Topk was faster than every other way in the last round: it may not get slower by
+                more.
+        """
+        for step in steps:
+            self._ages = [0 if rank == step.root else age + 1 for rank, age in enumerate(self._ages)]
+        finite = [step for step in steps if all(map(math.isfinite, (*step.sent, *step.held)))]
+        self._steps += finite
+        self._recent = [*self._recent, *finite][-self._turn :]
+        self._rest -= len(steps)
+        starved = self._starved()
+        if self.used == VAR and not self._trying and starved:
+            self._settle(STAR, starved, STAR)
+            return True
+        if len(self._steps) < self._block + (self._turn if self._trying else 0):
+            return False
+        measured = _measure(self._steps[-self._block :])
+        self.gain = measured.gain
+        if self._trying:
+            self._known[self.used] = measured
+            self._compare(step_s, spare_s)
+            return True
+        if self._due(measured):
+            self._known = {self.used: measured}
+            self._switch(self._other)
+            self._trying = True
+        else:
+            self._steps = []
+        return False
+
+    @property
+    def _turn(self) -> int:
+        return max(self._size, self._policy.least_steps // 2)
+
+    @property
+    def _block(self) -> int:
+        return 2 * self._turn
+
+    @property
+    def _other(self) -> str:
+        return VAR if self.used == STAR else STAR
+
+    def _due(self, measured: Measured) -> bool:
+        """Whether to compare: nothing is known yet, or twice in a row something was not what it was."""
+        if not self._known:
+            return True
+        known = self._known[self.used]
+        change = max(_apart(measured.gain, known.gain), _apart(measured.most, known.most))
+        self._odd = self._odd + 1 if change > self._policy.moved else 0
+        return self._odd >= 2 and (self._rest <= 0 or change > self._policy.evident)
+
+    def _compare(self, step_s: float, spare_s: float) -> None:
+        star, var = self._known[STAR], self._known[VAR]
+        before = self._other  # this one is on trial
+        margin = self._policy.margin if before == STAR else self._policy.margin / 2
+        extra_s = max(0.0, var.seconds - star.seconds)
+        longer = 1 + extra_s / step_s if step_s > 0 else 1.0
+        figures = (
+            f"VAR sends {var.gain:.3f} of the squared norm a step and STAR {star.gain:.3f}, "
+            f"with steps {longer - 1:.1%} longer"
+        )
+        if self._base == STAR and extra_s > spare_s:
+            self._settle(STAR, f"{figures}; with VAR another way would be faster than AR-Topk", before)
+        elif var.gain > (1 + margin) * longer * star.gain:
+            self._settle(VAR, figures, before)
+        else:
+            self._settle(STAR, figures, before)
+
+    def _settle(self, chosen: str, reason: str, before: str) -> None:
+        self._peace = self._policy.rest if chosen != before else min(2 * self._peace, 64 * self._policy.rest)
+        self._rest, self._odd, self._trying = self._peace * self._block, 0, False
+        self._switch(chosen)
+        self.gain, self.seconds, self.reason = self._known[chosen].gain, self._known[chosen].seconds, reason
+
+    def _switch(self, chosen: str) -> None:
+        if chosen != self.used:
+            self._ages = [0] * self._size
+        self.used, self._steps = chosen, []
+
+    def _starved(self) -> str:
+        """Return in words which rank VAR has not heard for too long, although it holds something; or nothing."""
+        held = [sum(step.held[rank] for step in self._recent) for rank in range(self._size)]
+        limit = self._policy.turns * self._turn
+        for rank, age in enumerate(self._ages):
+            if age > limit and held[rank] > sum(held) / self._size:
+                share = held[rank] / sum(held)
+                return f"VAR has not used rank {rank}'s indices for {age} steps, and it holds {share:.0%} of all"
+        return ""
+
+
+def _measure(steps: Sequence[Step]) -> Measured:
+    sent = sum(sum(step.sent) for step in steps)
+    ranks = [sum(column) for column in zip(*(step.held for step in steps), strict=True)]
+    held, seconds = sum(ranks), statistics.median(step.seconds for step in steps)
+    return Measured(sent / held, max(ranks) / held, seconds) if held > 0 else Measured(1.0, 1.0, seconds)
+
+
+def _apart(a: float, b: float) -> float:
+    """By how much the larger is above the smaller, relatively."""
+    return max(a, b) / min(a, b) - 1 if min(a, b) > 0 else 0.0 if a == b else math.inf

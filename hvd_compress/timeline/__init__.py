@@ -1,0 +1,1 @@
+"""What was done when: a trace of single steps for chrome://tracing and Perfetto."""

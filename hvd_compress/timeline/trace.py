@@ -1,0 +1,135 @@
+"""A timeline in the dialect of Horovod's: Chrome's trace format, where each bucket is a process."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvd_compress.controller.history import Event
+from hvd_compress.errors import ConfigError
+from hvd_compress.pipeline import Passed, Span
+from hvd_compress.timeline.array_file import JsonArrayFile
+
+TRAINING = 0
+"""The process of the thread that trains; that of bucket b is b + 1."""
+PHASES = ("ENCODE", "COMMUNICATE", "DECODE")
+"""The rows of a bucket, from 1 on."""
+
+
+@dataclass(frozen=True)
+class Trip:
+    """A bucket in one step: which parameters, how it travelled, when, and why so."""
+
+    name: str
+    how: Mapping[str, Any]
+    passed: Passed
+    reason: str = ""
+
+
+class Timeline:
+    """Writes sampled steps of one rank to a file that is valid JSON at any moment.
+
+    As in Horovod's timeline, times are microseconds from a start that stands in the first record, a process stands for
+    what is reduced together, and what takes time is a pair of B and E. In a bucket's process there is a row for each
+    phase, and within COMMUNICATE one collective after the other, named as Horovod names them (MPI_ALLREDUCE). Process 0
+    is the thread that trains. What the controller chose are instants (i).
+
+    Where the file can no longer be written (a full disk), a warning says so, and the training goes on without it.
+    """
+
+    def __init__(self, path: Path, rank: int, engine: str, start_s: float) -> None:
+        """`start_s`: where times are counted from, by time.perf_counter().
+
+        Raises ConfigError where the file cannot be written.
+        """
+        self._path, self._engine, self._start_s = path, engine, start_s
+        self._named: set[int] = set()
+        try:
+            self._file: JsonArrayFile | None = JsonArrayFile(path)
+        except OSError as error:
+            raise ConfigError(f"HVD_COMPRESS_TIMELINE: cannot write {path}: {error.strerror}") from None
+        ago_s = time.perf_counter() - start_s
+        since = {"start_time_since_epoch_in_micros": int((time.time() - ago_s) * 1e6)}
+        self._write([*_process(TRAINING, f"training, rank {rank}", ("STEP",), **since)])
+
+    def step(self, number: int, training: Sequence[tuple[str, Span]], trips: Sequence[Trip]) -> None:
+        """Add one step.
+
+        Args:
+            number: of the step.
+            training: what the thread that trains did, as names and times, one after the other.
+            trips: by number of the bucket.
+        """
+        records: list[dict[str, Any]] = []
+        for name, span in training:
+            records += self._pair(name, TRAINING, 0, span, {"step": number})
+        for bucket, trip in enumerate(trips):
+            if bucket not in self._named:
+                self._named.add(bucket)
+                records += _process(bucket + 1, f"bucket {bucket} ({trip.name})", PHASES, first=1)
+            records += self._trip(number, bucket + 1, trip)
+        self._write(records)
+
+    def event(self, event: Event) -> None:
+        """Add what the controller did, but for windows in which nothing changed."""
+        if event.kind == "window":
+            return
+        where = {"pid": TRAINING, "s": "g"} if event.bucket < 0 else {"pid": event.bucket + 1, "s": "p"}
+        name = f"{event.kind.upper()} {event.candidate}".rstrip()
+        ts = self._micros(time.perf_counter())
+        self._write([{"ph": "i", "name": name, "ts": ts, "tid": 0, **where, "args": event.to_json()}])
+
+    def close(self) -> None:
+        """Write nothing more. Raises OSError where tidying up the file fails."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _trip(self, step: int, pid: int, trip: Trip) -> list[dict[str, Any]]:
+        passed, how = trip.passed, {"step": step, **trip.how}
+        sent = {"sent_bytes": sum(call.sent_bytes for call in passed.calls)}
+        begin, end = self._pair(PHASES[1], pid, 2, passed.communicate, {**how, **sent})
+        calls = []
+        for call in passed.calls:
+            facts = {"algorithm": call.algorithm, "tensor_bytes": call.tensor_bytes, "sent_bytes": call.sent_bytes}
+            span = (call.started_s, call.started_s + call.seconds)
+            calls += self._pair(f"{self._engine}_{call.verb}".upper(), pid, 2, span, facts)
+        encode, decode = (
+            self._pair(PHASES[row - 1], pid, row, span, args)
+            for row, span, args in ((1, passed.encode, {**how, "reason": trip.reason}), (3, passed.decode, how))
+        )
+        return [*encode, begin, *calls, end, *decode]
+
+    def _pair(self, name: str, pid: int, tid: int, span: Span, args: Mapping[str, Any]) -> list[dict[str, Any]]:
+        begin, end = map(self._micros, span)
+        return [
+            {"ph": "B", "name": name, "ts": begin, "pid": pid, "tid": tid, "args": dict(args)},
+            {"ph": "E", "ts": end, "pid": pid, "tid": tid},
+        ]
+
+    def _micros(self, seconds: float) -> int:
+        return max(0, int((seconds - self._start_s) * 1e6))
+
+    def _write(self, records: Iterable[Mapping[str, Any]]) -> None:
+        if self._file is None:
+            return
+        try:
+            for record in records:
+                self._file.add(record)
+        except OSError as error:
+            self._file = None
+            warnings.warn(f"the timeline {self._path} ends here: {error}", RuntimeWarning, stacklevel=2)
+
+
+def _process(pid: int, name: str, rows: Sequence[str], first: int = 0, **more: Any) -> list[dict[str, Any]]:
+    records = [
+        {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name, **more}},
+        {"name": "process_sort_index", "ph": "M", "pid": pid, "args": {"sort_index": pid}},
+    ]
+    for tid, row in enumerate(rows, start=first):
+        records.append({"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": row}})
+    return records

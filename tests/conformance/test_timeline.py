@@ -1,0 +1,117 @@
+"""The timeline of whole steps, read as a viewer reads it."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvd_compress.compressors import TopK
+from hvd_compress.decision import Request
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.errors import ConfigError
+from hvd_compress.settings import Settings
+from hvd_compress.timeline.array_file import JsonArrayFile
+from tests.harness import backward, on_engine
+
+STEPS, EVERY, BUCKETS = 25, 10, 3
+
+
+@pytest.fixture(autouse=True)
+def own_curves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path))
+
+
+def train(engine: InProcessEngine, file: Path, request: Request) -> None:
+    settings = Settings(600, 60, adapt=True, calibration_s=0.0, timeline=file, timeline_every=EVERY)
+    parameters, optimizer = on_engine(engine, request, settings=settings)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        backward(parameters, engine.rank, step)
+        optimizer.step()
+    optimizer._reducer.close()
+
+
+def paired(events: list[dict[str, Any]]) -> dict[tuple[int, int], list[tuple[str, int, int, dict[str, Any]]]]:
+    """Return (name, start, end, args) by row, as a viewer makes them of B and E: the last begun ends first."""
+    rows, open_ = defaultdict(list), defaultdict(list)
+    for event in events:
+        row = event.get("pid"), event.get("tid")
+        if event["ph"] == "B":
+            open_[row].append(event)
+        elif event["ph"] == "E":
+            begun = open_[row].pop()
+            rows[row].append((begun["name"], begun["ts"], event["ts"], begun["args"]))
+            assert begun["ts"] <= event["ts"]
+    assert not any(open_.values())
+    return rows
+
+
+@pytest.mark.parametrize("request_", [Request(TopK(0.05)), Request(TopK(0.05), "star", "ring")], ids=("open", "fixed"))
+def test_every_bucket_has_a_row_for_each_phase(request_: Request, tmp_path: Path) -> None:
+    file = tmp_path / "traces" / "rank{rank}.json"
+    run_ranks(2, lambda engine: train(engine, file, request_))
+    assert sorted(path.name for path in file.parent.iterdir()) == ["rank0.json", "rank1.json"]
+    for rank in range(2):
+        events = json.loads((file.parent / f"rank{rank}.json").read_text())
+        names = {e["pid"]: e["args"]["name"] for e in events if e.get("name") == "process_name"}
+        assert names[0] == f"training, rank {rank}"
+        assert "(second.bias)" in names[1]
+        assert len(names) == 1 + BUCKETS
+        rows = paired(events)
+        assert [name for name, *_ in rows[0, 0]] == ["FORWARD", "BACKWARD", "WAIT"] * 3
+        assert [args["step"] for *_, args in rows[0, 0][::3]] == [0, 10, 20]
+        for pid in range(1, 1 + BUCKETS):
+            phases = [[span for span in rows[pid, tid] if "step" in span[3]] for tid in (1, 2, 3)]
+            for encode, communicate, decode in zip(*phases, strict=True):
+                assert [encode[0], communicate[0], decode[0]] == ["ENCODE", "COMMUNICATE", "DECODE"]
+                assert encode[1] <= encode[2] <= communicate[1] <= communicate[2] <= decode[1] <= decode[2]
+                assert communicate[3]["sent_bytes"] > 0
+                assert communicate[3]["ratio"] in (0.05, 1.0)
+            calls = [span for span in rows[pid, 2] if "step" not in span[3]]
+            assert {name for name, *_ in calls} <= {
+                f"IN-PROCESS_{verb}" for verb in ("ALLREDUCE", "ALLGATHER", "BROADCAST")
+            }
+            assert len(calls) >= 3
+        instants = [event for event in events if event["ph"] == "i"]
+        assert bool(instants) == (request_.scheme == "auto")
+        assert all(event["args"]["reason"] for event in instants)
+        if instants:
+            assert {event["args"]["kind"] for event in instants} >= {"begin", "choice"}
+
+
+def test_without_a_place_for_the_rank_only_the_first_writes(tmp_path: Path) -> None:
+    run_ranks(2, lambda engine: train(engine, tmp_path / "trace.json", Request(TopK(0.05), "star", "ring")))
+    events = json.loads((tmp_path / "trace.json").read_text())
+    assert events[0]["args"]["name"] == "training, rank 0"
+    assert events[0]["args"]["start_time_since_epoch_in_micros"] > 1.7e15
+
+
+def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    def body(engine: InProcessEngine) -> None:
+        with pytest.raises(ConfigError, match=r"HVD_COMPRESS_TIMELINE: cannot write .*trace\.json"):
+            train(engine, tmp_path / "file" / "trace.json", Request(TopK(0.05), "star", "ring"))
+
+    run_ranks(1, body)
+
+
+def test_a_disk_that_fills_up_ends_the_timeline_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, added = JsonArrayFile.add, []
+
+    def full(file: JsonArrayFile, record: dict[str, Any]) -> None:
+        added.append(record)
+        if len(added) > 20:
+            raise OSError(28, "No space left on device")
+        add(file, record)
+
+    monkeypatch.setattr(JsonArrayFile, "add", full)
+    with pytest.warns(RuntimeWarning, match=r"timeline .* ends here: .*No space left"):
+        run_ranks(1, lambda engine: train(engine, tmp_path / "trace.json", Request(TopK(0.05), "star", "ring")))
+    assert len(json.loads((tmp_path / "trace.json").read_text())) == 20

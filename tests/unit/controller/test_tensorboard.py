@@ -1,0 +1,87 @@
+"""What TensorBoard's own reader finds in the event file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from hvd_compress.compressors import TopK
+from hvd_compress.controller.history import Event, History
+from hvd_compress.controller.tensorboard import TensorBoard
+from hvd_compress.decision import Request
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.errors import ConfigError
+from hvd_compress.settings import Settings
+from tests.harness import backward, on_engine
+
+EVENTS = (
+    Event(1, "begin", 0, ratio=0.01, reason="training begins"),
+    Event(9, "choice", 0, "star-ring", 0.01, 0.004, 0.003, gain=0.25, reason="4.00 ms measured"),
+    Event(13, "window", 0, "star-ring", 0.02, 0.0041, 0.003),
+    Event(17, "network", latency=10.0, transfer=2.0, reason="bucket 0 took 50.00 ms instead of 4.00"),
+    Event(18, "window", 1, "allgather", 0.01, 0.5, 0.25),
+)
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    reader = EventAccumulator(str(folder))
+    reader.Reload()
+    return {
+        tag: [(item.step, pytest.approx(item.value)) for item in reader.Scalars(tag)]
+        for tag in reader.Tags()["scalars"]
+    }
+
+
+def test_every_figure_has_its_tag(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path / "runs" / "first")
+    history = History(watchers=[board])
+    for event in EVENTS:
+        history.add(event)
+    board.close()
+    assert scalars(tmp_path / "runs" / "first") == {
+        "bucket 0/ratio": [(1, 0.01), (9, 0.01), (13, 0.02)],
+        "bucket 0/gain": [(9, 0.25)],
+        "bucket 0/measured_s": [(9, 0.004), (13, 0.0041)],
+        "bucket 0/predicted_s": [(9, 0.003), (13, 0.003)],
+        "network/latency": [(17, 10.0)],
+        "network/transfer": [(17, 2.0)],
+        "bucket 1/ratio": [(18, 0.01)],
+        "bucket 1/measured_s": [(18, 0.5)],
+        "bucket 1/predicted_s": [(18, 0.25)],
+    }
+
+
+def test_rank_0_writes_what_its_history_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path / "cache"))
+
+    def body(engine: InProcessEngine) -> History:
+        settings = Settings(600, 60, adapt=True, calibration_s=0.0, tensorboard=tmp_path / "runs")
+        parameters, optimizer = on_engine(engine, Request(TopK(0.05)), settings=settings)
+        for step in range(12):
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+        optimizer._reducer.close()
+        return optimizer.controller.history
+
+    history = run_ranks(2, body)[0]
+    known = [(event.step, event.ratio) for event in history if event.bucket == 2]
+    assert scalars(tmp_path / "runs")["bucket 2/ratio"] == known
+    assert len(list((tmp_path / "runs").glob("events.*"))) == 1
+
+
+def test_without_tensorboard_the_command_that_installs_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ConfigError, match=r"pip install 'hvd_compress\[tensorboard\]'"):
+        TensorBoard(tmp_path)
+
+
+def test_a_folder_that_cannot_be_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="HVD_COMPRESS_TENSORBOARD: cannot write"):
+        TensorBoard(tmp_path / "file" / "runs")

@@ -1,0 +1,131 @@
+"""STAR or VAR, from figures that are made up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hvd_compress.controller.sights import Sight, Workers, square_norm
+from hvd_compress.controller.workers import STAR, VAR, Step, WorkerChooser, WorkerPolicy
+from hvd_compress.cost.candidates import Candidate
+
+RANKS = 4
+NONE_STARVED = tuple(range(RANKS))
+
+
+def seen(used: str, number: int, gains: dict[str, float], var_s: float = 0.01, roots=NONE_STARVED) -> Step:
+    """Ranks that hold as much each; `roots` is whose indices VAR uses, in turn."""
+    root = number % RANKS if used == STAR else roots[number % len(roots)]
+    return Step(root, (gains[used],) * RANKS, (1.0,) * RANKS, var_s if used == VAR else 0.01)
+
+
+def feed(chooser: WorkerChooser, steps: int, gains: dict[str, float], step_s: float = 0.1, **more) -> list[str]:
+    """Show windows of four steps; return what was used in them."""
+    used, spare_s = [], more.pop("spare_s", float("inf"))
+    for start in range(0, steps, 4):
+        used += [chooser.used] * 4
+        chooser.take([seen(chooser.used, start + i, gains, **more) for i in range(4)], step_s, spare_s)
+    return used
+
+
+@pytest.mark.parametrize(
+    ("gains", "more", "expected"),
+    [
+        ({STAR: 0.10, VAR: 0.20}, {}, VAR),
+        ({STAR: 0.10, VAR: 0.10}, {}, STAR),
+        ({STAR: 0.10, VAR: 0.105}, {}, STAR),  # not by the margin
+        ({STAR: 0.10, VAR: 0.12}, {"var_s": 0.03}, STAR),  # steps of 100 ms become 20 % longer
+        ({STAR: 0.10, VAR: 0.20}, {"var_s": 0.03}, VAR),
+        ({STAR: 0.10, VAR: 0.20}, {"var_s": 0.03, "spare_s": 0.015}, STAR),  # an all-gather takes 15 ms more than STAR
+        ({STAR: 0.0, VAR: 0.0}, {}, STAR),
+    ],
+)
+def test_the_greater_gain_a_second_is_taken(gains: dict[str, float], more: dict[str, float], expected: str) -> None:
+    chooser = WorkerChooser(RANKS, WorkerPolicy())
+    used = feed(chooser, 60, gains, **more)
+    assert used[:8] == [STAR] * 8
+    assert used[8:20] == [VAR] * 12  # a turn to get used to it, and two to measure
+    assert used[20:] == [expected] * 40
+    assert "of the squared norm a step" in chooser.reason
+
+
+def test_what_is_in_use_needs_less_to_be_kept_than_to_be_taken() -> None:
+    chooser = WorkerChooser(RANKS, WorkerPolicy())
+    assert feed(chooser, 40, {STAR: 0.10, VAR: 0.12})[-1] == VAR
+    chooser.restart()
+    assert feed(chooser, 40, {STAR: 0.10, VAR: 0.107})[-1] == VAR
+    chooser.restart()
+    assert feed(chooser, 40, {STAR: 0.10, VAR: 0.10})[-1] == STAR
+
+
+def test_gains_that_stay_are_not_compared_again_and_those_that_move_are_after_a_rest() -> None:
+    chooser = WorkerChooser(RANKS, WorkerPolicy())
+    feed(chooser, 40, {STAR: 0.10, VAR: 0.10})
+    assert set(feed(chooser, 1000, {STAR: 0.105, VAR: 0.3})) == {STAR}
+    assert VAR in feed(chooser, 40, {STAR: 0.12, VAR: 0.3})
+    assert chooser.used == VAR
+
+
+def test_in_peace_only_what_is_evident_is_looked_at() -> None:
+    chooser = WorkerChooser(RANKS, WorkerPolicy())
+    feed(chooser, 40, {STAR: 0.10, VAR: 0.10})
+    assert set(feed(chooser, 80, {STAR: 0.13, VAR: 0.3})) == {STAR}
+    assert VAR in feed(chooser, 40, {STAR: 0.20, VAR: 0.3})
+
+
+def test_a_rank_that_var_never_hears_brings_star_back() -> None:
+    gains = {STAR: 0.10, VAR: 0.20}
+    chooser = WorkerChooser(RANKS, WorkerPolicy())
+    heard = feed(chooser, 200, gains, roots=(0, 1, 2, 3))
+    assert heard[-1] == VAR
+    chooser = WorkerChooser(RANKS, WorkerPolicy())
+    holds = [Step(0, (0.8, 0.0, 0.0, 0.0), (0.9, 0.9, 0.9, 1.3), 0.01)] * 4
+    feed(chooser, 20, gains)
+    assert chooser.used == VAR
+    decided = [chooser.take(holds, 0.1) for _ in range(5)]
+    assert decided.index(True) == 4  # after 20 steps; four turns are 16
+    assert chooser.used == STAR
+    assert "has not used rank 3's indices" in chooser.reason
+    chooser = WorkerChooser(RANKS, WorkerPolicy())
+    little = [Step(0, (0.8, 0.0, 0.0, 0.0), (1.3, 0.9, 0.9, 0.9), 0.01)] * 4
+    feed(chooser, 20, gains)
+    assert not any(chooser.take(little, 0.1) for _ in range(5))  # who holds little waits for good reason
+
+
+def test_steps_that_are_not_finite_count_for_nothing() -> None:
+    chooser = WorkerChooser(RANKS, WorkerPolicy())
+    bad = Step(0, (float("nan"),) * RANKS, (1.0,) * RANKS, 0.01)
+    for _ in range(20):
+        chooser.take([bad] * 4, 0.1)
+    assert chooser.used == STAR
+    feed(chooser, 40, {STAR: 0.1, VAR: 0.2})
+    assert chooser.used == VAR
+
+
+def test_what_ranks_tell_each_other_comes_back_by_bucket() -> None:
+    """Bucket 0 has nothing open; bucket 2 is watched in every other step."""
+    workers = Workers((False, True, True), 2)
+    star = Candidate("star", "ring")
+    assert not workers.watches(0, star)
+    assert workers.watches(1, star)
+    assert not workers.watches(1, Candidate("allgather"))
+    for step in range(100):
+        rare = Sight(step % 2, 0.3, 0.7, 0.01) if step % 2 else None
+        frequent = Sight(step % 2, 1.0 if workers.way(1, star).scheme == "var" else 0.2, 1.0, 0.01)
+        workers.saw((None, frequent, rare))
+        if step % 4 == 3:
+            notes = workers.notes()
+            assert len(notes) == 3 * (4 + 2)
+            workers.take([notes, notes], 0.1, [float("inf")] * 3)
+    assert workers.way(0, star) == star
+    assert workers.way(1, star) == Candidate("var", "ring")
+    assert workers.way(1, Candidate("allgather")) == Candidate("allgather")
+    assert workers.gain(1, star) == pytest.approx(0.5)
+    assert "VAR sends 0.500" in workers.reason(1, star, "4.00 ms measured")
+    assert workers.way(2, star) == star
+
+
+@pytest.mark.parametrize("numel", [0, 1, 1000, 262_144, 524_288, 3_000_001])
+def test_a_norm_of_many_elements_is_estimated_from_some(numel: int) -> None:
+    tensor = torch.randn(numel, generator=torch.Generator().manual_seed(1))
+    assert float(square_norm(tensor)) == pytest.approx(float(tensor.double().square().sum()), rel=0.01)
