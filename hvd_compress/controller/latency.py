@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-EVIDENT = 2.0
-"""The factor by which the time must change."""
+EVIDENT, LEAST_S = 3.0, 0.001
+"""The factor by which the time must change, and the seconds: less is noise."""
 SHARE = 0.2
 """And by this share of what the longest exchange takes, or it does not matter."""
 
@@ -37,7 +37,7 @@ class LatencyWatch:
         if math.isnan(self._usual):
             self._usual = agree_s
         factor = max(agree_s, self._usual) / min(agree_s, self._usual)
-        odd = factor > EVIDENT and abs(agree_s - self._usual) > SHARE * exchange_s
+        odd = factor > EVIDENT and abs(agree_s - self._usual) > max(LEAST_S, SHARE * exchange_s)
         self._odd = self._odd + 1 if odd else 0
         if self._odd < 2:
             return ""

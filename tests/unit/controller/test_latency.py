@@ -26,6 +26,11 @@ def test_what_is_little_beside_an_exchange_does_not_matter(exchange_s: float) ->
     assert not any(watch(0.004, 0.060, 0.060, 0.060, exchange_s=exchange_s))
 
 
+def test_the_noise_of_a_near_network_is_no_change() -> None:
+    assert not any(watch(0.0002, 0.0009, 0.0009, 0.0009, exchange_s=0.001))
+    assert not any(watch(0.002, 0.005, 0.005, 0.005, exchange_s=0.001))
+
+
 def test_before_the_first_agreement_there_is_nothing_to_compare() -> None:
     assert watch(0.0, 0.060, 0.060) == [False] * 3
 
