@@ -1,7 +1,8 @@
 """Is the controller's choice the right one? Every candidate is measured on an emulated network, and compared.
 
-As root: `python benchmarks/controller/grid.py [--reduced]`. Writes benchmarks/results/controller-grid.json and prints
-the controller's choice and the formulas' choice against the best measured candidate of each cell.
+As root: `python benchmarks/controller/grid.py [--reduced]`. Writes benchmarks/results/controller-grid.json, cell by
+cell, and prints the controller's choice and the formulas' choice against the best measured candidate of each. It takes
+an hour; with --latency, --bandwidth and --numels it can be done in pieces, which come together in the same file.
 """
 
 from __future__ import annotations
@@ -39,16 +40,25 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--numels", help="instead of all: 1000000,10000000")
+    parser.add_argument("--latency", help="instead of all: 1ms,5ms")
+    parser.add_argument("--bandwidth", help="instead of all: 1gbit,50mbit")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", action="store_true", help="measure nothing, print the tables of what was measured")
     arguments = parser.parse_args()
+    if arguments.page:
+        print(page(json.loads(arguments.results.read_text())))
+        return
     grid = dict(REDUCED if arguments.reduced else FULL)
-    if arguments.numels:
-        grid["numels"] = arguments.numels
-    cells = []
+    grid["numels"] = arguments.numels or grid["numels"]
+    for name in ("latency", "bandwidth"):
+        grid[name] = tuple((getattr(arguments, name) or ",".join(grid[name])).split(","))
+    cells = json.loads(arguments.results.read_text()) if arguments.results.exists() else []
     with Lab(arguments.hosts, "1ms", "1gbit") as lab:
         for latency, bandwidth in itertools.product(grid["latency"], grid["bandwidth"]):
             lab.set(latency, bandwidth)
-            cells += run(lab, latency, bandwidth, grid["numels"], grid["ratios"], arguments.repetitions)
+            fresh = run(lab, latency, bandwidth, grid["numels"], grid["ratios"], arguments.repetitions)
+            replaced = {place(cell) for cell in fresh}
+            cells = [cell for cell in cells if place(cell) not in replaced] + fresh
             arguments.results.write_text(json.dumps(cells, indent=1))
     show(cells)
 
@@ -65,6 +75,10 @@ def run(lab: Lab, latency: str, bandwidth: str, numels: str, ratios: str, repeti
     for cell in cells:
         print(line(cell), f"({time.monotonic() - start:.0f} s)", flush=True)
     return cells
+
+
+def place(cell: dict) -> tuple:
+    return cell["latency"], cell["bandwidth"], cell["numel"], cell["ratio"]
 
 
 def regret(cell: dict, chosen: str) -> float:
@@ -86,19 +100,46 @@ def line(cell: dict) -> str:
 
 def show(cells: list[dict]) -> None:
     table = Table("choice by", "cells", "within 10 % of the best", "median regret", "worst")
-    for name in ("chosen", "formulas"):
-        regrets = [regret(cell, cell[name]) for cell in cells]
-        known = [value for value in regrets if value == value]
-        missing = len(cells) - len(known)
-        within = sum(value <= 0.10 for value in known)
-        table.add_row(
-            {"chosen": "controller", "formulas": "formulas alone"}[name],
-            str(len(cells)),
-            f"{within} ({within / len(cells):.0%})",
-            f"{statistics.median(known):.1%}",
-            f"{max(known):.0%}" + (f", {missing} not measured: over 3 x" if missing else ""),
-        )
+    for words, name in (("controller", "chosen"), ("formulas alone", "formulas")):
+        table.add_row(words, *summary(cells, name))
     Console().print(table)
+
+
+def summary(cells: list[dict], name: str) -> tuple[str, str, str, str]:
+    """Return how many cells there are, how many are right, and the median and the largest regret, in words."""
+    regrets = [regret(cell, cell[name]) for cell in cells]
+    known = [value for value in regrets if value == value]
+    missing = len(cells) - len(known)
+    within = sum(value <= 0.10 for value in known)
+    worst = f"{max(known):.0%}" + (f", {missing} not measured: predicted over 2 x" if missing else "")
+    return str(len(cells)), f"{within} ({within / len(cells):.0%})", f"{statistics.median(known):.1%}", worst
+
+
+def page(cells: list[dict]) -> str:
+    """Return the tables of benchmarks/results/controller-grid.md."""
+    lines = [*head("choice by", "cells", "within 10 % of the best", "median regret", "worst")]
+    lines += [row(words, *summary(cells, name)) for words, name in (("controller", "chosen"), ("formulas", "formulas"))]
+    lines += ["", *head("network", "cells", "within 10 %", "median regret", "worst", "formulas within", "worst")]
+    for latency, bandwidth in dict.fromkeys((cell["latency"], cell["bandwidth"]) for cell in cells):
+        here = [cell for cell in cells if (cell["latency"], cell["bandwidth"]) == (latency, bandwidth)]
+        _, within, _, worst = summary(here, "formulas")
+        lines.append(row(f"{latency} {bandwidth}", *summary(here, "chosen"), within, worst))
+    lines += ["", *head("cell that misses", "chosen", "regret", "best", "ms")]
+    for cell in cells:
+        if regret(cell, cell["chosen"]) > 0.10:
+            best = min(cell["measured"], key=cell["measured"].__getitem__)
+            where = f"{cell['latency']} {cell['bandwidth']}, {cell['numel']:,} at {cell['ratio']}"
+            taken = f"{cell['measured'][best] * 1e3:.1f}"
+            lines.append(row(where, cell["chosen"], f"{regret(cell, cell['chosen']):.1%}", best, taken))
+    return "\n".join(lines) + "\n"
+
+
+def head(*titles: str) -> tuple[str, str]:
+    return row(*titles), row(*("---" for _ in titles))
+
+
+def row(*texts: str) -> str:
+    return "| " + " | ".join(texts) + " |"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from hvd_compress.cost.candidates import Candidate
 
@@ -22,8 +23,11 @@ class Policy:
 
     Attributes:
         margin: candidates that are predicted to take up to this many times the fastest one are tried.
-        trials: steps that each of them gets; the shortest counts, as nothing but noise makes a step longer.
-        most: candidates that are tried at once, so that a new choice is made within `most * trials` steps.
+        near: a candidate reaches the final if its trial took up to this many times the shortest of all.
+        finalists: so many at most.
+        final: steps in a row of each of them; the mean of all but the first counts, which finds connections as another
+            candidate left them.
+        most: candidates that are tried at once, so that a round takes some 20 steps.
         hysteresis: by how much a candidate must be faster than the one in use to replace it.
         drift: how far the time of the candidate in use may leave what was measured, as a factor, in two windows in a
             row, before all are looked at again.
@@ -32,11 +36,13 @@ class Policy:
     """
 
     margin: float = 1.6
-    trials: int = 2
-    most: int = 8
+    near: float = 1.25
+    finalists: int = 3
+    final: int = 3
+    most: int = 6
     hysteresis: float = 0.03
     drift: float = 1.25
-    evident: float = 2.0
+    evident: float = 1.5
     least_s: float = 0.0003
 
 
@@ -62,9 +68,12 @@ class Chooser:
         self._candidates, self._policy = tuple(candidates), policy
         self._queue: list[Candidate] = []  # one entry a step
         self._times: dict[Candidate, float] = {}  # of this round
+        self._finalists: list[Candidate] = []  # of this round, as soon as there is nothing else to try
         self._expected: dict[Candidate, float] = {}  # as predicted before it was tried
         self._predict: Predict
         self._odd_windows = 0
+        self._usual = math.nan  # seconds of the first window since the choice was made
+        self._doubted = False  # whether this round was begun because of the first window after the one before
         self.choice: Choice | None = None
 
     @property
@@ -92,25 +101,31 @@ class Chooser:
     def look(self, predict: Predict) -> None:
         """Begin a round: all that was measured before is forgotten. `predict` may know more each time it is asked."""
         self._predict = predict
-        self._times, self._odd_windows = {}, 0
+        self._times, self._finalists, self._odd_windows, self._usual = {}, [], 0, math.nan
         predicted = self._predictions()
         self._enqueue(self._first(predicted), predicted)
 
     def learn(self, seconds: Sequence[float]) -> bool:
         """Take the seconds of the steps that were queued, all of them; return whether a choice was made.
 
-        If not, there is more to try: what is now expected to beat the best one, and, once AR-Topk is the best,
-        the ways to broadcast its indices.
+        If not, there is more to try: what is now expected to beat the best one, and, once AR-Topk is the best, the ways
+        to broadcast its indices. At last what came near the best one meets it in a final.
         """
         assert len(seconds) == len(self._queue), f"{len(seconds)} times for {len(self._queue)} trials"
-        for candidate, taken in zip(self._queue, seconds, strict=True):
-            self._times[candidate] = min(taken, self._times.get(candidate, math.inf))
+        taken: dict[Candidate, list[float]] = {}
+        for candidate, second in zip(self._queue, seconds, strict=True):
+            taken.setdefault(candidate, []).append(second)
+        self._times.update({candidate: fmean(times[1:] or times) for candidate, times in taken.items()})
         self._queue = []
-        best, predicted = self._fastest(), self._predictions()
-        self._enqueue(self._next(best, predicted), predicted)
-        if self._queue:
-            return False
-        self._choose(best)
+        if not self._finalists:
+            best, predicted = self._fastest(), self._predictions()
+            self._enqueue(self._next(best, predicted), predicted)
+            if not self._queue:
+                self._finalists = self._near(best)
+                self._queue = [c for c in self._finalists for _ in range(self._policy.final)]
+            if self._queue:
+                return False
+        self._choose(self._fastest())
         return True
 
     def spare_s(self) -> float:
@@ -120,26 +135,37 @@ class Chooser:
         rivals = [taken for way, taken in self._times.items() if way.scheme != chosen.scheme]
         return min(rivals, default=math.inf) - self._times.get(chosen, 0.0)
 
-    def rebase(self, seconds: float) -> None:
-        """What was chosen takes so many seconds from now on, for a reason that is no drift."""
-        assert self.choice is not None
-        self.choice = replace(self.choice, seconds=seconds)
-        self._odd_windows = 0
-
     def drifted(self, seconds: float) -> bool:
         """Take what a window of steps took with the choice that stands; return whether it is no longer true.
 
-        Two windows in a row must say so.
+        Two windows in a row must say so, or one, evidently. They are compared with the first one since the choice was
+        made: the time by which a candidate was chosen is the shortest of several, and the usual one is longer. The
+        first one itself is wrong where it evidently differs from that time; but not twice in a row: that is noise.
         """
         assert self.choice is not None
         assert self.settled
-        known, policy = self.choice.seconds, self._policy
+        policy, first = self._policy, math.isnan(self._usual)
+        known = self.choice.seconds if first else self._usual
         factor = max(seconds, known, 1e-9) / max(min(seconds, known), 1e-9)
-        if abs(seconds - known) <= policy.least_s or factor <= policy.drift:
+        limit = policy.drift if not first else math.inf if self._doubted else policy.evident
+        if abs(seconds - known) <= policy.least_s or factor <= limit:
             self._odd_windows = 0
+            if first:
+                self._usual, self._doubted = seconds, False
             return False
         self._odd_windows += 1
+        self._doubted = first
         return self._odd_windows >= 2 or factor > policy.evident
+
+    def rebase(self, seconds: float = math.nan) -> None:
+        """What is sent has changed, for a reason that is no drift, and the choice stands.
+
+        It takes `seconds` from now on, or, where those are not known, what the next window says.
+        """
+        assert self.choice is not None
+        self._usual, self._odd_windows, self._doubted = seconds, 0, True
+        if not math.isnan(seconds):
+            self.choice = replace(self.choice, seconds=seconds)
 
     def _choose(self, best: Candidate) -> None:
         before = self.choice.candidate if self.choice is not None else None
@@ -179,6 +205,12 @@ class Chooser:
         in_use = self.choice.candidate if self.choice is not None else None
         return chosen if in_use is None or in_use in chosen else [*chosen, in_use]
 
+    def _near(self, best: Candidate) -> list[Candidate]:
+        """Who meets in the final: the best one and what came near it. Nobody, if nothing did."""
+        limit = self._policy.near * self._times[best] + self._policy.least_s
+        near = sorted((c for c, t in self._times.items() if t <= limit), key=self._times.__getitem__)
+        return near[: self._policy.finalists] if len(near) > 1 else []
+
     def _next(self, best: Candidate, predicted: dict[Candidate, float]) -> list[Candidate]:
         same = {c for c in self._candidates if (c.scheme, c.algorithm) == (best.scheme, best.algorithm)}
         limit = predicted[best] * self._policy.margin + self._policy.least_s
@@ -189,5 +221,4 @@ class Chooser:
 
     def _enqueue(self, candidates: Sequence[Candidate], predicted: dict[Candidate, float]) -> None:
         self._expected.update({candidate: predicted[candidate] for candidate in candidates})
-        # One behind the other: the first trial of a candidate begins as the one before has left the ranks, apart.
-        self._queue = [candidate for candidate in candidates for _ in range(self._policy.trials)]
+        self._queue = list(candidates)

@@ -10,6 +10,7 @@ from hvd_compress.controller.chooser import Choice, Chooser, Policy
 from hvd_compress.controller.expected import Bucket, Expected
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import Event, History
+from hvd_compress.controller.latency import LatencyWatch
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratios import Ratios
 from hvd_compress.controller.report import Agreed, Look, Timing, agree, median
@@ -19,8 +20,10 @@ from hvd_compress.engines.base import Engine
 
 OVERHEAD = 0.02
 """Share of the time of training that agreeing may take, were it not hidden behind the next step's computation."""
-SHORTEST_WINDOW, LONGEST_WINDOW = 4, 8
+SHORTEST_WINDOW, LONGEST_WINDOW = 4, 6
 """Steps between two looks at a choice that stands: few, so that a new one is made within 30 steps."""
+SIMILAR = 2.0
+"""A ratio that differs from the one before by less than this factor travels as that did, without trials."""
 
 
 class Controller:
@@ -61,6 +64,7 @@ class Controller:
         self._step_s: list[float] = []
         self._agree_s = 0.0
         self._window = SHORTEST_WINDOW
+        self._latency = LatencyWatch()
         self._look(0, "training begins")
 
     @property
@@ -152,6 +156,8 @@ class Controller:
             if not self._ratios.waiting:
                 self._look(step, "gains are known")
             return ""
+        exchanges_s = sum(map(sum, agreed.seconds)) / len(agreed.seconds)
+        self._ratios.beside(agreed.step_s - exchanges_s)
         if not self.settled:
             self._learn(step, agreed)
             return ""
@@ -191,6 +197,7 @@ class Controller:
     def look_again(self, step: int, reason: str, engine: Engine) -> None:
         """Measure the network anew and begin a round. Collective."""
         self._network = self._network.remeasured(engine)
+        self._latency.reset()
         for expected in self._expected:
             expected.renew(self._network)
         latency, transfer = self._network.latency, self._network.transfer
@@ -214,8 +221,18 @@ class Controller:
         self.history.add(Event(step, "begin", number, ratio=self._ratios.ratio(number), reason=reason))
 
     def _choose_ratio(self, step: int, number: int, reason: str) -> None:
-        """Begin a round of trials for a bucket if it gets another ratio now."""
+        """Send another ratio of a bucket if one is better now."""
+        before = self._ratios.ratio(number)
         if self._ratios.begin(step, number, reason, self._choosers[number].choice):
+            self._send(step, number, before, reason)
+
+    def _send(self, step: int, number: int, before: float, reason: str) -> None:
+        """The ratio is another one than `before`: try how it travels best, unless that is clear."""
+        chooser, change = self._choosers[number], self._ratios.ratio(number) / before
+        compressed = chooser.choice is not None and chooser.choice.candidate.scheme != "dense"
+        if compressed and self._ratios.pays(number) and 1 / SIMILAR < change < SIMILAR:
+            chooser.rebase()
+        else:
             self._try(step, number, reason)
 
     def _choose_workers(self, step: int, agreed: Agreed) -> None:
@@ -246,13 +263,14 @@ class Controller:
         seconds, predicted_s = choice.seconds, choice.predicted_s
         self.history.add(Event(step, "choice", number, name, ratio, seconds, predicted_s, reason=choice.reason))
         if self._ratios.revise(step, number, self._choosers[number].measured, choice):
-            self._try(step, number, "another ratio is better")
+            self._send(step, number, ratio, "another ratio is better")
 
     def _watch(self, step: int, agreed: Agreed, used: Sequence[Candidate | None]) -> str:
-        """Return in words which bucket left what was measured of it, or nothing; `used` is how buckets travelled."""
-        drifted = ""
+        """Return in words what left what was measured of it, or nothing; `used` is how buckets travelled."""
+        typical = median(agreed.seconds)
+        drifted = self._latency.changed(agreed.agree_s, max(typical))
         sent = [gains[-1] for gains in agreed.gains] or [math.nan] * len(self._buckets)
-        for number, (chooser, seconds) in enumerate(zip(self._choosers, median(agreed.seconds), strict=True)):
+        for number, (chooser, seconds) in enumerate(zip(self._choosers, typical, strict=True)):
             choice = chooser.choice
             assert choice is not None
             name, ratio = str(used[number]), self._ratios.ratio(number)

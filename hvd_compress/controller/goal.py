@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from hvd_compress.controller.tradeoff import coarse_grid, grid
 from hvd_compress.errors import ConfigError
 
+TARGETS = ("knee", "pace")
 GAINS = ("curve", "rollout")
 SOLVERS = ("exact", "nsga2")
 
@@ -21,8 +22,9 @@ class AutoRatio:
     """How the ratio of each bucket is chosen. The same on all ranks.
 
     Attributes:
-        target: "knee" (of the Pareto front of Eq. 6), a share of ||corrected||^2 in (0, 1] that is to be sent with as
-            small a ratio as does it, or three weights of compression time, communication time and 1 / gain.
+        target: "knee" (of the Pareto front of Eq. 6), "pace" (the most gain a second of training), a share of
+            ||corrected||^2 in (0, 1] that is to be sent with as small a ratio as does it, or three weights of
+            compression time, communication time and 1 / gain.
         low, high: bounds of the ratio, c_low and c_high of the paper.
         gain_change: the relative change of the gain at which the ratio is chosen anew.
         gain: "curve" (read from the gradient, for all ratios at once) or "rollout" (by training with each for some
@@ -68,8 +70,8 @@ class AutoRatio:
         elif _is_number(target):
             if not 0 < float(target) <= 1:
                 raise ConfigError(f"target = {target} lies outside (0, 1]: it is the share of ||corrected||^2 to send")
-        elif target != "knee":
-            raise ConfigError(f"unknown target {target!r}; it is 'knee', a gain in (0, 1], or three weights")
+        elif target not in TARGETS:
+            raise ConfigError(f"unknown target {target!r}; it is 'knee', 'pace', a gain in (0, 1], or three weights")
 
     @property
     def wanted_gain(self) -> float | None:

@@ -39,14 +39,13 @@ class Network:
         small = min(whole, self.costs.seconds(verb, algorithm, SMALL))
         return self.latency * small + self.transfer * (whole - small)
 
-    def remeasured(self, engine: Engine, samples: int = 2) -> Network:
-        """Return the network as `2 * samples` allreduces of 1 and 256 KiB find it. Collective, in the engine's thread.
+    def remeasured(self, engine: Engine) -> Network:
+        """Return the network as two allreduces of 1 KiB and one of 256 KiB find it. Collective, in the engine's thread.
 
-        The same on all ranks: the longest time over ranks counts.
+        The same on all ranks. On a slow network the large one takes as long as several steps, so there is one alone.
         """
-        calibrator = Calibrator(engine, float("inf"), (SMALL, LARGE), samples, [REFERENCE])
-        while not calibrator.advance(2 * samples):
-            pass
+        calibrator = Calibrator(engine, float("inf"), (SMALL, LARGE), 2, [REFERENCE])
+        calibrator.advance(3)
         fresh = calibrator.curves()
         small, large = (fresh.seconds(*REFERENCE, size) for size in (SMALL, LARGE))
         before = self.costs.seconds(*REFERENCE, SMALL)

@@ -15,6 +15,8 @@ TIME_MARGIN = 0.05
 """Where a gain is wanted and reached: what share of its time another ratio must save to replace the one in use."""
 KNEE_MARGIN = 0.02
 """Else: how much nearer to the ideal it must lie, where 1 is the range of an objective. Around a knee this is flat."""
+PACE_MARGIN = 0.1
+"""Where the pace counts: how much faster another ratio must gain."""
 NEW_SHARE = 0.5
 """Weight of new gains against those before: an exponentially weighted mean, as the paper's threshold is applied to."""
 
@@ -70,9 +72,7 @@ class RatioChooser:
         """Take what a compressed step really sent, where that alone can be seen of the gains."""
         if not math.isfinite(sent):
             return
-        if math.isnan(
-            self._sent
-        ):  # a rollout is shorter than it takes a residual to grow: compare with what follows it
+        if math.isnan(self._sent):  # after a rollout, which is shorter than it takes a residual to grow
             self._sent = self.known_gain = sent
         self._sent = (1 - NEW_SHARE) * self._sent + NEW_SHARE * sent
 
@@ -80,21 +80,26 @@ class RatioChooser:
         """Return the candidates with their objectives, in the order of goal.ratios."""
         return [Option(r, *prices[r], gain) for r, gain in zip(self._goal.ratios, self.gains, strict=True)]
 
-    def choose(self, prices: Prices, dense_s: float) -> bool:
+    def choose(self, prices: Prices, dense_s: float, rest_s: float = 0.0) -> bool:
         """Choose from the gains that are known; return whether it is another ratio than before.
 
         Args:
             prices: of the fastest compressed way at a ratio.
             dense_s: seconds without compression. A ratio that takes longer sends less for more: it is left out, unless
                 a gain is wanted.
+            rest_s: seconds of a step beside the exchange, which matter where the pace counts.
         """
         options = self.options(prices)
         paying = [option for option in options if option.compress_s + option.communicate_s < dense_s]
-        within = paying if paying and self._goal.wanted_gain is None else options
-        best, before = self._best(within), self.ratio
+        before = self.ratio
         chosen = next(option for option in options if option.ratio == before)
-        if not self._keeps(chosen, best, within):
-            chosen = best
+        if self._goal.target == "pace":
+            chosen = _fastest_gain(options, chosen, dense_s, rest_s)
+        else:
+            within = paying if paying and self._goal.wanted_gain is None else options
+            best = self._best(within)
+            if not self._keeps(chosen, best, within):
+                chosen = best
         self.ratio, self.known_gain, self.pays = chosen.ratio, chosen.gain, chosen in paying
         self._sent = math.nan
         self.reason = self._words(chosen)
@@ -130,7 +135,22 @@ class RatioChooser:
 
     def _words(self, chosen: Option) -> str:
         wanted, target = self._goal.wanted_gain, self._goal.target
-        what = "the knee" if target == "knee" else f"weights {target}" if wanted is None else f"gain {wanted:g} wanted"
+        named = f"the {target}" if isinstance(target, str) else f"weights {target}"
+        what = named if wanted is None else f"gain {wanted:g} wanted"
         taken = f"{1e3 * chosen.compress_s:.2f} + {1e3 * chosen.communicate_s:.2f} ms expected"
         doubt = "" if self.pays else "; to send everything is expected to take less"
         return f"{what}: gain {chosen.gain:.3f}, {taken}{doubt}"
+
+
+def _fastest_gain(options: Sequence[Option], now: Option, dense_s: float, rest_s: float) -> Option:
+    """Return the option that gains the most a second of training, or `now`, if it is nearly that.
+
+    What takes longer than to send everything stands for that, and gains all there is.
+    """
+
+    def seconds_a_gain(option: Option) -> float:
+        exchange_s = option.compress_s + option.communicate_s
+        return (rest_s + min(exchange_s, dense_s)) / (option.gain if exchange_s < dense_s else 1.0)
+
+    best = min(options, key=lambda option: (seconds_a_gain(option), -option.ratio))
+    return now if seconds_a_gain(now) <= (1 + PACE_MARGIN) * seconds_a_gain(best) else best

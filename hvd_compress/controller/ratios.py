@@ -37,6 +37,7 @@ class Ratios:
         self._rest = REST_WINDOWS  # windows until gains are looked at again
         self._trials: list[Trial] = []
         self._no_rollout_before = 0
+        self._beside_s = math.inf
         self.rollout_due = "training begins" if self._rolls_out and buckets else ""
 
     @property
@@ -53,6 +54,14 @@ class Ratios:
         """Return what is sent of a bucket where it is compressed; a rollout aside."""
         return self._choosers[number].ratio if self._choosers else self._fixed[number]
 
+    def pays(self, number: int) -> bool:
+        """Whether that is expected to take less than no compression."""
+        return not self._choosers or self._choosers[number].pays
+
+    def beside(self, seconds: float) -> None:
+        """Take what of a step was not exchange; the least counts."""
+        self._beside_s = min(self._beside_s, max(0.0, seconds))
+
     def looking(self, last: bool, settled: bool) -> tuple[float, ...] | None:
         """Return the ratios whose gains to read in the coming step, perhaps none; None where not to look at all.
 
@@ -68,15 +77,21 @@ class Ratios:
         return self._goal.ratios if self.waiting or ends or (last and not settled) else None
 
     def learn(self, gains: Sequence[Sequence[float]], choices: Sequence[Choice | None]) -> None:
-        """Take the agreed gains by bucket. The last one is what was sent; those before are read from the gradient."""
+        """Take the agreed gains by bucket. The last one is what was sent; those before are read from the gradient.
+
+        Without compression nothing is left over, and the next gradient alone gains more than one that follows upon
+        others: that says nothing of a compressed step.
+        """
         for chooser, choice, own in zip(self._choosers, choices, gains, strict=False):
-            if not self._rolls_out:
-                chooser.learn(own[:-1])
-            elif choice is not None and choice.candidate.scheme != "dense":
+            if choice is not None and choice.candidate.scheme == "dense" and chooser.gains:
+                continue
+            if self._rolls_out:
                 chooser.watch(own[-1])
+            else:
+                chooser.learn(own[:-1])
 
     def begin(self, step: int, number: int, reason: str, choice: Choice | None) -> bool:
-        """There is a reason to choose anew. Return whether the ratio is another one now, and worth trials.
+        """There is a reason to choose anew. Return whether the ratio is another one now, and worth it.
 
         Args:
             choice: the way in which the bucket travels now.
@@ -149,7 +164,8 @@ class Ratios:
     def _choose(self, step: int, number: int, reason: str, choice: Choice | None) -> bool:
         assert self._goal is not None
         chooser, expected = self._choosers[number], self._expected[number]
-        changed = chooser.choose(expected.prices(self._goal.ratios), expected.dense_s)
+        beside_s = self._beside_s if math.isfinite(self._beside_s) else 0.0
+        changed = chooser.choose(expected.prices(self._goal.ratios), expected.dense_s, beside_s)
         why = f"{reason}: {chooser.reason}"
         self._history.add(Event(step, "ratio", number, ratio=chooser.ratio, gain=chooser.gain, reason=why))
         compressed = choice is None or choice.candidate.scheme != "dense"

@@ -63,8 +63,10 @@ class Compression(horovod.torch.Compression):  # type: ignore[misc]
         the corrected gradient's squared norm that is sent. With HVD_COMPRESS_ADAPT=0 the ratio in the middle is kept.
 
         Args:
-            target: "knee", the best compromise between compression time, communication time and gain; a gain in (0, 1],
-                to be reached with the smallest ratio that does; or three weights of the two times and of 1 / gain.
+            target: "knee", the best compromise between compression time, communication time and gain; "pace", the most
+                gain a second of training, so that more is sent where the network is fast (with high=1.0 everything, if
+                that is best); a gain in (0, 1], to be reached with the smallest ratio that does; or three weights of
+                the two times and of 1 / gain.
             low, high: bounds of the ratio, in (0, 1].
             gain_change: the relative change of the gain at which the ratio is chosen anew; 0.1 is ten per cent.
             gain: "curve" reads it from the gradient for all ratios at once; "rollout" trains some steps with each of a

@@ -15,6 +15,7 @@ import torch
 from hvd_compress import reducer
 from hvd_compress.compressors import TopK
 from hvd_compress.controller import controller
+from hvd_compress.controller.latency import LatencyWatch
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
@@ -34,6 +35,7 @@ def no_time_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every exchange takes as long, and no window is longer for it: this machine's noise changes nothing."""
     monkeypatch.setattr(reducer, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))
     monkeypatch.setattr(controller, "LONGEST_WINDOW", controller.SHORTEST_WINDOW)
+    monkeypatch.setattr(LatencyWatch, "changed", lambda *_: "")
     monkeypatch.setattr(Exchanged, "timings", property(lambda self: ((0.001, 0.001, 0.001),) * len(self.passed)))
 
 

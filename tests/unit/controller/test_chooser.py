@@ -99,15 +99,53 @@ def test_what_is_in_use_is_tried_again_although_it_is_predicted_slow() -> None:
 def test_drift_needs_two_windows_or_one_that_is_evident() -> None:
     first = Candidate("dense", "ring")
     chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
-    chooser.look(lambda _: 0.1)
-    chooser.learn([0.1] * chooser.trials_left)
+    settle(chooser, {first: 0.1})
+    assert not chooser.drifted(0.1)
     assert not chooser.drifted(0.15)
     assert not chooser.drifted(0.1)  # one window that was as ever forgives the one before
     assert not chooser.drifted(0.15)
     assert chooser.drifted(0.15)
-    chooser.look(lambda _: 0.1)
-    chooser.learn([0.1] * chooser.trials_left)
+    settle(chooser, {first: 0.1})
     assert chooser.drifted(0.04)
+
+
+def test_windows_are_compared_with_the_first_one_and_not_with_the_shortest_trial() -> None:
+    first = Candidate("dense", "ring")
+    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
+    settle(chooser, {first: 0.1})
+    assert not any(chooser.drifted(0.14) for _ in range(5))
+    assert not chooser.drifted(0.19)
+    assert chooser.drifted(0.19)
+
+
+def test_a_first_window_that_denies_the_trials_is_believed_the_second_time() -> None:
+    first = Candidate("dense", "ring")
+    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
+    settle(chooser, {first: 0.1})
+    assert chooser.drifted(0.3)
+    settle(chooser, {first: 0.1})  # trials were lucky again
+    assert not any(chooser.drifted(0.3) for _ in range(3))
+    assert chooser.drifted(0.1)
+
+
+def test_what_came_near_the_best_meets_it_in_a_final() -> None:
+    ways = tuple(Candidate("dense", name) for name in ("ring", "tree", "rabenseifner"))
+    chooser = Chooser(ways, Policy(near=1.3, final=3))
+    chooser.look(dict(zip(ways, (0.100, 0.120, 0.150), strict=True)).__getitem__)
+    assert [chooser.candidate(step) for step in range(chooser.trials_left)] == list(ways)
+    assert not chooser.learn([0.100, 0.120, 0.150])
+    assert [chooser.candidate(step) for step in range(chooser.trials_left)] == [ways[0]] * 3 + [ways[1]] * 3
+    assert chooser.learn([0.050, 0.110, 0.110, 0.300, 0.090, 0.090])  # the first of each finds others' connections
+    assert chooser.choice is not None
+    assert chooser.choice.candidate == ways[1]
+    assert chooser.choice.seconds == 0.090
+
+
+def test_a_clear_winner_needs_no_final() -> None:
+    ways = tuple(Candidate("dense", name) for name in ("ring", "tree"))
+    chooser = Chooser(ways, Policy(near=1.3))
+    chooser.look(dict(zip(ways, (0.100, 0.120), strict=True)).__getitem__)
+    assert chooser.learn([0.100, 0.200])
 
 
 def test_times_below_what_can_be_told_apart_are_no_drift() -> None:

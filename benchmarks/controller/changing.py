@@ -1,0 +1,71 @@
+"""One rank of benchmarks/controller/change.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "600")
+
+import torch
+from job import Job
+
+from hvd_compress.compressors import TopK
+from hvd_compress.engines.base import Engine
+from hvd_compress.engines.mpi_environment import prepare
+
+
+def main() -> None:
+    folder, numel, ratio, networks, steps, repetitions = sys.argv[1:]
+    prepare()
+    from hvd_compress.engines.mpi import MpiEngine
+
+    torch.set_num_threads(1)
+    engine = MpiEngine()
+    gradient = torch.randn(int(numel), generator=torch.Generator().manual_seed(engine.rank))
+    job = Job(engine, gradient, TopK(float(ratio)))
+    for network in range(int(networks)):
+        before = str(job.controller.candidates()[0]) if network else "nothing"
+        wait = partial(change, folder=Path(folder), network=network)
+        wait(engine) if network == 0 else job.between_steps(wait)
+        seen = len(job.controller.history) if network else 0
+        first = job.reducer.step
+        if network == 0:
+            job.step()  # calibrates
+        for _ in range(int(steps)):
+            job.step()
+        choices = [event for event in list(job.controller.history)[seen:] if event.kind == "choice"]
+        # Where a round is not over, what it is trying counts.
+        chosen = str(
+            job.controller.choices()[0].candidate if job.controller.settled else job.controller.candidates()[0]
+        )
+        row = {
+            "network": network,
+            "before": before,
+            "chosen": chosen,
+            "steps": choices[-1].step - first if choices else 0,
+            "settled": job.controller.settled,
+            "measured": job.compare(int(repetitions)),
+        }
+        if engine.rank == 0:
+            print("row " + json.dumps(row), flush=True)
+    job.close()
+    engine.close()
+
+
+def change(engine: Engine, folder: Path, network: int) -> None:
+    """Rank 0 asks for the next network and waits for it; the others wait for rank 0."""
+    if engine.rank == 0:
+        (folder / f"ready-{network}").touch()
+        while not (folder / f"changed-{network}").exists():
+            time.sleep(0.01)
+    engine.broadcast(torch.zeros(1), 0)
+    engine.take_calls()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""One rank of benchmarks/controller/exchange.py.
+
+Four emulated hosts share the cores and the memory of one machine. On hosts of their own, kernels of different ranks do
+not wait for one another, so ranks compress and decompress in turn here, each alone; then all communicate at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "600")
+
+import torch
+from mpi4py import MPI
+
+import hvd_compress.torch as hvd
+from hvd_compress.compressors import TopK
+from hvd_compress.cost.candidates import Candidate
+from hvd_compress.decision import Decision, steered, ways
+from hvd_compress.engines.base import Engine
+from hvd_compress.schemes import Work
+
+NO_DECISION = Decision(TopK(1.0), 1.0, "allgather")
+
+
+def main() -> None:
+    numel, ratio, repetitions = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    hvd.init()
+    from hvd_compress.engines.mpi import MpiEngine
+
+    torch.set_num_threads(1)
+    engine = MpiEngine()
+    gradient = torch.randn(numel, generator=torch.Generator().manual_seed(engine.rank))
+    rows = [horovod(gradient)]
+    found = [way for way in ways(torch.float32, engine.capabilities) if way.scheme != "dense"]
+    for way in [Candidate("dense", "ring"), *found]:
+        rows.append(measure(engine, way, TopK(ratio), gradient, repetitions if way.scheme != "dense" else 2))
+    if engine.rank == 0:
+        print(json.dumps(rows), flush=True)
+    engine.close()
+    hvd.shutdown()
+
+
+def measure(engine: Engine, way: Candidate, compressor: TopK, gradient: torch.Tensor, repetitions: int) -> dict:
+    """Return the medians over steps of the longest phases of a rank."""
+    scheme = steered(NO_DECISION, compressor, way, "measured").build()
+    buffer, residual, pending = (torch.empty_like(gradient) for _ in range(3))
+    residual.copy_(gradient)
+    steps = []
+    for step in range(repetitions + 1):
+        buffer.copy_(gradient)
+        work = Work(buffer, residual, pending, (gradient.numel(),), step, 0, 1 / engine.world_size)
+        exchange = scheme.exchange(work, engine.rank, engine.world_size)
+        encode_s = in_turn(exchange.encode)
+        together()
+        communicate_s = seconds(lambda exchange=exchange: exchange.communicate(engine))
+        # In a collective ranks wait for one that comes late: the one that waits least sees what the network took.
+        network_s = shortest(sum(call.seconds for call in engine.take_calls()))
+        decode_s = in_turn(exchange.decode)
+        steps.append([longest(encode_s), longest(communicate_s), network_s, longest(decode_s)])
+    return row(str(way), *(statistics.median(phase) for phase in zip(*steps[1:], strict=True)))
+
+
+def row(way: str, encode_s: float, communicate_s: float, network_s: float, decode_s: float) -> dict:
+    seconds = encode_s + communicate_s + decode_s
+    return {
+        "way": way,
+        "seconds": seconds,
+        "encode_s": encode_s,
+        "communicate_s": communicate_s,
+        "network_s": network_s,
+        "decode_s": decode_s,
+    }
+
+
+def horovod(gradient: torch.Tensor) -> dict:
+    """Return the shortest of three steps: all of it is network, as far as one can see from outside."""
+    taken = []
+    for number in range(3):
+        copy = gradient.clone()
+        together()
+        taken.append(longest(seconds(lambda name=f"{number}", copy=copy: hvd.allreduce_(copy, name=name))))
+    return row("dense Horovod", 0.0, min(taken), min(taken), 0.0)
+
+
+def in_turn(call: Callable[[], Any]) -> float:
+    """Return the seconds of a call that no other rank makes at the same time."""
+    taken = 0.0
+    for rank in range(MPI.COMM_WORLD.size):
+        together()
+        if rank == MPI.COMM_WORLD.rank:
+            taken = seconds(call)
+    together()
+    return taken
+
+
+def together() -> None:
+    """Wait for all ranks, asleep: one that polls would take the core of one that works."""
+    arrived = MPI.COMM_WORLD.Ibarrier()
+    while not arrived.Test():
+        time.sleep(0.0005)
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def shortest(taken: float) -> float:
+    return MPI.COMM_WORLD.allreduce(taken, op=MPI.MIN)
+
+
+def longest(taken: float) -> float:
+    return MPI.COMM_WORLD.allreduce(taken, op=MPI.MAX)
+
+
+if __name__ == "__main__":
+    main()

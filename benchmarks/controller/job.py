@@ -1,0 +1,106 @@
+"""A training job without a model: what is measured is the exchange alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from hvd_compress.compressors import TopK
+from hvd_compress.controller.controller import Controller
+from hvd_compress.cost.candidates import Candidate
+from hvd_compress.decision import Request, steered, ways
+from hvd_compress.engines.base import Engine
+from hvd_compress.reducer import ReduceOptions, Reducer
+from hvd_compress.settings import Settings
+
+T = TypeVar("T")
+
+NOT_MEASURED = 2.0
+"""What is predicted to take this many times as long as the best candidate is not measured."""
+NOT_REPEATED, LONG_S = 1.5, 0.2
+"""Nor is repeated what takes longer than LONG_S and this many times as long as the best."""
+
+
+class Job:
+    """Exchanges one gradient, step by step, under a controller; each of `buckets` equal parts travels by itself."""
+
+    def __init__(self, engine: Engine, gradient: torch.Tensor, compressor: TopK, buckets: int = 1) -> None:
+        self._engine, self._compressor = engine, compressor
+        self._gradients = {f"weight {number}": part for number, part in enumerate(gradient.chunk(buckets))}
+        self._parameters = {name: torch.nn.Parameter(torch.zeros_like(part)) for name, part in self._gradients.items()}
+        size = 4 * max(part.numel() for part in self._gradients.values())
+        settings = Settings(size, 600.0, adapt=True, calibration_s=float(os.environ.get("CALIBRATION_S", "3")))
+        self.reducer = Reducer(self._parameters, Request(compressor), lambda: engine, ReduceOptions(), settings)
+
+    @property
+    def controller(self) -> Controller:
+        assert self.reducer.controller is not None
+        return self.reducer.controller
+
+    def step(self) -> float:
+        """Return its seconds here."""
+        start = time.perf_counter()
+        for name, parameter in self._parameters.items():
+            parameter.grad = self._gradients[name].clone()
+            self.reducer.ready(name)
+        self.reducer.finish()
+        return time.perf_counter() - start
+
+    def settle(self, patience: int) -> int:
+        """Take steps until the controller has chosen; return how many."""
+        for step in range(patience):
+            if self.controller.settled:
+                return step
+            self.step()
+        return patience
+
+    def use(self, way: Candidate) -> None:
+        """Send the one bucket so from now on. The controller must be out of the way."""
+        (route,) = self.reducer._routes
+        route.decision = steered(route.decision, self._compressor, way, "measured")
+        route.scheme = route.decision.build()
+
+    def compare(self, repetitions: int) -> dict[str, float]:
+        """Return the mean seconds of a step by every candidate that may be the best, as rank 0 sees them.
+
+        One step comes before those that are measured, so that ranks begin as they will end.
+        """
+        controller, self.reducer.controller = self.controller, None
+        known = {way: controller.predicted(0, way) for way in ways(torch.float32, self._engine.capabilities)}
+        chosen = controller.choices()[0].candidate
+        measured: dict[str, float] = {}
+        for way in sorted(known, key=lambda way: known[way]):
+            best = min(measured.values(), default=float("inf"))
+            if way != chosen and known[way] > NOT_MEASURED * best + 0.001:
+                continue
+            self.use(way)
+            taken = self._agreed(self.step())
+            if taken <= max(LONG_S, NOT_REPEATED * best) or way == chosen:
+                taken = self._agreed(sum(self.step() for _ in range(repetitions)) / repetitions)
+            measured[str(way)] = taken
+        self.reducer.controller = controller
+        self.reducer._follow(controller)
+        return measured
+
+    def between_steps(self, call: Callable[[Engine], T]) -> T:
+        """Run a collective, behind whatever the controller has under way."""
+        return self.reducer._pipeline.begin(call, "of the benchmark")()
+
+    def close(self) -> None:
+        self.reducer._pipeline.stop()
+
+    def _agreed(self, seconds: float) -> float:
+        """What is done next depends on it, so that of rank 0 counts on all ranks. Between two steps."""
+        return self.between_steps(partial(_from_first_rank, seconds))
+
+
+def _from_first_rank(seconds: float, engine: Engine) -> float:
+    taken = torch.tensor([seconds], dtype=torch.float64)
+    engine.broadcast(taken, 0)
+    engine.take_calls()
+    return float(taken)

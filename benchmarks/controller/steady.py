@@ -1,0 +1,84 @@
+"""One rank of benchmarks/controller/overhead.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "600")
+
+import torch
+from job import Job
+
+from hvd_compress.compressors import TopK
+from hvd_compress.engines.mpi_environment import prepare
+
+T = TypeVar("T")
+
+STEPS = 24
+"""Of a block: three of the longest windows."""
+
+
+class Stopwatch:
+    """Adds up the seconds of calls."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def around(self, call: Callable[..., T]) -> Callable[..., T]:
+        def timed(*arguments: Any) -> T:
+            start = time.perf_counter()
+            try:
+                return call(*arguments)
+            finally:
+                self.seconds += time.perf_counter() - start
+
+        return timed
+
+
+def main() -> None:
+    numel, buckets, blocks = map(int, sys.argv[1:])
+    prepare()
+    from hvd_compress.engines.mpi import MpiEngine
+
+    torch.set_num_threads(1)
+    engine = MpiEngine()
+    gradient = torch.randn(numel, generator=torch.Generator().manual_seed(engine.rank))
+    job = Job(engine, gradient, TopK(0.01), buckets)
+    job.step()
+    controller, steering, agreeing = job.controller, Stopwatch(), Stopwatch()
+    report = controller.report
+    job.reducer._steer = steering.around(job.reducer._steer)
+    controller.report = lambda: agreeing.around(report())
+    pairs = []
+    for _ in range(4 * blocks):
+        if len(pairs) == blocks:
+            break
+        job.settle(100)
+        begun, before = len(controller.history), (steering.seconds, agreeing.seconds)
+        with_s = statistics.mean(job.step() for _ in range(STEPS))
+        spent = (steering.seconds - before[0], agreeing.seconds - before[1])
+        if any(event.kind == "begin" for event in list(controller.history)[begun:]):
+            continue  # a drift, so that all is tried again, is no steady state; the same on all ranks
+        job.reducer.controller = None
+        without_s = statistics.mean(job.step() for _ in range(STEPS))
+        job.reducer.controller = controller
+        pairs.append((with_s, without_s, with_s / without_s, *(seconds / STEPS for seconds in spent)))
+    assert pairs, "the network never kept still"
+    figures = (statistics.median(column) for column in zip(*pairs, strict=True))
+    names = ("with_s", "without_s", "ratio", "steering_s", "agreeing_s")
+    row = dict(zip(names, figures, strict=True))
+    row["choices"] = sorted({str(choice.candidate) for choice in controller.choices()})
+    if engine.rank == 0:
+        print(json.dumps(row), flush=True)
+    job.close()
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""A change of latency is seen in what agreeing takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvd_compress.controller.latency import LatencyWatch
+
+
+def watch(*agree_s: float, exchange_s: float = 0.1) -> list[bool]:
+    found = LatencyWatch()
+    return [bool(found.changed(seconds, exchange_s)) for seconds in agree_s]
+
+
+def test_latency_that_stays_longer_is_a_change_and_once_is_noise() -> None:
+    assert watch(0.004, 0.060, 0.060) == [False, False, True]
+    assert watch(0.004, 0.060, 0.005, 0.060) == [False] * 4
+
+
+def test_latency_that_stays_shorter_is_a_change() -> None:
+    assert watch(0.060, 0.004, 0.004) == [False, False, True]
+
+
+@pytest.mark.parametrize("exchange_s", [1.0, 10.0])
+def test_what_is_little_beside_an_exchange_does_not_matter(exchange_s: float) -> None:
+    assert not any(watch(0.004, 0.060, 0.060, 0.060, exchange_s=exchange_s))
+
+
+def test_the_noise_of_a_near_network_is_no_change() -> None:
+    assert not any(watch(0.0002, 0.0009, 0.0009, 0.0009, exchange_s=0.001))
+    assert not any(watch(0.002, 0.005, 0.005, 0.005, exchange_s=0.001))
+
+
+def test_before_the_first_agreement_there_is_nothing_to_compare() -> None:
+    assert watch(0.0, 0.060, 0.060) == [False] * 3
+
+
+def test_after_a_reset_the_next_time_is_usual() -> None:
+    found = LatencyWatch()
+    found.changed(0.004, 0.1)
+    found.reset()
+    assert not any(found.changed(0.060, 0.1) for _ in range(4))
