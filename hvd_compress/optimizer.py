@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from hvd_compress.controller.controller import Controller
+from hvd_compress.controller.rollout import HOW, Rollout
+from hvd_compress.controller.snapshot import keep
 from hvd_compress.decision import Decision
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.pipeline import StepReport
@@ -46,6 +48,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self._should_synchronize = True
         self._dirty = False
         self._scaler: Any = None
+        self._rolls_out = False
         self._residual_scale: float | None = None  # the loss scale in whose units the residuals are
         if reducer is None:
             return
@@ -134,6 +137,47 @@ class ReducingOptimizer(torch.optim.Optimizer):
         return result if loss is None else loss
 
     step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it, and run the step hooks a second time
+
+    def rollout(self, step: Callable[[], object], model: torch.nn.Module, data: Any = (), *, steps: int = 10) -> bool:
+        """For Compression.auto(gain="rollout"): call it on every rank at the end of each iteration.
+
+        Where the controller has a reason to measure gains (at first, and when the gain has moved), this trains `steps`
+        steps with each candidate ratio and takes them back: parameters, gradients, buffers, the optimizer's state,
+        residuals, generators of random numbers and `data` are as before, to the bit. Else, and for any other
+        compression, it does nothing. Costs (candidates * steps) training steps and the memory of a checkpoint.
+
+        Args:
+            step: trains one step, as the loop does: zero_grad(), forward, backward, step() of this optimizer.
+            model: what `step` trains.
+            data: what else `step` changes: the position in the data, schedulers, a GradScaler. One object, or a
+                sequence of objects, with state_dict() and load_state_dict(), or get_state() and set_state().
+            steps: how many steps each candidate ratio gets; 10 in the paper.
+
+        Returns:
+            Whether there was a rollout. The same on all ranks.
+
+        Raises:
+            ConfigError: an argument is not what it should be.
+            UsageError: gradients are being exchanged, or `step` takes none or several steps.
+        """
+        others = tuple(data) if isinstance(data, (list, tuple)) else (data,)
+        asked = Rollout(step, model, others, steps)
+        self._require_rest("rollout()")
+        self._rolls_out = True
+        if self._reducer is None or not self._reducer.rollout_due:
+            return False
+        kept, scale = keep(asked.model, self, asked.data), self._residual_scale
+
+        def restore() -> None:
+            kept()
+            self._residual_scale = scale
+
+        try:
+            self._reducer.roll_out(asked.step, restore, asked.steps)
+        except BaseException as error:
+            self._reducer.fail(error)  # other ranks may wait for this one: it must be able to end
+            raise
+        return True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients; not allowed while they are being exchanged."""
@@ -231,11 +275,17 @@ class ReducingOptimizer(torch.optim.Optimizer):
     def _gradient_ready(self, parameter: torch.Tensor) -> None:
         if not self._dirty:
             self._follow_loss_scale()
+            self._require_rollout()
         self._dirty = True
         self._delay[parameter] -= 1
         if self._delay[parameter] == 0:
             assert self._reducer is not None
             self._reducer.ready(self._names[parameter])
+
+    def _require_rollout(self) -> None:
+        """Without this, a rollout that was asked for would never come, and no ratio be chosen."""
+        if not self._rolls_out and self._reducer is not None and self._reducer.rollout_due:
+            raise UsageError(HOW)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not supported: ranks agree on the parameters once."""

@@ -42,7 +42,7 @@ from hvd_compress.decision import (
 )
 from hvd_compress.devices import Lane, lane_for
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import UnsupportedError, located, received
+from hvd_compress.errors import UnsupportedError, UsageError, located, received
 from hvd_compress.feedback.residuals import BucketResidual, Residuals
 from hvd_compress.handshake import Agreement, Offer, agree
 from hvd_compress.native.cuda import kernels as cuda_kernels
@@ -222,6 +222,48 @@ class Reducer:
         self._first_ready_s, self._returned_s = None, perf_counter()
         return self.last_step
 
+    @property
+    def rollout_due(self) -> str:
+        """Why the controller wants a rollout now, or nothing. The same on all ranks."""
+        finite = self.last_step is not None and self.last_step.finite
+        return self.controller.rollout_due if self.controller is not None and finite else ""
+
+    def roll_out(self, train: Callable[[], object], restore: Callable[[], None], steps: int) -> None:
+        """Train `steps` steps with each candidate ratio, take them back, and choose ratios by what they gained.
+
+        Args:
+            train: trains one step.
+            restore: brings back what that changes outside of this reducer.
+
+        Raises:
+            UsageError: `train` does not take exactly one step.
+        """
+        controller, goal = self.controller, self._request.ratio
+        assert controller is not None
+        assert goal is not None
+        if self._watched is not None:
+            watched, self._watched = self._watched, None
+            self._take(controller, watched())
+        first, last, own = self.step, self.last_step, self.residuals.keep()
+        for ratio in goal.ratios:
+            controller.roll_out(ratio)
+            self._follow(controller)
+            try:
+                for taken in range(steps):
+                    train()
+                    if self.step != first + taken + 1:
+                        raise UsageError(
+                            f"a step of the rollout takes {self.step - first - taken} steps: it must be one"
+                        )
+            finally:
+                own()
+                restore()
+                self.step, self.last_step = first, last
+        agreed = self._pipeline.begin(controller.report_rollout(), f"after step {first}, comparing rollouts")()
+        controller.take_rollout(first, agreed)
+        self._follow(controller)
+        self._ended_s = perf_counter()
+
     def fail(self, error: BaseException) -> None:
         """The caller met an error of its own in a step: exchange nothing more."""
         self._pipeline.fail(error)
@@ -393,8 +435,9 @@ class Reducer:
         )
         exchange = route.scheme.exchange(work, self._engine.rank, self._engine.world_size)
         route.exchange = exchange if route.observe else None
-        if route.steered and self.controller is not None and self.controller.looking:
-            ks = [kept(bucket.plan.numel, ratio) for ratio in self.controller.looking]
+        looking = self.controller.looking if route.steered and self.controller is not None else None
+        if looking is not None:
+            ks = [kept(bucket.plan.numel, ratio) for ratio in looking]
             exchange = route.observed = Observed(exchange, work, ks)
         self._pipeline.submit(route.number, exchange, self._label(route.number, bucket.plan.names), route.lane)
 

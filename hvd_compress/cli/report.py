@@ -28,6 +28,9 @@ def _summary(events: list[Event]) -> Table:
     for event in events:
         if event.kind in ("choice", "worker"):
             table.add_row(str(event.step), str(event.bucket), event.candidate, _ms(event.measured_s), event.reason)
+        elif event.kind == "ratio":
+            ratio = f"ratio {event.ratio:.4g}, gain {event.gain:.3f}"
+            table.add_row(str(event.step), str(event.bucket), ratio, "", event.reason)
         elif event.kind == "network":
             factors = f"latency x {event.latency:.2f}, transfer x {event.transfer:.2f}"
             table.add_row(str(event.step), "", f"network: {factors}", "", event.reason)

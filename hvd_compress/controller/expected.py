@@ -47,7 +47,7 @@ class Expected:
 
     def seconds(self, candidate: Candidate, ratio: float) -> float:
         """Return what the curves and the kernels say."""
-        return self._predicted(candidate, ratio, self._network).seconds
+        return self._predicted(candidate, ratio).seconds
 
     def learn(self, measured: Mapping[Candidate, float], ratio: float) -> None:
         """Take what a round of trials measured; the fastest compressed way says how far off predictions are."""
@@ -56,18 +56,26 @@ class Expected:
         self._dense_s = min(dense, default=None)
         if sparse:
             seconds, candidate = min(sparse, key=lambda pair: pair[0])
-            predicted = self._predicted(candidate, ratio, self._network)
+            predicted = self._predicted(candidate, ratio)
             factor = (seconds - predicted.compress_s) / max(predicted.communicate_s, 1e-9)
             self._correction = min(FURTHEST, max(1 / FURTHEST, factor))
 
+    def fastest(self, ratio: float) -> Candidate:
+        """Return the compressed way that is expected to take the fewest seconds."""
+        sparse = [candidate for candidate in self._bucket.candidates if candidate.scheme != "dense"]
+        return min(sparse, key=lambda candidate: self.seconds(candidate, ratio))
+
     def prices(self, ratios: tuple[float, ...]) -> dict[float, tuple[float, float]]:
         """Return by ratio the seconds of kernels and of communication, each of the way that takes the fewest in all."""
-        costs = _Remembered(self._network)
-        sparse = [candidate for candidate in self._bucket.candidates if candidate.scheme != "dense"]
+        bucket, costs = self._bucket, _Remembered(self._network)
+        sparse = [candidate for candidate in bucket.candidates if candidate.scheme != "dense"]
         found = {}
         for ratio in ratios:
-            predicted = (self._predicted(candidate, ratio, costs) for candidate in sparse)
-            priced = [(p.compress_s, self._correction * p.communicate_s) for p in predicted]
+            priced = []
+            for candidate in sparse:
+                stages = candidate.stages(bucket.numel, ratio, bucket.element_bytes, costs.world_size)
+                communicate_s = sum(costs.seconds(stage.verb, stage.algorithm, stage.size) for stage in stages)
+                priced.append((self.kernels.seconds(candidate.scheme, ratio), self._correction * communicate_s))
             found[ratio] = min(priced, key=sum)
         return found
 
@@ -79,9 +87,9 @@ class Expected:
         dense = [candidate for candidate in self._bucket.candidates if candidate.scheme == "dense"]
         return min((self.seconds(candidate, 1.0) for candidate in dense), default=math.inf)
 
-    def _predicted(self, candidate: Candidate, ratio: float, costs: Costs) -> Prediction:
+    def _predicted(self, candidate: Candidate, ratio: float) -> Prediction:
         bucket, kernels_s = self._bucket, self.kernels.seconds(candidate.scheme, ratio)
-        return predict(candidate, bucket.numel, ratio, costs, bucket.element_bytes, kernels_s)
+        return predict(candidate, bucket.numel, ratio, self._network, bucket.element_bytes, kernels_s)
 
 
 class _Remembered:

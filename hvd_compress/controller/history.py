@@ -11,7 +11,7 @@ from typing import Any
 
 from hvd_compress.errors import ConfigError
 
-KINDS = ("begin", "choice", "window", "network", "ratio", "worker")
+KINDS = ("begin", "choice", "window", "network", "ratio", "rollout", "worker")
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,9 @@ class Event:
 
     Attributes:
         step: after which it happened.
-        kind: "begin" (a round of trials), "choice", "window" (steps that were looked at), "network" (measured anew) or
-            "ratio" (chosen, perhaps the one before), or "worker" (STAR or VAR was chosen).
+        kind: "begin" (a round of trials), "choice", "window" (steps that were looked at), "network" (measured anew),
+            "ratio" (chosen, perhaps the one before), "rollout" (steps with a ratio that were taken back) or "worker"
+            (STAR or VAR was chosen).
         bucket: which one, or -1 for all.
         candidate: what was tried, chosen or in use.
         ratio: k / numel.

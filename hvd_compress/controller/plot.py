@@ -11,7 +11,9 @@ from hvd_compress.errors import ConfigError
 
 
 def draw(events: Sequence[Event], path: Path) -> None:
-    """Write a PNG of three panels over the steps: candidate, seconds (measured and predicted), network.
+    """Write a PNG of panels over the steps: candidate, seconds (measured and predicted), network; and ratio with gain.
+
+    The last one only where ratios were chosen.
 
     Raises ConfigError where there is nothing to draw, where matplotlib is missing, and where `path` cannot be written.
     """
@@ -23,9 +25,12 @@ def draw(events: Sequence[Event], path: Path) -> None:
     used = [event for event in events if event.kind in ("choice", "window")]
     if not used:
         raise ConfigError("the log holds no choice yet: train for some more steps")
-    figure = Figure(figsize=(9, 8), layout="constrained")
+    ratios = [event for event in events if event.kind == "ratio"]
+    heights = (2, 2, 1, 2) if ratios else (2, 2, 1)
+    figure = Figure(figsize=(9, 1.6 * sum(heights)), layout="constrained")
     FigureCanvasAgg(figure)
-    ways, times, network = figure.subplots(3, 1, sharex=True, height_ratios=(2, 2, 1))
+    panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+    ways, times, network = panels[:3]
     names = list(dict.fromkeys(event.candidate for event in used))
     for bucket in sorted({event.bucket for event in used}):
         own = [event for event in used if event.bucket == bucket]
@@ -37,7 +42,7 @@ def draw(events: Sequence[Event], path: Path) -> None:
         times.plot(steps, predicted, color=color, linestyle=":", label=f"{label}, predicted")
     for event in events:
         if event.kind == "begin" and event.bucket == 0:
-            for panel in (ways, times, network):
+            for panel in panels:
                 panel.axvline(event.step, color="0.8", linewidth=1, zorder=0)
     ways.set_yticks(range(len(names)), names)
     ways.set_title("what is used; grey lines: a round of trials begins")
@@ -47,7 +52,9 @@ def draw(events: Sequence[Event], path: Path) -> None:
         times.set_yscale("log")
     times.legend(loc="best")
     _draw_network(network, events)
-    network.set_xlabel("step")
+    if ratios:
+        _draw_ratios(panels[3], ratios, used)
+    panels[-1].set_xlabel("step")
     try:
         figure.savefig(path, dpi=110)
     except OSError as error:
@@ -67,3 +74,19 @@ def _draw_network(panel, events: Sequence[Event]) -> None:  # type: ignore[no-un
     panel.set_ylabel("times calibration")
     panel.legend(loc="best")
     assert all(math.isfinite(value) for value in (*latency, *transfer))
+
+
+def _draw_ratios(panel, ratios: Sequence[Event], used: Sequence[Event]) -> None:  # type: ignore[no-untyped-def]
+    """Ratios as chosen; gains as expected of them (lines), and as sent in the steps that were looked at (dots)."""
+    last = max(event.step for event in used)
+    for bucket in sorted({event.bucket for event in ratios}):
+        own = [event for event in ratios if event.bucket == bucket]
+        steps, color, label = [*(event.step for event in own), last], f"C{bucket % 10}", f"bucket {bucket}"
+        chosen, gains = ([getattr(event, name) for event in own] for name in ("ratio", "gain"))
+        panel.step(steps, [*chosen, chosen[-1]], where="post", color=color, label=f"{label}, ratio")
+        panel.step(steps, [*gains, gains[-1]], where="post", color=color, linestyle=":", label=f"{label}, gain")
+        seen = [event for event in used if event.bucket == bucket and math.isfinite(event.gain)]
+        panel.plot([e.step for e in seen], [e.gain for e in seen], "o", color=color, markersize=3)
+    panel.set_yscale("log")
+    panel.set_title("ratio, and gain: expected of it (lines), sent (dots)")
+    panel.legend(loc="best")

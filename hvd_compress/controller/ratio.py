@@ -31,7 +31,7 @@ class RatioChooser:
 
     Attributes:
         ratio: the one in use.
-        known_gain: what it gained when it was chosen.
+        known_gain: what it gained when it was chosen, or in the first look at it after that.
         gains: share of ||corrected||^2 that is sent with each candidate, in the order of goal.ratios; empty at first.
         pays: whether it is expected to take less than no compression.
         reason: why this ratio, in words.
@@ -42,7 +42,7 @@ class RatioChooser:
         self.ratio = goal.start
         self.gains: tuple[float, ...] = ()
         self.reason, self.pays = "nothing is known yet", True
-        self.known_gain = math.nan
+        self.known_gain = self._sent = math.nan
         self._revisable = False
 
     @property
@@ -51,16 +51,34 @@ class RatioChooser:
         return self.gains[self._goal.ratios.index(self.ratio)] if self.gains else math.nan
 
     @property
+    def seen_gain(self) -> float:
+        """What the ratio in use gained when it was last looked at."""
+        return self.gain if self._goal.gain == "curve" else self._sent
+
+    @property
     def moved(self) -> bool:
         """Whether the gain of the ratio in use has left what it was, by more than was allowed."""
-        return abs(self.gain - self.known_gain) > self._goal.gain_change * self.known_gain
+        return abs(self.seen_gain - self.known_gain) > self._goal.gain_change * self.known_gain
 
-    def learn(self, gains: Sequence[float]) -> None:
-        """Take the gain of each candidate. What is not finite says nothing, and is forgotten on all ranks."""
+    def learn(self, gains: Sequence[float], weight: float = NEW_SHARE) -> None:
+        """Take the gain of each candidate, with a weight against those before; none, should one not be finite."""
         if not all(math.isfinite(gain) for gain in gains):
             return
         fresh = tuple(max(gain, 1e-12) for gain in gains)
-        self.gains = tuple(_mixed(*pair) for pair in zip(self.gains or fresh, fresh, strict=True))
+        before = self.gains or fresh
+        self.gains = tuple((1 - weight) * old + weight * new for old, new in zip(before, fresh, strict=True))
+
+    def watch(self, sent: float) -> None:
+        """Take what a compressed step really sent, where that alone can be seen of the gains."""
+        if not math.isfinite(sent):
+            return
+        if math.isnan(self._sent):  # after a rollout, which is shorter than it takes a residual to grow
+            self._sent = self.known_gain = sent
+        self._sent = (1 - NEW_SHARE) * self._sent + NEW_SHARE * sent
+
+    def options(self, prices: Prices) -> list[Option]:
+        """Return the candidates with their objectives, in the order of goal.ratios."""
+        return [Option(r, *prices[r], gain) for r, gain in zip(self._goal.ratios, self.gains, strict=True)]
 
     def choose(self, prices: Prices, dense_s: float, rest_s: float = 0.0) -> bool:
         """Choose from the gains that are known; return whether it is another ratio than before.
@@ -71,7 +89,7 @@ class RatioChooser:
                 a gain is wanted.
             rest_s: seconds of a step beside the exchange, which matter where the pace counts.
         """
-        options = [Option(r, *prices[r], gain) for r, gain in zip(self._goal.ratios, self.gains, strict=True)]
+        options = self.options(prices)
         paying = [option for option in options if option.compress_s + option.communicate_s < dense_s]
         before = self.ratio
         chosen = next(option for option in options if option.ratio == before)
@@ -83,6 +101,7 @@ class RatioChooser:
             if not self._keeps(chosen, best, within):
                 chosen = best
         self.ratio, self.known_gain, self.pays = chosen.ratio, chosen.gain, chosen in paying
+        self._sent = math.nan
         self.reason = self._words(chosen)
         return self.ratio != before
 
@@ -135,7 +154,3 @@ def _fastest_gain(options: Sequence[Option], now: Option, dense_s: float, rest_s
 
     best = min(options, key=lambda option: (seconds_a_gain(option), -option.ratio))
     return now if seconds_a_gain(now) <= (1 + PACE_MARGIN) * seconds_a_gain(best) else best
-
-
-def _mixed(before: float, now: float) -> float:
-    return (1 - NEW_SHARE) * before + NEW_SHARE * now

@@ -11,7 +11,7 @@ import torch
 from hvd_compress.controller.workers import STAR, Step, WorkerChooser, WorkerPolicy
 from hvd_compress.cost.candidates import Candidate
 
-SAMPLE_BLOCK, SAMPLE_BLOCKS = 256, 1024
+SAMPLE_BLOCK, SAMPLE_BLOCKS = 256, 256
 """A norm of what is left is estimated from so many blocks of so many elements, evenly spread."""
 
 
@@ -49,6 +49,10 @@ class Workers:
             return candidate
         return replace(candidate, scheme=self._choosers[number].used)
 
+    def ways(self, candidates: Sequence[Candidate | None]) -> list[Candidate | None]:
+        """Return the same of all buckets, None for those whose candidate is."""
+        return [way if way is None else self.way(number, way) for number, way in enumerate(candidates)]
+
     def reason(self, number: int, candidate: Candidate, reason: str) -> str:
         """Return why it travels so, given why the candidate was chosen."""
         if number not in self._choosers or candidate.scheme != STAR:
@@ -73,12 +77,16 @@ class Workers:
         """A round of trials begins for a bucket."""
         if number in self._choosers:
             self._choosers[number].restart()
-            self._forget(number)
+            self._drop(number)
 
     def saw(self, sights: Sequence[Sight | None]) -> None:
         """Take what this rank saw in a step, by bucket; None where it was not watched, on all ranks alike."""
         if self._choosers:
             self._seen.append({number: sight for number, sight in enumerate(sights) if sight is not None})
+
+    def forget(self) -> None:
+        """What was seen and not told yet has been taken back."""
+        self._seen = []
 
     def notes(self) -> list[float]:
         """Return what is to be told of the steps since the last time."""
@@ -112,17 +120,17 @@ class Workers:
             if trying or used != chooser.used:
                 self._mixed.add(number)
             if used != chooser.used:
-                self._forget(number)
+                self._drop(number)
         return decided
 
-    def _forget(self, number: int) -> None:
+    def _drop(self, number: int) -> None:
         """What was seen and not told yet went the way of before."""
         for step in self._seen:
             step.pop(number, None)
 
 
 def square_norm(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ||tensor||^2 of a contiguous (numel,), as a tensor () of float64; 262,144 elements stand for more."""
+    """Return ||tensor||^2 of a contiguous (numel,), as a tensor () of float64; 65,536 elements stand for more."""
     apart = tensor.numel() // (SAMPLE_BLOCKS * SAMPLE_BLOCK) * SAMPLE_BLOCK
     sample = tensor.as_strided((SAMPLE_BLOCKS, SAMPLE_BLOCK), (apart, 1)) if apart > SAMPLE_BLOCK else tensor
     norm: torch.Tensor = torch.linalg.vector_norm(sample)

@@ -10,8 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from hvd_compress.errors import ConfigError
 
 RATIOS_A_FACTOR_OF_TWO = 6
@@ -65,7 +63,9 @@ def coarse_grid(low: float, high: float) -> tuple[float, ...]:
 
 def pareto_front(options: Sequence[Option]) -> list[Option]:
     """Return the options that no other one beats: as good in all objectives, and better in one. In their order."""
-    return [option for option in options if not any(_beats(other, option) for other in options)]
+    places = {option.objectives: None for option in options}  # what is in the same place beats nothing
+    on_front = {place for place in places if not any(_beats(other, place) for other in places)}
+    return [option for option in options if option.objectives in on_front]
 
 
 def knee(options: Sequence[Option], weights: Sequence[float] = (1.0, 1.0, 1.0)) -> Option:
@@ -144,13 +144,6 @@ def nsga2(options: Sequence[Option], generations: int = 60, seed: int = 0) -> li
     return [options[place] for place in nearest]
 
 
-def gains_at(curve: torch.Tensor, ratios: Sequence[float]) -> list[float]:
-    """Read the gain of each ratio from what `native.gain_curve` gives: `curve[i]` for `ratios[i]`, at least 1e-12."""
-    values = curve.tolist()
-    assert len(values) == len(ratios)
-    return [max(float(value), 1e-12) for value in values]
-
-
 def _check_bounds(low: float, high: float) -> None:
     if not 0 < low <= high <= 1:
         raise ConfigError(f"the bounds of the ratio are {low} and {high}: they must be 0 < low <= high <= 1")
@@ -161,6 +154,5 @@ def _spread(low: float, high: float, steps: int) -> tuple[float, ...]:
     return (*(low * (high / low) ** (i / steps) for i in range(steps)), high) if low < high else (low,)
 
 
-def _beats(a: Option, b: Option) -> bool:
-    pairs = list(zip(a.objectives, b.objectives, strict=True))
-    return all(x <= y for x, y in pairs) and any(x < y for x, y in pairs)
+def _beats(a: tuple[float, float, float], b: tuple[float, float, float]) -> bool:
+    return a[0] <= b[0] and a[1] <= b[1] and a[2] <= b[2] and a != b

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,6 +78,17 @@ class Residuals:
                 bucket.current[start:stop] = 0 if value is None else value.reshape(-1)
             elif value is not None:
                 self._waiting[name] = value.detach().reshape(-1).to(_CPU, torch.float32, copy=True)
+
+    def keep(self) -> Callable[[], None]:
+        """Copy all residuals where they lie; return what brings them back to the bit, as often as it is called."""
+        buckets = {id(bucket): bucket for bucket, _, _ in self._places.values()}.values()
+        kept = [(bucket, bucket.current.clone()) for bucket in buckets]
+
+        def restore() -> None:
+            for bucket, copied in kept:
+                bucket.current.copy_(copied)
+
+        return restore
 
     def scale(self, factor: float) -> None:
         """Multiply every residual, for instance when the loss scale of mixed precision changes by `factor`."""

@@ -87,7 +87,7 @@ class _ARTopkExchange(Exchange):
 
     def _note(self, root: int, values: torch.Tensor) -> None:
         if self._work.observe:
-            self.picked = Picked(root, values.double().square().sum())
+            self.picked = Picked(root, torch.linalg.vector_norm(values).double().square())
 
     def _take(self) -> torch.Tensor:
         """This rank's values; NaN where the bucket is not finite, perhaps at none of these indices: all must see it."""

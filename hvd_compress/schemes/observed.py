@@ -16,8 +16,8 @@ class Observed(Exchange):
     """Does what another exchange does, and looks at the corrected gradient before and after.
 
     Before the exchange encodes, `work.pending` holds nothing that is needed: there the corrected gradient is built for
-    a moment, whatever the scheme does to it later. Costs one `native.accumulate`, one `native.gain_curve`, two norms.
-    Nothing here waits for a GPU; gains() does, which is asked when the step is over.
+    a moment, whatever the scheme does to it later. Costs one `native.accumulate`, two norms, and for any k one
+    `native.gain_curve`. Nothing here waits for a GPU; gains() does, which is asked when the step is over.
 
     Attributes:
         before_s, after_s: seconds of the host that encode() and decode() took longer for it.
@@ -28,7 +28,7 @@ class Observed(Exchange):
         assert work.pending is not None
         self._exchange, self._gradient, self._ks = exchange, work.gradient, ks
         self._residual, self._pending = work.residual, work.pending
-        self._gains: torch.Tensor
+        self._gains = torch.empty(0)
         self._all: torch.Tensor
         self._left: torch.Tensor
         self.before_s = self.after_s = 0.0
@@ -36,7 +36,8 @@ class Observed(Exchange):
     def encode(self) -> None:
         start = time.perf_counter()
         native.accumulate(self._gradient, self._residual, out=self._pending)
-        self._gains = native.gain_curve(self._pending).gain(self._ks)
+        if self._ks:
+            self._gains = native.gain_curve(self._pending).gain(self._ks)
         self._all = torch.linalg.vector_norm(self._pending)
         self.before_s = time.perf_counter() - start
         self._exchange.encode()

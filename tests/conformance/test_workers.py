@@ -22,6 +22,7 @@ from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.pipeline import Exchanged
 from hvd_compress.settings import Settings
 from tests.harness import make_optimizer
+from tests.played import LANES, lane_maker
 
 RANKS, NUMEL = 4, 2000
 
@@ -39,7 +40,7 @@ def no_time_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(
-    engine: InProcessEngine, scheme: str, sizes: Callable[[int], tuple[float, ...]], steps: int = 80
+    engine: InProcessEngine, scheme: str, sizes: Callable[[int], tuple[float, ...]], steps: int = 80, **lanes: object
 ) -> tuple[float, list[tuple[int, str, str]], list[str]]:
     """Return the mean loss at the end, what was decided of workers (step, candidate, reason), and what was used."""
     draw = torch.Generator().manual_seed(7)
@@ -49,7 +50,7 @@ def train(
     settings = Settings(10**6, 60, adapt=True, calibration_s=0.0)
     connect = lambda: engine  # noqa: E731
     optimizer = make_optimizer(
-        {"w": weight}, request, connect, engine.rank, engine.world_size, settings=settings, lr=0.1
+        {"w": weight}, request, connect, engine.rank, engine.world_size, settings=settings, lr=0.1, **lanes
     )
     used = []
     for step in range(steps):
@@ -97,6 +98,18 @@ def test_ranks_that_grow_unequal_are_noticed() -> None:
     assert used[change] == "star"
     assert used[-1] == "var"
     assert [candidate for _, candidate, _ in chosen] == ["star-ring", "var-ring"]
+
+
+@pytest.mark.parametrize("kind", LANES)
+def test_on_a_device_with_streams_the_same_is_seen(kind: str) -> None:
+    """What was sent and what is left is read when it is there: else it would be poison (tests/played.py)."""
+
+    def body(engine: InProcessEngine, **lanes: object) -> list[tuple[int, str, str]]:
+        return train(engine, "artopk", lambda step: ONE_HOLDS_MOST[:2], 50, **lanes)[1]
+
+    expected = run_ranks(2, body)
+    assert run_ranks(2, lambda engine: body(engine, make_lane=lane_maker(LANES[kind]))) == expected
+    assert expected[0]
 
 
 @pytest.mark.parametrize("scheme", ["star", "var"])

@@ -1,6 +1,6 @@
-"""Train with the scheme left open, as a user would by default, and perhaps the ratio; rank 1 may be killed meanwhile.
+"""Train with the scheme left open, as a user would by default; rank 1 may be killed in the middle.
 
-usage: adapt.py NONE_OR_KILLED [auto]
+usage: adapt.py NONE_OR_KILLED
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ import hvd_compress.torch as hvd
 STEPS, UNLUCKY_STEP = 60, 5
 
 
-def main(misfortune: str, ratio: str = "0.01") -> None:
+def main(misfortune: str) -> None:
     torch.manual_seed(1)
     model = torch.nn.Linear(200, 300)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-    compression = hvd.Compression.auto() if ratio == "auto" else hvd.Compression.topk(float(ratio))
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), hvd.Compression.topk(0.01))
     inputs = torch.randn(4, 200, generator=torch.Generator().manual_seed(hvd.rank()))
     for step in range(STEPS):
         if misfortune == "killed" and hvd.rank() == 1 and step == UNLUCKY_STEP:
@@ -33,17 +32,14 @@ def main(misfortune: str, ratio: str = "0.01") -> None:
         optimizer.step()
     (decision,) = optimizer.decisions.values()
     total = sum(float(parameter.double().sum()) for parameter in model.parameters())
-    print(
-        f"[rank {hvd.rank()}] chose {decision.scheme} {decision.algorithm} {decision.ratio}, ends at {total!r}",
-        flush=True,
-    )
+    print(f"[rank {hvd.rank()}] chose {decision.scheme} {decision.algorithm}, ends at {total!r}", flush=True)
 
 
 if __name__ == "__main__":
     hvd.init()
     Path(os.environ["JOB_FOLDER"], f"{hvd.rank()}.pid").write_text(str(os.getpid()))
     try:
-        main(*sys.argv[1:])
+        main(sys.argv[1])
     except Exception as error:
         print(f"[rank {hvd.rank()}] {type(error).__name__}: {error}", flush=True)
         raise

@@ -45,6 +45,25 @@ def test_it_draws_and_says_what_was_chosen(tmp_path: Path) -> None:
     assert "VAR sends" in result.output
 
 
+def test_ratios_are_drawn_and_told_where_they_were_chosen(tmp_path: Path) -> None:
+    chosen = (
+        Event(1, "ratio", 0, ratio=0.02, gain=0.4, reason="training begins: the knee"),
+        Event(1, "rollout", 0, "allgather", 0.02, 0.004, gain=0.4, reason="training begins"),
+        *EVENTS,
+        Event(31, "window", 0, "allgather", 0.02, 0.02, 0.03, 0.35),
+        Event(31, "ratio", 0, ratio=0.05, gain=0.5, reason="the gain moved from 0.400 to 0.350"),
+    )
+    result = run(written(tmp_path, chosen))
+    assert result.exit_code == 0, result.output
+    assert "ratio 0.05, gain 0.500" in result.output
+    run(written(tmp_path / "plain"))
+    assert _height(tmp_path / "logs" / "choices.png") > _height(tmp_path / "plain" / "logs" / "choices.png")
+
+
+def _height(picture: Path) -> int:
+    return int.from_bytes(picture.read_bytes()[20:24], "big")
+
+
 def test_a_log_survives_being_written_and_read(tmp_path: Path) -> None:
     from hvd_compress.controller.history import read
 

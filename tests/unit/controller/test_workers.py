@@ -117,6 +117,9 @@ def test_what_ranks_tell_each_other_comes_back_by_bucket() -> None:
             notes = workers.notes()
             assert len(notes) == 3 * (4 + 2)
             workers.take([notes, notes], 0.1, [float("inf")] * 3)
+    workers.saw((None, Sight(0, 1.0, 1.0, 0.01), None))
+    workers.forget()
+    assert workers.notes() == []
     assert workers.way(0, star) == star
     assert workers.way(1, star) == Candidate("var", "ring")
     assert workers.way(1, Candidate("allgather")) == Candidate("allgather")
@@ -125,7 +128,7 @@ def test_what_ranks_tell_each_other_comes_back_by_bucket() -> None:
     assert workers.way(2, star) == star
 
 
-@pytest.mark.parametrize("numel", [0, 1, 1000, 262_144, 524_288, 3_000_001])
+@pytest.mark.parametrize("numel", [0, 1, 1000, 65_536, 131_072, 3_000_001])
 def test_a_norm_of_many_elements_is_estimated_from_some(numel: int) -> None:
     tensor = torch.randn(numel, generator=torch.Generator().manual_seed(1))
-    assert float(square_norm(tensor)) == pytest.approx(float(tensor.double().square().sum()), rel=0.01)
+    assert float(square_norm(tensor)) == pytest.approx(float(tensor.double().square().sum()), rel=0.02)

@@ -1,0 +1,37 @@
+"""What ranks make of what they tell each other."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hvd_compress.controller.report import Look, Timing, agree
+from hvd_compress.engines.inprocess import run_ranks
+
+
+def test_gains_are_the_mean_over_ranks_by_bucket() -> None:
+    def body(engine):
+        rank = engine.rank
+        look = Look(((0.1 + rank, 0.2 + rank), (0.3,), (math.nan if rank else 0.5,)), 0.01 * rank)
+        timings = [(Timing(0.1, 0.2, 0.3),) * 3] * 2
+        return agree(engine, timings, step_s=1.0 + rank, agree_s=0.0, look=look), engine.calls
+
+    ranks = run_ranks(3, body)
+    agreed, calls = ranks[0]
+    assert agreed.gains[0] == pytest.approx((1.1, 1.2))
+    assert agreed.gains[1] == pytest.approx((0.3,))
+    assert math.isnan(agreed.gains[2][0])
+    assert agreed.look_s == 0.02
+    assert agreed.step_s == 3.0
+    assert agreed.seconds == ((pytest.approx(0.6),) * 3,) * 2
+    assert calls == []
+    for other, _ in ranks[1:]:
+        assert str(other.gains) == str(agreed.gains)
+        assert other.look_s == agreed.look_s
+
+
+def test_without_a_look_there_are_no_gains() -> None:
+    (agreed,) = run_ranks(1, lambda engine: agree(engine, [(Timing(1.0, 1.0, 1.0),)], 1.0, 0.0))
+    assert agreed.gains == ()
+    assert agreed.look_s == 0.0
