@@ -34,7 +34,7 @@ class Compression(horovod.torch.Compression):  # type: ignore[misc]
                 or by the largest squared norm), "artopk" (STAR or VAR, whichever gains more, chosen while training),
                 or "auto" (any of these or no compression, whichever is fastest).
             algorithm: of every allreduce: "ring", "tree", "recursive_doubling", "rabenseifner"; with
-                scheme="allgather" of the all-gather: "ring", "bruck", ...; or "auto", the fastest. Where scheme and
+                scheme="allgather" of the all-gather: "ring", "bruck"; or "auto", the fastest. Where scheme and
                 algorithm are both named, nothing is chosen or measured.
             layerwise: select in each parameter by itself (LWTopk) instead of in the fused bucket.
             engine: "mpi", "horovod", or "auto": MPI where mpirun launched the job, else Horovod.
