@@ -27,7 +27,8 @@ export HVD_COMPRESS_WERROR := ON
 PARALLEL_ENV = env OMP_NUM_THREADS=1
 PYTHON_SOURCES = hvd_compress tests examples benchmarks tools setup.py
 CPP_SOURCES = $(shell find csrc tests -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
-SERIAL_TESTS = $(wildcard tests/unit tests/native tests/conformance tests/jobs)
+# Jobs first: they wait much, beside tests that compute. Whoever runs out of tests takes some of another's.
+SERIAL_TESTS = $(wildcard tests/jobs tests/unit tests/native tests/conformance)
 
 .PHONY: help setup native demo test lint types unit sanitize test-parallel format gpu-check clean
 
@@ -59,11 +60,11 @@ lint: setup ## ruff and clang-format, changing nothing
 	@clang-format --dry-run -Werror $(CPP_SOURCES)
 
 types: setup ## mypy on the package
-	@mypy hvd_compress
+	@mypy --num-workers 2 hvd_compress
 
 unit: native ## the tests that run in one process
 	@cmake --build build/native-$$(python -c 'import sys; print(sys.implementation.cache_tag)') --target tiles -- --quiet
-	@python -m pytest -n 4 $(SERIAL_TESTS)
+	@python -m pytest -n 4 --dist worksteal $(SERIAL_TESTS)
 
 test-parallel: native ## the tests that run under mpirun and horovodrun
 	@$(PARALLEL_ENV) python tools/parallel_tests.py

@@ -177,6 +177,8 @@ def share_cores() -> None:
 
 def compare(data: ImageData, settings: Settings) -> dict[str, list[EpochReport]]:
     """Train with each method of the demo in turn, and print a table."""
+    # Too short to choose algorithms while it runs: it compares what is sent.
+    os.environ.setdefault("HVD_COMPRESS_ADAPT", "0")
     results = {}
     for number, name in enumerate(DEMO_METHODS, start=1):
         say(f"\n{number} of {len(DEMO_METHODS)}: {METHODS[name].label}")

@@ -75,6 +75,8 @@ def _memory() -> None:
         "no:cacheprovider",
         "-n",
         "2",
+        "--dist",
+        "worksteal",  # the levels of one test on one worker, which keeps what they are compared with
         "tests/native",
         "--ignore=tests/native/test_gil.py",  # it would only wait
     ]

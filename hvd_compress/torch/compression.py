@@ -31,8 +31,11 @@ class Compression(horovod.torch.Compression):  # type: ignore[misc]
         Args:
             ratio: share of the elements that is sent, in (0, 1]; 0.01 is one per cent.
             scheme: "allgather" (every rank's own top-k), "star" or "var" (AR-Topk: one rank's indices, taken in turn
-                or by the largest squared norm), or "auto".
-            algorithm: of AR-Topk's allreduce: "ring", "tree", "recursive_doubling", "rabenseifner", or "auto".
+                or by the largest squared norm), "artopk" (STAR or VAR, whichever gains more, chosen while training),
+                or "auto" (any of these or no compression, whichever is fastest).
+            algorithm: of every allreduce: "ring", "tree", "recursive_doubling", "rabenseifner"; with
+                scheme="allgather" of the all-gather: "ring", "bruck"; or "auto", the fastest. Where scheme and
+                algorithm are both named, nothing is chosen or measured.
             layerwise: select in each parameter by itself (LWTopk) instead of in the fused bucket.
             engine: "mpi", "horovod", or "auto": MPI where mpirun launched the job, else Horovod.
             device: what compresses: "cuda", "cpu" (gradients on a GPU are copied to the host and back), or "auto",

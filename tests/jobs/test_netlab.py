@@ -47,7 +47,12 @@ def run(lab: Lab, *program: str) -> subprocess.CompletedProcess[str]:
 def cli(*words: str) -> subprocess.Popen[str]:
     command = [str(Path(sys.executable).with_name("hvd-compress")), "netlab", *words]
     environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
-    return subprocess.Popen(command, env=environment, start_new_session=True, **PIPES)
+    return subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=_heed_sigint, **PIPES)
+
+
+def _heed_sigint() -> None:
+    """Which is ignored in all that a shell starts in the background, these tests too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for_line(process: subprocess.Popen[str], words: str) -> str:

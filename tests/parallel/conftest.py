@@ -46,7 +46,6 @@ def abandoned(hvd: Any) -> list[str]:
         importlib.import_module(name).fail_at_exit = lambda abort: calls.append(
             "".join(traceback.format_stack(limit=8))
         )
-    gc.freeze()  # what is imported by now need not be looked at after every test
     return calls
 
 
@@ -58,6 +57,7 @@ def nothing_left_behind(abandoned: list[str]) -> Iterator[None]:
     """
     yield
     gc.collect()  # an optimizer that is dropped in the middle of a step
+    gc.freeze()  # what has stayed, torch and its compiler most of all, need not be looked at after every test
     assert not abandoned, f"an engine was abandoned:\n{abandoned.pop()}"
     for thread in threading.enumerate():
         if thread.name.startswith("hvd-compress-"):
