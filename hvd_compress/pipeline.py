@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -114,6 +114,7 @@ class Pipeline:
         self._failure: str | None = None
         self._engine: Engine
         self._lock = threading.Lock()
+        self._begun: Future[Any] | None = None  # between two steps, the last time
         self._begin()
 
     def _begin(self) -> None:
@@ -207,7 +208,7 @@ class Pipeline:
             with located(lambda: f"{label}, {self._engine.pending}"):
                 return call(self._engine)
 
-        future = self._collectives.submit(located_call)
+        future = self._begun = self._collectives.submit(located_call)
         return lambda: self._wait(future, time.monotonic() + self._timeout_s, label)
 
     def _refuse_after_failure(self) -> None:
@@ -222,6 +223,8 @@ class Pipeline:
             self.fail(
                 CommunicationError("the optimizer was dropped, or the program ended, between backward() and step()")
             )
+        elif self._begun is not None and self._failure is None and not self._collectives.is_current:
+            wait([self._begun], KERNEL_LIMIT_S)  # other ranks need this one for what all have begun
         self._kernels.stop(KERNEL_LIMIT_S)
         self._collectives.stop()
 

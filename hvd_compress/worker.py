@@ -41,6 +41,11 @@ class Worker:
         self._queue.put(task)
         return future
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the calling thread is this worker's."""
+        return threading.current_thread() is self._thread
+
     def stop(self, wait_s: float = 0.0) -> None:
         """Let the thread end after what it is doing now; what waits behind it is cancelled.
 
@@ -49,7 +54,7 @@ class Worker:
         """
         self._stopped.set()
         self._queue.put(None)
-        if wait_s and threading.current_thread() is not self._thread:
+        if wait_s and not self.is_current:
             self._thread.join(wait_s)
 
 

@@ -220,3 +220,24 @@ def test_stopping_waits_for_a_kernel_and_cancels_what_waits_behind_it(pipeline: 
     assert not pipeline._kernels._thread.is_alive()
     assert "encode 1" not in log
     assert not any("communicate" in entry for entry in log), "something was launched after the end"
+
+
+def test_what_all_ranks_have_begun_is_done_before_a_rank_leaves(pipeline: Pipeline) -> None:
+    """An agreement that nobody has waited for yet: without this rank's part the others would hang in it."""
+    begun, go_on, done = threading.Event(), threading.Event(), []
+
+    def agreement(engine: Engine) -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        done.append(engine.rank)
+
+    pipeline.begin(agreement, "comparing times")
+    assert begun.wait(PATIENCE_S)
+    leaving = threading.Thread(target=pipeline.stop)
+    leaving.start()
+    leaving.join(0.05)
+    assert leaving.is_alive()
+    go_on.set()
+    leaving.join(PATIENCE_S)
+    assert not leaving.is_alive()
+    assert done == [0]
