@@ -19,7 +19,7 @@ from job import Job
 from hvd_compress.compressors import TopK
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.predict import predict
-from hvd_compress.decision import ways
+from hvd_compress.decision import Request, ways
 from hvd_compress.engines.mpi_environment import prepare
 from hvd_compress.units import parse_bandwidth, parse_latency
 
@@ -52,7 +52,7 @@ def measure(engine, gradient, ratio, repetitions, patience, latency, bandwidth) 
     choice = controller.choices()[0]
     chosen_s = time.perf_counter() - start
     costs = Formulas(parse_latency(latency), 1 / parse_bandwidth(bandwidth), engine.world_size)
-    found = ways(torch.float32, engine.capabilities)
+    found = ways(Request(compressor), torch.float32, engine.capabilities)
     formulas = {way: predict(way, numel, ratio, costs).seconds for way in found}
     measured = job.compare(repetitions)
     job.close()

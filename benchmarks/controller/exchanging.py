@@ -22,7 +22,7 @@ from mpi4py import MPI
 import hvd_compress.torch as hvd
 from hvd_compress.compressors import TopK
 from hvd_compress.cost.candidates import Candidate
-from hvd_compress.decision import Decision, steered, ways
+from hvd_compress.decision import Decision, Request, steered, ways
 from hvd_compress.engines.base import Engine
 from hvd_compress.schemes import Work
 
@@ -38,7 +38,7 @@ def main() -> None:
     engine = MpiEngine()
     gradient = torch.randn(numel, generator=torch.Generator().manual_seed(engine.rank))
     rows = [horovod(gradient)]
-    found = [way for way in ways(torch.float32, engine.capabilities) if way.scheme != "dense"]
+    found = [way for way in ways(Request(TopK(ratio)), torch.float32, engine.capabilities) if way.scheme != "dense"]
     for way in [Candidate("dense", "ring"), *found]:
         rows.append(measure(engine, way, TopK(ratio), gradient, repetitions if way.scheme != "dense" else 2))
     if engine.rank == 0:

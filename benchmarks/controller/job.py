@@ -71,7 +71,10 @@ class Job:
         One step comes before those that are measured, so that ranks begin as they will end.
         """
         controller, self.reducer.controller = self.controller, None
-        known = {way: controller.predicted(0, way) for way in ways(torch.float32, self._engine.capabilities)}
+        known = {
+            way: controller.predicted(0, way)
+            for way in ways(Request(self._compressor), torch.float32, self._engine.capabilities)
+        }
         chosen = controller.choices()[0].candidate
         measured: dict[str, float] = {}
         for way in sorted(known, key=lambda way: known[way]):

@@ -1,0 +1,48 @@
+"""Two cells of the controller's grid, as the benchmark measures them: the lab, a real MPI job, every candidate.
+
+Times are not compared: a busy machine may make any near candidate the fastest. What a network makes impossible is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from types import ModuleType
+
+import pytest
+
+from hvd_compress.errors import UnsupportedError
+from hvd_compress.netlab import Lab
+from tests.jobs.launch import CHECKOUT
+
+NUMEL, RATIO = 200_000, 0.01
+
+
+@pytest.fixture(scope="module")
+def grid() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("grid", CHECKOUT / "benchmarks" / "controller" / "grid.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("latency", "bandwidth", "slow"), [("1ms", "1gbit", False), ("10ms", "20mbit", True)])
+def test_cells_of_the_grid(
+    grid: ModuleType, monkeypatch: pytest.MonkeyPatch, latency: str, bandwidth: str, slow: bool
+) -> None:
+    monkeypatch.setenv("CALIBRATION_S", "0.3")
+    try:
+        lab = Lab(3, latency, bandwidth)
+    except UnsupportedError as error:
+        pytest.skip(f"no network lab can be made here: {error}")
+    with lab:
+        (cell,) = grid.run(lab, latency, bandwidth, str(NUMEL), str(RATIO), 1)
+    assert cell["chosen"] in cell["measured"]
+    assert "ms measured" in cell["reason"]
+    assert cell["steps"] < 30
+    assert grid.regret(cell, cell["chosen"]) >= 0
+    assert grid.page([cell]).count("controller") == 1
+    if slow:  # 800 KB take 0.4 s; 2,000 values and indices, some 0.05 s
+        assert not cell["chosen"].startswith("dense")
+        assert max(cell["measured"].values()) < 0.4
