@@ -79,10 +79,9 @@ def rows(records: Sequence[Record], schedule: str) -> list[Row]:
     return sorted(made, key=lambda row: row.mean_s)
 
 
-def rival(found: Iterable[Row], adaptive: Row) -> Row:
-    """The fastest fixed method that reached the accuracy of the adaptive one, but for TOLERANCE."""
-    reaching = [r for r in found if not r.adaptive and r.accuracy >= adaptive.accuracy - TOLERANCE]
-    return min(reaching, key=lambda row: row.mean_s)
+def rival(found: Iterable[Row], least: float) -> Row:
+    """The fastest fixed method that ended with an accuracy of at least `least` per cent."""
+    return min((row for row in found if not row.adaptive and row.accuracy >= least), key=lambda row: row.mean_s)
 
 
 def accuracy(record: Record) -> float:

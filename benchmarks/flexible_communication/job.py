@@ -62,6 +62,8 @@ def main() -> None:
 def train(data: ImageData, method: str, wanted: dict[str, Any]) -> dict[str, Any]:
     """Train a new model and return what rank 0 saw of it."""
     seed, steps, batch_size = wanted["seed"], wanted["steps"], wanted["batch_size"]
+    # What is fixed keeps the engine's own algorithms, too.
+    os.environ["HVD_COMPRESS_ADAPT"] = str(int(method.startswith("adaptive")))
     torch.manual_seed(seed)
     model = SmallConvNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=wanted["lr"], momentum=0.9)

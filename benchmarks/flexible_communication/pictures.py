@@ -14,35 +14,32 @@ from matplotlib.figure import Figure
 
 SHADES = ("#eef3fa", "#fdf0e2", "#fbe3e3", "#eef7ea")
 """One for each network, in the order in which they first come."""
-COLORS = {"auto": "#c0202f", "fixed": "#2b5f9e", "dense": "#555555"}
+ADAPTIVE, OTHERS = "#c0202f", ("#555555", "#2b5f9e", "#3c8d4f")
 
 
-def draw_steps(adaptive: Record, rival: Record, dense: Record, path: Path) -> None:
-    """Milliseconds a step of three methods, and what the adaptive one used, over the steps of one seed."""
+def draw_steps(records: Sequence[Record], path: Path) -> None:
+    """Milliseconds a step of some methods, and what the last one, the adaptive, used, over the steps of one seed."""
+    adaptive = records[-1]
     steps, schedule = adaptive["steps"], adaptive["schedule"]
     figure = Figure(figsize=(10, 7), layout="constrained")
     FigureCanvasAgg(figure)
     times, ratios, ways = figure.subplots(3, 1, sharex=True, height_ratios=(5, 2, 4))
     _shade((times, ratios, ways), schedule, steps)
-    for record, color, label in (
-        (dense, COLORS["dense"], dense["method"]),
-        (rival, COLORS["fixed"], rival["method"]),
-        (adaptive, COLORS["auto"], adaptive["method"]),
-    ):
+    for record, color in zip(records, (*OTHERS[: len(records) - 1], ADAPTIVE), strict=True):
         full = record["steps"] == steps
         taken = record["step_s"] if full else scaled_s(record, schedule, steps)
-        label += "" if full else ", means of phases"
+        label = record["method"] + ("" if full else " (means of phases)")
         times.plot(range(1, steps), [1e3 * s for s in _smooth(taken)[1:]], color=color, label=label, linewidth=1.3)
     times.set_yscale("log")
     times.set_ylim(top=5 * times.get_ylim()[1])  # room for the legend
     times.set_ylabel("ms a step\n(median of 5)")
-    times.legend(loc="upper left", ncols=3)
+    times.legend(loc="upper left", ncols=4, fontsize=8)
     used = [(step, *_split(name)) for step, name in adaptive["used"] if name]
     ends = [*(step for step, *_ in used[1:]), steps]
     names = sorted({way for _, way, _ in used}, key=lambda way: (way.split("-")[0], way))
     for (step, way, ratio), end in zip(used, ends, strict=True):
-        ways.plot((step, end), [names.index(way)] * 2, color=COLORS["auto"], linewidth=5, solid_capstyle="butt")
-        ratios.plot((step, end), (ratio, ratio), color=COLORS["auto"], linewidth=3, solid_capstyle="butt")
+        ways.plot((step, end), [names.index(way)] * 2, color=ADAPTIVE, linewidth=5, solid_capstyle="butt")
+        ratios.plot((step, end), (ratio, ratio), color=ADAPTIVE, linewidth=3, solid_capstyle="butt")
     ratios.set_yscale("log")
     ratios.set_ylim(0.0005, 2)
     ratios.set_ylabel("ratio sent")
@@ -67,7 +64,7 @@ def draw_accuracy(records: Sequence[Record], schedules: Sequence[str], path: Pat
         for number, method in enumerate(dict.fromkeys(r["method"] for r in own)):
             at, seen = _curve(records, schedule, method, steps)
             auto = method.startswith("adaptive")
-            color = COLORS["auto"] if auto else f"C{number % 10}"
+            color = ADAPTIVE if auto else f"C{number % 10}"
             panel.plot(at, seen, next(styles), color=color, label=method, linewidth=2.5 if auto else 1.2, marker=".")
         panel.set_xscale("log")
         panel.set_xlabel("seconds of training")
