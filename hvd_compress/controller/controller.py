@@ -65,7 +65,7 @@ class Controller:
         self._agree_s = 0.0
         self._window = SHORTEST_WINDOW
         self._latency = LatencyWatch()
-        self._look(0, "training begins")
+        self._begin_round(0, "training begins")
 
     @property
     def settled(self) -> bool:
@@ -154,7 +154,7 @@ class Controller:
         self._ratios.learn(agreed.gains, [chooser.choice for chooser in self._choosers])
         if waited:
             if not self._ratios.waiting:
-                self._look(step, "gains are known")
+                self._begin_round(step, "gains are known")
             return ""
         exchanges_s = sum(map(sum, agreed.seconds)) / len(agreed.seconds)
         self._ratios.beside(agreed.step_s - exchanges_s)
@@ -189,7 +189,7 @@ class Controller:
         if self._ratios.waiting:
             return
         if waited:
-            self._look(step, reason)
+            self._begin_round(step, reason)
             return
         for number in range(len(self._buckets)):
             self._choose_ratio(step, number, reason)
@@ -202,13 +202,13 @@ class Controller:
             expected.renew(self._network)
         latency, transfer = self._network.latency, self._network.transfer
         self.history.add(Event(step, "network", latency=latency, transfer=transfer, reason=reason))
-        self._look(step, reason)
+        self._begin_round(step, reason)
 
     def predicted(self, number: int, candidate: Candidate) -> float:
         """Return the seconds that a bucket is expected to take by a candidate, from all that is known by now."""
         return self._expected[number].seconds(candidate, self._ratios.ratio(number))
 
-    def _look(self, step: int, reason: str) -> None:
+    def _begin_round(self, step: int, reason: str) -> None:
         """Begin a round for all buckets."""
         for number, chooser in enumerate(self._choosers):
             self._ratios.begin(step, number, reason, chooser.choice)
@@ -287,7 +287,3 @@ class Controller:
         """Agree as rarely as keeps its cost below OVERHEAD."""
         steps = agreed.agree_s / (OVERHEAD * agreed.step_s) if agreed.step_s > 0 else 0.0
         self._window = max(SHORTEST_WINDOW, min(LONGEST_WINDOW, math.ceil(steps)))
-
-
-def _means(rows: Sequence[Sequence[float]]) -> list[float]:
-    return [sum(column) / len(rows) for column in zip(*rows, strict=True)]

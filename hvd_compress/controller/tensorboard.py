@@ -9,6 +9,8 @@ from hvd_compress.controller.history import Event
 from hvd_compress.errors import ConfigError
 
 SCALARS = ("ratio", "gain", "measured_s", "predicted_s")
+REASONED = ("choice", "ratio", "worker", "network")
+"""The kinds of events whose reasons stand under Text."""
 FLUSH_S = 10
 """How much a job that is killed may lose."""
 
@@ -17,7 +19,8 @@ class TensorBoard:
     """Writes each event of a history to a folder: a tag for each figure and bucket, and one for each of the network's.
 
     `bucket 0/ratio`, `bucket 0/measured_s`, ...; `network/latency`, `network/transfer`, as factors of the calibration;
-    and under Text `bucket 0/choice`, with its reason.
+    and under Text `bucket 0/choice` and so on, with the reason. A rollout was taken back, and is left out. What a ratio
+    is expected to gain is not what is sent: it has a tag of its own, `expected_gain`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,14 +38,17 @@ class TensorBoard:
 
     def __call__(self, event: Event) -> None:
         """Add what is known of an event at its step."""
+        if event.kind == "rollout":
+            return
         place, names = (
             (f"bucket {event.bucket}", SCALARS) if event.bucket >= 0 else ("network", ("latency", "transfer"))
         )
         for name in names:
             value = getattr(event, name)
             if math.isfinite(value):
-                self._writer.add_scalar(f"{place}/{name}", value, event.step)
-        if event.kind in ("choice", "network"):
+                tag = "expected_gain" if (event.kind, name) == ("ratio", "gain") else name
+                self._writer.add_scalar(f"{place}/{tag}", value, event.step)
+        if event.kind in REASONED:
             words = f"{event.candidate}: {event.reason}" if event.candidate else event.reason
             self._writer.add_text(f"{place}/{event.kind}", words, event.step)
 
