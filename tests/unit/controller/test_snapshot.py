@@ -21,7 +21,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 class Net(torch.nn.Module):
-    """With dropout, a buffer that is not saved, and a parameter that no optimizer trains."""
+    """With dropout, a buffer that is not saved, one that is replaced, and a parameter that no optimizer trains."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,9 +29,11 @@ class Net(torch.nn.Module):
         self.norm, self.drop = torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3)
         self.frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
         self.register_buffer("count", torch.zeros(()), persistent=False)
+        self.register_buffer("mean", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.count += 1
+        self.mean = 0.9 * self.mean + 0.1 * x.mean()
         self.frozen += 1
         return self.last(self.drop(self.norm(self.first(x)))) + self.frozen
 
