@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import Any
 from hvd_compress.errors import ConfigError
 
 KINDS = ("begin", "choice", "window", "network", "ratio", "rollout", "worker")
+KEPT = 20_000
+"""Events that are remembered, some 10 MB: training may take millions of steps."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +55,14 @@ class Event:
 
 
 class History:
-    """All events of a run, in order; `path` receives each as a line of JSON as soon as it happens, `watchers` as well.
+    """The events of a run, in order; `path` receives each as a line of JSON as soon as it happens, `watchers` as well.
 
-    A watcher is called with each event, in the thread that trains.
+    A watcher is called with each event, in the thread that trains. Only the last KEPT are remembered here. Where the
+    file can no longer be written (a full disk), a warning says so, and the training goes on without it.
     """
 
     def __init__(self, path: Path | None = None, watchers: Sequence[Callable[[Event], None]] = ()) -> None:
-        self.events: list[Event] = []
+        self.events: deque[Event] = deque(maxlen=KEPT)
         self._watchers = tuple(watchers)
         self._path = path
         if path is not None:
@@ -71,10 +76,17 @@ class History:
         assert event.kind in KINDS
         self.events.append(event)
         if self._path is not None:
-            with self._path.open("a") as file:
-                file.write(json.dumps(event.to_json()) + "\n")
+            self._write(event, self._path)
         for watch in self._watchers:
             watch(event)
+
+    def _write(self, event: Event, path: Path) -> None:
+        try:
+            with path.open("a") as file:
+                file.write(json.dumps(event.to_json()) + "\n")
+        except OSError as error:  # on one rank alone: the others go on
+            self._path = None
+            warnings.warn(f"the controller's log {path} ends here: {error}", RuntimeWarning, stacklevel=3)
 
     def __len__(self) -> int:
         return len(self.events)
