@@ -121,6 +121,8 @@ class Controller:
             assert look is not None
             self._ratios.record(timings, look.gains)
             return
+        if not self._buckets:
+            return  # ranks never agree on them, and nobody would forget them
         self._steps.append(tuple(timings))
         self._step_s.append(step_s)
         self._seen = look or self._seen

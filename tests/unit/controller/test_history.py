@@ -5,8 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from hvd_compress.compressors import TopK
 from hvd_compress.controller.history import KEPT, Event, History
+from hvd_compress.decision import Request
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.settings import Settings
+from tests.harness import backward, make_optimizer, make_parameters
 
 
 def test_a_full_disk_ends_the_log_and_not_the_training() -> None:
@@ -24,3 +30,19 @@ def test_memory_does_not_grow_for_ever() -> None:
         history.add(Event(step, "window", 0))
     assert len(history) == KEPT
     assert [event.step for event in history][-1] == KEPT + 4
+
+
+def test_steps_are_not_kept_where_nothing_is_to_choose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Gradients of float64 are not compressed, so ranks never agree on their times."""
+    monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path))
+    settings = Settings(600, 60, adapt=True, calibration_s=0.0)
+
+    def body(engine: InProcessEngine) -> list[object]:
+        parameters, request = make_parameters(dtype=torch.float64), Request(TopK(0.05))
+        optimizer = make_optimizer(parameters, request, lambda: engine, engine.rank, 2, settings=settings)
+        for step in range(3):
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+        return optimizer.controller._steps
+
+    assert run_ranks(2, body) == [[], []]
