@@ -383,6 +383,7 @@ class Reducer:
             "memory that the engine takes": " and ".join(engine.capabilities.devices),
             "HOROVOD_FUSION_THRESHOLD": str(self._settings.fusion_threshold_bytes),
             "HVD_COMPRESS_ADAPT": str(int(self._settings.adapt)),
+            "HVD_COMPRESS_CALIBRATION_S": str(self._settings.calibration_s),  # says what is measured
         }
         described = [_describe(n, p, self._slots[n].place) for n, p in self._parameters.items()]
         offer = Offer(words, described, [*self._ready, *never], sorted(self._was_sparse), self.step)
