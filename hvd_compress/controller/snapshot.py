@@ -76,8 +76,9 @@ def _keep_module(module: torch.nn.Module) -> Restore:
 
     def restore() -> None:
         module.training = training
-        module._buffers.clear()
-        module._buffers.update(buffers)
+        for name, buffer in buffers.items():
+            if module._buffers[name] is not buffer:  # never so in a scripted module, whose buffers are not to be set
+                module._buffers[name] = buffer
 
     return restore
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -82,6 +83,18 @@ def test_all_is_as_before_and_goes_on_as_it_would_have(name: str, trained_before
         assert everything(net, optimizer) == before
         assert all(p.grad is g for p, g in zip(net.parameters(), gradients, strict=True))
         assert train() == first
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_a_scripted_module() -> None:
+    net = torch.jit.script(torch.nn.BatchNorm1d(3))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    restore, before = keep(net, optimizer), copy.deepcopy(net.state_dict())
+    net(torch.arange(12.0).reshape(4, 3)).square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(net.running_mean, before["running_mean"])
+    restore()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 
 
 def test_a_generator_and_any_holder_of_a_position() -> None:
