@@ -315,7 +315,8 @@ class Reducer:
             self._board = TensorBoard(self._settings.tensorboard)
             watchers.append(self._board)
         workers = Workers([workers_open(self._request) for _ in buckets], self._engine.world_size)
-        history, goal = History(log, watchers), self._request.ratio
+        numbers = [route.number for route in self._routes if route.steered]
+        history, goal = History(log, watchers, numbers), self._request.ratio
         self.controller = Controller(buckets, self._network, Policy(), history, goal, workers)
         self._follow(self.controller)
 

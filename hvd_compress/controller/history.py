@@ -7,7 +7,7 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +59,18 @@ class History:
 
     A watcher is called with each event, in the thread that trains. Only the last KEPT are remembered here. Where the
     file can no longer be written (a full disk), a warning says so, and the training goes on without it.
+
+    `numbers` are those of the buckets that the controller has, among all: events come with its own and leave with them.
     """
 
-    def __init__(self, path: Path | None = None, watchers: Sequence[Callable[[Event], None]] = ()) -> None:
+    def __init__(
+        self,
+        path: Path | None = None,
+        watchers: Sequence[Callable[[Event], None]] = (),
+        numbers: Sequence[int] | None = None,
+    ) -> None:
         self.events: deque[Event] = deque(maxlen=KEPT)
-        self._watchers = tuple(watchers)
+        self._watchers, self._numbers = tuple(watchers), numbers
         self._path = path
         if path is not None:
             try:
@@ -74,11 +81,16 @@ class History:
 
     def add(self, event: Event) -> None:
         assert event.kind in KINDS
+        event = replace(event, bucket=self.number(event.bucket))
         self.events.append(event)
         if self._path is not None:
             self._write(event, self._path)
         for watch in self._watchers:
             watch(event)
+
+    def number(self, bucket: int) -> int:
+        """Return the number among all buckets of one of the controller's; -1 stands for all of them."""
+        return bucket if self._numbers is None or bucket < 0 else self._numbers[bucket]
 
     def _write(self, event: Event, path: Path) -> None:
         try:

@@ -46,3 +46,23 @@ def test_steps_are_not_kept_where_nothing_is_to_choose(monkeypatch: pytest.Monke
         return optimizer.controller._steps
 
     assert run_ranks(2, body) == [[], []]
+
+
+def test_buckets_bear_the_numbers_that_they_have_among_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is chosen for those of float64, which come first here, as in a timeline and in errors."""
+    monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path))
+    settings = Settings(600, 60, adapt=True, calibration_s=0.0)
+
+    def body(engine: InProcessEngine) -> tuple[set[int], set[int]]:
+        made = make_parameters().items()
+        late = {n: torch.nn.Parameter(p.detach().double() if n.startswith("second") else p.detach()) for n, p in made}
+        optimizer = make_optimizer(late, Request(TopK(0.05)), lambda: engine, engine.rank, 2, settings=settings)
+        for step in range(3):
+            backward(late, engine.rank, step)
+            optimizer.step()
+            optimizer.zero_grad()
+        open_ = {number for number, way in enumerate(optimizer.decisions.values()) if "float64" not in way.reason}
+        return open_, {event.bucket for event in optimizer.controller.history}
+
+    for open_, seen in run_ranks(2, body):
+        assert seen == open_ != set(range(len(open_)))
