@@ -315,7 +315,8 @@ class Reducer:
             self._board = TensorBoard(self._settings.tensorboard)
             watchers.append(self._board)
         workers = Workers([workers_open(self._request) for _ in buckets], self._engine.world_size)
-        history, goal = History(log, watchers), self._request.ratio
+        numbers = [route.number for route in self._routes if route.steered]
+        history, goal = History(log, watchers, numbers), self._request.ratio
         self.controller = Controller(buckets, self._network, Policy(), history, goal, workers)
         self._follow(self.controller)
 
@@ -383,6 +384,7 @@ class Reducer:
             "memory that the engine takes": " and ".join(engine.capabilities.devices),
             "HOROVOD_FUSION_THRESHOLD": str(self._settings.fusion_threshold_bytes),
             "HVD_COMPRESS_ADAPT": str(int(self._settings.adapt)),
+            "HVD_COMPRESS_CALIBRATION_S": str(self._settings.calibration_s),  # says what is measured
         }
         described = [_describe(n, p, self._slots[n].place) for n, p in self._parameters.items()]
         offer = Offer(words, described, [*self._ready, *never], sorted(self._was_sparse), self.step)

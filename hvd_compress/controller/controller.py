@@ -121,6 +121,8 @@ class Controller:
             assert look is not None
             self._ratios.record(timings, look.gains)
             return
+        if not self._buckets:
+            return  # ranks never agree on them, and nobody would forget them
         self._steps.append(tuple(timings))
         self._step_s.append(step_s)
         self._seen = look or self._seen
@@ -280,7 +282,7 @@ class Controller:
                 continue  # what it took is not what was chosen
             if chooser.drifted(seconds) and not drifted:
                 took = f"took {seconds * 1e3:.2f} ms instead of {choice.seconds * 1e3:.2f}"
-                drifted = f"bucket {number} by {name} {took}"
+                drifted = f"bucket {self.history.number(number)} by {name} {took}"
         return drifted
 
     def _set_window(self, agreed: Agreed) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from pathlib import Path
 
@@ -76,6 +78,24 @@ def test_rank_0_writes_what_its_history_holds(tmp_path: Path, monkeypatch: pytes
     known = [(event.step, event.ratio) for event in history if event.bucket == 2]
     assert scalars(tmp_path / "runs")["bucket 2/ratio"] == known
     assert len(list((tmp_path / "runs").glob("events.*"))) == 1
+
+
+def test_a_full_disk_ends_it_and_not_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_more: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    board, late = TensorBoard(tmp_path / "early"), TensorBoard(tmp_path / "late")
+    with monkeypatch.context() as patched:
+        patched.setattr(board._writer, "add_scalar", refuse)
+        with pytest.warns(RuntimeWarning, match=r"early ends here: .*No space left"):
+            board(EVENTS[0])
+        board(EVENTS[1])
+        board.close()
+        patched.setattr(late._writer, "close", refuse)
+        with pytest.warns(RuntimeWarning, match=r"late ends here: .*No space left"):
+            late.close()
+    board._writer.close()
+    late._writer.close()
 
 
 def test_without_tensorboard_the_command_that_installs_it_is_named(

@@ -92,6 +92,20 @@ def test_a_rank_that_var_never_hears_brings_star_back() -> None:
     assert not any(chooser.take(little, 0.1) for _ in range(5))  # who holds little waits for good reason
 
 
+def test_a_rank_that_waits_too_long_right_after_a_round_of_trials() -> None:
+    chooser = WorkerChooser(RANKS, WorkerPolicy())
+    feed(chooser, 20, {STAR: 0.10, VAR: 0.20})
+    holds = [Step(0, (0.8, 0.0, 0.0, 0.0), (0.9, 0.9, 0.9, 1.3), 0.01)] * 4
+    for _ in range(4):
+        chooser.take(holds, 0.1)
+    assert chooser.used == VAR
+    chooser.restart()  # now nothing is known of STAR
+    chooser.take(holds, 0.1)
+    chooser.take(holds, 0.1)
+    assert chooser.used == STAR  # which is measured
+    assert chooser.trying
+
+
 def test_steps_that_are_not_finite_count_for_nothing() -> None:
     chooser = WorkerChooser(RANKS, WorkerPolicy())
     bad = Step(0, (float("nan"),) * RANKS, (1.0,) * RANKS, 0.01)
