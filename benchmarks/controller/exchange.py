@@ -59,11 +59,11 @@ def floor(hosts: int, latency: str, bandwidth: str, numel: int, ratio: float) ->
 def show(rows: list[dict], floor_s: float) -> None:
     dense_s = next(row["seconds"] for row in rows if row["way"] == "dense Horovod")
     phases = ("encode_s", "communicate_s", "network_s", "decode_s", "seconds")
-    titles = ("encode", "communicate", "of which network", "decode", "all [ms]")
-    table = Table("way", *titles, "network / floor", "dense Horovod / all")
+    titles = ("encode", "communicate", "collectives alone", "decode", "all [ms]")
+    table = Table("way", *titles, "alone / floor", "dense Horovod / all")
     for row in sorted(rows, key=lambda row: row["seconds"]):
         over = f"{row['network_s'] / floor_s:.2f}" if row["way"].startswith("star") else ""
-        taken = [f"{row[phase] * 1e3:.1f}" for phase in phases]
+        taken = [f"{row[phase] * 1e3:.1f}" if row[phase] else "" for phase in phases]
         table.add_row(row["way"], *taken, over, f"{dense_s / row['seconds']:.1f}")
     console = Console(width=140)
     console.print(table, f"floor of AR-Topk on the network {floor_s * 1e3:.1f} ms; medians of the longest rank")

@@ -1,7 +1,9 @@
 """One rank of benchmarks/controller/exchange.py.
 
 Four emulated hosts share the cores and the memory of one machine. On hosts of their own, kernels of different ranks do
-not wait for one another, so ranks compress and decompress in turn here, each alone; then all communicate at once.
+not wait for one another, so ranks compress and decompress in turn here, each alone; then all communicate at once. What
+they compute between two collectives is computed by all at once, on the cores they share: so the collectives are
+measured by themselves, too.
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ def measure(engine: Engine, way: Candidate, compressor: TopK, gradient: torch.Te
     scheme = steered(NO_DECISION, compressor, way, "measured").build()
     buffer, residual, pending = (torch.empty_like(gradient) for _ in range(3))
     residual.copy_(gradient)
+    count = compressor.kept((gradient.numel(),))
+    sent = torch.zeros(count, dtype=torch.int32), torch.zeros(count)
     steps = []
     for step in range(repetitions + 1):
         buffer.copy_(gradient)
@@ -60,11 +64,21 @@ def measure(engine: Engine, way: Candidate, compressor: TopK, gradient: torch.Te
         encode_s = in_turn(exchange.encode)
         together()
         communicate_s = seconds(lambda exchange=exchange: exchange.communicate(engine))
-        # In a collective ranks wait for one that comes late: the one that waits least sees what the network took.
-        network_s = shortest(sum(call.seconds for call in engine.take_calls()))
         decode_s = in_turn(exchange.decode)
-        steps.append([longest(encode_s), longest(communicate_s), network_s, longest(decode_s)])
+        steps.append([longest(encode_s), longest(communicate_s), alone(engine, way, step, *sent), longest(decode_s)])
+    engine.take_calls()
     return row(str(way), *(statistics.median(phase) for phase in zip(*steps[1:], strict=True)))
+
+
+def alone(engine: Engine, way: Candidate, step: int, indices: torch.Tensor, values: torch.Tensor) -> float:
+    """Return the seconds of AR-Topk's collectives without what ranks compute between them; 0 for other ways."""
+    together()
+
+    def both() -> None:
+        engine.broadcast(indices, step % engine.world_size, way.broadcast)
+        engine.allreduce(values, way.algorithm)
+
+    return longest(seconds(both)) if way.scheme == "star" else 0.0
 
 
 def row(way: str, encode_s: float, communicate_s: float, network_s: float, decode_s: float) -> dict:
@@ -86,7 +100,7 @@ def horovod(gradient: torch.Tensor) -> dict:
         copy = gradient.clone()
         together()
         taken.append(longest(seconds(lambda name=f"{number}", copy=copy: hvd.allreduce_(copy, name=name))))
-    return row("dense Horovod", 0.0, min(taken), min(taken), 0.0)
+    return row("dense Horovod", 0.0, min(taken), 0.0, 0.0)
 
 
 def in_turn(call: Callable[[], Any]) -> float:
@@ -111,10 +125,6 @@ def seconds(call: Callable[[], Any]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
-
-
-def shortest(taken: float) -> float:
-    return MPI.COMM_WORLD.allreduce(taken, op=MPI.MIN)
 
 
 def longest(taken: float) -> float:
