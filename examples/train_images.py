@@ -200,7 +200,10 @@ def introduce(data: ImageData, device: str) -> None:
 @click.command(help=__doc__)
 @click.option("--compression", type=click.Choice(list(METHODS)), help="How gradients travel. [default: star]")
 @click.option("--ratio", type=float, help="Share of the values that top-k sends, in (0, 1]. [default: 0.01, or chosen]")
-@click.option("--algorithm", help="Of the allreduce: auto, ring, tree, recursive_doubling, rabenseifner.")
+@click.option(
+    "--algorithm",
+    help="Of the allreduce: ring, tree, recursive_doubling, rabenseifner; of topk's all-gather: ring, bruck; or auto.",
+)
 @click.option("--engine", help="What moves the bytes: auto, mpi, horovod.")
 @click.option("--epochs", type=click.IntRange(min=1), help="[default: 5]")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Of one rank. [default: 64, with the digits 16]")

@@ -85,9 +85,9 @@ class _Route:
     workspace: torch.Tensor
     launched: bool = False
     steered: bool = False
-    observe: bool = False  # in the coming step
-    exchange: Exchange | None = None  # of this step, where it is observed
-    observed: Observed | None = None
+    watched: bool = False  # in the coming step
+    exchange: Exchange | None = None  # of this step, where it is watched
+    observed: Observed | None = None  # where gains are looked at
 
     def timing(self, seconds: tuple[float, float, float]) -> Timing:
         """Return what the exchange took, without what it took to look at it."""
@@ -145,7 +145,7 @@ class Reducer:
         self.last_step: StepReport | None = None
         self._network: Network | None = None
         self.controller: Controller | None = None
-        self._watched: Callable[[], Agreed] | None = None  # an agreement that is under way
+        self._agreeing: Callable[[], Agreed] | None = None  # waits for an agreement that is under way
         self._ended_s = perf_counter()
         self._timeline: Timeline | None = None
         self._board: TensorBoard | None = None
@@ -241,9 +241,9 @@ class Reducer:
         controller, goal = self.controller, self._request.ratio
         assert controller is not None
         assert goal is not None
-        if self._watched is not None:
-            watched, self._watched = self._watched, None
-            self._take(controller, watched())
+        if self._agreeing is not None:
+            wait, self._agreeing = self._agreeing, None
+            self._take(controller, wait())
         first, last, own = self.step, self.last_step, self.residuals.keep()
         for ratio in goal.ratios:
             controller.roll_out(ratio)
@@ -315,7 +315,8 @@ class Reducer:
             self._board = TensorBoard(self._settings.tensorboard)
             watchers.append(self._board)
         workers = Workers([workers_open(self._request) for _ in buckets], self._engine.world_size)
-        history, goal = History(log, watchers), self._request.ratio
+        numbers = [route.number for route in self._routes if route.steered]
+        history, goal = History(log, watchers, numbers), self._request.ratio
         self.controller = Controller(buckets, self._network, Policy(), history, goal, workers)
         self._follow(self.controller)
 
@@ -337,18 +338,18 @@ class Reducer:
         step_s, self._ended_s = now - self._ended_s, now
         if self.controller is None:
             return
-        controller, watched = self.controller, self._watched
+        controller, wait = self.controller, self._agreeing
         controller.saw([_sight(route, timings[route.number]) for route in self._routes if route.steered])
-        if watched is not None:
-            self._watched = None
-            self._take(controller, watched())
+        if wait is not None:
+            self._agreeing = None
+            self._take(controller, wait())
         else:
             routes = [route for route in self._routes if route.steered]
             controller.record([r.timing(timings[r.number]) for r in routes], step_s, _seen(routes))
             if controller.due:
                 answer = self._pipeline.begin(controller.report(), f"after step {self.step}, comparing times")
                 if controller.settled:
-                    self._watched = answer  # nothing depends on it yet: the next step may compute meanwhile
+                    self._agreeing = answer  # nothing depends on it yet: the next step may compute meanwhile
                 else:
                     self._take(controller, answer())
         self._follow(controller)
@@ -367,8 +368,8 @@ class Reducer:
             decision = steered(route.decision, with_ratio(self._request.compressor, ratio), candidate, reason)
             if decision != route.decision:
                 route.decision, route.scheme = decision, decision.build()
-        for route, observe in zip(routes, controller.watched(), strict=True):
-            route.observe = observe
+        for route, watched in zip(routes, controller.watched(), strict=True):
+            route.watched = watched
 
     def _decide(self, dtype: torch.dtype, device: torch.device) -> Decision:
         return decide(self._request, dtype, self._engine.world_size, self._engine.capabilities, device.type)
@@ -383,6 +384,7 @@ class Reducer:
             "memory that the engine takes": " and ".join(engine.capabilities.devices),
             "HOROVOD_FUSION_THRESHOLD": str(self._settings.fusion_threshold_bytes),
             "HVD_COMPRESS_ADAPT": str(int(self._settings.adapt)),
+            "HVD_COMPRESS_CALIBRATION_S": str(self._settings.calibration_s),  # says what is measured
         }
         described = [_describe(n, p, self._slots[n].place) for n, p in self._parameters.items()]
         offer = Offer(words, described, [*self._ready, *never], sorted(self._was_sparse), self.step)
@@ -431,10 +433,10 @@ class Reducer:
             bucket=route.number,
             scale=self._options.predivide_factor / self._divisor,
             lane=route.lane,
-            observe=route.observe,
+            watched=route.watched,
         )
         exchange = route.scheme.exchange(work, self._engine.rank, self._engine.world_size)
-        route.exchange = exchange if route.observe else None
+        route.exchange = exchange if route.watched else None
         looking = self.controller.looking if route.steered and self.controller is not None else None
         if looking is not None:
             ks = [kept(bucket.plan.numel, ratio) for ratio in looking]
@@ -497,9 +499,8 @@ def _sight(route: _Route, seconds: tuple[float, float, float]) -> Sight | None:
     exchange, residual = route.exchange, route.residual
     if exchange is None or exchange.picked is None or residual is None:
         return None
-    timing, left = route.timing(seconds), float(square_norm(residual.current))
-    whole_s = timing.compress_s + timing.communicate_s + timing.decompress_s
-    return Sight(exchange.picked.root, float(exchange.picked.sent), left, whole_s)
+    left = float(square_norm(residual.current))
+    return Sight(exchange.picked.root, float(exchange.picked.sent), left, route.timing(seconds).seconds)
 
 
 def _name(names: Sequence[str]) -> str:

@@ -21,8 +21,8 @@ class Settings:
     Attributes:
         fusion_threshold_bytes: HOROVOD_FUSION_THRESHOLD, the size of a bucket; 0 gives every parameter its own.
         timeout_s: HVD_COMPRESS_TIMEOUT_S, how long a step waits for other ranks before it fails.
-        adapt: HVD_COMPRESS_ADAPT, whether scheme="auto" chooses by measurement, while training runs; if not, by a
-            formula, once, so that two runs send the same.
+        adapt: HVD_COMPRESS_ADAPT, whether what a request leaves open is chosen by measurement, while training runs; if
+            not, by a formula, once, so that two runs send the same.
         calibration_s: HVD_COMPRESS_CALIBRATION_S, how long it may measure the network before the first choice, about.
         log: HVD_COMPRESS_LOG, the file for what is chosen and why, as lines of JSON; written by rank 0.
         timeline: HVD_COMPRESS_TIMELINE, the file for a trace in the dialect of Horovod's timeline; written by rank 0,

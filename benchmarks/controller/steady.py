@@ -21,7 +21,7 @@ from hvd_compress.engines.mpi_environment import prepare
 T = TypeVar("T")
 
 STEPS = 24
-"""Of a block: three of the longest windows."""
+"""Of a block: four of the longest windows."""
 
 
 class Stopwatch:

@@ -32,7 +32,7 @@ def _summary(events: list[Event]) -> Table:
             ratio = f"ratio {event.ratio:.4g}, gain {event.gain:.3f}"
             table.add_row(str(event.step), str(event.bucket), ratio, "", event.reason)
         elif event.kind == "network":
-            factors = f"latency x {event.latency:.2f}, transfer x {event.transfer:.2f}"
+            factors = f"latency x {event.latency:.2g}, transfer x {event.transfer:.2g}"
             table.add_row(str(event.step), "", f"network: {factors}", "", event.reason)
     return table
 

@@ -65,7 +65,7 @@ class Controller:
         self._agree_s = 0.0
         self._window = SHORTEST_WINDOW
         self._latency = LatencyWatch()
-        self._look(0, "training begins")
+        self._begin_round(0, "training begins")
 
     @property
     def settled(self) -> bool:
@@ -121,6 +121,8 @@ class Controller:
             assert look is not None
             self._ratios.record(timings, look.gains)
             return
+        if not self._buckets:
+            return  # ranks never agree on them, and nobody would forget them
         self._steps.append(tuple(timings))
         self._step_s.append(step_s)
         self._seen = look or self._seen
@@ -154,7 +156,7 @@ class Controller:
         self._ratios.learn(agreed.gains, [chooser.choice for chooser in self._choosers])
         if waited:
             if not self._ratios.waiting:
-                self._look(step, "gains are known")
+                self._begin_round(step, "gains are known")
             return ""
         exchanges_s = sum(map(sum, agreed.seconds)) / len(agreed.seconds)
         self._ratios.beside(agreed.step_s - exchanges_s)
@@ -189,7 +191,7 @@ class Controller:
         if self._ratios.waiting:
             return
         if waited:
-            self._look(step, reason)
+            self._begin_round(step, reason)
             return
         for number in range(len(self._buckets)):
             self._choose_ratio(step, number, reason)
@@ -202,13 +204,13 @@ class Controller:
             expected.renew(self._network)
         latency, transfer = self._network.latency, self._network.transfer
         self.history.add(Event(step, "network", latency=latency, transfer=transfer, reason=reason))
-        self._look(step, reason)
+        self._begin_round(step, reason)
 
     def predicted(self, number: int, candidate: Candidate) -> float:
         """Return the seconds that a bucket is expected to take by a candidate, from all that is known by now."""
         return self._expected[number].seconds(candidate, self._ratios.ratio(number))
 
-    def _look(self, step: int, reason: str) -> None:
+    def _begin_round(self, step: int, reason: str) -> None:
         """Begin a round for all buckets."""
         for number, chooser in enumerate(self._choosers):
             self._ratios.begin(step, number, reason, chooser.choice)
@@ -280,14 +282,10 @@ class Controller:
                 continue  # what it took is not what was chosen
             if chooser.drifted(seconds) and not drifted:
                 took = f"took {seconds * 1e3:.2f} ms instead of {choice.seconds * 1e3:.2f}"
-                drifted = f"bucket {number} by {name} {took}"
+                drifted = f"bucket {self.history.number(number)} by {name} {took}"
         return drifted
 
     def _set_window(self, agreed: Agreed) -> None:
         """Agree as rarely as keeps its cost below OVERHEAD."""
         steps = agreed.agree_s / (OVERHEAD * agreed.step_s) if agreed.step_s > 0 else 0.0
         self._window = max(SHORTEST_WINDOW, min(LONGEST_WINDOW, math.ceil(steps)))
-
-
-def _means(rows: Sequence[Sequence[float]]) -> list[float]:
-    return [sum(column) / len(rows) for column in zip(*rows, strict=True)]

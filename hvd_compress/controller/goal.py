@@ -70,7 +70,7 @@ class AutoRatio:
         elif _is_number(target):
             if not 0 < float(target) <= 1:
                 raise ConfigError(f"target = {target} lies outside (0, 1]: it is the share of ||corrected||^2 to send")
-        elif target not in TARGETS:
+        elif not isinstance(target, str) or target not in TARGETS:
             raise ConfigError(f"unknown target {target!r}; it is 'knee', 'pace', a gain in (0, 1], or three weights")
 
     @property

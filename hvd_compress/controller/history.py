@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hvd_compress.errors import ConfigError
 
 KINDS = ("begin", "choice", "window", "network", "ratio", "rollout", "worker")
+KEPT = 20_000
+"""Events that are remembered, some 10 MB: training may take millions of steps."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +55,22 @@ class Event:
 
 
 class History:
-    """All events of a run, in order; `path` receives each as a line of JSON as soon as it happens, `watchers` as well.
+    """The events of a run, in order; `path` receives each as a line of JSON as soon as it happens, `watchers` as well.
 
-    A watcher is called with each event, in the thread that trains.
+    A watcher is called with each event, in the thread that trains. Only the last KEPT are remembered here. Where the
+    file can no longer be written (a full disk), a warning says so, and the training goes on without it.
+
+    `numbers` are those of the buckets that the controller has, among all: events come with its own and leave with them.
     """
 
-    def __init__(self, path: Path | None = None, watchers: Sequence[Callable[[Event], None]] = ()) -> None:
-        self.events: list[Event] = []
-        self._watchers = tuple(watchers)
+    def __init__(
+        self,
+        path: Path | None = None,
+        watchers: Sequence[Callable[[Event], None]] = (),
+        numbers: Sequence[int] | None = None,
+    ) -> None:
+        self.events: deque[Event] = deque(maxlen=KEPT)
+        self._watchers, self._numbers = tuple(watchers), numbers
         self._path = path
         if path is not None:
             try:
@@ -69,12 +81,24 @@ class History:
 
     def add(self, event: Event) -> None:
         assert event.kind in KINDS
+        event = replace(event, bucket=self.number(event.bucket))
         self.events.append(event)
         if self._path is not None:
-            with self._path.open("a") as file:
-                file.write(json.dumps(event.to_json()) + "\n")
+            self._write(event, self._path)
         for watch in self._watchers:
             watch(event)
+
+    def number(self, bucket: int) -> int:
+        """Return the number among all buckets of one of the controller's; -1 stands for all of them."""
+        return bucket if self._numbers is None or bucket < 0 else self._numbers[bucket]
+
+    def _write(self, event: Event, path: Path) -> None:
+        try:
+            with path.open("a") as file:
+                file.write(json.dumps(event.to_json()) + "\n")
+        except OSError as error:  # on one rank alone: the others go on
+            self._path = None
+            warnings.warn(f"the controller's log {path} ends here: {error}", RuntimeWarning, stacklevel=3)
 
     def __len__(self) -> int:
         return len(self.events)

@@ -40,12 +40,11 @@ def draw(events: Sequence[Event], path: Path) -> None:
         times.plot(steps, [1e3 * event.measured_s for event in own], color=color, label=f"{label}, measured")
         predicted = [1e3 * event.predicted_s for event in own]
         times.plot(steps, predicted, color=color, linestyle=":", label=f"{label}, predicted")
-    for event in events:
-        if event.kind == "begin" and event.bucket == 0:
-            for panel in panels:
-                panel.axvline(event.step, color="0.8", linewidth=1, zorder=0)
+    for step in sorted({event.step for event in events if event.kind == "begin"}):
+        for panel in panels:
+            panel.axvline(step, color="0.8", linewidth=1, zorder=0)
     ways.set_yticks(range(len(names)), names)
-    ways.set_title("what is used; grey lines: a round of trials begins")
+    ways.set_title("what is used; grey lines: a bucket's round of trials begins")
     ways.legend(loc="best")
     times.set_ylabel("ms an exchange")
     if max(event.measured_s for event in used) > 10 * min(event.measured_s for event in used) > 0:

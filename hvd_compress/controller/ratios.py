@@ -128,7 +128,7 @@ class Ratios:
         if not self._rolls_out:
             return found
         if found and step >= self._no_rollout_before:
-            self.rollout_due = f"bucket {found[0][0]}: {found[0][1]}"
+            self.rollout_due = f"bucket {self._history.number(found[0][0])}: {found[0][1]}"
         return []
 
     def roll_out(self, ratio: float) -> None:

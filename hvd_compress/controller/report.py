@@ -20,6 +20,11 @@ class Timing:
     communicate_s: float
     decompress_s: float
 
+    @property
+    def seconds(self) -> float:
+        """Of all three."""
+        return self.compress_s + self.communicate_s + self.decompress_s
+
 
 @dataclass(frozen=True)
 class Agreed:
@@ -64,7 +69,7 @@ def combine(timings: Sequence[Timing]) -> tuple[float, float]:
     A rank that comes late has the others wait for it in their collective, and finds them ready: what it gains they
     lose, so the mean over ranks is what it takes when all start together. Kernels alone count as on the slowest rank.
     """
-    total = sum(t.compress_s + t.communicate_s + t.decompress_s for t in timings) / len(timings)
+    total = sum(timing.seconds for timing in timings) / len(timings)
     return total, max(t.compress_s for t in timings) + max(t.decompress_s for t in timings)
 
 

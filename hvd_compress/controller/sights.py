@@ -57,7 +57,9 @@ class Workers:
         """Return why it travels so, given why the candidate was chosen."""
         if number not in self._choosers or candidate.scheme != STAR:
             return reason
-        return f"{reason}; {self._choosers[number].reason}"
+        chooser = self._choosers[number]
+        words = f"{chooser.used.upper()} is tried, to be compared" if chooser.trying else chooser.reason
+        return f"{reason}; {words}"
 
     def gain(self, number: int, candidate: Candidate) -> float:
         """Return the gain that was last seen, NaN where none was."""

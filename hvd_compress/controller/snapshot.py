@@ -34,7 +34,7 @@ def keep(model: torch.nn.Module, optimizer: torch.optim.Optimizer, others: Itera
     parameters = dict.fromkeys(p for p in [*model.parameters(), *_parameters(optimizer)])
     kept += [_keep_tensor(tensor) for tensor in [*parameters, *model.buffers()]]
     kept += [_keep_gradient(parameter) for parameter in parameters]
-    kept += [_keep_mode(module) for module in model.modules()]
+    kept += [_keep_module(module) for module in model.modules()]
     kept += [_keep_optimizer(optimizer), *_keep_generators()]
 
     def restore() -> None:
@@ -70,11 +70,15 @@ def _keep_gradient(parameter: torch.Tensor) -> Restore:
     return restore
 
 
-def _keep_mode(module: torch.nn.Module) -> Restore:
-    training = module.training
+def _keep_module(module: torch.nn.Module) -> Restore:
+    """Its mode, and which tensors its buffers are: `self.mean = 0.9 * self.mean + ...` puts another one there."""
+    training, buffers = module.training, dict(module._buffers)
 
     def restore() -> None:
         module.training = training
+        for name, buffer in buffers.items():
+            if module._buffers[name] is not buffer:  # never so in a scripted module, whose buffers are not to be set
+                module._buffers[name] = buffer
 
     return restore
 

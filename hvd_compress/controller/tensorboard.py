@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 
 from hvd_compress.controller.history import Event
 from hvd_compress.errors import ConfigError
 
 SCALARS = ("ratio", "gain", "measured_s", "predicted_s")
+REASONED = ("choice", "ratio", "worker", "network")
+"""The kinds of events whose reasons stand under Text."""
 FLUSH_S = 10
 """How much a job that is killed may lose."""
 
@@ -17,7 +20,10 @@ class TensorBoard:
     """Writes each event of a history to a folder: a tag for each figure and bucket, and one for each of the network's.
 
     `bucket 0/ratio`, `bucket 0/measured_s`, ...; `network/latency`, `network/transfer`, as factors of the calibration;
-    and under Text `bucket 0/choice`, with its reason.
+    and under Text `bucket 0/choice` and so on, with the reason. A rollout was taken back, and is left out. What a ratio
+    is expected to gain is not what is sent: it has a tag of its own, `expected_gain`.
+
+    Where nothing more can be written (a full disk), a warning says so, and the training goes on without it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -29,23 +35,42 @@ class TensorBoard:
                 f"HVD_COMPRESS_TENSORBOARD needs tensorboard: pip install 'hvd_compress[tensorboard]' ({error})"
             ) from None
         try:
+            self._folder, self._ended = folder, False
             self._writer = SummaryWriter(str(folder), flush_secs=FLUSH_S)
         except OSError as error:
             raise ConfigError(f"HVD_COMPRESS_TENSORBOARD: cannot write {folder}: {error.strerror}") from None
 
     def __call__(self, event: Event) -> None:
         """Add what is known of an event at its step."""
+        if self._ended or event.kind == "rollout":
+            return
+        try:
+            self._add(event)
+        except OSError as error:  # on one rank alone: the others go on
+            self._end(error)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._ended:
+            return
+        try:
+            self._writer.close()
+        except OSError as error:
+            self._end(error)
+
+    def _end(self, error: OSError) -> None:
+        self._ended = True
+        warnings.warn(f"HVD_COMPRESS_TENSORBOARD: {self._folder} ends here: {error}", RuntimeWarning, stacklevel=3)
+
+    def _add(self, event: Event) -> None:
         place, names = (
             (f"bucket {event.bucket}", SCALARS) if event.bucket >= 0 else ("network", ("latency", "transfer"))
         )
         for name in names:
             value = getattr(event, name)
             if math.isfinite(value):
-                self._writer.add_scalar(f"{place}/{name}", value, event.step)
-        if event.kind in ("choice", "network"):
+                tag = "expected_gain" if (event.kind, name) == ("ratio", "gain") else name
+                self._writer.add_scalar(f"{place}/{tag}", value, event.step)
+        if event.kind in REASONED:
             words = f"{event.candidate}: {event.reason}" if event.candidate else event.reason
             self._writer.add_text(f"{place}/{event.kind}", words, event.step)
-
-    def close(self) -> None:
-        """Write what is left."""
-        self._writer.close()

@@ -146,7 +146,9 @@ def nsga2(options: Sequence[Option], generations: int = 60, seed: int = 0) -> li
 
 def _check_bounds(low: float, high: float) -> None:
     if not 0 < low <= high <= 1:
-        raise ConfigError(f"the bounds of the ratio are {low} and {high}: they must be 0 < low <= high <= 1")
+        raise ConfigError(
+            f"the bounds of the ratio are {low} and {high}: 0 < low <= high <= 1 must hold; one per cent is 0.01"
+        )
 
 
 def _spread(low: float, high: float, steps: int) -> tuple[float, ...]:

@@ -121,7 +121,8 @@ class WorkerChooser:
         self._recent = [*self._recent, *finite][-self._turn :]
         self._rest -= len(steps)
         starved = self._starved()
-        if self.used == VAR and not self._trying and starved:
+        # Before STAR is known, as after a round of trials, both are about to be compared anyway.
+        if self.used == VAR and STAR in self._known and not self._trying and starved:
             self._settle(STAR, starved, STAR)
             return True
         if len(self._steps) < self._block + (self._turn if self._trying else 0):

@@ -86,7 +86,7 @@ class _ARTopkExchange(Exchange):
         engine.allreduce(self._sum, self._scheme.algorithm)
 
     def _note(self, root: int, values: torch.Tensor) -> None:
-        if self._work.observe:
+        if self._work.watched:
             self.picked = Picked(root, torch.linalg.vector_norm(values).double().square())
 
     def _take(self) -> torch.Tensor:

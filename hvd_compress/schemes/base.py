@@ -22,7 +22,7 @@ class Work:
         segments: numel of each parameter.
         scale: what the sum over ranks is multiplied by: 1 / world_size for an average.
         lane: what leads to the engine and back; engines take no tensor that did not come from it.
-        observe: whether somebody wants to know what is sent (Exchange.picked).
+        watched: whether the controller wants to know whose indices were used, and what was sent (Exchange.picked).
     """
 
     gradient: torch.Tensor
@@ -33,7 +33,7 @@ class Work:
     bucket: int
     scale: float
     lane: Lane = HOST
-    observe: bool = False
+    watched: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Picked:
 class Exchange(ABC):
     """The three phases of one bucket's way through a scheme, called once each, in this order.
 
-    Where the work is observed, `picked` is set after communicate() by schemes in which one rank's indices count.
+    Where the work is watched, `picked` is set after communicate() by schemes in which one rank's indices count.
     """
 
     picked: Picked | None = None

@@ -48,7 +48,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     if not isinstance(compression, Request):
         if _is_factory(compression):
             raise ConfigError(
-                f"compression={compression.__name__} is a function: call it, as in Compression.topk(ratio=0.01)"
+                f"compression={compression.__name__} is a function: call it, as in Compression.{compression.__name__}()"
             )
         return horovod.torch.optimizer.DistributedOptimizer(
             optimizer,

@@ -103,7 +103,7 @@ def test_groups_may_be_generators() -> None:
     }
 
 
-@pytest.mark.parametrize("factory", ["topk", "efsign", "bf16", "dense"])
+@pytest.mark.parametrize("factory", ["topk", "auto", "efsign", "bf16", "dense"])
 def test_a_compression_that_was_not_called(factory: str) -> None:
     with pytest.raises(ConfigError, match=f"{factory} is a function: call it"):
         wrap(small_model(), getattr(hvd.Compression, factory))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 
 from hvd_compress.compressors import EFSign, TopK
@@ -47,6 +48,7 @@ def test_candidates_are_many_where_they_are_read_and_few_where_they_are_trained(
         ({"target": 0.0}, r"outside \(0, 1\]"),
         ({"target": float("nan")}, r"outside \(0, 1\]"),
         ({"target": True}, "unknown target True"),
+        ({"target": np.ones(3)}, "unknown target array"),
         ({"target": (1, 2)}, "three weights"),
         ({"target": (0, 0, 0)}, "three weights"),
         ({"target": (1, -1, 1)}, "three weights"),

@@ -6,11 +6,14 @@ import math
 
 import pytest
 
+from hvd_compress.controller.chooser import Choice
 from hvd_compress.controller.expected import Bucket, Expected
 from hvd_compress.controller.goal import AutoRatio
+from hvd_compress.controller.history import History
 from hvd_compress.controller.kernels import Kernels
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratio import RatioChooser
+from hvd_compress.controller.ratios import Ratios
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas
 
@@ -189,3 +192,19 @@ def test_what_was_measured_corrects_what_is_expected_until_the_network_changes()
 def test_without_a_dense_way_there_is_no_bound() -> None:
     expected = Expected(Bucket(1000, 2, 0.01, (Candidate("allgather"),)), Network(Formulas(0.001, 1e-9, 2)))
     assert expected.dense_s == math.inf
+
+
+def test_steps_without_compression_say_nothing_of_what_a_compressed_one_gains() -> None:
+    """Nothing is left over from them, so the next gradient alone gains more than one that follows upon others."""
+    ways = (Candidate("dense"), Candidate("star"))
+    bucket = Bucket(1000, 4, 0.01, ways)
+    ratios = Ratios(AutoRatio(0.5), [bucket], [Expected(bucket, Network(Formulas(1e-3, 1e-8, 4)))], History())
+    dense, star = (Choice(way, 0.01, 0.01, "") for way in ways)
+    count = len(AutoRatio().ratios)
+    ratios.learn([(0.6,) * count + (0.6,)], [dense])  # the first ones are all there is
+    assert not ratios.waiting
+    ratios.begin(0, 0, "gains are known", star)
+    ratios.learn([(0.9,) * count + (0.9,)], [dense])
+    assert ratios._choosers[0].gain == pytest.approx(0.6)
+    ratios.learn([(0.9,) * count + (0.9,)], [star])
+    assert ratios._choosers[0].gain == pytest.approx(0.75)

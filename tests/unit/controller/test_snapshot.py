@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 class Net(torch.nn.Module):
-    """With dropout, a buffer that is not saved, and a parameter that no optimizer trains."""
+    """With dropout, a buffer that is not saved, one that is replaced, and a parameter that no optimizer trains."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,9 +30,11 @@ class Net(torch.nn.Module):
         self.norm, self.drop = torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3)
         self.frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
         self.register_buffer("count", torch.zeros(()), persistent=False)
+        self.register_buffer("mean", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.count += 1
+        self.mean = 0.9 * self.mean + 0.1 * x.mean()
         self.frozen += 1
         return self.last(self.drop(self.norm(self.first(x)))) + self.frozen
 
@@ -80,6 +83,18 @@ def test_all_is_as_before_and_goes_on_as_it_would_have(name: str, trained_before
         assert everything(net, optimizer) == before
         assert all(p.grad is g for p, g in zip(net.parameters(), gradients, strict=True))
         assert train() == first
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_a_scripted_module() -> None:
+    net = torch.jit.script(torch.nn.BatchNorm1d(3))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    restore, before = keep(net, optimizer), copy.deepcopy(net.state_dict())
+    net(torch.arange(12.0).reshape(4, 3)).square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(net.running_mean, before["running_mean"])
+    restore()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 
 
 def test_a_generator_and_any_holder_of_a_position() -> None:

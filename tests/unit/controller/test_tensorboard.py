@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from pathlib import Path
 
@@ -23,6 +25,9 @@ EVENTS = (
     Event(13, "window", 0, "star-ring", 0.02, 0.0041, 0.003),
     Event(17, "network", latency=10.0, transfer=2.0, reason="bucket 0 took 50.00 ms instead of 4.00"),
     Event(18, "window", 1, "allgather", 0.01, 0.5, 0.25),
+    Event(19, "rollout", 1, "allgather", 0.1, 0.7, gain=0.9, reason="taken back"),
+    Event(19, "ratio", 1, ratio=0.02, gain=0.5, reason="the knee"),
+    Event(22, "window", 1, "allgather", 0.02, 0.6, 0.25, gain=0.4),
 )
 
 
@@ -48,9 +53,11 @@ def test_every_figure_has_its_tag(tmp_path: Path) -> None:
         "bucket 0/predicted_s": [(9, 0.003), (13, 0.003)],
         "network/latency": [(17, 10.0)],
         "network/transfer": [(17, 2.0)],
-        "bucket 1/ratio": [(18, 0.01)],
-        "bucket 1/measured_s": [(18, 0.5)],
-        "bucket 1/predicted_s": [(18, 0.25)],
+        "bucket 1/ratio": [(18, 0.01), (19, 0.02), (22, 0.02)],
+        "bucket 1/expected_gain": [(19, 0.5)],
+        "bucket 1/gain": [(22, 0.4)],
+        "bucket 1/measured_s": [(18, 0.5), (22, 0.6)],
+        "bucket 1/predicted_s": [(18, 0.25), (22, 0.25)],
     }
 
 
@@ -71,6 +78,24 @@ def test_rank_0_writes_what_its_history_holds(tmp_path: Path, monkeypatch: pytes
     known = [(event.step, event.ratio) for event in history if event.bucket == 2]
     assert scalars(tmp_path / "runs")["bucket 2/ratio"] == known
     assert len(list((tmp_path / "runs").glob("events.*"))) == 1
+
+
+def test_a_full_disk_ends_it_and_not_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_more: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    board, late = TensorBoard(tmp_path / "early"), TensorBoard(tmp_path / "late")
+    with monkeypatch.context() as patched:
+        patched.setattr(board._writer, "add_scalar", refuse)
+        with pytest.warns(RuntimeWarning, match=r"early ends here: .*No space left"):
+            board(EVENTS[0])
+        board(EVENTS[1])
+        board.close()
+        patched.setattr(late._writer, "close", refuse)
+        with pytest.warns(RuntimeWarning, match=r"late ends here: .*No space left"):
+            late.close()
+    board._writer.close()
+    late._writer.close()
 
 
 def test_without_tensorboard_the_command_that_installs_it_is_named(

@@ -92,6 +92,20 @@ def test_a_rank_that_var_never_hears_brings_star_back() -> None:
     assert not any(chooser.take(little, 0.1) for _ in range(5))  # who holds little waits for good reason
 
 
+def test_a_rank_that_waits_too_long_right_after_a_round_of_trials() -> None:
+    chooser = WorkerChooser(RANKS, WorkerPolicy())
+    feed(chooser, 20, {STAR: 0.10, VAR: 0.20})
+    holds = [Step(0, (0.8, 0.0, 0.0, 0.0), (0.9, 0.9, 0.9, 1.3), 0.01)] * 4
+    for _ in range(4):
+        chooser.take(holds, 0.1)
+    assert chooser.used == VAR
+    chooser.restart()  # now nothing is known of STAR
+    chooser.take(holds, 0.1)
+    chooser.take(holds, 0.1)
+    assert chooser.used == STAR  # which is measured
+    assert chooser.trying
+
+
 def test_steps_that_are_not_finite_count_for_nothing() -> None:
     chooser = WorkerChooser(RANKS, WorkerPolicy())
     bad = Step(0, (float("nan"),) * RANKS, (1.0,) * RANKS, 0.01)
@@ -126,6 +140,32 @@ def test_what_ranks_tell_each_other_comes_back_by_bucket() -> None:
     assert workers.gain(1, star) == pytest.approx(0.5)
     assert "VAR sends 0.500" in workers.reason(1, star, "4.00 ms measured")
     assert workers.way(2, star) == star
+
+
+def test_what_was_seen_before_a_switch_and_is_told_after_it_does_not_count() -> None:
+    """Ranks compare while the next step computes: that step still goes the way of before."""
+    workers, star, sight = Workers((True,), 2), Candidate("star", "ring"), Sight(0, 0.2, 1.0, 0.01)
+    for _ in range(16):
+        workers.saw((sight,))
+        notes, before = workers.notes(), workers.way(0, star)
+        workers.saw((sight,))
+        workers.take([notes, notes], 0.1, [float("inf")])
+        if workers.way(0, star) != before:
+            assert workers.notes() == []
+            break
+    assert workers.way(0, star).scheme == "var"
+
+
+def test_what_is_on_trial_is_not_given_the_reason_of_the_last_comparison() -> None:
+    workers, star, reasons = Workers((True,), 2), Candidate("star", "ring"), {}
+    for step in range(32):
+        workers.saw((Sight(step % 2, 0.2, 1.0, 0.01),))
+        notes = workers.notes()
+        workers.take([notes, notes], 0.1, [float("inf")])
+        reasons.setdefault(workers.way(0, star).scheme, workers.reason(0, star, "4.00 ms measured"))
+    assert reasons["star"] == "4.00 ms measured; ranks take turns: not compared with VAR yet"
+    assert reasons["var"] == "4.00 ms measured; VAR is tried, to be compared"
+    assert "and STAR 0.167" in workers.reason(0, star, "4.00 ms measured")
 
 
 @pytest.mark.parametrize("numel", [0, 1, 1000, 65_536, 131_072, 3_000_001])

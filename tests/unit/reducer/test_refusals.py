@@ -44,6 +44,7 @@ def test_different_settings_are_found_in_the_first_step() -> None:
     ("change", "words"),
     [
         ({"settings": Settings(10, 60)}, "HOROVOD_FUSION_THRESHOLD is 600 on rank 0 and 10 on rank 1"),
+        ({"settings": Settings(600, 60, calibration_s=1.0)}, "HVD_COMPRESS_CALIBRATION_S is 3.0 on .* 1.0 on rank 1"),
         (
             {"options": ReduceOptions(average=False)},
             "average=True.* on rank 0 and .*average=False.* on rank 1",

@@ -1,0 +1,78 @@
+"""The controller between steps, with times and gains that are made up."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hvd_compress.controller.chooser import Policy
+from hvd_compress.controller.controller import Controller
+from hvd_compress.controller.expected import Bucket
+from hvd_compress.controller.goal import AutoRatio
+from hvd_compress.controller.history import History
+from hvd_compress.controller.network import Network
+from hvd_compress.controller.report import Agreed, Look, Timing
+from hvd_compress.controller.sights import Sight, Workers
+from hvd_compress.cost.candidates import Candidate
+from hvd_compress.cost.formulas import Formulas
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+
+GOAL = AutoRatio(0.5)
+RANKS = 4
+
+
+def train(controller: Controller, steepness: float, steps: int) -> None:
+    """Each exchange takes 10 ms, in whichever way; `steepness` says how much of a gradient few elements hold."""
+    since, look = 0, None
+    for step in range(steps):
+        ratios = controller.looking
+        if ratios is not None:
+            gains = tuple(1 - math.exp(-steepness * ratio**0.5) for ratio in ratios)
+            look = Look(((*gains, 0.5),))
+        controller.record([Timing(0.004, 0.005, 0.001)], 0.1, look)
+        since += 1
+        if controller.due:
+            controller.report()
+            seen, noted = look.gains if look else (), ((),) * RANKS
+            agreed = Agreed(((0.01,),) * since, ((0.005,),) * since, 0.1, 1e-4, 1e-4, seen, 0.0, noted)
+            assert controller.take(step, agreed) == ""
+            since, look = 0, None
+
+
+@pytest.mark.parametrize(("steepness", "rounds"), [(6.5, False), (2.0, True)])
+def test_a_ratio_that_is_similar_travels_as_before_without_trials(steepness: float, rounds: bool) -> None:
+    ways = (Candidate("allgather", "ring"), Candidate("star", "ring"))
+    network = Network(Formulas(1e-4, 1e-9, RANKS))
+    controller = Controller([Bucket(100_000, 4, GOAL.start, ways)], network, Policy(), History(), GOAL)
+    train(controller, 8.0, 60)
+    assert controller.settled
+    before, known = controller.ratios()[0], len(controller.history)
+    train(controller, steepness, 60)
+    assert controller.settled
+    assert controller.ratios()[0] > before
+    begun = [event for event in controller.history.events[known:] if event.kind == "begin"]
+    assert bool(begun) == rounds
+
+
+def test_what_var_takes_on_trial_is_no_drift_of_what_was_chosen() -> None:
+    """It takes ten times as long as STAR here, and would have the network measured anew."""
+    way = Candidate("star", "ring")
+    bucket = Bucket(100_000, 4, 0.01, (way, Candidate("allgather", "ring")))
+
+    def body(engine: InProcessEngine) -> set[str]:
+        network, workers = Network(Formulas(1e-4, 1e-9, 1)), Workers((True,), 1)
+        controller = Controller([bucket], network, Policy(), History(), workers=workers)
+        used = set()
+        for step in range(80):
+            scheme = controller.candidates()[0].scheme
+            seconds, gain = (100.0, 0.5) if scheme == "var" else (10.0, 0.2)
+            seconds = 2000.0 if scheme == "allgather" else seconds
+            controller.saw([Sight(0, gain, 1.0, seconds) if watched else None for watched in controller.watched()])
+            controller.record([Timing(0.0, seconds, 0.0)], 1000.0)
+            used |= {scheme}
+            if controller.due:
+                assert controller.take(step, controller.report()(engine)) == ""
+        return used
+
+    assert "var" in run_ranks(1, body)[0]
