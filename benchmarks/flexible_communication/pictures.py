@@ -14,6 +14,8 @@ from matplotlib.figure import Figure
 
 SHADES = ("#eef3fa", "#fdf0e2", "#fbe3e3", "#eef7ea")
 """One for each network, in the order in which they first come."""
+PALE = ("C0", "C1", "C2", "C4", "C5", "C6", "C7", "C8", "C9")
+"""All but the red, which stands for what is adaptive."""
 ADAPTIVE, OTHERS = "#c0202f", ("#555555", "#2b5f9e", "#3c8d4f")
 
 
@@ -64,7 +66,7 @@ def draw_accuracy(records: Sequence[Record], schedules: Sequence[str], path: Pat
         for number, method in enumerate(dict.fromkeys(r["method"] for r in own)):
             at, seen = _curve(records, schedule, method, steps)
             auto = method.startswith("adaptive")
-            color = ADAPTIVE if auto else f"C{number % 10}"
+            color = ADAPTIVE if auto else PALE[number % len(PALE)]
             panel.plot(at, seen, next(styles), color=color, label=method, linewidth=2.5 if auto else 1.2, marker=".")
         panel.set_xscale("log")
         panel.set_xlabel("seconds of training")
@@ -73,7 +75,7 @@ def draw_accuracy(records: Sequence[Record], schedules: Sequence[str], path: Pat
     panels[0].set_ylabel("accuracy, %")
     best = max(accuracy(record) for record in records)
     panels[0].set_ylim(best - 14, best + 1)
-    panels[-1].legend(loc="lower right", fontsize=8, ncols=2)
+    panels[0].legend(loc="lower right", fontsize=8, ncols=2)
     figure.savefig(path, dpi=85)
 
 
