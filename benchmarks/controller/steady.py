@@ -42,7 +42,8 @@ class Stopwatch:
 
 
 def main() -> None:
-    numel, buckets, blocks = map(int, sys.argv[1:])
+    numel, buckets, blocks = map(int, sys.argv[1:4])
+    computing_s = float(sys.argv[4])
     prepare()
     from hvd_compress.engines.mpi import MpiEngine
 
@@ -55,18 +56,25 @@ def main() -> None:
     report = controller.report
     job.reducer._steer = steering.around(job.reducer._steer)
     controller.report = lambda: agreeing.around(report())
+
+    def step() -> float:
+        start = time.perf_counter()
+        time.sleep(computing_s)
+        job.step()
+        return time.perf_counter() - start
+
     pairs = []
     for _ in range(4 * blocks):
         if len(pairs) == blocks:
             break
         job.settle(100)
         begun, before = len(controller.history), (steering.seconds, agreeing.seconds)
-        with_s = statistics.mean(job.step() for _ in range(STEPS))
+        with_s = statistics.mean(step() for _ in range(STEPS))
         spent = (steering.seconds - before[0], agreeing.seconds - before[1])
         if any(event.kind == "begin" for event in list(controller.history)[begun:]):
             continue  # a drift, so that all is tried again, is no steady state; the same on all ranks
         job.reducer.controller = None
-        without_s = statistics.mean(job.step() for _ in range(STEPS))
+        without_s = statistics.mean(step() for _ in range(STEPS))
         job.reducer.controller = controller
         pairs.append((with_s, without_s, with_s / without_s, *(seconds / STEPS for seconds in spent)))
     assert pairs, "the network never kept still"
