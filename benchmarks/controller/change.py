@@ -35,9 +35,10 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--jobs", type=int, default=len(JOBS), help="how many of the jobs")
     arguments = parser.parse_args()
     rows = []
-    for numel, ratio in JOBS:
+    for numel, ratio in JOBS[: arguments.jobs]:
         rows += run(arguments.hosts, numel, ratio, arguments.repetitions)
         arguments.results.write_text(json.dumps(rows, indent=1))
     show(rows)

@@ -38,7 +38,8 @@ def main() -> None:
             job.step()  # calibrates
         for _ in range(int(steps)):
             job.step()
-        choices = [event for event in list(job.controller.history)[seen:] if event.kind == "choice"]
+        events = list(job.controller.history)[seen:]
+        choices = [event for event in events if event.kind == "choice"]
         # Where a round is not over, what it is trying counts.
         chosen = str(
             job.controller.choices()[0].candidate if job.controller.settled else job.controller.candidates()[0]
@@ -50,6 +51,7 @@ def main() -> None:
             "steps": choices[-1].step - first if choices else 0,
             "settled": job.controller.settled,
             "measured": job.compare(int(repetitions)),
+            "events": [event.to_json() | {"step": event.step - first} for event in events],
         }
         if engine.rank == 0:
             print("row " + json.dumps(row), flush=True)

@@ -32,6 +32,7 @@ class Policy:
         drift: how far the time of the candidate in use may leave what was measured, as a factor, in two windows in a
             row, before all are looked at again.
         evident: the factor for which one window is enough.
+        broken: the factor for which a window is enough in which something else was on trial, too.
         least_s: times that differ by less than this, in seconds, are not told apart.
     """
 
@@ -43,6 +44,7 @@ class Policy:
     hysteresis: float = 0.03
     drift: float = 1.25
     evident: float = 1.5
+    broken: float = 2.5
     least_s: float = 0.0003
 
 
@@ -156,6 +158,13 @@ class Chooser:
         self._odd_windows += 1
         self._doubted = first
         return self._odd_windows >= 2 or factor > policy.evident
+
+    def broken(self, seconds: float) -> bool:
+        """Whether a window is so far from the choice that it does not matter what was on trial in it."""
+        assert self.choice is not None
+        known, policy = self.choice.seconds if math.isnan(self._usual) else self._usual, self._policy
+        factor = max(seconds, known, 1e-9) / max(min(seconds, known), 1e-9)
+        return factor > policy.broken and abs(seconds - known) > policy.least_s
 
     def rebase(self, seconds: float = math.nan) -> None:
         """What is sent has changed, for a reason that is no drift, and the choice stands.

@@ -55,24 +55,42 @@ def test_a_ratio_that_is_similar_travels_as_before_without_trials(steepness: flo
     assert bool(begun) == rounds
 
 
-def test_what_var_takes_on_trial_is_no_drift_of_what_was_chosen() -> None:
-    """It takes ten times as long as STAR here, and would have the network measured anew."""
+def _with_var(var_s: float, changed_s: float = 0.0) -> tuple[str, set[str]]:
+    """Return why the network was measured anew, if it was, and what was used; VAR takes `var_s`, STAR 10 seconds.
+
+    With `changed_s` every exchange takes as long, from the third step with VAR on.
+    """
     way = Candidate("star", "ring")
     bucket = Bucket(100_000, 4, 0.01, (way, Candidate("allgather", "ring")))
 
-    def body(engine: InProcessEngine) -> set[str]:
+    def body(engine: InProcessEngine) -> tuple[str, set[str]]:
         network, workers = Network(Formulas(1e-4, 1e-9, 1)), Workers((True,), 1)
         controller = Controller([bucket], network, Policy(), History(), workers=workers)
-        used = set()
+        used: list[str] = []
         for step in range(80):
             scheme = controller.candidates()[0].scheme
-            seconds, gain = (100.0, 0.5) if scheme == "var" else (10.0, 0.2)
+            used.append(scheme)
+            seconds, gain = (var_s, 0.5) if scheme == "var" else (10.0, 0.2)
             seconds = 2000.0 if scheme == "allgather" else seconds
+            if changed_s and used.count("var") > 2:
+                seconds = changed_s
             controller.saw([Sight(0, gain, 1.0, seconds) if watched else None for watched in controller.watched()])
             controller.record([Timing(0.0, seconds, 0.0)], 1000.0)
-            used |= {scheme}
-            if controller.due:
-                assert controller.take(step, controller.report()(engine)) == ""
-        return used
+            if controller.due and (drift := controller.take(step, controller.report()(engine))):
+                return drift, set(used)
+        return "", set(used)
 
-    assert "var" in run_ranks(1, body)[0]
+    return run_ranks(1, body)[0]
+
+
+def test_what_var_takes_on_trial_is_no_drift_of_what_was_chosen() -> None:
+    """It takes twice as long as STAR here, and would have the network measured anew."""
+    drift, used = _with_var(20.0)
+    assert drift == ""
+    assert "var" in used
+
+
+def test_a_network_that_breaks_down_is_seen_while_var_is_on_trial() -> None:
+    drift, used = _with_var(11.0, changed_s=100.0)
+    assert "took 100000.00 ms" in drift
+    assert "var" in used
