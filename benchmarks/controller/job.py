@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +26,10 @@ NOT_MEASURED = 2.0
 """What is predicted to take this many times as long as the best candidate is not measured."""
 NOT_REPEATED, LONG_S = 1.5, 0.2
 """Nor is repeated what takes longer than LONG_S and this many times as long as the best."""
+
+
+ENOUGH_S, MOST = 0.3, 25
+"""Short steps are noisy: they are repeated for so long, but at most so often."""
 
 
 class Job:
@@ -66,7 +72,7 @@ class Job:
         route.scheme = route.decision.build()
 
     def compare(self, repetitions: int) -> dict[str, float]:
-        """Return the mean seconds of a step by every candidate that may be the best, as rank 0 sees them.
+        """Return the median seconds of a step by every candidate that may be the best, as rank 0 sees them.
 
         One step comes before those that are measured, so that ranks begin as they will end.
         """
@@ -84,7 +90,8 @@ class Job:
             self.use(way)
             taken = self._agreed(self.step())
             if taken <= max(LONG_S, NOT_REPEATED * best) or way == chosen:
-                taken = self._agreed(sum(self.step() for _ in range(repetitions)) / repetitions)
+                enough = min(MOST, max(repetitions, math.ceil(ENOUGH_S / taken)))
+                taken = self._agreed(statistics.median(self.step() for _ in range(enough)))
             measured[str(way)] = taken
         self.reducer.controller = controller
         self.reducer._follow(controller)

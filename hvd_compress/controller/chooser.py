@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 from hvd_compress.cost.candidates import Candidate
 
@@ -25,14 +24,14 @@ class Policy:
         margin: candidates that are predicted to take up to this many times the fastest one are tried.
         near: a candidate reaches the final if its trial took up to this many times the shortest of all.
         finalists: so many at most.
-        final: steps in a row of each of them; the mean of all but the first counts, which finds connections as another
-            candidate left them.
+        final: steps in a row of each of them; the shortest but the first counts, which finds connections as another
+            candidate left them. (Nothing but noise makes a step longer.)
         most: candidates that are tried at once, so that a round takes some 20 steps.
         hysteresis: by how much a candidate must be faster than the one in use to replace it.
         drift: how far the time of the candidate in use may leave what was measured, as a factor, in two windows in a
             row, before all are looked at again.
         evident: the factor for which one window is enough.
-        broken: the factor for which a window is enough in which something else was on trial, too.
+        broken: the factor above it for which a window is enough in which VAR was on trial, which may take longer.
         least_s: times that differ by less than this, in seconds, are not told apart.
     """
 
@@ -117,7 +116,7 @@ class Chooser:
         taken: dict[Candidate, list[float]] = {}
         for candidate, second in zip(self._queue, seconds, strict=True):
             taken.setdefault(candidate, []).append(second)
-        self._times.update({candidate: fmean(times[1:] or times) for candidate, times in taken.items()})
+        self._times.update({candidate: min(times[1:] or times) for candidate, times in taken.items()})
         self._queue = []
         if not self._finalists:
             best, predicted = self._fastest(), self._predictions()
@@ -160,11 +159,11 @@ class Chooser:
         return self._odd_windows >= 2 or factor > policy.evident
 
     def broken(self, seconds: float) -> bool:
-        """Whether a window is so far from the choice that it does not matter what was on trial in it."""
+        """Whether a window is so far from the choice that it does not matter that VAR was on trial in it."""
         assert self.choice is not None
         known, policy = self.choice.seconds if math.isnan(self._usual) else self._usual, self._policy
-        factor = max(seconds, known, 1e-9) / max(min(seconds, known), 1e-9)
-        return factor > policy.broken and abs(seconds - known) > policy.least_s
+        far = seconds > policy.broken * known or known > policy.evident * seconds  # VAR is never the shorter one
+        return far and abs(seconds - known) > policy.least_s
 
     def rebase(self, seconds: float = math.nan) -> None:
         """What is sent has changed, for a reason that is no drift, and the choice stands.

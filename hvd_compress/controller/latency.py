@@ -6,7 +6,7 @@ import math
 
 EVIDENT, LEAST_S = 3.0, 0.001
 """The factor by which the time must change, and the seconds: less is noise."""
-SHARE = 0.2
+SHARE = 0.08
 """And by this share of what the longest exchange takes, or it does not matter."""
 
 

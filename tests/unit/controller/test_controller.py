@@ -51,7 +51,7 @@ def test_a_ratio_that_is_similar_travels_as_before_without_trials(steepness: flo
     train(controller, steepness, 60)
     assert controller.settled
     assert controller.ratios()[0] > before
-    begun = [event for event in controller.history.events[known:] if event.kind == "begin"]
+    begun = [event for event in list(controller.history)[known:] if event.kind == "begin"]
     assert bool(begun) == rounds
 
 
@@ -92,5 +92,5 @@ def test_what_var_takes_on_trial_is_no_drift_of_what_was_chosen() -> None:
 
 def test_a_network_that_breaks_down_is_seen_while_var_is_on_trial() -> None:
     drift, used = _with_var(11.0, changed_s=100.0)
-    assert "took 100000.00 ms" in drift
+    assert "ms instead of 10000.00" in drift
     assert "var" in used
