@@ -16,7 +16,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from hvd_compress.engines.mpi_environment import prepare
+
 os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "600")
+prepare()  # before mpi4py starts MPI
 
 import torch
 from mpi4py import MPI
