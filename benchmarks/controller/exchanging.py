@@ -16,13 +16,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hvd_compress.engines.mpi_environment import prepare
-
 os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "600")
-prepare()  # before mpi4py starts MPI
 
 import torch
-from mpi4py import MPI
 
 import hvd_compress.torch as hvd
 from hvd_compress.compressors import TopK
@@ -30,6 +26,9 @@ from hvd_compress.cost.candidates import Candidate
 from hvd_compress.decision import Decision, Request, steered, ways
 from hvd_compress.engines.base import Engine
 from hvd_compress.schemes import Work
+
+# isort: split
+from mpi4py import MPI  # starts MPI, for which hvd_compress.torch has prepared it
 
 NO_DECISION = Decision(TopK(1.0), 1.0, "allgather")
 
