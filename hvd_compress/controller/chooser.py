@@ -31,7 +31,10 @@ class Policy:
         drift: how far the time of the candidate in use may leave what was measured, as a factor, in two windows in a
             row, before all are looked at again.
         evident: the factor for which one window is enough.
-        broken: the factor above it for which a window is enough in which VAR was on trial, which may take longer.
+        broken: the factor for which one window is enough in any case: also where VAR was on trial, which may take
+            longer, and where alarms were false before.
+        calm: after so many false alarms in a row, which only brought the same choice again, no more patience is added.
+            Each of them doubles the windows that it takes.
         least_s: times that differ by less than this, in seconds, are not told apart.
     """
 
@@ -44,6 +47,7 @@ class Policy:
     drift: float = 1.25
     evident: float = 1.5
     broken: float = 2.5
+    calm: int = 4
     least_s: float = 0.0003
 
 
@@ -75,6 +79,7 @@ class Chooser:
         self._odd_windows = 0
         self._usual = math.nan  # seconds of the first window since the choice was made
         self._doubted = False  # whether this round was begun because of the first window after the one before
+        self._false_alarms = 0  # rounds in a row that changed nothing
         self.choice: Choice | None = None
 
     @property
@@ -139,9 +144,10 @@ class Chooser:
     def drifted(self, seconds: float) -> bool:
         """Take what a window of steps took with the choice that stands; return whether it is no longer true.
 
-        Two windows in a row must say so, or one, evidently. They are compared with the first one since the choice was
-        made: the time by which a candidate was chosen is the shortest of several, and the usual one is longer. The
-        first one itself is wrong where it evidently differs from that time; but not twice in a row: that is noise.
+        Two windows in a row must say so, or one, evidently; more where noise was taken for drift before. They are
+        compared with the first one since the choice was made: the time by which a candidate was chosen is the shortest
+        of several, and the usual one is longer. The first one itself is wrong where it evidently differs from that
+        time; but not twice in a row: that is noise.
         """
         assert self.choice is not None
         assert self.settled
@@ -156,7 +162,9 @@ class Chooser:
             return False
         self._odd_windows += 1
         self._doubted = first
-        return self._odd_windows >= 2 or factor > policy.evident
+        patience = 2**self._false_alarms
+        needed = 1 if factor > policy.broken else patience if factor > policy.evident else 2 * patience
+        return self._odd_windows >= needed
 
     def broken(self, seconds: float) -> bool:
         """Whether a window is so far from the choice that it does not matter that VAR was on trial in it."""
@@ -181,6 +189,9 @@ class Chooser:
             limit = self._times[before] * (1 - self._policy.hysteresis)
             if self._times[best] > limit or self._times[before] - self._times[best] < self._policy.least_s:
                 best = before
+        known = self.choice.seconds if self.choice is not None else math.inf
+        same = best == before and max(known, self._times[best]) <= self._policy.evident * min(known, self._times[best])
+        self._false_alarms = min(self._false_alarms + 1, self._policy.calm) if same else 0
         self.choice = Choice(best, self._times[best], self._expected[best], self._reason(best))
 
     def _reason(self, best: Candidate) -> str:

@@ -128,6 +128,26 @@ def test_a_first_window_that_denies_the_trials_is_believed_the_second_time() -> 
     assert chooser.drifted(0.1)
 
 
+def test_alarms_that_change_nothing_make_patient_and_a_breakdown_is_seen_all_the_same() -> None:
+    first = Candidate("dense", "ring")
+    chooser = Chooser((first,), Policy(drift=1.25, evident=1.5, broken=2.5, calm=2, least_s=0.001))
+
+    def windows_until(seconds: float) -> int:
+        assert not chooser.drifted(0.1)  # what is usual
+        return next(count for count in range(1, 100) if chooser.drifted(seconds))
+
+    needed = []
+    for _ in range(4):
+        settle(chooser, {first: 0.1})
+        needed.append(windows_until(0.18))
+    assert needed == [1, 2, 4, 4]  # and no more
+    settle(chooser, {first: 0.1})
+    assert windows_until(0.3) == 1
+    settle(chooser, {first: 0.3})  # it was true
+    assert not chooser.drifted(0.3)
+    assert chooser.drifted(0.5)
+
+
 def test_what_came_near_the_best_meets_it_in_a_final() -> None:
     ways = tuple(Candidate("dense", name) for name in ("ring", "tree", "rabenseifner"))
     chooser = Chooser(ways, Policy(near=1.3, final=3))
