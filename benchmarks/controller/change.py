@@ -88,7 +88,7 @@ def line(row: dict) -> str:
 
 def show(rows: list[dict]) -> None:
     changes = [row for row in rows if row["network"] > 0]
-    right = [row for row in changes if regret(row) <= 0.10]
+    right = [row for row in changes if row["settled"] and regret(row) <= 0.10]  # what is on trial is no choice
     table = Table(
         "changes", f"right (within 10 %) after {STEPS} steps", "worst regret", "steps to the last choice, most"
     )
