@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import weakref
 from functools import cache
 
@@ -11,15 +12,20 @@ from mpi4py import MPI
 
 from hvd_compress.engines.base import Engine
 
+GRACE_S = 2.0
+"""A rank that has ended has done its part of all that ran before: what the others are still in ends within this."""
+_QUIET_S, _LOOK_S = 0.05, 0.005
+
 _watched: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 def watch(engine: Engine) -> None:
-    """When MPI is shut down, let later collectives of `engine` fail, and end this process if one is running.
+    """When MPI is shut down, let what runs on `engine` end, fail later collectives, and end this process if one hangs.
 
-    Horovod starts MPI in its background thread, and shuts it down there as soon as any rank has ended, such as one with
-    fewer batches than the others. A collective would then crash, or never return. MPI_Finalize begins by deleting the
-    attributes of MPI_COMM_SELF, so that their callbacks can act while MPI still works.
+    Horovod starts MPI in its background thread, and shuts it down there as soon as any rank has ended: one that was
+    quicker in the last collective, or one with fewer batches than the others. A collective would then crash, or never
+    return. MPI_Finalize begins by deleting the attributes of MPI_COMM_SELF, so that their callbacks can act while MPI
+    still works.
     """
     _register()
     _watched.add(engine)
@@ -31,7 +37,9 @@ def _register() -> None:
 
 
 def _on_shutdown(*_: object) -> None:
-    for engine in list(_watched):
+    engines = list(_watched)
+    _let_end(engines)
+    for engine in engines:
         engine.lost = (
             "another rank has ended, and Horovod has shut MPI down under this collective. If that rank printed an "
             "error, it is the cause; if not, it took fewer steps than this one"
@@ -41,3 +49,14 @@ def _on_shutdown(*_: object) -> None:
                 f"CommunicationError: rank {engine.rank}, {engine.pending}: {engine.lost}", file=sys.stderr, flush=True
             )
             os._exit(1)
+
+
+def _let_end(engines: list[Engine]) -> None:
+    """Wait until no collective has run for a moment, but not for ever: between two of an exchange none runs either."""
+    now = quiet_since = time.monotonic()
+    deadline = now + GRACE_S
+    while now < deadline and now - quiet_since < _QUIET_S:
+        time.sleep(_LOOK_S)
+        now = time.monotonic()
+        if any(engine.running for engine in engines):
+            quiet_since = now

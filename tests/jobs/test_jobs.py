@@ -81,6 +81,12 @@ def test_a_rank_that_has_fewer_steps(launcher: str, engine: str) -> None:
     check_failed(train(launcher, engine, "leaves"), message)
 
 
+def test_a_rank_that_ends_while_another_is_slower_in_the_last_collectives() -> None:
+    job = launch("mpirun", "ends_first")
+    assert job.status == 0, job.output
+    assert sorted(re.findall(r"\[rank (\d)\] received \[6.0, 8.0\]", job.output)) == ["0", "1"]
+
+
 def test_a_second_backward_pass_on_one_rank() -> None:
     check_failed(train("mpirun", "mpi", "goes back twice"), r"\[rank 1\] UsageError: the gradient of '\w+' was")
 
