@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from hvd_compress.cost.candidates import Candidate
 
 Predict = Callable[[Candidate], float]
-"""Seconds that a candidate is expected to take: compress, communicate and decompress."""
+"""Seconds that a candidate is expected to take: compress, communicate and decompress; infinity if it cannot."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,9 @@ class Chooser:
                 best.setdefault((candidate.scheme, candidate.algorithm), candidate)
         chosen = list(best.values())[: self._policy.most]
         in_use = self.choice.candidate if self.choice is not None else None
-        return chosen if in_use is None or in_use in chosen else [*chosen, in_use]
+        if in_use is not None and in_use not in chosen and math.isfinite(predicted[in_use]):
+            chosen.append(in_use)
+        return chosen
 
     def _near(self, best: Candidate) -> list[Candidate]:
         """Who meets in the final: the best one and what came near it. Nobody, if nothing did."""

@@ -106,8 +106,10 @@ class Controller:
 
     def ratios(self) -> tuple[float, ...]:
         """Return k / numel of what the coming step sends where it is compressed, by bucket."""
-        trial = self._ratios.trial
-        return tuple(trial.ratio if trial else self._ratios.ratio(number) for number in range(len(self._buckets)))
+        trial, step = self._ratios.trial, len(self._steps)
+        if trial:
+            return (trial.ratio,) * len(self._buckets)
+        return tuple(self._ratio(number, chooser.candidate(step)) for number, chooser in enumerate(self._choosers))
 
     @property
     def looking(self) -> tuple[float, ...] | None:
@@ -153,7 +155,8 @@ class Controller:
         used = self._workers.ways([chooser.choice.candidate if chooser.choice else None for chooser in self._choosers])
         self._choose_workers(step, agreed)
         waited = self._ratios.waiting
-        self._ratios.learn(agreed.gains, [chooser.choice for chooser in self._choosers])
+        ways = [chooser.candidate(len(agreed.seconds) - 1) for chooser in self._choosers]  # in the last of these steps
+        self._ratios.learn(agreed.gains, [chooser.choice for chooser in self._choosers], ways)
         if waited:
             if not self._ratios.waiting:
                 self._begin_round(step, "gains are known")
@@ -165,7 +168,7 @@ class Controller:
             return ""
         drift = self._watch(step, agreed, used)
         if not drift:
-            for number, reason in self._ratios.moved(agreed, self._window, OVERHEAD, step):
+            for number, reason in self._ratios.moved(agreed, ways, self._window, OVERHEAD, step):
                 self._choose_ratio(step, number, reason)
         return drift
 
@@ -207,8 +210,17 @@ class Controller:
         self._begin_round(step, reason)
 
     def predicted(self, number: int, candidate: Candidate) -> float:
-        """Return the seconds that a bucket is expected to take by a candidate, from all that is known by now."""
-        return self._expected[number].seconds(candidate, self._ratios.ratio(number))
+        """Return the seconds that a bucket is expected to take by a candidate, from all that is known by now.
+
+        Infinity for one that cannot gain what is wanted.
+        """
+        if not self._ratios.reaches(number, candidate.scheme):
+            return math.inf
+        return self._expected[number].seconds(candidate, self._ratio(number, candidate))
+
+    def _ratio(self, number: int, candidate: Candidate | None) -> float:
+        """Return the ratio with which a candidate sends a bucket; None is whatever sends the largest elements."""
+        return self._ratios.ratio(number, candidate.scheme if candidate is not None else "")
 
     def _begin_round(self, step: int, reason: str) -> None:
         """Begin a round for all buckets."""
@@ -220,18 +232,23 @@ class Controller:
         """Begin a round of trials for a bucket, with the ratio that it has now."""
         self._choosers[number].look(partial(self.predicted, number))
         self._workers.restart(number)
-        self.history.add(Event(step, "begin", number, ratio=self._ratios.ratio(number), reason=reason))
+        self.history.add(Event(step, "begin", number, ratio=self._ratio(number, None), reason=reason))
 
     def _choose_ratio(self, step: int, number: int, reason: str) -> None:
         """Send another ratio of a bucket if one is better now."""
-        before = self._ratios.ratio(number)
+        before = self._ratio(number, self._used(number))
         if self._ratios.begin(step, number, reason, self._choosers[number].choice):
             self._send(step, number, before, reason)
 
+    def _used(self, number: int) -> Candidate | None:
+        choice = self._choosers[number].choice
+        return choice.candidate if choice is not None else None
+
     def _send(self, step: int, number: int, before: float, reason: str) -> None:
         """The ratio is another one than `before`: try how it travels best, unless that is clear."""
-        chooser, change = self._choosers[number], self._ratios.ratio(number) / before
-        compressed = chooser.choice is not None and chooser.choice.candidate.scheme != "dense"
+        chooser, used = self._choosers[number], self._used(number)
+        change = self._ratio(number, used) / before
+        compressed = used is not None and used.scheme != "dense"
         if compressed and self._ratios.pays(number) and 1 / SIMILAR < change < SIMILAR:
             chooser.rebase()
         else:
@@ -242,7 +259,7 @@ class Controller:
         for number, worker in self._workers.take(agreed.notes, agreed.step_s, spare_s):
             way = self._workers.way(number, self._choosers[number].candidate(0))
             self._choosers[number].rebase(worker.seconds)
-            ratio, seconds = self._ratios.ratio(number), worker.seconds
+            ratio, seconds = self._ratio(number, way), worker.seconds
             self.history.add(
                 Event(step, "worker", number, str(way), ratio, seconds, gain=worker.gain, reason=worker.reason)
             )
@@ -253,14 +270,15 @@ class Controller:
                 continue
             tried = [chooser.candidate(step) for step in range(chooser.trials_left)]
             for candidate, row in zip(tried, agreed.kernels_s, strict=False):
-                self._expected[number].kernels.note(candidate.scheme, self._ratios.ratio(number), row[number])
+                self._expected[number].kernels.note(candidate.scheme, self._ratio(number, candidate), row[number])
             if chooser.learn([row[number] for row in agreed.seconds[: len(tried)]]):
                 self._chosen(step, number)
 
     def _chosen(self, step: int, number: int) -> None:
         """A round is over. With what it has shown, perhaps another ratio is better: then there is another one."""
-        choice, ratio = self._choosers[number].choice, self._ratios.ratio(number)
+        choice = self._choosers[number].choice
         assert choice is not None
+        ratio = self._ratio(number, choice.candidate)
         name = str(self._workers.way(number, choice.candidate))
         seconds, predicted_s = choice.seconds, choice.predicted_s
         self.history.add(Event(step, "choice", number, name, ratio, seconds, predicted_s, reason=choice.reason))
@@ -275,7 +293,7 @@ class Controller:
         for number, (chooser, seconds) in enumerate(zip(self._choosers, typical, strict=True)):
             choice = chooser.choice
             assert choice is not None
-            name, ratio = str(used[number]), self._ratios.ratio(number)
+            name, ratio = str(used[number]), self._ratio(number, choice.candidate)
             gain = sent[number] if math.isfinite(sent[number]) else self._workers.gain(number, choice.candidate)
             self.history.add(Event(step, "window", number, name, ratio, seconds, choice.predicted_s, gain))
             # What it took while VAR was on trial is not what was chosen; but no trial takes several times as long.

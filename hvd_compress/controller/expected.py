@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hvd_compress.controller.kernels import Kernels
@@ -13,6 +13,13 @@ from hvd_compress.cost.predict import Costs, Prediction, predict
 
 FURTHEST = 4.0
 """Predictions are corrected by at most this factor: beyond, it was not the network that took the time."""
+
+Equal = Callable[[str, float], float]
+"""Takes a scheme and the ratio of an all-gather."""
+
+
+def _as_it_is(_scheme: str, ratio: float) -> float:
+    return ratio
 
 
 @dataclass(frozen=True)
@@ -49,14 +56,17 @@ class Expected:
         """Return what the curves and the kernels say."""
         return self._predicted(candidate, ratio).seconds
 
-    def learn(self, measured: Mapping[Candidate, float], ratio: float) -> None:
-        """Take what a round of trials measured; the fastest compressed way says how far off predictions are."""
+    def learn(self, measured: Mapping[Candidate, float], ratio: Callable[[Candidate], float]) -> None:
+        """Take what a round of trials measured; the fastest compressed way says how far off predictions are.
+
+        `ratio` says what each candidate sent.
+        """
         dense = [seconds for candidate, seconds in measured.items() if candidate.scheme == "dense"]
         sparse = [(seconds, candidate) for candidate, seconds in measured.items() if candidate.scheme != "dense"]
         self._dense_s = min(dense, default=None)
         if sparse:
             seconds, candidate = min(sparse, key=lambda pair: pair[0])
-            predicted = self._predicted(candidate, ratio)
+            predicted = self._predicted(candidate, ratio(candidate))
             factor = (seconds - predicted.compress_s) / max(predicted.communicate_s, 1e-9)
             self._correction = min(FURTHEST, max(1 / FURTHEST, factor))
 
@@ -65,17 +75,24 @@ class Expected:
         sparse = [candidate for candidate in self._bucket.candidates if candidate.scheme != "dense"]
         return min(sparse, key=lambda candidate: self.seconds(candidate, ratio))
 
-    def prices(self, ratios: tuple[float, ...]) -> dict[float, tuple[float, float]]:
-        """Return by ratio the seconds of kernels and of communication, each of the way that takes the fewest in all."""
+    def prices(self, ratios: tuple[float, ...], equal: Equal = _as_it_is) -> dict[float, tuple[float, float]]:
+        """Return by ratio the seconds of kernels and of communication, each of the way that takes the fewest in all.
+
+        Args:
+            equal: the ratio with which a scheme gains as much; infinity where it cannot.
+        """
         bucket, costs = self._bucket, _Remembered(self._network)
         sparse = [candidate for candidate in bucket.candidates if candidate.scheme != "dense"]
         found = {}
         for ratio in ratios:
             priced = []
-            for candidate in sparse:
-                stages = candidate.stages(bucket.numel, ratio, bucket.element_bytes, costs.world_size)
+            sent_by = {scheme: equal(scheme, ratio) for scheme in dict.fromkeys(c.scheme for c in sparse)}
+            reaching = [candidate for candidate in sparse if math.isfinite(sent_by[candidate.scheme])]
+            for candidate in reaching or sparse:
+                sent = min(1.0, sent_by[candidate.scheme])
+                stages = candidate.stages(bucket.numel, sent, bucket.element_bytes, costs.world_size)
                 communicate_s = sum(costs.seconds(stage.verb, stage.algorithm, stage.size) for stage in stages)
-                priced.append((self.kernels.seconds(candidate.scheme, ratio), self._correction * communicate_s))
+                priced.append((self.kernels.seconds(candidate.scheme, sent), self._correction * communicate_s))
             found[ratio] = min(priced, key=sum)
         return found
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hvd_compress.controller.goal import AutoRatio
+from hvd_compress.controller.shares import Shares
 from hvd_compress.controller.tradeoff import Option, distance_on, knee, nsga2, pareto_front, smallest_with_gain
 
 TIME_MARGIN = 0.05
@@ -30,7 +31,7 @@ class RatioChooser:
     learn() takes gains; moved says whether they left those by which the choice was made; choose() makes it.
 
     Attributes:
-        ratio: the one in use.
+        ratio: the one in use, as an all-gather sends it; see sent_by().
         known_gain: what it gained when it was chosen, or in the first look at it after that.
         gains: share of ||corrected||^2 that is sent with each candidate, in the order of goal.ratios; empty at first.
         pays: whether it is expected to take less than no compression.
@@ -44,6 +45,8 @@ class RatioChooser:
         self.reason, self.pays = "nothing is known yet", True
         self.known_gain = self._sent = math.nan
         self._revisable = False
+        self._shares = Shares()
+        self._curve: tuple[float, ...] = ()  # the gains by which the choice was made
 
     @property
     def gain(self) -> float:
@@ -59,6 +62,31 @@ class RatioChooser:
     def moved(self) -> bool:
         """Whether the gain of the ratio in use has left what it was, by more than was allowed."""
         return abs(self.seen_gain - self.known_gain) > self._goal.gain_change * self.known_gain
+
+    def sent_by(self, scheme: str) -> float:
+        """Return the ratio with which a scheme gains what the one in use promises; infinity if none does."""
+        return self.equal(scheme, self.ratio)
+
+    def equal(self, scheme: str, ratio: float) -> float:
+        """Return the ratio with which a scheme would gain what `ratio` does by an all-gather; infinity if none does."""
+        if self._shares.of(scheme) == 1.0:
+            return ratio
+        return self._shares.ratio(scheme, self._curve[self._goal.ratios.index(ratio)], self._goal.ratios, self._curve)
+
+    def saw(self, scheme: str, sent: float, gains: Sequence[float]) -> None:
+        """Take what a step really sent by a scheme, and the gain of each candidate in the same step."""
+        ratio = self.sent_by(scheme)
+        if ratio in self._goal.ratios:
+            self._shares.learn(scheme, sent, gains[self._goal.ratios.index(ratio)])
+
+    def settle(self) -> None:
+        """What was seen of gains and shares counts from now on: sent_by() and equal() follow from it."""
+        self._curve = self.gains
+        self._shares.settle()
+
+    def unequal(self, scheme: str) -> str:
+        """Return in words that a scheme does not send what was counted on, or nothing."""
+        return self._shares.moved(scheme)
 
     def learn(self, gains: Sequence[float], weight: float = NEW_SHARE) -> None:
         """Take the gain of each candidate, with a weight against those before; none, should one not be finite."""
@@ -139,7 +167,7 @@ class RatioChooser:
         what = named if wanted is None else f"gain {wanted:g} wanted"
         taken = f"{1e3 * chosen.compress_s:.2f} + {1e3 * chosen.communicate_s:.2f} ms expected"
         doubt = "" if self.pays else "; to send everything is expected to take less"
-        return f"{what}: gain {chosen.gain:.3f}, {taken}{doubt}"
+        return f"{what}: gain {chosen.gain:.3f}, {taken}{doubt}{self._shares.words(self.sent_by)}"
 
 
 def _fastest_gain(options: Sequence[Option], now: Option, dense_s: float, rest_s: float) -> Option:

@@ -50,9 +50,15 @@ class Ratios:
         """What is tried now by a rollout, if one runs."""
         return self._trials[-1] if self._trials else None
 
-    def ratio(self, number: int) -> float:
-        """Return what is sent of a bucket where it is compressed; a rollout aside."""
-        return self._choosers[number].ratio if self._choosers else self._fixed[number]
+    def ratio(self, number: int, scheme: str = "") -> float:
+        """Return what a scheme sends of a bucket, or an all-gather; a rollout aside."""
+        if not self._choosers:
+            return self._fixed[number]
+        return min(self._choosers[number].sent_by(scheme), 1.0)
+
+    def reaches(self, number: int, scheme: str) -> bool:
+        """Whether a scheme can gain what is wanted of a bucket, within the bounds of the ratio."""
+        return not self._choosers or math.isfinite(self._choosers[number].sent_by(scheme))
 
     def pays(self, number: int) -> bool:
         """Whether that is expected to take less than no compression."""
@@ -76,18 +82,24 @@ class Ratios:
             return () if self._trials or ends else None
         return self._goal.ratios if self.waiting or ends or (last and not settled) else None
 
-    def learn(self, gains: Sequence[Sequence[float]], choices: Sequence[Choice | None]) -> None:
+    def learn(
+        self, gains: Sequence[Sequence[float]], choices: Sequence[Choice | None], ways: Sequence[Candidate]
+    ) -> None:
         """Take the agreed gains by bucket. The last one is what was sent; those before are read from the gradient.
 
         Without compression nothing is left over, and the next gradient alone gains more than one that follows upon
         others: that says nothing of a compressed step.
+
+        Args:
+            ways: how each bucket travelled in the step that was looked at.
         """
-        for chooser, choice, own in zip(self._choosers, choices, gains, strict=False):
+        for chooser, choice, way, own in zip(self._choosers, choices, ways, gains, strict=False):
             if choice is not None and choice.candidate.scheme == "dense" and chooser.gains:
                 continue
             if self._rolls_out:
                 chooser.watch(own[-1])
             else:
+                chooser.saw(way.scheme, own[-1], own[:-1])
                 chooser.learn(own[:-1])
 
     def begin(self, step: int, number: int, reason: str, choice: Choice | None) -> bool:
@@ -105,13 +117,16 @@ class Ratios:
         """A round of trials is over, and has shown more: return as begin(), once for each call of that."""
         if not self._choosers or not self._choosers[number].revise_once():
             return False
-        self._expected[number].learn(measured, self.ratio(number))
+        self._expected[number].learn(measured, lambda way: self.ratio(number, way.scheme))
         return self._choose(step, number, "after its trials", choice)
 
-    def moved(self, agreed: Agreed, window: int, share: float, step: int) -> list[tuple[int, str]]:
+    def moved(
+        self, agreed: Agreed, ways: Sequence[Candidate], window: int, share: float, step: int
+    ) -> list[tuple[int, str]]:
         """Return, after a window, for which buckets to choose anew and why, as the gain has moved.
 
         Args:
+            ways: how buckets travelled.
             window: its steps.
             share: of the time that looks may take.
         """
@@ -120,11 +135,12 @@ class Ratios:
             return []
         windows = agreed.look_s / (share * agreed.step_s * window) if agreed.step_s > 0 else 0.0
         self._rest = max(REST_WINDOWS, math.ceil(windows)) - 1
-        found = [
-            (number, f"the gain moved from {chooser.known_gain:.3f} to {chooser.seen_gain:.3f}")
-            for number, chooser in enumerate(self._choosers)
-            if chooser.moved
-        ]
+        found = []
+        for number, (chooser, way) in enumerate(zip(self._choosers, ways, strict=True)):
+            if unequal := chooser.unequal(way.scheme):
+                found.append((number, unequal))
+            elif chooser.moved:
+                found.append((number, f"the gain moved from {chooser.known_gain:.3f} to {chooser.seen_gain:.3f}"))
         if not self._rolls_out:
             return found
         if found and step >= self._no_rollout_before:
@@ -165,7 +181,11 @@ class Ratios:
         assert self._goal is not None
         chooser, expected = self._choosers[number], self._expected[number]
         beside_s = self._beside_s if math.isfinite(self._beside_s) else 0.0
-        changed = chooser.choose(expected.prices(self._goal.ratios), expected.dense_s, beside_s)
+        scheme = choice.candidate.scheme if choice is not None else ""
+        before = chooser.sent_by(scheme)
+        chooser.settle()
+        chooser.choose(expected.prices(self._goal.ratios, chooser.equal), expected.dense_s, beside_s)
+        changed = chooser.sent_by(scheme) != before
         why = f"{reason}: {chooser.reason}"
         self._history.add(Event(step, "ratio", number, ratio=chooser.ratio, gain=chooser.gain, reason=why))
         compressed = choice is None or choice.candidate.scheme != "dense"

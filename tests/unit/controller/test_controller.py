@@ -28,8 +28,8 @@ def train(controller: Controller, steepness: float, steps: int) -> None:
     for step in range(steps):
         ratios = controller.looking
         if ratios is not None:
-            gains = tuple(1 - math.exp(-steepness * ratio**0.5) for ratio in ratios)
-            look = Look(((*gains, 0.5),))
+            gains = (1 - math.exp(-steepness * ratio**0.5) for ratio in (*ratios, *controller.ratios()))
+            look = Look((tuple(gains),))
         controller.record([Timing(0.004, 0.005, 0.001)], 0.1, look)
         since += 1
         if controller.due:

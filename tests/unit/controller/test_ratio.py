@@ -179,10 +179,10 @@ def test_what_was_measured_corrects_what_is_expected_until_the_network_changes()
     fastest = expected.fastest(0.01)
     assert expected.seconds(fastest, 0.01) == pytest.approx(sum(before))
     expected.kernels.note(fastest.scheme, 0.01, 0.002)
-    expected.learn({fastest: 0.002 + 2 * before[1], ways[0]: 0.5 * dense_s}, 0.01)
+    expected.learn({fastest: 0.002 + 2 * before[1], ways[0]: 0.5 * dense_s}, lambda way: 0.01)
     assert expected.prices((0.01,))[0.01] == pytest.approx((0.002, 2 * before[1]))
     assert expected.dense_s == 0.5 * dense_s
-    expected.learn({fastest: 50.0}, 0.01)  # a rank was away: that is not the network
+    expected.learn({fastest: 50.0}, lambda way: 0.01)  # a rank was away: that is not the network
     assert expected.prices((0.01,))[0.01][1] <= 4.01 * before[1]
     expected.renew(network)
     assert expected.prices((0.01,))[0.01] == pytest.approx((0.002, before[1]))
@@ -201,10 +201,10 @@ def test_steps_without_compression_say_nothing_of_what_a_compressed_one_gains() 
     ratios = Ratios(AutoRatio(0.5), [bucket], [Expected(bucket, Network(Formulas(1e-3, 1e-8, 4)))], History())
     dense, star = (Choice(way, 0.01, 0.01, "") for way in ways)
     count = len(AutoRatio().ratios)
-    ratios.learn([(0.6,) * count + (0.6,)], [dense])  # the first ones are all there is
+    ratios.learn([(0.6,) * count + (0.6,)], [dense], ways[:1])  # the first ones are all there is
     assert not ratios.waiting
     ratios.begin(0, 0, "gains are known", star)
-    ratios.learn([(0.9,) * count + (0.9,)], [dense])
+    ratios.learn([(0.9,) * count + (0.9,)], [dense], ways[:1])
     assert ratios._choosers[0].gain == pytest.approx(0.6)
-    ratios.learn([(0.9,) * count + (0.9,)], [star])
+    ratios.learn([(0.9,) * count + (0.9,)], [star], ways[1:])
     assert ratios._choosers[0].gain == pytest.approx(0.75)
