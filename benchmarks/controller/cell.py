@@ -25,7 +25,7 @@ from hvd_compress.units import parse_bandwidth, parse_latency
 
 
 def main() -> None:
-    latency, bandwidth, numels, ratios, repetitions, patience = sys.argv[1:]
+    latency, bandwidth, numels, ratios, patience = sys.argv[1:]
     prepare()
     from hvd_compress.engines.mpi import MpiEngine
 
@@ -34,13 +34,13 @@ def main() -> None:
     for numel in map(int, numels.split(",")):
         gradient = torch.randn(numel, generator=torch.Generator().manual_seed(engine.rank))
         for ratio in map(float, ratios.split(",")):
-            cell = measure(engine, gradient, ratio, int(repetitions), int(patience), latency, bandwidth)
+            cell = measure(engine, gradient, ratio, int(patience), latency, bandwidth)
             if engine.rank == 0:
                 print("cell " + json.dumps(cell), flush=True)
     engine.close()
 
 
-def measure(engine, gradient, ratio, repetitions, patience, latency, bandwidth) -> dict:
+def measure(engine, gradient, ratio, patience, latency, bandwidth) -> dict:
     numel = gradient.numel()
     compressor = TopK(ratio)
     start = time.perf_counter()
@@ -54,7 +54,7 @@ def measure(engine, gradient, ratio, repetitions, patience, latency, bandwidth) 
     costs = Formulas(parse_latency(latency), 1 / parse_bandwidth(bandwidth), engine.world_size)
     found = ways(Request(compressor), torch.float32, engine.capabilities)
     formulas = {way: predict(way, numel, ratio, costs).seconds for way in found}
-    measured = job.compare(repetitions)
+    measured = job.compare()
     job.close()
     return {
         "latency": latency,

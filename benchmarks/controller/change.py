@@ -33,23 +33,22 @@ JOBS = ((1_000_000, 0.1), (1_000_000, 0.01), (4_000_000, 0.01))
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--jobs", type=int, default=len(JOBS), help="how many of the jobs")
     arguments = parser.parse_args()
     rows = []
     for numel, ratio in JOBS[: arguments.jobs]:
-        rows += run(arguments.hosts, numel, ratio, arguments.repetitions)
+        rows += run(arguments.hosts, numel, ratio)
         arguments.results.write_text(json.dumps(rows, indent=1))
     show(rows)
 
 
-def run(hosts: int, numel: int, ratio: float, repetitions: int) -> list[dict]:
+def run(hosts: int, numel: int, ratio: float) -> list[dict]:
     rows = []
     with Lab(hosts, *NETWORKS[0]) as lab, tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "HVD_COMPRESS_CACHE": folder, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(HERE / "changing.py"), folder, str(numel), str(ratio), str(len(NETWORKS))]
-        job = lab.start([*command, str(STEPS), str(repetitions)], env=environment, stdout=subprocess.PIPE, text=True)
+        job = lab.start([*command, str(STEPS)], env=environment, stdout=subprocess.PIPE, text=True)
         for number, (latency, bandwidth) in enumerate(NETWORKS):
             wait_for(Path(folder) / f"ready-{number}", job)
             lab.set(latency, bandwidth)

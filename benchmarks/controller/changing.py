@@ -20,7 +20,7 @@ from hvd_compress.engines.mpi_environment import prepare
 
 
 def main() -> None:
-    folder, numel, ratio, networks, steps, repetitions = sys.argv[1:]
+    folder, numel, ratio, networks, steps = sys.argv[1:]
     prepare()
     from hvd_compress.engines.mpi import MpiEngine
 
@@ -36,6 +36,7 @@ def main() -> None:
         first = job.reducer.step
         if network == 0:
             job.step()  # calibrates
+            job.settle(60)
         for _ in range(int(steps)):
             job.step()
         events = list(job.controller.history)[seen:]
@@ -50,7 +51,7 @@ def main() -> None:
             "chosen": chosen,
             "steps": choices[-1].step - first if choices else 0,
             "settled": job.controller.settled,
-            "measured": job.compare(int(repetitions)),
+            "measured": job.compare(),
             "events": [event.to_json() | {"step": event.step - first} for event in events],
         }
         if engine.rank == 0:

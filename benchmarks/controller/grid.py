@@ -38,7 +38,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reduced", action="store_true", help="8 cells of 1 M elements, in a few minutes")
     parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--numels", help="instead of all: 1000000,10000000")
     parser.add_argument("--latency", help="instead of all: 1ms,5ms")
     parser.add_argument("--bandwidth", help="instead of all: 1gbit,50mbit")
@@ -56,16 +55,16 @@ def main() -> None:
     with Lab(arguments.hosts, "1ms", "1gbit") as lab:
         for latency, bandwidth in itertools.product(grid["latency"], grid["bandwidth"]):
             lab.set(latency, bandwidth)
-            fresh = run(lab, latency, bandwidth, grid["numels"], grid["ratios"], arguments.repetitions)
+            fresh = run(lab, latency, bandwidth, grid["numels"], grid["ratios"])
             replaced = {place(cell) for cell in fresh}
             cells = [cell for cell in cells if place(cell) not in replaced] + fresh
             arguments.results.write_text(json.dumps(cells, indent=1))
     show(cells)
 
 
-def run(lab: Lab, latency: str, bandwidth: str, numels: str, ratios: str, repetitions: int) -> list[dict]:
+def run(lab: Lab, latency: str, bandwidth: str, numels: str, ratios: str) -> list[dict]:
     start = time.monotonic()
-    command = [sys.executable, str(HERE / "cell.py"), latency, bandwidth, numels, ratios, str(repetitions), "40"]
+    command = [sys.executable, str(HERE / "cell.py"), latency, bandwidth, numels, ratios, "60"]
     with tempfile.TemporaryDirectory() as cache:  # curves of another cell must not be found
         environment = {**os.environ, "HVD_COMPRESS_CACHE": cache, "OMP_NUM_THREADS": "1"}
         done = lab.run(command, env=environment, stdout=subprocess.PIPE, text=True)

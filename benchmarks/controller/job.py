@@ -24,12 +24,10 @@ T = TypeVar("T")
 
 NOT_MEASURED = 2.0
 """What is predicted to take this many times as long as the best candidate is not measured."""
-NOT_REPEATED, LONG_S = 1.5, 0.2
+NOT_REPEATED, LONG_S = 1.3, 0.1
 """Nor is repeated what takes longer than LONG_S and this many times as long as the best."""
-
-
-ENOUGH_S, MOST = 0.3, 25
-"""Short steps are noisy: they are repeated for so long, but at most so often."""
+ENOUGH_S, MOST = 0.5, 12
+"""Short steps are noisy: in each of two passes they are repeated for so long, but in so many blocks at most."""
 
 
 class Job:
@@ -71,10 +69,11 @@ class Job:
         route.decision = steered(route.decision, self._compressor, way, "measured")
         route.scheme = route.decision.build()
 
-    def compare(self, repetitions: int) -> dict[str, float]:
-        """Return the median seconds of a step by every candidate that may be the best, as rank 0 sees them.
+    def compare(self) -> dict[str, float]:
+        """Return the seconds of a step by every candidate that may be the best, as rank 0 sees them.
 
-        One step comes before those that are measured, so that ranks begin as they will end.
+        Steps are measured in blocks of as many as there are ranks, as AR-Topk has another root in each step; the median
+        of the blocks counts. All candidates have their turn twice, as a machine may be slower for a while.
         """
         controller, self.reducer.controller = self.controller, None
         known = {
@@ -82,20 +81,37 @@ class Job:
             for way in ways(Request(self._compressor), torch.float32, self._engine.capabilities)
         }
         chosen = controller.choices()[0].candidate
-        measured: dict[str, float] = {}
-        for way in sorted(known, key=lambda way: known[way]):
-            best = min(measured.values(), default=float("inf"))
-            if way != chosen and known[way] > NOT_MEASURED * best + 0.001:
-                continue
-            self.use(way)
-            taken = self._agreed(self.step())
-            if taken <= max(LONG_S, NOT_REPEATED * best) or way == chosen:
-                enough = min(MOST, max(repetitions, math.ceil(ENOUGH_S / taken)))
-                taken = self._agreed(statistics.median(self.step() for _ in range(enough)))
-            measured[str(way)] = taken
+        order = sorted(known, key=lambda way: known[way])
+        blocks: dict[Candidate, list[float]] = {}
+        first: dict[Candidate, float] = {}
+        for turn in range(2):
+            for way in order if turn == 0 else reversed(order):
+                best = min(
+                    (statistics.median(b) for b in blocks.values()), default=min(first.values(), default=math.inf)
+                )
+                hopeless = known[way] > NOT_MEASURED * best + 0.001
+                if turn:
+                    hopeless = way not in blocks or statistics.median(blocks[way]) > NOT_REPEATED * best
+                if hopeless and way != chosen:
+                    continue
+                self.use(way)
+                taken = self._agreed(self.step())
+                first[way] = min(taken, first.get(way, math.inf))
+                if way == chosen or first[way] <= max(LONG_S, NOT_REPEATED * best):
+                    blocks.setdefault(way, []).extend(self._blocks(taken))
         self.reducer.controller = controller
         self.reducer._follow(controller)
-        return measured
+        return {str(way): statistics.median(blocks[way]) if way in blocks else first[way] for way in first}
+
+    def _blocks(self, step_s: float) -> list[float]:
+        """Return the mean seconds of a step in each of some blocks."""
+        size, found = self._engine.world_size, []
+        for _ in range(min(MOST, math.ceil(ENOUGH_S / (size * step_s)))):
+            start = time.perf_counter()
+            for _ in range(size):
+                self.step()
+            found.append(self._agreed((time.perf_counter() - start) / size))
+        return found
 
     def between_steps(self, call: Callable[[Engine], T]) -> T:
         """Run a collective, behind whatever the controller has under way."""

@@ -22,11 +22,14 @@ class Policy:
 
     Attributes:
         margin: candidates that are predicted to take up to this many times the fastest one are tried.
-        near: a candidate reaches the final if its trial took up to this many times the shortest of all.
+        most: so many of them at most.
+        related: the ways to broadcast indices are tried of an AR-Topk that took up to this many times the shortest.
+        near: a candidate reaches the final if it took up to this many times the shortest of all; half of what that is
+            above 1 in the second final, a third in the third one.
         finalists: so many at most.
-        final: steps in a row of each of them; the shortest but the first counts, which finds connections as another
-            candidate left them. (Nothing but noise makes a step longer.)
-        most: candidates that are tried at once, so that a round takes some 20 steps.
+        final: steps in a row of each of them. STAR has another root in each step, which some ways feel.
+        steps: of a round at most; finals go on until they are used up or one is left.
+        first_steps: the same of the first round, in which there is time.
         hysteresis: by how much a candidate must be faster than the one in use to replace it.
         drift: how far the time of the candidate in use may leave what was measured, as a factor, in two windows in a
             row, before all are looked at again.
@@ -38,11 +41,14 @@ class Policy:
         least_s: times that differ by less than this, in seconds, are not told apart.
     """
 
-    margin: float = 1.6
-    near: float = 1.25
-    finalists: int = 3
-    final: int = 3
-    most: int = 6
+    margin: float = 2.0
+    most: int = 8
+    related: float = 1.6
+    near: float = 1.3
+    finalists: int = 4
+    final: int = 4
+    steps: int = 20
+    first_steps: int = 44
     hysteresis: float = 0.03
     drift: float = 1.25
     evident: float = 1.5
@@ -72,8 +78,10 @@ class Chooser:
         assert candidates
         self._candidates, self._policy = tuple(candidates), policy
         self._queue: list[Candidate] = []  # one entry a step
-        self._times: dict[Candidate, float] = {}  # of this round
-        self._finalists: list[Candidate] = []  # of this round, as soon as there is nothing else to try
+        self._samples: dict[Candidate, list[float]] = {}  # of this round
+        self._times: dict[Candidate, float] = {}  # what they say
+        self._finals = self._steps_left = 0  # of this round
+        self._upset = False
         self._expected: dict[Candidate, float] = {}  # as predicted before it was tried
         self._predict: Predict
         self._odd_windows = 0
@@ -107,32 +115,44 @@ class Chooser:
     def look(self, predict: Predict) -> None:
         """Begin a round: all that was measured before is forgotten. `predict` may know more each time it is asked."""
         self._predict = predict
-        self._times, self._finalists, self._odd_windows, self._usual = {}, [], 0, math.nan
+        self._samples, self._times, self._finals, self._upset = {}, {}, 0, False
+        self._odd_windows, self._usual = 0, math.nan
+        self._steps_left = self._policy.first_steps if self.choice is None else self._policy.steps
         predicted = self._predictions()
-        self._enqueue(self._first(predicted), predicted)
+        self._try(self._first(predicted), predicted)
 
     def learn(self, seconds: Sequence[float]) -> bool:
         """Take the seconds of the steps that were queued, all of them; return whether a choice was made.
 
-        If not, there is more to try: what is now expected to beat the best one, and, once AR-Topk is the best, the ways
-        to broadcast its indices. At last what came near the best one meets it in a final.
+        If not, there is more to try: what is now expected to beat the best one, and the ways to broadcast the indices
+        of what is not far from it. At last what came near the best one meets it in finals.
         """
         assert len(seconds) == len(self._queue), f"{len(seconds)} times for {len(self._queue)} trials"
-        taken: dict[Candidate, list[float]] = {}
+        fresh: dict[Candidate, list[float]] = {}
         for candidate, second in zip(self._queue, seconds, strict=True):
-            taken.setdefault(candidate, []).append(second)
-        self._times.update({candidate: min(times[1:] or times) for candidate, times in taken.items()})
+            fresh.setdefault(candidate, []).append(second)
+            self._samples.setdefault(candidate, []).append(second)
+        if self._finals:
+            self._upset = self._all_changed({candidate: _usual(times) for candidate, times in fresh.items()})
+        self._times = {candidate: _usual(samples) for candidate, samples in self._samples.items()}
         self._queue = []
-        if not self._finalists:
-            best, predicted = self._fastest(), self._predictions()
-            self._enqueue(self._next(best, predicted), predicted)
-            if not self._queue:
-                self._finalists = self._near(best)
-                self._queue = [c for c in self._finalists for _ in range(self._policy.final)]
-            if self._queue:
-                return False
-        self._choose(self._fastest())
+        best = self._fastest()
+        if not self._finals:
+            predicted = self._predictions()
+            self._try(self._next(best, predicted), predicted)
+        if not self._queue and not self._upset:
+            self._queue = self._final(best)
+            self._finals += 1
+            self._steps_left -= len(self._queue)
+        if self._queue:
+            return False
+        self._choose(best)
         return True
+
+    @property
+    def upset(self) -> bool:
+        """Whether the network changed while ways were tried, so that times of two networks were compared."""
+        return self._upset
 
     def spare_s(self) -> float:
         """Return by how much what is in use beat the fastest other scheme in the last round; infinity without one."""
@@ -226,20 +246,41 @@ class Chooser:
             chosen.append(in_use)
         return chosen
 
-    def _near(self, best: Candidate) -> list[Candidate]:
-        """Who meets in the final: the best one and what came near it. Nobody, if nothing did."""
-        limit = self._policy.near * self._times[best] + self._policy.least_s
+    def _all_changed(self, fresh: Mapping[Candidate, float]) -> bool:
+        """Whether all that meet in a final evidently take longer than in their trials, or all of them less."""
+        limit = self._policy.evident
+        changes = [taken / max(self._times[c], 1e-9) for c, taken in fresh.items()]
+        differ = all(abs(taken - self._times[c]) > self._policy.least_s for c, taken in fresh.items())
+        return differ and (min(changes) > limit or max(changes) < 1 / limit)
+
+    def _final(self, best: Candidate) -> list[Candidate]:
+        """Return the steps of the next final, of the best one and what came near it; none if nothing did."""
+        policy = self._policy
+        limit = (1 + (policy.near - 1) / (self._finals + 1)) * self._times[best] + policy.least_s
         near = sorted((c for c, t in self._times.items() if t <= limit), key=self._times.__getitem__)
-        return near[: self._policy.finalists] if len(near) > 1 else []
+        near = near[: min(policy.finalists, self._steps_left // policy.final)]
+        return [candidate for candidate in near for _ in range(policy.final)] if len(near) > 1 else []
 
     def _next(self, best: Candidate, predicted: dict[Candidate, float]) -> list[Candidate]:
-        same = {c for c in self._candidates if (c.scheme, c.algorithm) == (best.scheme, best.algorithm)}
-        limit = predicted[best] * self._policy.margin + self._policy.least_s
-        left = self._policy.most + len(same) - len(self._times)
-        untried = [c for c in self._candidates if c not in self._times]
-        wanted = [c for c in untried if predicted[c] <= (limit if c in same else self._times[best])]
-        return sorted(wanted, key=lambda candidate: predicted[candidate])[: max(0, left)]
+        shortest, policy = self._times[best], self._policy
+        related = {(c.scheme, c.algorithm) for c, t in self._times.items() if t <= policy.related * shortest}
+        wanted = [
+            c
+            for c in self._candidates
+            if c not in self._times
+            and math.isfinite(predicted[c])
+            and (predicted[c] <= shortest or (c.scheme, c.algorithm) in related)
+        ]
+        left = self._steps_left - 2 * policy.final
+        return sorted(wanted, key=predicted.__getitem__)[: max(0, left)]
 
-    def _enqueue(self, candidates: Sequence[Candidate], predicted: dict[Candidate, float]) -> None:
+    def _try(self, candidates: Sequence[Candidate], predicted: dict[Candidate, float]) -> None:
         self._expected.update({candidate: predicted[candidate] for candidate in candidates})
         self._queue = list(candidates)
+        self._steps_left -= len(self._queue)
+
+
+def _usual(samples: Sequence[float]) -> float:
+    """Return the mean of the shorter three quarters: what makes some steps far longer than others is noise."""
+    count = math.ceil(0.75 * len(samples))
+    return sum(sorted(samples)[:count]) / count

@@ -164,8 +164,7 @@ class Controller:
         exchanges_s = sum(map(sum, agreed.seconds)) / len(agreed.seconds)
         self._ratios.beside(agreed.step_s - exchanges_s)
         if not self.settled:
-            self._learn(step, agreed)
-            return ""
+            return self._learn(step, agreed)
         drift = self._watch(step, agreed, used)
         if not drift:
             for number, reason in self._ratios.moved(agreed, ways, self._window, OVERHEAD, step):
@@ -264,7 +263,9 @@ class Controller:
                 Event(step, "worker", number, str(way), ratio, seconds, gain=worker.gain, reason=worker.reason)
             )
 
-    def _learn(self, step: int, agreed: Agreed) -> None:
+    def _learn(self, step: int, agreed: Agreed) -> str:
+        """Take the trials of a round; return why they were for nothing, if they were."""
+        upset = ""
         for number, chooser in enumerate(self._choosers):
             if chooser.settled:
                 continue
@@ -273,6 +274,9 @@ class Controller:
                 self._expected[number].kernels.note(candidate.scheme, self._ratio(number, candidate), row[number])
             if chooser.learn([row[number] for row in agreed.seconds[: len(tried)]]):
                 self._chosen(step, number)
+                if chooser.upset:
+                    upset = f"the network changed while bucket {self.history.number(number)} was tried"
+        return upset
 
     def _chosen(self, step: int, number: int) -> None:
         """A round is over. With what it has shown, perhaps another ratio is better: then there is another one."""

@@ -34,7 +34,8 @@ class Agreed:
         seconds: by step and bucket: what the exchange took, kernels included.
         kernels_s: by step and bucket: compression and decompression alone.
         step_s: the duration of a step, the longest mean of a rank.
-        agree_s: what the last exchange of this kind took on the rank that waited least for the others.
+        agree_s: what the last exchange of this kind took on the rank that waited least for the others but one. The one
+            that comes last finds everything there, and may see no latency at all; the last but one waits for it.
         own_s: what this exchange took here: the one figure that differs between ranks.
         gains: by bucket: what the last of the steps was seen to gain, as the mean over ranks; empty where none was
             looked at.
@@ -106,7 +107,7 @@ def agree(
         tuple(tuple(seconds for seconds, _ in row) for row in combined),
         tuple(tuple(kernels for _, kernels in row) for row in combined),
         max(rank[end] for rank in ranks),
-        min(rank[end + 1] for rank in ranks),
+        sorted(rank[end + 1] for rank in ranks)[min(1, len(ranks) - 1)],
         own_s,
         tuple(tuple(islice(means, len(gains))) for gains in look.gains),
         max(rank[end + 2] for rank in ranks),
