@@ -6,8 +6,8 @@ It knows parameters, buckets and the pipeline, and neither Horovod nor torch.opt
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from time import perf_counter
 
@@ -18,38 +18,22 @@ from hvd_compress.buckets.bucket import Bucket
 from hvd_compress.buckets.plan import BucketPlan, Slot, plan_buckets
 from hvd_compress.buckets.under_way import stand_in
 from hvd_compress.compressors import FeedbackCompressor
-from hvd_compress.controller.chooser import Policy
 from hvd_compress.controller.controller import Controller
-from hvd_compress.controller.expected import Bucket as ControlledBucket
-from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.network import Network
-from hvd_compress.controller.report import Agreed, Look, Timing
-from hvd_compress.controller.sights import Sight, Workers, square_norm
-from hvd_compress.controller.tensorboard import TensorBoard
 from hvd_compress.cost import wire
-from hvd_compress.cost.candidates import kept
 from hvd_compress.cost.store import obtain
-from hvd_compress.decision import (
-    Decision,
-    Request,
-    compression_device,
-    decide,
-    is_adaptive,
-    steered,
-    ways,
-    with_ratio,
-    workers_open,
-)
+from hvd_compress.decision import Decision, Request, compression_device, decide, is_adaptive
 from hvd_compress.devices import Lane, lane_for
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError, UsageError, located, received
-from hvd_compress.feedback.residuals import BucketResidual, Residuals
+from hvd_compress.feedback.residuals import Residuals
 from hvd_compress.handshake import Agreement, Offer, agree
 from hvd_compress.native.cuda import kernels as cuda_kernels
 from hvd_compress.pipeline import Exchanged, Pipeline, StepReport
-from hvd_compress.schemes import Exchange, Observed, Scheme, Work
+from hvd_compress.route import Route
 from hvd_compress.schemes.sparse_rows import SparseRows
 from hvd_compress.settings import Settings
+from hvd_compress.steering import Steering
 from hvd_compress.timeline.trace import Timeline, Trip
 
 
@@ -70,29 +54,6 @@ class ReduceOptions:
     groups: tuple[tuple[str, ...], ...] | int = ()
     sparse_as_dense: bool = False
     backward_passes_per_step: int = 1
-
-
-@dataclass
-class _Route:
-    """A bucket with all that its way takes."""
-
-    number: int
-    bucket: Bucket
-    decision: Decision
-    scheme: Scheme
-    residual: BucketResidual | None
-    lane: Lane
-    workspace: torch.Tensor
-    launched: bool = False
-    steered: bool = False
-    watched: bool = False  # in the coming step
-    exchange: Exchange | None = None  # of this step, where it is watched
-    observed: Observed | None = None  # where gains are looked at
-
-    def timing(self, seconds: tuple[float, float, float]) -> Timing:
-        """Return what the exchange took, without what it took to look at it."""
-        before_s, after_s = (self.observed.before_s, self.observed.after_s) if self.observed else (0.0, 0.0)
-        return Timing(seconds[0] - before_s, seconds[1], seconds[2] - after_s)
 
 
 LaneMaker = Callable[[torch.device, str, Sequence[str]], Lane]
@@ -134,8 +95,8 @@ class Reducer:
         self._pipeline = Pipeline(settings.timeout_s)
         self._ready: list[str] = []
         self._held: dict[str, torch.Tensor] = {}  # gradients of the first step, before there are buckets
-        self._routes: list[_Route] = []
-        self._route_of: dict[str, _Route] = {}
+        self._routes: list[Route] = []
+        self._route_of: dict[str, Route] = {}
         self._sparse: list[str] = []
         self._sparse_lanes: dict[str, Lane] = {}
         self._was_sparse: set[str] = set()
@@ -144,13 +105,15 @@ class Reducer:
         self.step = 0
         self.last_step: StepReport | None = None
         self._network: Network | None = None
-        self.controller: Controller | None = None
-        self._agreeing: Callable[[], Agreed] | None = None  # waits for an agreement that is under way
-        self._ended_s = perf_counter()
+        self.steering: Steering | None = None
         self._timeline: Timeline | None = None
-        self._board: TensorBoard | None = None
         self._first_ready_s: float | None = None
         self._returned_s = perf_counter()
+
+    @property
+    def controller(self) -> Controller | None:
+        """What chooses how buckets travel; None before the first exchange, and where all is fixed."""
+        return self.steering.controller if self.steering is not None else None
 
     @property
     def decisions(self) -> dict[tuple[str, ...], Decision]:
@@ -202,7 +165,8 @@ class Reducer:
                 native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
             self._take_results(exchanged.finite, rows)
             self._trace(exchanged, start)
-            self._steer(exchanged.timings)
+            if self.steering is not None:
+                self.steering.after(self.step, exchanged.timings)
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
             self._pipeline.fail(error)
             native.forget_pending()  # it belongs to this step, and must not fail that of another optimizer
@@ -238,16 +202,13 @@ class Reducer:
         Raises:
             UsageError: `train` does not take exactly one step.
         """
-        controller, goal = self.controller, self._request.ratio
-        assert controller is not None
+        steering, goal = self.steering, self._request.ratio
+        assert steering is not None
         assert goal is not None
-        if self._agreeing is not None:
-            wait, self._agreeing = self._agreeing, None
-            self._take(controller, wait())
+        steering.wait(self.step)
         first, last, own = self.step, self.last_step, self.residuals.keep()
         for ratio in goal.ratios:
-            controller.roll_out(ratio)
-            self._follow(controller)
+            steering.roll_out(ratio)
             try:
                 for taken in range(steps):
                     train()
@@ -259,10 +220,7 @@ class Reducer:
                 own()
                 restore()
                 self.step, self.last_step = first, last
-        agreed = self._pipeline.begin(controller.report_rollout(), f"after step {first}, comparing rollouts")()
-        controller.take_rollout(first, agreed)
-        self._follow(controller)
-        self._ended_s = perf_counter()
+        steering.compare(first)
 
     def fail(self, error: BaseException) -> None:
         """The caller met an error of its own in a step: exchange nothing more."""
@@ -270,10 +228,11 @@ class Reducer:
 
     def close(self) -> None:
         """Let the threads end, and what is written be complete."""
-        self._pipeline.stop()
-        for written in (self._timeline, self._board):
-            if written is not None:
-                written.close()
+        with ExitStack() as closing:  # each, also where another one fails
+            closing.callback(self._pipeline.stop)
+            for written in (self._timeline, self.steering):
+                if written is not None:
+                    closing.callback(written.close)
 
     def _let_go(self) -> None:
         for name, gradient in self._held.items():
@@ -296,29 +255,10 @@ class Reducer:
             self._sparse_lanes[name] = self._make_lane(device, device.type, takes)
         self._route_of = {name: route for route in self._routes for name in route.bucket.plan.names}
         self._planned = True
-        self._take_controls()
-
-    def _take_controls(self) -> None:
-        """Let the controller choose for the buckets whose request leaves it open."""
-        if self._network is None:
-            return
-        buckets = []
-        for route in self._routes:
-            plan = route.bucket.plan
-            found = ways(self._request, plan.dtype, self._engine.capabilities)
-            route.steered = len(found) > 1 or (bool(found) and workers_open(self._request))
-            if route.steered:
-                buckets.append(ControlledBucket(plan.numel, plan.dtype.itemsize, route.decision.ratio, found))
-        log = self._settings.log if self._engine.rank == 0 else None
-        watchers: list[Callable[[Event], None]] = [self._timeline.event] if self._timeline else []
-        if self._settings.tensorboard is not None and self._engine.rank == 0:
-            self._board = TensorBoard(self._settings.tensorboard)
-            watchers.append(self._board)
-        workers = Workers([workers_open(self._request) for _ in buckets], self._engine.world_size)
-        numbers = [route.number for route in self._routes if route.steered]
-        history, goal = History(log, watchers, numbers), self._request.ratio
-        self.controller = Controller(buckets, self._network, Policy(), history, goal, workers)
-        self._follow(self.controller)
+        if self._network is not None:
+            watchers = [self._timeline.event] if self._timeline else []
+            asked = self._request, self._settings
+            self.steering = Steering(self._routes, *asked, self._engine, self._network, self._pipeline, watchers)
 
     def _trace(self, exchanged: Exchanged, wait_from_s: float) -> None:
         """Show the timeline the step that is over, if it is one of those that it samples."""
@@ -327,49 +267,10 @@ class Reducer:
         first_s = self._first_ready_s or wait_from_s
         moments = (self._returned_s, first_s, wait_from_s, perf_counter())
         training = list(zip(("FORWARD", "BACKWARD", "WAIT"), pairwise(moments), strict=True))
-        went = [(_name(r.bucket.plan.names), r.decision.facts(), r.decision.reason) for r in self._routes]
+        went = [(r.name, r.decision.facts(), r.decision.reason) for r in self._routes]
         went += [(name, {"candidate": "sparse rows"}, "its gradient is sparse") for name in self._sparse]
         passed = zip(went, exchanged.passed, strict=True)
         self._timeline.step(self.step, training, [Trip(name, how, p, reason) for (name, how, reason), p in passed])
-
-    def _steer(self, timings: Sequence[tuple[float, float, float]]) -> None:
-        """Show the controller what the step took, and do in the next one what it says."""
-        now = perf_counter()
-        step_s, self._ended_s = now - self._ended_s, now
-        if self.controller is None:
-            return
-        controller, wait = self.controller, self._agreeing
-        controller.saw([_sight(route, timings[route.number]) for route in self._routes if route.steered])
-        if wait is not None:
-            self._agreeing = None
-            self._take(controller, wait())
-        else:
-            routes = [route for route in self._routes if route.steered]
-            controller.record([r.timing(timings[r.number]) for r in routes], step_s, _seen(routes))
-            if controller.due:
-                answer = self._pipeline.begin(controller.report(), f"after step {self.step}, comparing times")
-                if controller.settled:
-                    self._agreeing = answer  # nothing depends on it yet: the next step may compute meanwhile
-                else:
-                    self._take(controller, answer())
-        self._follow(controller)
-
-    def _take(self, controller: Controller, agreed: Agreed) -> None:
-        drift = controller.take(self.step, agreed)
-        if drift:
-            look = partial(controller.look_again, self.step, drift)
-            self._pipeline.begin(look, f"after step {self.step}, measuring the network")()
-
-    def _follow(self, controller: Controller) -> None:
-        routes = [route for route in self._routes if route.steered]
-        chosen = zip(routes, controller.candidates(), controller.ratios(), controller.reasons(), strict=True)
-        for route, candidate, ratio, reason in chosen:
-            route.observed = None
-            decision = steered(route.decision, with_ratio(self._request.compressor, ratio), candidate, reason)
-            if decision != route.decision:
-                route.decision, route.scheme = decision, decision.build()
-        for route, watched in zip(routes, controller.watched(), strict=True):
-            route.watched = watched
 
     def _decide(self, dtype: torch.dtype, device: torch.device) -> Decision:
         return decide(self._request, dtype, self._engine.world_size, self._engine.capabilities, device.type)
@@ -407,51 +308,37 @@ class Reducer:
         size = -(-len(order) // groups)
         return [order[start : start + size] for start in range(0, len(order), size)]
 
-    def _route(self, number: int, plan: BucketPlan) -> _Route:
+    def _route(self, number: int, plan: BucketPlan) -> Route:
         bucket = Bucket(plan, self._parameters)
         decision = self._decide(plan.dtype, bucket.flat.device)
         lane = self._make_lane(bucket.flat.device, decision.device, self._engine.capabilities.devices)
         remembers = isinstance(decision.compressor, FeedbackCompressor)
         residual = self.residuals.bind(plan.names, plan.segments, lane.device) if remembers else None
         kept = (residual.current, residual.pending) if residual else ()
-        return _Route(number, bucket, decision, decision.build(), residual, lane, lane.workspace(bucket.flat, *kept))
+        return Route(number, bucket, decision, decision.build(), residual, lane, lane.workspace(bucket.flat, *kept))
 
-    def _launch(self, route: _Route) -> None:
-        bucket, residual = route.bucket, route.residual
+    def _launch(self, route: Route) -> None:
+        bucket = route.bucket
         assert not route.launched, f"bucket {route.number} would leave twice in step {self.step}"
         route.launched = True
         bucket.depart()
         if self._options.predivide_factor != 1.0:
             route.lane.gather()
             bucket.flat.mul_(1.0 / self._options.predivide_factor)
-        work = Work(
-            gradient=route.workspace,
-            residual=residual.current if residual else None,
-            pending=residual.pending if residual else None,
-            segments=bucket.plan.segments,
-            step=self.step,
-            bucket=route.number,
-            scale=self._options.predivide_factor / self._divisor,
-            lane=route.lane,
-            watched=route.watched,
-        )
-        exchange = route.scheme.exchange(work, self._engine.rank, self._engine.world_size)
-        route.exchange = exchange if route.watched else None
-        looking = self.controller.looking if route.steered and self.controller is not None else None
-        if looking is not None:
-            ks = [kept(bucket.plan.numel, ratio) for ratio in looking]
-            exchange = route.observed = Observed(exchange, work, ks)
-        self._pipeline.submit(route.number, exchange, self._label(route.number, bucket.plan.names), route.lane)
+        scale = self._options.predivide_factor / self._divisor
+        looking = self.steering.looking(route) if self.steering is not None else None
+        exchange = route.leave(self.step, scale, self._engine.rank, self._engine.world_size, looking)
+        self._pipeline.submit(route.number, exchange, self._label(route.number, route.name), route.lane)
 
     def _launch_sparse(self) -> dict[str, SparseRows]:
         lanes, rows = self._sparse_lanes, {}
         for number, name in enumerate(self._sparse, start=len(self._routes)):
             rows[name] = SparseRows(self._parameters[name], 1.0 / self._divisor, lanes[name])
-            self._pipeline.submit(number, rows[name], self._label(number, (name,)), lanes[name])
+            self._pipeline.submit(number, rows[name], self._label(number, name), lanes[name])
         return rows
 
-    def _label(self, number: int, names: Sequence[str]) -> str:
-        return f"step {self.step}, bucket {number} ({_name(names)})"
+    def _label(self, number: int, name: str) -> str:
+        return f"step {self.step}, bucket {number} ({name})"
 
     @property
     def _divisor(self) -> int:
@@ -494,19 +381,6 @@ class Reducer:
             )
 
 
-def _sight(route: _Route, seconds: tuple[float, float, float]) -> Sight | None:
-    """Return what this rank saw of a bucket whose step is over; the host may wait for a GPU here."""
-    exchange, residual = route.exchange, route.residual
-    if exchange is None or exchange.picked is None or residual is None:
-        return None
-    left = float(square_norm(residual.current))
-    return Sight(exchange.picked.root, float(exchange.picked.sent), left, route.timing(seconds).seconds)
-
-
-def _name(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-
-
 def _check_devices(parameters: Mapping[str, torch.Tensor], request: Request) -> None:
     """Raise what makes compression impossible on this rank, before any other rank is asked."""
     for name, parameter in parameters.items():
@@ -514,14 +388,6 @@ def _check_devices(parameters: Mapping[str, torch.Tensor], request: Request) -> 
             device = compression_device(request, parameter.device.type)
             if device == "cuda" and isinstance(request.compressor, FeedbackCompressor):
                 cuda_kernels(parameter.device)
-
-
-def _seen(routes: Sequence[_Route]) -> Look | None:
-    """Return what was seen of the step that is over, if it was looked at; the host waits for a GPU then."""
-    observed = [route.observed for route in routes if route.observed is not None]
-    if not observed:
-        return None
-    return Look(tuple(tuple(o.gains()) for o in observed), sum(o.before_s + o.after_s for o in observed))
 
 
 def _describe(name: str, parameter: torch.Tensor, place: str) -> str:

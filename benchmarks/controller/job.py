@@ -26,8 +26,10 @@ NOT_MEASURED = 2.0
 """What is predicted to take this many times as long as the best candidate is not measured."""
 NOT_REPEATED, LONG_S = 1.3, 0.1
 """Nor is repeated what takes longer than LONG_S and this many times as long as the best."""
-ENOUGH_S, MOST = 0.5, 12
-"""Short steps are noisy: in each of two passes they are repeated for so long, but in so many blocks at most."""
+ENOUGH_S, MOST = 0.4, 12
+"""Short steps are noisy: in each pass they are repeated for so long, but in so many blocks at most."""
+PASSES, QUIET_S = 3, 0.3
+"""A machine may be slower for a while, which long steps hardly feel: after the first pass only shorter ones go on."""
 
 
 class Job:
@@ -64,44 +66,40 @@ class Job:
         return patience
 
     def use(self, way: Candidate) -> None:
-        """Send the one bucket so from now on. The controller must be out of the way."""
+        """Send the one bucket so from now on. The steering must be out of the way."""
         (route,) = self.reducer._routes
-        route.decision = steered(route.decision, self._compressor, way, "measured")
-        route.scheme = route.decision.build()
+        route.decide(steered(route.decision, self._compressor, way, "measured"))
 
     def compare(self) -> dict[str, float]:
         """Return the seconds of a step by every candidate that may be the best, as rank 0 sees them.
 
-        Steps are measured in blocks of as many as there are ranks, as AR-Topk has another root in each step; the median
-        of the blocks counts. All candidates have their turn twice, as a machine may be slower for a while.
+        Steps are measured in blocks of as many as there are ranks, as AR-Topk has another root in each step. Of a pass
+        the median block counts, of all passes the median.
         """
-        controller, self.reducer.controller = self.controller, None
+        steering, controller, self.reducer.steering = self.reducer.steering, self.controller, None
         known = {
             way: controller.predicted(0, way)
             for way in ways(Request(self._compressor), torch.float32, self._engine.capabilities)
         }
         chosen = controller.choices()[0].candidate
         order = sorted(known, key=lambda way: known[way])
-        blocks: dict[Candidate, list[float]] = {}
-        first: dict[Candidate, float] = {}
-        for turn in range(2):
-            for way in order if turn == 0 else reversed(order):
-                best = min(
-                    (statistics.median(b) for b in blocks.values()), default=min(first.values(), default=math.inf)
-                )
-                hopeless = known[way] > NOT_MEASURED * best + 0.001
-                if turn:
-                    hopeless = way not in blocks or statistics.median(blocks[way]) > NOT_REPEATED * best
-                if hopeless and way != chosen:
+        measured: dict[Candidate, list[float]] = {}  # by pass
+        for turn in range(PASSES):
+            for way in reversed(order) if turn % 2 else order:
+                best = min(map(statistics.median, measured.values()), default=math.inf)
+                before = statistics.median(measured[way]) if way in measured else math.inf
+                if turn == 0 and way != chosen and known[way] > NOT_MEASURED * best + 0.001:
+                    continue
+                if turn > 0 and (before > QUIET_S or (way != chosen and before > NOT_REPEATED * best)):
                     continue
                 self.use(way)
                 taken = self._agreed(self.step())
-                first[way] = min(taken, first.get(way, math.inf))
-                if way == chosen or first[way] <= max(LONG_S, NOT_REPEATED * best):
-                    blocks.setdefault(way, []).extend(self._blocks(taken))
-        self.reducer.controller = controller
-        self.reducer._follow(controller)
-        return {str(way): statistics.median(blocks[way]) if way in blocks else first[way] for way in first}
+                if way == chosen or taken <= max(LONG_S, NOT_REPEATED * best):
+                    taken = statistics.median(self._blocks(taken))
+                measured.setdefault(way, []).append(taken)
+        self.reducer.steering = steering
+        steering.follow()
+        return {str(way): statistics.median(passes) for way, passes in measured.items()}
 
     def _blocks(self, step_s: float) -> list[float]:
         """Return the mean seconds of a step in each of some blocks."""

@@ -54,7 +54,8 @@ def main() -> None:
     job.step()
     controller, steering, agreeing = job.controller, Stopwatch(), Stopwatch()
     report = controller.report
-    job.reducer._steer = steering.around(job.reducer._steer)
+    hands = job.reducer.steering
+    hands.after = steering.around(hands.after)
     controller.report = lambda: agreeing.around(report())
 
     def step() -> float:
@@ -73,9 +74,9 @@ def main() -> None:
         spent = (steering.seconds - before[0], agreeing.seconds - before[1])
         if any(event.kind == "begin" for event in list(controller.history)[begun:]):
             continue  # a drift, so that all is tried again, is no steady state; the same on all ranks
-        job.reducer.controller = None
+        job.reducer.steering = None
         without_s = statistics.mean(step() for _ in range(STEPS))
-        job.reducer.controller = controller
+        job.reducer.steering = hands
         pairs.append((with_s, without_s, with_s / without_s, *(seconds / STEPS for seconds in spent)))
     assert pairs, "the network never kept still"
     figures = (statistics.median(column) for column in zip(*pairs, strict=True))

@@ -254,12 +254,16 @@ class Chooser:
         return differ and (min(changes) > limit or max(changes) < 1 / limit)
 
     def _final(self, best: Candidate) -> list[Candidate]:
-        """Return the steps of the next final, of the best one and what came near it; none if nothing did."""
+        """Return the steps of the next final, of the best one and what came near it; none if nothing did.
+
+        Nor where it does not matter: where all of them are as fast as can be told.
+        """
         policy = self._policy
         limit = (1 + (policy.near - 1) / (self._finals + 1)) * self._times[best] + policy.least_s
         near = sorted((c for c, t in self._times.items() if t <= limit), key=self._times.__getitem__)
+        matters = self._times[near[-1]] - self._times[best] > policy.least_s
         near = near[: min(policy.finalists, self._steps_left // policy.final)]
-        return [candidate for candidate in near for _ in range(policy.final)] if len(near) > 1 else []
+        return [candidate for candidate in near for _ in range(policy.final)] if matters and len(near) > 1 else []
 
     def _next(self, best: Candidate, predicted: dict[Candidate, float]) -> list[Candidate]:
         shortest, policy = self._times[best], self._policy

@@ -70,7 +70,7 @@ class Compression(horovod.torch.Compression):  # type: ignore[misc]
                 gain a second of training, so that more is sent where the network is fast (with high=1.0 everything, if
                 that is best); a gain in (0, 1], to be reached with the smallest ratio that does; or three weights of
                 the two times and of 1 / gain.
-            low, high: bounds of the ratio, in (0, 1].
+            low, high: bounds of the ratio, in (0, 1]. AR-Topk needs a larger one than an all-gather for the same gain.
             gain_change: the relative change of the gain at which the ratio is chosen anew; 0.1 is ten per cent.
             gain: "curve" reads it from the gradient for all ratios at once; "rollout" trains some steps with each of a
                 few ratios and takes them back (see optimizer.rollout), as the paper does.

@@ -119,13 +119,12 @@ def test_training_goes_on_to_the_bit_as_if_there_had_been_none(monkeypatch: pyte
     Of two ranks' values all algorithms make the same sum.
     """
     ways = (Candidate("star"), Candidate("star", "ring"))
-    monkeypatch.setattr("hvd_compress.reducer.ways", lambda *_: ways)
+    monkeypatch.setattr("hvd_compress.steering.ways", lambda *_: ways)
 
     def go_on(run: SimpleNamespace) -> list[torch.Tensor]:
-        run.optimizer._reducer.controller = None
+        run.optimizer._reducer.steering = None
         for route in run.optimizer._reducer._routes:
-            route.decision = type(route.decision)(TopK(0.05), 0.05, "star")
-            route.scheme = route.decision.build()
+            route.decide(type(route.decision)(TopK(0.05), 0.05, "star"))
         for _ in range(5):
             run.step()
         return state(run)

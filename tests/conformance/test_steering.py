@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hvd_compress import reducer
+from hvd_compress import steering
 from hvd_compress.compressors import Cast, TopK
 from hvd_compress.controller.chooser import Policy
 from hvd_compress.decision import Request
@@ -31,7 +31,7 @@ def settings(log: Path | None = None) -> Settings:
 
 def test_ranks_choose_alike_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All ways are tried, dense among them: what was given equals what came back and what is left, in sum."""
-    monkeypatch.setattr(reducer, "Policy", partial(Policy, margin=1e6, most=16))
+    monkeypatch.setattr(steering, "Policy", partial(Policy, margin=1e6, most=16))
 
     def body(engine: InProcessEngine):
         parameters, optimizer = on_engine(engine, AUTO, settings=settings(tmp_path / "log.jsonl"))
@@ -81,8 +81,7 @@ def test_what_was_left_is_sent_when_a_bucket_goes_without_compression() -> None:
             with optimizer.skip_synchronize():
                 optimizer.step()
             for route in reducer._routes:
-                route.decision = steered(route.decision, TopK(0.05), Candidate("dense"), "a test")
-                route.scheme = route.decision.build()
+                route.decide(steered(route.decision, TopK(0.05), Candidate("dense"), "a test"))
         given = [_given(parameters, engine.rank, step) for step in range(2)]
         return first + flat_gradient(parameters), sum(given), flat_residual(optimizer, parameters)
 

@@ -174,23 +174,33 @@ def test_what_came_near_the_best_meets_it_in_a_final() -> None:
 def test_finals_go_on_among_ever_fewer_until_one_is_left_or_steps_are_used_up() -> None:
     policy = Policy(near=1.4, final=2, first_steps=14)
     chooser, ways = prepared(policy, 0.100, 0.101, 0.102)
-    assert not chooser.learn([0.100, 0.100, 0.100])
+    assert not chooser.learn([0.100, 0.100, 0.102])
     assert queue(chooser) == [way for way in ways for _ in range(2)]
     assert not chooser.learn([0.100, 0.100, 0.110, 0.110, 0.135, 0.135])
     assert queue(chooser) == [way for way in ways[:2] for _ in range(2)]
     assert chooser.learn([0.100, 0.100, 0.110, 0.110])  # one step is left: not enough for another final
 
     chooser, ways = prepared(policy, 0.100, 0.101)
-    chooser.learn([0.100, 0.100])
+    chooser.learn([0.100, 0.101])
     assert chooser.learn([0.100, 0.100, 0.140, 0.140])
 
 
+def test_there_is_no_final_among_what_cannot_be_told_apart() -> None:
+    chooser, _ = prepared(Policy(least_s=0.001), 0.100, 0.101)
+    assert chooser.learn([0.1000, 0.1009])
+
+
 def test_a_later_round_is_shorter_than_the_first() -> None:
-    chooser, _ = prepared(Policy(final=2, first_steps=40, steps=8), 0.100, 0.101)
+    chooser, ways = prepared(Policy(near=3.0, final=2, first_steps=40, steps=8), 0.100, 0.101)
     taken = []
+    truth = {way: 0.1 + 0.001 * place for place, way in enumerate(ways)}
     for _ in range(2):
-        chooser.look(lambda way: 0.1)
-        taken.append(run_round(chooser, lambda way: 0.1, random.Random(0)))
+        chooser.look(truth.__getitem__)
+        steps = 0
+        while not chooser.settled:
+            steps += chooser.trials_left
+            chooser.learn([truth[way] for way in queue(chooser)])
+        taken.append(steps)
     assert taken == [38, 6]
 
 

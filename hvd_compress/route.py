@@ -1,0 +1,99 @@
+"""A bucket with all that its way takes: the decision, the scheme that carries it out, and what is remembered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hvd_compress.buckets.bucket import Bucket
+from hvd_compress.controller.report import Timing
+from hvd_compress.controller.sights import Sight, square_norm
+from hvd_compress.cost.candidates import kept
+from hvd_compress.decision import Decision
+from hvd_compress.devices import Lane
+from hvd_compress.feedback.residuals import BucketResidual
+from hvd_compress.schemes import Exchange, Observed, Scheme, Work
+
+
+@dataclass(eq=False)
+class Route:
+    """One bucket, from step to step.
+
+    Attributes:
+        number: its place in the order in which buckets leave.
+        workspace: where its gradient lies for the lane.
+        launched: whether it has left in this step.
+        watched: whether AR-Topk says in the coming step what it saw.
+        exchange: of this step, where it is watched.
+        observed: of this step, where gains are looked at.
+    """
+
+    number: int
+    bucket: Bucket
+    decision: Decision
+    scheme: Scheme
+    residual: BucketResidual | None
+    lane: Lane
+    workspace: torch.Tensor
+    launched: bool = False
+    watched: bool = False
+    exchange: Exchange | None = None
+    observed: Observed | None = None
+
+    @property
+    def name(self) -> str:
+        """Its first parameter, and how many there are beside it."""
+        return called(self.bucket.plan.names)
+
+    def decide(self, decision: Decision) -> None:
+        """Travel so from the coming step on."""
+        if decision != self.decision:
+            self.decision, self.scheme = decision, decision.build()
+
+    def leave(
+        self, step: int, scale: float, rank: int, world_size: int, looking: tuple[float, ...] | None = None
+    ) -> Exchange:
+        """Return the exchange of this step.
+
+        Args:
+            scale: what the sum over ranks is multiplied by.
+            looking: ratios whose gains are to be read, perhaps none; None where gains are not looked at.
+        """
+        residual = self.residual
+        work = Work(
+            gradient=self.workspace,
+            residual=residual.current if residual else None,
+            pending=residual.pending if residual else None,
+            segments=self.bucket.plan.segments,
+            step=step,
+            bucket=self.number,
+            scale=scale,
+            lane=self.lane,
+            watched=self.watched,
+        )
+        exchange = self.scheme.exchange(work, rank, world_size)
+        self.exchange = exchange if self.watched else None
+        if looking is None:
+            self.observed = None
+            return exchange
+        self.observed = Observed(exchange, work, [kept(self.bucket.plan.numel, ratio) for ratio in looking])
+        return self.observed
+
+    def timing(self, seconds: tuple[float, float, float]) -> Timing:
+        """Return what the exchange took, without what it took to look at it."""
+        before_s, after_s = (self.observed.before_s, self.observed.after_s) if self.observed else (0.0, 0.0)
+        return Timing(seconds[0] - before_s, seconds[1], seconds[2] - after_s)
+
+    def sight(self, seconds: tuple[float, float, float]) -> Sight | None:
+        """Return what this rank saw of the step that is over; the host may wait for a GPU here."""
+        exchange, residual = self.exchange, self.residual
+        if exchange is None or exchange.picked is None or residual is None:
+            return None
+        left = float(square_norm(residual.current))
+        return Sight(exchange.picked.root, float(exchange.picked.sent), left, self.timing(seconds).seconds)
+
+
+def called(names: tuple[str, ...]) -> str:
+    """Return what parameters that travel together are called in messages."""
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -1,0 +1,126 @@
+"""Steering: the controller is shown what each step took, and buckets travel as it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter
+
+from hvd_compress.controller.chooser import Policy
+from hvd_compress.controller.controller import Controller
+from hvd_compress.controller.expected import Bucket
+from hvd_compress.controller.history import Event, History
+from hvd_compress.controller.network import Network
+from hvd_compress.controller.report import Agreed, Look
+from hvd_compress.controller.sights import Workers
+from hvd_compress.controller.tensorboard import TensorBoard
+from hvd_compress.decision import Request, steered, ways, with_ratio, workers_open
+from hvd_compress.engines.base import Engine
+from hvd_compress.pipeline import Pipeline
+from hvd_compress.route import Route
+from hvd_compress.settings import Settings
+
+
+class Steering:
+    """The controller's hands: between steps it asks the controller, in the pipeline's thread it lets ranks agree.
+
+    Every method is called at the same place on every rank, between two steps.
+
+    Attributes:
+        controller: chooses for the buckets whose request leaves something open; the others are not its business.
+    """
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        request: Request,
+        settings: Settings,
+        engine: Engine,
+        network: Network,
+        pipeline: Pipeline,
+        watchers: Sequence[Callable[[Event], None]] = (),
+    ) -> None:
+        """Nothing is communicated. `watchers` are told of every event, beside those that the settings name."""
+        self._request, self._pipeline = request, pipeline
+        self._agreeing: Callable[[], Agreed] | None = None  # waits for an agreement that is under way
+        self._ended_s = perf_counter()
+        self._routes, buckets = [], []
+        for route in routes:
+            plan = route.bucket.plan
+            found = ways(request, plan.dtype, engine.capabilities)
+            if len(found) > 1 or (found and workers_open(request)):
+                self._routes.append(route)
+                buckets.append(Bucket(plan.numel, plan.dtype.itemsize, route.decision.ratio, found))
+        tells = engine.rank == 0
+        self._board = TensorBoard(settings.tensorboard) if settings.tensorboard is not None and tells else None
+        told: list[Callable[[Event], None]] = [*watchers]
+        if self._board is not None:
+            told.append(self._board)
+        history = History(settings.log if tells else None, told, [route.number for route in self._routes])
+        workers = Workers([workers_open(request) for _ in buckets], engine.world_size)
+        self.controller = Controller(buckets, network, Policy(), history, request.ratio, workers)
+        self.follow()
+
+    def looking(self, route: Route) -> tuple[float, ...] | None:
+        """Return the ratios whose gains to read of a bucket in the coming step; None where gains are not looked at."""
+        return self.controller.looking if route in self._routes else None
+
+    def after(self, step: int, timings: Sequence[tuple[float, float, float]]) -> None:
+        """Show the controller what the step took, by number of the bucket, and do in the next one what it says."""
+        now = perf_counter()
+        step_s, self._ended_s = now - self._ended_s, now
+        controller, routes = self.controller, self._routes
+        controller.saw([route.sight(timings[route.number]) for route in routes])
+        if self._agreeing is not None:
+            self.wait(step)
+        else:
+            controller.record([route.timing(timings[route.number]) for route in routes], step_s, _seen(routes))
+            if controller.due:
+                self._agreeing = self._pipeline.begin(controller.report(), f"after step {step}, comparing times")
+                if not controller.settled:  # else nothing depends on it yet: the next step may compute meanwhile
+                    self.wait(step)
+        self.follow()
+
+    def wait(self, step: int) -> None:
+        """Take what ranks agree on, if an agreement is under way."""
+        if self._agreeing is None:
+            return
+        wait, self._agreeing = self._agreeing, None
+        drift = self.controller.take(step, wait())
+        if drift:
+            look = partial(self.controller.look_again, step, drift)
+            self._pipeline.begin(look, f"after step {step}, measuring the network")()
+
+    def roll_out(self, ratio: float) -> None:
+        """Send another ratio in the steps that come, which are to be taken back."""
+        self.controller.roll_out(ratio)
+        self.follow()
+
+    def compare(self, step: int) -> None:
+        """All ratios were rolled out: let ranks agree on what they gained, and do what follows."""
+        agreed = self._pipeline.begin(self.controller.report_rollout(), f"after step {step}, comparing rollouts")()
+        self.controller.take_rollout(step, agreed)
+        self.follow()
+        self._ended_s = perf_counter()
+
+    def follow(self) -> None:
+        """Let buckets travel as the controller says, from the coming step on."""
+        controller, compressor = self.controller, self._request.compressor
+        chosen = zip(self._routes, controller.candidates(), controller.ratios(), controller.reasons(), strict=True)
+        for route, candidate, ratio, reason in chosen:
+            route.decide(steered(route.decision, with_ratio(compressor, ratio), candidate, reason))
+        for route, watched in zip(self._routes, controller.watched(), strict=True):
+            route.watched = watched
+
+    def close(self) -> None:
+        """Let what is written be complete."""
+        if self._board is not None:
+            self._board.close()
+
+
+def _seen(routes: Sequence[Route]) -> Look | None:
+    """Return what was seen of the step that is over, if it was looked at; the host waits for a GPU then."""
+    observed = [route.observed for route in routes if route.observed is not None]
+    if not observed:
+        return None
+    return Look(tuple(tuple(o.gains()) for o in observed), sum(o.before_s + o.after_s for o in observed))
