@@ -166,13 +166,13 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self._rolls_out = True
         if self._reducer is None or not self._reducer.rollout_due:
             return False
-        kept, scale = keep(asked.model, self, asked.data), self._residual_scale
-
-        def restore() -> None:
-            kept()
-            self._residual_scale = scale
-
         try:
+            kept, scale = keep(asked.model, self, asked.data), self._residual_scale
+
+            def restore() -> None:
+                kept()
+                self._residual_scale = scale
+
             self._reducer.roll_out(asked.step, restore, asked.steps)
         except BaseException as error:
             self._reducer.fail(error)  # other ranks may wait for this one: it must be able to end

@@ -271,7 +271,7 @@ class Pipeline:
             failure = CommunicationError(
                 f"{label}: no answer within {self._timeout_s:g} s (HVD_COMPRESS_TIMEOUT_S) in {doing}; "
                 "another rank has died, is stopped, takes fewer steps, or goes another way (a stock compression, "
-                "hvd.join())"
+                "hvd.join(), rollout())"
             )
             self.fail(failure)
             raise failure from None

@@ -167,6 +167,8 @@ class Reducer:
             self._trace(exchanged, start)
             if self.steering is not None:
                 self.steering.after(self.step, exchanged.timings)
+            for route in self._routes:
+                route.forget()
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
             self._pipeline.fail(error)
             native.forget_pending()  # it belongs to this step, and must not fail that of another optimizer

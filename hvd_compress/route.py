@@ -25,8 +25,9 @@ class Route:
         workspace: where its gradient lies for the lane.
         launched: whether it has left in this step.
         watched: whether AR-Topk says in the coming step what it saw.
-        exchange: of this step, where it is watched.
-        observed: of this step, where gains are looked at.
+        note: what this rank says to the others in the coming step.
+        exchange: of this step.
+        observed: the same, where gains are looked at.
     """
 
     number: int
@@ -38,6 +39,7 @@ class Route:
     workspace: torch.Tensor
     launched: bool = False
     watched: bool = False
+    note: int = 0
     exchange: Exchange | None = None
     observed: Observed | None = None
 
@@ -71,14 +73,22 @@ class Route:
             scale=scale,
             lane=self.lane,
             watched=self.watched,
+            note=self.note,
         )
-        exchange = self.scheme.exchange(work, rank, world_size)
-        self.exchange = exchange if self.watched else None
+        self.exchange = self.scheme.exchange(work, rank, world_size)
         if looking is None:
-            self.observed = None
-            return exchange
-        self.observed = Observed(exchange, work, [kept(self.bucket.plan.numel, ratio) for ratio in looking])
+            return self.exchange
+        self.observed = Observed(self.exchange, work, [kept(self.bucket.plan.numel, ratio) for ratio in looking])
         return self.observed
+
+    def forget(self) -> None:
+        """The step is over: what its exchange holds is not needed any more."""
+        self.exchange = self.observed = None
+
+    @property
+    def heard(self) -> int:
+        """What ranks had to say in the step that is over."""
+        return self.exchange.heard if self.exchange is not None else 0
 
     def timing(self, seconds: tuple[float, float, float]) -> Timing:
         """Return what the exchange took, without what it took to look at it."""
@@ -88,7 +98,7 @@ class Route:
     def sight(self, seconds: tuple[float, float, float]) -> Sight | None:
         """Return what this rank saw of the step that is over; the host may wait for a GPU here."""
         exchange, residual = self.exchange, self.residual
-        if exchange is None or exchange.picked is None or residual is None:
+        if not self.watched or exchange is None or exchange.picked is None or residual is None:
             return None
         left = float(square_norm(residual.current))
         return Sight(exchange.picked.root, float(exchange.picked.sent), left, self.timing(seconds).seconds)

@@ -71,6 +71,7 @@ class Steering:
         step_s, self._ended_s = now - self._ended_s, now
         controller, routes = self.controller, self._routes
         controller.saw([route.sight(timings[route.number]) for route in routes])
+        controller.hear(any(route.heard for route in routes))
         if self._agreeing is not None:
             self.wait(step)
         else:
@@ -110,7 +111,7 @@ class Steering:
         for route, candidate, ratio, reason in chosen:
             route.decide(steered(route.decision, with_ratio(compressor, ratio), candidate, reason))
         for route, watched in zip(self._routes, controller.watched(), strict=True):
-            route.watched = watched
+            route.watched, route.note = watched, int(controller.alarmed)
 
     def close(self) -> None:
         """Let what is written be complete."""

@@ -96,6 +96,11 @@ class Chooser:
         return not self._queue
 
     @property
+    def odd(self) -> bool:
+        """Whether the last window was odd, and the next will tell more."""
+        return self._odd_windows > 0
+
+    @property
     def trials_left(self) -> int:
         """For how many steps what is used is decided already."""
         return len(self._queue)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from hvd_compress.controller.alarm import RECENT, Alarm
 from hvd_compress.controller.chooser import Choice, Chooser, Policy
 from hvd_compress.controller.expected import Bucket, Expected
 from hvd_compress.controller.goal import AutoRatio
@@ -18,10 +19,12 @@ from hvd_compress.controller.sights import Sight, Workers
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.engines.base import Engine
 
-OVERHEAD = 0.02
+OVERHEAD = 0.01
 """Share of the time of training that agreeing may take, were it not hidden behind the next step's computation."""
-SHORTEST_WINDOW, LONGEST_WINDOW = 4, 6
-"""Steps between two looks at a choice that stands: few, so that a new one is made within 30 steps."""
+SHORTEST_WINDOW, LONGEST_WINDOW = 4, 12
+"""Steps between two looks at a choice that stands; where something is odd, and at first, the shortest."""
+DEAF_WINDOW = 6
+"""The longest where nothing is compressed: no header carries an alarm then, and a change is to be seen soon."""
 SIMILAR = 2.0
 """A ratio that differs from the one before by less than this factor travels as that did, without trials."""
 
@@ -31,7 +34,8 @@ class Controller:
 
     It alternates: in a *round* the promising candidates are tried on the gradients of as many steps; in *windows* of
     some steps the choice that stands is watched. At the end of either, ranks exchange their times (`report.agree`), and
-    all make the same of it. When a choice no longer takes what it took, the network is measured anew by a few small
+    all make the same of it. A rank that sees a change says so in the header of its next payload, which ends the window
+    (`alarm`). When a choice no longer takes what it took, the network is measured anew by a few small
     collectives, and there is a new round.
 
     Where the ratio is to be chosen, too, gains are looked at in the last step of a round and of some windows. A ratio
@@ -64,7 +68,7 @@ class Controller:
         self._step_s: list[float] = []
         self._agree_s = 0.0
         self._window = SHORTEST_WINDOW
-        self._latency = LatencyWatch()
+        self._latency, self._alarm = LatencyWatch(), Alarm()
         self._begin_round(0, "training begins")
 
     @property
@@ -125,6 +129,8 @@ class Controller:
             return
         if not self._buckets:
             return  # ranks never agree on them, and nobody would forget them
+        if self.settled:
+            self._alarm.seen([timing.seconds for timing in timings])
         self._steps.append(tuple(timings))
         self._step_s.append(step_s)
         self._seen = look or self._seen
@@ -135,9 +141,21 @@ class Controller:
         asleep = self._ratios.trial or (self._ratios.waiting and self.rollout_due)
         return bool(self._buckets) and not asleep and len(self._steps) >= self._length
 
+    @property
+    def alarmed(self) -> bool:
+        """Whether this rank is to tell the others in the coming step that its exchanges changed. Of this rank alone."""
+        return self.settled and self._alarm.raised
+
+    def hear(self, alarmed: bool) -> None:
+        """Take whether ranks told that in the step that is over: the same on all ranks, before record()."""
+        self._alarm.hear(alarmed and self.settled)
+
     def report(self) -> Callable[[Engine], Agreed]:
         """Return the collective by which ranks agree on the steps since the last time, which are forgotten here."""
         steps, mean_s, look = self._steps, sum(self._step_s) / len(self._step_s), self._seen
+        self._alarm.ask()
+        if self._alarm.due and self.settled:
+            steps = steps[-RECENT:]  # what was before is not what is to be looked at
         self._steps, self._step_s, self._seen = [], [], Look()
         notes = self._workers.notes()
         return partial(agree, steps=steps, step_s=mean_s, agree_s=self._agree_s, look=look, notes=notes)
@@ -146,7 +164,8 @@ class Controller:
     def _length(self) -> int:
         """How many steps there are between the last agreement and the next."""
         trials = max((chooser.trials_left for chooser in self._choosers), default=0)
-        return 1 if self._ratios.waiting else trials or self._window
+        window = min(self._window, RECENT) if self._alarm.due else self._window
+        return 1 if self._ratios.waiting else trials or window
 
     def take(self, step: int, agreed: Agreed) -> str:
         """Make of it what is to be made; return why the network must be measured anew, or nothing."""
@@ -169,6 +188,9 @@ class Controller:
         if not drift:
             for number, reason in self._ratios.moved(agreed, ways, self._window, OVERHEAD, step):
                 self._choose_ratio(step, number, reason)
+        self._alarm.answered(bool(drift))
+        if self._latency.odd or any(chooser.odd for chooser in self._choosers):
+            self._window = SHORTEST_WINDOW  # soon more will be known
         return drift
 
     @property
@@ -230,6 +252,7 @@ class Controller:
     def _try(self, step: int, number: int, reason: str) -> None:
         """Begin a round of trials for a bucket, with the ratio that it has now."""
         self._choosers[number].look(partial(self.predicted, number))
+        self._alarm.restart()
         self._workers.restart(number)
         self.history.add(Event(step, "begin", number, ratio=self._ratio(number, None), reason=reason))
 
@@ -250,6 +273,7 @@ class Controller:
         compressed = used is not None and used.scheme != "dense"
         if compressed and self._ratios.pays(number) and 1 / SIMILAR < change < SIMILAR:
             chooser.rebase()
+            self._alarm.restart()
         else:
             self._try(step, number, reason)
 
@@ -258,6 +282,7 @@ class Controller:
         for number, worker in self._workers.take(agreed.notes, agreed.step_s, spare_s):
             way = self._workers.way(number, self._choosers[number].candidate(0))
             self._choosers[number].rebase(worker.seconds)
+            self._alarm.restart()
             ratio, seconds = self._ratio(number, way), worker.seconds
             self.history.add(
                 Event(step, "worker", number, str(way), ratio, seconds, gain=worker.gain, reason=worker.reason)
@@ -310,4 +335,6 @@ class Controller:
     def _set_window(self, agreed: Agreed) -> None:
         """Agree as rarely as keeps its cost below OVERHEAD."""
         steps = agreed.agree_s / (OVERHEAD * agreed.step_s) if agreed.step_s > 0 else 0.0
-        self._window = max(SHORTEST_WINDOW, min(LONGEST_WINDOW, math.ceil(steps)))
+        used = (chooser.choice.candidate.scheme if chooser.choice else "dense" for chooser in self._choosers)
+        longest = LONGEST_WINDOW if any(scheme != "dense" for scheme in used) else DEAF_WINDOW
+        self._window = max(SHORTEST_WINDOW, min(longest, math.ceil(steps)))

@@ -21,6 +21,11 @@ class LatencyWatch:
         self._usual = math.nan
         self._odd = 0
 
+    @property
+    def odd(self) -> bool:
+        """Whether the last time was odd, and the next will tell more."""
+        return self._odd > 0
+
     def reset(self) -> None:
         """The network is being measured anew: the next time is what is usual from now on."""
         self._usual, self._odd = math.nan, 0

@@ -15,7 +15,7 @@ from hvd_compress.controller.rollout import SHARE, Trial, report
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.engines.base import Engine
 
-REST_WINDOWS = 4
+REST_WINDOWS = 2
 """Of so many windows one looks at gains, too; of more, where that would cost more than its share of the time."""
 
 

@@ -14,6 +14,8 @@ from hvd_compress.errors import ConfigError
 
 RATIOS_A_FACTOR_OF_TWO = 6
 """How dense the grid of ratios is: neighbours are 12 % apart."""
+LEAST_RATIO = 1e-9
+"""No bucket has so many elements that a smaller one would be another number of them."""
 PAPERS_FACTOR = 3
 """How far apart, about, the paper's candidates are: 0.1, 0.033, 0.011, 0.004, 0.001."""
 
@@ -46,7 +48,7 @@ class Option:
 def grid(low: float, high: float) -> tuple[float, ...]:
     """Return ratios from `low` to `high`, both included, each the same factor above the one before.
 
-    Raises ConfigError unless 0 < low <= high <= 1.
+    Raises ConfigError unless LEAST_RATIO <= low <= high <= 1.
     """
     _check_bounds(low, high)
     return _spread(low, high, math.ceil(RATIOS_A_FACTOR_OF_TWO * math.log2(high / low)))
@@ -55,7 +57,7 @@ def grid(low: float, high: float) -> tuple[float, ...]:
 def coarse_grid(low: float, high: float) -> tuple[float, ...]:
     """Return few ratios from `low` to `high`, as the paper's candidates lie, for what costs training steps each.
 
-    Raises ConfigError unless 0 < low <= high <= 1.
+    Raises ConfigError unless LEAST_RATIO <= low <= high <= 1.
     """
     _check_bounds(low, high)
     return _spread(low, high, round(math.log(high / low, PAPERS_FACTOR)))
@@ -145,9 +147,10 @@ def nsga2(options: Sequence[Option], generations: int = 60, seed: int = 0) -> li
 
 
 def _check_bounds(low: float, high: float) -> None:
-    if not 0 < low <= high <= 1:
+    if not LEAST_RATIO <= low <= high <= 1:
         raise ConfigError(
-            f"the bounds of the ratio are {low} and {high}: 0 < low <= high <= 1 must hold; one per cent is 0.01"
+            f"the bounds of the ratio are {low} and {high}: {LEAST_RATIO:g} <= low <= high <= 1 must hold; one per "
+            "cent is 0.01"
         )
 
 

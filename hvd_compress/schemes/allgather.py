@@ -42,7 +42,7 @@ class _AllGatherExchange(Exchange):
         work = self._work
         self._own = self._compressor.compress_feedback(work.gradient, self._residual, self._pending, work.segments)
         self._packed = work.lane.buffer("sent", self._own.packed_bytes, torch.uint8)
-        self._own.pack(work.step, work.bucket, self._packed, work.lane.place)
+        self._own.pack(work.step, work.bucket, self._packed, work.lane.place, work.note)
 
     def communicate(self, engine: Engine) -> None:
         # Every rank has the same segments and settings, so all payloads have this length.
@@ -56,6 +56,7 @@ class _AllGatherExchange(Exchange):
         for rank, buffer in enumerate(self._received):
             with located(f"payload from rank {rank}"):
                 payloads.append(self._own.unpack(work.lane.fetch(buffer), work.step, work.bucket, header=buffer))
+                self.heard |= payloads[-1].note
         # 16-bit gradients are summed in fp32 and rounded once.
         exact = work.gradient.dtype == torch.float32
         total = (

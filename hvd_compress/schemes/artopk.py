@@ -68,14 +68,15 @@ class _ARTopkExchange(Exchange):
     def _pack(self, indices: torch.Tensor) -> None:
         work = self._work
         selection = Payload({"indices": indices}, work.gradient.numel())
-        selection.pack(work.step, work.bucket, self._packed, work.lane.place)
+        selection.pack(work.step, work.bucket, self._packed, work.lane.place, work.note)
 
     def _share(self, engine: Engine, root: int) -> None:
         work, lane = self._work, self._work.lane
         engine.broadcast(self._packed, root, self._scheme.broadcast)
         with located(f"indices from rank {root}"), lane.turn():
             packed = lane.fetch(self._packed)
-            self._indices = self._expected.unpack(packed, work.step, work.bucket, header=self._packed)["indices"]
+            selection = self._expected.unpack(packed, work.step, work.bucket, header=self._packed)
+            self._indices, self.heard = selection["indices"], selection.note
             if self._indices.numel() != self._expected["indices"].numel():
                 raise PayloadError(f"{self._indices.numel()} indices instead of {self._expected['indices'].numel()}")
             if self._sum is None:

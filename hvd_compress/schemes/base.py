@@ -23,6 +23,7 @@ class Work:
         scale: what the sum over ranks is multiplied by: 1 / world_size for an average.
         lane: what leads to the engine and back; engines take no tensor that did not come from it.
         watched: whether the controller wants to know whose indices were used, and what was sent (Exchange.picked).
+        note: what this rank has to say to the others, in the header of its payload, if it sends one.
     """
 
     gradient: torch.Tensor
@@ -34,6 +35,7 @@ class Work:
     scale: float
     lane: Lane = HOST
     watched: bool = False
+    note: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,13 @@ class Picked:
 class Exchange(ABC):
     """The three phases of one bucket's way through a scheme, called once each, in this order.
 
-    Where the work is watched, `picked` is set after communicate() by schemes in which one rank's indices count.
+    Where the work is watched, `picked` is set after communicate() by schemes in which one rank's indices count. `heard`
+    is after decode() what ranks had to say, or-ed bit by bit: those whose payload all ranks received, so it is the same
+    on every rank; 0 where no payload has a header.
     """
 
     picked: Picked | None = None
+    heard: int = 0
 
     @abstractmethod
     def encode(self) -> None:

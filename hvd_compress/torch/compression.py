@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+
 import horovod.torch
 import torch
 
 from hvd_compress.compressors import Cast, EFSign, TopK
 from hvd_compress.controller.goal import AutoRatio, Target
 from hvd_compress.decision import Request
+
+LITTLE_GAIN = 0.05
+"""The largest elements hold more than this of nearly any gradient: who asks for it probably means a ratio."""
 
 
 class Compression(horovod.torch.Compression):  # type: ignore[misc]
@@ -80,8 +85,16 @@ class Compression(horovod.torch.Compression):  # type: ignore[misc]
 
         Raises:
             ConfigError: a value is out of range or unknown.
+
+        Warns of a gain so small that a ratio was probably meant.
         """
         goal = AutoRatio(target, low, high, gain_change, gain, solver)
+        if goal.wanted_gain is not None and goal.wanted_gain <= LITTLE_GAIN:
+            warnings.warn(
+                f"Compression.auto({target}) asks for {goal.wanted_gain:.3g} of the gradient's squared norm, which is "
+                f"very little; to send so many of its elements, it is Compression.topk(ratio={target})",
+                stacklevel=2,
+            )
         return Request(TopK(goal.start, layerwise), engine=engine, device=device, ratio=goal)
 
     @staticmethod

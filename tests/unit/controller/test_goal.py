@@ -54,6 +54,7 @@ def test_candidates_are_many_where_they_are_read_and_few_where_they_are_trained(
         ({"target": (1, -1, 1)}, "three weights"),
         ({"target": ("a", 1, 1)}, "three weights"),
         ({"low": 0.0}, "bounds of the ratio"),
+        ({"low": 1e-320}, "bounds of the ratio"),
         ({"low": 0.2}, "bounds of the ratio"),
         ({"high": 1.5}, "bounds of the ratio"),
         ({"high": "much"}, "high = 'much' must be a number"),
@@ -65,6 +66,12 @@ def test_candidates_are_many_where_they_are_read_and_few_where_they_are_trained(
 def test_what_has_no_meaning(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Compression.auto(**arguments)
+
+
+def test_a_gain_that_looks_like_a_ratio_is_asked_about() -> None:
+    with pytest.warns(UserWarning, match=r"it is Compression\.topk\(ratio=0\.01\)") as warned:
+        Compression.auto(0.01)
+    assert warned[0].filename == __file__
 
 
 def test_nsga2_needs_pymoo_and_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,82 @@
+"""The alarm: a rank that sees its exchanges take evidently longer, or less, says so in what it sends anyway.
+
+Ranks compare their times rarely, as that costs a collective. A change must not wait for it: one bit in the header of a
+payload makes all of them compare at once. Whose header counts, all ranks know alike: that of the rank whose indices
+AR-Topk uses, and in an all-gather any.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+USUAL_STEPS = 4
+"""From so many steps a rank learns what is usual."""
+EVIDENT, LEAST_S = 1.5, 0.0003
+"""The factor, and the seconds, by which a bucket's exchange must differ from that; twice in a row."""
+RECENT = 3
+"""Steps that ranks compare then: the last ones."""
+DEAF, DEAFEST = 16, 256
+"""Steps in which alarms are not heeded after one for which nothing was found; doubled each time."""
+
+
+class Alarm:
+    """This rank's alarm, and whether those of others are heeded.
+
+    seen() and raised belong to this rank alone: they decide what it says, and nothing that is launched. hear(), due and
+    answered() are the same on all ranks.
+    """
+
+    def __init__(self) -> None:
+        self._first: list[list[float]] = []  # steps, until usual is known
+        self._usual: list[float] = []
+        self._odd = 0
+        self._heard = self._asked = False
+        self._deaf_for, self._deaf = 0, DEAF
+
+    @property
+    def raised(self) -> bool:
+        """Whether to say in the coming step that something changed."""
+        return self._odd >= 2
+
+    @property
+    def due(self) -> bool:
+        """Whether ranks are to compare their times as soon as there are RECENT steps."""
+        return self._heard
+
+    def restart(self) -> None:
+        """Another choice stands, or none: what is usual has to be learned."""
+        self._first, self._usual, self._odd, self._heard, self._asked = [], [], 0, False, False
+
+    def seen(self, seconds: Sequence[float]) -> None:
+        """Take what the exchange of each bucket took here in a step in which the choice stood."""
+        if not self._usual:
+            self._first.append(list(seconds))
+            if len(self._first) == USUAL_STEPS:
+                self._usual = [statistics.median(column) for column in zip(*self._first, strict=True)]
+            return
+        self._odd = self._odd + 1 if any(map(_differ, seconds, self._usual)) else 0
+
+    def hear(self, raised: bool) -> None:
+        """Take what was said in a step, which all ranks heard alike."""
+        self._deaf_for = max(0, self._deaf_for - 1)
+        self._heard = self._heard or (raised and self._deaf_for == 0)
+
+    def ask(self) -> None:
+        """Ranks compare their times now; what is heard until they have done so waits for the next time."""
+        self._asked = self._heard
+
+    def answered(self, found: bool) -> None:
+        """Ranks have compared their times, and found that something changed, or not."""
+        if found:
+            self._deaf = DEAF
+        elif self._asked:
+            self._deaf_for, self._deaf = self._deaf, min(2 * self._deaf, DEAFEST)
+        self._heard = self._heard and not (found or self._asked)
+        self._asked = False
+
+
+def _differ(seconds: float, usual: float) -> bool:
+    low, high = min(seconds, usual), max(seconds, usual)
+    return math.isfinite(high) and high > EVIDENT * low and high - low > LEAST_S

@@ -1,0 +1,95 @@
+"""An alarm travels in the headers of payloads: all ranks hear it in the same step, or none does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from hvd_compress import reducer
+from hvd_compress.compressors import TopK
+from hvd_compress.controller import controller
+from hvd_compress.controller.latency import LatencyWatch
+from hvd_compress.cost.formulas import Formulas
+from hvd_compress.decision import Request
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.schemes import AllGather, ARTopk, Work
+from hvd_compress.settings import Settings
+from hvd_compress.steering import Steering
+from tests.harness import backward, make_optimizer, make_parameters
+
+RANKS, CHANGE, STEPS = 3, 100, 140
+
+
+@pytest.mark.parametrize(
+    ("scheme", "heard"),
+    [
+        (AllGather(TopK(0.1)), {0: 1, 1: 1, 2: 1}),
+        (ARTopk(TopK(0.1), "star"), {0: 0, 1: 0, 2: 1}),  # in step 2 it is the turn of rank 2
+        (ARTopk(TopK(0.1), "var"), {0: 1, 1: 0, 2: 0}),  # rank 0 holds most
+    ],
+)
+def test_what_a_rank_says_is_heard_by_all_alike(scheme: AllGather | ARTopk, heard: dict[int, int]) -> None:
+    def body(engine: InProcessEngine, speaker: int) -> int:
+        gradient = torch.arange(100.0) / (1 + engine.rank)
+        memory = torch.zeros(100), torch.zeros(100)
+        work = Work(gradient, *memory, (100,), step=2, bucket=0, scale=1.0, note=int(engine.rank == speaker))
+        exchange = scheme.exchange(work, engine.rank, engine.world_size)
+        exchange.encode()
+        exchange.communicate(engine)
+        exchange.decode()
+        return exchange.heard
+
+    for speaker, expected in heard.items():
+        assert run_ranks(RANKS, lambda engine, speaker=speaker: body(engine, speaker)) == [expected] * RANKS
+
+
+def train(scheme: str, slow: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
+    """Return after which steps the network was measured anew, and after which ranks compared times.
+
+    From CHANGE on exchanges take five times as long on the ranks that are `slow`.
+    """
+    monkeypatch.setattr(controller, "SHORTEST_WINDOW", controller.LONGEST_WINDOW)
+    monkeypatch.setattr(LatencyWatch, "changed", lambda *_: "")
+    monkeypatch.setattr(reducer, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))
+    after = Steering.after
+
+    def played(self: Steering, step: int, timings: Sequence[object]) -> None:
+        seconds = 0.05 if step >= CHANGE and slow(self._pipeline._engine.rank) else 0.01
+        after(self, step, [(0.0, seconds, 0.0) for _ in timings])
+
+    monkeypatch.setattr(Steering, "after", played)
+
+    def body(engine: InProcessEngine) -> list[tuple[int, str]]:
+        parameters = make_parameters()
+        settings = Settings(10**6, 60, adapt=True, calibration_s=0.0)
+        optimizer = make_optimizer(
+            parameters, Request(TopK(0.1), scheme), lambda: engine, engine.rank, RANKS, settings=settings
+        )
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+        return [(event.step, event.kind) for event in optimizer.controller.history]
+
+    ranks = run_ranks(RANKS, body)
+    assert all(rank == ranks[0] for rank in ranks)
+    return tuple([step for step, kind in ranks[0] if kind == which] for which in ("network", "window"))
+
+
+@pytest.mark.parametrize("scheme", ["star", "allgather"])
+def test_a_change_is_looked_into_at_once(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured, _ = train(scheme, lambda rank: True, monkeypatch)
+    assert [step for step in measured if step < CHANGE] == []
+    assert CHANGE < measured[0] <= CHANGE + 7  # another comparison may be under way
+
+
+def test_one_rank_that_sees_what_others_do_not_is_answered_and_not_believed_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The mean over ranks says what is true; ranks that would not stay together would never end."""
+    _, compared = train("star", lambda rank: rank == 1, monkeypatch)
+    soon = [step for step in compared if CHANGE < step <= CHANGE + 8]
+    assert soon  # within two turns
+    assert len([step for step in compared if step > CHANGE]) <= 8
