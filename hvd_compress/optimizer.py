@@ -166,13 +166,20 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self._rolls_out = True
         if self._reducer is None or not self._reducer.rollout_due:
             return False
+        scale = self._residual_scale
         try:
-            kept, scale = keep(asked.model, self, asked.data), self._residual_scale
+            kept = keep(asked.model, self, asked.data)
+        except ConfigError:  # what is asked for cannot be had, on any rank, and nothing has begun
+            raise
+        except BaseException as error:
+            self._reducer.fail(error)
+            raise
 
-            def restore() -> None:
-                kept()
-                self._residual_scale = scale
+        def restore() -> None:
+            kept()
+            self._residual_scale = scale
 
+        try:
             self._reducer.roll_out(asked.step, restore, asked.steps)
         except BaseException as error:
             self._reducer.fail(error)  # other ranks may wait for this one: it must be able to end

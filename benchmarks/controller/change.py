@@ -1,7 +1,7 @@
 """The network changes while a job runs: is the controller's choice right again, and after how many steps?
 
 As root: `python benchmarks/controller/change.py`. Four hosts exchange one gradient; the lab goes from one network to
-the next and back. As soon as a choice stands again, every candidate is measured on the network as it is then. Prints,
+the next and back, each time after a choice has stood for a while. After 30 steps every candidate is measured. Prints,
 and writes to benchmarks/results/controller-change.json, for each change: the steps until the last choice was made, and
 how much longer the chosen one takes than the best.
 """
@@ -53,7 +53,7 @@ def run(hosts: int, numel: int, ratio: float) -> list[dict]:
             wait_for(Path(folder) / f"ready-{number}", job)
             lab.set(latency, bandwidth)
             (Path(folder) / f"changed-{number}").touch()
-        out, _ = job.communicate(timeout=600)
+        out, _ = job.communicate(timeout=1200)
         if job.returncode != 0:
             raise SystemExit(f"{numel} elements: a rank ended with status {job.returncode}")
         for text in out.splitlines():

@@ -18,6 +18,9 @@ from hvd_compress.compressors import TopK
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.mpi_environment import prepare
 
+STEADY = 30
+"""Steps with a choice that stands, before the network changes."""
+
 
 def main() -> None:
     folder, numel, ratio, networks, steps = sys.argv[1:]
@@ -56,6 +59,9 @@ def main() -> None:
         }
         if engine.rank == 0:
             print("row " + json.dumps(row), flush=True)
+        for _ in range(STEADY):  # what changes next has been in use for a while, as in a training
+            job.settle(60)
+            job.step()
     job.close()
     engine.close()
 

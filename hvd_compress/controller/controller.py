@@ -21,7 +21,7 @@ from hvd_compress.engines.base import Engine
 
 OVERHEAD = 0.01
 """Share of the time of training that agreeing may take, were it not hidden behind the next step's computation."""
-SHORTEST_WINDOW, LONGEST_WINDOW = 4, 12
+SHORTEST_WINDOW, LONGEST_WINDOW = 4, 10
 """Steps between two looks at a choice that stands; where something is odd, and at first, the shortest."""
 DEAF_WINDOW = 6
 """The longest where nothing is compressed: no header carries an alarm then, and a change is to be seen soon."""
@@ -183,7 +183,8 @@ class Controller:
         exchanges_s = sum(map(sum, agreed.seconds)) / len(agreed.seconds)
         self._ratios.beside(agreed.step_s - exchanges_s)
         if not self.settled:
-            return self._learn(step, agreed)
+            upset = self._learn(step, agreed)
+            return self._latency.changed(agreed.agree_s, max(map(max, agreed.seconds))) or upset
         drift = self._watch(step, agreed, used)
         if not drift:
             for number, reason in self._ratios.moved(agreed, ways, self._window, OVERHEAD, step):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 EVIDENT, LEAST_S = 3.0, 0.001
-"""The factor by which the time must change, and the seconds: less is noise."""
+"""The factor by which the time must change, twice in a row, and the seconds: less is noise."""
+BEYOND_NOISE = 10.0
+"""The factor for which once is enough."""
 SHARE = 0.08
 """And by this share of what the longest exchange takes, or it does not matter."""
 
@@ -31,7 +33,7 @@ class LatencyWatch:
         self._usual, self._odd = math.nan, 0
 
     def changed(self, agree_s: float, exchange_s: float) -> str:
-        """Return in words that the latency changed, twice in a row, or nothing.
+        """Return in words that the latency changed, or nothing.
 
         Args:
             agree_s: seconds of the last agreement, on the rank that waited least; 0 where there was none.
@@ -44,6 +46,6 @@ class LatencyWatch:
         factor = max(agree_s, self._usual) / min(agree_s, self._usual)
         odd = factor > EVIDENT and abs(agree_s - self._usual) > max(LEAST_S, SHARE * exchange_s)
         self._odd = self._odd + 1 if odd else 0
-        if self._odd < 2:
+        if self._odd < (1 if factor > BEYOND_NOISE else 2):
             return ""
         return f"ranks took {agree_s * 1e3:.2f} ms to agree instead of {self._usual * 1e3:.2f}"

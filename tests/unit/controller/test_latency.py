@@ -13,12 +13,17 @@ def watch(*agree_s: float, exchange_s: float = 0.1) -> list[bool]:
 
 
 def test_latency_that_stays_longer_is_a_change_and_once_is_noise() -> None:
-    assert watch(0.004, 0.060, 0.060) == [False, False, True]
-    assert watch(0.004, 0.060, 0.005, 0.060) == [False] * 4
+    assert watch(0.004, 0.030, 0.030) == [False, False, True]
+    assert watch(0.004, 0.030, 0.005, 0.030) == [False] * 4
+
+
+def test_what_is_beyond_noise_is_believed_at_once() -> None:
+    assert watch(0.004, 0.060) == [False, True]
+    assert watch(0.060, 0.004) == [False, True]
 
 
 def test_latency_that_stays_shorter_is_a_change() -> None:
-    assert watch(0.060, 0.004, 0.004) == [False, False, True]
+    assert watch(0.030, 0.004, 0.004) == [False, False, True]
 
 
 @pytest.mark.parametrize("exchange_s", [1.0, 10.0])
