@@ -26,13 +26,16 @@ class Alarm:
 
     seen() and raised belong to this rank alone: they decide what it says, and nothing that is launched. hear(), due and
     answered() are the same on all ranks.
+
+    Attributes:
+        asked: whether it is because of an alarm that ranks compare, or have compared, their times.
     """
 
     def __init__(self) -> None:
         self._first: list[list[float]] = []  # steps, until usual is known
         self._usual: list[float] = []
         self._odd = 0
-        self._heard = self._asked = False
+        self._heard = self.asked = False
         self._deaf_for, self._deaf = 0, DEAF
 
     @property
@@ -47,7 +50,7 @@ class Alarm:
 
     def restart(self) -> None:
         """Another choice stands, or none: what is usual has to be learned."""
-        self._first, self._usual, self._odd, self._heard, self._asked = [], [], 0, False, False
+        self._first, self._usual, self._odd, self._heard, self.asked = [], [], 0, False, False
 
     def seen(self, seconds: Sequence[float]) -> None:
         """Take what the exchange of each bucket took here in a step in which the choice stood."""
@@ -65,16 +68,16 @@ class Alarm:
 
     def ask(self) -> None:
         """Ranks compare their times now; what is heard until they have done so waits for the next time."""
-        self._asked = self._heard
+        self.asked = self._heard
 
     def answered(self, found: bool) -> None:
         """Ranks have compared their times, and found that something changed, or not."""
         if found:
             self._deaf = DEAF
-        elif self._asked:
+        elif self.asked:
             self._deaf_for, self._deaf = self._deaf, min(2 * self._deaf, DEAFEST)
-        self._heard = self._heard and not (found or self._asked)
-        self._asked = False
+        self._heard = self._heard and not (found or self.asked)
+        self.asked = False
 
 
 def _differ(seconds: float, usual: float) -> bool:

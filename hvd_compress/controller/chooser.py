@@ -166,8 +166,10 @@ class Chooser:
         rivals = [taken for way, taken in self._times.items() if way.scheme != chosen.scheme]
         return min(rivals, default=math.inf) - self._times.get(chosen, 0.0)
 
-    def drifted(self, seconds: float) -> bool:
+    def drifted(self, seconds: float, alarmed: bool = False) -> bool:
         """Take what a window of steps took with the choice that stands; return whether it is no longer true.
+
+        A window because of an alarm counts for two: a rank had seen it before.
 
         Two windows in a row must say so, or one, evidently; more where noise was taken for drift before. They are
         compared with the first one since the choice was made: the time by which a candidate was chosen is the shortest
@@ -185,7 +187,7 @@ class Chooser:
             if first:
                 self._usual, self._doubted = seconds, False
             return False
-        self._odd_windows += 1
+        self._odd_windows += 2 if alarmed else 1
         self._doubted = first
         patience = 2**self._false_alarms
         needed = 1 if factor > policy.broken else patience if factor > policy.evident else 2 * patience

@@ -21,10 +21,11 @@ from hvd_compress.engines.base import Engine
 
 OVERHEAD = 0.01
 """Share of the time of training that agreeing may take, were it not hidden behind the next step's computation."""
-SHORTEST_WINDOW, LONGEST_WINDOW = 4, 10
-"""Steps between two looks at a choice that stands; where something is odd, and at first, the shortest."""
-DEAF_WINDOW = 6
-"""The longest where nothing is compressed: no header carries an alarm then, and a change is to be seen soon."""
+SHORTEST_WINDOW, LONGEST_WINDOW = 4, 6
+"""Steps between two looks at a choice that stands; where something is odd, and at first, the shortest.
+
+For some changes nobody sounds an alarm: they leave an exchange as long as it was, or nothing sent has a header.
+"""
 SIMILAR = 2.0
 """A ratio that differs from the one before by less than this factor travels as that did, without trials."""
 
@@ -283,7 +284,6 @@ class Controller:
         for number, worker in self._workers.take(agreed.notes, agreed.step_s, spare_s):
             way = self._workers.way(number, self._choosers[number].candidate(0))
             self._choosers[number].rebase(worker.seconds)
-            self._alarm.restart()
             ratio, seconds = self._ratio(number, way), worker.seconds
             self.history.add(
                 Event(step, "worker", number, str(way), ratio, seconds, gain=worker.gain, reason=worker.reason)
@@ -327,8 +327,9 @@ class Controller:
             gain = sent[number] if math.isfinite(sent[number]) else self._workers.gain(number, choice.candidate)
             self.history.add(Event(step, "window", number, name, ratio, seconds, choice.predicted_s, gain))
             # What it took while VAR was on trial is not what was chosen; but no trial takes several times as long.
-            left = chooser.broken if self._workers.mixed(number) else chooser.drifted
-            if left(seconds) and not drifted:
+            mixed, alarmed = self._workers.mixed(number), self._alarm.asked
+            left = chooser.broken(seconds) if mixed else chooser.drifted(seconds, alarmed)
+            if left and not drifted:
                 took = f"took {seconds * 1e3:.2f} ms instead of {choice.seconds * 1e3:.2f}"
                 drifted = f"bucket {self.history.number(number)} by {name} {took}"
         return drifted
@@ -336,6 +337,4 @@ class Controller:
     def _set_window(self, agreed: Agreed) -> None:
         """Agree as rarely as keeps its cost below OVERHEAD."""
         steps = agreed.agree_s / (OVERHEAD * agreed.step_s) if agreed.step_s > 0 else 0.0
-        used = (chooser.choice.candidate.scheme if chooser.choice else "dense" for chooser in self._choosers)
-        longest = LONGEST_WINDOW if any(scheme != "dense" for scheme in used) else DEAF_WINDOW
-        self._window = max(SHORTEST_WINDOW, min(longest, math.ceil(steps)))
+        self._window = max(SHORTEST_WINDOW, min(LONGEST_WINDOW, math.ceil(steps)))

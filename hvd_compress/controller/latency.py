@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
-EVIDENT, LEAST_S = 3.0, 0.001
+EVIDENT, LEAST_S = 3.0, 0.004
 """The factor by which the time must change, twice in a row, and the seconds: less is noise."""
 BEYOND_NOISE = 10.0
 """The factor for which once is enough."""
-SHARE = 0.08
+SHARE = 0.2
 """And by this share of what the longest exchange takes, or it does not matter."""
 
 
@@ -16,36 +14,49 @@ class LatencyWatch:
     """Compares what ranks take to agree with what they took when the present choices were made.
 
     A network that becomes wide and far at once may leave an exchange as long as it was, although another way would now
-    take half of it: then this alone tells. Pure: what comes in is the same on all ranks.
+    take half of it: then this alone tells. Where processors are busy, some agreements take many times as long as others
+    for no reason; how many times is learned, and longer ones must be longer than that. Nothing makes one shorter.
+
+    Pure: what comes in is the same on all ranks.
     """
 
     def __init__(self) -> None:
-        self._usual = math.nan
-        self._odd = 0
+        self._known: list[float] = []  # the first two: the shorter one is usual
+        self._odd: list[float] = []  # factors, in a row
+        self._noise = 1.0  # the largest factor that nothing came of
 
     @property
     def odd(self) -> bool:
         """Whether the last time was odd, and the next will tell more."""
-        return self._odd > 0
+        return bool(self._odd)
 
     def reset(self) -> None:
-        """The network is being measured anew: the next time is what is usual from now on."""
-        self._usual, self._odd = math.nan, 0
+        """The network is being measured anew: the next times say what is usual from now on."""
+        self._known, self._odd = [], []
 
     def changed(self, agree_s: float, exchange_s: float) -> str:
         """Return in words that the latency changed, or nothing.
 
         Args:
-            agree_s: seconds of the last agreement, on the rank that waited least; 0 where there was none.
+            agree_s: seconds of the last agreement, on the rank that waited least but one; 0 where there was none.
             exchange_s: seconds of the longest exchange of a bucket.
         """
         if agree_s <= 0:
             return ""
-        if math.isnan(self._usual):
-            self._usual = agree_s
-        factor = max(agree_s, self._usual) / min(agree_s, self._usual)
-        odd = factor > EVIDENT and abs(agree_s - self._usual) > max(LEAST_S, SHARE * exchange_s)
-        self._odd = self._odd + 1 if odd else 0
-        if self._odd < (1 if factor > BEYOND_NOISE else 2):
+        if len(self._known) < 2:
+            self._known.append(agree_s)
+            self._learn(max(self._known) / min(self._known))
             return ""
-        return f"ranks took {agree_s * 1e3:.2f} ms to agree instead of {self._usual * 1e3:.2f}"
+        usual = min(self._known)
+        factor = agree_s / usual / self._noise if agree_s > usual else usual / agree_s
+        if factor <= EVIDENT or abs(agree_s - usual) <= max(LEAST_S, SHARE * exchange_s):
+            self._learn(max([agree_s / usual, *self._odd]))
+            self._odd = []
+            return ""
+        self._odd.append(agree_s / usual)
+        if factor <= BEYOND_NOISE and len(self._odd) < 2:
+            return ""
+        return f"ranks took {agree_s * 1e3:.2f} ms to agree instead of {usual * 1e3:.2f}"
+
+    def _learn(self, factor: float) -> None:
+        self._noise = max(self._noise, factor)

@@ -50,7 +50,8 @@ def train(scheme: str, slow: Callable[[int], bool], monkeypatch: pytest.MonkeyPa
 
     From CHANGE on exchanges take five times as long on the ranks that are `slow`.
     """
-    monkeypatch.setattr(controller, "SHORTEST_WINDOW", controller.LONGEST_WINDOW)
+    for window in ("SHORTEST_WINDOW", "LONGEST_WINDOW"):
+        monkeypatch.setattr(controller, window, 12)
     monkeypatch.setattr(LatencyWatch, "changed", lambda *_: "")
     monkeypatch.setattr(reducer, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))
     after = Steering.after

@@ -9,6 +9,7 @@ from hvd_compress.controller.latency import LatencyWatch
 
 def watch(*agree_s: float, exchange_s: float = 0.1) -> list[bool]:
     found = LatencyWatch()
+    found.changed(agree_s[0], exchange_s)
     return [bool(found.changed(seconds, exchange_s)) for seconds in agree_s]
 
 
@@ -34,6 +35,24 @@ def test_what_is_little_beside_an_exchange_does_not_matter(exchange_s: float) ->
 def test_the_noise_of_a_near_network_is_no_change() -> None:
     assert not any(watch(0.0002, 0.0009, 0.0009, 0.0009, exchange_s=0.001))
     assert not any(watch(0.002, 0.005, 0.005, 0.005, exchange_s=0.001))
+
+
+def test_noise_is_learned_and_what_is_more_is_seen_all_the_same() -> None:
+    found = LatencyWatch()
+    for agree_s in (0.002, 0.002, 0.018, 0.003):  # processors are busy, sometimes
+        assert not found.changed(agree_s, 0.02)
+    for agree_s in (0.018, 0.018, 0.018, 0.003):
+        assert not found.changed(agree_s, 0.02)
+    assert not found.changed(0.060, 0.02)
+    assert found.changed(0.060, 0.02)
+    found.reset()
+    assert not any(found.changed(seconds, 0.02) for seconds in (0.060, 0.060, 0.3, 0.3))
+    assert found.changed(0.004, 0.02)
+
+
+def test_a_first_time_that_was_noise_is_not_what_is_usual() -> None:
+    found = LatencyWatch()
+    assert not any(found.changed(seconds, 0.01) for seconds in (0.030, 0.004, 0.004, 0.004))
 
 
 def test_before_the_first_agreement_there_is_nothing_to_compare() -> None:
