@@ -166,6 +166,12 @@ class Chooser:
         rivals = [taken for way, taken in self._times.items() if way.scheme != chosen.scheme]
         return min(rivals, default=math.inf) - self._times.get(chosen, 0.0)
 
+    @property
+    def known_s(self) -> float:
+        """What a step with the choice that stands took until now: in its first window, or else in its trials."""
+        assert self.choice is not None
+        return self.choice.seconds if math.isnan(self._usual) else self._usual
+
     def drifted(self, seconds: float, alarmed: bool = False) -> bool:
         """Take what a window of steps took with the choice that stands; return whether it is no longer true.
 
@@ -178,8 +184,7 @@ class Chooser:
         """
         assert self.choice is not None
         assert self.settled
-        policy, first = self._policy, math.isnan(self._usual)
-        known = self.choice.seconds if first else self._usual
+        policy, first, known = self._policy, math.isnan(self._usual), self.known_s
         factor = max(seconds, known, 1e-9) / max(min(seconds, known), 1e-9)
         limit = policy.drift if not first else math.inf if self._doubted else policy.evident
         if abs(seconds - known) <= policy.least_s or factor <= limit:
@@ -196,7 +201,7 @@ class Chooser:
     def broken(self, seconds: float) -> bool:
         """Whether a window is so far from the choice that it does not matter that VAR was on trial in it."""
         assert self.choice is not None
-        known, policy = self.choice.seconds if math.isnan(self._usual) else self._usual, self._policy
+        known, policy = self.known_s, self._policy
         far = seconds > policy.broken * known or known > policy.evident * seconds  # VAR is never the shorter one
         return far and abs(seconds - known) > policy.least_s
 

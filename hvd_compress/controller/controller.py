@@ -328,9 +328,10 @@ class Controller:
             self.history.add(Event(step, "window", number, name, ratio, seconds, choice.predicted_s, gain))
             # What it took while VAR was on trial is not what was chosen; but no trial takes several times as long.
             mixed, alarmed = self._workers.mixed(number), self._alarm.asked
+            known_s = chooser.known_s
             left = chooser.broken(seconds) if mixed else chooser.drifted(seconds, alarmed)
             if left and not drifted:
-                took = f"took {seconds * 1e3:.2f} ms instead of {choice.seconds * 1e3:.2f}"
+                took = f"took {seconds * 1e3:.2f} ms instead of {known_s * 1e3:.2f}"
                 drifted = f"bucket {self.history.number(number)} by {name} {took}"
         return drifted
 
