@@ -6,6 +6,8 @@ EVIDENT, LEAST_S = 3.0, 0.004
 """The factor by which the time must change, twice in a row, and the seconds: less is noise."""
 BEYOND_NOISE = 10.0
 """The factor for which once is enough."""
+LASTING = 4
+"""So many times in a row are no noise, though noise may be as large."""
 SHARE = 0.2
 """And by this share of what the longest exchange takes, or it does not matter."""
 
@@ -48,13 +50,15 @@ class LatencyWatch:
             self._learn(max(self._known) / min(self._known))
             return ""
         usual = min(self._known)
-        factor = agree_s / usual / self._noise if agree_s > usual else usual / agree_s
-        if factor <= EVIDENT or abs(agree_s - usual) <= max(LEAST_S, SHARE * exchange_s):
-            self._learn(max([agree_s / usual, *self._odd]))
+        factor = agree_s / usual
+        if max(factor, 1 / factor) <= EVIDENT or abs(agree_s - usual) <= max(LEAST_S, SHARE * exchange_s):
+            self._learn(max([factor, *self._odd]))
             self._odd = []
             return ""
-        self._odd.append(agree_s / usual)
-        if factor <= BEYOND_NOISE and len(self._odd) < 2:
+        self._odd.append(factor)
+        beyond = factor / self._noise if factor > 1 else 1 / factor
+        needed = 1 if beyond > BEYOND_NOISE else 2 if beyond > EVIDENT else LASTING
+        if len(self._odd) < needed:
             return ""
         return f"ranks took {agree_s * 1e3:.2f} ms to agree instead of {usual * 1e3:.2f}"
 

@@ -43,6 +43,9 @@ def test_noise_is_learned_and_what_is_more_is_seen_all_the_same() -> None:
         assert not found.changed(agree_s, 0.02)
     for agree_s in (0.018, 0.018, 0.018, 0.003):
         assert not found.changed(agree_s, 0.02)
+    assert [bool(found.changed(0.018, 0.02)) for _ in range(4)] == [False, False, False, True]  # that is no noise
+    found.reset()
+    assert not any(found.changed(agree_s, 0.02) for agree_s in (0.002, 0.002))
     assert not found.changed(0.060, 0.02)
     assert found.changed(0.060, 0.02)
     found.reset()
