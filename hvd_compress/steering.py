@@ -101,8 +101,12 @@ class Steering:
         """All ratios were rolled out: let ranks agree on what they gained, and do what follows."""
         agreed = self._pipeline.begin(self.controller.report_rollout(), f"after step {step}, comparing rollouts")()
         self.controller.take_rollout(step, agreed)
-        self.follow()
+        self.resume()
+
+    def resume(self) -> None:
+        """After steps without steering: they belong to no step."""
         self._ended_s = perf_counter()
+        self.follow()
 
     def follow(self) -> None:
         """Let buckets travel as the controller says, from the coming step on."""

@@ -44,10 +44,7 @@ def main() -> None:
             job.step()
         events = list(job.controller.history)[seen:]
         choices = [event for event in events if event.kind == "choice"]
-        # Where a round is not over, what it is trying counts.
-        chosen = str(
-            job.controller.choices()[0].candidate if job.controller.settled else job.controller.candidates()[0]
-        )
+        chosen = str(job.controller.choices()[0].candidate)  # of before, where a round is not over
         row = {
             "network": network,
             "before": before,
@@ -59,7 +56,7 @@ def main() -> None:
         }
         if engine.rank == 0:
             print("row " + json.dumps(row), flush=True)
-        for _ in range(STEADY):  # what changes next has been in use for a while, as in a training
+        for _ in range(STEADY if network + 1 < int(networks) else 0):
             job.settle(60)
             job.step()
     job.close()

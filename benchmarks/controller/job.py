@@ -98,7 +98,7 @@ class Job:
                     taken = statistics.median(self._blocks(taken))
                 measured.setdefault(way, []).append(taken)
         self.reducer.steering = steering
-        steering.follow()
+        steering.resume()
         return {str(way): statistics.median(passes) for way, passes in measured.items()}
 
     def _blocks(self, step_s: float) -> list[float]:

@@ -77,6 +77,7 @@ def main() -> None:
         job.reducer.steering = None
         without_s = statistics.mean(step() for _ in range(STEPS))
         job.reducer.steering = hands
+        hands.resume()
         pairs.append((with_s, without_s, with_s / without_s, *(seconds / STEPS for seconds in spent)))
     assert pairs, "the network never kept still"
     figures = (statistics.median(column) for column in zip(*pairs, strict=True))

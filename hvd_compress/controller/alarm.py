@@ -73,7 +73,7 @@ class Alarm:
     def answered(self, found: bool) -> None:
         """Ranks have compared their times, and found that something changed, or not."""
         if found:
-            self._deaf = DEAF
+            self._deaf, self._deaf_for = DEAF, 0
         elif self.asked:
             self._deaf_for, self._deaf = self._deaf, min(2 * self._deaf, DEAFEST)
         self._heard = self._heard and not (found or self.asked)

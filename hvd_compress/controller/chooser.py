@@ -141,7 +141,8 @@ class Chooser:
             self._upset = self._all_changed({candidate: _usual(times) for candidate, times in fresh.items()})
         self._times = {candidate: _usual(samples) for candidate, samples in self._samples.items()}
         self._queue = []
-        best = self._fastest()
+        # In finals among those that met in the last one: a single lucky trial is no match for them.
+        best = min(fresh if self._finals else self._times, key=self._times.__getitem__)
         if not self._finals:
             predicted = self._predictions()
             self._try(self._next(best, predicted), predicted)
@@ -175,7 +176,7 @@ class Chooser:
     def drifted(self, seconds: float, alarmed: bool = False) -> bool:
         """Take what a window of steps took with the choice that stands; return whether it is no longer true.
 
-        A window because of an alarm counts for two: a rank had seen it before.
+        One that is evident counts for two where a rank had seen it before, and sounded an alarm.
 
         Two windows in a row must say so, or one, evidently; more where noise was taken for drift before. They are
         compared with the first one since the choice was made: the time by which a candidate was chosen is the shortest
@@ -192,7 +193,7 @@ class Chooser:
             if first:
                 self._usual, self._doubted = seconds, False
             return False
-        self._odd_windows += 2 if alarmed else 1
+        self._odd_windows += 2 if alarmed and factor > policy.evident else 1
         self._doubted = first
         patience = 2**self._false_alarms
         needed = 1 if factor > policy.broken else patience if factor > policy.evident else 2 * patience
@@ -221,9 +222,12 @@ class Chooser:
             limit = self._times[before] * (1 - self._policy.hysteresis)
             if self._times[best] > limit or self._times[before] - self._times[best] < self._policy.least_s:
                 best = before
-        known = self.choice.seconds if self.choice is not None else math.inf
-        same = best == before and max(known, self._times[best]) <= self._policy.evident * min(known, self._times[best])
-        self._false_alarms = min(self._false_alarms + 1, self._policy.calm) if same else 0
+        same = False  # whether what was in use takes what it took: then it was no change that began the round
+        if self.choice is not None and before in self._times and before is not None:
+            known, now = self.choice.seconds, self._times[before]
+            same = max(known, now) <= self._policy.evident * min(known, now)
+        if not self._upset:
+            self._false_alarms = min(self._false_alarms + 1, self._policy.calm) if same else 0
         self.choice = Choice(best, self._times[best], self._expected[best], self._reason(best))
 
     def _reason(self, best: Candidate) -> str:
@@ -235,9 +239,6 @@ class Chooser:
         if best.scheme == "dense":
             return f"no compression pays here: {compared}"
         return compared
-
-    def _fastest(self) -> Candidate:
-        return min(self._candidates, key=lambda candidate: self._times.get(candidate, math.inf))
 
     def _predictions(self) -> dict[Candidate, float]:
         return {candidate: self._predict(candidate) for candidate in self._candidates}
@@ -273,8 +274,8 @@ class Chooser:
         policy = self._policy
         limit = (1 + (policy.near - 1) / (self._finals + 1)) * self._times[best] + policy.least_s
         near = sorted((c for c, t in self._times.items() if t <= limit), key=self._times.__getitem__)
-        matters = self._times[near[-1]] - self._times[best] > policy.least_s
         near = near[: min(policy.finalists, self._steps_left // policy.final)]
+        matters = bool(near) and self._times[near[-1]] - self._times[best] > policy.least_s
         return [candidate for candidate in near for _ in range(policy.final)] if matters and len(near) > 1 else []
 
     def _next(self, best: Candidate, predicted: dict[Candidate, float]) -> list[Candidate]:

@@ -69,7 +69,9 @@ class Controller:
         self._step_s: list[float] = []
         self._agree_s = 0.0
         self._window = SHORTEST_WINDOW
-        self._latency, self._alarm = LatencyWatch(), Alarm()
+        # Agreements beside the next step's computation take longer than those for which all ranks wait.
+        self._latencies, self._beside = {True: LatencyWatch(), False: LatencyWatch()}, False
+        self._alarm = Alarm()
         self._begin_round(0, "training begins")
 
     @property
@@ -171,12 +173,18 @@ class Controller:
     def take(self, step: int, agreed: Agreed) -> str:
         """Make of it what is to be made; return why the network must be measured anew, or nothing."""
         self._agree_s = agreed.own_s
+        latency, self._beside = self._latencies[self._beside], self.settled  # of the agreement before this one
         self._set_window(agreed)
         used = self._workers.ways([chooser.choice.candidate if chooser.choice else None for chooser in self._choosers])
         self._choose_workers(step, agreed)
         waited = self._ratios.waiting
-        ways = [chooser.candidate(len(agreed.seconds) - 1) for chooser in self._choosers]  # in the last of these steps
-        self._ratios.learn(agreed.gains, [chooser.choice for chooser in self._choosers], ways)
+        # Gains were looked at in the last step; in a round each step has its own way.
+        last_ways = [chooser.candidate(len(agreed.seconds) - 1) for chooser in self._choosers]
+        usual = [
+            self._workers.gain(number, way) if chooser.settled else math.nan
+            for number, (chooser, way) in enumerate(zip(self._choosers, last_ways, strict=True))
+        ]
+        self._ratios.learn(agreed.gains, [chooser.choice for chooser in self._choosers], last_ways, usual)
         if waited:
             if not self._ratios.waiting:
                 self._begin_round(step, "gains are known")
@@ -185,13 +193,13 @@ class Controller:
         self._ratios.beside(agreed.step_s - exchanges_s)
         if not self.settled:
             upset = self._learn(step, agreed)
-            return self._latency.changed(agreed.agree_s, max(map(max, agreed.seconds))) or upset
-        drift = self._watch(step, agreed, used)
+            return latency.changed(agreed.agree_s, max(map(max, agreed.seconds))) or upset
+        drift = self._watch(step, agreed, used, latency)
         if not drift:
-            for number, reason in self._ratios.moved(agreed, ways, self._window, OVERHEAD, step):
+            for number, reason in self._ratios.moved(agreed, last_ways, self._window, OVERHEAD, step):
                 self._choose_ratio(step, number, reason)
         self._alarm.answered(bool(drift))
-        if self._latency.odd or any(chooser.odd for chooser in self._choosers):
+        if latency.odd or any(chooser.odd for chooser in self._choosers):
             self._window = SHORTEST_WINDOW  # soon more will be known
         return drift
 
@@ -225,7 +233,8 @@ class Controller:
     def look_again(self, step: int, reason: str, engine: Engine) -> None:
         """Measure the network anew and begin a round. Collective."""
         self._network = self._network.remeasured(engine)
-        self._latency.reset()
+        for watch in self._latencies.values():
+            watch.reset()
         for expected in self._expected:
             expected.renew(self._network)
         latency, transfer = self._network.latency, self._network.transfer
@@ -260,20 +269,21 @@ class Controller:
 
     def _choose_ratio(self, step: int, number: int, reason: str) -> None:
         """Send another ratio of a bucket if one is better now."""
-        before = self._ratio(number, self._used(number))
+        before = self._ratio(number, self._chosen_way(number))
         if self._ratios.begin(step, number, reason, self._choosers[number].choice):
             self._send(step, number, before, reason)
 
-    def _used(self, number: int) -> Candidate | None:
+    def _chosen_way(self, number: int) -> Candidate | None:
         choice = self._choosers[number].choice
         return choice.candidate if choice is not None else None
 
     def _send(self, step: int, number: int, before: float, reason: str) -> None:
         """The ratio is another one than `before`: try how it travels best, unless that is clear."""
-        chooser, used = self._choosers[number], self._used(number)
+        chooser, used = self._choosers[number], self._chosen_way(number)
         change = self._ratio(number, used) / before
         compressed = used is not None and used.scheme != "dense"
-        if compressed and self._ratios.pays(number) and 1 / SIMILAR < change < SIMILAR:
+        reaches = used is not None and self._ratios.reaches(number, used.scheme)
+        if compressed and reaches and self._ratios.pays(number) and 1 / SIMILAR < change < SIMILAR:
             chooser.rebase()
             self._alarm.restart()
         else:
@@ -281,7 +291,12 @@ class Controller:
 
     def _choose_workers(self, step: int, agreed: Agreed) -> None:
         spare_s = [chooser.spare_s() if chooser.settled else math.inf for chooser in self._choosers]
-        for number, worker in self._workers.take(agreed.notes, agreed.step_s, spare_s):
+        chosen = [self._chosen_way(number) for number in range(len(self._choosers))]
+        before = self._workers.ways(chosen)
+        decided = self._workers.take(agreed.notes, agreed.step_s, spare_s)
+        if self._workers.ways(chosen) != before:
+            self._alarm.restart()  # VAR takes a collective more
+        for number, worker in decided:
             way = self._workers.way(number, self._choosers[number].candidate(0))
             self._choosers[number].rebase(worker.seconds)
             ratio, seconds = self._ratio(number, way), worker.seconds
@@ -298,10 +313,12 @@ class Controller:
             tried = [chooser.candidate(step) for step in range(chooser.trials_left)]
             for candidate, row in zip(tried, agreed.kernels_s, strict=False):
                 self._expected[number].kernels.note(candidate.scheme, self._ratio(number, candidate), row[number])
-            if chooser.learn([row[number] for row in agreed.seconds[: len(tried)]]):
+            if not chooser.learn([row[number] for row in agreed.seconds[: len(tried)]]):
+                continue
+            if chooser.upset:  # its times are of two networks: no ratio is to be chosen by them
+                upset = f"the network changed while bucket {self.history.number(number)} was tried"
+            else:
                 self._chosen(step, number)
-                if chooser.upset:
-                    upset = f"the network changed while bucket {self.history.number(number)} was tried"
         return upset
 
     def _chosen(self, step: int, number: int) -> None:
@@ -315,10 +332,10 @@ class Controller:
         if self._ratios.revise(step, number, self._choosers[number].measured, choice):
             self._send(step, number, ratio, "another ratio is better")
 
-    def _watch(self, step: int, agreed: Agreed, used: Sequence[Candidate | None]) -> str:
+    def _watch(self, step: int, agreed: Agreed, used: Sequence[Candidate | None], latency: LatencyWatch) -> str:
         """Return in words what left what was measured of it, or nothing; `used` is how buckets travelled."""
         typical = median(agreed.seconds)
-        drifted = self._latency.changed(agreed.agree_s, max(typical))
+        drifted = latency.changed(agreed.agree_s, max(typical))
         sent = [gains[-1] for gains in agreed.gains] or [math.nan] * len(self._buckets)
         for number, (chooser, seconds) in enumerate(zip(self._choosers, typical, strict=True)):
             choice = chooser.choice

@@ -89,7 +89,7 @@ class Expected:
             sent_by = {scheme: equal(scheme, ratio) for scheme in dict.fromkeys(c.scheme for c in sparse)}
             reaching = [candidate for candidate in sparse if math.isfinite(sent_by[candidate.scheme])]
             for candidate in reaching or sparse:
-                sent = min(1.0, sent_by[candidate.scheme])
+                sent = sent_by[candidate.scheme] if reaching else ratio
                 stages = candidate.stages(bucket.numel, sent, bucket.element_bytes, costs.world_size)
                 communicate_s = sum(costs.seconds(stage.verb, stage.algorithm, stage.size) for stage in stages)
                 priced.append((self.kernels.seconds(candidate.scheme, sent), self._correction * communicate_s))

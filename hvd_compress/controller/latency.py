@@ -5,7 +5,7 @@ from __future__ import annotations
 EVIDENT, LEAST_S = 3.0, 0.004
 """The factor by which the time must change, twice in a row, and the seconds: less is noise."""
 BEYOND_NOISE = 10.0
-"""The factor for which once is enough."""
+"""The factor by which it must grow for once to be enough."""
 LASTING = 4
 """So many times in a row are no noise, though noise may be as large."""
 SHARE = 0.2
@@ -13,19 +13,19 @@ SHARE = 0.2
 
 
 class LatencyWatch:
-    """Compares what ranks take to agree with what they took when the present choices were made.
+    """Compares what ranks take to agree with what they took since the network was last measured.
 
     A network that becomes wide and far at once may leave an exchange as long as it was, although another way would now
-    take half of it: then this alone tells. Where processors are busy, some agreements take many times as long as others
-    for no reason; how many times is learned, and longer ones must be longer than that. Nothing makes one shorter.
+    take half of it: then this alone tells. Where processors are busy, some agreements take far longer than others for
+    no reason; how much longer is learned, and has to be exceeded.
 
     Pure: what comes in is the same on all ranks.
     """
 
     def __init__(self) -> None:
         self._known: list[float] = []  # the first two: the shorter one is usual
-        self._odd: list[float] = []  # factors, in a row
-        self._noise = 1.0  # the largest factor that nothing came of
+        self._odd: list[float] = []  # times, in a row
+        self._noise_s = 0.0  # the most seconds above the usual ones that nothing came of
 
     @property
     def odd(self) -> bool:
@@ -35,6 +35,7 @@ class LatencyWatch:
     def reset(self) -> None:
         """The network is being measured anew: the next times say what is usual from now on."""
         self._known, self._odd = [], []
+        self._noise_s /= 2  # processors may not be as busy any more, and a hiccup must not count for ever
 
     def changed(self, agree_s: float, exchange_s: float) -> str:
         """Return in words that the latency changed, or nothing.
@@ -47,20 +48,16 @@ class LatencyWatch:
             return ""
         if len(self._known) < 2:
             self._known.append(agree_s)
-            self._learn(max(self._known) / min(self._known))
             return ""
         usual = min(self._known)
         factor = agree_s / usual
         if max(factor, 1 / factor) <= EVIDENT or abs(agree_s - usual) <= max(LEAST_S, SHARE * exchange_s):
-            self._learn(max([factor, *self._odd]))
+            self._noise_s = max(self._noise_s, *(odd_s - usual for odd_s in (agree_s, *self._odd)))
             self._odd = []
             return ""
-        self._odd.append(factor)
-        beyond = factor / self._noise if factor > 1 else 1 / factor
-        needed = 1 if beyond > BEYOND_NOISE else 2 if beyond > EVIDENT else LASTING
+        self._odd.append(agree_s)
+        beyond = (agree_s - self._noise_s) / usual
+        needed = 1 if beyond > BEYOND_NOISE else 2 if beyond > EVIDENT or factor < 1 else LASTING
         if len(self._odd) < needed:
             return ""
         return f"ranks took {agree_s * 1e3:.2f} ms to agree instead of {usual * 1e3:.2f}"
-
-    def _learn(self, factor: float) -> None:
-        self._noise = max(self._noise, factor)

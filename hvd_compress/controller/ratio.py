@@ -31,7 +31,7 @@ class RatioChooser:
     learn() takes gains; moved says whether they left those by which the choice was made; choose() makes it.
 
     Attributes:
-        ratio: the one in use, as an all-gather sends it; see sent_by().
+        ratio: the one in use, as an all-gather sends it; see ratio_of().
         known_gain: what it gained when it was chosen, or in the first look at it after that.
         gains: share of ||corrected||^2 that is sent with each candidate, in the order of goal.ratios; empty at first.
         pays: whether it is expected to take less than no compression.
@@ -63,28 +63,36 @@ class RatioChooser:
         """Whether the gain of the ratio in use has left what it was, by more than was allowed."""
         return abs(self.seen_gain - self.known_gain) > self._goal.gain_change * self.known_gain
 
-    def sent_by(self, scheme: str) -> float:
-        """Return the ratio with which a scheme gains what the one in use promises; infinity if none does."""
-        return self.equal(scheme, self.ratio)
+    @property
+    def highest(self) -> float:
+        """The upper bound of what is sent, by any scheme."""
+        return self._goal.ratios[-1]
 
-    def equal(self, scheme: str, ratio: float) -> float:
+    def ratio_of(self, scheme: str) -> float:
+        """Return the ratio with which a scheme gains what the one in use promises; infinity if none does."""
+        return self.for_same_gain(scheme, self.ratio)
+
+    def for_same_gain(self, scheme: str, ratio: float) -> float:
         """Return the ratio with which a scheme would gain what `ratio` does by an all-gather; infinity if none does."""
         if self._shares.of(scheme) == 1.0:
             return ratio
         return self._shares.ratio(scheme, self._curve[self._goal.ratios.index(ratio)], self._goal.ratios, self._curve)
 
     def saw(self, scheme: str, sent: float, gains: Sequence[float]) -> None:
-        """Take what a step really sent by a scheme, and the gain of each candidate in the same step."""
-        ratio = self.sent_by(scheme)
-        if ratio in self._goal.ratios:
+        """Take what a step really sent by a scheme, and the gain of each candidate in the same step.
+
+        What an all-gather sends is what ratios are stated in, also where it selects layer by layer.
+        """
+        ratio = self.ratio_of(scheme)
+        if scheme not in ("allgather", "dense") and ratio in self._goal.ratios:
             self._shares.learn(scheme, sent, gains[self._goal.ratios.index(ratio)])
 
-    def settle(self) -> None:
-        """What was seen of gains and shares counts from now on: sent_by() and equal() follow from it."""
+    def adopt(self, used: str) -> None:
+        """What was seen of gains and shares counts from now on: ratio_of() and for_same_gain() follow from it."""
         self._curve = self.gains
-        self._shares.settle()
+        self._shares.adopt(used)
 
-    def unequal(self, scheme: str) -> str:
+    def share_moved(self, scheme: str) -> str:
         """Return in words that a scheme does not send what was counted on, or nothing."""
         return self._shares.moved(scheme)
 
@@ -167,7 +175,7 @@ class RatioChooser:
         what = named if wanted is None else f"gain {wanted:g} wanted"
         taken = f"{1e3 * chosen.compress_s:.2f} + {1e3 * chosen.communicate_s:.2f} ms expected"
         doubt = "" if self.pays else "; to send everything is expected to take less"
-        return f"{what}: gain {chosen.gain:.3f}, {taken}{doubt}{self._shares.words(self.sent_by)}"
+        return f"{what}: gain {chosen.gain:.3f}, {taken}{doubt}{self._shares.words(self.ratio_of)}"
 
 
 def _fastest_gain(options: Sequence[Option], now: Option, dense_s: float, rest_s: float) -> Option:

@@ -54,11 +54,12 @@ class Ratios:
         """Return what a scheme sends of a bucket, or an all-gather; a rollout aside."""
         if not self._choosers:
             return self._fixed[number]
-        return min(self._choosers[number].sent_by(scheme), 1.0)
+        chooser = self._choosers[number]
+        return min(chooser.ratio_of(scheme), chooser.highest)
 
     def reaches(self, number: int, scheme: str) -> bool:
         """Whether a scheme can gain what is wanted of a bucket, within the bounds of the ratio."""
-        return not self._choosers or math.isfinite(self._choosers[number].sent_by(scheme))
+        return not self._choosers or math.isfinite(self._choosers[number].ratio_of(scheme))
 
     def pays(self, number: int) -> bool:
         """Whether that is expected to take less than no compression."""
@@ -83,7 +84,11 @@ class Ratios:
         return self._goal.ratios if self.waiting or ends or (last and not settled) else None
 
     def learn(
-        self, gains: Sequence[Sequence[float]], choices: Sequence[Choice | None], ways: Sequence[Candidate]
+        self,
+        gains: Sequence[Sequence[float]],
+        choices: Sequence[Choice | None],
+        ways: Sequence[Candidate],
+        usual: Sequence[float],
     ) -> None:
         """Take the agreed gains by bucket. The last one is what was sent; those before are read from the gradient.
 
@@ -92,14 +97,17 @@ class Ratios:
 
         Args:
             ways: how each bucket travelled in the step that was looked at.
+            usual: what it was seen to send over turns of all ranks, NaN where that is not known. One step is that of
+                one root.
         """
-        for chooser, choice, way, own in zip(self._choosers, choices, ways, gains, strict=False):
-            if choice is not None and choice.candidate.scheme == "dense" and chooser.gains:
+        for chooser, choice, way, sent, own in zip(self._choosers, choices, ways, usual, gains, strict=False):
+            dense = way.scheme == "dense" or (choice is not None and choice.candidate.scheme == "dense")
+            if dense and chooser.gains:
                 continue
             if self._rolls_out:
                 chooser.watch(own[-1])
             else:
-                chooser.saw(way.scheme, own[-1], own[:-1])
+                chooser.saw(way.scheme, sent if math.isfinite(sent) else own[-1], own[:-1])
                 chooser.learn(own[:-1])
 
     def begin(self, step: int, number: int, reason: str, choice: Choice | None) -> bool:
@@ -137,8 +145,8 @@ class Ratios:
         self._rest = max(REST_WINDOWS, math.ceil(windows)) - 1
         found = []
         for number, (chooser, way) in enumerate(zip(self._choosers, ways, strict=True)):
-            if unequal := chooser.unequal(way.scheme):
-                found.append((number, unequal))
+            if moved := chooser.share_moved(way.scheme):
+                found.append((number, moved))
             elif chooser.moved:
                 found.append((number, f"the gain moved from {chooser.known_gain:.3f} to {chooser.seen_gain:.3f}"))
         if not self._rolls_out:
@@ -182,10 +190,10 @@ class Ratios:
         chooser, expected = self._choosers[number], self._expected[number]
         beside_s = self._beside_s if math.isfinite(self._beside_s) else 0.0
         scheme = choice.candidate.scheme if choice is not None else ""
-        before = chooser.sent_by(scheme)
-        chooser.settle()
-        chooser.choose(expected.prices(self._goal.ratios, chooser.equal), expected.dense_s, beside_s)
-        changed = chooser.sent_by(scheme) != before
+        before = chooser.ratio_of(scheme)
+        chooser.adopt(scheme)
+        chooser.choose(expected.prices(self._goal.ratios, chooser.for_same_gain), expected.dense_s, beside_s)
+        changed = chooser.ratio_of(scheme) != before
         why = f"{reason}: {chooser.reason}"
         self._history.add(Event(step, "ratio", number, ratio=chooser.ratio, gain=chooser.gain, reason=why))
         compressed = choice is None or choice.candidate.scheme != "dense"

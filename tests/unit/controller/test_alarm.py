@@ -45,6 +45,13 @@ def test_what_is_little_or_no_number_is_not_odd(seconds: float) -> None:
     assert not alarm.raised
 
 
+def test_what_is_usual_is_no_single_step() -> None:
+    alarm = Alarm()
+    for second in (0.5, 0.1, 0.1, 0.1, 0.1, 0.1):
+        alarm.seen((second,))
+    assert not alarm.raised
+
+
 def test_nothing_is_odd_before_it_is_known_what_is_usual() -> None:
     alarm = Alarm()
     for second in (0.1, 0.9, 0.9):
@@ -74,7 +81,7 @@ def test_false_alarms_make_deaf_for_a_while_and_true_ones_open_the_ears() -> Non
         alarm.answered(found=False)
     assert found == [1, *(DEAF * 2**n for n in range(5)), DEAFEST]
     alarm.answered(found=True)
-    steps_until_due()
+    assert steps_until_due() == 1
     alarm.ask()
     alarm.answered(found=False)
     assert steps_until_due() == DEAF

@@ -94,3 +94,30 @@ def test_a_network_that_breaks_down_is_seen_while_var_is_on_trial() -> None:
     drift, used = _with_var(11.0, changed_s=100.0)
     assert "ms instead of 10000.00" in drift
     assert "var" in used
+
+
+def rounds(times: list[float], agree_s: list[float]) -> list[str]:
+    """Return what the agreements of a round say, in which all steps of one take as long."""
+    ways = (Candidate("allgather", "ring"), Candidate("star", "ring"))
+    bucket = Bucket(100_000, 4, 0.01, ways)
+    controller = Controller([bucket], Network(Formulas(1e-3, 1e-9, RANKS)), Policy(margin=1e6, near=2.0), History())
+    found = []
+    for seconds, agreed_s in zip(times, agree_s, strict=True):
+        steps = 0
+        while not controller.due:
+            controller.record([Timing(0.0, seconds, 0.0)], 0.2)
+            steps += 1
+        controller.report()
+        # The ways differ by more than can be told apart, or there would be no final.
+        rows = tuple((seconds * (1.0 + 0.1 * (step % 2)),) for step in range(steps))
+        found.append(controller.take(0, Agreed(rows, ((0.0,),) * steps, 0.2, agreed_s, agreed_s, notes=((),) * RANKS)))
+    return found
+
+
+def test_a_network_that_changes_within_a_round_is_measured_anew() -> None:
+    calm = [0.001] * 4
+    assert rounds([0.1, 0.1, 0.1, 0.1], calm) == [""] * 4
+    assert rounds([0.1, 0.3], calm[:2]) == ["", "the network changed while bucket 0 was tried"]
+    told = rounds([0.1, 0.1, 0.1, 0.1], [0.001, 0.001, 0.060, 0.060])
+    assert told[:2] == [""] * 2
+    assert any("to agree instead of 1.00" in words for words in told[2:])

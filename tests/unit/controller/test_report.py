@@ -35,3 +35,12 @@ def test_without_a_look_there_are_no_gains() -> None:
     (agreed,) = run_ranks(1, lambda engine: agree(engine, [(Timing(1.0, 1.0, 1.0),)], 1.0, 0.0))
     assert agreed.gains == ()
     assert agreed.look_s == 0.0
+
+
+def test_of_what_agreeing_took_the_rank_counts_that_waited_least_but_one() -> None:
+    """The one that comes last finds everything there."""
+
+    def body(engine):
+        return agree(engine, [(Timing(1.0, 1.0, 1.0),)], 1.0, (0.001, 0.03, 0.02)[engine.rank]).agree_s
+
+    assert run_ranks(3, body) == [0.02] * 3

@@ -34,20 +34,22 @@ def test_what_was_seen_counts_when_it_is_settled() -> None:
     shares.learn("star", 0.15, 0.3)
     assert shares.of("star") == 1.0
     assert shares.moved("star") == "star sends 50% of the gain that its ratio promises, not 100%"
-    shares.settle()
+    shares.adopt("star")
     assert shares.moved("star") == ""
     assert shares.ratio("star", 0.2, RATIOS, CURVE) == 0.04
     assert shares.ratio("star", 0.45, RATIOS, CURVE) == math.inf
     assert shares.ratio("allgather", 0.45, RATIOS, CURVE) == 0.04
     shares.learn("star", 0.12, 0.3)  # 0.45 on average
     assert shares.moved("star") == ""
+    shares.learn("star", 0.06, 0.3)  # 0.325
+    assert shares.moved("star") == "star sends 32% of the gain that its ratio promises, not 50%"
 
 
 @pytest.mark.parametrize(("sent", "promised"), [(math.nan, 0.3), (0.1, math.nan), (0.1, 0.0)])
 def test_what_is_no_share_is_left_out(sent: float, promised: float) -> None:
     shares = Shares()
     shares.learn("star", sent, promised)
-    shares.settle()
+    shares.adopt("star")
     assert shares.of("star") == 1.0
 
 
@@ -55,20 +57,31 @@ def gain(ratio: float) -> float:
     return 1 - math.exp(-8 * ratio**0.5)
 
 
-def train(goal: AutoRatio, star_share: float, star_seconds: float, controller: Controller | None = None) -> Controller:
-    """An all-gather takes a second for the ratio 1, STAR `star_seconds`, and sends a share of what its ratio says."""
+def train(
+    goal: AutoRatio,
+    star_share: float,
+    star_seconds: float,
+    controller: Controller | None = None,
+    ways: tuple[Candidate, ...] = WAYS,
+    measured: float = 1.0,
+) -> Controller:
+    """An all-gather takes a second for the ratio 1, STAR `star_seconds`, and sends a share of what its ratio says.
+
+    `measured` is what curves of gain, which are not exact, make of a share.
+    """
     if controller is None:
-        bucket = Bucket(1_000_000, 4, goal.start, WAYS)
+        bucket = Bucket(1_000_000, 4, goal.start, ways)
         controller = Controller([bucket], Network(Formulas(1e-4, 1e-9, RANKS)), Policy(), History(), goal)
     taken, look = [], None
     for step in range(150):
         (way,), (ratio,) = controller.candidates(), controller.ratios()
         star = way.scheme == "star"
+        assert ratio <= goal.high or way.scheme == "dense"
         looking = controller.looking
         if looking is not None:
-            sent = gain(ratio) * (star_share if star else 1.0)
+            sent = gain(ratio) * (star_share if star else 1.0) * measured
             look = Look(((*map(gain, looking), sent),))
-        taken.append((ratio * (star_seconds if star else 1.0),))
+        taken.append((10.0 if way.scheme == "dense" else ratio * (star_seconds if star else 1.0),))
         controller.record([Timing(0.0, taken[-1][0], 0.0)], 0.5, look)
         if controller.due:
             controller.report()
@@ -78,6 +91,28 @@ def train(goal: AutoRatio, star_share: float, star_seconds: float, controller: C
             taken, look = [], None
     assert controller.settled
     return controller
+
+
+@pytest.mark.parametrize("ways", [WAYS, (*WAYS, Candidate("dense", "ring"))])
+@pytest.mark.parametrize("measured", [0.9995, 0.99])
+def test_curves_that_are_not_exact_exclude_nothing(ways: tuple[Candidate, ...], measured: float) -> None:
+    """The gain that is wanted is out of reach, so the largest ratio is taken, which no larger one can make up for."""
+    controller = train(AutoRatio(0.9, low=0.001, high=0.02), 1 / 3, 0.5, ways=ways, measured=measured)
+    assert [choice.candidate for choice in controller.choices()] == [WAYS[0]]
+    assert controller.ratios() == (0.02,)
+    assert controller.predicted(0, WAYS[0]) < 1.0
+
+
+def test_what_is_not_in_use_is_forgotten_slowly() -> None:
+    shares = Shares()
+    shares.learn("star", 0.1, 0.3)
+    known = []
+    for _ in range(30):
+        shares.adopt("allgather")
+        known.append(shares.of("star"))
+    assert known[0] == pytest.approx(0.4)
+    assert known[1] == pytest.approx(0.46)
+    assert known[-1] > 0.95
 
 
 def test_schemes_are_compared_where_they_gain_the_same() -> None:
