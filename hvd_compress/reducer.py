@@ -259,8 +259,9 @@ class Reducer:
         self._planned = True
         if self._network is not None:
             watchers = [self._timeline.event] if self._timeline else []
-            asked = self._request, self._settings
-            self.steering = Steering(self._routes, *asked, self._engine, self._network, self._pipeline, watchers)
+            self.steering = Steering(
+                self._routes, self._request, self._settings, self._engine, self._network, self._pipeline, watchers
+            )
 
     def _trace(self, exchanged: Exchanged, wait_from_s: float) -> None:
         """Show the timeline the step that is over, if it is one of those that it samples."""

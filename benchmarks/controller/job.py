@@ -23,7 +23,7 @@ from hvd_compress.settings import Settings
 T = TypeVar("T")
 
 NOT_MEASURED = 2.0
-"""What is predicted to take this many times as long as the best candidate is not measured."""
+"""What is predicted to take this many times as long as the best one measured so far is not measured."""
 NOT_REPEATED, LONG_S = 1.3, 0.1
 """Nor is repeated what takes longer than LONG_S and this many times as long as the best."""
 ENOUGH_S, MOST = 0.4, 12
@@ -71,7 +71,7 @@ class Job:
         route.decide(steered(route.decision, self._compressor, way, "measured"))
 
     def compare(self) -> dict[str, float]:
-        """Return the seconds of a step by every candidate that may be the best, as rank 0 sees them.
+        """Return the seconds of a step by every candidate that may be the best, as rank 0 sees them. VAR goes as STAR.
 
         Steps are measured in blocks of as many as there are ranks, as AR-Topk has another root in each step. Of a pass
         the median block counts, of all passes the median.

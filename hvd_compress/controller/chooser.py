@@ -138,8 +138,8 @@ class Chooser:
             fresh.setdefault(candidate, []).append(second)
             self._samples.setdefault(candidate, []).append(second)
         if self._finals:
-            self._upset = self._all_changed({candidate: _usual(times) for candidate, times in fresh.items()})
-        self._times = {candidate: _usual(samples) for candidate, samples in self._samples.items()}
+            self._upset = self._all_changed({candidate: _trimmed_mean(times) for candidate, times in fresh.items()})
+        self._times = {candidate: _trimmed_mean(samples) for candidate, samples in self._samples.items()}
         self._queue = []
         # In finals among those that met in the last one: a single lucky trial is no match for them.
         best = min(fresh if self._finals else self._times, key=self._times.__getitem__)
@@ -169,7 +169,7 @@ class Chooser:
 
     @property
     def known_s(self) -> float:
-        """What a step with the choice that stands took until now: in its first window, or else in its trials."""
+        """What an exchange by the choice that stands took until now: in its first window, or else in its trials."""
         assert self.choice is not None
         return self.choice.seconds if math.isnan(self._usual) else self._usual
 
@@ -260,7 +260,7 @@ class Chooser:
         return chosen
 
     def _all_changed(self, fresh: Mapping[Candidate, float]) -> bool:
-        """Whether all that meet in a final evidently take longer than in their trials, or all of them less."""
+        """Whether all that meet in a final evidently take longer than before in this round, or all of them less."""
         limit = self._policy.evident
         changes = [taken / max(self._times[c], 1e-9) for c, taken in fresh.items()]
         differ = all(abs(taken - self._times[c]) > self._policy.least_s for c, taken in fresh.items())
@@ -297,7 +297,7 @@ class Chooser:
         self._steps_left -= len(self._queue)
 
 
-def _usual(samples: Sequence[float]) -> float:
+def _trimmed_mean(samples: Sequence[float]) -> float:
     """Return the mean of the shorter three quarters: what makes some steps far longer than others is noise."""
     count = math.ceil(0.75 * len(samples))
     return sum(sorted(samples)[:count]) / count

@@ -20,7 +20,8 @@ from hvd_compress.cost.candidates import Candidate
 from hvd_compress.engines.base import Engine
 
 OVERHEAD = 0.01
-"""Share of the time of training that agreeing may take, were it not hidden behind the next step's computation."""
+"""Share of the time of training that agreeing may take, were it not hidden behind the next step's computation; and that
+looks at gains may take."""
 SHORTEST_WINDOW, LONGEST_WINDOW = 4, 6
 """Steps between two looks at a choice that stands; where something is odd, and at first, the shortest.
 
@@ -353,6 +354,6 @@ class Controller:
         return drifted
 
     def _set_window(self, agreed: Agreed) -> None:
-        """Agree as rarely as keeps its cost below OVERHEAD."""
+        """Agree as rarely as keeps its cost below OVERHEAD, but after LONGEST_WINDOW steps at the latest."""
         steps = agreed.agree_s / (OVERHEAD * agreed.step_s) if agreed.step_s > 0 else 0.0
         self._window = max(SHORTEST_WINDOW, min(LONGEST_WINDOW, math.ceil(steps)))

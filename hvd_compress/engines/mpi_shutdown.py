@@ -15,6 +15,7 @@ from hvd_compress.engines.base import Engine
 GRACE_S = 2.0
 """A rank that has ended has done its part of all that ran before: what the others are still in ends within this."""
 _QUIET_S, _LOOK_S = 0.05, 0.005
+"""Between two collectives of an exchange less time passes; and how often to look."""
 
 _watched: weakref.WeakSet[Engine] = weakref.WeakSet()
 
