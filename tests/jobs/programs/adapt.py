@@ -15,7 +15,7 @@ import torch
 
 import hvd_compress.torch as hvd
 
-STEPS, UNLUCKY_STEP = 60, 5
+STEPS, UNLUCKY_STEP = 100, 5
 
 
 def main(misfortune: str) -> None:
