@@ -17,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from grid import regret
 from rich.console import Console
 from rich.table import Table
 
@@ -72,26 +73,24 @@ def wait_for(path: Path, job: subprocess.Popen) -> None:
         time.sleep(0.01)
 
 
-def regret(row: dict) -> float:
-    return row["measured"][row["chosen"]] / min(row["measured"].values()) - 1
-
-
 def line(row: dict) -> str:
     best = min(row["measured"], key=row["measured"].__getitem__)
     return (
         f"{row['numel']:>9} {row['ratio']:<5} to {row['latency']:>5} {row['bandwidth']:>8}: {row['chosen']:<34} "
-        f"{regret(row):6.1%}  best {best:<34} {row['measured'][best] * 1e3:8.1f} ms, was {row['before']:<32} "
-        f"last choice after {row['steps']} steps"
+        f"{regret(row, row['chosen']):6.1%}  best {best:<34} {row['measured'][best] * 1e3:8.1f} ms, "
+        f"was {row['before']:<32} last choice after {row['steps']} steps"
     )
 
 
 def show(rows: list[dict]) -> None:
     changes = [row for row in rows if row["network"] > 0]
-    right = [row for row in changes if row["settled"] and regret(row) <= 0.10]  # what is on trial is no choice
+    right = [
+        row for row in changes if row["settled"] and regret(row, row["chosen"]) <= 0.10
+    ]  # what is on trial is no choice
     table = Table(
         "changes", f"right (within 10 %) after {STEPS} steps", "worst regret", "steps to the last choice, most"
     )
-    worst, most = max(map(regret, changes)), max(row["steps"] for row in changes)
+    worst, most = max(regret(row, row["chosen"]) for row in changes), max(row["steps"] for row in changes)
     table.add_row(str(len(changes)), str(len(right)), f"{worst:.0%}", str(most))
     Console().print(table)
 

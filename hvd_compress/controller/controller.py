@@ -176,7 +176,7 @@ class Controller:
         self._agree_s = agreed.own_s
         latency, self._beside = self._latencies[self._beside], self.settled  # of the agreement before this one
         self._set_window(agreed)
-        used = self._workers.ways([chooser.choice.candidate if chooser.choice else None for chooser in self._choosers])
+        used = self._in_use()
         self._choose_workers(step, agreed)
         waited = self._ratios.waiting
         # Gains were looked at in the last step; in a round each step has its own way.
@@ -274,6 +274,10 @@ class Controller:
         if self._ratios.begin(step, number, reason, self._choosers[number].choice):
             self._send(step, number, before, reason)
 
+    def _in_use(self) -> list[Candidate | None]:
+        """Return how buckets travel by the choices that stand, STAR and VAR told apart."""
+        return self._workers.ways([self._chosen_way(number) for number in range(len(self._choosers))])
+
     def _chosen_way(self, number: int) -> Candidate | None:
         choice = self._choosers[number].choice
         return choice.candidate if choice is not None else None
@@ -292,10 +296,9 @@ class Controller:
 
     def _choose_workers(self, step: int, agreed: Agreed) -> None:
         spare_s = [chooser.spare_s() if chooser.settled else math.inf for chooser in self._choosers]
-        chosen = [self._chosen_way(number) for number in range(len(self._choosers))]
-        before = self._workers.ways(chosen)
+        before = self._in_use()
         decided = self._workers.take(agreed.notes, agreed.step_s, spare_s)
-        if self._workers.ways(chosen) != before:
+        if self._in_use() != before:
             self._alarm.restart()  # VAR takes a collective more
         for number, worker in decided:
             way = self._workers.way(number, self._choosers[number].candidate(0))

@@ -29,7 +29,7 @@ class Event:
             (STAR or VAR was chosen).
         bucket: which one, or -1 for all.
         candidate: what was tried, chosen or in use.
-        ratio: k / numel.
+        ratio: k / numel: in "begin" and "ratio" as an all-gather would send it, else as it was sent.
         measured_s, predicted_s: of one exchange of this bucket; NaN where there is none.
         gain: share of ||corrected||^2 that is sent, mean over ranks; NaN where it was not looked at. As measured in the
             last step of a window; as expected with a ratio.
