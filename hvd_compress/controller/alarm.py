@@ -7,9 +7,10 @@ AR-Topk uses, and in an all-gather any.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
+
+from hvd_compress.controller.differ import differ
 
 USUAL_STEPS = 4
 """From so many steps a rank learns what is usual."""
@@ -59,7 +60,8 @@ class Alarm:
             if len(self._first) == USUAL_STEPS:
                 self._usual = [statistics.median(column) for column in zip(*self._first, strict=True)]
             return
-        self._odd = self._odd + 1 if any(map(_differ, seconds, self._usual)) else 0
+        odd = any(differ(now, usual, EVIDENT, LEAST_S) for now, usual in zip(seconds, self._usual, strict=True))
+        self._odd = self._odd + 1 if odd else 0
 
     def hear(self, raised: bool) -> None:
         """Take what was said in a step, which all ranks heard alike."""
@@ -78,8 +80,3 @@ class Alarm:
             self._deaf_for, self._deaf = self._deaf, min(2 * self._deaf, DEAFEST)
         self._heard = self._heard and not (found or self.asked)
         self.asked = False
-
-
-def _differ(seconds: float, usual: float) -> bool:
-    low, high = min(seconds, usual), max(seconds, usual)
-    return math.isfinite(high) and high > EVIDENT * low and high - low > LEAST_S

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hvd_compress.controller.differ import differ, times_apart
 from hvd_compress.cost.candidates import Candidate
 
 Predict = Callable[[Candidate], float]
@@ -186,9 +187,9 @@ class Chooser:
         assert self.choice is not None
         assert self.settled
         policy, first, known = self._policy, math.isnan(self._usual), self.known_s
-        factor = max(seconds, known, 1e-9) / max(min(seconds, known), 1e-9)
+        factor = times_apart(seconds, known)
         limit = policy.drift if not first else math.inf if self._doubted else policy.evident
-        if abs(seconds - known) <= policy.least_s or factor <= limit:
+        if not differ(seconds, known, limit, policy.least_s):
             self._odd_windows = 0
             if first:
                 self._usual, self._doubted = seconds, False
@@ -224,8 +225,7 @@ class Chooser:
                 best = before
         same = False  # whether what was in use takes what it took: then it was no change that began the round
         if self.choice is not None and before in self._times and before is not None:
-            known, now = self.choice.seconds, self._times[before]
-            same = max(known, now) <= self._policy.evident * min(known, now)
+            same = times_apart(self.choice.seconds, self._times[before]) <= self._policy.evident
         if not self._upset:
             self._false_alarms = min(self._false_alarms + 1, self._policy.calm) if same else 0
         self.choice = Choice(best, self._times[best], self._expected[best], self._reason(best))

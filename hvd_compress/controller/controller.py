@@ -6,27 +6,18 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from hvd_compress.controller.alarm import RECENT, Alarm
 from hvd_compress.controller.chooser import Choice, Chooser, Policy
 from hvd_compress.controller.expected import Bucket, Expected
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import Event, History
-from hvd_compress.controller.latency import LatencyWatch
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratios import Ratios
 from hvd_compress.controller.report import Agreed, Look, Timing, agree, median
 from hvd_compress.controller.sights import Sight, Workers
+from hvd_compress.controller.watch import OVERHEAD, Watch
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.engines.base import Engine
 
-OVERHEAD = 0.01
-"""Share of the time of training that agreeing may take, were it not hidden behind the next step's computation; and that
-looks at gains may take."""
-SHORTEST_WINDOW, LONGEST_WINDOW = 4, 6
-"""Steps between two looks at a choice that stands; where something is odd, and at first, the shortest.
-
-For some changes nobody sounds an alarm: they leave an exchange as long as it was, or nothing sent has a header.
-"""
 SIMILAR = 2.0
 """A ratio that differs from the one before by less than this factor travels as that did, without trials."""
 
@@ -69,10 +60,7 @@ class Controller:
         self._steps: list[tuple[Timing, ...]] = []  # since ranks last agreed
         self._step_s: list[float] = []
         self._agree_s = 0.0
-        self._window = SHORTEST_WINDOW
-        # Agreements beside the next step's computation take longer than those for which all ranks wait.
-        self._latencies, self._beside = {True: LatencyWatch(), False: LatencyWatch()}, False
-        self._alarm = Alarm()
+        self._watch = Watch()
         self._begin_round(0, "training begins")
 
     @property
@@ -134,7 +122,7 @@ class Controller:
         if not self._buckets:
             return  # ranks never agree on them, and nobody would forget them
         if self.settled:
-            self._alarm.seen([timing.seconds for timing in timings])
+            self._watch.seen([timing.seconds for timing in timings])
         self._steps.append(tuple(timings))
         self._step_s.append(step_s)
         self._seen = look or self._seen
@@ -148,18 +136,15 @@ class Controller:
     @property
     def alarmed(self) -> bool:
         """Whether this rank is to tell the others in the coming step that its exchanges changed. Of this rank alone."""
-        return self.settled and self._alarm.raised
+        return self.settled and self._watch.raised
 
     def hear(self, alarmed: bool) -> None:
         """Take whether ranks told that in the step that is over: the same on all ranks, before record()."""
-        self._alarm.hear(alarmed and self.settled)
+        self._watch.hear(alarmed and self.settled)
 
     def report(self) -> Callable[[Engine], Agreed]:
         """Return the collective by which ranks agree on the steps since the last time, which are forgotten here."""
-        steps, mean_s, look = self._steps, sum(self._step_s) / len(self._step_s), self._seen
-        self._alarm.ask()
-        if self._alarm.due and self.settled:
-            steps = steps[-RECENT:]  # what was before is not what is to be looked at
+        steps, mean_s, look = self._watch.ask(self._steps), sum(self._step_s) / len(self._step_s), self._seen
         self._steps, self._step_s, self._seen = [], [], Look()
         notes = self._workers.notes()
         return partial(agree, steps=steps, step_s=mean_s, agree_s=self._agree_s, look=look, notes=notes)
@@ -168,14 +153,14 @@ class Controller:
     def _length(self) -> int:
         """How many steps there are between the last agreement and the next."""
         trials = max((chooser.trials_left for chooser in self._choosers), default=0)
-        window = min(self._window, RECENT) if self._alarm.due else self._window
-        return 1 if self._ratios.waiting else trials or window
+        return 1 if self._ratios.waiting else trials or self._watch.length
 
     def take(self, step: int, agreed: Agreed) -> str:
         """Make of it what is to be made; return why the network must be measured anew, or nothing."""
         self._agree_s = agreed.own_s
-        latency, self._beside = self._latencies[self._beside], self.settled  # of the agreement before this one
-        self._set_window(agreed)
+        typical = median(agreed.seconds)
+        longest_s = max(typical) if self.settled else max(map(max, agreed.seconds))  # in a round each step is another
+        latency = self._watch.take(agreed, self.settled, longest_s)
         used = self._in_use()
         self._choose_workers(step, agreed)
         waited = self._ratios.waiting
@@ -194,14 +179,13 @@ class Controller:
         self._ratios.beside(agreed.step_s - exchanges_s)
         if not self.settled:
             upset = self._learn(step, agreed)
-            return latency.changed(agreed.agree_s, max(map(max, agreed.seconds))) or upset
-        drift = self._watch(step, agreed, used, latency)
+            return latency or upset
+        drift = self._drift(step, agreed, typical, used)
+        drift = latency or drift
         if not drift:
-            for number, reason in self._ratios.moved(agreed, last_ways, self._window, OVERHEAD, step):
+            for number, reason in self._ratios.moved(agreed, last_ways, self._watch.window, OVERHEAD, step):
                 self._choose_ratio(step, number, reason)
-        self._alarm.answered(bool(drift))
-        if latency.odd or any(chooser.odd for chooser in self._choosers):
-            self._window = SHORTEST_WINDOW  # soon more will be known
+        self._watch.answered(bool(drift), any(chooser.odd for chooser in self._choosers))
         return drift
 
     @property
@@ -234,8 +218,7 @@ class Controller:
     def look_again(self, step: int, reason: str, engine: Engine) -> None:
         """Measure the network anew and begin a round. Collective."""
         self._network = self._network.remeasured(engine)
-        for watch in self._latencies.values():
-            watch.reset()
+        self._watch.remeasured()
         for expected in self._expected:
             expected.renew(self._network)
         latency, transfer = self._network.latency, self._network.transfer
@@ -264,7 +247,7 @@ class Controller:
     def _try(self, step: int, number: int, reason: str) -> None:
         """Begin a round of trials for a bucket, with the ratio that it has now."""
         self._choosers[number].look(partial(self.predicted, number))
-        self._alarm.restart()
+        self._watch.restart()
         self._workers.restart(number)
         self.history.add(Event(step, "begin", number, ratio=self._ratio(number, None), reason=reason))
 
@@ -290,7 +273,7 @@ class Controller:
         reaches = used is not None and self._ratios.reaches(number, used.scheme)
         if compressed and reaches and self._ratios.pays(number) and 1 / SIMILAR < change < SIMILAR:
             chooser.rebase()
-            self._alarm.restart()
+            self._watch.restart()
         else:
             self._try(step, number, reason)
 
@@ -299,7 +282,7 @@ class Controller:
         before = self._in_use()
         decided = self._workers.take(agreed.notes, agreed.step_s, spare_s)
         if self._in_use() != before:
-            self._alarm.restart()  # VAR takes a collective more
+            self._watch.restart()  # VAR takes a collective more
         for number, worker in decided:
             way = self._workers.way(number, self._choosers[number].candidate(0))
             self._choosers[number].rebase(worker.seconds)
@@ -336,10 +319,14 @@ class Controller:
         if self._ratios.revise(step, number, self._choosers[number].measured, choice):
             self._send(step, number, ratio, "another ratio is better")
 
-    def _watch(self, step: int, agreed: Agreed, used: Sequence[Candidate | None], latency: LatencyWatch) -> str:
-        """Return in words what left what was measured of it, or nothing; `used` is how buckets travelled."""
-        typical = median(agreed.seconds)
-        drifted = latency.changed(agreed.agree_s, max(typical))
+    def _drift(self, step: int, agreed: Agreed, typical: Sequence[float], used: Sequence[Candidate | None]) -> str:
+        """Return in words which bucket left what was measured of it, or nothing.
+
+        Args:
+            typical: seconds that each bucket took.
+            used: how it travelled.
+        """
+        drifted = ""
         sent = [gains[-1] for gains in agreed.gains] or [math.nan] * len(self._buckets)
         for number, (chooser, seconds) in enumerate(zip(self._choosers, typical, strict=True)):
             choice = chooser.choice
@@ -348,15 +335,10 @@ class Controller:
             gain = sent[number] if math.isfinite(sent[number]) else self._workers.gain(number, choice.candidate)
             self.history.add(Event(step, "window", number, name, ratio, seconds, choice.predicted_s, gain))
             # What it took while VAR was on trial is not what was chosen; but no trial takes several times as long.
-            mixed, alarmed = self._workers.mixed(number), self._alarm.asked
+            mixed, alarmed = self._workers.mixed(number), self._watch.alarmed
             known_s = chooser.known_s
             left = chooser.broken(seconds) if mixed else chooser.drifted(seconds, alarmed)
             if left and not drifted:
                 took = f"took {seconds * 1e3:.2f} ms instead of {known_s * 1e3:.2f}"
                 drifted = f"bucket {self.history.number(number)} by {name} {took}"
         return drifted
-
-    def _set_window(self, agreed: Agreed) -> None:
-        """Agree as rarely as keeps its cost below OVERHEAD, but after LONGEST_WINDOW steps at the latest."""
-        steps = agreed.agree_s / (OVERHEAD * agreed.step_s) if agreed.step_s > 0 else 0.0
-        self._window = max(SHORTEST_WINDOW, min(LONGEST_WINDOW, math.ceil(steps)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hvd_compress.controller.differ import differ
+
 EVIDENT, LEAST_S = 3.0, 0.004
 """The factor by which the time must change, twice in a row, and the seconds: less is noise."""
 BEYOND_NOISE = 10.0
@@ -51,7 +53,7 @@ class LatencyWatch:
             return ""
         usual = min(self._known)
         factor = agree_s / usual
-        if max(factor, 1 / factor) <= EVIDENT or abs(agree_s - usual) <= max(LEAST_S, SHARE * exchange_s):
+        if not differ(agree_s, usual, EVIDENT, max(LEAST_S, SHARE * exchange_s)):
             self._noise_s = max(self._noise_s, *(odd_s - usual for odd_s in (agree_s, *self._odd)))
             self._odd = []
             return ""

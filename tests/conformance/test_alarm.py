@@ -9,7 +9,7 @@ import torch
 
 from hvd_compress import reducer
 from hvd_compress.compressors import TopK
-from hvd_compress.controller import controller
+from hvd_compress.controller import watch
 from hvd_compress.controller.latency import LatencyWatch
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.decision import Request
@@ -51,7 +51,7 @@ def train(scheme: str, slow: Callable[[int], bool], monkeypatch: pytest.MonkeyPa
     From CHANGE on exchanges take five times as long on the ranks that are `slow`.
     """
     for window in ("SHORTEST_WINDOW", "LONGEST_WINDOW"):
-        monkeypatch.setattr(controller, window, 12)
+        monkeypatch.setattr(watch, window, 12)
     monkeypatch.setattr(LatencyWatch, "changed", lambda *_: "")
     monkeypatch.setattr(reducer, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))
     after = Steering.after

@@ -190,3 +190,25 @@ def test_it_does_nothing_where_gains_are_read_from_curves() -> None:
         return run.optimizer.rollout(run.step, run.model)
 
     assert run_ranks(2, body) == [False, False]
+
+
+def test_what_ranks_are_comparing_is_taken_before_a_rollout_begins() -> None:
+    """Afterwards the controller would take times of a network that it knows in another way."""
+
+    def body(engine: InProcessEngine) -> list[str]:
+        run = training(engine)
+        run.step()
+        assert run.optimizer.rollout(run.step, run.model, [run.data, run.schedule], steps=1)
+        steering = run.optimizer._reducer.steering
+        for _ in range(600):
+            run.step()
+            if steering._agreeing is not None:
+                break
+        known = len(run.optimizer.controller.history)
+        run.optimizer.controller._ratios.rollout_due = "a test"
+        assert run.optimizer.rollout(run.step, run.model, [run.data, run.schedule], steps=1)
+        return [event.kind for event in list(run.optimizer.controller.history)[known:]]
+
+    kinds = run_ranks(2, body)
+    assert kinds[0] == kinds[1]
+    assert kinds[0].index("window") < kinds[0].index("rollout")

@@ -7,12 +7,13 @@ import math
 import pytest
 
 from hvd_compress.controller.alarm import DEAF, DEAFEST, USUAL_STEPS, Alarm
-from hvd_compress.controller.chooser import Policy
-from hvd_compress.controller.controller import LONGEST_WINDOW, Controller
+from hvd_compress.controller.chooser import Chooser, Policy
+from hvd_compress.controller.controller import Controller
 from hvd_compress.controller.expected import Bucket
 from hvd_compress.controller.history import History
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.report import Agreed, Timing
+from hvd_compress.controller.watch import LONGEST_WINDOW
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas
 
@@ -102,7 +103,7 @@ def train(changes: bool) -> tuple[int, str]:
     controller = Controller([bucket], Network(Formulas(1e-3, 1e-9, 4)), Policy(), History())
     change, step, drift = math.inf, 0, ""
     while step < change + LONGEST_WINDOW and not drift:
-        quiet = controller.settled and controller._window == LONGEST_WINDOW and len(controller._steps) == 1
+        quiet = controller.settled and controller._watch.window == LONGEST_WINDOW and len(controller._steps) == 1
         change = min(change, step) if quiet and step > 80 else change
         new = changes and step >= change
         seconds = 0.4 if new else 0.1 if controller.candidates() == ways[:1] else 0.11
@@ -117,8 +118,13 @@ def train(changes: bool) -> tuple[int, str]:
     return int(step - change), drift
 
 
-def test_a_change_ends_a_long_window() -> None:
+def test_a_change_ends_a_long_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    drifted = Chooser.drifted
+    monkeypatch.setattr(Chooser, "drifted", lambda self, s, alarmed: told.append(alarmed) or drifted(self, s, alarmed))
     steps, drift = train(changes=True)
+    assert told[-1]  # that a rank saw it counts where noise was taken for a change before
+    assert not told[-2]
     assert steps <= 4
     assert drift == "bucket 0 by allgather-ring took 400.00 ms instead of 100.00"
     steps, drift = train(changes=False)

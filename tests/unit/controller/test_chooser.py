@@ -255,3 +255,15 @@ def test_times_below_what_can_be_told_apart_are_no_drift() -> None:
     chooser.look(lambda _: 0.0001)
     chooser.learn([0.0001] * chooser.trials_left)
     assert not any(chooser.drifted(0.0009) for _ in range(5))
+
+
+def test_a_round_begins_with_so_many_ways_at_most_and_the_one_in_use() -> None:
+    ways = tuple(Candidate("dense", name) for name in ("ring", "tree", "recursive_doubling", "rabenseifner"))
+    expected = {way: 0.1 + 0.001 * place for place, way in enumerate(ways)}
+    chooser = Chooser(ways, Policy(most=3))
+    chooser.look(expected.__getitem__)
+    assert queue(chooser) == list(ways[:3])
+    chooser.learn([0.1, 0.5, 0.5])
+    assert chooser.candidate(0) == ways[0]
+    chooser.look({**expected, ways[0]: 9.0}.__getitem__)
+    assert queue(chooser) == [*ways[1:], ways[0]]

@@ -1,0 +1,99 @@
+"""How choices that stand are watched: when ranks compare times, and what in them says that the network changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+from hvd_compress.controller.alarm import RECENT, Alarm
+from hvd_compress.controller.latency import LatencyWatch
+from hvd_compress.controller.report import Agreed
+
+T = TypeVar("T")
+
+OVERHEAD = 0.01
+"""Share of the time of training that agreeing may take, were it not hidden behind the next step's computation; and that
+looks at gains may take."""
+SHORTEST_WINDOW, LONGEST_WINDOW = 4, 6
+"""Steps between two looks at a choice that stands; where something is odd, and at first, the shortest.
+
+For some changes nobody sounds an alarm: they leave an exchange as long as it was, or nothing sent has a header.
+"""
+
+
+class Watch:
+    """The windows in which choices stand, the alarm that ends them early, and what agreeing takes.
+
+    What is decided here is the same on all ranks, but for `raised`, which is what this rank says to the others.
+
+    Attributes:
+        window: steps between two agreements, where no alarm is heard.
+    """
+
+    def __init__(self) -> None:
+        self.window = SHORTEST_WINDOW
+        self._alarm = Alarm()
+        # Agreements beside the next step's computation take longer than those for which all ranks wait.
+        self._latencies, self._beside = {True: LatencyWatch(), False: LatencyWatch()}, False
+        self._latency = self._latencies[False]  # of those as the last one
+
+    @property
+    def raised(self) -> bool:
+        """Whether this rank is to tell the others that its exchanges changed."""
+        return self._alarm.raised
+
+    @property
+    def alarmed(self) -> bool:
+        """Whether it was because of an alarm that ranks compared their times."""
+        return self._alarm.asked
+
+    @property
+    def length(self) -> int:
+        """How many steps there are between the last agreement and the next, while choices stand."""
+        return min(self.window, RECENT) if self._alarm.due else self.window
+
+    def seen(self, seconds: Sequence[float]) -> None:
+        """Take what the exchange of each bucket took on this rank."""
+        self._alarm.seen(seconds)
+
+    def hear(self, raised: bool) -> None:
+        """Take what was said in a step, which all ranks heard alike."""
+        self._alarm.hear(raised)
+
+    def ask(self, steps: Sequence[T]) -> Sequence[T]:
+        """Ranks are about to compare their times: return of which steps.
+
+        After an alarm those before the last ones are not what is to be looked at.
+        """
+        self._alarm.ask()
+        return steps[-RECENT:] if self._alarm.due else steps
+
+    def restart(self) -> None:
+        """Another choice stands, or none: what is usual has to be learned."""
+        self._alarm.restart()
+
+    def remeasured(self) -> None:
+        """The network was measured anew: what is usual has to be learned, for agreements, too."""
+        for latency in self._latencies.values():
+            latency.reset()
+
+    def take(self, agreed: Agreed, settled: bool, exchange_s: float) -> str:
+        """Take an agreement; return in words that the latency changed, or nothing. What it took is of the one before.
+
+        Ranks agree as rarely as keeps the cost below OVERHEAD, but after LONGEST_WINDOW steps at the latest.
+
+        Args:
+            settled: whether choices stand, so that the next agreement is beside a step's computation.
+            exchange_s: seconds of the longest exchange of a bucket.
+        """
+        self._latency, self._beside = self._latencies[self._beside], settled
+        steps = agreed.agree_s / (OVERHEAD * agreed.step_s) if agreed.step_s > 0 else 0.0
+        self.window = max(SHORTEST_WINDOW, min(LONGEST_WINDOW, math.ceil(steps)))
+        return self._latency.changed(agreed.agree_s, exchange_s)
+
+    def answered(self, found: bool, odd: bool) -> None:
+        """A window was looked at: a change was found or not, and perhaps something that is odd."""
+        self._alarm.answered(found)
+        if odd or self._latency.odd:
+            self.window = SHORTEST_WINDOW  # soon more will be known

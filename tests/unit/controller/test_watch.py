@@ -1,0 +1,85 @@
+"""Windows: how long they are, what ends them early, and after which of them soon more is to be known."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvd_compress.controller.alarm import RECENT, USUAL_STEPS
+from hvd_compress.controller.report import Agreed
+from hvd_compress.controller.watch import LONGEST_WINDOW, OVERHEAD, SHORTEST_WINDOW, Watch
+
+
+def agreed(agree_s: float, step_s: float = 0.1) -> Agreed:
+    return Agreed(((0.01,),), ((0.0,),), step_s, agree_s, agree_s)
+
+
+@pytest.mark.parametrize(
+    ("agree_s", "steps"),
+    [(0.0, SHORTEST_WINDOW), (0.1 * OVERHEAD * 4.5, 5), (1.0, LONGEST_WINDOW)],
+)
+def test_ranks_agree_as_rarely_as_keeps_it_cheap(agree_s: float, steps: int) -> None:
+    watch = Watch()
+    watch.take(agreed(agree_s), True, 0.01)
+    assert watch.length == steps
+
+
+def test_what_is_odd_is_looked_at_again_soon() -> None:
+    watch = Watch()
+    watch.take(agreed(1.0), True, 0.01)
+    watch.answered(found=False, odd=False)
+    assert watch.length == LONGEST_WINDOW
+    watch.answered(found=False, odd=True)
+    assert watch.length == SHORTEST_WINDOW
+
+
+def test_an_odd_agreement_is_followed_by_one_that_comes_soon() -> None:
+    watch, said = Watch(), []
+    for agree_s in (0.005, 0.005, 0.005, 0.05):
+        said.append(watch.take(agreed(agree_s), True, 0.01))
+        watch.answered(found=False, odd=False)
+    assert said == [""] * 4
+    assert watch.length == SHORTEST_WINDOW
+
+
+def test_agreements_beside_computation_are_compared_among_themselves() -> None:
+    """Those for which all ranks wait take 1 ms, the others 20 ms; whose time it is, the one before says."""
+    watch = Watch()
+    before = [(False, 0.001), (False, 0.001), (True, 0.001), (True, 0.020), (True, 0.020), (True, 0.020)]
+    for settled, agree_s in before:
+        assert watch.take(agreed(agree_s), settled, 0.01) == ""
+    assert watch.take(agreed(0.020), False, 0.01) == ""
+    assert watch.take(agreed(0.020), True, 0.01) == "ranks took 20.00 ms to agree instead of 1.00"
+
+
+def test_an_alarm_makes_ranks_compare_the_last_steps() -> None:
+    watch = Watch()
+    watch.take(agreed(1.0), True, 0.01)
+    steps = list(range(LONGEST_WINDOW))
+    assert watch.ask(steps) == steps
+    watch.answered(found=False, odd=False)
+    watch.hear(True)
+    assert watch.length == RECENT
+    assert watch.ask(steps) == steps[-RECENT:]
+    assert watch.alarmed
+    watch.answered(found=True, odd=False)
+    assert (watch.length, watch.alarmed) == (LONGEST_WINDOW, False)
+
+
+def test_another_choice_has_another_usual_time() -> None:
+    watch = Watch()
+    for seconds in [0.1] * USUAL_STEPS + [0.4] * 2:
+        watch.seen([seconds])
+    assert watch.raised
+    watch.restart()
+    assert not watch.raised
+    for seconds in [0.4] * (USUAL_STEPS + 2):
+        watch.seen([seconds])
+    assert not watch.raised
+
+
+def test_after_the_network_was_measured_agreements_are_learned_anew() -> None:
+    watch = Watch()
+    for _ in range(3):
+        watch.take(agreed(0.005), True, 0.01)
+    watch.remeasured()
+    assert [watch.take(agreed(0.5), True, 0.01) for _ in range(4)] == [""] * 4
