@@ -6,45 +6,35 @@ over some steps behind one another.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 
-os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "600")
-
 import torch
 from job import Job
+from launching import answer, begin, gradient
 
 from hvd_compress.compressors import TopK
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.predict import predict
 from hvd_compress.decision import Request, ways
-from hvd_compress.engines.mpi_environment import prepare
 from hvd_compress.units import parse_bandwidth, parse_latency
 
 
 def main() -> None:
     latency, bandwidth, numels, ratios, patience = sys.argv[1:]
-    prepare()
-    from hvd_compress.engines.mpi import MpiEngine
-
-    torch.set_num_threads(1)
-    engine = MpiEngine()
+    engine = begin()
     for numel in map(int, numels.split(",")):
-        gradient = torch.randn(numel, generator=torch.Generator().manual_seed(engine.rank))
+        values = gradient(engine, numel)
         for ratio in map(float, ratios.split(",")):
-            cell = measure(engine, gradient, ratio, int(patience), latency, bandwidth)
-            if engine.rank == 0:
-                print("cell " + json.dumps(cell), flush=True)
+            answer(engine, measure(engine, values, ratio, int(patience), latency, bandwidth))
     engine.close()
 
 
-def measure(engine, gradient, ratio, patience, latency, bandwidth) -> dict:
-    numel = gradient.numel()
+def measure(engine, values, ratio, patience, latency, bandwidth) -> dict:
+    numel = values.numel()
     compressor = TopK(ratio)
     start = time.perf_counter()
-    job = Job(engine, gradient, compressor)
+    job = Job(engine, values, compressor)
     job.step()  # the network is calibrated, and the first step is no trial
     set_up_s = time.perf_counter() - start
     controller = job.controller

@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from grid import regret
+import launching
 from rich.console import Console
 from rich.table import Table
+from tables import best, head, regret, row
 
 from hvd_compress.netlab import Lab
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE.parent / "results" / "controller-change.json"
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "controller-change.json"
 STEPS = 30
 """The bound: within so many steps after a change, the choice is right again."""
 NETWORKS = (("1ms", "1gbit"), ("1ms", "50mbit"), ("20ms", "1gbit"), ("0.2ms", "200mbit"), ("1ms", "1gbit"))
@@ -36,7 +34,11 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--jobs", type=int, default=len(JOBS), help="how many of the jobs")
+    parser.add_argument("--page", action="store_true", help="measure nothing, print the table of what was measured")
     arguments = parser.parse_args()
+    if arguments.page:
+        print(page(json.loads(arguments.results.read_text())))
+        return
     rows = []
     for numel, ratio in JOBS[: arguments.jobs]:
         rows += run(arguments.hosts, numel, ratio)
@@ -47,9 +49,8 @@ def main() -> None:
 def run(hosts: int, numel: int, ratio: float) -> list[dict]:
     rows = []
     with Lab(hosts, *NETWORKS[0]) as lab, tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "HVD_COMPRESS_CACHE": folder, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(HERE / "changing.py"), folder, str(numel), str(ratio), str(len(NETWORKS))]
-        job = lab.start([*command, str(STEPS)], env=environment, stdout=subprocess.PIPE, text=True)
+        words = launching.command("changing.py", folder, numel, ratio, len(NETWORKS), STEPS)
+        job = lab.start(words, env=launching.environment(folder), stdout=subprocess.PIPE, text=True)
         for number, (latency, bandwidth) in enumerate(NETWORKS):
             wait_for(Path(folder) / f"ready-{number}", job)
             lab.set(latency, bandwidth)
@@ -57,12 +58,10 @@ def run(hosts: int, numel: int, ratio: float) -> list[dict]:
         out, _ = job.communicate(timeout=1200)
         if job.returncode != 0:
             raise SystemExit(f"{numel} elements: a rank ended with status {job.returncode}")
-        for text in out.splitlines():
-            if text.startswith("row "):
-                row = json.loads(text.removeprefix("row "))
-                latency, bandwidth = NETWORKS[row["network"]]
-                rows.append({"numel": numel, "ratio": ratio, "latency": latency, "bandwidth": bandwidth, **row})
-                print(line(rows[-1]), flush=True)
+        for found in launching.answers(out):
+            latency, bandwidth = NETWORKS[found["network"]]
+            rows.append({"numel": numel, "ratio": ratio, "latency": latency, "bandwidth": bandwidth, **found})
+            print(line(rows[-1]), flush=True)
     return rows
 
 
@@ -73,24 +72,36 @@ def wait_for(path: Path, job: subprocess.Popen) -> None:
         time.sleep(0.01)
 
 
-def line(row: dict) -> str:
-    best = min(row["measured"], key=row["measured"].__getitem__)
+def line(cell: dict) -> str:
     return (
-        f"{row['numel']:>9} {row['ratio']:<5} to {row['latency']:>5} {row['bandwidth']:>8}: {row['chosen']:<34} "
-        f"{regret(row, row['chosen']):6.1%}  best {best:<34} {row['measured'][best] * 1e3:8.1f} ms, "
-        f"was {row['before']:<32} last choice after {row['steps']} steps"
+        f"{cell['numel']:>9} {cell['ratio']:<5} to {cell['latency']:>5} {cell['bandwidth']:>8}: {cell['chosen']:<34} "
+        f"{regret(cell, cell['chosen']):6.1%}  best {best(cell):<34} {cell['measured'][best(cell)] * 1e3:8.1f} ms, "
+        f"was {cell['before']:<32} last choice after {cell['steps']} steps"
     )
+
+
+def page(rows: list[dict]) -> str:
+    """Return the table of benchmarks/results/controller.md; what is on trial after 30 steps is no choice."""
+    titles = ("job", "changed to", "used before", "believed after", "chosen after", "then used", "regret", "best", "ms")
+    lines = [*head(*titles)]
+    for cell in rows:
+        if cell["network"] == 0:
+            continue
+        believed = next((event["step"] for event in cell["events"] if event["kind"] == "network"), "")
+        used = cell["chosen"] if cell["settled"] else "on trial"
+        job, network = f"{cell['numel']:,} at {cell['ratio']}", f"{cell['latency']} {cell['bandwidth']}"
+        figures = f"{regret(cell, cell['chosen']):.1%}", best(cell), f"{cell['measured'][best(cell)] * 1e3:.1f}"
+        lines.append(row(job, network, cell["before"], believed, cell["steps"] or "", used, *figures))
+    return "\n".join(lines) + "\n"
 
 
 def show(rows: list[dict]) -> None:
-    changes = [row for row in rows if row["network"] > 0]
-    right = [
-        row for row in changes if row["settled"] and regret(row, row["chosen"]) <= 0.10
-    ]  # what is on trial is no choice
+    changes = [cell for cell in rows if cell["network"] > 0]
+    right = [cell for cell in changes if cell["settled"] and regret(cell, cell["chosen"]) <= 0.10]
     table = Table(
         "changes", f"right (within 10 %) after {STEPS} steps", "worst regret", "steps to the last choice, most"
     )
-    worst, most = max(regret(row, row["chosen"]) for row in changes), max(row["steps"] for row in changes)
+    worst, most = max(regret(cell, cell["chosen"]) for cell in changes), max(cell["steps"] for cell in changes)
     table.add_row(str(len(changes)), str(len(right)), f"{worst:.0%}", str(most))
     Console().print(table)
 

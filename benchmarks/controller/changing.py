@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from functools import partial
 from pathlib import Path
 
-os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "600")
-
 import torch
 from job import Job
+from launching import answer, begin, gradient
 
 from hvd_compress.compressors import TopK
 from hvd_compress.engines.base import Engine
-from hvd_compress.engines.mpi_environment import prepare
 
 STEADY = 30
 """Steps with a choice that stands, before the network changes."""
@@ -24,13 +20,8 @@ STEADY = 30
 
 def main() -> None:
     folder, numel, ratio, networks, steps = sys.argv[1:]
-    prepare()
-    from hvd_compress.engines.mpi import MpiEngine
-
-    torch.set_num_threads(1)
-    engine = MpiEngine()
-    gradient = torch.randn(int(numel), generator=torch.Generator().manual_seed(engine.rank))
-    job = Job(engine, gradient, TopK(float(ratio)))
+    engine = begin()
+    job = Job(engine, gradient(engine, int(numel)), TopK(float(ratio)))
     for network in range(int(networks)):
         before = str(job.controller.candidates()[0]) if network else "nothing"
         wait = partial(change, folder=Path(folder), network=network)
@@ -45,7 +36,7 @@ def main() -> None:
         events = list(job.controller.history)[seen:]
         choices = [event for event in events if event.kind == "choice"]
         chosen = str(job.controller.choices()[0].candidate)  # of before, where a round is not over
-        row = {
+        found = {
             "network": network,
             "before": before,
             "chosen": chosen,
@@ -54,8 +45,7 @@ def main() -> None:
             "measured": job.compare(),
             "events": [event.to_json() | {"step": event.step - first} for event in events],
         }
-        if engine.rank == 0:
-            print("row " + json.dumps(row), flush=True)
+        answer(engine, found)
         for _ in range(STEADY if network + 1 < int(networks) else 0):
             job.settle(60)
             job.step()

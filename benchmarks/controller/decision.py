@@ -71,7 +71,7 @@ def median_s(call: Callable[[], object], repetitions: int) -> float:
 @click.option("--repetitions", default=9, show_default=True, type=click.IntRange(min=1))
 def main(gradient: Path | None, numel: int, repetitions: int) -> None:
     values = torch.load(gradient) if gradient is not None else torch.randn(numel) ** 3
-    goal = AutoRatio()
+    goal = AutoRatio(low=0.001)
     ks = [kept(values.numel(), ratio) for ratio in goal.ratios]
     residual = torch.zeros_like(values)
     work = Work(values, residual, torch.zeros_like(values), (values.numel(),), 0, 0, 1.0)
@@ -93,7 +93,7 @@ def main(gradient: Path | None, numel: int, repetitions: int) -> None:
         for scheme, seconds in (("dense", 0.0), ("allgather", 0.05), ("star", 0.04)):
             expected.kernels.note(scheme, 0.001, seconds)
             expected.kernels.note(scheme, 0.1, 1.2 * seconds)
-        ratio = RatioChooser(AutoRatio(solver=solver))
+        ratio = RatioChooser(AutoRatio(low=0.001, solver=solver))
         ratio.learn(gains)
         return ratio, expected
 

@@ -10,20 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
+import launching
 from rich.console import Console
 from rich.table import Table
 
 from hvd_compress.netlab import Lab
 from hvd_compress.units import parse_bandwidth, parse_latency
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE.parent / "results" / "exchange.json"
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "exchange.json"
 
 
 def main() -> None:
@@ -36,13 +32,8 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
-    command = [sys.executable, str(HERE / "exchanging.py"), str(given.numel), str(given.ratio), str(given.repetitions)]
-    with Lab(given.hosts, given.latency, given.bandwidth) as lab, tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "HVD_COMPRESS_CACHE": cache, "OMP_NUM_THREADS": "1"}
-        done = lab.run(command, env=environment, stdout=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"a rank ended with status {done.returncode}")
-    rows = json.loads(next(text for text in done.stdout.splitlines() if text.startswith("[")))
+    with Lab(given.hosts, given.latency, given.bandwidth) as lab:
+        rows = launching.run(lab, "exchanging.py", given.numel, given.ratio, given.repetitions)
     floor_s = floor(given.hosts, given.latency, given.bandwidth, given.numel, given.ratio)
     described = {name: value for name, value in vars(given).items() if name not in ("results", "repetitions")}
     given.results.write_text(json.dumps({**described, "floor_s": floor_s, "rows": rows}, indent=1))

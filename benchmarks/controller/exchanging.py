@@ -8,7 +8,6 @@ measured by themselves, too.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "600")
 
 import torch
+from launching import answer, gradient
 
 import hvd_compress.torch as hvd
 from hvd_compress.compressors import TopK
@@ -40,28 +40,26 @@ def main() -> None:
 
     torch.set_num_threads(1)
     engine = MpiEngine()
-    gradient = torch.randn(numel, generator=torch.Generator().manual_seed(engine.rank))
-    rows = [horovod(gradient)]
+    values = gradient(engine, numel)
+    answer(engine, horovod(values))
     found = [way for way in ways(Request(TopK(ratio)), torch.float32, engine.capabilities) if way.scheme != "dense"]
     for way in [Candidate("dense", "ring"), *found]:
-        rows.append(measure(engine, way, TopK(ratio), gradient, repetitions if way.scheme != "dense" else 2))
-    if engine.rank == 0:
-        print(json.dumps(rows), flush=True)
+        answer(engine, measure(engine, way, TopK(ratio), values, repetitions if way.scheme != "dense" else 2))
     engine.close()
     hvd.shutdown()
 
 
-def measure(engine: Engine, way: Candidate, compressor: TopK, gradient: torch.Tensor, repetitions: int) -> dict:
+def measure(engine: Engine, way: Candidate, compressor: TopK, values: torch.Tensor, repetitions: int) -> dict:
     """Return the medians over steps of the longest phases of a rank."""
     scheme = steered(NO_DECISION, compressor, way, "measured").build()
-    buffer, residual, pending = (torch.empty_like(gradient) for _ in range(3))
-    residual.copy_(gradient)
-    count = compressor.kept((gradient.numel(),))
+    buffer, residual, pending = (torch.empty_like(values) for _ in range(3))
+    residual.copy_(values)
+    count = compressor.kept((values.numel(),))
     sent = torch.zeros(count, dtype=torch.int32), torch.zeros(count)
     steps = []
     for step in range(repetitions + 1):
-        buffer.copy_(gradient)
-        work = Work(buffer, residual, pending, (gradient.numel(),), step, 0, 1 / engine.world_size)
+        buffer.copy_(values)
+        work = Work(buffer, residual, pending, (values.numel(),), step, 0, 1 / engine.world_size)
         exchange = scheme.exchange(work, engine.rank, engine.world_size)
         encode_s = in_turn(exchange.encode)
         together()
@@ -95,11 +93,11 @@ def row(way: str, encode_s: float, communicate_s: float, network_s: float, decod
     }
 
 
-def horovod(gradient: torch.Tensor) -> dict:
+def horovod(values: torch.Tensor) -> dict:
     """Return the shortest of three steps: all of it is network, as far as one can see from outside."""
     taken = []
     for number in range(3):
-        copy = gradient.clone()
+        copy = values.clone()
         together()
         taken.append(longest(seconds(lambda name=f"{number}", copy=copy: hvd.allreduce_(copy, name=name))))
     return row("dense Horovod", 0.0, min(taken), 0.0, 0.0)

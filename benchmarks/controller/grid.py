@@ -10,21 +10,18 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 
+import launching
 from rich.console import Console
 from rich.table import Table
+from tables import best, head, regret, row
 
 from hvd_compress.netlab import Lab
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE.parent / "results" / "controller-grid.json"
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "controller-grid.json"
 FULL = {
     "latency": ("0.2ms", "1ms", "5ms", "20ms"),
     "bandwidth": ("1gbit", "200mbit", "50mbit"),
@@ -64,13 +61,7 @@ def main() -> None:
 
 def run(lab: Lab, latency: str, bandwidth: str, numels: str, ratios: str) -> list[dict]:
     start = time.monotonic()
-    command = [sys.executable, str(HERE / "cell.py"), latency, bandwidth, numels, ratios, "60"]
-    with tempfile.TemporaryDirectory() as cache:  # curves of another cell must not be found
-        environment = {**os.environ, "HVD_COMPRESS_CACHE": cache, "OMP_NUM_THREADS": "1"}
-        done = lab.run(command, env=environment, stdout=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{latency} {bandwidth}: a rank ended with status {done.returncode}")
-    cells = [json.loads(line.removeprefix("cell ")) for line in done.stdout.splitlines() if line.startswith("cell ")]
+    cells = launching.run(lab, "cell.py", latency, bandwidth, numels, ratios, 60)
     for cell in cells:
         print(line(cell), f"({time.monotonic() - start:.0f} s)", flush=True)
     return cells
@@ -80,19 +71,11 @@ def place(cell: dict) -> tuple:
     return cell["latency"], cell["bandwidth"], cell["numel"], cell["ratio"]
 
 
-def regret(cell: dict, chosen: str) -> float:
-    """How much longer a choice takes than the best measured one; NaN where it was not measured."""
-    if chosen not in cell["measured"]:
-        return float("nan")
-    return cell["measured"][chosen] / min(cell["measured"].values()) - 1
-
-
 def line(cell: dict) -> str:
-    best = min(cell["measured"], key=cell["measured"].__getitem__)
     return (
         f"{cell['latency']:>6} {cell['bandwidth']:>8} {cell['numel']:>9} {cell['ratio']:<6} "
         f"chosen {cell['chosen']:<36} "
-        f"{regret(cell, cell['chosen']):6.1%}  best {best:<38} {cell['measured'][best] * 1e3:8.1f} ms  "
+        f"{regret(cell, cell['chosen']):6.1%}  best {best(cell):<38} {cell['measured'][best(cell)] * 1e3:8.1f} ms  "
         f"formulas {cell['formulas']:<24} {regret(cell, cell['formulas']):6.1%}  {cell['steps']} steps"
     )
 
@@ -126,19 +109,10 @@ def page(cells: list[dict]) -> str:
     lines += ["", *head("cell that misses", "chosen", "regret", "best", "ms")]
     for cell in cells:
         if regret(cell, cell["chosen"]) > 0.10:
-            best = min(cell["measured"], key=cell["measured"].__getitem__)
             where = f"{cell['latency']} {cell['bandwidth']}, {cell['numel']:,} at {cell['ratio']}"
-            taken = f"{cell['measured'][best] * 1e3:.1f}"
-            lines.append(row(where, cell["chosen"], f"{regret(cell, cell['chosen']):.1%}", best, taken))
+            taken = f"{cell['measured'][best(cell)] * 1e3:.1f}"
+            lines.append(row(where, cell["chosen"], f"{regret(cell, cell['chosen']):.1%}", best(cell), taken))
     return "\n".join(lines) + "\n"
-
-
-def head(*titles: str) -> tuple[str, str]:
-    return row(*titles), row(*("---" for _ in titles))
-
-
-def row(*texts: str) -> str:
-    return "| " + " | ".join(texts) + " |"
 
 
 if __name__ == "__main__":

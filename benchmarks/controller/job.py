@@ -24,12 +24,14 @@ T = TypeVar("T")
 
 NOT_MEASURED = 2.0
 """What is predicted to take this many times as long as the best one measured so far is not measured."""
-NOT_REPEATED, LONG_S = 1.3, 0.1
-"""Nor is repeated what takes longer than LONG_S and this many times as long as the best."""
-ENOUGH_S, MOST = 0.4, 12
+NEAR, LONG_S = (1.3, 1.3, 1.2, 1.15, 1.1, 1.1), 0.1
+"""By pass: what took this many times as long as the best until then is not measured again. In the first pass a step
+that takes longer than LONG_S as well is not repeated."""
+BLOCK_S, MOST = 0.4, 12
 """Short steps are noisy: in each pass they are repeated for so long, but in so many blocks at most."""
-PASSES, QUIET_S = 3, 0.3
-"""A machine may be slower for a while, which long steps hardly feel: after the first pass only shorter ones go on."""
+ENOUGH_S = 6.0
+"""A machine may be slower for a while, which long steps hardly feel: what was measured for so long needs no other
+pass."""
 
 
 class Job:
@@ -74,7 +76,8 @@ class Job:
         """Return the seconds of a step by every candidate that may be the best, as rank 0 sees them. VAR goes as STAR.
 
         Steps are measured in blocks of as many as there are ranks, as AR-Topk has another root in each step. Of a pass
-        the median block counts, of all passes the median.
+        the median block counts, of all passes the median. The shortest of many noisy figures flatters itself: so what
+        is near it, and the chosen one, meet again and again, in turns.
         """
         steering, controller, self.reducer.steering = self.reducer.steering, self.controller, None
         known = {
@@ -84,18 +87,21 @@ class Job:
         chosen = controller.choices()[0].candidate
         order = sorted(known, key=lambda way: known[way])
         measured: dict[Candidate, list[float]] = {}  # by pass
-        for turn in range(PASSES):
+        spent_s: dict[Candidate, float] = dict.fromkeys(order, 0.0)
+        for turn, near in enumerate(NEAR):
             for way in reversed(order) if turn % 2 else order:
                 best = min(map(statistics.median, measured.values()), default=math.inf)
                 before = statistics.median(measured[way]) if way in measured else math.inf
                 if turn == 0 and way != chosen and known[way] > NOT_MEASURED * best + 0.001:
                     continue
-                if turn > 0 and (before > QUIET_S or (way != chosen and before > NOT_REPEATED * best)):
+                if turn > 0 and (spent_s[way] > ENOUGH_S or (way != chosen and before > near * best)):
                     continue
                 self.use(way)
                 taken = self._agreed(self.step())
-                if way == chosen or taken <= max(LONG_S, NOT_REPEATED * best):
-                    taken = statistics.median(self._blocks(taken))
+                if way == chosen or taken <= max(LONG_S, near * best):
+                    blocks = self._blocks(taken)
+                    spent_s[way] += sum(blocks) * self._engine.world_size
+                    taken = statistics.median(blocks)
                 measured.setdefault(way, []).append(taken)
         self.reducer.steering = steering
         steering.resume()
@@ -104,7 +110,7 @@ class Job:
     def _blocks(self, step_s: float) -> list[float]:
         """Return the mean seconds of a step in each of some blocks."""
         size, found = self._engine.world_size, []
-        for _ in range(min(MOST, math.ceil(ENOUGH_S / (size * step_s)))):
+        for _ in range(min(MOST, math.ceil(BLOCK_S / (size * step_s)))):
             start = time.perf_counter()
             for _ in range(size):
                 self.step()

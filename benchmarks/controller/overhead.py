@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from itertools import product
 from pathlib import Path
 
+import launching
 from rich.console import Console
 from rich.table import Table
+from tables import head, row
 
 from hvd_compress.netlab import Lab
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE.parent / "results" / "controller-overhead.json"
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "controller-overhead.json"
 JOBS = (("0.2ms", "1gbit", 1_000_000, 1), ("1ms", "1gbit", 1_000_000, 8), ("1ms", "200mbit", 4_000_000, 4))
 COMPUTING_S = (0.05, 0.0)
 
@@ -33,46 +30,47 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--blocks", type=int, default=9)
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", action="store_true", help="measure nothing, print the table of what was measured")
     given = parser.parse_args()
+    if given.page:
+        print(page(json.loads(given.results.read_text())))
+        return
     rows = []
     with Lab(given.hosts, "1ms", "1gbit") as lab:
         for (latency, bandwidth, numel, buckets), computing_s in product(JOBS, COMPUTING_S):
             lab.set(latency, bandwidth)
-            with tempfile.TemporaryDirectory() as cache:
-                environment = {**os.environ, "HVD_COMPRESS_CACHE": cache, "OMP_NUM_THREADS": "1"}
-                command = [sys.executable, str(HERE / "steady.py"), str(numel), str(buckets), str(given.blocks)]
-                command.append(str(computing_s))
-                done = lab.run(command, env=environment, stdout=subprocess.PIPE, text=True)
-            if done.returncode != 0:
-                raise SystemExit(f"a rank ended with status {done.returncode}")
-            row = json.loads(next(text for text in done.stdout.splitlines() if text.startswith("{")))
+            (found,) = launching.run(lab, "steady.py", numel, buckets, given.blocks, computing_s)
             job = {"latency": latency, "bandwidth": bandwidth, "numel": numel, "buckets": buckets}
-            rows.append({**job, "computing_s": computing_s, **row})
+            rows.append({**job, "computing_s": computing_s, **found})
             given.results.write_text(json.dumps(rows, indent=1))
     show(rows)
 
 
+TITLES = ("network", "job", "computing, ms", "step, ms", "with / without", "between steps", "agreeing, beside a step")
+
+
 def show(rows: list[dict]) -> None:
-    table = Table(
-        "network",
-        "job",
-        "computing [ms]",
-        "step [ms]",
-        "with / without",
-        "between steps",
-        "agreeing, beside the next step",
-    )
-    for row in rows:
-        table.add_row(
-            f"{row['latency']} {row['bandwidth']}",
-            f"{row['numel']:,} in {row['buckets']}",
-            f"{row['computing_s'] * 1e3:.0f}",
-            f"{row['without_s'] * 1e3:.1f}",
-            f"{row['ratio']:.3f}",
-            f"{row['steering_s'] / row['without_s']:.2%}",
-            f"{row['agreeing_s'] / row['without_s']:.2%}",
-        )
+    table = Table(*TITLES)
+    for found in rows:
+        table.add_row(*cells(found))
     Console(width=140).print(table)
+
+
+def page(rows: list[dict]) -> str:
+    """Return the table of benchmarks/results/controller.md."""
+    return "\n".join([*head(*TITLES), *(row(*cells(found)) for found in rows)]) + "\n"
+
+
+def cells(found: dict) -> tuple[str, ...]:
+    return (
+        f"{found['latency']} {found['bandwidth']}",
+        f"{found['numel']:,} in {found['buckets']}",
+        f"{found['computing_s'] * 1e3:.0f}",
+        f"{found['without_s'] * 1e3:.1f}",
+        f"{found['ratio']:.3f}",
+        f"{found['steering_s'] / found['without_s']:.2%}",
+        f"{found['agreeing_s'] / found['without_s']:.2%}",
+    )
 
 
 if __name__ == "__main__":

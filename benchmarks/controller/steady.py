@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "600")
-
-import torch
 from job import Job
+from launching import answer, begin, gradient
 
 from hvd_compress.compressors import TopK
-from hvd_compress.engines.mpi_environment import prepare
 
 T = TypeVar("T")
 
@@ -44,13 +39,8 @@ class Stopwatch:
 def main() -> None:
     numel, buckets, blocks = map(int, sys.argv[1:4])
     computing_s = float(sys.argv[4])
-    prepare()
-    from hvd_compress.engines.mpi import MpiEngine
-
-    torch.set_num_threads(1)
-    engine = MpiEngine()
-    gradient = torch.randn(numel, generator=torch.Generator().manual_seed(engine.rank))
-    job = Job(engine, gradient, TopK(0.01), buckets)
+    engine = begin()
+    job = Job(engine, gradient(engine, numel), TopK(0.01), buckets)
     job.step()
     controller, steering, agreeing = job.controller, Stopwatch(), Stopwatch()
     report = controller.report
@@ -84,8 +74,7 @@ def main() -> None:
     names = ("with_s", "without_s", "ratio", "steering_s", "agreeing_s")
     row = dict(zip(names, figures, strict=True))
     row["choices"] = sorted({str(choice.candidate) for choice in controller.choices()})
-    if engine.rank == 0:
-        print(json.dumps(row), flush=True)
+    answer(engine, row)
     job.close()
     engine.close()
 

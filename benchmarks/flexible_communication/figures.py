@@ -19,7 +19,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """One method under one schedule, over seeds. `estimated`: from the pace of a tenth of the steps.
+    """One method under one schedule, over seeds. `estimated`: from the pace of a sixth of the steps.
 
     `first_s` are the seconds of first steps, in which a method sets itself up; `seconds` hold them, too.
     """

@@ -28,7 +28,7 @@ from train_images import evaluate, lr_factor
 
 import hvd_compress.torch as hvd
 from hvd_compress.netlab import Schedule
-from hvd_compress.netlab.lab import change
+from hvd_compress.netlab.lab import set_link
 from hvd_compress.netlab.places import NAME_VARIABLE
 
 SNAPSHOTS = 8
@@ -118,7 +118,7 @@ class Network:
             return
         link = self._schedule.at(step * EPOCHS // self._steps)
         if link != self._now and hvd.rank() == 0:
-            change(os.environ[NAME_VARIABLE], f"{link.latency_s * 1e6:g}us", f"{link.bytes_per_s * 8:.0f}bit", None)
+            set_link(os.environ[NAME_VARIABLE], link)
         self._now = link
 
 
@@ -137,9 +137,7 @@ def way(optimizer: Any) -> str:
     if not decisions:
         return ""
     decision = next(iter(decisions.values()))
-    broadcast = "" if decision.broadcast == "auto" else f"+{decision.broadcast}"
-    algorithm = "" if decision.algorithm == "auto" else f"-{decision.algorithm}"
-    return f"{decision.scheme}{algorithm}{broadcast} {decision.ratio:g}"
+    return f"{decision.candidate} {decision.ratio:g}"
 
 
 def changes(used: list[str]) -> list[tuple[int, str]]:

@@ -18,8 +18,9 @@ from tests.jobs.launch import CHECKOUT
 NUMEL, RATIO = 200_000, 0.01
 
 
-@pytest.fixture(scope="module")
-def grid() -> ModuleType:
+@pytest.fixture
+def grid(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(CHECKOUT / "benchmarks" / "controller")
     spec = importlib.util.spec_from_file_location("grid", CHECKOUT / "benchmarks" / "controller" / "grid.py")
     assert spec is not None
     assert spec.loader is not None
