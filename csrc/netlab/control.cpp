@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -14,10 +15,17 @@ Control::Control(const std::string& path) {
         check(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), "cannot make a socket")));
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
-    if (path.size() >= sizeof(address.sun_path)) throw SystemError("the name of the socket is too long: " + path);
-    std::strcpy(address.sun_path, path.c_str());
-    check(bind(listener_.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), "cannot make " + path);
-    check(listen(listener_.fd(), 16), "cannot listen on " + path);
+    const std::string made = path + "." + std::to_string(getpid());
+    if (made.size() >= sizeof(address.sun_path)) throw SystemError("the name of the socket is too long: " + path);
+    std::strcpy(address.sun_path, made.c_str());
+    check(bind(listener_.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), "cannot make " + made);
+    check(listen(listener_.fd(), 16), "cannot listen on " + made);
+    // It gets its name when it answers: who met it before would take it for what a dead lab left, and remove it.
+    const int named = link(made.c_str(), path.c_str());
+    const int error = errno;
+    unlink(made.c_str());
+    errno = error;
+    check(named, "cannot make " + path);
 }
 
 std::vector<int> Control::files() const {

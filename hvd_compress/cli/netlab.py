@@ -86,9 +86,9 @@ def list_() -> None:
 @click.option("--hosts", default=4, show_default=True, type=click.IntRange(min=2), help="Up to 64.")
 @click.option("--latency", default="1ms", show_default=True, help="Of one way between two hosts.")
 @click.option("--bandwidth", default="1gbit", show_default=True, help="Of each host, in each direction.")
-@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(min=1), help="How long hosts send.")
+@click.option("--seconds", default=2, show_default=True, type=click.IntRange(1, 3600), help="How long hosts send.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def check(hosts: int, latency: str, bandwidth: str, seconds: float, as_json: bool) -> None:
+def check(hosts: int, latency: str, bandwidth: str, seconds: int, as_json: bool) -> None:
     """Measure what a lab of this size carries here, beside what was asked for.
 
     Every host sends to the next one as fast as it can, all at once: plain TCP, no MPI. How many hosts a machine can

@@ -85,7 +85,7 @@ class Lab:
         Raises ConfigError where the schedule counts epochs and `epoch_s`, the seconds of one, is missing.
         """
         changes = schedule.in_seconds(epoch_s).changes
-        _send(self.name, changes[0].link)
+        set_link(self.name, changes[0].link)
         start, done = time.monotonic(), threading.Event()
         failures: list[Exception] = []
 
@@ -94,7 +94,7 @@ class Lab:
                 for change in changes[1:]:
                     if done.wait(max(0.0, start + change.at - time.monotonic())):
                         return
-                    _send(self.name, change.link)
+                    set_link(self.name, change.link)
             except Exception as error:
                 failures.append(error)
 
@@ -160,7 +160,8 @@ def change(name: str, latency: str | None, bandwidth: str | None, host: int | No
     places.ask(name, f"set {'all' if host is None else host} {latency_ns} {bytes_per_s}")
 
 
-def _send(name: str, link: Link) -> None:
+def set_link(name: str, link: Link) -> None:
+    """Change the lines of all hosts of a running lab. Raises ConfigError where there is none."""
     places.ask(name, f"set all {round(1e9 * link.latency_s)} {link.bytes_per_s}")
 
 

@@ -22,13 +22,17 @@ def socket_of(name: str) -> Path:
 
 
 def running() -> list[str]:
-    """Names of the labs that run. What dead ones left behind is removed."""
+    """Names of the labs that run. What dead ones left behind is removed. Raises ConfigError for who is not root."""
+    if FOLDER.exists() and not os.access(FOLDER, os.R_OK | os.X_OK):
+        raise ConfigError(f"only root may see and change labs ({FOLDER}): run it as root")
     names = []
     for path in sorted(FOLDER.glob("*.socket")):
         try:
             ask(path.stem, "show")
         except ConfigError:
             path.unlink(missing_ok=True)
+        except CommunicationError:
+            continue  # it is just ending
         else:
             names.append(path.stem)
     return names

@@ -57,6 +57,18 @@ class Relay:
             [str(word) for word in words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True, start_new_session=True,
         )  # fmt: skip
+        try:
+            self._find_hosts()
+        except BaseException:
+            self._end()  # and no more: the name may be that of another lab
+            raise
+        try:
+            self._set_up()
+        except BaseException:
+            self.close()
+            raise
+
+    def _find_hosts(self) -> None:
         assert self._process.stdout
         line = self._process.stdout.readline().split()
         if not line:
@@ -64,11 +76,6 @@ class Relay:
             raise UnsupportedError(f"the network lab cannot start: {complaint.strip() or 'the relay ended'}")
         self._head, *pids = map(int, line)
         self.host_pids = {f"{self.name}-{host}": pid for host, pid in enumerate(pids, start=1)}
-        try:
-            self._set_up()
-        except BaseException:
-            self.close()
-            raise
 
     def on_head(self, command: Sequence[str]) -> list[str]:
         """The command that runs `command` where jobs are started from: it reaches all hosts, and is not held up."""
@@ -102,12 +109,15 @@ class Relay:
 
     def close(self) -> None:
         """End the relay, all hosts and whatever runs on them."""
+        self._end()
+        places.socket_of(self.name).unlink(missing_ok=True)
+
+    def _end(self) -> None:
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdout, self._process.stderr):
             if stream:
                 stream.close()
-        places.socket_of(self.name).unlink(missing_ok=True)
 
     def _set_up(self) -> None:
         hosts = len(self.host_pids)

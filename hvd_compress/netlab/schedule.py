@@ -11,6 +11,7 @@ epoch takes, or steps through it. Each line holds until the next one, for all ho
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -63,7 +64,7 @@ class Schedule:
         """The same changes at seconds; `epoch_s` is what an epoch takes. Raises ConfigError where it is missing."""
         if self.unit == "s":
             return self
-        if epoch_s is None or epoch_s <= 0:
+        if epoch_s is None or not 0 < epoch_s < math.inf:
             raise ConfigError("this schedule counts epochs: say how many seconds one takes (--epoch-s)")
         return Schedule("s", tuple(Change(change.at * epoch_s, change.link) for change in self.changes))
 

@@ -17,6 +17,8 @@ import pytest
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError
 from hvd_compress.netlab import Lab, Link, Schedule, places
 from hvd_compress.netlab.check import measure
+from hvd_compress.netlab.places import running
+from hvd_compress.netlab.relay import Relay
 from hvd_compress.netlab.schedule import Change
 from tests.jobs.launch import CHECKOUT, PROGRAMS
 
@@ -182,6 +184,20 @@ def test_the_relay_is_killed() -> None:
         with pytest.raises(CommunicationError, match=r"the relay .* ended with status -9"):
             lab.run(["true"])
     check_nothing_is_left(name)
+
+
+def test_an_interrupt_while_a_lab_starts_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Relay] = []
+
+    def interrupted(self: Relay) -> None:
+        started.append(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Relay, "_find_hosts", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Lab(2, "1ms", "1gbit")
+    assert started[0]._process.poll() is not None
+    assert started[0].name not in running()
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_a_file_that_is_not_there() -> None:
 def test_epochs_become_seconds() -> None:
     schedule = Schedule.read("c1")
     assert [change.at for change in schedule.in_seconds(2.5).changes] == [0, 30, 60, 90]
-    for epoch_s in (None, 0, -1):
+    for epoch_s in (None, 0, -1, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match="epoch"):
             schedule.in_seconds(epoch_s)
 
