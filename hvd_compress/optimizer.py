@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 import weakref
 from collections import Counter
@@ -47,6 +48,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self._delay = dict.fromkeys(names, passes)
         self._should_synchronize = True
         self._dirty = False
+        self._hooking = threading.RLock()
         self._scaler: Any = None
         self._rolls_out = False
         self._residual_scale: float | None = None  # the loss scale in whose units the residuals are
@@ -387,7 +389,8 @@ def _tell(
     if optimizer is None:
         return
     try:
-        what(optimizer, parameter)
+        with optimizer._hooking:  # autograd has a thread for each device, and all of them call hooks
+            what(optimizer, parameter)
     except BaseException as error:
         assert optimizer._reducer is not None
         optimizer._reducer.fail(error)  # other ranks may wait for this one: it must be able to end

@@ -8,18 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 
 import torch
 
-from hvd_compress import native
+from hvd_compress import __version__, native
 from hvd_compress.buckets.bucket import Bucket
 from hvd_compress.buckets.plan import BucketPlan, Slot, plan_buckets
 from hvd_compress.buckets.under_way import stand_in
 from hvd_compress.compressors import FeedbackCompressor
 from hvd_compress.controller.controller import Controller
 from hvd_compress.controller.network import Network
+from hvd_compress.controller.rollout import same_steps
 from hvd_compress.cost import wire
 from hvd_compress.cost.store import obtain
 from hvd_compress.decision import Decision, Request, compression_device, decide, is_adaptive
@@ -202,12 +204,14 @@ class Reducer:
             restore: brings back what that changes outside of this reducer.
 
         Raises:
+            ConfigError: ranks want different numbers of steps.
             UsageError: `train` does not take exactly one step.
         """
         steering, goal = self.steering, self._request.ratio
         assert steering is not None
         assert goal is not None
         steering.wait(self.step)
+        self._pipeline.begin(partial(same_steps, steps), f"step {self.step}, comparing the steps of a rollout")()
         first, last, own = self.step, self.last_step, self.residuals.keep()
         for ratio in goal.ratios:
             steering.roll_out(ratio)
@@ -283,6 +287,7 @@ class Reducer:
         self._engine = engine
         never = [name for name in self._parameters if name not in self._ready]
         words = {
+            "the version of hvd_compress": __version__,
             "compression": repr(self._request),
             "options": repr(self._options),
             "memory that the engine takes": " and ".join(engine.capabilities.devices),

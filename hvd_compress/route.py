@@ -8,7 +8,7 @@ import torch
 
 from hvd_compress.buckets.bucket import Bucket
 from hvd_compress.controller.report import Timing
-from hvd_compress.controller.sights import Sight, square_norm
+from hvd_compress.controller.sights import Sight
 from hvd_compress.cost.candidates import kept
 from hvd_compress.decision import Decision
 from hvd_compress.devices import Lane
@@ -100,7 +100,7 @@ class Route:
         exchange, residual = self.exchange, self.residual
         if not self.watched or exchange is None or exchange.picked is None or residual is None:
             return None
-        left = float(square_norm(residual.current))
+        left = float(residual.square_norm())
         return Sight(exchange.picked.root, float(exchange.picked.sent), left, self.timing(seconds).seconds)
 
 

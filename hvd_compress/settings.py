@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +14,25 @@ DEFAULT_FUSION_THRESHOLD_BYTES = 64 * 1024 * 1024
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_CALIBRATION_S = 3.0
 DEFAULT_TIMELINE_EVERY = 10
+
+PREFIX = "HVD_COMPRESS_"
+VARIABLES = (
+    "ADAPT",
+    "CACHE",
+    "CALIBRATION_S",
+    "CUDA",
+    "LOG",
+    "NETLAB",
+    "NETLAB_HOSTS",
+    "NUM_THREADS",
+    "TENSORBOARD",
+    "TEST_EXAMPLES",
+    "TIMELINE",
+    "TIMELINE_EVERY",
+    "TIMEOUT_S",
+    "WERROR",
+)
+"""All that is read, here and elsewhere, and while building and testing."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +67,20 @@ class Settings:
 
         Raises:
             ConfigError: a variable is not a number of the right kind.
+
+        Warns of a variable that begins as ours do and is none of them.
         """
+        for name in sorted(os.environ):
+            if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in VARIABLES:
+                known = ", ".join(PREFIX + variable for variable in VARIABLES)
+                warnings.warn(f"{name} is no variable of hvd_compress and is ignored; known are {known}", stacklevel=3)
         threshold = _number("HOROVOD_FUSION_THRESHOLD", DEFAULT_FUSION_THRESHOLD_BYTES)
         timeout_s = _number("HVD_COMPRESS_TIMEOUT_S", DEFAULT_TIMEOUT_S)
         if threshold < 0 or threshold != int(threshold):
             raise ConfigError(f"HOROVOD_FUSION_THRESHOLD = {threshold} is not a number of bytes, 0 or more")
         if timeout_s <= 0:
             raise ConfigError(f"HVD_COMPRESS_TIMEOUT_S = {timeout_s} is not a time in seconds, above 0")
+        timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
         adapt = os.environ.get("HVD_COMPRESS_ADAPT", "").strip() or "1"
         if adapt not in ("0", "1"):
             raise ConfigError(f"HVD_COMPRESS_ADAPT = {adapt!r} is neither 0 nor 1")

@@ -89,8 +89,8 @@ class Steering:
         wait, self._agreeing = self._agreeing, None
         drift = self.controller.take(step, wait())
         if drift:
-            look = partial(self.controller.look_again, step, drift)
-            self._pipeline.begin(look, f"after step {step}, measuring the network")()
+            measure = partial(self.controller.remeasure, step, drift)
+            self._pipeline.begin(measure, f"after step {step}, measuring the network")()
 
     def roll_out(self, ratio: float) -> None:
         """Send another ratio in the steps that come, which are to be taken back."""
@@ -115,7 +115,7 @@ class Steering:
         for route, candidate, ratio, reason in chosen:
             route.decide(steered(route.decision, with_ratio(compressor, ratio), candidate, reason))
         for route, watched in zip(self._routes, controller.watched(), strict=True):
-            route.watched, route.note = watched, int(controller.alarmed)
+            route.watched, route.note = watched, int(controller.raised)
 
     def close(self) -> None:
         """Let what is written be complete."""

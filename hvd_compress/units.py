@@ -16,12 +16,14 @@ _BITS_PER_S |= {"bps": 1.0, "kbps": 1e3, "mbps": 1e6, "gbps": 1e9, "tbps": 1e12}
 _QUANTITY = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|[-+]?nan|[-+]?inf)\s*([a-zµ/]*)", re.IGNORECASE)
 
 
-def parse_latency(text: str) -> float:
+def parse_latency(text: str, what: str = "latency", example: str = "4ms") -> float:
     """Return the seconds that `text` stands for: a number and s, ms, us (or µs) or ns, such as "4ms"; zero is allowed.
+
+    `what` it is and an `example` of it are for messages.
 
     Raises ConfigError where the unit is missing or unknown, and where the number is negative or not finite.
     """
-    return _parse(text, "latency", {**_SECONDS, "µs": 1e-6}, example="4ms")
+    return _parse(text, what, {**_SECONDS, "µs": 1e-6}, example)
 
 
 def parse_bandwidth(text: str) -> float:

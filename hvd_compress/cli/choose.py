@@ -10,7 +10,6 @@ from hvd_compress.cost.candidates import ARTOPK, Candidate
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.predict import Prediction, fastest, predict
 from hvd_compress.engines.names import ALGORITHMS
-from hvd_compress.errors import ConfigError
 from hvd_compress.units import parse_bandwidth, parse_latency
 
 DEFAULT = (
@@ -31,12 +30,9 @@ DEFAULT = (
 def command(
     numel: int, ratio: float, world_size: int, latency: str, bandwidth: str, candidates: str | None, as_json: bool
 ) -> None:
-    try:
-        costs = Formulas(parse_latency(latency), 1 / parse_bandwidth(bandwidth), world_size)
-        chosen = [Candidate.parse(label.strip()) for label in candidates.split(",")] if candidates else DEFAULT
-        predictions = [predict(candidate, numel, ratio, costs) for candidate in chosen]
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from error
+    costs = Formulas(parse_latency(latency), 1 / parse_bandwidth(bandwidth), world_size)
+    chosen = [Candidate.parse(label.strip()) for label in candidates.split(",")] if candidates else DEFAULT
+    predictions = [predict(candidate, numel, ratio, costs) for candidate in chosen]
     winner = fastest(predictions)
     if as_json:
         click.echo(json.dumps({"candidates": [_row(p) for p in predictions], "winner": _row(winner)}, indent=2))

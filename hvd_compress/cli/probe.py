@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hvd_compress.engines.mpi_environment import launched_by_mpi, prepare
-from hvd_compress.errors import ConfigError, HvdCompressError
+from hvd_compress.errors import HvdCompressError
 from hvd_compress.units import parse_latency
 
 if TYPE_CHECKING:
@@ -27,15 +27,12 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def command(budget: str, timeout: str, save: bool, as_json: bool) -> None:
     """Every rank runs this; rank 0 prints."""
-    try:
-        budget_s, timeout_s = parse_latency(budget), parse_latency(timeout)
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from error
+    budget_s, timeout_s = parse_latency(budget, "--budget", "3s"), parse_latency(timeout, "--timeout", "60s")
     engine = _engine()
     curves, shape = _measured(engine, budget_s, timeout_s)
     if engine.rank == 0:
         if save:
-            _save(curves, shape)
+            _save(curves, shape, budget_s)
         _print(curves, shape, as_json)
 
 
@@ -69,12 +66,12 @@ def _measured(engine: Engine, budget_s: float, timeout_s: float) -> tuple[Curves
         raise click.ClickException(f"rank {engine.rank}, {engine.pending}: {error}") from error
 
 
-def _save(curves: Curves, shape: JobShape) -> None:
+def _save(curves: Curves, shape: JobShape, budget_s: float) -> None:
     from hvd_compress.cost.store import save
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        save(curves, shape)
+        save(curves, shape, budget_s=budget_s)
     for warning in caught:
         click.echo(f"warning: {warning.message}", err=True)
 

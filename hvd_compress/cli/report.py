@@ -18,6 +18,7 @@ from hvd_compress.controller.plot import draw
 def command(log: Path, out: Path | None) -> None:
     events = read(log)
     picture = out or log.with_suffix(".png")
+    picture = picture if picture.suffix else picture.with_suffix(".png")
     draw(events, picture)
     Console().print(_summary(events))
     click.echo(f"wrote {picture}")

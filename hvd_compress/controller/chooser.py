@@ -71,8 +71,8 @@ class Choice:
 class Chooser:
     """Tries candidates and keeps one, for one bucket.
 
-    look() begins a round of trials; candidate() says what the coming step uses; learn() takes what the steps since then
-    took, in their order; settled says whether a choice stands.
+    begin_round() begins a round of trials; candidate() says what the coming step uses; learn() takes what the steps
+    since then took, in their order; settled says whether a choice stands.
     """
 
     def __init__(self, candidates: Sequence[Candidate], policy: Policy) -> None:
@@ -87,7 +87,7 @@ class Chooser:
         self._predict: Predict
         self._odd_windows = 0
         self._usual = math.nan  # seconds of the first window since the choice was made
-        self._doubted = False  # whether this round was begun because of the first window after the one before
+        self._doubted = False  # whether the first window may differ: it began this round, or what is sent has changed
         self._false_alarms = 0  # rounds in a row that changed nothing
         self.choice: Choice | None = None
 
@@ -118,7 +118,7 @@ class Chooser:
         assert self.choice is not None
         return self.choice.candidate
 
-    def look(self, predict: Predict) -> None:
+    def begin_round(self, predict: Predict) -> None:
         """Begin a round: all that was measured before is forgotten. `predict` may know more each time it is asked."""
         self._predict = predict
         self._samples, self._times, self._finals, self._upset = {}, {}, 0, False
@@ -218,14 +218,13 @@ class Chooser:
             self.choice = replace(self.choice, seconds=seconds)
 
     def _choose(self, best: Candidate) -> None:
-        before = self.choice.candidate if self.choice is not None else None
-        if before in self._times and before is not None:
-            limit = self._times[before] * (1 - self._policy.hysteresis)
-            if self._times[best] > limit or self._times[before] - self._times[best] < self._policy.least_s:
-                best = before
         same = False  # whether what was in use takes what it took: then it was no change that began the round
-        if self.choice is not None and before in self._times and before is not None:
-            same = times_apart(self.choice.seconds, self._times[before]) <= self._policy.evident
+        if self.choice is not None and self.choice.candidate in self._times:
+            before, policy = self.choice.candidate, self._policy
+            before_s, best_s = self._times[before], self._times[best]
+            same = times_apart(self.choice.seconds, before_s) <= policy.evident
+            if best_s > before_s * (1 - policy.hysteresis) or before_s - best_s < policy.least_s:
+                best = before
         if not self._upset:
             self._false_alarms = min(self._false_alarms + 1, self._policy.calm) if same else 0
         self.choice = Choice(best, self._times[best], self._expected[best], self._reason(best))
@@ -263,8 +262,8 @@ class Chooser:
         """Whether all that meet in a final evidently take longer than before in this round, or all of them less."""
         limit = self._policy.evident
         changes = [taken / max(self._times[c], 1e-9) for c, taken in fresh.items()]
-        differ = all(abs(taken - self._times[c]) > self._policy.least_s for c, taken in fresh.items())
-        return differ and (min(changes) > limit or max(changes) < 1 / limit)
+        told_apart = all(abs(taken - self._times[c]) > self._policy.least_s for c, taken in fresh.items())
+        return told_apart and (min(changes) > limit or max(changes) < 1 / limit)
 
     def _final(self, best: Candidate) -> list[Candidate]:
         """Return the steps of the next final, of the best one and what came near it; none if nothing did.

@@ -92,8 +92,8 @@ class Controller:
 
     def watched(self) -> tuple[bool, ...]:
         """Return of which buckets saw() wants to know in the coming step."""
-        rest = self._ratios.trial is None
-        ways = [chooser.candidate(0) if chooser.settled and rest else None for chooser in self._choosers]
+        trial = self._ratios.trial
+        ways = [None if trial or not chooser.settled else chooser.candidate(0) for chooser in self._choosers]
         return tuple(self._workers.watches(number, way) for number, way in enumerate(ways))
 
     def saw(self, sights: Sequence[Sight | None]) -> None:
@@ -134,20 +134,20 @@ class Controller:
         return bool(self._buckets) and not asleep and len(self._steps) >= self._length
 
     @property
-    def alarmed(self) -> bool:
+    def raised(self) -> bool:
         """Whether this rank is to tell the others in the coming step that its exchanges changed. Of this rank alone."""
         return self.settled and self._watch.raised
 
-    def hear(self, alarmed: bool) -> None:
+    def hear(self, raised: bool) -> None:
         """Take whether ranks told that in the step that is over: the same on all ranks, before record()."""
-        self._watch.hear(alarmed and self.settled)
+        self._watch.hear(raised and self.settled)
 
     def report(self) -> Callable[[Engine], Agreed]:
         """Return the collective by which ranks agree on the steps since the last time, which are forgotten here."""
         steps, mean_s, look = self._watch.ask(self._steps), sum(self._step_s) / len(self._step_s), self._seen
         self._steps, self._step_s, self._seen = [], [], Look()
-        notes = self._workers.notes()
-        return partial(agree, steps=steps, step_s=mean_s, agree_s=self._agree_s, look=look, notes=notes)
+        told = self._workers.told()
+        return partial(agree, steps=steps, step_s=mean_s, agree_s=self._agree_s, look=look, told=told)
 
     @property
     def _length(self) -> int:
@@ -215,7 +215,7 @@ class Controller:
         for number in range(len(self._buckets)):
             self._choose_ratio(step, number, reason)
 
-    def look_again(self, step: int, reason: str, engine: Engine) -> None:
+    def remeasure(self, step: int, reason: str, engine: Engine) -> None:
         """Measure the network anew and begin a round. Collective."""
         self._network = self._network.remeasured(engine)
         self._watch.remeasured()
@@ -241,12 +241,12 @@ class Controller:
     def _begin_round(self, step: int, reason: str) -> None:
         """Begin a round for all buckets."""
         for number, chooser in enumerate(self._choosers):
-            self._ratios.begin(step, number, reason, chooser.choice)
+            self._ratios.reconsider(step, number, reason, chooser.choice)
             self._try(step, number, reason)
 
     def _try(self, step: int, number: int, reason: str) -> None:
         """Begin a round of trials for a bucket, with the ratio that it has now."""
-        self._choosers[number].look(partial(self.predicted, number))
+        self._choosers[number].begin_round(partial(self.predicted, number))
         self._watch.restart()
         self._workers.restart(number)
         self.history.add(Event(step, "begin", number, ratio=self._ratio(number, None), reason=reason))
@@ -254,7 +254,7 @@ class Controller:
     def _choose_ratio(self, step: int, number: int, reason: str) -> None:
         """Send another ratio of a bucket if one is better now."""
         before = self._ratio(number, self._chosen_way(number))
-        if self._ratios.begin(step, number, reason, self._choosers[number].choice):
+        if self._ratios.reconsider(step, number, reason, self._choosers[number].choice):
             self._send(step, number, before, reason)
 
     def _in_use(self) -> list[Candidate | None]:
@@ -280,7 +280,7 @@ class Controller:
     def _choose_workers(self, step: int, agreed: Agreed) -> None:
         spare_s = [chooser.spare_s() if chooser.settled else math.inf for chooser in self._choosers]
         before = self._in_use()
-        decided = self._workers.take(agreed.notes, agreed.step_s, spare_s)
+        decided = self._workers.take(agreed.told, agreed.step_s, spare_s)
         if self._in_use() != before:
             self._watch.restart()  # VAR takes a collective more
         for number, worker in decided:
@@ -335,7 +335,7 @@ class Controller:
             gain = sent[number] if math.isfinite(sent[number]) else self._workers.gain(number, choice.candidate)
             self.history.add(Event(step, "window", number, name, ratio, seconds, choice.predicted_s, gain))
             # What it took while VAR was on trial is not what was chosen; but no trial takes several times as long.
-            mixed, alarmed = self._workers.mixed(number), self._watch.alarmed
+            mixed, alarmed = self._workers.mixed(number), self._watch.asked
             known_s = chooser.known_s
             left = chooser.broken(seconds) if mixed else chooser.drifted(seconds, alarmed)
             if left and not drifted:

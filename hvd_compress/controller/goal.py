@@ -14,6 +14,13 @@ TARGETS = ("knee", "pace")
 GAINS = ("curve", "rollout")
 SOLVERS = ("exact", "nsga2")
 
+LOW, HIGH = 0.01, 0.1
+"""Bounds of the ratio unless others are asked for. Below one per cent accuracy is lost: at 0.001 up to 4 points in the
+paper (Table III), and 2.5 in our example. The knee depends on them, as it lies between them.
+"""
+LOW_FOR_A_GAIN = 0.001
+"""Where a gain is wanted, that gain is the bound."""
+
 Target = str | float | tuple[float, float, float]
 
 
@@ -25,7 +32,7 @@ class AutoRatio:
         target: "knee" (of the Pareto front of Eq. 6), "pace" (the most gain a second of training), a share of
             ||corrected||^2 in (0, 1] that is to be sent with as small a ratio as does it, or three weights of
             compression time, communication time and 1 / gain.
-        low, high: bounds of the ratio, c_low and c_high of the paper.
+        low, high: bounds of the ratio, c_low and c_high of the paper, which has 0.001 and 0.1.
         gain_change: the relative change of the gain at which the ratio is chosen anew.
         gain: "curve" (read from the gradient, for all ratios at once) or "rollout" (by training with each for some
             steps, as the paper does).
@@ -35,8 +42,8 @@ class AutoRatio:
     """
 
     target: Target = "knee"
-    low: float = 0.001
-    high: float = 0.1
+    low: float = LOW
+    high: float = HIGH
     gain_change: float = 0.1
     gain: str = "curve"
     solver: str = "exact"
@@ -92,6 +99,12 @@ class AutoRatio:
     def start(self) -> float:
         """Return the ratio as long as nothing is known: the candidate in the middle."""
         return self.ratios[len(self.ratios) // 2]
+
+
+def default_low(target: Target, high: float) -> float:
+    """Return the lower bound where none is asked for; an upper one that is below it is both."""
+    low = LOW_FOR_A_GAIN if _is_number(target) else LOW
+    return min(low, high) if _is_number(high) else low
 
 
 def _is_number(value: object) -> bool:

@@ -31,8 +31,9 @@ class Event:
         candidate: what was tried, chosen or in use.
         ratio: k / numel: in "begin" and "ratio" as an all-gather would send it, else as it was sent.
         measured_s, predicted_s: of one exchange of this bucket; NaN where there is none.
-        gain: share of ||corrected||^2 that is sent, mean over ranks; NaN where it was not looked at. As measured in the
-            last step of a window; as expected with a ratio.
+        gain: share of ||corrected||^2 that is sent, mean over ranks; NaN where it was not looked at. Of a window in its
+            last step, or else over two turns of AR-Topk's roots, as of a worker; of a rollout the mean of its steps; of
+            a ratio as expected.
         latency, transfer: how the network left its calibration, as factors.
         reason: in words.
     """
@@ -77,7 +78,7 @@ class History:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text("")
             except OSError as error:
-                raise ConfigError(f"cannot write the controller's log {path}: {error.strerror}") from None
+                raise ConfigError(f"HVD_COMPRESS_LOG: cannot write {path}: {error.strerror}") from None
 
     def add(self, event: Event) -> None:
         assert event.kind in KINDS
@@ -111,8 +112,11 @@ def read(path: Path) -> list[Event]:
     """Return the events of a log. Raises ConfigError that names the line for what is not one."""
     try:
         lines = path.read_text().splitlines()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"cannot read {path} ({error}); a log is the file that HVD_COMPRESS_LOG named. Nothing is logged with one "
+            "rank, with HVD_COMPRESS_ADAPT=0, or where nothing is left open"
+        ) from None
     return [_event(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
 
 
@@ -123,5 +127,8 @@ def _event(line: str, where: str) -> Event:
         if event.kind not in KINDS:
             raise ValueError(f"unknown kind {event.kind!r}")
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{where}: not an event of the controller ({error})") from None
+        raise ConfigError(
+            f"{where}: not an event of the controller ({error}); a log is the file that HVD_COMPRESS_LOG named, and a "
+            "last line that was cut short may be removed"
+        ) from None
     return event

@@ -56,8 +56,8 @@ def draw(events: Sequence[Event], path: Path) -> None:
     panels[-1].set_xlabel("step")
     try:
         figure.savefig(path, dpi=110)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot write {path}: {error}") from None
 
 
 def _draw_network(panel, events: Sequence[Event]) -> None:  # type: ignore[no-untyped-def]

@@ -116,21 +116,21 @@ class RatioChooser:
         """Return the candidates with their objectives, in the order of goal.ratios."""
         return [Option(r, *prices[r], gain) for r, gain in zip(self._goal.ratios, self.gains, strict=True)]
 
-    def choose(self, prices: Prices, dense_s: float, rest_s: float = 0.0) -> bool:
+    def choose(self, prices: Prices, dense_s: float, beside_s: float = 0.0) -> bool:
         """Choose from the gains that are known; return whether it is another ratio than before.
 
         Args:
             prices: of the fastest compressed way at a ratio.
             dense_s: seconds without compression. A ratio that takes longer sends less for more: it is left out, unless
                 a gain is wanted.
-            rest_s: seconds of a step beside the exchange, which matter where the pace counts.
+            beside_s: seconds of a step beside the exchange, which matter where the pace counts.
         """
         options = self.options(prices)
         paying = [option for option in options if option.compress_s + option.communicate_s < dense_s]
         before = self.ratio
         chosen = next(option for option in options if option.ratio == before)
         if self._goal.target == "pace":
-            chosen = _fastest_gain(options, chosen, dense_s, rest_s)
+            chosen = _fastest_gain(options, chosen, dense_s, beside_s)
         else:
             within = paying if paying and self._goal.wanted_gain is None else options
             best = self._best(within)
@@ -142,12 +142,12 @@ class RatioChooser:
         return self.ratio != before
 
     def revise_once(self) -> bool:
-        """Whether to choose again after a round of trials, as that has shown more: once for each call of begin()."""
+        """Whether to choose again after a round of trials, which has shown more: once for each call of reconsider()."""
         may, self._revisable = self._revisable, False
         return may
 
-    def begin(self) -> None:
-        """There is a reason to choose anew, and a round of trials will follow."""
+    def reconsider(self) -> None:
+        """There is a reason to choose anew, and perhaps a round of trials will follow."""
         self._revisable = True
 
     def _best(self, options: Sequence[Option]) -> Option:
@@ -178,7 +178,7 @@ class RatioChooser:
         return f"{what}: gain {chosen.gain:.3f}, {taken}{doubt}{self._shares.words(self.ratio_of)}"
 
 
-def _fastest_gain(options: Sequence[Option], now: Option, dense_s: float, rest_s: float) -> Option:
+def _fastest_gain(options: Sequence[Option], now: Option, dense_s: float, beside_s: float) -> Option:
     """Return the option that gains the most a second of training, or `now`, if it is nearly that.
 
     What takes longer than to send everything stands for that, and gains all there is.
@@ -186,7 +186,7 @@ def _fastest_gain(options: Sequence[Option], now: Option, dense_s: float, rest_s
 
     def seconds_a_gain(option: Option) -> float:
         exchange_s = option.compress_s + option.communicate_s
-        return (rest_s + min(exchange_s, dense_s)) / (option.gain if exchange_s < dense_s else 1.0)
+        return (beside_s + min(exchange_s, dense_s)) / (option.gain if exchange_s < dense_s else 1.0)
 
     best = min(options, key=lambda option: (seconds_a_gain(option), -option.ratio))
     return now if seconds_a_gain(now) <= (1 + PACE_MARGIN) * seconds_a_gain(best) else best

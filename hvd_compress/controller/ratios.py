@@ -15,8 +15,8 @@ from hvd_compress.controller.rollout import SHARE, Trial, report
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.engines.base import Engine
 
-REST_WINDOWS = 2
-"""Of so many windows one looks at gains, too; of more, where that would cost more than its share of the time."""
+LOOK_EVERY = 2
+"""In one of so many windows gains are looked at; of more, where that would cost more than its share of the time."""
 
 
 class Ratios:
@@ -34,7 +34,7 @@ class Ratios:
         self._fixed = [bucket.ratio for bucket in buckets]
         self._choosers = [RatioChooser(goal) for _ in buckets] if goal is not None else []
         self._rolls_out = goal is not None and goal.gain == "rollout"
-        self._rest = REST_WINDOWS  # windows until gains are looked at again
+        self._windows_to_look = LOOK_EVERY  # windows until gains are looked at again
         self._trials: list[Trial] = []
         self._no_rollout_before = 0
         self._beside_s = math.inf
@@ -78,7 +78,7 @@ class Ratios:
         """
         if self._goal is None:
             return None
-        ends = last and settled and self._rest <= 0
+        ends = last and settled and self._windows_to_look <= 0
         if self._rolls_out:
             return () if self._trials or ends else None
         return self._goal.ratios if self.waiting or ends or (last and not settled) else None
@@ -110,7 +110,7 @@ class Ratios:
                 chooser.saw(way.scheme, sent if math.isfinite(sent) else own[-1], own[:-1])
                 chooser.learn(own[:-1])
 
-    def begin(self, step: int, number: int, reason: str, choice: Choice | None) -> bool:
+    def reconsider(self, step: int, number: int, reason: str, choice: Choice | None) -> bool:
         """There is a reason to choose anew. Return whether the ratio is another one now, and worth it.
 
         Args:
@@ -118,11 +118,11 @@ class Ratios:
         """
         if not self._choosers or self.waiting:
             return False
-        self._choosers[number].begin()
+        self._choosers[number].reconsider()
         return self._choose(step, number, reason, choice)
 
     def revise(self, step: int, number: int, measured: Mapping[Candidate, float], choice: Choice) -> bool:
-        """A round of trials is over, and has shown more: return as begin(), once for each call of that."""
+        """A round of trials is over, and has shown more: return as reconsider(), once for each call of that."""
         if not self._choosers or not self._choosers[number].revise_once():
             return False
         self._expected[number].learn(measured, lambda way: self.ratio(number, way.scheme))
@@ -138,11 +138,11 @@ class Ratios:
             window: its steps.
             share: of the time that looks may take.
         """
-        self._rest -= 1
+        self._windows_to_look -= 1
         if not agreed.gains:
             return []
         windows = agreed.look_s / (share * agreed.step_s * window) if agreed.step_s > 0 else 0.0
-        self._rest = max(REST_WINDOWS, math.ceil(windows)) - 1
+        self._windows_to_look = max(LOOK_EVERY, math.ceil(windows)) - 1
         found = []
         for number, (chooser, way) in enumerate(zip(self._choosers, ways, strict=True)):
             if moved := chooser.share_moved(way.scheme):

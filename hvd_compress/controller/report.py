@@ -40,7 +40,7 @@ class Agreed:
         gains: by bucket: what the last of the steps was seen to gain, as the mean over ranks; empty where none was
             looked at.
         look_s: what looking at it took, the longest of a rank.
-        notes: by rank: what else it had to say.
+        told: by rank: the figures of its sights, `sights.Workers.told()`.
     """
 
     seconds: tuple[tuple[float, ...], ...]
@@ -50,7 +50,7 @@ class Agreed:
     own_s: float
     gains: tuple[tuple[float, ...], ...] = ()
     look_s: float = 0.0
-    notes: tuple[tuple[float, ...], ...] = ()
+    told: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,16 +85,16 @@ def agree(
     step_s: float,
     agree_s: float,
     look: Look = _NO_LOOK,
-    notes: Sequence[float] = (),
+    told: Sequence[float] = (),
 ) -> Agreed:
-    """Exchange what this rank measured; every rank passes as many steps, buckets, gains and notes.
+    """Exchange what this rank measured; every rank passes as many steps, buckets, gains and figures that are `told`.
 
-    Collective, one all-gather of 8 * (3 * steps * buckets + 3 + gains + notes) bytes a rank, in the engine's thread.
+    Collective, one all-gather of 8 * (3 * steps * buckets + 3 + gains + told) bytes a rank, in the engine's thread.
     """
     noted = len(engine.calls)
     own = [value for step in steps for t in step for value in (t.compress_s, t.communicate_s, t.decompress_s)]
     seen = [gain for gains in look.gains for gain in gains]
-    vector = torch.tensor([*own, step_s, agree_s, look.seconds, *seen, *notes], dtype=torch.float64)
+    vector = torch.tensor([*own, step_s, agree_s, look.seconds, *seen, *told], dtype=torch.float64)
     ranks = [part.tolist() for part in engine.allgather(vector, [vector.numel()] * engine.world_size)]
     own_s = sum(call.seconds for call in engine.calls[noted:])
     del engine.calls[noted:]  # they belong to no step
@@ -111,5 +111,5 @@ def agree(
         own_s,
         tuple(tuple(islice(means, len(gains))) for gains in look.gains),
         max(rank[end + 2] for rank in ranks),
-        tuple(tuple(rank[len(rank) - len(notes) :]) for rank in ranks),
+        tuple(tuple(rank[len(rank) - len(told) :]) for rank in ranks),
     )

@@ -69,6 +69,18 @@ class Trial:
         return [_mean([gain for gain in column if math.isfinite(gain)]) for column in zip(*self.sent, strict=True)]
 
 
+def same_steps(steps: int, engine: Engine) -> None:
+    """Check that every rank rolls out as many steps. Collective, in the engine's thread.
+
+    Raises ConfigError where they differ, on all ranks alike.
+    """
+    noted = len(engine.calls)
+    asked = [int(part) for part in engine.allgather(torch.tensor([steps]), [1] * engine.world_size)]
+    del engine.calls[noted:]  # they belong to no step
+    if len(set(asked)) > 1:
+        raise ConfigError(f"rollout(steps=...) must be the same on all ranks, and is, by rank, {asked}")
+
+
 def report(trials: Sequence[Trial]) -> Callable[[Engine], Agreed]:
     """Return the collective by which ranks agree on all trials: rows of steps, and by bucket a gain for each trial."""
     steps = [row for trial in trials for row in trial.timings]

@@ -6,13 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-import torch
-
 from hvd_compress.controller.workers import STAR, Step, WorkerChooser, WorkerPolicy
 from hvd_compress.cost.candidates import Candidate
-
-SAMPLE_BLOCK, SAMPLE_BLOCKS = 256, 256
-"""A norm of what is left is estimated from so many blocks of so many elements, evenly spread."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +30,9 @@ class Workers:
     numbers a step and bucket, along with the times of a window.
     """
 
-    def __init__(self, open_: Sequence[bool], world_size: int, policy: WorkerPolicy | None = None) -> None:
+    def __init__(self, open_: Sequence[bool], world_size: int) -> None:
         """`open_`: by bucket, whether there is a choice."""
-        policy = policy or WorkerPolicy()
+        policy = WorkerPolicy()
         self._choosers = {n: WorkerChooser(world_size, policy) for n, is_open in enumerate(open_) if is_open}
         self._seen: list[dict[int, Sight]] = []  # by step since the last report, and bucket
         self._told: list[dict[int, Sight]] = []  # in the last report
@@ -90,24 +85,24 @@ class Workers:
         """What was seen and not told yet has been taken back."""
         self._seen = []
 
-    def notes(self) -> list[float]:
+    def told(self) -> list[float]:
         """Return what is to be told of the steps since the last time."""
         self._told, self._seen = self._seen, []
         return [value for step in self._told for s in step.values() for value in (s.sent, s.left, s.seconds)]
 
     def take(
-        self, notes: Sequence[Sequence[float]], step_s: float, spare_s: Sequence[float]
+        self, told: Sequence[Sequence[float]], step_s: float, spare_s: Sequence[float]
     ) -> list[tuple[int, WorkerChooser]]:
-        """Take the notes of all ranks; return the buckets for which something was decided.
+        """Take what all ranks told; return the buckets for which something was decided.
 
         Args:
             step_s: the duration of a step.
             spare_s: by bucket, by how much AR-Topk was faster than all else.
         """
-        readers = [iter(rank) for rank in notes]
+        readers = [iter(rank) for rank in told]
         steps: dict[int, list[Step]] = {}
-        for told in self._told:
-            for number, sight in told.items():
+        for step in self._told:
+            for number, sight in step.items():
                 ranks = [tuple(islice(reader, 3)) for reader in readers]
                 sent, left, seconds = zip(*ranks, strict=True)
                 held = tuple(a + b for a, b in zip(sent, left, strict=True))
@@ -129,11 +124,3 @@ class Workers:
         """What was seen and not told yet went the way of before."""
         for step in self._seen:
             step.pop(number, None)
-
-
-def square_norm(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ||tensor||^2 of a contiguous (numel,), as a tensor () of float64; 65,536 elements stand for more."""
-    apart = tensor.numel() // (SAMPLE_BLOCKS * SAMPLE_BLOCK) * SAMPLE_BLOCK
-    sample = tensor.as_strided((SAMPLE_BLOCKS, SAMPLE_BLOCK), (apart, 1)) if apart > SAMPLE_BLOCK else tensor
-    norm: torch.Tensor = torch.linalg.vector_norm(sample)
-    return norm.double().square() * (tensor.numel() / max(1, sample.numel()))

@@ -46,7 +46,7 @@ class TensorBoard:
             return
         try:
             self._add(event)
-        except OSError as error:  # on one rank alone: the others go on
+        except Exception as error:  # TensorFlow's are no OSErrors; on one rank alone: the others go on
             self._end(error)
 
     def close(self) -> None:
@@ -55,10 +55,10 @@ class TensorBoard:
             return
         try:
             self._writer.close()
-        except OSError as error:
+        except Exception as error:
             self._end(error)
 
-    def _end(self, error: OSError) -> None:
+    def _end(self, error: Exception) -> None:
         self._ended = True
         warnings.warn(f"HVD_COMPRESS_TENSORBOARD: {self._folder} ends here: {error}", RuntimeWarning, stacklevel=3)
 

@@ -16,7 +16,7 @@ OVERHEAD = 0.01
 """Share of the time of training that agreeing may take, were it not hidden behind the next step's computation; and that
 looks at gains may take."""
 SHORTEST_WINDOW, LONGEST_WINDOW = 4, 6
-"""Steps between two looks at a choice that stands; where something is odd, and at first, the shortest.
+"""Steps between two comparisons of a choice that stands; where something is odd, and at first, the shortest.
 
 For some changes nobody sounds an alarm: they leave an exchange as long as it was, or nothing sent has a header.
 """
@@ -44,7 +44,7 @@ class Watch:
         return self._alarm.raised
 
     @property
-    def alarmed(self) -> bool:
+    def asked(self) -> bool:
         """Whether it was because of an alarm that ranks compared their times."""
         return self._alarm.asked
 

@@ -21,6 +21,9 @@ from hvd_compress.cost.curves import Curves
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError
 
+KEPT = 100
+"""Files of curves: each job shape has one, and pods and labs have new names each time."""
+
 
 @dataclass(frozen=True)
 class JobShape:
@@ -47,8 +50,9 @@ class JobShape:
 
 
 def default_folder() -> Path:
-    """Return curves/ in HVD_COMPRESS_CACHE, by default ~/.cache/hvd_compress."""
-    return Path(os.environ.get("HVD_COMPRESS_CACHE") or Path.home() / ".cache" / "hvd_compress") / "curves"
+    """Return curves/ in HVD_COMPRESS_CACHE, by default hvd_compress/ in XDG_CACHE_HOME or ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("HVD_COMPRESS_CACHE") or Path(base) / "hvd_compress") / "curves"
 
 
 def job_shape(engine: Engine) -> JobShape:
@@ -58,28 +62,37 @@ def job_shape(engine: Engine) -> JobShape:
     return JobShape(engine.name, engine.world_size, hosts, str(answers[0]["library"]))
 
 
-def save(curves: Curves, shape: JobShape, folder: Path | None = None) -> None:
+def save(curves: Curves, shape: JobShape, folder: Path | None = None, budget_s: float = BUDGET_S) -> None:
     """Write the curves, on one rank (0). What reads meanwhile sees the old file or the new one, never half of one.
 
-    A folder that cannot be written to is a warning: the next job measures again.
+    A folder that cannot be written to is a warning: the next job measures again. The newest KEPT files are kept.
+
+    Args:
+        budget_s: the seconds in which they were measured.
     """
     path = (folder or default_folder()) / shape.file_name()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-            json.dump({"shape": dataclasses.asdict(shape), "curves": curves.to_json()}, file, indent=1)
+            content = {"shape": dataclasses.asdict(shape), "budget_s": budget_s, "curves": curves.to_json()}
+            json.dump(content, file, indent=1)
         os.replace(file.name, path)
+        ages = {other: other.stat().st_mtime for other in path.parent.glob("*.json")}
+        for other in sorted(ages, key=ages.__getitem__, reverse=True)[KEPT:]:
+            other.unlink(missing_ok=True)
     except OSError as error:
         warnings.warn(f"calibrated curves were not saved: {error}", stacklevel=2)
 
 
-def load(engine: Engine, shape: JobShape, folder: Path | None = None) -> Curves | None:
+def load(engine: Engine, shape: JobShape, folder: Path | None = None, budget_s: float = BUDGET_S) -> Curves | None:
     """Return the saved curves of this shape, or None. Collective: rank 0 reads, and all ranks use what it found.
+
+    Those that were measured in less than `budget_s` seconds are left alone: what is asked for is better.
 
     Rank 0 warns of a file that is broken, of another job shape, or without an algorithm that this engine can force.
     """
     path = (folder or default_folder()) / shape.file_name()
-    found = _read(path, shape, measurable(engine)) if engine.rank == 0 else None
+    found = _read(path, shape, measurable(engine), budget_s) if engine.rank == 0 else None
     rows = _exchange(engine, found.to_json() if found else None)[0]
     return Curves.from_json(shape.world_size, rows) if rows else None
 
@@ -91,7 +104,7 @@ def obtain(engine: Engine, budget_s: float = BUDGET_S, folder: Path | None = Non
     `budget_s` seconds, and rank 0 saves the result.
     """
     shape = job_shape(engine)
-    saved = load(engine, shape, folder)
+    saved = load(engine, shape, folder, budget_s)
     if saved is not None:
         if still_hold(engine, saved):
             return saved, True
@@ -99,13 +112,11 @@ def obtain(engine: Engine, budget_s: float = BUDGET_S, folder: Path | None = Non
             warnings.warn("the network is not as it was when the saved curves were measured: measuring", stacklevel=2)
     curves = calibrate(engine, budget_s)
     if engine.rank == 0:
-        save(curves, shape, folder)
+        save(curves, shape, folder, budget_s)
     return curves, False
 
 
-def _read(path: Path, shape: JobShape, needed: tuple[tuple[str, str], ...]) -> Curves | None:
-    if not path.exists():
-        return None
+def _read(path: Path, shape: JobShape, needed: tuple[tuple[str, str], ...], budget_s: float) -> Curves | None:
     try:
         content = json.loads(path.read_text())
         saved, wanted = content["shape"], json.loads(json.dumps(dataclasses.asdict(shape)))
@@ -114,7 +125,11 @@ def _read(path: Path, shape: JobShape, needed: tuple[tuple[str, str], ...]) -> C
             words = ", ".join(f"{name} {saved.get(name)!r} instead of {wanted[name]!r}" for name in differing)
             warnings.warn(f"{path} is ignored: it is of another job shape ({words})", stacklevel=4)
             return None
+        if content["budget_s"] < budget_s:
+            return None
         curves = Curves.from_json(shape.world_size, content["curves"])
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         warnings.warn(f"{path} is ignored: it cannot be read ({type(error).__name__}: {error})", stacklevel=4)
         return None

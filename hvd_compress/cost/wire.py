@@ -1,4 +1,4 @@
-"""How many bytes a collective puts on the wire: the formulas by which engines, controller and planner count.
+"""How many bytes a collective puts on the wire: the formulas by which engines and the reducer count.
 
 Each function returns the mean over ranks of the payload bytes that one rank sends, as an integer (rounded down).
 M is the size in bytes of one rank's tensor, N the number of ranks. Lengths that travel ahead of an exchange of unequal

@@ -9,6 +9,9 @@ import torch
 
 _CPU = torch.device("cpu")
 
+SAMPLE_BLOCK, SAMPLE_BLOCKS = 256, 256
+"""A norm is estimated from so many blocks of so many elements, evenly spread."""
+
 
 @dataclass
 class BucketResidual:
@@ -24,6 +27,14 @@ class BucketResidual:
 
     def commit(self) -> None:
         self.current, self.pending = self.pending, self.current
+
+    def square_norm(self) -> torch.Tensor:
+        """Return ||current||^2, as a tensor () of float64; 65,536 elements stand for more."""
+        whole = self.current
+        apart = whole.numel() // (SAMPLE_BLOCKS * SAMPLE_BLOCK) * SAMPLE_BLOCK
+        sample = whole.as_strided((SAMPLE_BLOCKS, SAMPLE_BLOCK), (apart, 1)) if apart > SAMPLE_BLOCK else whole
+        norm: torch.Tensor = torch.linalg.vector_norm(sample)
+        return norm.double().square() * (whole.numel() / max(1, sample.numel()))
 
 
 class Residuals:
@@ -67,7 +78,10 @@ class Residuals:
         """
         for name, residual in state.items():
             if name not in numels:
-                raise ValueError(f"a residual of parameter {name!r} was saved, and there is no such parameter")
+                raise ValueError(
+                    f"a residual of parameter {name!r} was saved, and there is no such parameter: pass the same "
+                    "named_parameters as when it was saved, or remove state['hvd_compress'] to start from zero"
+                )
             if residual.numel() != numels[name]:
                 raise ValueError(f"the residual of {name!r} has {residual.numel()} elements instead of {numels[name]}")
         self._waiting = {}

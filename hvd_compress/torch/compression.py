@@ -8,7 +8,7 @@ import horovod.torch
 import torch
 
 from hvd_compress.compressors import Cast, EFSign, TopK
-from hvd_compress.controller.goal import AutoRatio, Target
+from hvd_compress.controller.goal import HIGH, AutoRatio, Target, default_low
 from hvd_compress.decision import Request
 
 LITTLE_GAIN = 0.05
@@ -48,15 +48,24 @@ class Compression(horovod.torch.Compression):  # type: ignore[misc]
 
         Raises:
             ConfigError: a value is out of range or unknown.
+
+        Warns of ratio=1: one per cent was probably meant.
         """
-        return Request(TopK(ratio, layerwise), scheme, algorithm, engine, device)
+        request = Request(TopK(ratio, layerwise), scheme, algorithm, engine, device)
+        if ratio == 1 and isinstance(ratio, int):
+            warnings.warn(
+                "Compression.topk(ratio=1) sends every element, with its index; one per cent is 0.01, and "
+                "Compression.dense() sends all without indices",
+                stacklevel=2,
+            )
+        return request
 
     @staticmethod
     def auto(
         target: Target = "knee",
         *,
-        low: float = 0.001,
-        high: float = 0.1,
+        low: float | None = None,
+        high: float = HIGH,
         gain_change: float = 0.1,
         gain: str = "curve",
         solver: str = "exact",
@@ -76,6 +85,8 @@ class Compression(horovod.torch.Compression):  # type: ignore[misc]
                 that is best); a gain in (0, 1], to be reached with the smallest ratio that does; or three weights of
                 the two times and of 1 / gain.
             low, high: bounds of the ratio, in (0, 1]. AR-Topk needs a larger one than an all-gather for the same gain.
+                The knee lies between them: a lower one brings more speed and less accuracy. Without `low` it is 0.01,
+                or 0.001 where a gain is wanted, which is the bound then.
             gain_change: the relative change of the gain at which the ratio is chosen anew; 0.1 is ten per cent.
             gain: "curve" reads it from the gradient for all ratios at once; "rollout" trains some steps with each of a
                 few ratios and takes them back (see optimizer.rollout), as the paper does.
@@ -88,6 +99,7 @@ class Compression(horovod.torch.Compression):  # type: ignore[misc]
 
         Warns of a gain so small that a ratio was probably meant.
         """
+        low = default_low(target, high) if low is None else low
         goal = AutoRatio(target, low, high, gain_change, gain, solver)
         if goal.wanted_gain is not None and goal.wanted_gain <= LITTLE_GAIN:
             warnings.warn(

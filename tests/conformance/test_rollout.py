@@ -212,3 +212,16 @@ def test_what_ranks_are_comparing_is_taken_before_a_rollout_begins() -> None:
     kinds = run_ranks(2, body)
     assert kinds[0] == kinds[1]
     assert kinds[0].index("window") < kinds[0].index("rollout")
+
+
+def test_ranks_that_roll_out_different_numbers_of_steps_are_told() -> None:
+    """Else one would go on with the next ratio while another still trains with this one."""
+
+    def body(engine: InProcessEngine) -> bool:
+        run = training(engine)
+        run.step()
+        with pytest.raises(ConfigError, match=r"must be the same on all ranks, and is, by rank, \[1, 2\]"):
+            run.optimizer.rollout(run.step, run.model, [run.data, run.schedule], steps=1 + engine.rank)
+        return True
+
+    assert run_ranks(2, body) == [True, True]

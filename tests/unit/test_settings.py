@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,14 @@ def test_bad_values_name_the_variable(monkeypatch: pytest.MonkeyPatch, name: str
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=name):
         Settings.from_environment()
+
+
+def test_a_misspelt_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_COMPRESS_TIMEOUT", "600")
+    with pytest.warns(UserWarning, match="HVD_COMPRESS_TIMEOUT is no variable .* HVD_COMPRESS_TIMEOUT_S"):
+        assert Settings.from_environment().timeout_s == 300.0
+
+
+def test_a_timeout_of_for_ever_is_the_longest_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_COMPRESS_TIMEOUT_S", "1e12")
+    assert Settings.from_environment().timeout_s == threading.TIMEOUT_MAX

@@ -57,6 +57,6 @@ def test_table_marks_the_fastest_of_what_training_can_run() -> None:
 )
 def test_bad_input_is_one_clear_message(changed: dict[str, str], says: str) -> None:
     result = choose(**changed)
-    assert result.exit_code != 0
+    assert result.exit_code == 2
     assert says in result.output
     assert "Traceback" not in result.output

@@ -42,10 +42,12 @@ def test_without_mpirun_one_sentence_says_how(monkeypatch):
     assert len(result.output.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("flag", "says"), [("--budget=3", "has no unit"), ("--timeout=-1s", "not negative")])
+@pytest.mark.parametrize(
+    ("flag", "says"), [("--budget=3", "--budget '3' has no unit: write it as 3s"), ("--timeout=-1s", "not negative")]
+)
 def test_bad_input_is_one_clear_message(flag, says):
     result = CliRunner().invoke(main, ["probe", flag])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert says in result.output
 
 

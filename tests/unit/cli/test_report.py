@@ -90,6 +90,22 @@ def test_a_log_that_is_not_there(tmp_path: Path) -> None:
     assert "cannot read" in result.output
 
 
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    picture = tmp_path / "picture.png"
+    picture.write_bytes(b"\x89PNG\xff")
+    result = run(picture)
+    assert result.exit_code == 2
+    assert "a log is the file that HVD_COMPRESS_LOG named" in result.output
+
+
+def test_the_picture_has_the_name_that_is_told(tmp_path: Path) -> None:
+    assert "wrote " in run(written(tmp_path), "--out", tmp_path / "picture").output
+    assert (tmp_path / "picture.png").exists()
+    result = run(written(tmp_path), "--out", tmp_path / "picture.foo")
+    assert result.exit_code == 2
+    assert "Format 'foo' is not supported" in result.output
+
+
 def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
     result = run(written(tmp_path), "--out", tmp_path / "nowhere" / "picture.png")
     assert result.exit_code == 2

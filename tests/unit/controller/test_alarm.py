@@ -107,14 +107,14 @@ def train(changes: bool) -> tuple[int, str]:
         change = min(change, step) if quiet and step > 80 else change
         new = changes and step >= change
         seconds = 0.4 if new else 0.1 if controller.candidates() == ways[:1] else 0.11
-        controller.hear(controller.alarmed)
+        controller.hear(controller.raised)
         controller.record([Timing(0.0, seconds, 0.0)], 0.2)
         step += 1
         if controller.due:
             told = controller.report().keywords["steps"]  # type: ignore[attr-defined]
             rows = tuple(tuple(timing.seconds for timing in row) for row in told)
             # Agreeing takes so long that it is done rarely.
-            drift = controller.take(step, Agreed(rows, ((0.0,),) * len(rows), 0.2, 0.05, 0.05, notes=((),) * 4))
+            drift = controller.take(step, Agreed(rows, ((0.0,),) * len(rows), 0.2, 0.05, 0.05, told=((),) * 4))
     return int(step - change), drift
 
 

@@ -47,7 +47,7 @@ def test_a_wrong_prediction_is_corrected_by_trials(alpha: float, bits: float, nu
     wrong = {way: noise.uniform(0.8, 1.25) for way in WAYS}
     kernels_s = numel * 1e-9
     chooser = Chooser(WAYS, Policy())
-    chooser.look(lambda way: wrong[way] * cost(way, alpha, bits, numel, ratio, 0.0))
+    chooser.begin_round(lambda way: wrong[way] * cost(way, alpha, bits, numel, ratio, 0.0))
     truth = {way: cost(way, alpha, bits, numel, ratio, kernels_s) for way in WAYS}
     steps = run_round(chooser, truth.__getitem__, noise)
     assert chooser.choice is not None
@@ -62,7 +62,7 @@ def test_no_compression_is_chosen_where_kernels_cost_more_than_they_save() -> No
         return cost(way, 2e-5, 20e9, 10**7, 0.01, 0.0) + known.get(way.scheme, max(known.values()))
 
     chooser = Chooser(WAYS, Policy())
-    chooser.look(expected)
+    chooser.begin_round(expected)
     while not chooser.settled:
         tried = [chooser.candidate(step) for step in range(chooser.trials_left)]
         times = [cost(way, 2e-5, 20e9, 10**7, 0.01, 0.2) for way in tried]
@@ -74,7 +74,7 @@ def test_no_compression_is_chosen_where_kernels_cost_more_than_they_save() -> No
 
 
 def settle(chooser: Chooser, times: dict[Candidate, float]) -> Candidate:
-    chooser.look(times.__getitem__)
+    chooser.begin_round(times.__getitem__)
     run_round(chooser, times.__getitem__, random.Random(0))
     assert chooser.choice is not None
     return chooser.choice.candidate
@@ -92,7 +92,7 @@ def test_what_is_in_use_is_tried_again_although_it_is_predicted_slow() -> None:
     first, second = Candidate("dense", "ring"), Candidate("dense", "tree")
     chooser = Chooser((first, second), Policy())
     settle(chooser, {first: 0.1, second: 0.15})
-    chooser.look({first: 9.0, second: 0.1}.__getitem__)
+    chooser.begin_round({first: 9.0, second: 0.1}.__getitem__)
     assert {chooser.candidate(step) for step in range(chooser.trials_left)} == {first, second}
 
 
@@ -164,7 +164,7 @@ def prepared(policy: Policy, *predicted: float) -> tuple[Chooser, tuple[Candidat
     names = ("ring", "tree", "rabenseifner", "recursive_doubling")
     ways = tuple(Candidate("dense", name) for name in names[: len(predicted)])
     chooser = Chooser(ways, policy)
-    chooser.look(dict(zip(ways, predicted, strict=True)).__getitem__)
+    chooser.begin_round(dict(zip(ways, predicted, strict=True)).__getitem__)
     return chooser, ways
 
 
@@ -207,7 +207,7 @@ def test_a_later_round_is_shorter_than_the_first() -> None:
     taken = []
     truth = {way: 0.1 + 0.001 * place for place, way in enumerate(ways)}
     for _ in range(2):
-        chooser.look(truth.__getitem__)
+        chooser.begin_round(truth.__getitem__)
         steps = 0
         while not chooser.settled:
             steps += chooser.trials_left
@@ -222,7 +222,7 @@ def test_a_network_that_changes_between_trials_and_final_upsets_the_round() -> N
         chooser.learn([0.100, 0.101])
         ended = chooser.learn([factor * 0.1] * 4)
         assert (ended, chooser.upset) == (upset, upset)
-    chooser.look(lambda way: 0.1)
+    chooser.begin_round(lambda way: 0.1)
     assert not chooser.upset
     chooser.learn([0.100, 0.101])
     chooser.learn([0.1, 0.1, 0.3, 0.3])  # one alone that takes longer was lucky before
@@ -236,7 +236,7 @@ def test_ways_to_broadcast_are_tried_of_what_is_not_far_from_the_best() -> None:
     fast = Candidate("allgather")
     chooser = Chooser((fast, far, near, *others), Policy(related=1.6))
     predicted = {fast: 0.1, far: 0.12, near: 0.13, others[0]: 0.19, others[1]: 0.19}
-    chooser.look(predicted.__getitem__)
+    chooser.begin_round(predicted.__getitem__)
     assert queue(chooser) == [fast, far, near]
     assert not chooser.learn([0.1, 0.2, 0.15])
     assert queue(chooser) == [others[1]]
@@ -245,14 +245,14 @@ def test_ways_to_broadcast_are_tried_of_what_is_not_far_from_the_best() -> None:
 def test_a_clear_winner_needs_no_final() -> None:
     ways = tuple(Candidate("dense", name) for name in ("ring", "tree"))
     chooser = Chooser(ways, Policy(near=1.3))
-    chooser.look(dict(zip(ways, (0.100, 0.120), strict=True)).__getitem__)
+    chooser.begin_round(dict(zip(ways, (0.100, 0.120), strict=True)).__getitem__)
     assert chooser.learn([0.100, 0.200])
 
 
 def test_times_below_what_can_be_told_apart_are_no_drift() -> None:
     first = Candidate("dense", "ring")
     chooser = Chooser((first,), Policy(least_s=0.001))
-    chooser.look(lambda _: 0.0001)
+    chooser.begin_round(lambda _: 0.0001)
     chooser.learn([0.0001] * chooser.trials_left)
     assert not any(chooser.drifted(0.0009) for _ in range(5))
 
@@ -261,9 +261,9 @@ def test_a_round_begins_with_so_many_ways_at_most_and_the_one_in_use() -> None:
     ways = tuple(Candidate("dense", name) for name in ("ring", "tree", "recursive_doubling", "rabenseifner"))
     expected = {way: 0.1 + 0.001 * place for place, way in enumerate(ways)}
     chooser = Chooser(ways, Policy(most=3))
-    chooser.look(expected.__getitem__)
+    chooser.begin_round(expected.__getitem__)
     assert queue(chooser) == list(ways[:3])
     chooser.learn([0.1, 0.5, 0.5])
     assert chooser.candidate(0) == ways[0]
-    chooser.look({**expected, ways[0]: 9.0}.__getitem__)
+    chooser.begin_round({**expected, ways[0]: 9.0}.__getitem__)
     assert queue(chooser) == [*ways[1:], ways[0]]

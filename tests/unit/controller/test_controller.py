@@ -55,7 +55,7 @@ def test_a_ratio_that_is_similar_travels_as_before_without_trials(steepness: flo
     assert bool(begun) == rounds
 
 
-def _with_var(var_s: float, changed_s: float = 0.0) -> tuple[str, set[str]]:
+def _with_var(var_s: float, changed_s: float = 0.0, allgather_s: float = 2000.0) -> tuple[str, list[str]]:
     """Return why the network was measured anew, if it was, and what was used; VAR takes `var_s`, STAR 10 seconds.
 
     With `changed_s` every exchange takes as long, from the third step with VAR on.
@@ -63,7 +63,7 @@ def _with_var(var_s: float, changed_s: float = 0.0) -> tuple[str, set[str]]:
     way = Candidate("star", "ring")
     bucket = Bucket(100_000, 4, 0.01, (way, Candidate("allgather", "ring")))
 
-    def body(engine: InProcessEngine) -> tuple[str, set[str]]:
+    def body(engine: InProcessEngine) -> tuple[str, list[str]]:
         network, workers = Network(Formulas(1e-4, 1e-9, 1)), Workers((True,), 1)
         controller = Controller([bucket], network, Policy(), History(), workers=workers)
         used: list[str] = []
@@ -71,14 +71,14 @@ def _with_var(var_s: float, changed_s: float = 0.0) -> tuple[str, set[str]]:
             scheme = controller.candidates()[0].scheme
             used.append(scheme)
             seconds, gain = (var_s, 0.5) if scheme == "var" else (10.0, 0.2)
-            seconds = 2000.0 if scheme == "allgather" else seconds
+            seconds = allgather_s if scheme == "allgather" else seconds
             if changed_s and used.count("var") > 2:
                 seconds = changed_s
             controller.saw([Sight(0, gain, 1.0, seconds) if watched else None for watched in controller.watched()])
             controller.record([Timing(0.0, seconds, 0.0)], 1000.0)
             if controller.due and (drift := controller.take(step, controller.report()(engine))):
-                return drift, set(used)
-        return "", set(used)
+                return drift, used
+        return "", used
 
     return run_ranks(1, body)[0]
 
@@ -88,6 +88,15 @@ def test_what_var_takes_on_trial_is_no_drift_of_what_was_chosen() -> None:
     drift, used = _with_var(20.0)
     assert drift == ""
     assert "var" in used
+
+
+def test_var_is_not_taken_where_another_scheme_would_be_faster_than_it() -> None:
+    """It sends more than twice as much in steps that are 1 % longer; but then AR-Topk should not be used at all."""
+    for allgather_s, expected in ((14.0, "star"), (30.0, "var")):
+        drift, used = _with_var(20.0, allgather_s=allgather_s)
+        assert drift == ""
+        assert "var" in used
+        assert used[-1] == expected
 
 
 def test_a_network_that_breaks_down_is_seen_while_var_is_on_trial() -> None:
@@ -110,7 +119,7 @@ def rounds(times: list[float], agree_s: list[float]) -> list[str]:
         controller.report()
         # The ways differ by more than can be told apart, or there would be no final.
         rows = tuple((seconds * (1.0 + 0.1 * (step % 2)),) for step in range(steps))
-        found.append(controller.take(0, Agreed(rows, ((0.0,),) * steps, 0.2, agreed_s, agreed_s, notes=((),) * RANKS)))
+        found.append(controller.take(0, Agreed(rows, ((0.0,),) * steps, 0.2, agreed_s, agreed_s, told=((),) * RANKS)))
     return found
 
 

@@ -22,6 +22,13 @@ def test_what_is_asked_for_reaches_the_request() -> None:
     assert 0.01 < request.ratio.start < 0.2
 
 
+def test_the_lower_bound_depends_on_whether_a_gain_is_wanted() -> None:
+    lows = [Compression.auto(target).ratio.low for target in ("knee", "pace", (1, 1, 1), 0.5)]
+    assert lows == [0.01, 0.01, 0.01, 0.001]
+    assert Compression.auto(0.5, low=0.02).ratio.low == 0.02
+    assert Compression.auto(high=0.005).ratio.ratios == (0.005,)
+
+
 def test_three_kinds_of_targets() -> None:
     assert (AutoRatio().wanted_gain, AutoRatio().weights) == (None, (1.0, 1.0, 1.0))
     assert AutoRatio(0.5).wanted_gain == 0.5
@@ -30,7 +37,7 @@ def test_three_kinds_of_targets() -> None:
 
 
 def test_candidates_are_many_where_they_are_read_and_few_where_they_are_trained() -> None:
-    curve, rollout = AutoRatio(), AutoRatio(gain="rollout")
+    curve, rollout = AutoRatio(low=0.001), AutoRatio(low=0.001, gain="rollout")
     assert len(curve.ratios) > 40
     assert rollout.ratios == pytest.approx((0.001, 0.00316, 0.01, 0.0316, 0.1), rel=1e-2)
     for goal in (curve, rollout):

@@ -25,8 +25,8 @@ def prices(seconds_of_all: float) -> dict[float, tuple[float, float]]:
 
 def test_little_is_sent_where_the_network_is_slow_and_everything_where_it_is_fast() -> None:
     slow, fast = (chooser_that_knows(lambda ratio: ratio**0.5) for _ in range(2))
-    slow.choose(prices(10.0), 10.0, rest_s=0.05)
-    fast.choose(prices(0.01), 0.01, rest_s=0.05)
+    slow.choose(prices(10.0), 10.0, beside_s=0.05)
+    fast.choose(prices(0.01), 0.01, beside_s=0.05)
     assert slow.ratio == GOAL.ratios[0]
     assert slow.pays
     assert fast.ratio == 1.0
@@ -34,15 +34,15 @@ def test_little_is_sent_where_the_network_is_slow_and_everything_where_it_is_fas
     assert "the pace" in slow.reason
 
 
-@pytest.mark.parametrize("rest_s", [0.0, 0.01, 0.1, 1.0])
-def test_it_is_the_ratio_that_gains_most_a_second(rest_s: float) -> None:
+@pytest.mark.parametrize("beside_s", [0.0, 0.01, 0.1, 1.0])
+def test_it_is_the_ratio_that_gains_most_a_second(beside_s: float) -> None:
     def gain(ratio: float) -> float:
         return ratio**0.3
 
     chooser, dense_s = chooser_that_knows(gain), 0.2
-    chooser.choose(prices(dense_s), dense_s, rest_s)
+    chooser.choose(prices(dense_s), dense_s, beside_s)
     pace = {
-        ratio: gain(ratio) / (rest_s + seconds) if seconds < dense_s else 1 / (rest_s + dense_s)
+        ratio: gain(ratio) / (beside_s + seconds) if seconds < dense_s else 1 / (beside_s + dense_s)
         for ratio, (_, seconds) in prices(dense_s).items()
     }
     assert pace[chooser.ratio] >= max(pace.values()) / 1.1
@@ -50,6 +50,6 @@ def test_it_is_the_ratio_that_gains_most_a_second(rest_s: float) -> None:
 
 def test_a_ratio_that_is_nearly_the_best_stays() -> None:
     chooser = chooser_that_knows(lambda ratio: ratio**0.3)
-    assert chooser.choose(prices(1.0), 1.0, rest_s=0.01)
-    assert not chooser.choose(prices(1.05), 1.05, rest_s=0.01)
-    assert chooser.choose(prices(0.001), 0.001, rest_s=0.01)
+    assert chooser.choose(prices(1.0), 1.0, beside_s=0.01)
+    assert not chooser.choose(prices(1.05), 1.05, beside_s=0.01)
+    assert chooser.choose(prices(0.001), 0.001, beside_s=0.01)

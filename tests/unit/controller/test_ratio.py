@@ -22,7 +22,7 @@ DEAR = math.inf
 
 
 def chooser(target: object = "knee", steepness: float = 8.0, **arguments: object) -> RatioChooser:
-    made = RatioChooser(AutoRatio(target, **arguments))
+    made = RatioChooser(AutoRatio(target, **{"low": 0.001, **arguments}))
     made.learn(gains(made, steepness))
     return made
 
@@ -200,10 +200,10 @@ def test_steps_without_compression_say_nothing_of_what_a_compressed_one_gains() 
     bucket = Bucket(1000, 4, 0.01, ways)
     ratios = Ratios(AutoRatio(0.5), [bucket], [Expected(bucket, Network(Formulas(1e-3, 1e-8, 4)))], History())
     dense, star = (Choice(way, 0.01, 0.01, "") for way in ways)
-    count = len(AutoRatio().ratios)
+    count = len(AutoRatio(0.5).ratios)
     ratios.learn([(0.6,) * count + (0.6,)], [dense], ways[:1], [math.nan])  # the first ones are all there is
     assert not ratios.waiting
-    ratios.begin(0, 0, "gains are known", star)
+    ratios.reconsider(0, 0, "gains are known", star)
     ratios.learn([(0.9,) * count + (0.9,)], [dense], ways[:1], [math.nan])
     assert ratios._choosers[0].gain == pytest.approx(0.6)
     ratios.learn([(0.9,) * count + (0.9,)], [star], ways[1:], [math.nan])

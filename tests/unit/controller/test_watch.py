@@ -60,9 +60,9 @@ def test_an_alarm_makes_ranks_compare_the_last_steps() -> None:
     watch.hear(True)
     assert watch.length == RECENT
     assert watch.ask(steps) == steps[-RECENT:]
-    assert watch.alarmed
+    assert watch.asked
     watch.answered(found=True, odd=False)
-    assert (watch.length, watch.alarmed) == (LONGEST_WINDOW, False)
+    assert (watch.length, watch.asked) == (LONGEST_WINDOW, False)
 
 
 def test_another_choice_has_another_usual_time() -> None:

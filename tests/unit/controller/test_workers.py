@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from hvd_compress.controller.sights import Sight, Workers, square_norm
+from hvd_compress.controller.sights import Sight, Workers
 from hvd_compress.controller.workers import STAR, VAR, Step, WorkerChooser, WorkerPolicy
 from hvd_compress.cost.candidates import Candidate
 
@@ -69,7 +68,7 @@ def test_gains_that_stay_are_not_compared_again_and_those_that_move_are_after_a_
 def test_in_peace_only_what_is_evident_is_looked_at() -> None:
     chooser = WorkerChooser(RANKS, WorkerPolicy())
     feed(chooser, 40, {STAR: 0.10, VAR: 0.10})
-    assert set(feed(chooser, 80, {STAR: 0.13, VAR: 0.3})) == {STAR}
+    assert set(feed(chooser, 200, {STAR: 0.13, VAR: 0.3})) == {STAR}
     assert VAR in feed(chooser, 40, {STAR: 0.20, VAR: 0.3})
 
 
@@ -128,12 +127,12 @@ def test_what_ranks_tell_each_other_comes_back_by_bucket() -> None:
         frequent = Sight(step % 2, 1.0 if workers.way(1, star).scheme == "var" else 0.2, 1.0, 0.01)
         workers.saw((None, frequent, rare))
         if step % 4 == 3:
-            notes = workers.notes()
-            assert len(notes) == 3 * (4 + 2)
-            workers.take([notes, notes], 0.1, [float("inf")] * 3)
+            told = workers.told()
+            assert len(told) == 3 * (4 + 2)
+            workers.take([told, told], 0.1, [float("inf")] * 3)
     workers.saw((None, Sight(0, 1.0, 1.0, 0.01), None))
     workers.forget()
-    assert workers.notes() == []
+    assert workers.told() == []
     assert workers.way(0, star) == star
     assert workers.way(1, star) == Candidate("var", "ring")
     assert workers.way(1, Candidate("allgather")) == Candidate("allgather")
@@ -147,11 +146,11 @@ def test_what_was_seen_before_a_switch_and_is_told_after_it_does_not_count() -> 
     workers, star, sight = Workers((True,), 2), Candidate("star", "ring"), Sight(0, 0.2, 1.0, 0.01)
     for _ in range(16):
         workers.saw((sight,))
-        notes, before = workers.notes(), workers.way(0, star)
+        told, before = workers.told(), workers.way(0, star)
         workers.saw((sight,))
-        workers.take([notes, notes], 0.1, [float("inf")])
+        workers.take([told, told], 0.1, [float("inf")])
         if workers.way(0, star) != before:
-            assert workers.notes() == []
+            assert workers.told() == []
             break
     assert workers.way(0, star).scheme == "var"
 
@@ -160,15 +159,9 @@ def test_what_is_on_trial_is_not_given_the_reason_of_the_last_comparison() -> No
     workers, star, reasons = Workers((True,), 2), Candidate("star", "ring"), {}
     for step in range(32):
         workers.saw((Sight(step % 2, 0.2, 1.0, 0.01),))
-        notes = workers.notes()
-        workers.take([notes, notes], 0.1, [float("inf")])
+        told = workers.told()
+        workers.take([told, told], 0.1, [float("inf")])
         reasons.setdefault(workers.way(0, star).scheme, workers.reason(0, star, "4.00 ms measured"))
     assert reasons["star"] == "4.00 ms measured; ranks take turns: not compared with VAR yet"
     assert reasons["var"] == "4.00 ms measured; VAR is tried, to be compared"
     assert "and STAR 0.167" in workers.reason(0, star, "4.00 ms measured")
-
-
-@pytest.mark.parametrize("numel", [0, 1, 1000, 65_536, 131_072, 3_000_001])
-def test_a_norm_of_many_elements_is_estimated_from_some(numel: int) -> None:
-    tensor = torch.randn(numel, generator=torch.Generator().manual_seed(1))
-    assert float(square_norm(tensor)) == pytest.approx(float(tensor.double().square().sum()), rel=0.02)

@@ -84,6 +84,30 @@ def test_curves_of_fewer_algorithms_are_ignored_with_a_word(tmp_path):
         assert loaded(tmp_path, wanted) == [None, None]
 
 
+def test_curves_that_were_measured_in_less_time_than_is_asked_for_are_measured_again(tmp_path):
+    wanted = shape()
+    save(some_curves(), wanted, tmp_path, budget_s=0.5)
+    for budget_s, found in ((0.1, some_curves()), (0.5, some_curves()), (3.0, None)):
+        asked = run_ranks(2, lambda engine, budget_s=budget_s: load(engine, wanted, tmp_path, budget_s))
+        assert asked == [found] * 2
+
+
+def test_the_oldest_files_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "KEPT", 3)
+    for age in range(5):
+        (tmp_path / f"other{age}.json").write_text("{}")
+        os.utime(tmp_path / f"other{age}.json", (1e9 - age, 1e9 - age))
+    save(some_curves(), shape(), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {shape().file_name(), "other0.json", "other1.json"}
+
+
+def test_a_folder_that_cannot_be_read_is_ignored_with_a_word(tmp_path):
+    """As where the cache lies below another user's home, which root may read."""
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning, match="is ignored: it cannot be read .NotADirectoryError"):
+        assert loaded(tmp_path / "file", shape()) == [None, None]
+
+
 def test_a_folder_that_cannot_be_written_to_is_a_warning(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.warns(UserWarning, match="not saved"):

@@ -74,3 +74,10 @@ def test_scaling_reaches_all() -> None:
     residuals.scale(0.5)
     assert bucket.current.tolist() == [0.5, 0.5]
     assert residuals.state_dict()["c"].tolist() == [0.5]
+
+
+@pytest.mark.parametrize("numel", [0, 1, 1000, 65_536, 131_072, 3_000_001])
+def test_a_norm_of_many_elements_is_estimated_from_some(numel: int) -> None:
+    bucket = Residuals().bind(["a"], [numel])
+    bucket.current.normal_(generator=torch.Generator().manual_seed(1))
+    assert float(bucket.square_norm()) == pytest.approx(float(bucket.current.double().square().sum()), rel=0.02)

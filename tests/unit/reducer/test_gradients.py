@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import warnings
 import weakref
 from functools import partial
@@ -15,6 +16,7 @@ from hvd_compress.compressors import Cast
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import UsageError
+from hvd_compress.optimizer import ReducingOptimizer, _on_gradient
 from hvd_compress.reducer import ReduceOptions
 from hvd_compress.settings import Settings
 from tests.harness import REQUESTS, alone, backward, flat_gradient, make_optimizer, make_parameters, on_engine
@@ -313,3 +315,26 @@ def test_an_optimizer_that_is_dropped_takes_its_threads_along() -> None:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
     backward(parameters, 0, 1)  # and its hooks
+
+
+def test_hooks_of_two_devices_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd has a thread for each device: two at once would launch a bucket twice, or rescale residuals twice."""
+    parameters, optimizer = on_engine(alone(), DENSE)
+    inside, most = 0, 0
+
+    def slow(self: ReducingOptimizer, parameter: torch.Tensor) -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.05)
+        inside -= 1
+
+    monkeypatch.setattr(ReducingOptimizer, "_gradient_ready", slow)
+    hook = partial(_on_gradient, weakref.ref(optimizer))
+    threads = [threading.Thread(target=hook, args=(parameter,)) for parameter in parameters.values()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert (inside, most) == (0, 1)
+    assert len(threads) > 1

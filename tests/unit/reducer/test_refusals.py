@@ -9,10 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hvd_compress import __version__, reducer
 from hvd_compress.compressors import Cast, TopK
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import CommunicationError, ConfigError, PayloadError, UnsupportedError
+from hvd_compress.handshake import Offer
 from hvd_compress.reducer import ReduceOptions
 from hvd_compress.settings import Settings
 from tests.harness import REQUESTS, alone, backward, make_optimizer, make_parameters, on_engine
@@ -38,6 +40,17 @@ def test_different_settings_are_found_in_the_first_step() -> None:
             optimizer.step()
 
     run_ranks(3, body)
+
+
+def test_another_version_of_the_package_is_found_in_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank chooses by itself what to launch, by rules that change from version to version."""
+    seen: list[Offer] = []
+    compare = reducer.agree
+    monkeypatch.setattr(reducer, "agree", lambda engine, offer: (seen.append(offer), compare(engine, offer))[1])
+    parameters, optimizer = on_engine(alone(), DENSE)
+    backward(parameters, 0, 0)
+    optimizer.step()
+    assert seen[0].settings["the version of hvd_compress"] == __version__
 
 
 @pytest.mark.parametrize(

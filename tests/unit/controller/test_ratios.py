@@ -1,0 +1,68 @@
+"""When gains are looked at, and when steps are rolled out again."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvd_compress.controller.expected import Bucket, Expected
+from hvd_compress.controller.goal import AutoRatio
+from hvd_compress.controller.history import History
+from hvd_compress.controller.network import Network
+from hvd_compress.controller.ratios import LOOK_EVERY, Ratios
+from hvd_compress.controller.report import Agreed, Timing
+from hvd_compress.cost.candidates import Candidate
+from hvd_compress.cost.formulas import Formulas
+
+WAY = Candidate("allgather", "ring")
+WINDOW, SHARE = 4, 0.01
+
+
+def prepared(goal: AutoRatio) -> Ratios:
+    bucket = Bucket(100_000, 4, goal.start, (WAY, Candidate("dense", "ring")))
+    return Ratios(goal, [bucket], [Expected(bucket, Network(Formulas(1e-4, 1e-9, 4)))], History())
+
+
+def seen(*gains: float, look_s: float = 0.0) -> Agreed:
+    return Agreed(((0.01,),), ((0.0,),), 0.1, 0.0, 0.0, (gains,), look_s)
+
+
+def windows_until_a_look(ratios: Ratios, most: int = 1000) -> int:
+    """Return how many windows pass, without a look, until the last step of one is to be looked at."""
+    for window in range(most):
+        if ratios.looking(True, True) is not None:
+            return window
+        ratios.moved(Agreed(((0.01,),), ((0.0,),), 0.1, 0.0, 0.0), [WAY], WINDOW, SHARE, 0)
+    return most
+
+
+@pytest.mark.parametrize(("look_s", "windows"), [(0.0, LOOK_EVERY - 1), (0.1, 24)])
+def test_looks_that_cost_much_are_rare(look_s: float, windows: int) -> None:
+    """A look of a whole step's time, of which a hundredth may be spent: once in a hundred steps."""
+    ratios = prepared(AutoRatio())
+    gains = [0.1 + 0.01 * place for place in range(len(AutoRatio().ratios))]
+    ratios.learn([[*gains, 0.1]], [None], [WAY], [0.1])
+    assert ratios.moved(seen(*gains, 0.1, look_s=look_s), [WAY], WINDOW, SHARE, 0) == []
+    assert windows_until_a_look(ratios) == windows
+
+
+def test_gains_that_moved_bring_a_rollout_but_not_too_soon() -> None:
+    """A tenth of the steps may be spent on rollouts: after one of 15 steps there is none for 150."""
+    goal = AutoRatio(gain="rollout")
+    ratios = prepared(goal)
+    assert ratios.rollout_due == "training begins"
+    for ratio in goal.ratios:
+        ratios.roll_out(ratio)
+        for _ in range(5):
+            ratios.record([Timing(0.0, 0.01, 0.0)], [(0.5,)])
+    steps = 5 * len(goal.ratios)
+    gains = tuple(0.3 + 0.1 * place for place in range(len(goal.ratios)))
+    rolled = Agreed(((0.01,),) * steps, ((0.0,),) * steps, 0.1, 0.0, 0.0, (gains,))
+    assert ratios.take_rollout(10, rolled) == "training begins"
+    assert ratios.rollout_due == ""
+    ratios.reconsider(10, 0, "a test", None)
+    for gain in (0.4, 0.4, 0.9, 0.9):  # the first ones say what is usual
+        ratios.learn([(gain,)], [None], [WAY], [gain])
+    for step, due in ((10 + 10 * steps - 1, False), (10 + 10 * steps, True)):
+        ratios.moved(seen(0.9), [WAY], WINDOW, SHARE, step)
+        assert bool(ratios.rollout_due) == due
+    assert "the gain moved" in ratios.rollout_due
