@@ -2,7 +2,7 @@
 
 # A requirement for pip. Where the index offers a CUDA build by default and the CPU one is wanted (a far smaller
 # download), name it and the index that has it:
-#   make demo TORCH_REQUIREMENT=torch==2.13.0+cpu PIP_EXTRA_INDEX_URL=<the CPU index of the PyTorch site>
+#   make demo TORCH_REQUIREMENT=torch==2.13.0+cpu PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 TORCH_REQUIREMENT ?= torch==2.13.0
 
 # More ranks than cores is the normal case on a laptop: a waiting rank must not hold a core that another one needs, and
@@ -38,7 +38,9 @@ help: ## print this
 	    printf '%-16s %s\n' "$$name" "$$text"; done
 	@echo "Variables:"
 	@echo "  PYTHON             the Python 3.10-3.13 to use (now: $${PYTHON:-the first one found})"
-	@echo "  TORCH_REQUIREMENT  which torch pip installs (now: $(TORCH_REQUIREMENT)); see the top of the Makefile"
+	@echo "  TORCH_REQUIREMENT  which torch pip installs (now: $(TORCH_REQUIREMENT)); smaller:"
+	@echo "                     make demo TORCH_REQUIREMENT=torch==2.13.0+cpu \\"
+	@echo "                     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
 	@echo "  LAUNCH_TIMEOUT_S   seconds that one parallel launch of the tests may take (now: $(LAUNCH_TIMEOUT_S))"
 
 demo: native ## train on the bundled digits with 4 ranks and compare the compressors

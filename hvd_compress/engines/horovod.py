@@ -12,6 +12,7 @@ import torch
 from hvd_compress.engines import limits
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.leave import fail_at_exit
+from hvd_compress.engines.names import ALGORITHMS, ALLGATHERS, BROADCASTS
 from hvd_compress.errors import ConfigError
 
 _SUM_DTYPES = (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64)
@@ -28,8 +29,9 @@ By its ranks, too: Horovod gives the number of a set that was removed to the nex
 class HorovodEngine(Engine):
     """Horovod's collectives over a process set (default: all ranks), after hvd.init().
 
-    Every member makes its engines in the same order. No algorithm can be forced, and there is no gather. Allreduce and
-    broadcast take tensors of any size, the other verbs up to 2^31 - 1 elements over all ranks (UnsupportedError above).
+    Every member makes its engines in the same order. No algorithm can be forced over several ranks, and there is
+    no gather. Allreduce and broadcast take tensors of any size, the other verbs up to 2^31 - 1 elements over all ranks
+    (UnsupportedError above).
 
     Raises ConfigError where Horovod is not initialised or this rank is not in the process set.
     """
@@ -52,7 +54,11 @@ class HorovodEngine(Engine):
         verbs = ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter")
         # Built with any GPU operation, it takes tensors of GPUs in all of them, and brings those of the others itself.
         devices = ("cpu", "cuda") if hvd.cuda_built() else ("cpu",)
-        self.capabilities = Capabilities(verbs, (), _SUM_DTYPES, devices=devices)
+        # With one rank nothing is sent, by whatever algorithm: a script that names one runs without a launcher, too.
+        algorithms, broadcasts, allgathers = (
+            (ALGORITHMS, BROADCASTS, ALLGATHERS) if self.world_size == 1 else ((), (), ())
+        )
+        self.capabilities = Capabilities(verbs, algorithms, _SUM_DTYPES, broadcasts, allgathers, devices)
         key = (self._set.process_set_id, tuple(self.ranks))
         number = _engines_made[key]
         _engines_made[key] += 1

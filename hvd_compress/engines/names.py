@@ -14,7 +14,7 @@ ALLGATHERS = ("ring", "bruck")
 
 SEGMENT_BYTES = {"pipeline_16k": 16 * 1024, "pipeline_60k": 60 * 1024}
 """The segments of a pipeline. Open MPI over TCP sends messages up to 64 KiB, headers included, without first asking the
-receiver; a longer segment would cost a round trip."""
+receiver, unless told otherwise (as by hvd_compress.torch); a longer segment would cost a round trip."""
 
 KNOWN = {"allreduce": ALGORITHMS, "broadcast": BROADCASTS, "allgather": ALLGATHERS}
 """By verb; the other verbs have no algorithms to choose from."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -50,6 +51,11 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
             raise ConfigError(
                 f"compression={compression.__name__} is a function: call it, as in Compression.{compression.__name__}()"
             )
+        if not hasattr(compression, "compress"):
+            raise ConfigError(
+                f"compression={compression!r} is no compression: pass one such as Compression.topk(0.01) or "
+                "Compression.none"
+            )
         return horovod.torch.optimizer.DistributedOptimizer(
             optimizer,
             named_parameters,
@@ -66,6 +72,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         raise UnsupportedError(
             "elastic jobs change their ranks, which this version cannot follow: use Compression.none"
         )
+    _warn_if_alone()
     names = name_parameters(optimizer, named_parameters)
     options = ReduceOptions(
         average=_is_average(op),
@@ -106,6 +113,17 @@ def _local_steps(optimizer: ReducingOptimizer) -> Any:
 
 def _is_factory(compression: Any) -> bool:
     return callable(compression) and not isinstance(compression, type)
+
+
+def _warn_if_alone() -> None:
+    """A launcher of another MPI starts processes of which each believes to be the only one."""
+    started = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or "1"
+    if started != "1" and horovod.torch.size() == 1:
+        warnings.warn(
+            f"the launcher started {started} processes, and Horovod sees one rank: each trains by itself. Launch with "
+            "the mpirun of the MPI that Horovod was built with; hvd-compress doctor lists both",
+            stacklevel=3,
+        )
 
 
 def _is_average(op: Any) -> bool:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+import warnings
 
 import horovod.torch as stock
 import pytest
+import torch
 
 import hvd_compress.torch as hvd
+from hvd_compress.errors import ConfigError
+from hvd_compress.torch import optimizer as optimizer_module
 
 OURS = {"Compression", "DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters"}
 
@@ -52,6 +56,34 @@ def test_compression_has_horovods_members_and_more() -> None:
     assert hvd.Compression.fp16 is stock.Compression.fp16
     assert issubclass(hvd.Compression, stock.Compression)
     assert public(hvd.Compression) - public(stock.Compression) == {"topk", "auto", "efsign", "bf16", "dense"}
+
+
+@pytest.mark.parametrize("compression", ["topk", 0.01, None])
+def test_what_is_no_compression_is_refused_at_once(compression: object) -> None:
+    """Horovod would fail in the first backward, or train in silence with one rank."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"is no compression: pass one such as Compression\.topk"):
+        hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
+
+
+def test_one_is_not_one_per_cent() -> None:
+    with pytest.warns(UserWarning, match=r"one per cent is 0\.01") as warned:
+        hvd.Compression.topk(1)
+    assert warned[0].filename == __file__
+
+
+@pytest.mark.parametrize(("started", "sees", "told"), [("4", 1, True), ("4", 4, False), ("1", 1, False)])
+def test_processes_of_which_each_is_alone_are_told(
+    started: str, sees: int, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a launcher of another MPI starts them."""
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", started)
+    monkeypatch.setattr(stock, "size", lambda: sees)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer_module._warn_if_alone()
+    assert ["each trains by itself" in str(warning.message) for warning in caught] == [True] * told
 
 
 def run(program: str) -> str:
