@@ -87,7 +87,7 @@ class Chooser:
         self._predict: Predict
         self._odd_windows = 0
         self._usual = math.nan  # seconds of the first window since the choice was made
-        self._doubted = False  # whether the first window may differ: it began this round, or what is sent has changed
+        self._doubted = False  # whether this round was begun because of the first window after the one before
         self._false_alarms = 0  # rounds in a row that changed nothing
         self.choice: Choice | None = None
 
@@ -207,15 +207,20 @@ class Chooser:
         far = seconds > policy.broken * known or known > policy.evident * seconds  # VAR is never the shorter one
         return far and abs(seconds - known) > policy.least_s
 
-    def rebase(self, seconds: float = math.nan) -> None:
-        """What is sent has changed, for a reason that is no drift, and the choice stands.
+    def rebase(self, seconds: float) -> None:
+        """What is sent has changed, for a reason that is no drift, and the choice stands: it was seen to take that."""
+        assert self.choice is not None
+        self._usual, self._odd_windows = seconds, 0
+        self.choice = replace(self.choice, seconds=seconds)
 
-        It takes `seconds` from now on, or, where those are not known, what the next window says.
+    def scale(self, factor: float) -> None:
+        """What is sent has become more or less, and the choice stands: it is expected to take `factor` times as long.
+
+        The next window says what is usual, unless it evidently differs from that: then the network has changed, too.
         """
         assert self.choice is not None
-        self._usual, self._odd_windows, self._doubted = seconds, 0, True
-        if not math.isnan(seconds):
-            self.choice = replace(self.choice, seconds=seconds)
+        self.choice = replace(self.choice, seconds=factor * self.known_s)
+        self._usual, self._odd_windows, self._doubted = math.nan, 0, False
 
     def _choose(self, best: Candidate) -> None:
         same = False  # whether what was in use takes what it took: then it was no change that began the round

@@ -12,7 +12,7 @@ from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratios import Ratios
-from hvd_compress.controller.report import Agreed, Look, Timing, agree, median
+from hvd_compress.controller.report import Agreed, Look, Pending, Timing, agree, median
 from hvd_compress.controller.sights import Sight, Workers
 from hvd_compress.controller.watch import OVERHEAD, Watch
 from hvd_compress.cost.candidates import Candidate
@@ -56,9 +56,7 @@ class Controller:
         self._choosers = [Chooser(bucket.candidates, policy) for bucket in buckets]
         self._expected = [Expected(bucket, network) for bucket in buckets]
         self._ratios = Ratios(goal, buckets, self._expected, history)
-        self._seen = Look()  # what ranks will agree on next
-        self._steps: list[tuple[Timing, ...]] = []  # since ranks last agreed
-        self._step_s: list[float] = []
+        self._pending = Pending()
         self._agree_s = 0.0
         self._watch = Watch()
         self._begin_round(0, "training begins")
@@ -70,8 +68,8 @@ class Controller:
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Return what the coming step uses, by bucket."""
-        trial = self._ratios.trial
-        ways = trial.candidates if trial else [chooser.candidate(len(self._steps)) for chooser in self._choosers]
+        trial, step = self._ratios.trial, len(self._pending.steps)
+        ways = trial.candidates if trial else [chooser.candidate(step) for chooser in self._choosers]
         return tuple(self._workers.way(number, way) for number, way in enumerate(ways))
 
     def choices(self) -> tuple[Choice, ...]:
@@ -102,7 +100,7 @@ class Controller:
 
     def ratios(self) -> tuple[float, ...]:
         """Return k / numel of what the coming step sends where it is compressed, by bucket."""
-        trial, step = self._ratios.trial, len(self._steps)
+        trial, step = self._ratios.trial, len(self._pending.steps)
         if trial:
             return (trial.ratio,) * len(self._buckets)
         return tuple(self._ratio(number, chooser.candidate(step)) for number, chooser in enumerate(self._choosers))
@@ -110,7 +108,7 @@ class Controller:
     @property
     def looking(self) -> tuple[float, ...] | None:
         """Whether to look at what the coming step sends, and which other ratios' gains to read; None in most steps."""
-        return self._ratios.looking(len(self._steps) + 1 == self._length, self.settled)
+        return self._ratios.looking(len(self._pending.steps) + 1 == self._length, self.settled)
 
     def record(self, timings: Sequence[Timing], step_s: float, look: Look | None = None) -> None:
         """Take what this rank measured in the step that is over; `step_s` is its whole duration."""
@@ -123,15 +121,13 @@ class Controller:
             return  # ranks never agree on them, and nobody would forget them
         if self.settled:
             self._watch.seen([timing.seconds for timing in timings])
-        self._steps.append(tuple(timings))
-        self._step_s.append(step_s)
-        self._seen = look or self._seen
+        self._pending.add(timings, step_s, look)
 
     @property
     def due(self) -> bool:
         """Whether ranks must agree now."""
         asleep = self._ratios.trial or (self._ratios.waiting and self.rollout_due)
-        return bool(self._buckets) and not asleep and len(self._steps) >= self._length
+        return bool(self._buckets) and not asleep and len(self._pending.steps) >= self._length
 
     @property
     def raised(self) -> bool:
@@ -144,10 +140,9 @@ class Controller:
 
     def report(self) -> Callable[[Engine], Agreed]:
         """Return the collective by which ranks agree on the steps since the last time, which are forgotten here."""
-        steps, mean_s, look = self._watch.ask(self._steps), sum(self._step_s) / len(self._step_s), self._seen
-        self._steps, self._step_s, self._seen = [], [], Look()
-        told = self._workers.told()
-        return partial(agree, steps=steps, step_s=mean_s, agree_s=self._agree_s, look=look, told=told)
+        told, pending, self._pending = self._workers.told(), self._pending, Pending()
+        steps = self._watch.ask(pending.steps)
+        return partial(agree, steps=steps, step_s=pending.step_s, agree_s=self._agree_s, look=pending.look, told=told)
 
     @property
     def _length(self) -> int:
@@ -205,7 +200,7 @@ class Controller:
         """Choose ratios by the gains that were measured."""
         waited = self._ratios.waiting
         reason = self._ratios.take_rollout(step, agreed)
-        self._steps, self._step_s, self._seen = [], [], Look()
+        self._pending = Pending()
         self._workers.forget()
         if self._ratios.waiting:
             return
@@ -267,15 +262,14 @@ class Controller:
 
     def _send(self, step: int, number: int, before: float, reason: str) -> None:
         """The ratio is another one than `before`: try how it travels best, unless that is clear."""
-        chooser, used = self._choosers[number], self._chosen_way(number)
-        change = self._ratio(number, used) / before
-        compressed = used is not None and used.scheme != "dense"
-        reaches = used is not None and self._ratios.reaches(number, used.scheme)
-        if compressed and reaches and self._ratios.pays(number) and 1 / SIMILAR < change < SIMILAR:
-            chooser.rebase()
-            self._watch.restart()
-        else:
+        used, expected = self._chosen_way(number), self._expected[number]
+        after = self._ratio(number, used)
+        fits = used is not None and used.scheme != "dense" and self._ratios.reaches(number, used.scheme)
+        if used is None or not fits or not self._ratios.pays(number) or not 1 / SIMILAR < after / before < SIMILAR:
             self._try(step, number, reason)
+            return
+        self._choosers[number].scale(expected.seconds(used, after) / expected.seconds(used, before))
+        self._watch.restart()
 
     def _choose_workers(self, step: int, agreed: Agreed) -> None:
         spare_s = [chooser.spare_s() if chooser.settled else math.inf for chooser in self._choosers]

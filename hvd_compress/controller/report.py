@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
@@ -62,6 +62,26 @@ class Look:
 
 
 _NO_LOOK = Look()
+
+
+@dataclass
+class Pending:
+    """What this rank measured in the steps since ranks last agreed: phases by bucket, durations, and the last look."""
+
+    steps: list[tuple[Timing, ...]] = field(default_factory=list)
+    durations_s: list[float] = field(default_factory=list)
+    look: Look = _NO_LOOK
+
+    def add(self, timings: Sequence[Timing], step_s: float, look: Look | None) -> None:
+        """Take a step; None where nothing was looked at."""
+        self.steps.append(tuple(timings))
+        self.durations_s.append(step_s)
+        self.look = look or self.look
+
+    @property
+    def step_s(self) -> float:
+        """The mean duration of a step."""
+        return sum(self.durations_s) / len(self.durations_s)
 
 
 def combine(timings: Sequence[Timing]) -> tuple[float, float]:

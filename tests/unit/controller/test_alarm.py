@@ -103,8 +103,8 @@ def train(changes: bool) -> tuple[int, str]:
     controller = Controller([bucket], Network(Formulas(1e-3, 1e-9, 4)), Policy(), History())
     change, step, drift = math.inf, 0, ""
     while step < change + LONGEST_WINDOW and not drift:
-        quiet = controller.settled and controller._watch.window == LONGEST_WINDOW and len(controller._steps) == 1
-        change = min(change, step) if quiet and step > 80 else change
+        first = len(controller._pending.steps) == 1 and controller._watch.window == LONGEST_WINDOW
+        change = min(change, step) if first and controller.settled and step > 80 else change
         new = changes and step >= change
         seconds = 0.4 if new else 0.1 if controller.candidates() == ways[:1] else 0.11
         controller.hear(controller.raised)

@@ -140,6 +140,19 @@ def test_a_first_window_that_denies_the_trials_is_believed_the_second_time() -> 
     assert chooser.drifted(0.1)
 
 
+def test_where_more_is_sent_a_window_that_takes_as_much_longer_is_no_drift_and_one_that_takes_far_longer_is() -> None:
+    """A network that changes just when another ratio is chosen must not become what is usual."""
+    first = Candidate("star", "ring")
+    for seconds, drifted in ((0.16, False), (0.14, False), (0.5, True), (0.06, True)):
+        chooser = Chooser((first,), Policy(evident=1.5, least_s=0.001))
+        settle(chooser, {first: 0.08})
+        assert not chooser.drifted(0.1)
+        chooser.scale(1.5)
+        assert chooser.known_s == pytest.approx(0.15)
+        assert chooser.drifted(seconds) == drifted
+        assert drifted or chooser.known_s == seconds
+
+
 def test_alarms_that_change_nothing_make_patient_and_a_breakdown_is_seen_all_the_same() -> None:
     first = Candidate("dense", "ring")
     chooser = Chooser((first,), Policy(drift=1.25, evident=1.5, broken=2.5, calm=2, least_s=0.001))

@@ -43,7 +43,7 @@ def test_steps_are_not_kept_where_nothing_is_to_choose(monkeypatch: pytest.Monke
         for step in range(3):
             backward(parameters, engine.rank, step)
             optimizer.step()
-        return optimizer.controller._steps
+        return optimizer.controller._pending.steps
 
     assert run_ranks(2, body) == [[], []]
 
