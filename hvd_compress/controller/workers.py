@@ -100,10 +100,18 @@ class WorkerChooser:
         return self._trying
 
     def restart(self) -> None:
-        """Another round of trials of all schemes begins: what was measured before is of another time."""
+        """Another round of trials of all schemes begins: times that were measured before are of another network.
+
+        What was sent is not: where VAR sent no more than STAR, by the margin, it would not pay on any network.
+        """
         if self._trying:
             self._switch(self._other)
-        self._trying, self._steps, self._known, self._odd, self._rest = False, [], {}, 0, 0
+        hopeless = {STAR, VAR} <= self._known.keys() and (
+            self._known[VAR].gain <= (1 + self._policy.margin) * self._known[STAR].gain
+        )
+        if self.used == VAR or not hopeless:
+            self._known, self._rest = {}, 0
+        self._trying, self._steps, self._odd = False, [], 0
         self._base = self.used
 
     def take(self, steps: Sequence[Step], step_s: float, spare_s: float = math.inf) -> bool:

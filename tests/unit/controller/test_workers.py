@@ -57,6 +57,24 @@ def test_what_is_in_use_needs_less_to_be_kept_than_to_be_taken() -> None:
     assert feed(chooser, 40, {STAR: 0.10, VAR: 0.10})[-1] == STAR
 
 
+@pytest.mark.parametrize(
+    ("gains", "var_s", "again"),
+    [
+        ({STAR: 0.10, VAR: 0.105}, 0.011, False),
+        ({STAR: 0.10, VAR: 0.20}, 0.15, True),  # on another network it may be shorter
+    ],
+)
+def test_on_another_network_var_is_tried_again_only_where_it_sends_more(
+    gains: dict[str, float], var_s: float, again: bool
+) -> None:
+    chooser = WorkerChooser(RANKS, WorkerPolicy())
+    assert VAR in feed(chooser, 60, gains, var_s=var_s)
+    assert chooser.used == STAR
+    chooser.restart()
+    assert (VAR in feed(chooser, 100, gains, var_s=var_s)) == again
+    assert VAR in feed(chooser, 1000, {STAR: 0.15, VAR: 0.30}, var_s=0.011)
+
+
 def test_gains_that_stay_are_not_compared_again_and_those_that_move_are_after_a_rest() -> None:
     chooser = WorkerChooser(RANKS, WorkerPolicy())
     feed(chooser, 40, {STAR: 0.10, VAR: 0.10})
