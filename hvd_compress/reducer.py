@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from itertools import pairwise
 from time import perf_counter
 
@@ -295,6 +296,8 @@ class Reducer:
             "HVD_COMPRESS_ADAPT": str(int(self._settings.adapt)),
             "HVD_COMPRESS_CALIBRATION_S": str(self._settings.calibration_s),  # says what is measured
         }
+        if self._request.ratio is not None and self._request.ratio.solver == "nsga2":
+            words["the version of pymoo"] = version("pymoo")  # each rank searches by itself
         described = [_describe(n, p, self._slots[n].place) for n, p in self._parameters.items()]
         offer = Offer(words, described, [*self._ready, *never], sorted(self._was_sparse), self.step)
         agreement = agree(engine, offer)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import threading
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 import torch
 
 from hvd_compress import __version__, reducer
 from hvd_compress.compressors import Cast, TopK
+from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import CommunicationError, ConfigError, PayloadError, UnsupportedError
@@ -47,10 +49,14 @@ def test_another_version_of_the_package_is_found_in_the_first_step(monkeypatch: 
     seen: list[Offer] = []
     compare = reducer.agree
     monkeypatch.setattr(reducer, "agree", lambda engine, offer: (seen.append(offer), compare(engine, offer))[1])
-    parameters, optimizer = on_engine(alone(), DENSE)
-    backward(parameters, 0, 0)
-    optimizer.step()
+    goal = AutoRatio(solver="nsga2")
+    for request in (DENSE, Request(TopK(goal.start), ratio=goal)):
+        parameters, optimizer = on_engine(alone(), request)
+        backward(parameters, 0, 0)
+        optimizer.step()
     assert seen[0].settings["the version of hvd_compress"] == __version__
+    assert "the version of pymoo" not in seen[0].settings
+    assert seen[1].settings["the version of pymoo"] == version("pymoo")
 
 
 @pytest.mark.parametrize(
