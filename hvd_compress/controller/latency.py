@@ -7,7 +7,7 @@ from hvd_compress.controller.differ import differ
 EVIDENT, LEAST_S = 3.0, 0.004
 """The factor by which the time must change, twice in a row, and the seconds: less is noise."""
 BEYOND_NOISE = 10.0
-"""The factor by which it must grow for once to be enough."""
+"""The factor by which it must grow, or shrink, for once to be enough."""
 LASTING = 4
 """So many times in a row are no noise, though noise may be as large."""
 SHARE = 0.2
@@ -59,7 +59,8 @@ class LatencyWatch:
             return ""
         self._odd.append(agree_s)
         beyond = (agree_s - self._noise_s) / usual
-        needed = 1 if beyond > BEYOND_NOISE else 2 if beyond > EVIDENT or factor < 1 else LASTING
+        once = beyond > BEYOND_NOISE or factor < 1 / BEYOND_NOISE
+        needed = 1 if once else 2 if beyond > EVIDENT or factor < 1 else LASTING
         if len(self._odd) < needed:
             return ""
         return f"ranks took {agree_s * 1e3:.2f} ms to agree instead of {usual * 1e3:.2f}"
