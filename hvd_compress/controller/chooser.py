@@ -207,6 +207,20 @@ class Chooser:
         far = seconds > policy.broken * known or known > policy.evident * seconds  # VAR is never the shorter one
         return far and abs(seconds - known) > policy.least_s
 
+    @property
+    def usual(self) -> Choice | None:
+        """The choice that stands with the seconds that are usual; None unless a window after its trials told them."""
+        if self.choice is None or not self.settled or math.isnan(self._usual):
+            return None
+        return replace(self.choice, seconds=self._usual)
+
+    def recall(self, choice: Choice, measured: Mapping[Candidate, float]) -> None:
+        """The network is one on which a choice stood before: that stands again, with what was measured there."""
+        self._queue, self._times = [], dict(measured)
+        self._odd_windows, self._usual, self._false_alarms = 0, math.nan, 0
+        self._doubted = self._upset = False
+        self.choice = choice
+
     def rebase(self, seconds: float) -> None:
         """What is sent has changed, for a reason that is no drift, and the choice stands: it was seen to take that."""
         assert self.choice is not None

@@ -10,6 +10,7 @@ from hvd_compress.controller.chooser import Choice, Chooser, Policy
 from hvd_compress.controller.expected import Bucket, Expected
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import Event, History
+from hvd_compress.controller.memory import Memory, Met
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratios import Ratios
 from hvd_compress.controller.report import Agreed, Look, Pending, Timing, agree, median
@@ -55,6 +56,7 @@ class Controller:
         self._buckets, self._network, self.history = tuple(buckets), network, history
         self._choosers = [Chooser(bucket.candidates, policy) for bucket in buckets]
         self._expected = [Expected(bucket, network) for bucket in buckets]
+        self._memories = [Memory() for _ in buckets]
         self._ratios = Ratios(goal, buckets, self._expected, history)
         self._pending = Pending()
         self._agree_s = 0.0
@@ -211,14 +213,17 @@ class Controller:
             self._choose_ratio(step, number, reason)
 
     def remeasure(self, step: int, reason: str, engine: Engine) -> None:
-        """Measure the network anew and begin a round. Collective."""
-        self._network = self._network.remeasured(engine)
+        """Measure the network anew, and begin a round unless it is one that was met before. Collective."""
+        left, self._network = self._network, self._network.remeasured(engine)
         self._watch.remeasured()
         for expected in self._expected:
             expected.renew(self._network)
         latency, transfer = self._network.latency, self._network.transfer
         self.history.add(Event(step, "network", latency=latency, transfer=transfer, reason=reason))
-        self._begin_round(step, reason)
+        changed = not self._network.like(left)
+        if changed:
+            self._remember(step, left)
+        self._begin_round(step, reason, recall=changed)
 
     def predicted(self, number: int, candidate: Candidate) -> float:
         """Return the seconds that a bucket is expected to take by a candidate, from all that is known by now.
@@ -233,11 +238,40 @@ class Controller:
         """Return the ratio with which a candidate sends a bucket; None is whatever sends the largest elements."""
         return self._ratios.ratio(number, candidate.scheme if candidate is not None else "")
 
-    def _begin_round(self, step: int, reason: str) -> None:
-        """Begin a round for all buckets."""
+    def _begin_round(self, step: int, reason: str, recall: bool = False) -> None:
+        """Begin a round for all buckets, but for those of which it is known how they travel on this network."""
         for number, chooser in enumerate(self._choosers):
             self._ratios.reconsider(step, number, reason, chooser.choice)
-            self._try(step, number, reason)
+            if not (recall and self._recall(step, number)):
+                self._try(step, number, reason)
+
+    def _remember(self, step: int, left: Network) -> None:
+        """The network is another one than the one that is left."""
+        for number, (chooser, memory) in enumerate(zip(self._choosers, self._memories, strict=True)):
+            if (usual := chooser.usual) is not None:
+                memory.keep(Met(step, left, self._ratio(number, usual.candidate), usual, dict(chooser.measured)))
+
+    def _recall(self, step: int, number: int) -> bool:
+        """Let a bucket travel as it did on this network before; return whether it did, and sent about as much.
+
+        Its next window is compared with what was usual then: should it differ, there will be a round.
+        """
+        met = self._memories[number].recall(self._network)
+        if met is None:
+            return False
+        way, ratio = met.choice.candidate, self._ratio(number, met.choice.candidate)
+        if not self._ratios.reaches(number, way.scheme) or not 1 / SIMILAR < ratio / met.ratio < SIMILAR:
+            return False
+        expected = self._expected[number]
+        predicted_s = expected.seconds(way, ratio)
+        seconds = met.choice.seconds * predicted_s / expected.seconds(way, met.ratio)
+        reason = f"best when the network was like this, before step {met.step}: {met.choice.reason}"
+        self._choosers[number].recall(Choice(way, seconds, predicted_s, reason), met.measured)
+        self._watch.restart()
+        self._workers.restart(number)
+        name = str(self._workers.way(number, way))
+        self.history.add(Event(step, "choice", number, name, ratio, seconds, predicted_s, reason=reason))
+        return True
 
     def _try(self, step: int, number: int, reason: str) -> None:
         """Begin a round of trials for a bucket, with the ratio that it has now."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hvd_compress.controller.differ import times_apart
 from hvd_compress.cost.calibrate import KIB, Calibrator
 from hvd_compress.cost.predict import Costs
 from hvd_compress.engines.base import Engine
 
 SMALL, LARGE = KIB, 256 * KIB
 REFERENCE = ("allreduce", "auto")
+ALIKE = 1.4
+"""Networks whose factors differ by at most this are one and the same: a few messages say no more than that."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,10 @@ class Network:
         whole = self.costs.seconds(verb, algorithm, size)
         small = min(whole, self.costs.seconds(verb, algorithm, SMALL))
         return self.latency * small + self.transfer * (whole - small)
+
+    def like(self, other: Network) -> bool:
+        """Whether both are one and the same network, as far as can be told."""
+        return max(times_apart(self.latency, other.latency), times_apart(self.transfer, other.transfer)) <= ALIKE
 
     def remeasured(self, engine: Engine) -> Network:
         """Return the network as two allreduces of 1 KiB and one of 256 KiB find it. Collective, in the engine's thread.

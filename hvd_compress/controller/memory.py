@@ -1,0 +1,47 @@
+"""Networks that were left, and how a bucket travelled there: many a network comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hvd_compress.controller.chooser import Choice
+from hvd_compress.controller.network import Network
+from hvd_compress.cost.candidates import Candidate
+
+MOST = 8
+"""So many networks are remembered; the one that was left first is forgotten."""
+
+
+@dataclass(frozen=True)
+class Met:
+    """A network that was met.
+
+    Attributes:
+        step: when it was left.
+        network: as it was measured.
+        ratio: k / numel of what was sent.
+        choice: what stood; its seconds are what was usual.
+        measured: seconds of what was tried there.
+    """
+
+    step: int
+    network: Network
+    ratio: float
+    choice: Choice
+    measured: Mapping[Candidate, float]
+
+
+class Memory:
+    """The networks that one bucket has left. The same on all ranks."""
+
+    def __init__(self) -> None:
+        self._met: list[Met] = []  # the last one first
+
+    def keep(self, met: Met) -> None:
+        """Remember a network, in the place of what was known of one like it."""
+        self._met = [met, *(known for known in self._met if not known.network.like(met.network))][:MOST]
+
+    def recall(self, network: Network) -> Met | None:
+        """Return what is known of a network like this one."""
+        return next((known for known in self._met if known.network.like(network)), None)

@@ -1,0 +1,107 @@
+"""Networks that come back: made-up times of two networks, between which a job goes."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvd_compress.controller.chooser import Choice, Policy
+from hvd_compress.controller.controller import Controller
+from hvd_compress.controller.expected import Bucket
+from hvd_compress.controller.history import Event, History
+from hvd_compress.controller.memory import MOST, Memory, Met
+from hvd_compress.controller.network import Network
+from hvd_compress.controller.report import Timing
+from hvd_compress.cost.candidates import Candidate
+from hvd_compress.cost.formulas import Formulas
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+
+COSTS = Formulas(1e-4, 1e-9, 4)
+ALLGATHER, STAR = Candidate("allgather", "ring"), Candidate("star", "ring")
+FAST, SLOW = {ALLGATHER: 0.010, STAR: 0.014}, {ALLGATHER: 0.200, STAR: 0.100}
+
+
+class Job:
+    """A job of one rank, whose exchanges take what `times` say, on a network that reads as `factor` says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: InProcessEngine) -> None:
+        self._engine, self._step, self._factor = engine, 0, 1.0
+        monkeypatch.setattr(Network, "remeasured", lambda *_: Network(COSTS, self._factor, self._factor))
+        self._controller = Controller(
+            [Bucket(100_000, 4, 0.01, (ALLGATHER, STAR))], Network(COSTS), Policy(), History()
+        )
+
+    def train(self, times: dict[Candidate, float], factor: float, steps: int = 60) -> list[Event]:
+        """Train for some steps; return what was decided."""
+        controller, self._factor, known = self._controller, factor, len(self._controller.history)
+        for _ in range(steps):
+            self._step += 1
+            controller.record([Timing(0.0, times[controller.candidates()[0]], 0.0)], 0.3)
+            if controller.due and (drift := controller.take(self._step, controller.report()(self._engine))):
+                controller.remeasure(self._step, drift, self._engine)
+        return [event for event in list(controller.history)[known:] if event.kind in ("begin", "choice")]
+
+    @property
+    def used(self) -> Candidate:
+        return self._controller.choices()[0].candidate
+
+
+def test_a_network_that_comes_back_is_travelled_as_before_without_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(engine: InProcessEngine) -> None:
+        job = Job(monkeypatch, engine)
+        job.train(FAST, 1.0)
+        assert job.used == ALLGATHER
+        assert [event.kind for event in job.train(SLOW, 10.0)] == ["begin", "choice"]
+        assert job.used == STAR
+        (choice,) = job.train(FAST, 1.2)
+        assert choice.kind == "choice"
+        assert choice.reason.startswith("best when the network was like this, before step 6")
+        assert job.used == ALLGATHER
+        assert [event.kind for event in job.train(SLOW, 8.5)] == ["choice"]
+        assert job.used == STAR
+
+    run_ranks(1, body)
+
+
+def test_what_is_recalled_is_given_up_where_it_no_longer_takes_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(engine: InProcessEngine) -> None:
+        job = Job(monkeypatch, engine)
+        job.train(FAST, 1.0)
+        job.train(SLOW, 10.0)
+        seen = job.train({ALLGATHER: 0.030, STAR: 0.020}, 1.0)
+        assert [event.kind for event in seen] == ["choice", "begin", "choice"]
+        assert job.used == STAR
+
+    run_ranks(1, body)
+
+
+def test_another_network_and_the_same_one_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times that change on a network that reads as before are no reason to recall what they just left."""
+
+    def body(engine: InProcessEngine) -> None:
+        job = Job(monkeypatch, engine)
+        job.train(FAST, 1.0)
+        assert job.train({ALLGATHER: 0.030, STAR: 0.020}, 1.0)[0].kind == "begin"
+        assert job.train(SLOW, 10.0)[0].kind == "begin"
+        assert job.train({ALLGATHER: 0.050, STAR: 0.060}, 3.0)[0].kind == "begin"
+
+    run_ranks(1, body)
+
+
+def test_networks_are_alike_by_both_factors() -> None:
+    network = Network(COSTS, 2.0, 5.0)
+    assert network.like(Network(COSTS, 1.5, 6.9))
+    assert not network.like(Network(COSTS, 1.4, 5.0))
+    assert not network.like(Network(COSTS, 2.0, 7.1))
+
+
+def test_what_is_remembered_of_a_network_is_the_last() -> None:
+    memory = Memory()
+    for step in range(MOST + 1):
+        memory.keep(Met(step, Network(COSTS, 2.0**step), 0.01, Choice(STAR, 1.0, 1.0, ""), {}))
+    assert memory.recall(Network(COSTS, 1.0)) is None
+    for step in (7, 20):
+        memory.keep(Met(step, Network(COSTS, 3.9), 0.01, Choice(STAR, 1.0, 1.0, ""), {}))
+        found = memory.recall(Network(COSTS, 4.0))
+        assert found is not None
+        assert found.step == step
+    assert memory.recall(Network(COSTS, 2.0)) is not None
