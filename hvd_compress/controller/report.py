@@ -111,13 +111,12 @@ def agree(
 
     Collective, one all-gather of 8 * (3 * steps * buckets + 3 + gains + told) bytes a rank, in the engine's thread.
     """
-    noted = len(engine.calls)
     own = [value for step in steps for t in step for value in (t.compress_s, t.communicate_s, t.decompress_s)]
     seen = [gain for gains in look.gains for gain in gains]
     vector = torch.tensor([*own, step_s, agree_s, look.seconds, *seen, *told], dtype=torch.float64)
-    ranks = [part.tolist() for part in engine.allgather(vector, [vector.numel()] * engine.world_size)]
-    own_s = sum(call.seconds for call in engine.calls[noted:])
-    del engine.calls[noted:]  # they belong to no step
+    with engine.aside() as calls:
+        ranks = [part.tolist() for part in engine.allgather(vector, [vector.numel()] * engine.world_size)]
+    own_s = sum(call.seconds for call in calls)
     buckets = len(steps[0]) if steps else 0
     places = [[3 * (step * buckets + bucket) for bucket in range(buckets)] for step in range(len(steps))]
     combined = [[combine([Timing(*rank[at : at + 3]) for rank in ranks]) for at in row] for row in places]

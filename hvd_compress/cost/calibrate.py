@@ -70,9 +70,8 @@ class Calibrator:
 
     def _warm_up(self) -> None:
         """Let every rank talk to every other: transports connect when the first message is sent."""
-        noted = len(self._engine.calls)
-        self._engine.alltoall([torch.zeros(1)] * self._engine.world_size)
-        del self._engine.calls[noted:]
+        with self._engine.aside():
+            self._engine.alltoall([torch.zeros(1)] * self._engine.world_size)
 
     def curves(self) -> Curves:
         """Return a curve for each key that was measured so far. The same on all ranks.
@@ -112,15 +111,14 @@ class Calibrator:
 
     def _measure(self, key: Key, size: int) -> None:
         engine, start = self._engine, time.perf_counter()
-        noted = len(engine.calls)
-        self._launch(key, size)
-        seconds = engine.calls[-1].seconds
-        # The exchange itself belongs to the next measurement's share of the budget: it has not ended yet.
-        mine = torch.tensor([seconds, time.perf_counter() - start + self._exchange_s], dtype=torch.float64)
-        exchange = time.perf_counter()
-        ranks = torch.stack(engine.allgather(mine, [2] * engine.world_size))
-        self._exchange_s = time.perf_counter() - exchange
-        del engine.calls[noted:]  # they belong to no step
+        with engine.aside() as calls:
+            self._launch(key, size)
+            seconds = calls[-1].seconds
+            # The exchange itself belongs to the next measurement's share of the budget: it has not ended yet.
+            mine = torch.tensor([seconds, time.perf_counter() - start + self._exchange_s], dtype=torch.float64)
+            exchange = time.perf_counter()
+            ranks = torch.stack(engine.allgather(mine, [2] * engine.world_size))
+            self._exchange_s = time.perf_counter() - exchange
         # Ranks enter some message's time apart: what one gains the others wait, so the mean is that of a common start.
         # But the root of a broadcast is done when it has sent: there the last rank counts.
         taken = ranks[:, 0].max() if key[0] == "broadcast" else ranks[:, 0].mean()

@@ -9,6 +9,7 @@ import os
 import socket
 import tempfile
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,11 +78,23 @@ def save(curves: Curves, shape: JobShape, folder: Path | None = None, budget_s: 
             content = {"shape": dataclasses.asdict(shape), "budget_s": budget_s, "curves": curves.to_json()}
             json.dump(content, file, indent=1)
         os.replace(file.name, path)
-        ages = {other: other.stat().st_mtime for other in path.parent.glob("*.json")}
-        for other in sorted(ages, key=ages.__getitem__, reverse=True)[KEPT:]:
-            other.unlink(missing_ok=True)
     except OSError as error:
         warnings.warn(f"calibrated curves were not saved: {error}", stacklevel=2)
+        return
+    _prune(path.parent)
+
+
+def _prune(folder: Path) -> None:
+    """Keep the newest KEPT files. Another job may do the same just now."""
+    ages: dict[Path, float] = {}
+    for path in folder.glob("*.json"):
+        with suppress(FileNotFoundError):
+            ages[path] = path.stat().st_mtime
+    try:
+        for path in sorted(ages, key=ages.__getitem__, reverse=True)[KEPT:]:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        warnings.warn(f"old calibrated curves were not removed: {error}", stacklevel=3)
 
 
 def load(engine: Engine, shape: JobShape, folder: Path | None = None, budget_s: float = BUDGET_S) -> Curves | None:
@@ -142,8 +155,7 @@ def _read(path: Path, shape: JobShape, needed: tuple[tuple[str, str], ...], budg
 
 def _exchange(engine: Engine, value: Any) -> list[Any]:
     """Return what every rank passed, in rank order."""
-    noted = len(engine.calls)
     raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    answers = engine.allgather(raw)
-    del engine.calls[noted:]  # they belong to no step
+    with engine.aside():
+        answers = engine.allgather(raw)
     return [json.loads(bytes(answer.numpy())) for answer in answers]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -192,6 +193,19 @@ class Engine(ABC):
         calls, self.calls = self.calls, []
         return calls
 
+    def note(self, call: Call) -> None:
+        """A collective has ended without an error."""
+        self.calls.append(call)
+
+    @contextmanager
+    def aside(self) -> Iterator[list[Call]]:
+        """What runs within belongs to no step: its calls go to the list that this yields, and not to `calls`."""
+        of_steps, self.calls = self.calls, []
+        try:
+            yield self.calls
+        finally:
+            self.calls = of_steps
+
     def _timed(self, verb: str, algorithm: str, sent_bytes: int, size_bytes: int) -> _Timed:
         return _Timed(self, verb, algorithm, sent_bytes, size_bytes)
 
@@ -254,7 +268,7 @@ class _Timed:
         if kind is None:
             seconds = time.perf_counter() - self._start
             call = Call(self._verb, self._algorithm, self._sent_bytes, seconds, self._size_bytes, self._start)
-            self._engine.calls.append(call)
+            self._engine.note(call)
             self._engine.pending = f"after {self._words}"
 
 

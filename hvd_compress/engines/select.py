@@ -41,8 +41,8 @@ def choose_engine(name: str = "auto", process_set: Any = None) -> Engine:
 def _exchange(engine: HorovodEngine, answer: tuple[str, str | None]) -> dict[int, tuple[str, str | None]]:
     """Return every member's answer by its global rank."""
     data = bytearray(json.dumps(answer).encode())
-    gathered = engine.allgather(torch.frombuffer(data, dtype=torch.uint8))
-    engine.take_calls()
+    with engine.aside():
+        gathered = engine.allgather(torch.frombuffer(data, dtype=torch.uint8))
     decoded = [json.loads(bytes(answer.tolist())) for answer in gathered]
     return {rank: (name, obstacle) for rank, (name, obstacle) in zip(engine.ranks, decoded, strict=True)}
 

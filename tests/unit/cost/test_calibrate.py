@@ -21,13 +21,12 @@ def follow(engine: Engine, costs: Formulas, slower: float = 1.0) -> list[tuple[s
     """Make an engine note the times of formulas instead of measured ones; return where its collectives are listed."""
     launched = []
 
-    class Noted(list):
-        def append(self, call):
-            launched.append((call.verb, call.algorithm, call.tensor_bytes))
-            seconds = slower * costs.seconds(call.verb, call.algorithm, call.tensor_bytes)
-            super().append(dataclasses.replace(call, seconds=seconds))
+    def note(call):
+        launched.append((call.verb, call.algorithm, call.tensor_bytes))
+        seconds = slower * costs.seconds(call.verb, call.algorithm, call.tensor_bytes)
+        engine.calls.append(dataclasses.replace(call, seconds=seconds))
 
-    engine.calls = Noted()
+    engine.note = note
     return launched
 
 

@@ -193,6 +193,12 @@ def each_call_is_noted(engine: Engine) -> None:
     assert all(call.seconds >= 0 for call in calls)
     assert engine.pending == "after allgather (auto) of 2 bytes"
     assert engine.take_calls() == []
+    engine.allreduce(torch.ones(1))
+    with engine.aside() as aside:
+        engine.allgather(torch.ones(2, dtype=torch.uint8))
+    engine.allreduce(torch.ones(2))
+    assert [call.verb for call in aside] == ["allgather"]
+    assert [call.tensor_bytes for call in engine.take_calls()] == [4, 8]
 
 
 def what_cannot_be_done_is_a_typed_error(engine: Engine) -> None:
