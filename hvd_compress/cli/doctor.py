@@ -37,6 +37,7 @@ def examine() -> list[Finding]:
         findings.python(),
         findings.torch(results["torch"]),
         findings.horovod(results["horovod"]),
+        *findings.idle_horovod(results["horovod"], results["torch"]),
         findings.mpi(results["mpi"]),
         findings.native(results["native"]),
         *findings.engines(results["algorithms"], results["torch"], results["horovod"]),

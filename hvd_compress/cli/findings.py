@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import sys
@@ -51,6 +52,20 @@ def horovod(found: Result) -> Finding:
         hint = "rebuild it with HOROVOD_WITH_MPI=1 or HOROVOD_WITH_GLOO=1"
         return Finding("Horovod", "missing", detail, hint, required=True)
     return Finding("Horovod", "ok", detail, required=True)
+
+
+def idle_horovod(horovod_found: Result, torch_found: Result) -> list[Finding]:
+    """Horovod's ranks compare notes all the time; where they share cores with the training, that takes its time."""
+    if horovod_found.error or torch_found.values.get("devices", 0):
+        return []
+    name, cycle_ms = "Horovod while idle", os.environ.get("HOROVOD_CYCLE_TIME")
+    if cycle_ms:
+        return [Finding(name, "ok", f"HOROVOD_CYCLE_TIME={cycle_ms}")]
+    hint = (
+        "where ranks train on all cores, try HOROVOD_CYCLE_TIME=20 with engine mpi; Horovod's own operations take up "
+        "to as many milliseconds more then"
+    )
+    return [Finding(name, "note", "compares notes over all ranks every 1 ms, and polls meanwhile", hint)]
 
 
 def mpi(found: Result, launcher: str | None = None) -> Finding:

@@ -66,6 +66,19 @@ def test_horovod_without_a_way_to_start_ranks() -> None:
     assert (found.state, found.required) == ("missing", True)
 
 
+def test_horovod_polls_where_cpus_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOROVOD_CYCLE_TIME", raising=False)
+    horovod, torch = HEALTHY["horovod"], HEALTHY["torch"]
+    (found,) = findings.idle_horovod(horovod, torch)
+    assert found.state == "note"
+    assert "HOROVOD_CYCLE_TIME=20" in found.hint
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "5")
+    (found,) = findings.idle_horovod(horovod, torch)
+    assert (found.state, found.detail) == ("ok", "HOROVOD_CYCLE_TIME=5")
+    assert findings.idle_horovod(horovod, Result(torch.values | {"devices": 1})) == []
+    assert findings.idle_horovod(BROKEN, torch) == []
+
+
 @pytest.mark.parametrize(("version", "state"), [((3, 9), "missing"), ((3, 10), "ok"), ((3, 13), "ok")])
 def test_python_versions(version: tuple[int, int], state: str) -> None:
     assert findings.python(version).state == state
