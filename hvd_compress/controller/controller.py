@@ -313,7 +313,8 @@ class Controller:
             self._watch.restart()  # VAR takes a collective more
         for number, worker in decided:
             way = self._workers.way(number, self._choosers[number].candidate(0))
-            self._choosers[number].rebase(worker.seconds)
+            if self._workers.mixed(number):
+                self._choosers[number].rebase(worker.seconds)
             ratio, seconds = self._ratio(number, way), worker.seconds
             self.history.add(
                 Event(step, "worker", number, str(way), ratio, seconds, gain=worker.gain, reason=worker.reason)

@@ -78,23 +78,26 @@ def _with_var(var_s: float, changed_s: float = 0.0, allgather_s: float = 2000.0)
     bucket = Bucket(100_000, 4, 0.01, (way, Candidate("allgather", "ring")))
 
     def body(engine: InProcessEngine) -> tuple[str, list[str]]:
-        network, workers = Network(Formulas(1e-4, 1e-9, 1)), Workers((True,), 1)
+        network, workers = Network(Formulas(1e-4, 1e-9, 2)), Workers((True,), 2)
         controller = Controller([bucket], network, Policy(), History(), workers=workers)
         used: list[str] = []
         for step in range(80):
             scheme = controller.candidates()[0].scheme
             used.append(scheme)
-            seconds, gain = (var_s, 0.5) if scheme == "var" else (10.0, 0.2)
+            seconds = var_s if scheme == "var" else 10.0
+            root = 0 if scheme == "var" else step % 2  # the first rank holds all
+            sent, held = (0.4 if root == 0 else 0.0, 1.2) if engine.rank == 0 else (0.0, 0.0)
             seconds = allgather_s if scheme == "allgather" else seconds
             if changed_s and used.count("var") > 2:
                 seconds = changed_s
-            controller.saw([Sight(0, gain, 1.0, seconds) if watched else None for watched in controller.watched()])
+            sight = Sight(root, sent, held - sent, seconds)
+            controller.saw([sight if watched else None for watched in controller.watched()])
             controller.record([Timing(0.0, seconds, 0.0)], 1000.0)
             if controller.due and (drift := controller.take(step, controller.report()(engine))):
                 return drift, used
         return "", used
 
-    return run_ranks(1, body)[0]
+    return run_ranks(2, body)[0]
 
 
 def test_what_var_takes_on_trial_is_no_drift_of_what_was_chosen() -> None:

@@ -1,0 +1,48 @@
+"""The network measured anew, with times that are made up."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from hvd_compress.controller.network import Network
+from hvd_compress.cost.formulas import Formulas
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+
+
+@pytest.mark.parametrize(("latency", "transfer"), [(1.0, 1.0), (3.0, 2.0), (0.5, 20.0)])
+def test_both_factors_are_found_and_the_same_on_all_ranks(latency: float, transfer: float) -> None:
+    """Two ranks are 20 % apart; the first small message takes longer, as ranks come late to it."""
+    costs = Formulas(1e-3, 1e-8, 2)
+    now = Network(costs, latency, transfer)
+
+    def body(engine: InProcessEngine) -> tuple[Network, int]:
+        sizes: list[int] = []
+
+        def note(call) -> None:
+            seconds = now.seconds(call.verb, call.algorithm, call.tensor_bytes) * (1.1 if engine.rank else 0.9)
+            engine.calls.append(dataclasses.replace(call, seconds=seconds if sizes else 10 * seconds))
+            sizes.append(call.tensor_bytes)
+
+        engine.note = note
+        found = Network(costs, 7.0, 7.0).remeasured(engine)
+        assert sizes == [1024, 1024, 262144, 24]
+        return found, len(engine.calls)
+
+    (found, left), (other, _) = run_ranks(2, body)
+    assert found == other
+    assert left == 0  # they belong to no step
+    assert (found.latency, found.transfer) == pytest.approx((latency, transfer))
+
+
+def test_where_bytes_add_nothing_one_factor_says_all() -> None:
+    costs = Formulas(1e-3, 1e-12, 2)
+
+    def body(engine: InProcessEngine) -> Network:
+        engine.note = lambda call: engine.calls.append(dataclasses.replace(call, seconds=0.01))
+        return Network(costs).remeasured(engine)
+
+    found = run_ranks(2, body)[0]
+    assert found.latency == pytest.approx(0.01 / costs.seconds("allreduce", "auto", 1024))
+    assert found.transfer == found.latency
