@@ -14,7 +14,6 @@ from hvd_compress.controller.network import Network
 from hvd_compress.controller.report import Agreed, Look
 from hvd_compress.controller.sights import Workers
 from hvd_compress.controller.tensorboard import TensorBoard
-from hvd_compress.controller.workers import WorkerPolicy
 from hvd_compress.decision import Request, steered, ways, with_ratio, workers_open
 from hvd_compress.engines.base import Engine
 from hvd_compress.pipeline import Pipeline
@@ -58,9 +57,7 @@ class Steering:
         if self._board is not None:
             told.append(self._board)
         history = History(settings.log if tells else None, told, [route.number for route in self._routes])
-        # A ratio is chosen by what AR-Topk was just seen to send: then every step is watched.
-        policy = WorkerPolicy() if request.ratio is None else WorkerPolicy(leisure=0)
-        workers = Workers([workers_open(request) for _ in buckets], engine.world_size, policy)
+        workers = Workers([workers_open(request) for _ in buckets], engine.world_size)
         self.controller = Controller(buckets, network, Policy(), history, request.ratio, workers)
         self.follow()
 

@@ -27,7 +27,8 @@ has the accuracy of `dense`, which is the same through this package's pipeline. 
 `Compression.topk(ratio=0.1)`: the ratio is fixed, and the controller chooses how it travels; `adaptive knee`
 is `Compression.auto()` and `adaptive pace` is `Compression.auto("pace", high=1.0)`, where it chooses the
 ratio, too. The fixed methods leave algorithms to the engine (HVD_COMPRESS_ADAPT=0). Calibrated curves are
-kept from one job to the next, as on a cluster.
+kept from one job to the next, as on a cluster. With all but plain Horovod, which has its default, HOROVOD_CYCLE_TIME is
+20 (ms): Horovod has nothing to send then, and its threads would take the cores from the training.
 
 """
 

@@ -140,7 +140,7 @@ def launch(job: Sequence[Run], settings: dict[str, Any]) -> None:
     if job[0].method != PEER:
         # Horovod lets ranks compare notes every millisecond, also where it is given nothing to send. Beyond the first
         # steps ours gives it nothing, and here four ranks share two cores: that took up to a third of a step.
-        environment.setdefault("HOROVOD_CYCLE_TIME", "20")
+        environment["HOROVOD_CYCLE_TIME"] = "20"
     hosts, slots = (4, 1) if job[0].schedule else (1, 4)
     # The name is part of its hosts' names, and curves are kept by hosts.
     name = "flexible-communication" if job[0].schedule else None

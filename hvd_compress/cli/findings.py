@@ -56,10 +56,10 @@ def horovod(found: Result) -> Finding:
 
 def idle_horovod(horovod_found: Result, torch_found: Result) -> list[Finding]:
     """Horovod's ranks compare notes all the time; where they share cores with the training, that takes its time."""
-    if horovod_found.error or torch_found.values.get("devices", 0):
+    if horovod_found.error or torch_found.error or torch_found.values["devices"]:
         return []
-    name, cycle_ms = "Horovod while idle", os.environ.get("HOROVOD_CYCLE_TIME")
-    if cycle_ms:
+    name, cycle_ms = "Horovod while idle", os.environ.get("HOROVOD_CYCLE_TIME") or "1"
+    if cycle_ms != "1":
         return [Finding(name, "ok", f"HOROVOD_CYCLE_TIME={cycle_ms}")]
     hint = (
         "where ranks train on all cores, try HOROVOD_CYCLE_TIME=20 with engine mpi; Horovod's own operations take up "

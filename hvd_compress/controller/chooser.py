@@ -7,11 +7,15 @@ same, too.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hvd_compress.controller.differ import differ, times_apart
 from hvd_compress.cost.candidates import Candidate
+
+LONGEST = 1.3
+"""A step counts for at most so many times the median of its candidate."""
 
 Predict = Callable[[Candidate], float]
 """Seconds that a candidate is expected to take: compress, communicate and decompress; infinity if it cannot."""
@@ -22,7 +26,8 @@ class Policy:
     """How the choice is made.
 
     Attributes:
-        margin: candidates that are predicted to take up to this many times the fastest one are tried.
+        margin: candidates that are predicted to take up to so many times the fastest one are tried in the first round.
+        later_margin: the same of later rounds, when curves were bent to what the network is seen to do.
         most: so many of them at most.
         related: the ways to broadcast indices are tried of an AR-Topk that took up to this many times the shortest.
         near: a candidate reaches the final if it took up to this many times the shortest of all; half of what that is
@@ -43,6 +48,7 @@ class Policy:
     """
 
     margin: float = 2.0
+    later_margin: float = 1.5
     most: int = 8
     related: float = 1.6
     near: float = 1.3
@@ -139,8 +145,8 @@ class Chooser:
             fresh.setdefault(candidate, []).append(second)
             self._samples.setdefault(candidate, []).append(second)
         if self._finals:
-            self._upset = self._all_changed({candidate: _trimmed_mean(times) for candidate, times in fresh.items()})
-        self._times = {candidate: _trimmed_mean(samples) for candidate, samples in self._samples.items()}
+            self._upset = self._all_changed({candidate: _typical(times) for candidate, times in fresh.items()})
+        self._times = {candidate: _typical(samples) for candidate, samples in self._samples.items()}
         self._queue = []
         # In finals among those that met in the last one: a single lucky trial is no match for them.
         best = min(fresh if self._finals else self._times, key=self._times.__getitem__)
@@ -217,7 +223,7 @@ class Chooser:
     def recall(self, choice: Choice, measured: Mapping[Candidate, float]) -> None:
         """The network is one on which a choice stood before: that stands again, with what was measured there."""
         self._queue, self._times = [], dict(measured)
-        self._odd_windows, self._usual, self._false_alarms = 0, math.nan, 0
+        self._odd_windows, self._usual = 0, math.nan
         self._doubted = self._upset = False
         self.choice = choice
 
@@ -248,10 +254,14 @@ class Chooser:
             self._false_alarms = min(self._false_alarms + 1, self._policy.calm) if same else 0
         self.choice = Choice(best, self._times[best], self._expected[best], self._reason(best))
 
+    @property
+    def _margin(self) -> float:
+        return self._policy.margin if self.choice is None else self._policy.later_margin
+
     def _reason(self, best: Candidate) -> str:
         rivals = sorted((t, str(c)) for c, t in self._times.items() if c != best)
         if not rivals:
-            return f"every other way is predicted to take more than {self._policy.margin:g} times as long"
+            return f"every other way is predicted to take more than {self._margin:g} times as long"
         taken, name = rivals[0]
         compared = f"{self._times[best] * 1e3:.2f} ms measured, next {name} with {taken * 1e3:.2f}"
         if best.scheme == "dense":
@@ -266,7 +276,7 @@ class Chooser:
 
         And the candidate in use, without which nothing can be compared.
         """
-        limit = min(predicted.values()) * self._policy.margin + self._policy.least_s
+        limit = min(predicted.values()) * self._margin + self._policy.least_s
         best: dict[tuple[str, str], Candidate] = {}
         for candidate in sorted(self._candidates, key=lambda candidate: predicted[candidate]):
             if predicted[candidate] <= limit:
@@ -315,7 +325,11 @@ class Chooser:
         self._steps_left -= len(self._queue)
 
 
-def _trimmed_mean(samples: Sequence[float]) -> float:
-    """Return the mean of the shorter three quarters: what makes some steps far longer than others is noise."""
-    count = math.ceil(0.75 * len(samples))
-    return sum(sorted(samples)[:count]) / count
+def _typical(samples: Sequence[float]) -> float:
+    """Return the mean, in which no sample counts for more than LONGEST times the median.
+
+    What makes a step far longer than others is noise. But STAR has another root in each step, and some ways take longer
+    from one of them than from the others: that must count.
+    """
+    limit = LONGEST * statistics.median(samples)
+    return sum(min(sample, limit) for sample in samples) / len(samples)

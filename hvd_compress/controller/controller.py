@@ -249,7 +249,8 @@ class Controller:
         """The network is another one than the one that is left."""
         for number, (chooser, memory) in enumerate(zip(self._choosers, self._memories, strict=True)):
             if (usual := chooser.usual) is not None:
-                memory.keep(Met(step, left, self._ratio(number, usual.candidate), usual, dict(chooser.measured)))
+                ratio, way = self._ratio(number, usual.candidate), self._workers.way(number, usual.candidate)
+                memory.keep(Met(step, left, ratio, way, usual, dict(chooser.measured)))
 
     def _recall(self, step: int, number: int) -> bool:
         """Let a bucket travel as it did on this network before; return whether it did, and sent about as much.
@@ -262,11 +263,16 @@ class Controller:
         way, ratio = met.choice.candidate, self._ratio(number, met.choice.candidate)
         if not self._ratios.reaches(number, way.scheme) or not 1 / SIMILAR < ratio / met.ratio < SIMILAR:
             return False
+        if self._workers.way(number, way) != met.way:  # VAR then and STAR now, or the other way round
+            return False
         expected = self._expected[number]
         predicted_s = expected.seconds(way, ratio)
         seconds = met.choice.seconds * predicted_s / expected.seconds(way, met.ratio)
         reason = f"best when the network was like this, before step {met.step}: {met.choice.reason}"
         self._choosers[number].recall(Choice(way, seconds, predicted_s, reason), met.measured)
+        expected.learn(
+            met.measured, lambda tried: met.ratio if tried.scheme == way.scheme else self._ratio(number, tried)
+        )
         self._watch.restart()
         self._workers.restart(number)
         name = str(self._workers.way(number, way))
@@ -275,6 +281,7 @@ class Controller:
 
     def _try(self, step: int, number: int, reason: str) -> None:
         """Begin a round of trials for a bucket, with the ratio that it has now."""
+        self._memories[number].tried()
         self._choosers[number].begin_round(partial(self.predicted, number))
         self._watch.restart()
         self._workers.restart(number)

@@ -21,6 +21,7 @@ class Met:
         step: when it was left.
         network: as it was measured.
         ratio: k / numel of what was sent.
+        way: how the bucket travelled, STAR and VAR told apart.
         choice: what stood; its seconds are what was usual.
         measured: seconds of what was tried there.
     """
@@ -28,20 +29,33 @@ class Met:
     step: int
     network: Network
     ratio: float
+    way: Candidate
     choice: Choice
     measured: Mapping[Candidate, float]
 
 
 class Memory:
-    """The networks that one bucket has left. The same on all ranks."""
+    """The networks that one bucket has left. The same on all ranks.
+
+    What is recalled is out of it until it has proved true: else it could be recalled again and again. Then it comes
+    back as it was tried: a network that changes little by little would never be tried anew else.
+    """
 
     def __init__(self) -> None:
         self._met: list[Met] = []  # the last one first
+        self._recalled: Met | None = None
 
     def keep(self, met: Met) -> None:
-        """Remember a network, in the place of what was known of one like it."""
+        """Remember a network that is left, in the place of what was known of one like it."""
+        met = self._recalled or met
         self._met = [met, *(known for known in self._met if not known.network.like(met.network))][:MOST]
 
     def recall(self, network: Network) -> Met | None:
-        """Return what is known of a network like this one."""
-        return next((known for known in self._met if known.network.like(network)), None)
+        """Take out what is known of a network like this one, which is travelled as before."""
+        found = self._recalled = next((known for known in self._met if known.network.like(network)), None)
+        self._met = [known for known in self._met if known is not found]
+        return found
+
+    def tried(self) -> None:
+        """What stands now is not from here."""
+        self._recalled = None

@@ -30,9 +30,9 @@ class Workers:
     numbers a step and bucket, along with the times of a window.
     """
 
-    def __init__(self, open_: Sequence[bool], world_size: int, policy: WorkerPolicy | None = None) -> None:
+    def __init__(self, open_: Sequence[bool], world_size: int) -> None:
         """`open_`: by bucket, whether there is a choice."""
-        policy = policy or WorkerPolicy()
+        policy = WorkerPolicy()
         self._choosers = {n: WorkerChooser(world_size, policy) for n, is_open in enumerate(open_) if is_open}
         self._seen: list[dict[int, Sight]] = []  # by step since the last report, and bucket
         self._told: list[dict[int, Sight]] = []  # in the last report
@@ -64,8 +64,7 @@ class Workers:
 
     def watches(self, number: int, candidate: Candidate | None) -> bool:
         """Whether a bucket's exchange is to be watched in a step that uses `candidate`."""
-        open_ = number in self._choosers and candidate is not None and candidate.scheme == STAR
-        return open_ and self._choosers[number].watching
+        return number in self._choosers and candidate is not None and candidate.scheme == STAR
 
     def mixed(self, number: int) -> bool:
         """Whether the steps that ranks told each other about last were not all as was chosen."""
@@ -79,9 +78,6 @@ class Workers:
 
     def saw(self, sights: Sequence[Sight | None]) -> None:
         """Take what this rank saw in a step, by bucket; None where it was not watched, on all ranks alike."""
-        for number, chooser in self._choosers.items():
-            if sights[number] is None:
-                chooser.passed()
         if self._choosers:
             self._seen.append({number: sight for number, sight in enumerate(sights) if sight is not None})
 

@@ -29,8 +29,6 @@ class WorkerPolicy:
         turns: a rank that holds more than an equal share and was not heard for so many turns of all ranks is starved.
         least_steps: how many steps a comparison rests on, with few ranks; with more it is two turns of all.
         rest: how many comparisons long both are left in peace after one; doubled each time nothing came of it.
-        leisure: where STAR is known and nothing moved, so many times as many steps as were measured pass unwatched:
-            norms cost a pass over what is left. VAR is watched in every step, as it may starve a rank.
     """
 
     margin: float = 0.1
@@ -39,7 +37,6 @@ class WorkerPolicy:
     turns: int = 4
     least_steps: int = 8
     rest: int = 16
-    leisure: int = 3
 
 
 @dataclass(frozen=True)
@@ -67,13 +64,13 @@ class Measured:
         gain: the share of the squared norms of all ranks that was sent.
         most: the largest share of them that one rank held.
         seconds: the median.
-        by_most: the gain, had the rank that held most been the root of each step.
+        by_var: the gain, had the rank that has most to send been the root of each step.
     """
 
     gain: float
     most: float
     seconds: float
-    by_most: float
+    by_var: float
 
 
 class WorkerChooser:
@@ -86,7 +83,7 @@ class WorkerChooser:
     1 / g steps on average; so that is compared in seconds, steps being longer by what VAR's exchange takes more.
 
     Trying VAR costs longer steps. A root sends a larger share of what it holds itself than the other ranks do, and from
-    STAR both shares are known, so what VAR would send is, too: where ranks hold about as much, VAR is not tried.
+    STAR both shares are known, so what VAR would send is, too: where that is no more, VAR is not tried.
     """
 
     def __init__(self, world_size: int, policy: WorkerPolicy) -> None:
@@ -97,7 +94,8 @@ class WorkerChooser:
         self._trying = False
         self._ages = [0] * world_size
         self._rest, self._peace = 0, policy.rest  # steps until both may be compared again; comparisons until then
-        self._odd = self._unwatched = 0  # the latter is how many steps are to pass unwatched
+        self._odd = 0
+        self._alike = False  # whether VAR was last left alone because ranks are alike
         self.used = self._base = STAR  # the latter is what the last round of trials was made with
         self.gain = self.seconds = math.nan
         self.reason = "ranks take turns: not compared with VAR yet"
@@ -106,16 +104,6 @@ class WorkerChooser:
     def trying(self) -> bool:
         """Whether what is in use is on trial."""
         return self._trying
-
-    @property
-    def watching(self) -> bool:
-        """Whether what the coming step sends is to be seen."""
-        return self._unwatched <= 0
-
-    def passed(self) -> None:
-        """A step passed unwatched."""
-        self._unwatched -= 1
-        self._rest -= 1
 
     def restart(self) -> None:
         """Another round of trials of all schemes begins: times that were measured before are of another network.
@@ -129,7 +117,7 @@ class WorkerChooser:
         )
         if self.used == VAR or not hopeless:
             self._known, self._rest = {}, 0
-        self._trying, self._steps, self._odd, self._unwatched = False, [], 0, 0
+        self._trying, self._steps, self._odd = False, [], 0
         self._base = self.used
 
     def take(self, steps: Sequence[Step], step_s: float, spare_s: float = math.inf) -> bool:
@@ -160,15 +148,11 @@ class WorkerChooser:
             self._compare(step_s, spare_s)
             return True
         if not self._due(measured):
-            self._leave()
+            self._steps = []
             return False
+        if self.used == STAR and measured.by_var <= (1 + self._policy.margin) * measured.gain:
+            return self._leave_alone(measured)
         self._known = {self.used: measured}
-        if self.used == STAR and measured.by_most <= (1 + self._policy.margin) * measured.gain:
-            expected = f"VAR would send some {measured.by_most:.3f} of the squared norm a step"
-            self.reason = f"no rank holds much more than others: {expected} and STAR sends {measured.gain:.3f}"
-            self.seconds, self._odd = measured.seconds, 0
-            self._leave()
-            return True
         self._switch(self._other)
         self._trying = True
         return False
@@ -191,14 +175,19 @@ class WorkerChooser:
             return True
         known = self._known[self.used]
         change = max(_apart(measured.gain, known.gain), _apart(measured.most, known.most))
+        if self.used == STAR:
+            change = max(change, _apart(measured.by_var, known.by_var))
         self._odd = self._odd + 1 if change > self._policy.moved else 0
         return self._odd >= 2 and (self._rest <= 0 or change > self._policy.evident)
 
-    def _leave(self) -> None:
-        """What is in use was measured, and stays."""
-        self._steps = []
-        if self.used == STAR and self._odd == 0:
-            self._unwatched = self._policy.leisure * self._block
+    def _leave_alone(self, star: Measured) -> bool:
+        """VAR is not worth a trial; return whether that is news."""
+        expected = f"VAR would send some {star.by_var:.3f} of the squared norm a step"
+        self.reason = f"no rank has much more to send than others: {expected} and STAR sends {star.gain:.3f}"
+        self._known[STAR], self.seconds = star, star.seconds
+        self._steps, self._odd = [], 0
+        news, self._alike = not self._alike, True
+        return news
 
     def _compare(self, step_s: float, spare_s: float) -> None:
         star, var = self._known[STAR], self._known[VAR]
@@ -225,6 +214,7 @@ class WorkerChooser:
 
     def _switch(self, chosen: str) -> None:
         if chosen != self.used:
+            self._alike = False
             self._ages = [0] * self._size
         self.used, self._steps = chosen, []
 
@@ -245,11 +235,26 @@ def _measure(steps: Sequence[Step]) -> Measured:
     held, seconds = sum(ranks), statistics.median(step.seconds for step in steps)
     if held <= 0:
         return Measured(1.0, 1.0, seconds, 1.0)
+    return Measured(sent / held, max(ranks) / held, seconds, _by_var(steps) / held)
+
+
+def _by_var(steps: Sequence[Step]) -> float:
+    """Return what would have been sent, had the rank that has most to send been the root of each step.
+
+    By what each rank sent of what it held when it was the root, and by what all sent of theirs when they were not.
+    """
     by_roots, of_roots = sum(step.sent[step.root] for step in steps), sum(step.held[step.root] for step in steps)
-    own = by_roots / of_roots if of_roots > 0 else 1.0
-    others = (sent - by_roots) / (held - of_roots) if held > of_roots else own
-    share = sum(max(step.held) for step in steps) / held
-    return Measured(sent / held, max(ranks) / held, seconds, own * share + others * (1 - share))
+    by_others = sum(map(sum, (step.sent for step in steps))) - by_roots
+    of_others = sum(map(sum, (step.held for step in steps))) - of_roots
+    foreign = by_others / of_others if of_others > 0 else 0.0
+    own = []
+    for rank in range(len(steps[0].held)):
+        as_root = [step for step in steps if step.root == rank and step.held[rank] > 0]
+        of_root = sum(step.held[rank] for step in as_root)
+        mean = by_roots / of_roots if of_roots > 0 else 1.0  # of a rank that never was the root
+        own.append(sum(step.sent[rank] for step in as_root) / of_root if of_root > 0 else mean)
+    more = [max((share - foreign) * held for share, held in zip(own, step.held, strict=True)) for step in steps]
+    return sum(foreign * sum(step.held) + most for step, most in zip(steps, more, strict=True))
 
 
 def _apart(a: float, b: float) -> float:

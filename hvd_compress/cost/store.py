@@ -87,10 +87,10 @@ def save(curves: Curves, shape: JobShape, folder: Path | None = None, budget_s: 
 def _prune(folder: Path) -> None:
     """Keep the newest KEPT files. Another job may do the same just now."""
     ages: dict[Path, float] = {}
-    for path in folder.glob("*.json"):
-        with suppress(FileNotFoundError):
-            ages[path] = path.stat().st_mtime
     try:
+        for path in folder.glob("*.json"):
+            with suppress(FileNotFoundError):
+                ages[path] = path.stat().st_mtime
         for path in sorted(ages, key=ages.__getitem__, reverse=True)[KEPT:]:
             path.unlink(missing_ok=True)
     except OSError as error:

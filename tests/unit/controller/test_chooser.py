@@ -193,7 +193,25 @@ def test_what_came_near_the_best_meets_it_in_a_final() -> None:
     assert chooser.learn([0.130, 0.110, 0.110, 0.900, 0.090, 0.090])  # what is long once is noise
     assert chooser.choice is not None
     assert chooser.choice.candidate == ways[1]
-    assert chooser.choice.seconds == pytest.approx(0.100)
+    assert chooser.choice.seconds == pytest.approx((0.120 + 1.3 * 0.105 + 0.090 + 0.090) / 4)
+
+
+def test_a_root_from_which_a_way_takes_long_counts() -> None:
+    """STAR has another root in each of four steps; without the longest the first way would be the shorter one."""
+    chooser, ways = prepared(Policy(near=2.0, first_steps=10), 0.700, 0.700)
+    assert not chooser.learn([0.700, 0.710])
+    assert queue(chooser) == [ways[0]] * 4 + [ways[1]] * 4
+    assert chooser.learn([0.560, 0.780, 0.705, 0.900, 0.720, 0.710, 0.720, 0.730])
+    assert chooser.choice is not None
+    assert chooser.choice.candidate == ways[1]
+
+
+def test_later_rounds_try_less() -> None:
+    chooser, ways = prepared(Policy(margin=2.0, later_margin=1.5, near=1.0), 0.100, 0.140, 0.190)
+    assert queue(chooser) == list(ways)
+    chooser.learn([0.100, 0.200, 0.300])
+    chooser.begin_round({way: seconds for way, seconds in zip(ways, (0.100, 0.140, 0.190), strict=True)}.__getitem__)
+    assert queue(chooser) == list(ways[:2])
 
 
 def test_finals_go_on_among_ever_fewer_until_one_is_left_or_steps_are_used_up() -> None:

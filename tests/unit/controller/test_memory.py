@@ -87,6 +87,39 @@ def test_another_network_and_the_same_one_are_tried(monkeypatch: pytest.MonkeyPa
     run_ranks(1, body)
 
 
+def test_a_recall_that_proved_false_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readings that differ by more than networks that are alike, but are both like what is remembered."""
+
+    def body(engine: InProcessEngine) -> None:
+        job = Job(monkeypatch, engine)
+        job.train(FAST, 1.0)
+        job.train(SLOW, 10.0)
+        other = {ALLGATHER: 0.030, STAR: 0.020}
+        assert [event.kind for event in job.train(other, 0.75, steps=5)] == ["choice"]
+        assert [event.kind for event in job.train(other, 1.3)] == ["begin", "choice"]
+        assert job.used == STAR
+
+    run_ranks(1, body)
+
+
+def test_a_network_that_gets_worse_little_by_little_is_tried_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recalled stays as it was tried: else each return would be like the one before."""
+
+    def body(engine: InProcessEngine) -> None:
+        job = Job(monkeypatch, engine)
+        job.train(FAST, 1.0)
+        job.train(SLOW, 20.0)
+        kinds = []
+        for factor in (1.35, 1.8, 2.4):
+            seen = job.train({way: seconds * factor for way, seconds in FAST.items()}, factor)
+            assert all(event.reason.count("best when") <= 1 for event in seen)
+            kinds.append([event.kind for event in seen])
+            assert [event.kind for event in job.train(SLOW, 20.0)] == ["choice"]
+        assert kinds == [["choice"], ["begin", "choice"], ["choice"]]  # 2.4 is like 1.8
+
+    run_ranks(1, body)
+
+
 def test_networks_are_alike_by_both_factors() -> None:
     network = Network(COSTS, 2.0, 5.0)
     assert network.like(Network(COSTS, 1.5, 6.9))
@@ -97,10 +130,11 @@ def test_networks_are_alike_by_both_factors() -> None:
 def test_what_is_remembered_of_a_network_is_the_last() -> None:
     memory = Memory()
     for step in range(MOST + 1):
-        memory.keep(Met(step, Network(COSTS, 2.0**step), 0.01, Choice(STAR, 1.0, 1.0, ""), {}))
+        memory.keep(Met(step, Network(COSTS, 2.0**step), 0.01, STAR, Choice(STAR, 1.0, 1.0, ""), {}))
     assert memory.recall(Network(COSTS, 1.0)) is None
     for step in (7, 20):
-        memory.keep(Met(step, Network(COSTS, 3.9), 0.01, Choice(STAR, 1.0, 1.0, ""), {}))
+        memory.tried()
+        memory.keep(Met(step, Network(COSTS, 3.9), 0.01, STAR, Choice(STAR, 1.0, 1.0, ""), {}))
         found = memory.recall(Network(COSTS, 4.0))
         assert found is not None
         assert found.step == step

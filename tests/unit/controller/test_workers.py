@@ -14,9 +14,10 @@ STAR_RING = Candidate("star", "ring")
 
 
 def seen(used: str, number: int, gains: dict[str, float], var_s: float = 0.01, roots=NONE_STARVED) -> Step:
-    """Rank 0 holds most, and a root alone sends; `roots` is whose indices VAR uses, in turn."""
+    """Rank 0 holds most, and a root alone sends, rank 0 most; `roots` is whose indices VAR uses, in turn."""
     root = number % RANKS if used == STAR else roots[number % len(roots)]
-    sent = tuple(RANKS * gains[used] if rank == root else 0.0 for rank in range(RANKS))
+    times = RANKS if used == VAR else 10 if root == 0 else 2
+    sent = tuple(times * gains[used] if rank == root else 0.0 for rank in range(RANKS))
     return Step(root, sent, (RANKS - 1.5, 0.5, 0.5, 0.5), var_s if used == VAR else 0.01)
 
 
@@ -30,14 +31,15 @@ def sights(used: str, step: int, seconds: float = 0.01) -> tuple[Sight, Sight]:
 class Pair:
     """Two ranks that watch buckets. Of bucket 2 they hold as much, the others the first of them holds alone."""
 
-    def __init__(self, open_: tuple[bool, ...], policy: WorkerPolicy | None = None) -> None:
-        self.ranks = Workers(open_, 2, policy), Workers(open_, 2, policy)
+    def __init__(self, open_: tuple[bool, ...]) -> None:
+        self.ranks = Workers(open_, 2), Workers(open_, 2)
 
     def saw(self, step: int, *numbers: int) -> None:
         """Both ranks see a step of these buckets."""
         way = self.ranks[0].way
         for rank, workers in enumerate(self.ranks):
-            row = [sights(way(n, STAR_RING).scheme, step)[rank if n < 2 else 0] for n in range(3)]
+            row = [sights(way(n, STAR_RING).scheme, step)[rank] for n in range(2)]
+            row.append(Sight(step % 2, 0.2, 1.0, 0.01))
             workers.saw([sight if number in numbers else None for number, sight in enumerate(row)])
 
     def agree(self) -> int:
@@ -98,40 +100,26 @@ def test_where_no_rank_holds_much_more_var_is_not_tried() -> None:
     assert set(feed(chooser, 40, {STAR: 0.0, VAR: 0.0})) == {STAR}
 
 
+def test_a_rank_whose_values_are_concentrated_has_var_tried() -> None:
+    """All hold as much, but rank 0 would send 90 % of its own and the others 10 %: VAR takes who has most to send."""
+    chooser = WorkerChooser(RANKS, WorkerPolicy())
+    for _ in range(2):
+        steps = []
+        for root in range(RANKS):
+            own = 0.9 if root == 0 else 0.1
+            sent = tuple(own if rank == root else 0.02 for rank in range(RANKS))
+            steps.append(Step(root, sent, (1.0,) * RANKS, 0.01))
+        chooser.take(steps, 0.1)
+    assert chooser.used == VAR
+
+
 def test_a_rank_that_comes_to_hold_more_has_var_tried() -> None:
     chooser = WorkerChooser(RANKS, WorkerPolicy())
     for _ in range(10):
         chooser.take([Step(root, (0.4,) * RANKS, (1.0,) * RANKS, 0.01) for root in range(RANKS)], 0.1)
     assert chooser.used == STAR
-    assert "no rank holds much more" in chooser.reason
+    assert "no rank has much more to send" in chooser.reason
     assert VAR in feed(chooser, 40, {STAR: 0.10, VAR: 0.20})
-
-
-@pytest.mark.parametrize(("leisure", "watched"), [(0, 96), (3, 24)])
-def test_star_is_seen_in_some_steps_where_nothing_moves(leisure: int, watched: int) -> None:
-    """Eight steps are measured, and three times as many pass."""
-    pair = Pair((True, True, True), WorkerPolicy(leisure=leisure))
-    seen_ = 0
-    for step in range(96):
-        watches = [workers.watches(2, STAR_RING) for workers in pair.ranks]
-        assert watches[0] == watches[1]
-        seen_ += watches[0]
-        pair.saw(step, *((2,) if watches[0] else ()))
-        pair.agree()
-    assert pair.ranks[0].way(2, STAR_RING) == STAR_RING
-    assert seen_ == watched
-    for workers in pair.ranks:
-        workers.restart(2)
-        assert workers.watches(2, STAR_RING)
-
-
-def test_var_is_seen_in_every_step() -> None:
-    pair = Pair((True,))
-    for step in range(60):
-        assert pair.ranks[0].watches(0, STAR_RING)
-        pair.saw(step, 0)
-        pair.agree()
-    assert pair.ranks[0].way(0, STAR_RING).scheme == VAR
 
 
 def test_what_is_in_use_needs_less_to_be_kept_than_to_be_taken() -> None:

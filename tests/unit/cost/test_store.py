@@ -101,6 +101,13 @@ def test_the_oldest_files_go(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {shape().file_name(), "other0.json", "other1.json"}
 
 
+def test_old_files_that_cannot_be_looked_at_are_a_warning(tmp_path):
+    (tmp_path / "other.json").symlink_to("other.json")  # to itself
+    with pytest.warns(UserWarning, match="old calibrated curves were not removed"):
+        save(some_curves(), shape(), tmp_path)
+    assert loaded(tmp_path, shape()) == [some_curves()] * 2
+
+
 def test_a_folder_that_cannot_be_read_is_ignored_with_a_word(tmp_path):
     """As where the cache lies below another user's home, which root may read."""
     (tmp_path / "file").write_text("")
