@@ -137,6 +137,7 @@ def launch(job: Sequence[Run], settings: dict[str, Any]) -> None:
         "HVD_COMPRESS_CACHE": str(BUILD / "cache"),  # calibrated once for all runs, as jobs of one shape on a cluster
         "OMP_NUM_THREADS": "1",
     }
+    environment.pop("HOROVOD_CYCLE_TIME", None)
     if job[0].method != PEER:
         # Horovod lets ranks compare notes every millisecond, also where it is given nothing to send. Beyond the first
         # steps ours gives it nothing, and here four ranks share two cores: that took up to a third of a step.

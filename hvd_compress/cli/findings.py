@@ -58,14 +58,18 @@ def idle_horovod(horovod_found: Result, torch_found: Result) -> list[Finding]:
     """Horovod's ranks compare notes all the time; where they share cores with the training, that takes its time."""
     if horovod_found.error or torch_found.error or torch_found.values["devices"]:
         return []
-    name, cycle_ms = "Horovod while idle", os.environ.get("HOROVOD_CYCLE_TIME") or "1"
-    if cycle_ms != "1":
-        return [Finding(name, "ok", f"HOROVOD_CYCLE_TIME={cycle_ms}")]
+    name, cycle = "Horovod while idle", os.environ.get("HOROVOD_CYCLE_TIME", "")
+    try:
+        cycle_ms = float(cycle or 1.0)
+    except ValueError:
+        return [Finding(name, "note", f"HOROVOD_CYCLE_TIME={cycle!r} is no number of milliseconds")]
+    if cycle_ms > 1.0:
+        return [Finding(name, "ok", f"HOROVOD_CYCLE_TIME={cycle}")]
     hint = (
         "where ranks train on all cores, try HOROVOD_CYCLE_TIME=20 with engine mpi; Horovod's own operations take up "
         "to as many milliseconds more then"
     )
-    return [Finding(name, "note", "compares notes over all ranks every 1 ms, and polls meanwhile", hint)]
+    return [Finding(name, "note", f"compares notes over all ranks every {cycle_ms:g} ms, and polls meanwhile", hint)]
 
 
 def mpi(found: Result, launcher: str | None = None) -> Finding:

@@ -223,7 +223,7 @@ class Chooser:
     def recall(self, choice: Choice, measured: Mapping[Candidate, float]) -> None:
         """The network is one on which a choice stood before: that stands again, with what was measured there."""
         self._queue, self._times = [], dict(measured)
-        self._odd_windows, self._usual = 0, math.nan
+        self._odd_windows, self._usual, self._false_alarms = 0, math.nan, 0  # one window tells whether it holds
         self._doubted = self._upset = False
         self.choice = choice
 
@@ -240,6 +240,7 @@ class Chooser:
         """
         assert self.choice is not None
         self.choice = replace(self.choice, seconds=factor * self.known_s)
+        self._times = {c: taken if c.scheme == "dense" else factor * taken for c, taken in self._times.items()}
         self._usual, self._odd_windows, self._doubted = math.nan, 0, False
 
     def _choose(self, best: Candidate) -> None:

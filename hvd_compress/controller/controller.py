@@ -30,7 +30,7 @@ class Controller:
     some steps the choice that stands is watched. At the end of either, ranks exchange their times (`report.agree`), and
     all make the same of it. A rank that sees a change says so in the header of its next payload, which ends the window
     (`alarm`). When a choice no longer takes what it took, the network is measured anew by a few small
-    collectives, and there is a new round.
+    collectives, and there is a new round, unless the network was met before (`memory`).
 
     Where the ratio is to be chosen, too, gains are looked at in the last step of a round and of some windows. A ratio
     is chosen before a round, and again after it, when more is known; when another is better, there is a new round.
@@ -216,8 +216,9 @@ class Controller:
         """Measure the network anew, and begin a round unless it is one that was met before. Collective."""
         left, self._network = self._network, self._network.remeasured(engine)
         self._watch.remeasured()
-        for expected in self._expected:
+        for number, expected in enumerate(self._expected):
             expected.renew(self._network)
+            self._workers.restart(number)
         latency, transfer = self._network.latency, self._network.transfer
         self.history.add(Event(step, "network", latency=latency, transfer=transfer, reason=reason))
         changed = not self._network.like(left)
@@ -241,25 +242,28 @@ class Controller:
     def _begin_round(self, step: int, reason: str, recall: bool = False) -> None:
         """Begin a round for all buckets, but for those of which it is known how they travel on this network."""
         for number, chooser in enumerate(self._choosers):
-            self._ratios.reconsider(step, number, reason, chooser.choice)
-            if not (recall and self._recall(step, number)):
+            met = self._memories[number].recall(self._network) if recall else None
+            if met is not None:
+                self._expected[number].learn(met.measured, partial(self._ratio_then, number, met))
+            self._ratios.reconsider(step, number, reason, chooser.choice if met is None else met.choice)
+            if met is None or not self._resume(step, number, met):
                 self._try(step, number, reason)
 
     def _remember(self, step: int, left: Network) -> None:
-        """The network is another one than the one that is left."""
+        """Keep how each bucket travelled on the network that is left, where a window has confirmed it."""
         for number, (chooser, memory) in enumerate(zip(self._choosers, self._memories, strict=True)):
             if (usual := chooser.usual) is not None:
                 ratio, way = self._ratio(number, usual.candidate), self._workers.way(number, usual.candidate)
                 memory.keep(Met(step, left, ratio, way, usual, dict(chooser.measured)))
 
-    def _recall(self, step: int, number: int) -> bool:
+    def _ratio_then(self, number: int, met: Met, candidate: Candidate) -> float:
+        return met.ratio if candidate.scheme == met.choice.candidate.scheme else self._ratio(number, candidate)
+
+    def _resume(self, step: int, number: int, met: Met) -> bool:
         """Let a bucket travel as it did on this network before; return whether it did, and sent about as much.
 
         Its next window is compared with what was usual then: should it differ, there will be a round.
         """
-        met = self._memories[number].recall(self._network)
-        if met is None:
-            return False
         way, ratio = met.choice.candidate, self._ratio(number, met.choice.candidate)
         if not self._ratios.reaches(number, way.scheme) or not 1 / SIMILAR < ratio / met.ratio < SIMILAR:
             return False
@@ -270,11 +274,7 @@ class Controller:
         seconds = met.choice.seconds * predicted_s / expected.seconds(way, met.ratio)
         reason = f"best when the network was like this, before step {met.step}: {met.choice.reason}"
         self._choosers[number].recall(Choice(way, seconds, predicted_s, reason), met.measured)
-        expected.learn(
-            met.measured, lambda tried: met.ratio if tried.scheme == way.scheme else self._ratio(number, tried)
-        )
         self._watch.restart()
-        self._workers.restart(number)
         name = str(self._workers.way(number, way))
         self.history.add(Event(step, "choice", number, name, ratio, seconds, predicted_s, reason=reason))
         return True

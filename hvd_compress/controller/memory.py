@@ -37,8 +37,8 @@ class Met:
 class Memory:
     """The networks that one bucket has left. The same on all ranks.
 
-    What is recalled is out of it until it has proved true: else it could be recalled again and again. Then it comes
-    back as it was tried: a network that changes little by little would never be tried anew else.
+    recall() takes out what it finds, and keep() puts it back as it was, once a window has confirmed it: what proved
+    false is not recalled again, and a network that changes little by little is tried anew. tried() drops it.
     """
 
     def __init__(self) -> None:

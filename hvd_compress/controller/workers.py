@@ -24,7 +24,7 @@ class WorkerPolicy:
     Attributes:
         margin: by how much VAR's gain a second must be above STAR's to be taken; to be kept, half of it.
         moved: relative change of the gain after which both are compared again (the paper's gain threshold), or of the
-            largest share that a rank holds: ranks may grow unequal with the same gain.
+            largest share that a rank holds, or of what VAR would send: ranks may grow unequal with the same gain.
         evident: the change for which nobody is left in peace.
         turns: a rank that holds more than an equal share and was not heard for so many turns of all ranks is starved.
         least_steps: how many steps a comparison rests on, with few ranks; with more it is two turns of all.
@@ -159,7 +159,8 @@ class WorkerChooser:
 
     @property
     def _turn(self) -> int:
-        return max(self._size, self._policy.least_steps // 2)
+        """Steps in which each rank is STAR's root equally often."""
+        return self._size * math.ceil(self._policy.least_steps / 2 / self._size)
 
     @property
     def _block(self) -> int:
@@ -253,8 +254,11 @@ def _by_var(steps: Sequence[Step]) -> float:
         of_root = sum(step.held[rank] for step in as_root)
         mean = by_roots / of_roots if of_roots > 0 else 1.0  # of a rank that never was the root
         own.append(sum(step.sent[rank] for step in as_root) / of_root if of_root > 0 else mean)
-    more = [max((share - foreign) * held for share, held in zip(own, step.held, strict=True)) for step in steps]
-    return sum(foreign * sum(step.held) + most for step, most in zip(steps, more, strict=True))
+    sent = 0.0
+    for step in steps:
+        _, share, held = max((share * held, share, held) for share, held in zip(own, step.held, strict=True))
+        sent += foreign * sum(step.held) + (share - foreign) * held
+    return sent
 
 
 def _apart(a: float, b: float) -> float:

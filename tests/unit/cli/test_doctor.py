@@ -75,8 +75,13 @@ def test_horovod_polls_where_cpus_train(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "5")
     (found,) = findings.idle_horovod(horovod, torch)
     assert (found.state, found.detail) == ("ok", "HOROVOD_CYCLE_TIME=5")
+    for value, words in (("1.0", "every 1 ms"), ("0.5", "every 0.5 ms"), ("abc", "no number")):
+        monkeypatch.setenv("HOROVOD_CYCLE_TIME", value)
+        (found,) = findings.idle_horovod(horovod, torch)
+        assert found.state == "note"
+        assert words in found.detail
     assert findings.idle_horovod(horovod, Result(torch.values | {"devices": 1})) == []
-    assert findings.idle_horovod(BROKEN, torch) == []
+    assert findings.idle_horovod(horovod, BROKEN) == findings.idle_horovod(BROKEN, torch) == []
 
 
 @pytest.mark.parametrize(("version", "state"), [((3, 9), "missing"), ((3, 10), "ok"), ((3, 13), "ok")])

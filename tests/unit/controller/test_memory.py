@@ -70,6 +70,23 @@ def test_what_is_recalled_is_given_up_where_it_no_longer_takes_what_it_took(monk
         seen = job.train({ALLGATHER: 0.030, STAR: 0.020}, 1.0)
         assert [event.kind for event in seen] == ["choice", "begin", "choice"]
         assert job.used == STAR
+        job.train(SLOW, 10.0)
+        assert [event.kind for event in job.train({ALLGATHER: 0.030, STAR: 0.020}, 1.0)] == ["choice"]
+        assert job.used == STAR  # as it was tried at last
+
+    run_ranks(1, body)
+
+
+def test_a_recall_is_given_up_at_once_on_a_machine_that_sounded_false_alarms(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(engine: InProcessEngine) -> None:
+        job = Job(monkeypatch, engine)
+        job.train(FAST, 1.0)
+        job.train(SLOW, 10.0)
+        noisy = {way: 1.4 * seconds for way, seconds in SLOW.items()}
+        assert [event.kind for event in job.train(noisy, 10.0)] == ["begin", "choice"]  # which changes nothing
+        seen = job.train({ALLGATHER: 0.020, STAR: 0.016}, 1.0)
+        assert [event.kind for event in seen] == ["choice", "begin", "choice"]
+        assert job.used == STAR
 
     run_ranks(1, body)
 

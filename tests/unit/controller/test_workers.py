@@ -113,6 +113,50 @@ def test_a_rank_whose_values_are_concentrated_has_var_tried() -> None:
     assert chooser.used == VAR
 
 
+def test_the_rank_that_var_takes_is_the_one_with_most_to_send() -> None:
+    """Not the one that gains most over what it sends anyway: here VAR would send 2.8 of 13, and STAR sends 2.925."""
+    chooser, held = WorkerChooser(RANKS, WorkerPolicy()), (1.0, 4.0, 4.0, 4.0)
+    shares = (0.9, 0.25, 0.25, 0.25)
+    for _ in range(2):
+        steps = []
+        for root in range(RANKS):
+            sent = tuple((shares[rank] if rank == root else 0.2) * own for rank, own in enumerate(held))
+            steps.append(Step(root, sent, held, 0.01))
+        chooser.take(steps, 0.1)
+    assert chooser.used == STAR
+    assert "VAR would send some 0.215 of the squared norm a step and STAR sends 0.225" in chooser.reason
+
+
+def test_that_ranks_are_alike_is_told_once() -> None:
+    chooser, news = WorkerChooser(RANKS, WorkerPolicy()), []
+    for block in range(20):
+        gain = 0.1 * 1.3 ** (block // 4)
+        news.append(chooser.take([Step(n % RANKS, (gain,) * RANKS, (1.0,) * RANKS, 0.01) for n in range(8)], 0.1))
+    assert news == [True] + [False] * 19
+    assert f"STAR sends {0.1 * 1.3**4:.3f}" in chooser.reason
+
+
+def test_a_rank_from_which_more_would_be_sent_is_noticed() -> None:
+    """Its gain stays, and so do the shares that ranks hold: only what VAR would send moves."""
+    chooser, equal = WorkerChooser(RANKS, WorkerPolicy()), (1.0,) * RANKS
+    for _ in range(4):
+        chooser.take([Step(n % RANKS, (0.1,) * RANKS, equal, 0.01) for n in range(8)], 0.1)
+    assert chooser.used == STAR
+    for _ in range(40):
+        if chooser.used == STAR:
+            own = [1.0, 0.2, 0.2, 0.2]  # a root alone sends
+            sent = [tuple(own[root] * (rank == root) for rank in range(RANKS)) for root in range(RANKS)]
+            chooser.take([Step(n % RANKS, sent[n % RANKS], equal, 0.01) for n in range(8)], 0.1)
+    assert chooser.used == VAR
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(1, 8), (2, 8), (3, 12), (4, 8), (5, 10), (8, 16)])
+def test_a_comparison_hears_each_rank_equally_often(ranks: int, steps: int) -> None:
+    chooser = WorkerChooser(ranks, WorkerPolicy())
+    decided = [chooser.take([Step(n % ranks, (0.1,) * ranks, (1.0,) * ranks, 0.01)], 0.1) for n in range(20)]
+    assert decided.index(True) == steps - 1
+
+
 def test_a_rank_that_comes_to_hold_more_has_var_tried() -> None:
     chooser = WorkerChooser(RANKS, WorkerPolicy())
     for _ in range(10):
