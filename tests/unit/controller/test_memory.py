@@ -13,7 +13,7 @@ from hvd_compress.controller.network import Network
 from hvd_compress.controller.report import Timing
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas
-from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld
 
 COSTS = Formulas(1e-4, 1e-9, 4)
 ALLGATHER, STAR = Candidate("allgather", "ring"), Candidate("star", "ring")
@@ -45,96 +45,77 @@ class Job:
         return self._controller.choices()[0].candidate
 
 
-def test_a_network_that_comes_back_is_travelled_as_before_without_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    def body(engine: InProcessEngine) -> None:
-        job = Job(monkeypatch, engine)
-        job.train(FAST, 1.0)
-        assert job.used == ALLGATHER
-        assert [event.kind for event in job.train(SLOW, 10.0)] == ["begin", "choice"]
-        assert job.used == STAR
-        (choice,) = job.train(FAST, 1.2)
-        assert choice.kind == "choice"
-        assert choice.reason.startswith("best when the network was like this, before step 6")
-        assert job.used == ALLGATHER
-        assert [event.kind for event in job.train(SLOW, 8.5)] == ["choice"]
-        assert job.used == STAR
-
-    run_ranks(1, body)
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Job:
+    """One that has not begun."""
+    return Job(monkeypatch, InProcessWorld(1).engine(0))
 
 
-def test_what_is_recalled_is_given_up_where_it_no_longer_takes_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    def body(engine: InProcessEngine) -> None:
-        job = Job(monkeypatch, engine)
-        job.train(FAST, 1.0)
-        job.train(SLOW, 10.0)
-        seen = job.train({ALLGATHER: 0.030, STAR: 0.020}, 1.0)
-        assert [event.kind for event in seen] == ["choice", "begin", "choice"]
-        assert job.used == STAR
-        job.train(SLOW, 10.0)
-        assert [event.kind for event in job.train({ALLGATHER: 0.030, STAR: 0.020}, 1.0)] == ["choice"]
-        assert job.used == STAR  # as it was tried at last
-
-    run_ranks(1, body)
+@pytest.fixture
+def returning(job: Job) -> Job:
+    """One that has been on the fast network, and is on the slow one."""
+    job.train(FAST, 1.0)
+    job.train(SLOW, 10.0)
+    return job
 
 
-def test_a_recall_is_given_up_at_once_on_a_machine_that_sounded_false_alarms(monkeypatch: pytest.MonkeyPatch) -> None:
-    def body(engine: InProcessEngine) -> None:
-        job = Job(monkeypatch, engine)
-        job.train(FAST, 1.0)
-        job.train(SLOW, 10.0)
-        noisy = {way: 1.4 * seconds for way, seconds in SLOW.items()}
-        assert [event.kind for event in job.train(noisy, 10.0)] == ["begin", "choice"]  # which changes nothing
-        seen = job.train({ALLGATHER: 0.020, STAR: 0.016}, 1.0)
-        assert [event.kind for event in seen] == ["choice", "begin", "choice"]
-        assert job.used == STAR
+def test_a_network_that_comes_back_is_travelled_as_before_without_trials(job: Job) -> None:
+    job.train(FAST, 1.0)
+    assert job.used == ALLGATHER
+    assert [event.kind for event in job.train(SLOW, 10.0)] == ["begin", "choice"]
+    assert job.used == STAR
+    (choice,) = job.train(FAST, 1.2)
+    assert choice.kind == "choice"
+    assert choice.reason.startswith("best when the network was like this, before step 6")
+    assert job.used == ALLGATHER
+    assert [event.kind for event in job.train(SLOW, 8.5)] == ["choice"]
+    assert job.used == STAR
 
-    run_ranks(1, body)
+
+def test_what_is_recalled_is_given_up_where_it_no_longer_takes_what_it_took(returning: Job) -> None:
+    seen = returning.train({ALLGATHER: 0.030, STAR: 0.020}, 1.0)
+    assert [event.kind for event in seen] == ["choice", "begin", "choice"]
+    assert returning.used == STAR
+    returning.train(SLOW, 10.0)
+    assert [event.kind for event in returning.train({ALLGATHER: 0.030, STAR: 0.020}, 1.0)] == ["choice"]
+    assert returning.used == STAR  # as it was tried at last
 
 
-def test_another_network_and_the_same_one_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recall_is_given_up_at_once_on_a_machine_that_sounded_false_alarms(returning: Job) -> None:
+    noisy = {way: 1.4 * seconds for way, seconds in SLOW.items()}
+    assert [event.kind for event in returning.train(noisy, 10.0)] == ["begin", "choice"]  # which changes nothing
+    seen = returning.train({ALLGATHER: 0.020, STAR: 0.016}, 1.0)
+    assert [event.kind for event in seen] == ["choice", "begin", "choice"]
+    assert returning.used == STAR
+
+
+def test_another_network_and_the_same_one_are_tried(job: Job) -> None:
     """Times that change on a network that reads as before are no reason to recall what they just left."""
-
-    def body(engine: InProcessEngine) -> None:
-        job = Job(monkeypatch, engine)
-        job.train(FAST, 1.0)
-        assert job.train({ALLGATHER: 0.030, STAR: 0.020}, 1.0)[0].kind == "begin"
-        assert job.train(SLOW, 10.0)[0].kind == "begin"
-        assert job.train({ALLGATHER: 0.050, STAR: 0.060}, 3.0)[0].kind == "begin"
-
-    run_ranks(1, body)
+    job.train(FAST, 1.0)
+    assert job.train({ALLGATHER: 0.030, STAR: 0.020}, 1.0)[0].kind == "begin"
+    assert job.train(SLOW, 10.0)[0].kind == "begin"
+    assert job.train({ALLGATHER: 0.050, STAR: 0.060}, 3.0)[0].kind == "begin"
 
 
-def test_a_recall_that_proved_false_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recall_that_proved_false_is_not_repeated(returning: Job) -> None:
     """Readings that differ by more than networks that are alike, but are both like what is remembered."""
-
-    def body(engine: InProcessEngine) -> None:
-        job = Job(monkeypatch, engine)
-        job.train(FAST, 1.0)
-        job.train(SLOW, 10.0)
-        other = {ALLGATHER: 0.030, STAR: 0.020}
-        assert [event.kind for event in job.train(other, 0.75, steps=5)] == ["choice"]
-        assert [event.kind for event in job.train(other, 1.3)] == ["begin", "choice"]
-        assert job.used == STAR
-
-    run_ranks(1, body)
+    other = {ALLGATHER: 0.030, STAR: 0.020}
+    assert [event.kind for event in returning.train(other, 0.75, steps=5)] == ["choice"]
+    assert [event.kind for event in returning.train(other, 1.3)] == ["begin", "choice"]
+    assert returning.used == STAR
 
 
-def test_a_network_that_gets_worse_little_by_little_is_tried_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_gets_worse_little_by_little_is_tried_anew(job: Job) -> None:
     """What is recalled stays as it was tried: else each return would be like the one before."""
-
-    def body(engine: InProcessEngine) -> None:
-        job = Job(monkeypatch, engine)
-        job.train(FAST, 1.0)
-        job.train(SLOW, 20.0)
-        kinds = []
-        for factor in (1.35, 1.8, 2.4):
-            seen = job.train({way: seconds * factor for way, seconds in FAST.items()}, factor)
-            assert all(event.reason.count("best when") <= 1 for event in seen)
-            kinds.append([event.kind for event in seen])
-            assert [event.kind for event in job.train(SLOW, 20.0)] == ["choice"]
-        assert kinds == [["choice"], ["begin", "choice"], ["choice"]]  # 2.4 is like 1.8
-
-    run_ranks(1, body)
+    job.train(FAST, 1.0)
+    job.train(SLOW, 20.0)
+    kinds = []
+    for factor in (1.35, 1.8, 2.4):
+        seen = job.train({way: seconds * factor for way, seconds in FAST.items()}, factor)
+        assert all(event.reason.count("best when") <= 1 for event in seen)
+        kinds.append([event.kind for event in seen])
+        assert [event.kind for event in job.train(SLOW, 20.0)] == ["choice"]
+    assert kinds == [["choice"], ["begin", "choice"], ["choice"]]  # 2.4 is like 1.8
 
 
 def test_networks_are_alike_by_both_factors() -> None:
