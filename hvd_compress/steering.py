@@ -44,6 +44,7 @@ class Steering:
         self._request, self._pipeline = request, pipeline
         self._agreeing: Callable[[], Agreed] | None = None  # waits for an agreement that is under way
         self._ended_s = perf_counter()
+        self._stands = False  # whether buckets travel in the coming step as in the last one
         self._routes, buckets = [], []
         for route in routes:
             plan = route.bucket.plan
@@ -80,13 +81,16 @@ class Steering:
                 self._agreeing = self._pipeline.begin(controller.report(), f"after step {step}, comparing times")
                 if not controller.settled:  # else nothing depends on it yet: the next step may compute meanwhile
                     self.wait(step)
-        self.follow()
+        if self._stands:
+            self._speak()
+        else:
+            self.follow()
 
     def wait(self, step: int) -> None:
         """Take what ranks agree on, if an agreement is under way."""
         if self._agreeing is None:
             return
-        wait, self._agreeing = self._agreeing, None
+        wait, self._agreeing, self._stands = self._agreeing, None, False
         drift = self.controller.take(step, wait())
         if drift:
             measure = partial(self.controller.remeasure, step, drift)
@@ -115,7 +119,15 @@ class Steering:
         for route, candidate, ratio, reason in chosen:
             route.decide(steered(route.decision, with_ratio(compressor, ratio), candidate, reason))
         for route, watched in zip(self._routes, controller.watched(), strict=True):
-            route.watched, route.note = watched, int(controller.raised)
+            route.watched = watched
+        self._stands = controller.settled
+        self._speak()
+
+    def _speak(self) -> None:
+        """Let this rank tell the others what it has to say."""
+        note = int(self.controller.raised)
+        for route in self._routes:
+            route.note = note
 
     def close(self) -> None:
         """Let what is written be complete."""

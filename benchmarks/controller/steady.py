@@ -15,8 +15,8 @@ from hvd_compress.compressors import TopK
 
 T = TypeVar("T")
 
-STEPS = 24
-"""Of a block: four of the longest windows."""
+STEPS = 48
+"""Of a block: two of the longest windows."""
 
 
 class Stopwatch:

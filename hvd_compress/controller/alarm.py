@@ -49,6 +49,11 @@ class Alarm:
         """Whether ranks are to compare their times as soon as there are RECENT steps."""
         return self._heard
 
+    @property
+    def deaf(self) -> bool:
+        """Whether alarms are not heeded now, as they were false before."""
+        return self._deaf_for > 0
+
     def restart(self) -> None:
         """Another choice stands, or none: what is usual has to be learned."""
         self._first, self._usual, self._odd, self._heard, self.asked = [], [], 0, False, False
@@ -66,7 +71,7 @@ class Alarm:
     def hear(self, raised: bool) -> None:
         """Take what was said in a step, which all ranks heard alike."""
         self._deaf_for = max(0, self._deaf_for - 1)
-        self._heard = self._heard or (raised and self._deaf_for == 0)
+        self._heard = self._heard or (raised and not self.deaf)
 
     def ask(self) -> None:
         """Ranks compare their times now; what is heard until they have done so waits for the next time."""

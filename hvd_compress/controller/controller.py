@@ -61,6 +61,7 @@ class Controller:
         self._pending = Pending()
         self._agree_s = 0.0
         self._watch = Watch()
+        self._certain = True  # whether what the network was last to be measured for was seen in the exchanges, too
         self._begin_round(0, "training begins")
 
     @property
@@ -157,8 +158,9 @@ class Controller:
         self._agree_s = agreed.own_s
         typical = median(agreed.seconds)
         longest_s = max(typical) if self.settled else max(map(max, agreed.seconds))  # in a round each step is another
-        latency = self._watch.take(agreed, self.settled, longest_s)
         used = self._in_use()
+        headed = all(way is not None and way.scheme != "dense" for way in used)
+        latency = self._watch.take(agreed, self.settled, longest_s, headed)
         self._choose_workers(step, agreed)
         waited = self._ratios.waiting
         # Gains were looked at in the last step; in a round each step has its own way.
@@ -176,8 +178,10 @@ class Controller:
         self._ratios.beside(agreed.step_s - exchanges_s)
         if not self.settled:
             upset = self._learn(step, agreed)
+            self._certain = bool(upset)
             return latency or upset
         drift = self._drift(step, agreed, typical, used)
+        self._certain = bool(drift)
         drift = latency or drift
         if not drift:
             for number, reason in self._ratios.moved(agreed, last_ways, self._watch.window, OVERHEAD, step):
@@ -213,8 +217,17 @@ class Controller:
             self._choose_ratio(step, number, reason)
 
     def remeasure(self, step: int, reason: str, engine: Engine) -> None:
-        """Measure the network anew, and begin a round unless it is one that was met before. Collective."""
-        left, self._network = self._network, self._network.remeasured(engine)
+        """Measure the network anew, and begin a round unless it is one that was met before. Collective.
+
+        Nor is there a round where only agreeing took another time, and the network is what it was.
+        """
+        left, found = self._network, self._network.remeasured(engine)
+        if not self._certain and found.like(left):
+            self._watch.calm()
+            said = f"{reason}, but the network is what it was"
+            self.history.add(Event(step, "network", latency=found.latency, transfer=found.transfer, reason=said))
+            return
+        self._network = found
         self._watch.remeasured()
         for number, expected in enumerate(self._expected):
             expected.renew(self._network)

@@ -6,11 +6,11 @@ from hvd_compress.controller.differ import differ
 
 EVIDENT, LEAST_S = 3.0, 0.004
 """The factor by which the time must change, twice in a row, and the seconds: less is noise."""
-BEYOND_NOISE = 10.0
+BEYOND_NOISE = 5.0
 """The factor by which it must grow, or shrink, for once to be enough."""
 LASTING = 4
 """So many times in a row are no noise, though noise may be as large."""
-SHARE = 0.2
+SHARE = 0.1
 """And by this share of what the longest exchange takes, or it does not matter."""
 
 
@@ -19,7 +19,8 @@ class LatencyWatch:
 
     A network that becomes wide and far at once may leave an exchange as long as it was, although another way would now
     take half of it: then this alone tells. Where processors are busy, some agreements take far longer than others for
-    no reason; how much longer is learned, and has to be exceeded.
+    no reason; how much longer is learned, and has to be exceeded. To say that something changed costs little: the
+    network is measured, and where it is what it was, nothing follows, and that was noise.
 
     Pure: what comes in is the same on all ranks.
     """
@@ -38,6 +39,15 @@ class LatencyWatch:
         """The network is being measured anew: the next times say what is usual from now on."""
         self._known, self._odd = [], []
         self._noise_s /= 2  # processors may not be as busy any more, and a hiccup must not count for ever
+
+    def calm(self) -> None:
+        """The network was measured because of what was odd, and is what it was."""
+        usual = min(self._known)
+        if self._odd[-1] > usual:
+            self._noise_s = max(self._noise_s, *(odd_s - usual for odd_s in self._odd))
+        else:
+            self._known = [self._odd[-1]]  # what was thought usual was noise
+        self._odd = []
 
     def changed(self, agree_s: float, exchange_s: float) -> str:
         """Return in words that the latency changed, or nothing.

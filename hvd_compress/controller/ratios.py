@@ -15,8 +15,9 @@ from hvd_compress.controller.rollout import SHARE, Trial, report
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.engines.base import Engine
 
-LOOK_EVERY = 2
-"""In one of so many windows gains are looked at; of more, where that would cost more than its share of the time."""
+LOOK_STEPS = 8
+"""Gains are looked at in windows that end so many steps apart; more, where that would cost more than its share of the
+time."""
 
 
 class Ratios:
@@ -32,9 +33,11 @@ class Ratios:
         """`expected` says by bucket what an exchange costs, and learns here what it took."""
         self._goal, self._expected, self._history = goal, expected, history
         self._fixed = [bucket.ratio for bucket in buckets]
+        numel = sum(bucket.numel for bucket in buckets)
+        self._parts = [bucket.numel / numel for bucket in buckets]  # of the step's other time, which all must bear
         self._choosers = [RatioChooser(goal) for _ in buckets] if goal is not None else []
         self._rolls_out = goal is not None and goal.gain == "rollout"
-        self._windows_to_look = LOOK_EVERY  # windows until gains are looked at again
+        self._steps_to_look = LOOK_STEPS  # until gains are looked at again
         self._trials: list[Trial] = []
         self._no_rollout_before = 0
         self._beside_s = math.inf
@@ -78,7 +81,7 @@ class Ratios:
         """
         if self._goal is None:
             return None
-        ends = last and settled and self._windows_to_look <= 0
+        ends = last and settled and self._steps_to_look <= 0
         if self._rolls_out:
             return () if self._trials or ends else None
         return self._goal.ratios if self.waiting or ends or (last and not settled) else None
@@ -135,14 +138,15 @@ class Ratios:
 
         Args:
             ways: how buckets travelled.
-            window: its steps.
+            window: the steps of the next one.
             share: of the time that looks may take.
         """
-        self._windows_to_look -= 1
+        if agreed.gains:
+            steps = agreed.look_s / (share * agreed.step_s) if agreed.step_s > 0 else 0.0
+            self._steps_to_look = max(LOOK_STEPS, math.ceil(steps))
+        self._steps_to_look -= window
         if not agreed.gains:
             return []
-        windows = agreed.look_s / (share * agreed.step_s * window) if agreed.step_s > 0 else 0.0
-        self._windows_to_look = max(LOOK_EVERY, math.ceil(windows)) - 1
         found = []
         for number, (chooser, way) in enumerate(zip(self._choosers, ways, strict=True)):
             if moved := chooser.share_moved(way.scheme):
@@ -188,7 +192,7 @@ class Ratios:
     def _choose(self, step: int, number: int, reason: str, choice: Choice | None) -> bool:
         assert self._goal is not None
         chooser, expected = self._choosers[number], self._expected[number]
-        beside_s = self._beside_s if math.isfinite(self._beside_s) else 0.0
+        beside_s = self._parts[number] * self._beside_s if math.isfinite(self._beside_s) else 0.0
         scheme = choice.candidate.scheme if choice is not None else ""
         before = chooser.ratio_of(scheme)
         chooser.adopt(scheme)

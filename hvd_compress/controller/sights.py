@@ -64,7 +64,8 @@ class Workers:
 
     def watches(self, number: int, candidate: Candidate | None) -> bool:
         """Whether a bucket's exchange is to be watched in a step that uses `candidate`."""
-        return number in self._choosers and candidate is not None and candidate.scheme == STAR
+        wanted = number in self._choosers and candidate is not None and candidate.scheme == STAR
+        return wanted and self._choosers[number].awake
 
     def mixed(self, number: int) -> bool:
         """Whether the steps that ranks told each other about last were not all as was chosen."""
@@ -107,6 +108,8 @@ class Workers:
                 sent, left, seconds = zip(*ranks, strict=True)
                 held = tuple(a + b for a, b in zip(sent, left, strict=True))
                 steps.setdefault(number, []).append(Step(sight.root, sent, held, sum(seconds) / len(ranks)))
+        for number, chooser in self._choosers.items():
+            chooser.pass_by(sum(number not in step for step in self._told))
         self._told, self._mixed = [], set()
         decided = []
         for number, seen in steps.items():

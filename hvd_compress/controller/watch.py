@@ -15,11 +15,14 @@ T = TypeVar("T")
 OVERHEAD = 0.01
 """Share of the time of training that agreeing may take, were it not hidden behind the next step's computation; and that
 looks at gains may take."""
-SHORTEST_WINDOW, LONGEST_WINDOW = 4, 6
+SHORTEST_WINDOW, LONGEST_WINDOW = 4, 24
 """Steps between two comparisons of a choice that stands; where something is odd, and at first, the shortest.
 
-For some changes nobody sounds an alarm: they leave an exchange as long as it was, or nothing sent has a header.
+For some changes nobody sounds an alarm, as they leave an exchange as long as it was. But the longest windows are where
+agreeing takes an eighth of a step or more, and there a latency that matters is felt in the exchange, too.
 """
+LONGEST_UNHEARD = 12
+"""The same where no alarm is heard: after it and a round of trials 30 steps are not over."""
 
 
 class Watch:
@@ -73,27 +76,35 @@ class Watch:
         """Another choice stands, or none: what is usual has to be learned."""
         self._alarm.restart()
 
+    def calm(self) -> None:
+        """The network was measured because of what agreeing took, and is what it was."""
+        self._latency.calm()
+
     def remeasured(self) -> None:
         """The network was measured anew: what is usual has to be learned, for agreements, too."""
         for latency in self._latencies.values():
             latency.reset()
 
-    def take(self, agreed: Agreed, settled: bool, exchange_s: float) -> str:
+    def take(self, agreed: Agreed, settled: bool, exchange_s: float, headed: bool) -> str:
         """Take an agreement; return in words that the latency changed, or nothing. What it took is of the one before.
 
-        Ranks agree as rarely as keeps the cost below OVERHEAD, but after LONGEST_WINDOW steps at the latest.
+        Ranks agree as rarely as keeps the cost below OVERHEAD, but after the longest window at the latest.
 
         Args:
             settled: whether choices stand, so that the next agreement is beside a step's computation.
             exchange_s: seconds of the longest exchange of a bucket.
+            headed: whether what is sent has headers, so that alarms can be told.
         """
         self._latency, self._beside = self._latencies[self._beside], settled
         steps = agreed.agree_s / (OVERHEAD * agreed.step_s) if agreed.step_s > 0 else 0.0
-        self.window = max(SHORTEST_WINDOW, min(LONGEST_WINDOW, math.ceil(steps)))
+        longest = LONGEST_WINDOW if headed and not self._alarm.deaf else LONGEST_UNHEARD
+        self.window = max(SHORTEST_WINDOW, min(longest, math.ceil(steps)))
         return self._latency.changed(agreed.agree_s, exchange_s)
 
     def answered(self, found: bool, odd: bool) -> None:
         """A window was looked at: a change was found or not, and perhaps something that is odd."""
         self._alarm.answered(found)
-        if odd or self._latency.odd:
-            self.window = SHORTEST_WINDOW  # soon more will be known
+        if self._latency.odd:
+            self.window = RECENT  # soon more will be known
+        elif odd:
+            self.window = SHORTEST_WINDOW

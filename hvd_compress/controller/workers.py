@@ -29,6 +29,7 @@ class WorkerPolicy:
         turns: a rank that holds more than an equal share and was not heard for so many turns of all ranks is starved.
         least_steps: how many steps a comparison rests on, with few ranks; with more it is two turns of all.
         rest: how many comparisons long both are left in peace after one; doubled each time nothing came of it.
+        asleep: for how many times the steps that it was watched STAR is not, while nothing moves.
     """
 
     margin: float = 0.1
@@ -37,6 +38,7 @@ class WorkerPolicy:
     turns: int = 4
     least_steps: int = 8
     rest: int = 16
+    asleep: int = 3
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class WorkerChooser:
         self._ages = [0] * world_size
         self._rest, self._peace = 0, policy.rest  # steps until both may be compared again; comparisons until then
         self._odd = 0
+        self._asleep = 0  # steps in which nothing is seen
         self._alike = False  # whether VAR was last left alone because ranks are alike
         self.used = self._base = STAR  # the latter is what the last round of trials was made with
         self.gain = self.seconds = math.nan
@@ -104,6 +107,16 @@ class WorkerChooser:
     def trying(self) -> bool:
         """Whether what is in use is on trial."""
         return self._trying
+
+    @property
+    def awake(self) -> bool:
+        """Whether to watch the coming step: it costs a look at what is sent and left."""
+        return self._asleep <= 0
+
+    def pass_by(self, steps: int) -> None:
+        """So many steps were not watched."""
+        self._asleep -= steps
+        self._rest -= steps
 
     def restart(self) -> None:
         """Another round of trials of all schemes begins: times that were measured before are of another network.
@@ -117,7 +130,7 @@ class WorkerChooser:
         )
         if self.used == VAR or not hopeless:
             self._known, self._rest = {}, 0
-        self._trying, self._steps, self._odd = False, [], 0
+        self._trying, self._steps, self._odd, self._asleep = False, [], 0, 0
         self._base = self.used
 
     def take(self, steps: Sequence[Step], step_s: float, spare_s: float = math.inf) -> bool:
@@ -128,6 +141,9 @@ class WorkerChooser:
             spare_s: by how much AR-Topk was faster than every other way in the last round: it may not get slower by
                 more.
         """
+        if not self.awake:  # seen before all knew that it sleeps
+            self.pass_by(len(steps))
+            return False
         for step in steps:
             self._ages = [0 if rank == step.root else age + 1 for rank, age in enumerate(self._ages)]
         finite = [step for step in steps if all(map(math.isfinite, (*step.sent, *step.held)))]
@@ -149,6 +165,7 @@ class WorkerChooser:
             return True
         if not self._due(measured):
             self._steps = []
+            self._sleep()
             return False
         if self.used == STAR and measured.by_var <= (1 + self._policy.margin) * measured.gain:
             return self._leave_alone(measured)
@@ -187,6 +204,7 @@ class WorkerChooser:
         self.reason = f"no rank has much more to send than others: {expected} and STAR sends {star.gain:.3f}"
         self._known[STAR], self.seconds = star, star.seconds
         self._steps, self._odd = [], 0
+        self._sleep()
         news, self._alike = not self._alike, True
         return news
 
@@ -212,6 +230,11 @@ class WorkerChooser:
         self._rest, self._odd, self._trying = self._peace * self._block, 0, False
         self._switch(chosen)
         self.gain, self.seconds, self.reason = self._known[chosen].gain, self._known[chosen].seconds, reason
+
+    def _sleep(self) -> None:
+        """Nothing has moved. VAR needs to be watched all the same: it may starve a rank."""
+        if self.used == STAR and self._odd == 0:
+            self._asleep = self._policy.asleep * self._block
 
     def _switch(self, chosen: str) -> None:
         if chosen != self.used:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,7 @@ from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 
-GOAL = AutoRatio(0.5)
+GOAL = AutoRatio(0.5, low=0.01)
 RANKS = 4
 
 
@@ -147,3 +148,38 @@ def test_a_network_that_changes_within_a_round_is_measured_anew() -> None:
     told = rounds([0.1, 0.1, 0.1, 0.1], [0.001, 0.001, 0.060, 0.060])
     assert told[:2] == [""] * 2
     assert any("to agree instead of 1.00" in words for words in told[2:])
+
+
+@pytest.mark.parametrize(("longer", "stands"), [(1.2, True), (4.0, False)])
+def test_what_agreeing_took_for_no_reason_leaves_choices_as_they_are(
+    longer: float, stands: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network is measured, its latency found to be `longer`, and only where that is much ways are tried again."""
+    ways = (Candidate("allgather", "ring"), Candidate("star", "ring"))
+    network = Network(Formulas(1e-3, 1e-9, RANKS))
+    controller = Controller([Bucket(100_000, 4, 0.01, ways)], network, Policy(), History())
+
+    def window(agree_s: float) -> str:
+        steps = 0
+        while not controller.due:
+            controller.record([Timing(0.0, 0.01, 0.0)], 0.1)
+            steps += 1
+        controller.report()
+        rows = ((0.01,),) * steps
+        return controller.take(0, Agreed(rows, rows, 0.1, agree_s, agree_s, told=((),) * RANKS))
+
+    while not controller.settled:
+        assert window(0.001) == ""
+    assert [window(0.001) for _ in range(4)] == [""] * 4
+    drift = window(0.030)
+    assert drift == "ranks took 30.00 ms to agree instead of 1.00"
+    monkeypatch.setattr(Network, "remeasured", lambda self, engine: replace(self, latency=longer))
+    known = len(controller.history)
+    (engine,) = run_ranks(1, lambda engine: engine)
+    controller.remeasure(0, drift, engine)
+    events = list(controller.history)[known:]
+    assert [event.kind for event in events] == (["network"] if stands else ["network", "begin"])
+    assert ("but the network is what it was" in events[0].reason) == stands
+    assert controller.settled == stands
+    if stands:
+        assert window(0.030) == ""  # now that is known to be noise

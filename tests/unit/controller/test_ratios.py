@@ -8,7 +8,7 @@ from hvd_compress.controller.expected import Bucket, Expected
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import History
 from hvd_compress.controller.network import Network
-from hvd_compress.controller.ratios import LOOK_EVERY, Ratios
+from hvd_compress.controller.ratios import LOOK_STEPS, Ratios
 from hvd_compress.controller.report import Agreed, Timing
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas
@@ -35,7 +35,7 @@ def windows_until_a_look(ratios: Ratios, most: int = 1000) -> int:
     return most
 
 
-@pytest.mark.parametrize(("look_s", "windows"), [(0.0, LOOK_EVERY - 1), (0.1, 24)])
+@pytest.mark.parametrize(("look_s", "windows"), [(0.0, LOOK_STEPS // WINDOW - 1), (0.1, 24)])
 def test_looks_that_cost_much_are_rare(look_s: float, windows: int) -> None:
     """A look of a whole step's time, of which a hundredth may be spent: once in a hundred steps."""
     ratios = prepared(AutoRatio())

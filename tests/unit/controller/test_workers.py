@@ -129,10 +129,10 @@ def test_the_rank_that_var_takes_is_the_one_with_most_to_send() -> None:
 
 def test_that_ranks_are_alike_is_told_once() -> None:
     chooser, news = WorkerChooser(RANKS, WorkerPolicy()), []
-    for block in range(20):
-        gain = 0.1 * 1.3 ** (block // 4)
+    for block in range(60):
+        gain = 0.1 * 1.3 ** (block // 12)
         news.append(chooser.take([Step(n % RANKS, (gain,) * RANKS, (1.0,) * RANKS, 0.01) for n in range(8)], 0.1))
-    assert news == [True] + [False] * 19
+    assert news == [True] + [False] * 59
     assert f"STAR sends {0.1 * 1.3**4:.3f}" in chooser.reason
 
 
@@ -163,7 +163,30 @@ def test_a_rank_that_comes_to_hold_more_has_var_tried() -> None:
         chooser.take([Step(root, (0.4,) * RANKS, (1.0,) * RANKS, 0.01) for root in range(RANKS)], 0.1)
     assert chooser.used == STAR
     assert "no rank has much more to send" in chooser.reason
-    assert VAR in feed(chooser, 40, {STAR: 0.10, VAR: 0.20})
+    assert VAR in feed(chooser, 100, {STAR: 0.10, VAR: 0.20})
+
+
+def test_while_nothing_moves_star_is_watched_in_a_quarter_of_the_steps_and_var_always() -> None:
+    def awake(chooser: WorkerChooser, steps: int, gains: dict[str, float]) -> list[bool]:
+        seen_in = []
+        for number in range(steps):
+            seen_in.append(chooser.awake)
+            if chooser.awake:
+                chooser.take([seen(chooser.used, number, gains)], 0.1)
+            else:
+                chooser.pass_by(1)
+        return seen_in
+
+    star = WorkerChooser(RANKS, WorkerPolicy())
+    feed(star, 20, {STAR: 0.10, VAR: 0.10})
+    assert star.used == STAR
+    assert awake(star, 64, {STAR: 0.10, VAR: 0.10}) == ([True] * 8 + [False] * 24) * 2
+    star.restart()
+    assert star.awake
+    var = WorkerChooser(RANKS, WorkerPolicy())
+    feed(var, 20, {STAR: 0.10, VAR: 0.20})
+    assert var.used == VAR
+    assert all(awake(var, 64, {STAR: 0.10, VAR: 0.20}))
 
 
 def test_what_is_in_use_needs_less_to_be_kept_than_to_be_taken() -> None:
