@@ -123,7 +123,7 @@ class RatioChooser:
             prices: of the fastest compressed way at a ratio.
             dense_s: seconds without compression. A ratio that takes longer sends less for more: it is left out, unless
                 a gain is wanted.
-            beside_s: seconds of a step beside the exchange, which matter where the pace counts.
+            beside_s: seconds of a step beside the exchange: where they are many, those of the exchange count less.
         """
         options = self.options(prices)
         paying = [option for option in options if option.compress_s + option.communicate_s < dense_s]
@@ -133,8 +133,8 @@ class RatioChooser:
             chosen = _fastest_gain(options, chosen, dense_s, beside_s)
         else:
             within = paying if paying and self._goal.wanted_gain is None else options
-            best = self._best(within)
-            if not self._keeps(chosen, best, within):
+            best = self._best(within, beside_s)
+            if not self._keeps(chosen, best, within, beside_s):
                 chosen = best
         self.ratio, self.known_gain, self.pays = chosen.ratio, chosen.gain, chosen in paying
         self._sent = math.nan
@@ -150,12 +150,12 @@ class RatioChooser:
         """There is a reason to choose anew, and perhaps a round of trials will follow."""
         self._revisable = True
 
-    def _best(self, options: Sequence[Option]) -> Option:
+    def _best(self, options: Sequence[Option], beside_s: float) -> Option:
         front = nsga2(options) if self._goal.solver == "nsga2" and len(options) > 1 else options
         wanted = self._goal.wanted_gain
-        return knee(front, self._goal.weights) if wanted is None else smallest_with_gain(front, wanted)
+        return knee(front, self._goal.weights, beside_s) if wanted is None else smallest_with_gain(front, wanted)
 
-    def _keeps(self, now: Option, best: Option, options: Sequence[Option]) -> bool:
+    def _keeps(self, now: Option, best: Option, options: Sequence[Option], beside_s: float) -> bool:
         """Whether the ratio in use is as good as the best one, or so nearly that a change is not worth its trials."""
         if now == best:
             return True
@@ -163,7 +163,7 @@ class RatioChooser:
             return False
         wanted = self._goal.wanted_gain
         if wanted is None:
-            distance = distance_on(pareto_front(options), self._goal.weights)
+            distance = distance_on(pareto_front(options), self._goal.weights, beside_s)
             return distance(now) <= distance(best) + KNEE_MARGIN * max(self._goal.weights)
         if now.gain < min(wanted, best.gain):
             return False

@@ -60,7 +60,7 @@ def coarse_grid(low: float, high: float) -> tuple[float, ...]:
     Raises ConfigError unless LEAST_RATIO <= low <= high <= 1.
     """
     _check_bounds(low, high)
-    return _spread(low, high, round(math.log(high / low, PAPERS_FACTOR)))
+    return _spread(low, high, max(2, round(math.log(high / low, PAPERS_FACTOR))))
 
 
 def pareto_front(options: Sequence[Option]) -> list[Option]:
@@ -70,7 +70,7 @@ def pareto_front(options: Sequence[Option]) -> list[Option]:
     return [option for option in options if option.objectives in on_front]
 
 
-def knee(options: Sequence[Option], weights: Sequence[float] = (1.0, 1.0, 1.0)) -> Option:
+def knee(options: Sequence[Option], weights: Sequence[float] = (1.0, 1.0, 1.0), beside_s: float = 0.0) -> Option:
     """Return the option of the front that is nearest to the best of each objective, by `distance_on`.
 
     The smallest ratio wins among equals.
@@ -80,14 +80,18 @@ def knee(options: Sequence[Option], weights: Sequence[float] = (1.0, 1.0, 1.0)) 
     if not options:
         raise ConfigError("there is no ratio to choose from")
     front = sorted(pareto_front(options), key=lambda option: option.ratio)
-    return min(front, key=distance_on(front, weights))
+    return min(front, key=distance_on(front, weights, beside_s))
 
 
-def distance_on(front: Sequence[Option], weights: Sequence[float] = (1.0, 1.0, 1.0)) -> Callable[[Option], float]:
+def distance_on(
+    front: Sequence[Option], weights: Sequence[float] = (1.0, 1.0, 1.0), beside_s: float = 0.0
+) -> Callable[[Option], float]:
     """Return what measures how far an option is from the best of each objective: Euclidean, weighted.
 
     1 / gain is scaled to 0 ... 1 over the front. So are the times, both by the wider of the two ranges, and by LEAST_S
-    at least: a second is a second, and a time that hardly depends on the ratio must not have a say by its noise.
+    at least: a second is a second, and a time that hardly depends on the ratio must not have a say by its noise. Nor
+    one that is little beside a step: they are scaled by `beside_s` at least, the seconds that a step takes but for
+    its exchange.
 
     Raises ConfigError for weights that are negative, not finite, not three, or all zero.
     """
@@ -96,7 +100,7 @@ def distance_on(front: Sequence[Option], weights: Sequence[float] = (1.0, 1.0, 1
     columns = list(zip(*(option.objectives for option in front), strict=True))
     lows = [min(column) for column in columns]
     compress_s, communicate_s, inverse_gain = (max(column) - low for column, low in zip(columns, lows, strict=True))
-    spans = (max(compress_s, communicate_s, LEAST_S),) * 2 + (inverse_gain,)
+    spans = (max(compress_s, communicate_s, beside_s, LEAST_S),) * 2 + (inverse_gain,)
     scales = [weight / span if span > 0 else 0.0 for weight, span in zip(weights, spans, strict=True)]
 
     def distance(option: Option) -> float:

@@ -85,7 +85,7 @@ class Compression(horovod.torch.Compression):  # type: ignore[misc]
                 that is best); a gain in (0, 1], to be reached with the smallest ratio that does; or three weights of
                 the two times and of 1 / gain.
             low, high: bounds of the ratio, in (0, 1]. AR-Topk needs a larger one than an all-gather for the same gain.
-                The knee lies between them: a lower one brings more speed and less accuracy. Without `low` it is 0.01,
+                The knee lies between them: a lower one brings more speed and less accuracy. Without `low` it is 0.02,
                 or 0.001 where a gain is wanted, which is the bound then.
             gain_change: the relative change of the gain at which the ratio is chosen anew; 0.1 is ten per cent.
             gain: "curve" reads it from the gradient for all ratios at once; "rollout" trains some steps with each of a

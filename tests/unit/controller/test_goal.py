@@ -24,7 +24,7 @@ def test_what_is_asked_for_reaches_the_request() -> None:
 
 def test_the_lower_bound_depends_on_whether_a_gain_is_wanted() -> None:
     lows = [Compression.auto(target).ratio.low for target in ("knee", "pace", (1, 1, 1), 0.5)]
-    assert lows == [0.01, 0.01, 0.01, 0.001]
+    assert lows == [0.02, 0.02, 0.02, 0.001]
     assert Compression.auto(0.5, low=0.02).ratio.low == 0.02
     assert Compression.auto(high=0.005).ratio.ratios == (0.005,)
 

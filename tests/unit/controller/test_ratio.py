@@ -208,3 +208,13 @@ def test_steps_without_compression_say_nothing_of_what_a_compressed_one_gains() 
     assert ratios._choosers[0].gain == pytest.approx(0.6)
     ratios.learn([(0.9,) * count + (0.9,)], [star], ways[1:], [math.nan])
     assert ratios._choosers[0].gain == pytest.approx(0.75)
+
+
+def test_where_the_exchange_is_little_of_a_step_more_is_sent() -> None:
+    found = []
+    for beside_s in (0.0, 0.05, 0.5, 5.0):
+        ratio = chooser(low=0.01)
+        ratio.choose(prices(ratio, 1.0), DEAR, beside_s)  # from 12 to 102 ms
+        found.append(ratio.ratio)
+    assert found[0] == found[1]  # the range of the exchange's times is more than that
+    assert found[1] < found[2] < found[3] <= 0.1
