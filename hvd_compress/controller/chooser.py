@@ -30,6 +30,7 @@ class Policy:
         later_margin: the same of later rounds, when curves were bent to what the network is seen to do.
         most: so many of them at most.
         related: the ways to broadcast indices are tried of an AR-Topk that took up to this many times the shortest.
+        later_related: the same of later rounds.
         near: a candidate reaches the final if it took up to this many times the shortest of all; half of what that is
             above 1 in the second final, a third in the third one.
         finalists: so many at most.
@@ -51,6 +52,7 @@ class Policy:
     later_margin: float = 1.5
     most: int = 8
     related: float = 1.6
+    later_related: float = 1.3
     near: float = 1.3
     finalists: int = 4
     final: int = 4
@@ -309,7 +311,8 @@ class Chooser:
 
     def _next(self, best: Candidate, predicted: dict[Candidate, float]) -> list[Candidate]:
         shortest, policy = self._times[best], self._policy
-        related = {(c.scheme, c.algorithm) for c, t in self._times.items() if t <= policy.related * shortest}
+        limit = (policy.related if self.choice is None else policy.later_related) * shortest
+        related = {(c.scheme, c.algorithm) for c, t in self._times.items() if t <= limit}
         wanted = [
             c
             for c in self._candidates
