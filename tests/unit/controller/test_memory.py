@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from hvd_compress.controller.chooser import Choice, Policy
 from hvd_compress.controller.controller import Controller
 from hvd_compress.controller.expected import Bucket
+from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.memory import MOST, Memory, Met
 from hvd_compress.controller.network import Network
-from hvd_compress.controller.report import Timing
+from hvd_compress.controller.report import Look, Timing
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld
@@ -23,19 +26,36 @@ FAST, SLOW = {ALLGATHER: 0.010, STAR: 0.014}, {ALLGATHER: 0.200, STAR: 0.100}
 class Job:
     """A job of one rank, whose exchanges take what `times` say, on a network that reads as `factor` says."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: InProcessEngine) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, engine: InProcessEngine, buckets: int = 1, goal: AutoRatio | None = None
+    ) -> None:
         self._engine, self._step, self._factor = engine, 0, 1.0
         monkeypatch.setattr(Network, "remeasured", lambda *_: Network(COSTS, self._factor, self._factor))
-        self._controller = Controller(
-            [Bucket(100_000, 4, 0.01, (ALLGATHER, STAR))], Network(COSTS), Policy(), History()
-        )
+        bucket = Bucket(100_000, 4, goal.start if goal is not None else 0.01, (ALLGATHER, STAR))
+        self._controller = Controller([bucket] * buckets, Network(COSTS), Policy(), History(), goal)
 
-    def train(self, times: dict[Candidate, float], factor: float, steps: int = 60) -> list[Event]:
-        """Train for some steps; return what was decided."""
+    def train(
+        self,
+        times: dict[Candidate, float],
+        factor: float,
+        *others: dict[Candidate, float],
+        steps: int = 60,
+        steepness: float = 8.0,
+    ) -> list[Event]:
+        """Train for some steps; return what was decided.
+
+        Args:
+            others: times of the buckets after the first.
+            steepness: says how much few elements hold, where the ratio is to be chosen.
+        """
         controller, self._factor, known = self._controller, factor, len(self._controller.history)
         for _ in range(steps):
             self._step += 1
-            controller.record([Timing(0.0, times[controller.candidates()[0]], 0.0)], 0.3)
+            ways, look, ratios = controller.candidates(), None, controller.looking
+            if ratios is not None:
+                look = Look((tuple(1 - math.exp(-steepness * r**0.5) for r in (*ratios, *controller.ratios())),))
+            timings = [Timing(0.0, own[way], 0.0) for own, way in zip((times, *others), ways, strict=True)]
+            controller.record(timings, 0.3, look)
             if controller.due and (drift := controller.take(self._step, controller.report()(self._engine))):
                 controller.remeasure(self._step, drift, self._engine)
         return [event for event in list(controller.history)[known:] if event.kind in ("begin", "choice")]
@@ -43,6 +63,10 @@ class Job:
     @property
     def used(self) -> Candidate:
         return self._controller.choices()[0].candidate
+
+    @property
+    def ratio(self) -> float:
+        return self._controller.ratios()[0]
 
 
 @pytest.fixture
@@ -116,6 +140,35 @@ def test_a_network_that_gets_worse_little_by_little_is_tried_anew(job: Job) -> N
         kinds.append([event.kind for event in seen])
         assert [event.kind for event in job.train(SLOW, 20.0)] == ["choice"]
     assert kinds == [["choice"], ["begin", "choice"], ["choice"]]  # 2.4 is like 1.8
+
+
+def test_each_bucket_is_recalled_as_it_travelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And where one of them no longer takes what it took, all are tried."""
+    job = Job(monkeypatch, InProcessWorld(1).engine(0), buckets=2)
+    job.train(FAST, 1.0, SLOW)
+    job.train(SLOW, 10.0, FAST)
+    seen = job.train(FAST, 1.0, SLOW)
+    assert [(event.kind, event.bucket, event.candidate) for event in seen] == [
+        ("choice", 0, str(ALLGATHER)),
+        ("choice", 1, str(STAR)),
+    ]
+    seen = job.train(SLOW, 10.0, {ALLGATHER: 0.080, STAR: 0.090})
+    assert [(event.kind, event.bucket) for event in seen[:4]] == [(k, n) for k in ("choice", "begin") for n in (0, 1)]
+    assert [choice.candidate for choice in job._controller.choices()] == [STAR, ALLGATHER]
+
+
+@pytest.mark.parametrize(("steepness", "kinds"), [(8.0, {"choice"}), (2.5, {"begin", "choice"})])
+def test_what_sends_much_more_now_is_tried_anew(
+    steepness: float, kinds: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gain of 0.5 is wanted; on the way back fewer or as many elements hold it."""
+    job = Job(monkeypatch, InProcessWorld(1).engine(0), goal=AutoRatio(0.5, low=0.001))
+    job.train(FAST, 1.0)
+    before = job.ratio
+    job.train(SLOW, 10.0)
+    job.train(SLOW, 10.0, steepness=steepness, steps=120)
+    assert (job.ratio > 2 * before) == (steepness < 8.0)
+    assert {event.kind for event in job.train(FAST, 1.0, steepness=steepness)} == kinds
 
 
 def test_networks_are_alike_by_both_factors() -> None:
