@@ -44,7 +44,7 @@ class Steering:
         self._request, self._pipeline = request, pipeline
         self._agreeing: Callable[[], Agreed] | None = None  # waits for an agreement that is under way
         self._ended_s = perf_counter()
-        self._stands = False  # whether buckets travel in the coming step as in the last one
+        self._stands = False  # whether nothing can change until ranks have agreed again
         self._routes, buckets = [], []
         for route in routes:
             plan = route.bucket.plan

@@ -16,7 +16,7 @@ from hvd_compress.compressors import TopK
 T = TypeVar("T")
 
 STEPS = 48
-"""Of a block: two of the longest windows."""
+"""Of a block: three of the longest windows."""
 
 
 class Stopwatch:
@@ -62,7 +62,7 @@ def main() -> None:
         begun, before = len(controller.history), (steering.seconds, agreeing.seconds)
         with_s = statistics.mean(step() for _ in range(STEPS))
         spent = (steering.seconds - before[0], agreeing.seconds - before[1])
-        if any(event.kind in ("begin", "network") for event in list(controller.history)[begun:]):
+        if any(event.kind in ("begin", "choice") for event in list(controller.history)[begun:]):
             continue  # a drift, so that all is tried again, is no steady state; the same on all ranks
         job.reducer.steering = None
         without_s = statistics.mean(step() for _ in range(STEPS))

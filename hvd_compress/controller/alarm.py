@@ -37,7 +37,7 @@ class Alarm:
         self._usual: list[float] = []
         self._odd = 0
         self._heard = self.asked = False
-        self._deaf_for, self._deaf = 0, DEAF
+        self._deaf_for, self._next_deaf = 0, DEAF
 
     @property
     def raised(self) -> bool:
@@ -80,8 +80,8 @@ class Alarm:
     def answered(self, found: bool) -> None:
         """Ranks have compared their times, and found that something changed, or not."""
         if found:
-            self._deaf, self._deaf_for = DEAF, 0
+            self._next_deaf, self._deaf_for = DEAF, 0
         elif self.asked:
-            self._deaf_for, self._deaf = self._deaf, min(2 * self._deaf, DEAFEST)
+            self._deaf_for, self._next_deaf = self._next_deaf, min(2 * self._next_deaf, DEAFEST)
         self._heard = self._heard and not (found or self.asked)
         self.asked = False

@@ -15,7 +15,7 @@ from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratios import Ratios
 from hvd_compress.controller.report import Agreed, Look, Pending, Timing, agree, median
 from hvd_compress.controller.sights import Sight, Workers
-from hvd_compress.controller.watch import OVERHEAD, Watch
+from hvd_compress.controller.watch import LONGEST_UNHEARD, OVERHEAD, Watch
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.engines.base import Engine
 
@@ -30,7 +30,8 @@ class Controller:
     some steps the choice that stands is watched. At the end of either, ranks exchange their times (`report.agree`), and
     all make the same of it. A rank that sees a change says so in the header of its next payload, which ends the window
     (`alarm`). When a choice no longer takes what it took, the network is measured anew by a few small
-    collectives, and there is a new round, unless the network was met before (`memory`).
+    collectives, and there is a new round, unless the network was met before (`memory`), or only agreeing took another
+    time and the network is what it was.
 
     Where the ratio is to be chosen, too, gains are looked at in the last step of a round and of some windows. A ratio
     is chosen before a round, and again after it, when more is known; when another is better, there is a new round.
@@ -61,7 +62,8 @@ class Controller:
         self._pending = Pending()
         self._agree_s = 0.0
         self._watch = Watch()
-        self._certain = True  # whether what the network was last to be measured for was seen in the exchanges, too
+        self._exchanges_changed = True  # or was it agreeing alone that the network was last to be measured for?
+        self._passed = 0  # steps that the last report was to be of
         self._begin_round(0, "training begins")
 
     @property
@@ -111,7 +113,8 @@ class Controller:
     @property
     def looking(self) -> tuple[float, ...] | None:
         """Whether to look at what the coming step sends, and which other ratios' gains to read; None in most steps."""
-        return self._ratios.looking(len(self._pending.steps) + 1 == self._length, self.settled)
+        length = self._length
+        return self._ratios.looking(len(self._pending.steps) + 1 == length, self.settled, length)
 
     def record(self, timings: Sequence[Timing], step_s: float, look: Look | None = None) -> None:
         """Take what this rank measured in the step that is over; `step_s` is its whole duration."""
@@ -144,23 +147,29 @@ class Controller:
     def report(self) -> Callable[[Engine], Agreed]:
         """Return the collective by which ranks agree on the steps since the last time, which are forgotten here."""
         told, pending, self._pending = self._workers.told(), self._pending, Pending()
-        steps = self._watch.ask(pending.steps)
-        return partial(agree, steps=steps, step_s=pending.step_s, agree_s=self._agree_s, look=pending.look, told=told)
+        steps, self._passed = self._watch.ask(pending.steps) if self.settled else pending.steps, len(pending.steps)
+        step_s = pending.step_s(len(steps))
+        return partial(agree, steps=steps, step_s=step_s, agree_s=self._agree_s, look=pending.look, told=told)
 
     @property
     def _length(self) -> int:
         """How many steps there are between the last agreement and the next."""
         trials = max((chooser.trials_left for chooser in self._choosers), default=0)
-        return 1 if self._ratios.waiting else trials or self._watch.length
+        if self._ratios.waiting:
+            return 1
+        if trials:
+            return trials
+        ways = map(self._chosen_way, range(len(self._buckets)))
+        headed = any(way is not None and way.scheme != "dense" for way in ways)  # else no alarm can be told
+        return self._watch.length if headed else min(self._watch.length, LONGEST_UNHEARD)
 
     def take(self, step: int, agreed: Agreed) -> str:
         """Make of it what is to be made; return why the network must be measured anew, or nothing."""
         self._agree_s = agreed.own_s
         typical = median(agreed.seconds)
         longest_s = max(typical) if self.settled else max(map(max, agreed.seconds))  # in a round each step is another
+        latency = self._watch.take(agreed, self.settled, longest_s)
         used = self._in_use()
-        headed = all(way is not None and way.scheme != "dense" for way in used)
-        latency = self._watch.take(agreed, self.settled, longest_s, headed)
         self._choose_workers(step, agreed)
         waited = self._ratios.waiting
         # Gains were looked at in the last step; in a round each step has its own way.
@@ -169,24 +178,24 @@ class Controller:
             self._workers.gain(number, way) if chooser.settled else math.nan
             for number, (chooser, way) in enumerate(zip(self._choosers, last_ways, strict=True))
         ]
+        exchanges_s = sum(map(sum, agreed.seconds)) / len(agreed.seconds)
+        self._ratios.beside(agreed.step_s - exchanges_s)
         self._ratios.learn(agreed.gains, [chooser.choice for chooser in self._choosers], last_ways, usual)
         if waited:
             if not self._ratios.waiting:
                 self._begin_round(step, "gains are known")
             return ""
-        exchanges_s = sum(map(sum, agreed.seconds)) / len(agreed.seconds)
-        self._ratios.beside(agreed.step_s - exchanges_s)
         if not self.settled:
             upset = self._learn(step, agreed)
-            self._certain = bool(upset)
+            self._exchanges_changed = bool(upset)
             return latency or upset
         drift = self._drift(step, agreed, typical, used)
-        self._certain = bool(drift)
+        self._exchanges_changed = bool(drift)
         drift = latency or drift
         if not drift:
-            for number, reason in self._ratios.moved(agreed, last_ways, self._watch.window, OVERHEAD, step):
+            for number, reason in self._ratios.moved(agreed, last_ways, self._passed, OVERHEAD, step):
                 self._choose_ratio(step, number, reason)
-        self._watch.answered(bool(drift), any(chooser.odd for chooser in self._choosers))
+        self._watch.answered(self._exchanges_changed, any(chooser.odd for chooser in self._choosers))
         return drift
 
     @property
@@ -222,10 +231,11 @@ class Controller:
         Nor is there a round where only agreeing took another time, and the network is what it was.
         """
         left, found = self._network, self._network.remeasured(engine)
-        if not self._certain and found.like(left):
-            self._watch.calm()
+        changed = not found.like(left)
+        if not changed and not self._exchanges_changed:
+            self._watch.was_noise()
             said = f"{reason}, but the network is what it was"
-            self.history.add(Event(step, "network", latency=found.latency, transfer=found.transfer, reason=said))
+            self.history.add(Event(step, "network", latency=left.latency, transfer=left.transfer, reason=said))
             return
         self._network = found
         self._watch.remeasured()
@@ -234,7 +244,6 @@ class Controller:
             self._workers.restart(number)
         latency, transfer = self._network.latency, self._network.transfer
         self.history.add(Event(step, "network", latency=latency, transfer=transfer, reason=reason))
-        changed = not self._network.like(left)
         if changed:
             self._remember(step, left)
         self._begin_round(step, reason, recall=changed)
@@ -323,6 +332,7 @@ class Controller:
             self._try(step, number, reason)
             return
         self._choosers[number].scale(expected.seconds(used, after) / expected.seconds(used, before))
+        self._workers.wake(number)
         self._watch.restart()
 
     def _choose_workers(self, step: int, agreed: Agreed) -> None:

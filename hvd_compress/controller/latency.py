@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hvd_compress.controller.differ import differ
 
 EVIDENT, LEAST_S = 3.0, 0.004
 """The factor by which the time must change, twice in a row, and the seconds: less is noise."""
 BEYOND_NOISE = 5.0
 """The factor by which it must grow, or shrink, for once to be enough."""
+MOST_NOISE = 10.0
+"""So many times what is usual is learned as noise at once, and no more: a stall of seconds must not make deaf."""
 LASTING = 4
 """So many times in a row are no noise, though noise may be as large."""
 SHARE = 0.1
@@ -31,6 +35,11 @@ class LatencyWatch:
         self._noise_s = 0.0  # the most seconds above the usual ones that nothing came of
 
     @property
+    def young(self) -> bool:
+        """Whether it is not known yet what is usual."""
+        return len(self._known) < 2
+
+    @property
     def odd(self) -> bool:
         """Whether the last time was odd, and the next will tell more."""
         return bool(self._odd)
@@ -40,13 +49,13 @@ class LatencyWatch:
         self._known, self._odd = [], []
         self._noise_s /= 2  # processors may not be as busy any more, and a hiccup must not count for ever
 
-    def calm(self) -> None:
-        """The network was measured because of what was odd, and is what it was."""
+    def was_noise(self) -> None:
+        """The network was measured because of what was odd, and is what it was: that was noise, or is usual now."""
         usual = min(self._known)
-        if self._odd[-1] > usual:
-            self._noise_s = max(self._noise_s, *(odd_s - usual for odd_s in self._odd))
+        if self._odd[-1] > usual and len(self._odd) < LASTING:
+            self._learn(usual, self._odd)
         else:
-            self._known = [self._odd[-1]]  # what was thought usual was noise
+            self._known = [min(self._odd)]
         self._odd = []
 
     def changed(self, agree_s: float, exchange_s: float) -> str:
@@ -58,13 +67,13 @@ class LatencyWatch:
         """
         if agree_s <= 0:
             return ""
-        if len(self._known) < 2:
+        if self.young:
             self._known.append(agree_s)
             return ""
         usual = min(self._known)
         factor = agree_s / usual
         if not differ(agree_s, usual, EVIDENT, max(LEAST_S, SHARE * exchange_s)):
-            self._noise_s = max(self._noise_s, *(odd_s - usual for odd_s in (agree_s, *self._odd)))
+            self._learn(usual, [agree_s, *self._odd])
             self._odd = []
             return ""
         self._odd.append(agree_s)
@@ -74,3 +83,7 @@ class LatencyWatch:
         if len(self._odd) < needed:
             return ""
         return f"ranks took {agree_s * 1e3:.2f} ms to agree instead of {usual * 1e3:.2f}"
+
+    def _learn(self, usual: float, seconds: Sequence[float]) -> None:
+        most_s = self._noise_s + MOST_NOISE * usual
+        self._noise_s = max(self._noise_s, min(max(seconds) - usual, most_s))

@@ -123,7 +123,8 @@ class RatioChooser:
             prices: of the fastest compressed way at a ratio.
             dense_s: seconds without compression. A ratio that takes longer sends less for more: it is left out, unless
                 a gain is wanted.
-            beside_s: seconds of a step beside the exchange: where they are many, those of the exchange count less.
+            beside_s: this bucket's part of a step's seconds beside the exchanges: where they are many, those of the
+                exchange count less.
         """
         options = self.options(prices)
         paying = [option for option in options if option.compress_s + option.communicate_s < dense_s]

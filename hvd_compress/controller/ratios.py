@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from hvd_compress.controller.chooser import Choice
@@ -18,6 +20,8 @@ from hvd_compress.engines.base import Engine
 LOOK_STEPS = 8
 """Gains are looked at in windows that end so many steps apart; more, where that would cost more than its share of the
 time."""
+LAST = 9
+"""Of what the last so many comparisons saw of a step beside its exchanges the median counts."""
 
 
 class Ratios:
@@ -33,14 +37,14 @@ class Ratios:
         """`expected` says by bucket what an exchange costs, and learns here what it took."""
         self._goal, self._expected, self._history = goal, expected, history
         self._fixed = [bucket.ratio for bucket in buckets]
-        numel = sum(bucket.numel for bucket in buckets)
-        self._parts = [bucket.numel / numel for bucket in buckets]  # of the step's other time, which all must bear
+        numel = sum(bucket.numel for bucket in buckets) or 1
+        self._parts = [bucket.numel / numel for bucket in buckets]  # of the step's other time
         self._choosers = [RatioChooser(goal) for _ in buckets] if goal is not None else []
         self._rolls_out = goal is not None and goal.gain == "rollout"
         self._steps_to_look = LOOK_STEPS  # until gains are looked at again
         self._trials: list[Trial] = []
         self._no_rollout_before = 0
-        self._beside_s = math.inf
+        self._beside_s: deque[float] = deque(maxlen=LAST)
         self.rollout_due = "training begins" if self._rolls_out and buckets else ""
 
     @property
@@ -69,19 +73,20 @@ class Ratios:
         return not self._choosers or self._choosers[number].pays
 
     def beside(self, seconds: float) -> None:
-        """Take what of a step was not exchange; the least counts."""
-        self._beside_s = min(self._beside_s, max(0.0, seconds))
+        """Take what of a step was not exchange."""
+        self._beside_s.append(max(0.0, seconds))
 
-    def looking(self, last: bool, settled: bool) -> tuple[float, ...] | None:
+    def looking(self, last: bool, settled: bool, length: int) -> tuple[float, ...] | None:
         """Return the ratios whose gains to read in the coming step, perhaps none; None where not to look at all.
 
         Args:
             last: whether ranks agree after that step.
             settled: whether it belongs to a window; else to a round of trials.
+            length: steps of that.
         """
         if self._goal is None:
             return None
-        ends = last and settled and self._steps_to_look <= 0
+        ends = last and settled and self._steps_to_look <= length
         if self._rolls_out:
             return () if self._trials or ends else None
         return self._goal.ratios if self.waiting or ends or (last and not settled) else None
@@ -138,14 +143,14 @@ class Ratios:
 
         Args:
             ways: how buckets travelled.
-            window: the steps of the next one.
+            window: its steps.
             share: of the time that looks may take.
         """
         if agreed.gains:
             steps = agreed.look_s / (share * agreed.step_s) if agreed.step_s > 0 else 0.0
             self._steps_to_look = max(LOOK_STEPS, math.ceil(steps))
-        self._steps_to_look -= window
-        if not agreed.gains:
+        else:
+            self._steps_to_look -= window
             return []
         found = []
         for number, (chooser, way) in enumerate(zip(self._choosers, ways, strict=True)):
@@ -192,7 +197,7 @@ class Ratios:
     def _choose(self, step: int, number: int, reason: str, choice: Choice | None) -> bool:
         assert self._goal is not None
         chooser, expected = self._choosers[number], self._expected[number]
-        beside_s = self._parts[number] * self._beside_s if math.isfinite(self._beside_s) else 0.0
+        beside_s = self._parts[number] * statistics.median(self._beside_s) if self._beside_s else 0.0
         scheme = choice.candidate.scheme if choice is not None else ""
         before = chooser.ratio_of(scheme)
         chooser.adopt(scheme)

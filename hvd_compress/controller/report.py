@@ -78,10 +78,10 @@ class Pending:
         self.durations_s.append(step_s)
         self.look = look or self.look
 
-    @property
-    def step_s(self) -> float:
-        """The mean duration of a step."""
-        return sum(self.durations_s) / len(self.durations_s)
+    def step_s(self, last: int) -> float:
+        """Return the mean duration of the `last` steps."""
+        durations_s = self.durations_s[-last:]
+        return sum(durations_s) / len(durations_s)
 
 
 def combine(timings: Sequence[Timing]) -> tuple[float, float]:

@@ -27,7 +27,7 @@ class Workers:
     """STAR or VAR for each bucket for which that is open.
 
     In the candidates of a bucket "star" stands for both; way() puts in what is used. Ranks tell each other three
-    numbers a step and bucket, along with the times of a window.
+    numbers a watched step and bucket, along with the times of a window.
     """
 
     def __init__(self, open_: Sequence[bool], world_size: int) -> None:
@@ -75,6 +75,12 @@ class Workers:
         """A round of trials begins for a bucket."""
         if number in self._choosers:
             self._choosers[number].restart()
+            self._drop(number)
+
+    def wake(self, number: int) -> None:
+        """A bucket sends another ratio: what was seen of its gain does not hold."""
+        if number in self._choosers:
+            self._choosers[number].wake()
             self._drop(number)
 
     def saw(self, sights: Sequence[Sight | None]) -> None:

@@ -55,7 +55,7 @@ def grid(low: float, high: float) -> tuple[float, ...]:
 
 
 def coarse_grid(low: float, high: float) -> tuple[float, ...]:
-    """Return few ratios from `low` to `high`, as the paper's candidates lie, for what costs training steps each.
+    """Return few ratios from `low` to `high` for what costs training steps each: as the paper's, but at least three.
 
     Raises ConfigError unless LEAST_RATIO <= low <= high <= 1.
     """
@@ -91,7 +91,7 @@ def distance_on(
     1 / gain is scaled to 0 ... 1 over the front. So are the times, both by the wider of the two ranges, and by LEAST_S
     at least: a second is a second, and a time that hardly depends on the ratio must not have a say by its noise. Nor
     one that is little beside a step: they are scaled by `beside_s` at least, the seconds that a step takes but for
-    its exchange.
+    its exchanges, or the part of them that falls to a bucket.
 
     Raises ConfigError for weights that are negative, not finite, not three, or all zero.
     """
@@ -159,7 +159,6 @@ def _check_bounds(low: float, high: float) -> None:
 
 
 def _spread(low: float, high: float, steps: int) -> tuple[float, ...]:
-    steps = max(1, steps)
     return (*(low * (high / low) ** (i / steps) for i in range(steps)), high) if low < high else (low,)
 
 

@@ -15,14 +15,19 @@ T = TypeVar("T")
 OVERHEAD = 0.01
 """Share of the time of training that agreeing may take, were it not hidden behind the next step's computation; and that
 looks at gains may take."""
-SHORTEST_WINDOW, LONGEST_WINDOW = 4, 24
+SHORTEST_WINDOW, LONGEST_WINDOW = 4, 16
 """Steps between two comparisons of a choice that stands; where something is odd, and at first, the shortest.
 
-For some changes nobody sounds an alarm, as they leave an exchange as long as it was. But the longest windows are where
-agreeing takes an eighth of a step or more, and there a latency that matters is felt in the exchange, too.
+For some changes nobody sounds an alarm, as they leave an exchange as long as it was. But windows are longer than
+LONGEST_UNHEARD only where agreeing takes a twelfth of a step or more, and there a latency that matters is felt in the
+exchange, too.
 """
-LONGEST_UNHEARD = 12
-"""The same where no alarm is heard: after it and a round of trials 30 steps are not over."""
+LONGEST_UNHEARD = 8
+"""The longest where no alarm is heard: with a round of trials that is less than 30 steps."""
+SOON = 3
+"""Steps until the next comparison where what the last one took was odd."""
+COMPARED = 8
+"""The last steps of a window, which are compared."""
 
 
 class Watch:
@@ -36,6 +41,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.window = SHORTEST_WINDOW
+        self._fresh = True  # the first window tells what is usual, and memory whether it holds
         self._alarm = Alarm()
         # Agreements beside the next step's computation take longer than those for which all ranks wait.
         self._latencies, self._beside = {True: LatencyWatch(), False: LatencyWatch()}, False
@@ -54,7 +60,11 @@ class Watch:
     @property
     def length(self) -> int:
         """How many steps there are between the last agreement and the next, while choices stand."""
-        return min(self.window, RECENT) if self._alarm.due else self.window
+        if self._alarm.due:
+            return min(self.window, RECENT)
+        if self._fresh or self._latencies[True].young:
+            return min(self.window, SHORTEST_WINDOW)
+        return min(self.window, LONGEST_UNHEARD) if self._alarm.deaf else self.window
 
     def seen(self, seconds: Sequence[float]) -> None:
         """Take what the exchange of each bucket took on this rank."""
@@ -67,25 +77,26 @@ class Watch:
     def ask(self, steps: Sequence[T]) -> Sequence[T]:
         """Ranks are about to compare their times: return of which steps.
 
-        After an alarm those before the last ones are not what is to be looked at.
+        Those before the last ones are not what is to be looked at after an alarm, and else would be much to send.
         """
         self._alarm.ask()
-        return steps[-RECENT:] if self._alarm.due else steps
+        return steps[-RECENT:] if self._alarm.due else steps[-COMPARED:]
 
     def restart(self) -> None:
         """Another choice stands, or none: what is usual has to be learned."""
         self._alarm.restart()
+        self._fresh = True
 
-    def calm(self) -> None:
+    def was_noise(self) -> None:
         """The network was measured because of what agreeing took, and is what it was."""
-        self._latency.calm()
+        self._latency.was_noise()
 
     def remeasured(self) -> None:
         """The network was measured anew: what is usual has to be learned, for agreements, too."""
         for latency in self._latencies.values():
             latency.reset()
 
-    def take(self, agreed: Agreed, settled: bool, exchange_s: float, headed: bool) -> str:
+    def take(self, agreed: Agreed, settled: bool, exchange_s: float) -> str:
         """Take an agreement; return in words that the latency changed, or nothing. What it took is of the one before.
 
         Ranks agree as rarely as keeps the cost below OVERHEAD, but after the longest window at the latest.
@@ -93,18 +104,17 @@ class Watch:
         Args:
             settled: whether choices stand, so that the next agreement is beside a step's computation.
             exchange_s: seconds of the longest exchange of a bucket.
-            headed: whether what is sent has headers, so that alarms can be told.
         """
         self._latency, self._beside = self._latencies[self._beside], settled
         steps = agreed.agree_s / (OVERHEAD * agreed.step_s) if agreed.step_s > 0 else 0.0
-        longest = LONGEST_WINDOW if headed and not self._alarm.deaf else LONGEST_UNHEARD
-        self.window = max(SHORTEST_WINDOW, min(longest, math.ceil(steps)))
+        self.window = max(SHORTEST_WINDOW, min(LONGEST_WINDOW, math.ceil(steps)))
         return self._latency.changed(agreed.agree_s, exchange_s)
 
     def answered(self, found: bool, odd: bool) -> None:
         """A window was looked at: a change was found or not, and perhaps something that is odd."""
         self._alarm.answered(found)
+        self._fresh = False
         if self._latency.odd:
-            self.window = RECENT  # soon more will be known
+            self.window = SOON
         elif odd:
             self.window = SHORTEST_WINDOW

@@ -28,8 +28,9 @@ class WorkerPolicy:
         evident: the change for which nobody is left in peace.
         turns: a rank that holds more than an equal share and was not heard for so many turns of all ranks is starved.
         least_steps: how many steps a comparison rests on, with few ranks; with more it is two turns of all.
-        rest: how many comparisons long both are left in peace after one; doubled each time nothing came of it.
-        asleep: for how many times the steps that it was watched STAR is not, while nothing moves.
+        rest: how many measurements long both are left in peace after a comparison, watched or not; doubled each time
+            nothing came of it.
+        asleep: how many measurements long STAR is not watched after one that shows nothing new.
     """
 
     margin: float = 0.1
@@ -117,6 +118,10 @@ class WorkerChooser:
         """So many steps were not watched."""
         self._asleep -= steps
         self._rest -= steps
+
+    def wake(self) -> None:
+        """More or less is sent from now on: what was seen of the gain does not hold."""
+        self._asleep, self._steps, self.gain = 0, [], math.nan
 
     def restart(self) -> None:
         """Another round of trials of all schemes begins: times that were measured before are of another network.

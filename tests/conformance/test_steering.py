@@ -11,6 +11,8 @@ import torch
 from hvd_compress import steering
 from hvd_compress.compressors import Cast, TopK
 from hvd_compress.controller.chooser import Policy
+from hvd_compress.controller.latency import LatencyWatch
+from hvd_compress.cost.candidates import Candidate
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.settings import Settings
@@ -58,6 +60,43 @@ def test_ranks_choose_alike_and_nothing_is_lost(tmp_path: Path, monkeypatch: pyt
     assert {"allgather", "star", "dense"} == {scheme for scheme, _, _ in tried}
     assert {"begin", "choice", "window"} <= ranks[0][5]
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) > 3
+
+
+def test_while_a_choice_stands_ways_are_asked_for_once_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after each step: it costs the same where nothing has changed."""
+    calm = partial(Policy, margin=1.0, least_s=0.0, drift=1e9, evident=1e9, broken=1e9)
+    monkeypatch.setattr(steering, "Policy", calm)
+    monkeypatch.setattr(LatencyWatch, "changed", lambda *_: "")
+
+    def body(engine: InProcessEngine) -> tuple[int, int, bool]:
+        asked = 0
+        parameters, optimizer = on_engine(engine, Request(TopK(0.05), "star"), settings=settings())
+
+        def train(steps: int) -> None:
+            for step in range(steps):
+                optimizer.zero_grad()
+                backward(parameters, engine.rank, step)
+                optimizer.step()
+
+        train(2)
+        while not optimizer.controller.settled:
+            train(1)
+        candidates, known = optimizer.controller.candidates, len(optimizer.controller.history)
+
+        def counted() -> tuple[Candidate, ...]:
+            nonlocal asked
+            asked += 1
+            return candidates()
+
+        monkeypatch.setattr(optimizer.controller, "candidates", counted)
+        train(60)
+        windows = {event.step for event in list(optimizer.controller.history)[known:]}
+        return asked, len(windows), optimizer.controller.settled
+
+    for asked, windows, settled in run_ranks(2, body):
+        assert settled
+        assert windows > 1
+        assert asked <= windows + 1
 
 
 def _given(parameters, rank: int, step: int) -> torch.Tensor:

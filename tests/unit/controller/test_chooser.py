@@ -273,6 +273,21 @@ def test_ways_to_broadcast_are_tried_of_what_is_not_far_from_the_best() -> None:
     assert queue(chooser) == [others[1]]
 
 
+def test_in_later_rounds_ways_to_broadcast_are_tried_of_what_is_nearer_to_the_best() -> None:
+    fast, near = Candidate("allgather"), Candidate("star", "ring")
+    other = Candidate("star", "ring", "binomial")
+    chooser = Chooser((fast, near, other), Policy(related=1.6, later_related=1.3, near=1.0))
+    predicted = {fast: 0.1, near: 0.12, other: 0.19}
+    tried = []
+    for _ in range(2):
+        chooser.begin_round(predicted.__getitem__)
+        assert queue(chooser) == [fast, near]
+        tried.append(not chooser.learn([0.1, 0.15]))
+        if tried[-1]:
+            chooser.learn([0.2] * chooser.trials_left)
+    assert tried == [True, False]
+
+
 def test_a_clear_winner_needs_no_final() -> None:
     ways = tuple(Candidate("dense", name) for name in ("ring", "tree"))
     chooser = Chooser(ways, Policy(near=1.3))

@@ -13,8 +13,9 @@ from hvd_compress.controller.expected import Bucket
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import History
 from hvd_compress.controller.network import Network
-from hvd_compress.controller.report import Agreed, Look, Timing
+from hvd_compress.controller.report import Agreed, Look, Pending, Timing
 from hvd_compress.controller.sights import Sight, Workers
+from hvd_compress.controller.watch import COMPARED, LONGEST_UNHEARD, LONGEST_WINDOW, SHORTEST_WINDOW
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
@@ -171,8 +172,8 @@ def test_what_agreeing_took_for_no_reason_leaves_choices_as_they_are(
     while not controller.settled:
         assert window(0.001) == ""
     assert [window(0.001) for _ in range(4)] == [""] * 4
-    drift = window(0.030)
-    assert drift == "ranks took 30.00 ms to agree instead of 1.00"
+    drift = window(0.010)
+    assert drift == "ranks took 10.00 ms to agree instead of 1.00"
     monkeypatch.setattr(Network, "remeasured", lambda self, engine: replace(self, latency=longer))
     known = len(controller.history)
     (engine,) = run_ranks(1, lambda engine: engine)
@@ -182,4 +183,33 @@ def test_what_agreeing_took_for_no_reason_leaves_choices_as_they_are(
     assert ("but the network is what it was" in events[0].reason) == stands
     assert controller.settled == stands
     if stands:
-        assert window(0.030) == ""  # now that is known to be noise
+        assert [window(0.010) for _ in range(3)] == [""] * 3  # now that is known to be noise
+
+
+@pytest.mark.parametrize(("scheme", "length"), [("star", LONGEST_WINDOW), ("dense", LONGEST_UNHEARD)])
+def test_what_has_no_header_is_looked_at_more_often(scheme: str, length: int) -> None:
+    """Agreeing takes as long as a step."""
+    bucket = Bucket(100_000, 4, 0.01, (Candidate(scheme, "ring"),))
+    controller = Controller([bucket], Network(Formulas(1e-3, 1e-9, RANKS)), Policy(), History())
+    lengths = []
+    for _ in range(8):
+        steps = 0
+        while not controller.due:
+            controller.record([Timing(0.0, 0.01, 0.0)], 0.1)
+            steps += 1
+        rows = ((0.01,),) * len(controller.report().keywords["steps"])
+        assert len(rows) == min(steps, COMPARED)
+        controller.take(0, Agreed(rows, rows, 0.1, 0.1, 0.1, told=((),) * RANKS))
+        lengths.append(steps)
+    assert lengths[0] == 1  # its only trial
+    assert lengths[1:4] == [SHORTEST_WINDOW] * 3  # until it is known what is usual
+    assert lengths[4:] == [length] * 4
+
+
+def test_the_rest_of_a_step_is_that_of_the_steps_that_are_compared() -> None:
+    """An alarm makes ranks compare the last three, which take ten times as long."""
+    pending = Pending()
+    for seconds in (0.1, 0.1, 1.0, 1.0, 1.0):
+        pending.add([Timing(0.0, seconds / 2, 0.0)], seconds, None)
+    assert pending.step_s(3) == 1.0
+    assert pending.step_s(5) == pytest.approx(0.64)

@@ -39,6 +39,7 @@ def test_three_kinds_of_targets() -> None:
 def test_candidates_are_many_where_they_are_read_and_few_where_they_are_trained() -> None:
     curve, rollout = AutoRatio(low=0.001), AutoRatio(low=0.001, gain="rollout")
     assert len(curve.ratios) > 40
+    assert AutoRatio(gain="rollout").ratios == pytest.approx((0.02, 0.0447, 0.1), rel=1e-2)
     assert rollout.ratios == pytest.approx((0.001, 0.00316, 0.01, 0.0316, 0.1), rel=1e-2)
     for goal in (curve, rollout):
         assert goal.start in goal.ratios

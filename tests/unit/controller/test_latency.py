@@ -44,7 +44,7 @@ def busy() -> LatencyWatch:
     for agree_s in (0.002, 0.002, 0.003):
         assert not found.changed(agree_s, 0.02)
     assert found.changed(0.018, 0.02)
-    found.calm()  # the network is what it was
+    found.was_noise()  # the network is what it was
     return found
 
 
@@ -62,10 +62,35 @@ def test_what_lasts_is_no_noise() -> None:
     assert [bool(found.changed(0.018, 0.02)) for _ in range(4)] == [False, False, False, True]
 
 
+def test_what_lasts_is_usual_where_the_network_is_what_it_was() -> None:
+    """Processors got busier."""
+    found = busy()
+    assert [bool(found.changed(0.018, 0.02)) for _ in range(4)] == [False, False, False, True]
+    found.was_noise()
+    assert not any(found.changed(0.018, 0.02) for _ in range(20))
+
+
+def test_noise_of_any_size_is_learned_at_last() -> None:
+    found, said = LatencyWatch(), 0
+    for seconds in (0.001, 0.001, *[0.100, 0.001] * 50):
+        if found.changed(seconds, 0.02):
+            found.was_noise()
+            said += 1
+    assert said == 10
+
+
+def test_a_stall_does_not_make_deaf() -> None:
+    found = busy()
+    assert found.changed(3.0, 0.02)
+    found.was_noise()
+    assert not found.changed(0.044, 0.02)
+    assert found.changed(0.044, 0.02)
+
+
 def test_what_was_thought_usual_may_have_been_noise() -> None:
     found = LatencyWatch()
     assert [bool(found.changed(agree_s, 0.01)) for agree_s in (0.060, 0.060, 0.005)] == [False, False, True]
-    found.calm()
+    found.was_noise()
     assert [bool(found.changed(agree_s, 0.01)) for agree_s in (0.005, 0.005, 0.060)] == [False, False, True]
 
 

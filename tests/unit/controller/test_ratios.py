@@ -26,12 +26,16 @@ def seen(*gains: float, look_s: float = 0.0) -> Agreed:
     return Agreed(((0.01,),), ((0.0,),), 0.1, 0.0, 0.0, (gains,), look_s)
 
 
+def seen_nothing() -> Agreed:
+    return Agreed(((0.01,),), ((0.0,),), 0.1, 0.0, 0.0)
+
+
 def windows_until_a_look(ratios: Ratios, most: int = 1000) -> int:
     """Return how many windows pass, without a look, until the last step of one is to be looked at."""
     for window in range(most):
-        if ratios.looking(True, True) is not None:
+        if ratios.looking(True, True, WINDOW) is not None:
             return window
-        ratios.moved(Agreed(((0.01,),), ((0.0,),), 0.1, 0.0, 0.0), [WAY], WINDOW, SHARE, 0)
+        ratios.moved(seen_nothing(), [WAY], WINDOW, SHARE, 0)
     return most
 
 
@@ -43,6 +47,36 @@ def test_looks_that_cost_much_are_rare(look_s: float, windows: int) -> None:
     ratios.learn([[*gains, 0.1]], [None], [WAY], [0.1])
     assert ratios.moved(seen(*gains, 0.1, look_s=look_s), [WAY], WINDOW, SHARE, 0) == []
     assert windows_until_a_look(ratios) == windows
+
+
+@pytest.mark.parametrize(("window", "looks"), [(3, [False, False, True]), (24, [True] * 3)])
+def test_looks_are_so_many_steps_apart_in_windows_of_any_length(window: int, looks: list[bool]) -> None:
+    ratios = prepared(AutoRatio())
+    gains = [0.1 + 0.01 * place for place in range(len(AutoRatio().ratios))]
+    ratios.learn([[*gains, 0.1]], [None], [WAY], [0.1])
+    ratios.moved(seen(*gains, 0.1), [WAY], WINDOW, SHARE, 0)
+    found = []
+    for _ in range(3):
+        look = ratios.looking(True, True, window) is not None
+        found.append(look)
+        ratios.moved(seen(*gains, 0.1) if look else seen_nothing(), [WAY], window, SHARE, 0)
+    assert found == looks
+
+
+def test_of_the_rest_of_a_step_a_bucket_bears_its_part() -> None:
+    ways = (WAY, Candidate("star", "ring"))
+    goal, network = AutoRatio("pace"), Network(Formulas(1e-4, 1e-9, 4))
+    buckets = [Bucket(numel, 4, goal.start, ways) for numel in (100_000, 900_000)]
+    ratios = Ratios(goal, buckets, [Expected(bucket, network) for bucket in buckets], History())
+    gains = [0.1 + 0.01 * place for place in range(len(goal.ratios))]
+    ratios.learn([[*gains, 0.1]] * 2, [None] * 2, [WAY] * 2, [0.1] * 2)
+    for seconds in (2.0, 1.0, -0.1):
+        ratios.beside(seconds)
+    borne: list[float] = []
+    for number, chooser in enumerate(ratios._choosers):
+        chooser.choose = lambda prices, dense_s, beside_s: borne.append(beside_s)  # type: ignore[method-assign]
+        ratios.reconsider(0, number, "", None)
+    assert borne == pytest.approx([0.1, 0.9])
 
 
 def test_gains_that_moved_bring_a_rollout_but_not_too_soon() -> None:

@@ -181,6 +181,10 @@ def test_while_nothing_moves_star_is_watched_in_a_quarter_of_the_steps_and_var_a
     feed(star, 20, {STAR: 0.10, VAR: 0.10})
     assert star.used == STAR
     assert awake(star, 64, {STAR: 0.10, VAR: 0.10}) == ([True] * 8 + [False] * 24) * 2
+    awake(star, 12, {STAR: 0.10, VAR: 0.10})
+    assert not star.awake
+    star.take([seen(STAR, 0, {STAR: 0.9, VAR: 0.9})] * 8, 0.1)  # seen before all knew that it sleeps: for nothing
+    assert star.gain < 0.2
     star.restart()
     assert star.awake
     var = WorkerChooser(RANKS, WorkerPolicy())
@@ -324,3 +328,15 @@ def test_what_is_on_trial_is_not_given_the_reason_of_the_last_comparison() -> No
     assert reasons["star"] == "4.00 ms measured; ranks take turns: not compared with VAR yet"
     assert reasons["var"] == "4.00 ms measured; VAR is tried, to be compared"
     assert "and STAR 0.167" in workers.reason(0, star, "4.00 ms measured")
+
+
+def test_what_is_not_watched_is_not_told() -> None:
+    """Bucket 2 holds as much on both ranks, and nothing moves: after a measurement it is left alone for three."""
+    pair = Pair((False, False, True))
+    told = []
+    for step in range(0, 64, 8):
+        for one in range(8):
+            awake = pair.ranks[0].watches(2, STAR_RING)
+            pair.saw(step + one, *([2] if awake else []))
+        told.append(pair.agree())
+    assert told == [24, 0, 0, 0] * 2
