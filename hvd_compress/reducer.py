@@ -300,8 +300,8 @@ class Reducer:
             words["the version of pymoo"] = version("pymoo")  # each rank searches by itself
         described = [_describe(n, p, self._slots[n].place) for n, p in self._parameters.items()]
         offer = Offer(words, described, [*self._ready, *never], sorted(self._was_sparse), self.step)
-        agreement = agree(engine, offer)
-        engine.take_calls()  # the handshake belongs to no step
+        with engine.aside():  # the handshake belongs to no step
+            agreement = agree(engine, offer)
         if self._request.algorithm != "auto":
             engine.require(self._request.verb, self._request.algorithm)
         for parameter in self._parameters.values():
