@@ -56,7 +56,7 @@ class Policy:
     near: float = 1.3
     finalists: int = 4
     final: int = 4
-    steps: int = 18
+    steps: int = 16
     first_steps: int = 44
     hysteresis: float = 0.03
     drift: float = 1.25

@@ -15,7 +15,7 @@ from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratios import Ratios
 from hvd_compress.controller.report import Agreed, Look, Pending, Timing, agree, median
 from hvd_compress.controller.sights import Sight, Workers
-from hvd_compress.controller.watch import LONGEST_UNHEARD, OVERHEAD, Watch
+from hvd_compress.controller.watch import LONGEST_WINDOW, OVERHEAD, Watch
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.engines.base import Engine
 
@@ -161,14 +161,15 @@ class Controller:
             return trials
         ways = map(self._chosen_way, range(len(self._buckets)))
         headed = any(way is not None and way.scheme != "dense" for way in ways)  # else no alarm can be told
-        return self._watch.length if headed else min(self._watch.length, LONGEST_UNHEARD)
+        return self._watch.length if headed else min(self._watch.length, LONGEST_WINDOW)
 
     def take(self, step: int, agreed: Agreed) -> str:
         """Make of it what is to be made; return why the network must be measured anew, or nothing."""
         self._agree_s = agreed.own_s
         typical = median(agreed.seconds)
         longest_s = max(typical) if self.settled else max(map(max, agreed.seconds))  # in a round each step is another
-        latency = self._watch.take(agreed, self.settled, longest_s)
+        exchanges_s = sum(map(sum, agreed.seconds)) / len(agreed.seconds)
+        latency = self._watch.take(agreed, self.settled, longest_s, agreed.step_s - exchanges_s)
         used = self._in_use()
         self._choose_workers(step, agreed)
         waited = self._ratios.waiting
@@ -178,7 +179,6 @@ class Controller:
             self._workers.gain(number, way) if chooser.settled else math.nan
             for number, (chooser, way) in enumerate(zip(self._choosers, last_ways, strict=True))
         ]
-        exchanges_s = sum(map(sum, agreed.seconds)) / len(agreed.seconds)
         self._ratios.beside(agreed.step_s - exchanges_s)
         self._ratios.learn(agreed.gains, [chooser.choice for chooser in self._choosers], last_ways, usual)
         if waited:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hvd_compress.controller.differ import differ
 
 EVIDENT, LEAST_S = 3.0, 0.004
-"""The factor by which the time must change, twice in a row, and the seconds: less is noise."""
+"""The factor by which the time must shrink, or grow twice in a row, and the seconds: less is noise."""
 BEYOND_NOISE = 5.0
-"""The factor by which it must grow, or shrink, for once to be enough."""
+"""The factor by which it must grow for once to be enough. Noise makes nothing shorter."""
 MOST_NOISE = 10.0
 """So many times what is usual is learned as noise at once, and no more: a stall of seconds must not make deaf."""
 LASTING = 4
@@ -78,8 +78,8 @@ class LatencyWatch:
             return ""
         self._odd.append(agree_s)
         beyond = (agree_s - self._noise_s) / usual
-        once = beyond > BEYOND_NOISE or factor < 1 / BEYOND_NOISE
-        needed = 1 if once else 2 if beyond > EVIDENT or factor < 1 else LASTING
+        once = beyond > BEYOND_NOISE or factor < 1
+        needed = 1 if once else 2 if beyond > EVIDENT else LASTING
         if len(self._odd) < needed:
             return ""
         return f"ranks took {agree_s * 1e3:.2f} ms to agree instead of {usual * 1e3:.2f}"

@@ -15,15 +15,14 @@ T = TypeVar("T")
 OVERHEAD = 0.01
 """Share of the time of training that agreeing may take, were it not hidden behind the next step's computation; and that
 looks at gains may take."""
-SHORTEST_WINDOW, LONGEST_WINDOW = 4, 16
+SHORTEST_WINDOW, LONGEST_WINDOW = 4, 8
 """Steps between two comparisons of a choice that stands; where something is odd, and at first, the shortest.
 
-For some changes nobody sounds an alarm, as they leave an exchange as long as it was. But windows are longer than
-LONGEST_UNHEARD only where agreeing takes a twelfth of a step or more, and there a latency that matters is felt in the
-exchange, too.
+For some changes nobody sounds an alarm, as they leave an exchange as long as it was: then it is the longest window and
+a round of trials until the choice is right again, less than 30 steps.
 """
-LONGEST_UNHEARD = 8
-"""The longest where no alarm is heard: with a round of trials that is less than 30 steps."""
+LONGEST_IN_THE_OPEN = 16
+"""The longest where alarms are heard, and nothing hides what agreeing takes: a twelfth of a step or more."""
 SOON = 3
 """Steps until the next comparison where what the last one took was odd."""
 COMPARED = 8
@@ -64,7 +63,7 @@ class Watch:
             return min(self.window, RECENT)
         if self._fresh or self._latencies[True].young:
             return min(self.window, SHORTEST_WINDOW)
-        return min(self.window, LONGEST_UNHEARD) if self._alarm.deaf else self.window
+        return min(self.window, LONGEST_WINDOW) if self._alarm.deaf else self.window
 
     def seen(self, seconds: Sequence[float]) -> None:
         """Take what the exchange of each bucket took on this rank."""
@@ -96,7 +95,7 @@ class Watch:
         for latency in self._latencies.values():
             latency.reset()
 
-    def take(self, agreed: Agreed, settled: bool, exchange_s: float) -> str:
+    def take(self, agreed: Agreed, settled: bool, exchange_s: float, idle_s: float) -> str:
         """Take an agreement; return in words that the latency changed, or nothing. What it took is of the one before.
 
         Ranks agree as rarely as keeps the cost below OVERHEAD, but after the longest window at the latest.
@@ -104,10 +103,12 @@ class Watch:
         Args:
             settled: whether choices stand, so that the next agreement is beside a step's computation.
             exchange_s: seconds of the longest exchange of a bucket.
+            idle_s: seconds of a step in which nothing is exchanged.
         """
         self._latency, self._beside = self._latencies[self._beside], settled
         steps = agreed.agree_s / (OVERHEAD * agreed.step_s) if agreed.step_s > 0 else 0.0
-        self.window = max(SHORTEST_WINDOW, min(LONGEST_WINDOW, math.ceil(steps)))
+        longest = LONGEST_WINDOW if agreed.agree_s < idle_s else LONGEST_IN_THE_OPEN
+        self.window = max(SHORTEST_WINDOW, min(longest, math.ceil(steps)))
         return self._latency.changed(agreed.agree_s, exchange_s)
 
     def answered(self, found: bool, odd: bool) -> None:

@@ -50,7 +50,7 @@ def train(scheme: str, slow: Callable[[int], bool], monkeypatch: pytest.MonkeyPa
 
     From CHANGE on exchanges take five times as long on the ranks that are `slow`.
     """
-    for window in ("SHORTEST_WINDOW", "LONGEST_WINDOW", "LONGEST_UNHEARD"):
+    for window in ("SHORTEST_WINDOW", "LONGEST_WINDOW", "LONGEST_IN_THE_OPEN"):
         monkeypatch.setattr(watch, window, 12)
     monkeypatch.setattr(LatencyWatch, "changed", lambda *_: "")
     monkeypatch.setattr(reducer, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))

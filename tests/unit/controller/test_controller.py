@@ -15,7 +15,7 @@ from hvd_compress.controller.history import History
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.report import Agreed, Look, Pending, Timing
 from hvd_compress.controller.sights import Sight, Workers
-from hvd_compress.controller.watch import COMPARED, LONGEST_UNHEARD, LONGEST_WINDOW, SHORTEST_WINDOW
+from hvd_compress.controller.watch import COMPARED, LONGEST_IN_THE_OPEN, LONGEST_WINDOW, SHORTEST_WINDOW
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
@@ -186,7 +186,7 @@ def test_what_agreeing_took_for_no_reason_leaves_choices_as_they_are(
         assert [window(0.010) for _ in range(3)] == [""] * 3  # now that is known to be noise
 
 
-@pytest.mark.parametrize(("scheme", "length"), [("star", LONGEST_WINDOW), ("dense", LONGEST_UNHEARD)])
+@pytest.mark.parametrize(("scheme", "length"), [("star", LONGEST_IN_THE_OPEN), ("dense", LONGEST_WINDOW)])
 def test_what_has_no_header_is_looked_at_more_often(scheme: str, length: int) -> None:
     """Agreeing takes as long as a step."""
     bucket = Bucket(100_000, 4, 0.01, (Candidate(scheme, "ring"),))
