@@ -79,7 +79,7 @@ class Steering:
             controller.record([route.timing(timings[route.number]) for route in routes], step_s, _seen(routes))
             if controller.due:
                 self._agreeing = self._pipeline.begin(controller.report(), f"after step {step}, comparing times")
-                if not controller.settled:  # else nothing depends on it yet: the next step may compute meanwhile
+                if controller.waits:
                     self.wait(step)
         if self._stands:
             self._speak()

@@ -1,7 +1,8 @@
 """The network changes while a job runs: is the controller's choice right again, and after how many steps?
 
-As root: `python benchmarks/controller/change.py`. Four hosts exchange one gradient; the lab goes from one network to
-the next and back, each time after a choice has stood for a while. After 30 steps every candidate is measured. Prints,
+As root: `python benchmarks/controller/change.py`. Four hosts exchange one gradient, after a pause that stands for
+forward and backward pass; the lab goes from one network to the next and back, each time after a choice has stood for a
+while. After 30 steps every candidate is measured. Prints,
 and writes to benchmarks/results/controller-change.json, for each change: the steps until the last choice was made, and
 how much longer the chosen one takes than the best.
 """
@@ -26,6 +27,8 @@ RESULTS = Path(__file__).resolve().parents[1] / "results" / "controller-change.j
 STEPS = 30
 """The bound: within so many steps after a change, the choice is right again."""
 NETWORKS = (("1ms", "1gbit"), ("1ms", "50mbit"), ("20ms", "1gbit"), ("0.2ms", "200mbit"), ("1ms", "1gbit"))
+COMPUTING_S = 0.05
+"""The pause."""
 JOBS = ((1_000_000, 0.1), (1_000_000, 0.01), (4_000_000, 0.01))
 
 
@@ -34,6 +37,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--jobs", type=int, default=len(JOBS), help="how many of the jobs")
+    parser.add_argument("--computing", type=float, default=COMPUTING_S, help="seconds of the pause")
     parser.add_argument("--page", action="store_true", help="measure nothing, print the table of what was measured")
     arguments = parser.parse_args()
     if arguments.page:
@@ -41,15 +45,15 @@ def main() -> None:
         return
     rows = []
     for numel, ratio in JOBS[: arguments.jobs]:
-        rows += run(arguments.hosts, numel, ratio)
+        rows += run(arguments.hosts, numel, ratio, arguments.computing)
         arguments.results.write_text(json.dumps(rows, indent=1))
     show(rows)
 
 
-def run(hosts: int, numel: int, ratio: float) -> list[dict]:
+def run(hosts: int, numel: int, ratio: float, computing_s: float) -> list[dict]:
     rows = []
     with Lab(hosts, *NETWORKS[0]) as lab, tempfile.TemporaryDirectory() as folder:
-        words = launching.command("changing.py", folder, numel, ratio, len(NETWORKS), STEPS)
+        words = launching.command("changing.py", folder, numel, ratio, len(NETWORKS), STEPS, computing_s)
         job = lab.start(words, env=launching.environment(folder), stdout=subprocess.PIPE, text=True)
         for number, (latency, bandwidth) in enumerate(NETWORKS):
             wait_for(Path(folder) / f"ready-{number}", job)

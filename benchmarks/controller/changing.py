@@ -19,7 +19,7 @@ STEADY = 30
 
 
 def main() -> None:
-    folder, numel, ratio, networks, steps = sys.argv[1:]
+    folder, numel, ratio, networks, steps, computing_s = sys.argv[1:]
     engine = begin()
     job = Job(engine, gradient(engine, int(numel)), TopK(float(ratio)))
     for network in range(int(networks)):
@@ -32,6 +32,7 @@ def main() -> None:
             job.step()  # calibrates
             job.settle(60)
         for _ in range(int(steps)):
+            time.sleep(float(computing_s))
             job.step()
         events = list(job.controller.history)[seen:]
         choices = [event for event in events if event.kind == "choice"]
@@ -48,6 +49,7 @@ def main() -> None:
         answer(engine, found)
         for _ in range(STEADY if network + 1 < int(networks) else 0):
             job.settle(60)
+            time.sleep(float(computing_s))
             job.step()
     job.close()
     engine.close()

@@ -37,7 +37,7 @@ class Controller:
     is chosen before a round, and again after it, when more is known; when another is better, there is a new round.
 
     All methods are called between steps, the same on all ranks. What is collective runs in the thread that launches
-    collectives; the agreement on a window may do so while the next step computes.
+    collectives; the agreement on a window does so while the next step computes, if that takes longer.
     """
 
     def __init__(
@@ -136,6 +136,11 @@ class Controller:
         return bool(self._buckets) and not asleep and len(self._pending.steps) >= self._length
 
     @property
+    def waits(self) -> bool:
+        """Whether ranks wait for their agreement; else it runs beside the next step, as nothing depends on it yet."""
+        return not (self.settled and self._watch.hides)
+
+    @property
     def raised(self) -> bool:
         """Whether this rank is to tell the others in the coming step that its exchanges changed. Of this rank alone."""
         return self.settled and self._watch.raised
@@ -147,7 +152,7 @@ class Controller:
     def report(self) -> Callable[[Engine], Agreed]:
         """Return the collective by which ranks agree on the steps since the last time, which are forgotten here."""
         told, pending, self._pending = self._workers.told(), self._pending, Pending()
-        steps, self._passed = self._watch.ask(pending.steps) if self.settled else pending.steps, len(pending.steps)
+        steps, self._passed = self._watch.ask(pending.steps, self.settled), len(pending.steps)
         step_s = pending.step_s(len(steps))
         return partial(agree, steps=steps, step_s=step_s, agree_s=self._agree_s, look=pending.look, told=told)
 
@@ -169,7 +174,7 @@ class Controller:
         typical = median(agreed.seconds)
         longest_s = max(typical) if self.settled else max(map(max, agreed.seconds))  # in a round each step is another
         exchanges_s = sum(map(sum, agreed.seconds)) / len(agreed.seconds)
-        latency = self._watch.take(agreed, self.settled, longest_s, agreed.step_s - exchanges_s)
+        latency = self._watch.take(agreed, longest_s, agreed.step_s - exchanges_s)
         used = self._in_use()
         self._choose_workers(step, agreed)
         waited = self._ratios.waiting

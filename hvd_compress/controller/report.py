@@ -41,6 +41,7 @@ class Agreed:
             looked at.
         look_s: what looking at it took, the longest of a rank.
         told: by rank: the figures of its sights, `sights.Workers.told()`.
+        agree_most_s: as agree_s, on the rank that waited longest: what it costs.
     """
 
     seconds: tuple[tuple[float, ...], ...]
@@ -51,6 +52,7 @@ class Agreed:
     gains: tuple[tuple[float, ...], ...] = ()
     look_s: float = 0.0
     told: tuple[tuple[float, ...], ...] = ()
+    agree_most_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -122,13 +124,15 @@ def agree(
     combined = [[combine([Timing(*rank[at : at + 3]) for rank in ranks]) for at in row] for row in places]
     end = len(own)
     means = iter([sum(column) / len(ranks) for column in zip(*(rank[end + 3 :] for rank in ranks), strict=True)])
+    agree_s_by_rank = sorted(rank[end + 1] for rank in ranks)
     return Agreed(
         tuple(tuple(seconds for seconds, _ in row) for row in combined),
         tuple(tuple(kernels for _, kernels in row) for row in combined),
         max(rank[end] for rank in ranks),
-        sorted(rank[end + 1] for rank in ranks)[min(1, len(ranks) - 1)],
+        agree_s_by_rank[min(1, len(ranks) - 1)],
         own_s,
         tuple(tuple(islice(means, len(gains))) for gains in look.gains),
         max(rank[end + 2] for rank in ranks),
         tuple(tuple(rank[len(rank) - len(told) :]) for rank in ranks),
+        agree_s_by_rank[-1],
     )

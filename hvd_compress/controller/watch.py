@@ -36,15 +36,19 @@ class Watch:
 
     Attributes:
         window: steps between two agreements, where no alarm is heard.
+        hides: whether a step's computation hides what agreeing takes. If not, ranks that wait for it disturb each other
+            less than ranks that exchange meanwhile.
     """
 
     def __init__(self) -> None:
         self.window = SHORTEST_WINDOW
         self._fresh = True  # the first window tells what is usual, and memory whether it holds
         self._alarm = Alarm()
+        self.hides = True
         # Agreements beside the next step's computation take longer than those for which all ranks wait.
-        self._latencies, self._beside = {True: LatencyWatch(), False: LatencyWatch()}, False
-        self._latency = self._latencies[False]  # of those as the last one
+        self._latencies = {True: LatencyWatch(), False: LatencyWatch()}
+        self._beside = self._told_beside = False  # the last one, and the one before, of which the last one tells
+        self._latency = self._latencies[False]  # of those as that
 
     @property
     def raised(self) -> bool:
@@ -61,7 +65,7 @@ class Watch:
         """How many steps there are between the last agreement and the next, while choices stand."""
         if self._alarm.due:
             return min(self.window, RECENT)
-        if self._fresh or self._latencies[True].young:
+        if self._fresh or self._latencies[self.hides].young:
             return min(self.window, SHORTEST_WINDOW)
         return min(self.window, LONGEST_WINDOW) if self._alarm.deaf else self.window
 
@@ -73,12 +77,19 @@ class Watch:
         """Take what was said in a step, which all ranks heard alike."""
         self._alarm.hear(raised)
 
-    def ask(self, steps: Sequence[T]) -> Sequence[T]:
+    def ask(self, steps: Sequence[T], settled: bool) -> Sequence[T]:
         """Ranks are about to compare their times: return of which steps.
 
-        Those before the last ones are not what is to be looked at after an alarm, and else would be much to send.
+        In a window those before the last ones are not what is to be looked at after an alarm, and else would be much to
+        send.
+
+        Args:
+            settled: whether choices stand; else it is a round.
         """
         self._alarm.ask()
+        self._told_beside, self._beside = self._beside, settled and self.hides
+        if not settled:
+            return steps
         return steps[-RECENT:] if self._alarm.due else steps[-COMPARED:]
 
     def restart(self) -> None:
@@ -95,19 +106,20 @@ class Watch:
         for latency in self._latencies.values():
             latency.reset()
 
-    def take(self, agreed: Agreed, settled: bool, exchange_s: float, idle_s: float) -> str:
+    def take(self, agreed: Agreed, exchange_s: float, idle_s: float) -> str:
         """Take an agreement; return in words that the latency changed, or nothing. What it took is of the one before.
 
         Ranks agree as rarely as keeps the cost below OVERHEAD, but after the longest window at the latest.
 
         Args:
-            settled: whether choices stand, so that the next agreement is beside a step's computation.
             exchange_s: seconds of the longest exchange of a bucket.
             idle_s: seconds of a step in which nothing is exchanged.
         """
-        self._latency, self._beside = self._latencies[self._beside], settled
-        steps = agreed.agree_s / (OVERHEAD * agreed.step_s) if agreed.step_s > 0 else 0.0
-        longest = LONGEST_WINDOW if agreed.agree_s < idle_s else LONGEST_IN_THE_OPEN
+        self._latency = self._latencies[self._told_beside]
+        cost_s = max(agreed.agree_s, agreed.agree_most_s)
+        steps = cost_s / (OVERHEAD * agreed.step_s) if agreed.step_s > 0 else 0.0
+        self.hides = cost_s < idle_s
+        longest = LONGEST_WINDOW if self.hides else LONGEST_IN_THE_OPEN
         self.window = max(SHORTEST_WINDOW, min(longest, math.ceil(steps)))
         return self._latency.changed(agreed.agree_s, exchange_s)
 

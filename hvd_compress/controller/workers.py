@@ -39,7 +39,7 @@ class WorkerPolicy:
     turns: int = 4
     least_steps: int = 8
     rest: int = 16
-    asleep: int = 3
+    asleep: int = 7
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ def no_time_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reducer, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))
     for longest in ("LONGEST_WINDOW", "LONGEST_IN_THE_OPEN"):
         monkeypatch.setattr(watch, longest, watch.SHORTEST_WINDOW)
+    monkeypatch.setattr(watch.Watch, "hides", property(lambda self: True, lambda self, hides: None), raising=False)
     monkeypatch.setattr(LatencyWatch, "changed", lambda *_: "")
     monkeypatch.setattr(Exchanged, "timings", property(lambda self: ((0.001, 0.001, 0.001),) * len(self.passed)))
 

@@ -202,8 +202,8 @@ def test_what_has_no_header_is_looked_at_more_often(scheme: str, length: int) ->
         controller.take(0, Agreed(rows, rows, 0.1, 0.1, 0.1, told=((),) * RANKS))
         lengths.append(steps)
     assert lengths[0] == 1  # its only trial
-    assert lengths[1:4] == [SHORTEST_WINDOW] * 3  # until it is known what is usual
-    assert lengths[4:] == [length] * 4
+    assert lengths[1] == SHORTEST_WINDOW  # until it is known what is usual
+    assert lengths[2:] == [length] * 6
 
 
 def test_the_rest_of_a_step_is_that_of_the_steps_that_are_compared() -> None:

@@ -20,10 +20,18 @@ from hvd_compress.controller.watch import (
 def watch_that_knows() -> Watch:
     """It has seen some windows."""
     watch = Watch()
-    for _ in range(3):
-        watch.take(agreed(1.0), True, 0.01, 0.0)
-        watch.answered(found=False, odd=False)
+    for _ in range(4):
+        window(watch, 1.0)
     return watch
+
+
+def window(watch: Watch, agree_s: float, settled: bool = True, idle_s: float = 0.0) -> str:
+    """Let a window, or a round, end in which nothing is odd; return what is said of the agreement before."""
+    watch.ask([], settled)
+    said = watch.take(agreed(agree_s), 0.01, idle_s)
+    if settled:
+        watch.answered(found=False, odd=False)
+    return said
 
 
 def agreed(agree_s: float, step_s: float = 0.1) -> Agreed:
@@ -36,32 +44,31 @@ def agreed(agree_s: float, step_s: float = 0.1) -> Agreed:
 )
 def test_ranks_agree_as_rarely_as_keeps_it_cheap(agree_s: float, steps: int) -> None:
     watch = watch_that_knows()
-    watch.take(agreed(agree_s), True, 0.01, 0.0)
+    watch.take(agreed(agree_s), 0.01, 0.0)
     assert watch.length == steps
 
 
 def test_what_is_hidden_behind_computation_may_come_more_often() -> None:
     watch = watch_that_knows()
-    watch.take(agreed(0.02), True, 0.01, 0.03)
-    assert watch.length == LONGEST_WINDOW
-    watch.take(agreed(0.02), True, 0.01, 0.01)
-    assert watch.length == LONGEST_IN_THE_OPEN
+    for idle_s, length in ((2.0, LONGEST_WINDOW), (0.5, LONGEST_IN_THE_OPEN)):
+        for _ in range(4):
+            window(watch, 1.0, idle_s=idle_s)
+        assert watch.length == length
 
 
 def test_until_it_is_known_what_is_usual_windows_are_short() -> None:
     watch, lengths = Watch(), []
-    for _ in range(4):
+    for _ in range(5):
         lengths.append(watch.length)
-        watch.take(agreed(1.0), True, 0.01, 0.0)
-        watch.answered(found=False, odd=False)
-    assert lengths == [SHORTEST_WINDOW] * 3 + [LONGEST_IN_THE_OPEN]
+        window(watch, 1.0)
+    assert lengths == [SHORTEST_WINDOW] * 3 + [LONGEST_IN_THE_OPEN] * 2
     watch.restart()
     assert watch.length == SHORTEST_WINDOW
 
 
 def test_what_is_odd_is_looked_at_again_soon() -> None:
     watch = watch_that_knows()
-    watch.take(agreed(1.0), True, 0.01, 0.0)
+    watch.take(agreed(1.0), 0.01, 0.0)
     watch.answered(found=False, odd=False)
     assert watch.length == LONGEST_IN_THE_OPEN
     watch.answered(found=False, odd=True)
@@ -70,37 +77,43 @@ def test_what_is_odd_is_looked_at_again_soon() -> None:
 
 def test_an_odd_agreement_is_followed_by_one_that_comes_soon() -> None:
     watch, said = Watch(), []
-    for agree_s in (0.005, 0.005, 0.005, 0.02):
-        said.append(watch.take(agreed(agree_s), True, 0.01, 0.0))
-        watch.answered(found=False, odd=False)
-    assert said == [""] * 4
+    for agree_s in (0.0, 0.005, 0.005, 0.005, 0.02):
+        said.append(window(watch, agree_s))
+    assert said == [""] * 5
     assert watch.length == SOON
 
 
 def test_what_agreeing_took_for_no_reason_is_noise() -> None:
     watch = Watch()
-    for agree_s in (0.005, 0.005, 0.005, 0.04):
-        said = watch.take(agreed(agree_s), True, 0.01, 0.0)
+    for agree_s in (0.0, 0.005, 0.005, 0.005, 0.04):
+        said = window(watch, agree_s)
     assert said == "ranks took 40.00 ms to agree instead of 5.00"
     watch.was_noise()
-    assert watch.take(agreed(0.04), True, 0.01, 0.0) == ""
+    assert watch.take(agreed(0.04), 0.01, 0.0) == ""
 
 
 def test_agreements_beside_computation_are_compared_among_themselves() -> None:
     """Those for which all ranks wait take 1 ms, the others 20 ms; whose time it is, the one before says."""
     watch = Watch()
-    before = [(False, 0.001), (False, 0.001), (True, 0.001), (True, 0.020), (True, 0.020), (True, 0.020)]
-    for settled, agree_s in before:
-        assert watch.take(agreed(agree_s), settled, 0.01, 0.0) == ""
-    assert watch.take(agreed(0.020), False, 0.01, 0.0) == ""
-    assert watch.take(agreed(0.020), True, 0.01, 0.0) == "ranks took 20.00 ms to agree instead of 1.00"
+    for settled, agree_s in [(False, 0.0), (False, 0.001), (True, 0.001), (True, 0.020), (True, 0.020), (True, 0.020)]:
+        assert window(watch, agree_s, settled, idle_s=0.05) == ""
+    assert window(watch, 0.020, False, idle_s=0.05) == ""
+    assert window(watch, 0.020, True, idle_s=0.05) == "ranks took 20.00 ms to agree instead of 1.00"
+
+
+def test_what_nothing_hides_is_waited_for() -> None:
+    watch = Watch()
+    window(watch, 0.02, idle_s=0.05)
+    assert watch.hides
+    window(watch, 0.02, idle_s=0.01)
+    assert not watch.hides
 
 
 def test_where_no_alarm_is_heeded_windows_are_shorter() -> None:
     watch = watch_that_knows()
-    watch.take(agreed(1.0), True, 0.01, 0.0)
+    watch.take(agreed(1.0), 0.01, 0.0)
     watch.hear(True)
-    watch.ask([])
+    watch.ask([], True)
     assert watch.length == RECENT
     watch.answered(found=False, odd=False)  # it was a false alarm: for some time none is heeded
     assert watch.length == LONGEST_WINDOW
@@ -111,13 +124,13 @@ def test_where_no_alarm_is_heeded_windows_are_shorter() -> None:
 
 def test_an_alarm_makes_ranks_compare_the_last_steps() -> None:
     watch = watch_that_knows()
-    watch.take(agreed(1.0), True, 0.01, 0.0)
+    watch.take(agreed(1.0), 0.01, 0.0)
     steps = list(range(LONGEST_IN_THE_OPEN))
-    assert watch.ask(steps) == steps[-COMPARED:]
+    assert watch.ask(steps, True) == steps[-COMPARED:]
     watch.answered(found=False, odd=False)
     watch.hear(True)
     assert watch.length == RECENT
-    assert watch.ask(steps) == steps[-RECENT:]
+    assert watch.ask(steps, True) == steps[-RECENT:]
     assert watch.asked
     watch.answered(found=True, odd=False)
     assert (watch.length, watch.asked) == (LONGEST_IN_THE_OPEN, False)
@@ -138,6 +151,6 @@ def test_another_choice_has_another_usual_time() -> None:
 def test_after_the_network_was_measured_agreements_are_learned_anew() -> None:
     watch = Watch()
     for _ in range(3):
-        watch.take(agreed(0.005), True, 0.01, 0.0)
+        watch.take(agreed(0.005), 0.01, 0.0)
     watch.remeasured()
-    assert [watch.take(agreed(0.5), True, 0.01, 0.0) for _ in range(4)] == [""] * 4
+    assert [watch.take(agreed(0.5), 0.01, 0.0) for _ in range(4)] == [""] * 4

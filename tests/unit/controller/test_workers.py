@@ -166,7 +166,7 @@ def test_a_rank_that_comes_to_hold_more_has_var_tried() -> None:
     assert VAR in feed(chooser, 100, {STAR: 0.10, VAR: 0.20})
 
 
-def test_while_nothing_moves_star_is_watched_in_a_quarter_of_the_steps_and_var_always() -> None:
+def test_while_nothing_moves_star_is_watched_in_an_eighth_of_the_steps_and_var_always() -> None:
     def awake(chooser: WorkerChooser, steps: int, gains: dict[str, float]) -> list[bool]:
         seen_in = []
         for number in range(steps):
@@ -180,7 +180,7 @@ def test_while_nothing_moves_star_is_watched_in_a_quarter_of_the_steps_and_var_a
     star = WorkerChooser(RANKS, WorkerPolicy())
     feed(star, 20, {STAR: 0.10, VAR: 0.10})
     assert star.used == STAR
-    assert awake(star, 64, {STAR: 0.10, VAR: 0.10}) == ([True] * 8 + [False] * 24) * 2
+    assert awake(star, 64, {STAR: 0.10, VAR: 0.10}) == [True] * 8 + [False] * 56
     awake(star, 12, {STAR: 0.10, VAR: 0.10})
     assert not star.awake
     star.take([seen(STAR, 0, {STAR: 0.9, VAR: 0.9})] * 8, 0.1)  # seen before all knew that it sleeps: for nothing
@@ -331,12 +331,12 @@ def test_what_is_on_trial_is_not_given_the_reason_of_the_last_comparison() -> No
 
 
 def test_what_is_not_watched_is_not_told() -> None:
-    """Bucket 2 holds as much on both ranks, and nothing moves: after a measurement it is left alone for three."""
+    """Bucket 2 holds as much on both ranks, and nothing moves: after a measurement it is left alone for seven."""
     pair = Pair((False, False, True))
     told = []
-    for step in range(0, 64, 8):
+    for step in range(0, 128, 8):
         for one in range(8):
             awake = pair.ranks[0].watches(2, STAR_RING)
             pair.saw(step + one, *([2] if awake else []))
         told.append(pair.agree())
-    assert told == [24, 0, 0, 0] * 2
+    assert told == [24, *[0] * 7] * 2
