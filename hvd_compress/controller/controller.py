@@ -173,8 +173,8 @@ class Controller:
         self._agree_s = agreed.own_s
         typical = median(agreed.seconds)
         longest_s = max(typical) if self.settled else max(map(max, agreed.seconds))  # in a round each step is another
-        exchanges_s = sum(map(sum, agreed.seconds)) / len(agreed.seconds)
-        latency = self._watch.take(agreed, longest_s, agreed.step_s - exchanges_s)
+        beside_s = agreed.step_s - agreed.span_s
+        latency = self._watch.take(agreed, longest_s, beside_s)
         used = self._in_use()
         self._choose_workers(step, agreed)
         waited = self._ratios.waiting
@@ -184,7 +184,7 @@ class Controller:
             self._workers.gain(number, way) if chooser.settled else math.nan
             for number, (chooser, way) in enumerate(zip(self._choosers, last_ways, strict=True))
         ]
-        self._ratios.beside(agreed.step_s - exchanges_s)
+        self._ratios.beside(beside_s)
         self._ratios.learn(agreed.gains, [chooser.choice for chooser in self._choosers], last_ways, usual)
         if waited:
             if not self._ratios.waiting:

@@ -54,6 +54,14 @@ class Agreed:
     told: tuple[tuple[float, ...], ...] = ()
     agree_most_s: float = 0.0
 
+    @property
+    def span_s(self) -> float:
+        """About how much of a step its exchanges take, one behind the other, where kernels run beside collectives."""
+        steps = max(1, len(self.seconds))
+        exchanges_s, kernels_s = sum(map(sum, self.seconds)) / steps, sum(map(sum, self.kernels_s)) / steps
+        buckets = max(1, len(self.seconds[0]) if self.seconds else 0)
+        return exchanges_s - kernels_s * (1 - 1 / buckets)
+
 
 @dataclass(frozen=True)
 class Look:

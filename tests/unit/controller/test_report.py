@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from hvd_compress.controller.report import Look, Timing, agree
+from hvd_compress.controller.report import Agreed, Look, Timing, agree
 from hvd_compress.engines.inprocess import run_ranks
 
 
@@ -44,3 +44,10 @@ def test_of_what_agreeing_took_the_rank_counts_that_waited_least_but_one() -> No
         return agree(engine, [(Timing(1.0, 1.0, 1.0),)], 1.0, (0.001, 0.03, 0.02)[engine.rank]).agree_s
 
     assert run_ranks(3, body) == [0.02] * 3
+
+
+def test_with_several_buckets_kernels_run_beside_collectives() -> None:
+    """All but those of the first and the last one, together about one bucket's."""
+    one = Agreed(((5.0,), (7.0,)), ((2.0,), (2.0,)), 10.0, 0.0, 0.0)
+    four = Agreed(((5.0,) * 4,), ((2.0,) * 4,), 30.0, 0.0, 0.0)
+    assert (one.span_s, four.span_s) == (6.0, 4 * 3.0 + 2.0)
