@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from time import perf_counter
 
 from hvd_compress.controller.chooser import Policy
@@ -72,7 +73,7 @@ class Steering:
         step_s, self._ended_s = now - self._ended_s, now
         controller, routes = self.controller, self._routes
         controller.saw([route.sight(timings[route.number]) for route in routes])
-        controller.hear(any(route.heard for route in routes))
+        controller.hear(reduce(or_, (route.heard for route in routes), 0))
         if self._agreeing is not None:
             self.wait(step)
         else:
@@ -95,6 +96,7 @@ class Steering:
         if drift:
             measure = partial(self.controller.remeasure, step, drift)
             self._pipeline.begin(measure, f"after step {step}, measuring the network")()
+        self._ended_s = perf_counter()  # what ranks waited for belongs to no step
 
     def roll_out(self, ratio: float) -> None:
         """Send another ratio in the steps that come, which are to be taken back."""
@@ -125,7 +127,7 @@ class Steering:
 
     def _speak(self) -> None:
         """Let this rank tell the others what it has to say."""
-        note = int(self.controller.raised)
+        note = self.controller.note
         for route in self._routes:
             route.note = note
 

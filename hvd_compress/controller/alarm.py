@@ -58,6 +58,10 @@ class Alarm:
         """Another choice stands, or none: what is usual has to be learned."""
         self._first, self._usual, self._odd, self._heard, self.asked = [], [], 0, False, False
 
+    def forgive(self) -> None:
+        """There was a change after all: alarms are heeded."""
+        self._next_deaf, self._deaf_for = DEAF, 0
+
     def seen(self, seconds: Sequence[float]) -> None:
         """Take what the exchange of each bucket took here in a step in which the choice stood."""
         if not self._usual:
@@ -80,7 +84,7 @@ class Alarm:
     def answered(self, found: bool) -> None:
         """Ranks have compared their times, and found that something changed, or not."""
         if found:
-            self._next_deaf, self._deaf_for = DEAF, 0
+            self.forgive()
         elif self.asked:
             self._deaf_for, self._next_deaf = self._next_deaf, min(2 * self._next_deaf, DEAFEST)
         self._heard = self._heard and not (found or self.asked)

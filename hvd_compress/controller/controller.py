@@ -141,13 +141,13 @@ class Controller:
         return not (self.settled and self._watch.hides)
 
     @property
-    def raised(self) -> bool:
-        """Whether this rank is to tell the others in the coming step that its exchanges changed. Of this rank alone."""
-        return self.settled and self._watch.raised
+    def note(self) -> int:
+        """What this rank is to tell the others in the coming step, of its own times (`Watch.note`); 0 for nothing."""
+        return self._watch.note if self.settled else 0
 
-    def hear(self, raised: bool) -> None:
-        """Take whether ranks told that in the step that is over: the same on all ranks, before record()."""
-        self._watch.hear(raised and self.settled)
+    def hear(self, said: int) -> None:
+        """Take what ranks told in the step that is over, all of it: the same on all ranks, before record()."""
+        self._watch.hear(said if self.settled else 0)
 
     def report(self) -> Callable[[Engine], Agreed]:
         """Return the collective by which ranks agree on the steps since the last time, which are forgotten here."""

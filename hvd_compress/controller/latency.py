@@ -44,6 +44,15 @@ class LatencyWatch:
         """Whether the last time was odd, and the next will tell more."""
         return bool(self._odd)
 
+    def felt(self, own_s: float, exchange_s: float) -> bool:
+        """Whether an agreement took an odd time on this rank, so that the others had better hear of it soon.
+
+        Of this rank alone: one that comes last finds everything there, one that comes first waits.
+        """
+        if self.young or not differ(own_s, min(self._known), EVIDENT, max(LEAST_S, SHARE * exchange_s)):
+            return False
+        return own_s < min(self._known) or own_s - self._noise_s > EVIDENT * min(self._known)
+
     def reset(self) -> None:
         """The network is being measured anew: the next times say what is usual from now on."""
         self._known, self._odd = [], []

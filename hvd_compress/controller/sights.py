@@ -78,7 +78,7 @@ class Workers:
             self._drop(number)
 
     def wake(self, number: int) -> None:
-        """A bucket sends another ratio: what was seen of its gain does not hold."""
+        """A bucket sends another ratio: steps that were seen are not those to come."""
         if number in self._choosers:
             self._choosers[number].wake()
             self._drop(number)

@@ -120,8 +120,10 @@ class WorkerChooser:
         self._rest -= steps
 
     def wake(self) -> None:
-        """More or less is sent from now on: what was seen of the gain does not hold."""
-        self._asleep, self._steps, self.gain = 0, [], math.nan
+        """More or less is sent from now on: steps that were seen are not those to come."""
+        if self._trying:
+            self._switch(self._other)
+        self._trying, self._steps, self._odd, self._asleep = False, [], 0, 0
 
     def restart(self) -> None:
         """Another round of trials of all schemes begins: times that were measured before are of another network.

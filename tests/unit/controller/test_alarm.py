@@ -107,7 +107,7 @@ def train(changes: bool) -> tuple[int, str]:
         change = min(change, step) if first and controller.settled and step > 80 else change
         new = changes and step >= change
         seconds = 0.4 if new else 0.1 if controller.candidates() == ways[:1] else 0.11
-        controller.hear(controller.raised)
+        controller.hear(controller.note)
         controller.record([Timing(0.0, seconds, 0.0)], 0.2)
         step += 1
         if controller.due:

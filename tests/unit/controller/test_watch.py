@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hvd_compress.controller.alarm import DEAF, RECENT, USUAL_STEPS
 from hvd_compress.controller.report import Agreed
 from hvd_compress.controller.watch import (
+    ALARM,
     COMPARED,
+    FELT,
     LONGEST_IN_THE_OPEN,
     LONGEST_WINDOW,
     OVERHEAD,
@@ -112,14 +116,45 @@ def test_what_nothing_hides_is_waited_for() -> None:
 def test_where_no_alarm_is_heeded_windows_are_shorter() -> None:
     watch = watch_that_knows()
     watch.take(agreed(1.0), 0.01, 0.0)
-    watch.hear(True)
+    watch.hear(ALARM)
     watch.ask([], True)
     assert watch.length == RECENT
     watch.answered(found=False, odd=False)  # it was a false alarm: for some time none is heeded
     assert watch.length == LONGEST_WINDOW
     for _ in range(DEAF):
-        watch.hear(False)
+        watch.hear(0)
+    assert watch.length == LONGEST_WINDOW  # a window stays as long as it was to be
+    window(watch, 1.0)
     assert watch.length == LONGEST_IN_THE_OPEN
+
+
+def test_after_a_change_alarms_are_heeded() -> None:
+    watch = watch_that_knows()
+    watch.hear(ALARM)
+    window(watch, 1.0)
+    watch.hear(ALARM)
+    assert watch.length == LONGEST_WINDOW
+    watch.remeasured()
+    watch.hear(ALARM)
+    assert watch.length == RECENT
+
+
+def test_another_choice_while_ranks_compare_makes_the_next_window_short() -> None:
+    watch = watch_that_knows()
+    watch.ask([], True)
+    watch.take(agreed(1.0), 0.01, 0.0)
+    watch.restart()
+    watch.answered(found=False, odd=False)
+    assert watch.length == SHORTEST_WINDOW
+
+
+def test_what_takes_longer_beside_a_step_does_not_go_to_and_fro() -> None:
+    """1 ms where ranks wait, 20 ms beside a step, of which 10 ms are idle."""
+    watch, hidden = Watch(), []
+    for _ in range(20):
+        hidden.append(watch.hides)
+        window(watch, 0.020 if watch._beside else 0.001, idle_s=0.01)
+    assert sum(hidden) <= 5
 
 
 def test_an_alarm_makes_ranks_compare_the_last_steps() -> None:
@@ -128,7 +163,7 @@ def test_an_alarm_makes_ranks_compare_the_last_steps() -> None:
     steps = list(range(LONGEST_IN_THE_OPEN))
     assert watch.ask(steps, True) == steps[-COMPARED:]
     watch.answered(found=False, odd=False)
-    watch.hear(True)
+    watch.hear(ALARM)
     assert watch.length == RECENT
     assert watch.ask(steps, True) == steps[-RECENT:]
     assert watch.asked
@@ -140,12 +175,12 @@ def test_another_choice_has_another_usual_time() -> None:
     watch = Watch()
     for seconds in [0.1] * USUAL_STEPS + [0.4] * 2:
         watch.seen([seconds])
-    assert watch.raised
+    assert watch.note == ALARM
     watch.restart()
-    assert not watch.raised
+    assert watch.note == 0
     for seconds in [0.4] * (USUAL_STEPS + 2):
         watch.seen([seconds])
-    assert not watch.raised
+    assert watch.note == 0
 
 
 def test_after_the_network_was_measured_agreements_are_learned_anew() -> None:
@@ -154,3 +189,35 @@ def test_after_the_network_was_measured_agreements_are_learned_anew() -> None:
         watch.take(agreed(0.005), 0.01, 0.0)
     watch.remeasured()
     assert [watch.take(agreed(0.5), 0.01, 0.0) for _ in range(4)] == [""] * 4
+
+
+def test_a_rank_that_felt_an_odd_agreement_has_the_next_one_come_soon() -> None:
+    """What it took is told in the next one: here 60 ms instead of 10, as the network is farther now."""
+    watch = Watch()
+    for _ in range(4):
+        window(watch, 0.010)
+    assert watch.note == 0
+    watch.ask([], True)
+    watch.take(replace(agreed(0.010), own_s=0.060), 0.01, 0.0)
+    watch.answered(found=False, odd=False)
+    assert watch.note == FELT
+    assert watch.length > SOON
+    watch.ask([], True)
+    watch.hear(FELT)  # that is of the one before
+    assert window(watch, 0.010) == ""
+    assert watch.length > SOON
+    watch.ask([], True)
+    watch.take(replace(agreed(0.010), own_s=0.060), 0.01, 0.0)
+    watch.answered(found=False, odd=False)
+    watch.hear(watch.note)
+    assert watch.length == SOON
+    assert window(watch, 0.060) == "ranks took 60.00 ms to agree instead of 10.00"
+
+
+def test_what_one_rank_feels_for_nothing_is_heeded_more_and_more_rarely() -> None:
+    watch, heeded = Watch(), []
+    for _ in range(60):
+        watch.hear(FELT)
+        heeded.append(watch.length == SOON)
+        window(watch, 0.010)
+    assert [number for number, soon in enumerate(heeded) if soon] == [0, 2, 5, 10, 19, 36, 53]

@@ -340,3 +340,17 @@ def test_what_is_not_watched_is_not_told() -> None:
             pair.saw(step + one, *([2] if awake else []))
         told.append(pair.agree())
     assert told == [24, *[0] * 7] * 2
+
+
+def test_another_ratio_ends_a_trial_and_begins_a_measurement() -> None:
+    chooser = WorkerChooser(RANKS, WorkerPolicy())
+    feed(chooser, 12, {STAR: 0.10, VAR: 0.20})
+    assert (chooser.used, chooser.trying) == (VAR, True)
+    chooser.wake()
+    assert (chooser.used, chooser.trying, chooser.awake) == (STAR, False, True)
+    asleep = WorkerChooser(RANKS, WorkerPolicy())
+    feed(asleep, 40, {STAR: 0.10, VAR: 0.10})
+    assert not asleep.awake
+    asleep.wake()
+    asleep.take([seen(STAR, n, {STAR: 0.3, VAR: 0.1}) for n in range(8)], 0.1)
+    assert asleep.gain > 0.2
