@@ -12,6 +12,7 @@ from hvd_compress import steering
 from hvd_compress.compressors import Cast, TopK
 from hvd_compress.controller.chooser import Policy
 from hvd_compress.controller.latency import LatencyWatch
+from hvd_compress.controller.watch import Watch
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
@@ -62,21 +63,25 @@ def test_ranks_choose_alike_and_nothing_is_lost(tmp_path: Path, monkeypatch: pyt
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) > 3
 
 
-def test_while_a_choice_stands_ways_are_asked_for_once_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not after each step: it costs the same where nothing has changed."""
+@pytest.mark.parametrize("hides", [True, False])
+def test_while_a_choice_stands_ways_are_asked_for_once_a_window(hides: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after each step: it costs the same where nothing has changed. And what nothing hides is waited for."""
+    monkeypatch.setattr(Watch, "hides", property(lambda self: hides, lambda self, _: None), raising=False)
     calm = partial(Policy, margin=1.0, least_s=0.0, drift=1e9, evident=1e9, broken=1e9)
     monkeypatch.setattr(steering, "Policy", calm)
     monkeypatch.setattr(LatencyWatch, "changed", lambda *_: "")
 
-    def body(engine: InProcessEngine) -> tuple[int, int, bool]:
-        asked = 0
+    def body(engine: InProcessEngine) -> tuple[int, int, bool, bool]:
+        asked, beside = 0, False
         parameters, optimizer = on_engine(engine, Request(TopK(0.05), "star"), settings=settings())
 
         def train(steps: int) -> None:
+            nonlocal beside
             for step in range(steps):
                 optimizer.zero_grad()
                 backward(parameters, engine.rank, step)
                 optimizer.step()
+                beside = beside or optimizer._reducer.steering._agreeing is not None
 
         train(2)
         while not optimizer.controller.settled:
@@ -91,10 +96,11 @@ def test_while_a_choice_stands_ways_are_asked_for_once_a_window(monkeypatch: pyt
         monkeypatch.setattr(optimizer.controller, "candidates", counted)
         train(60)
         windows = {event.step for event in list(optimizer.controller.history)[known:]}
-        return asked, len(windows), optimizer.controller.settled
+        return asked, len(windows), optimizer.controller.settled, beside
 
-    for asked, windows, settled in run_ranks(2, body):
+    for asked, windows, settled, beside in run_ranks(2, body):
         assert settled
+        assert beside == hides
         assert windows > 1
         assert asked <= windows + 1
 
