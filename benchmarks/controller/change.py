@@ -91,8 +91,7 @@ def page(rows: list[dict]) -> str:
     for cell in rows:
         if cell["network"] == 0:
             continue
-        networks = [event for event in cell["events"] if event["kind"] == "network"]
-        believed = next((event["step"] for event in networks if "what it was" not in event["reason"]), "")
+        believed = next((event["step"] for event in cell["events"] if event["kind"] == "network"), "")
         used = cell["chosen"] if cell["settled"] else "on trial"
         job, network = f"{cell['numel']:,} at {cell['ratio']}", f"{cell['latency']} {cell['bandwidth']}"
         figures = f"{regret(cell, cell['chosen']):.1%}", best(cell), f"{cell['measured'][best(cell)] * 1e3:.1f}"

@@ -8,14 +8,13 @@ AR-Topk uses, and in an all-gather any.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 
 from hvd_compress.controller.differ import differ
 
 USUAL_STEPS = 4
 """From so many steps a rank learns what is usual."""
 EVIDENT, LEAST_S = 1.5, 0.0003
-"""The factor, and the seconds, by which a bucket's exchange must differ from that; twice in a row."""
+"""The factor, and the seconds, by which the exchanges of a step must differ from that in all; twice in a row."""
 RECENT = 3
 """Steps that ranks compare then: the last ones."""
 DEAF, DEAFEST = 16, 256
@@ -33,8 +32,8 @@ class Alarm:
     """
 
     def __init__(self) -> None:
-        self._first: list[list[float]] = []  # steps, until usual is known
-        self._usual: list[float] = []
+        self._first: list[float] = []  # steps, until usual is known
+        self._usual_s = 0.0
         self._odd = 0
         self._heard = self.asked = False
         self._deaf_for, self._next_deaf = 0, DEAF
@@ -56,21 +55,23 @@ class Alarm:
 
     def restart(self) -> None:
         """Another choice stands, or none: what is usual has to be learned."""
-        self._first, self._usual, self._odd, self._heard, self.asked = [], [], 0, False, False
+        self._first, self._usual_s, self._odd, self._heard, self.asked = [], 0.0, 0, False, False
 
     def forgive(self) -> None:
         """There was a change after all: alarms are heeded."""
         self._next_deaf, self._deaf_for = DEAF, 0
 
-    def seen(self, seconds: Sequence[float]) -> None:
-        """Take what the exchange of each bucket took here in a step in which the choice stood."""
-        if not self._usual:
-            self._first.append(list(seconds))
+    def seen(self, seconds: float) -> None:
+        """Take what the exchanges of a step took here in which choices stood, all buckets together.
+
+        One of many often takes longer than usual, such as the first, in which ranks wait for each other.
+        """
+        if not self._usual_s:
+            self._first.append(seconds)
             if len(self._first) == USUAL_STEPS:
-                self._usual = [statistics.median(column) for column in zip(*self._first, strict=True)]
+                self._usual_s = statistics.median(self._first)
             return
-        odd = any(differ(now, usual, EVIDENT, LEAST_S) for now, usual in zip(seconds, self._usual, strict=True))
-        self._odd = self._odd + 1 if odd else 0
+        self._odd = self._odd + 1 if differ(seconds, self._usual_s, EVIDENT, LEAST_S) else 0
 
     def hear(self, raised: bool) -> None:
         """Take what was said in a step, which all ranks heard alike."""

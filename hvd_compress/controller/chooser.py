@@ -43,8 +43,8 @@ class Policy:
         evident: the factor for which one window is enough.
         broken: the factor for which one window is enough in any case: also where VAR was on trial, which may take
             longer, and where alarms were false before.
-        calm: after so many false alarms in a row, which only brought the same choice again, no more patience is added.
-            Each of them doubles the windows that it takes.
+        calm: each false alarm, after which the network was found to be what it was, doubles the windows that the next
+            one takes; so many times at most. What lasts for that many windows is looked into all the same.
         least_s: times that differ by less than this, in seconds, are not told apart.
     """
 
@@ -62,7 +62,7 @@ class Policy:
     drift: float = 1.25
     evident: float = 1.5
     broken: float = 2.5
-    calm: int = 4
+    calm: int = 3
     least_s: float = 0.0003
 
 
@@ -95,8 +95,9 @@ class Chooser:
         self._predict: Predict
         self._odd_windows = 0
         self._usual = math.nan  # seconds of the first window since the choice was made
-        self._doubted = False  # whether this round was begun because of the first window after the one before
-        self._false_alarms = 0  # rounds in a row that changed nothing
+        self._doubted = False  # whether the first window since then denied what was known, once
+        self._recalled = False  # whether what is known is of another time, and no window has confirmed it
+        self._false_alarms = 0  # in a row
         self.choice: Choice | None = None
 
     @property
@@ -106,8 +107,8 @@ class Chooser:
 
     @property
     def odd(self) -> bool:
-        """Whether the last window was odd, and the next will tell more."""
-        return self._odd_windows > 0
+        """Whether the last window was odd, and the next will tell more; not where that was noise before."""
+        return self._odd_windows > 0 and self._false_alarms == 0
 
     @property
     def trials_left(self) -> int:
@@ -130,7 +131,7 @@ class Chooser:
         """Begin a round: all that was measured before is forgotten. `predict` may know more each time it is asked."""
         self._predict = predict
         self._samples, self._times, self._finals, self._upset = {}, {}, 0, False
-        self._odd_windows, self._usual = 0, math.nan
+        self._odd_windows, self._usual, self._recalled = 0, math.nan, False
         self._steps_left = self._policy.first_steps if self.choice is None else self._policy.steps
         predicted = self._predictions()
         self._try(self._first(predicted), predicted)
@@ -185,7 +186,7 @@ class Chooser:
     def drifted(self, seconds: float, alarmed: bool = False) -> bool:
         """Take what a window of steps took with the choice that stands; return whether it is no longer true.
 
-        One that is evident counts for two where a rank had seen it before, and sounded an alarm.
+        One counts for two that is broken, or evident, where a rank had seen it before, and sounded an alarm.
 
         Two windows in a row must say so, or one, evidently; more where noise was taken for drift before. They are
         compared with the first one since the choice was made: the time by which a candidate was chosen is the shortest
@@ -200,13 +201,27 @@ class Chooser:
         if not differ(seconds, known, limit, policy.least_s):
             self._odd_windows = 0
             if first:
-                self._usual, self._doubted = seconds, False
+                self._usual, self._doubted, self._recalled = seconds, False, False
             return False
-        self._odd_windows += 2 if alarmed and factor > policy.evident else 1
+        self._odd_windows += 2 if factor > (policy.evident if alarmed else policy.broken) else 1
         self._doubted = first
         patience = 2**self._false_alarms
         needed = 1 if factor > policy.broken else patience if factor > policy.evident else 2 * patience
-        return self._odd_windows >= needed
+        return self._odd_windows >= min(needed, self._lasting)
+
+    def was_noise(self) -> bool:
+        """The bucket drifted, and the network is what it was; return whether to try all ways again nevertheless.
+
+        That is where it has lasted, as something else has changed, such as the load of processors; and where what is
+        known is of another time, and was not confirmed.
+        """
+        self._false_alarms = min(self._false_alarms + 1, self._policy.calm)
+        return self._recalled or self._odd_windows >= self._lasting
+
+    @property
+    def _lasting(self) -> int:
+        """So many odd windows in a row are no noise."""
+        return int(2**self._policy.calm)
 
     def broken(self, seconds: float) -> bool:
         """Whether a window is so far from the choice that it does not matter that VAR was on trial in it."""
@@ -227,6 +242,7 @@ class Chooser:
         self._queue, self._times = [], dict(measured)
         self._odd_windows, self._usual, self._false_alarms = 0, math.nan, 0  # one window tells whether it holds
         self._doubted = self._upset = False
+        self._recalled = True
         self.choice = choice
 
     def rebase(self, seconds: float) -> None:
@@ -246,15 +262,15 @@ class Chooser:
         self._usual, self._odd_windows, self._doubted = math.nan, 0, False
 
     def _choose(self, best: Candidate) -> None:
-        same = False  # whether what was in use takes what it took: then it was no change that began the round
+        same = False  # whether what was in use takes what it took
         if self.choice is not None and self.choice.candidate in self._times:
             before, policy = self.choice.candidate, self._policy
             before_s, best_s = self._times[before], self._times[best]
             same = times_apart(self.choice.seconds, before_s) <= policy.evident
             if best_s > before_s * (1 - policy.hysteresis) or before_s - best_s < policy.least_s:
                 best = before
-        if not self._upset:
-            self._false_alarms = min(self._false_alarms + 1, self._policy.calm) if same else 0
+        if not same:
+            self._false_alarms = 0
         self.choice = Choice(best, self._times[best], self._expected[best], self._reason(best))
 
     @property

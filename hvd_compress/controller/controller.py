@@ -29,9 +29,10 @@ class Controller:
     It alternates: in a *round* the promising candidates are tried on the gradients of as many steps; in *windows* of
     some steps the choice that stands is watched. At the end of either, ranks exchange their times (`report.agree`), and
     all make the same of it. A rank that sees a change says so in the header of its next payload, which ends the window
-    (`alarm`). When a choice no longer takes what it took, the network is measured anew by a few small
-    collectives, and there is a new round, unless the network was met before (`memory`), or only agreeing took another
-    time and the network is what it was.
+    (`alarm`). When a choice no longer takes what it took, the network is measured by a few small collectives. Where it
+    is another one there is a new round, unless it was met before (`memory`). Where it is what it was, that was noise,
+    of which there is much: computation delays exchanges, other ranks arrive late. What lasts all the same is tried anew
+    for the buckets that it concerns.
 
     Where the ratio is to be chosen, too, gains are looked at in the last step of a round and of some windows. A ratio
     is chosen before a round, and again after it, when more is known; when another is better, there is a new round.
@@ -62,7 +63,8 @@ class Controller:
         self._pending = Pending()
         self._agree_s = 0.0
         self._watch = Watch()
-        self._exchanges_changed = True  # or was it agreeing alone that the network was last to be measured for?
+        # Why the network is to be measured: what agreeing took, and which buckets drifted, or took longer in a final.
+        self._odd_agreement, self._drifted, self._upset = False, dict[int, str](), list[int]()
         self._passed = 0  # steps that the last report was to be of
         self._begin_round(0, "training begins")
 
@@ -126,7 +128,7 @@ class Controller:
         if not self._buckets:
             return  # ranks never agree on them, and nobody would forget them
         if self.settled:
-            self._watch.seen([timing.seconds for timing in timings])
+            self._watch.seen(sum(timing.seconds for timing in timings))
         self._pending.add(timings, step_s, look)
 
     @property
@@ -175,6 +177,7 @@ class Controller:
         longest_s = max(typical) if self.settled else max(map(max, agreed.seconds))  # in a round each step is another
         beside_s = agreed.step_s - agreed.span_s
         latency = self._watch.take(agreed, longest_s, beside_s)
+        self._odd_agreement, self._drifted, self._upset = bool(latency), {}, []
         used = self._in_use()
         self._choose_workers(step, agreed)
         waited = self._ratios.waiting
@@ -191,17 +194,14 @@ class Controller:
                 self._begin_round(step, "gains are known")
             return ""
         if not self.settled:
-            upset = self._learn(step, agreed)
-            self._exchanges_changed = bool(upset)
-            return latency or upset
-        drift = self._drift(step, agreed, typical, used)
-        self._exchanges_changed = bool(drift)
-        drift = latency or drift
-        if not drift:
-            for number, reason in self._ratios.moved(agreed, last_ways, self._passed, OVERHEAD, step):
-                self._choose_ratio(step, number, reason)
-        self._watch.answered(self._exchanges_changed, any(chooser.odd for chooser in self._choosers))
-        return drift
+            return latency or self._learn(step, agreed)
+        self._drifted = self._drift(step, agreed, typical, used)
+        if latency or self._drifted:
+            return latency or next(iter(self._drifted.values()))
+        for number, reason in self._ratios.moved(agreed, last_ways, self._passed, OVERHEAD, step):
+            self._choose_ratio(step, number, reason)
+        self._answer(found=False)
+        return ""
 
     @property
     def rollout_due(self) -> str:
@@ -231,27 +231,39 @@ class Controller:
             self._choose_ratio(step, number, reason)
 
     def remeasure(self, step: int, reason: str, engine: Engine) -> None:
-        """Measure the network anew, and begin a round unless it is one that was met before. Collective.
-
-        Nor is there a round where only agreeing took another time, and the network is what it was.
-        """
-        left, found = self._network, self._network.remeasured(engine)
-        changed = not found.like(left)
-        if not changed and not self._exchanges_changed:
-            self._watch.was_noise()
-            said = f"{reason}, but the network is what it was"
-            self.history.add(Event(step, "network", latency=left.latency, transfer=left.transfer, reason=said))
+        """Measure the network anew: where it is another one there is a round, unless it was met before. Collective."""
+        left = self._network
+        self._network = left.remeasured(engine)
+        self._answer(found=self._network is not left)
+        if self._network is left:
+            self._take_for_noise(step, reason)
             return
-        self._network = found
         self._watch.remeasured()
         for number, expected in enumerate(self._expected):
             expected.renew(self._network)
             self._workers.restart(number)
         latency, transfer = self._network.latency, self._network.transfer
         self.history.add(Event(step, "network", latency=latency, transfer=transfer, reason=reason))
-        if changed:
-            self._remember(step, left)
-        self._begin_round(step, reason, recall=changed)
+        self._remember(step, left)
+        self._begin_round(step, reason, recall=True)
+
+    def _answer(self, found: bool) -> None:
+        self._watch.answered(found, any(chooser.odd for chooser in self._choosers))
+
+    def _take_for_noise(self, step: int, reason: str) -> None:
+        """The network is what it was: choices stand, but for those of buckets that have long taken another time."""
+        latency, transfer = self._network.latency, self._network.transfer
+        said = f"{reason}, but the network is what it was"
+        self.history.add(Event(step, "noise", latency=latency, transfer=transfer, reason=said))
+        if self._odd_agreement:
+            self._watch.was_noise()
+        for number in self._upset:
+            self._chosen(step, number)
+        for number, words in self._drifted.items():
+            if self._choosers[number].was_noise():
+                self._expected[number].renew(self._network)
+                self._ratios.reconsider(step, number, words, self._choosers[number].choice)
+                self._try(step, number, f"{words}, and not for once, though the network is what it was")
 
     def predicted(self, number: int, candidate: Candidate) -> float:
         """Return the seconds that a bucket is expected to take by a candidate, from all that is known by now.
@@ -357,7 +369,6 @@ class Controller:
 
     def _learn(self, step: int, agreed: Agreed) -> str:
         """Take the trials of a round; return why they were for nothing, if they were."""
-        upset = ""
         for number, chooser in enumerate(self._choosers):
             if chooser.settled:
                 continue
@@ -366,11 +377,11 @@ class Controller:
                 self._expected[number].kernels.note(candidate.scheme, self._ratio(number, candidate), row[number])
             if not chooser.learn([row[number] for row in agreed.seconds[: len(tried)]]):
                 continue
-            if chooser.upset:  # its times are of two networks: no ratio is to be chosen by them
-                upset = f"the network changed while bucket {self.history.number(number)} was tried"
+            if chooser.upset:  # its times may be of two networks: no ratio is to be chosen by them
+                self._upset.append(number)
             else:
                 self._chosen(step, number)
-        return upset
+        return f"bucket {self.history.number(self._upset[0])} took another time in a final" if self._upset else ""
 
     def _chosen(self, step: int, number: int) -> None:
         """A round is over. With what it has shown, perhaps another ratio is better: then there is another one."""
@@ -383,14 +394,16 @@ class Controller:
         if self._ratios.revise(step, number, self._choosers[number].measured, choice):
             self._send(step, number, ratio, "another ratio is better")
 
-    def _drift(self, step: int, agreed: Agreed, typical: Sequence[float], used: Sequence[Candidate | None]) -> str:
-        """Return in words which bucket left what was measured of it, or nothing.
+    def _drift(
+        self, step: int, agreed: Agreed, typical: Sequence[float], used: Sequence[Candidate | None]
+    ) -> dict[int, str]:
+        """Return in words which buckets left what was measured of them.
 
         Args:
             typical: seconds that each bucket took.
             used: how it travelled.
         """
-        drifted = ""
+        drifted = {}
         sent = [gains[-1] for gains in agreed.gains] or [math.nan] * len(self._buckets)
         for number, (chooser, seconds) in enumerate(zip(self._choosers, typical, strict=True)):
             choice = chooser.choice
@@ -402,7 +415,7 @@ class Controller:
             mixed, alarmed = self._workers.mixed(number), self._watch.asked
             known_s = chooser.known_s
             left = chooser.broken(seconds) if mixed else chooser.drifted(seconds, alarmed)
-            if left and not drifted:
+            if left:
                 took = f"took {seconds * 1e3:.2f} ms instead of {known_s * 1e3:.2f}"
-                drifted = f"bucket {self.history.number(number)} by {name} {took}"
+                drifted[number] = f"bucket {self.history.number(number)} by {name} {took}"
         return drifted

@@ -13,7 +13,7 @@ from typing import Any
 
 from hvd_compress.errors import ConfigError
 
-KINDS = ("begin", "choice", "window", "network", "ratio", "rollout", "worker")
+KINDS = ("begin", "choice", "window", "network", "noise", "ratio", "rollout", "worker")
 KEPT = 20_000
 """Events that are remembered, some 10 MB: training may take millions of steps."""
 
@@ -24,9 +24,9 @@ class Event:
 
     Attributes:
         step: after which it happened.
-        kind: "begin" (a round of trials), "choice", "window" (steps that were looked at), "network" (measured anew),
-            "ratio" (chosen, perhaps the one before), "rollout" (steps with a ratio that were taken back) or "worker"
-            (STAR or VAR was chosen).
+        kind: "begin" (a round of trials), "choice", "window" (steps that were looked at), "network" (another one was
+            found), "noise" (the network was measured, and is what it was), "ratio" (chosen, perhaps the one before),
+            "rollout" (steps with a ratio that were taken back) or "worker" (STAR or VAR was chosen).
         bucket: which one, or -1 for all.
         candidate: what was tried, chosen or in use.
         ratio: k / numel: in "begin" and "ratio" as an all-gather would send it, else as it was sent.

@@ -27,22 +27,21 @@ class LatencyWatch:
     network is measured, and where it is what it was, nothing follows, and that was noise.
 
     Pure: what comes in is the same on all ranks.
+
+    Attributes:
+        odd: whether the last time was, beyond noise, and the next will tell more.
     """
 
     def __init__(self) -> None:
         self._known: list[float] = []  # the first two: the shorter one is usual
         self._odd: list[float] = []  # times, in a row
         self._noise_s = 0.0  # the most seconds above the usual ones that nothing came of
+        self.odd = False
 
     @property
     def young(self) -> bool:
         """Whether it is not known yet what is usual."""
         return len(self._known) < 2
-
-    @property
-    def odd(self) -> bool:
-        """Whether the last time was odd, and the next will tell more."""
-        return bool(self._odd)
 
     def felt(self, own_s: float, exchange_s: float) -> bool:
         """Whether an agreement took an odd time on this rank, so that the others had better hear of it soon.
@@ -55,7 +54,7 @@ class LatencyWatch:
 
     def reset(self) -> None:
         """The network is being measured anew: the next times say what is usual from now on."""
-        self._known, self._odd = [], []
+        self._known, self._odd, self.odd = [], [], False
         self._noise_s /= 2  # processors may not be as busy any more, and a hiccup must not count for ever
 
     def was_noise(self) -> None:
@@ -65,7 +64,7 @@ class LatencyWatch:
             self._learn(usual, self._odd)
         else:
             self._known = [min(self._odd)]
-        self._odd = []
+        self._odd, self.odd = [], False
 
     def changed(self, agree_s: float, exchange_s: float) -> str:
         """Return in words that the latency changed, or nothing.
@@ -74,6 +73,7 @@ class LatencyWatch:
             agree_s: seconds of the last agreement, on the rank that waited least but one; 0 where there was none.
             exchange_s: seconds of the longest exchange of a bucket.
         """
+        self.odd = False
         if agree_s <= 0:
             return ""
         if self.young:
@@ -88,7 +88,8 @@ class LatencyWatch:
         self._odd.append(agree_s)
         beyond = (agree_s - self._noise_s) / usual
         once = beyond > BEYOND_NOISE or factor < 1
-        needed = 1 if once else 2 if beyond > EVIDENT else LASTING
+        self.odd = once or beyond > EVIDENT
+        needed = 1 if once else 2 if self.odd else LASTING
         if len(self._odd) < needed:
             return ""
         return f"ranks took {agree_s * 1e3:.2f} ms to agree instead of {usual * 1e3:.2f}"

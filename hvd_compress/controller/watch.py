@@ -53,10 +53,9 @@ class Watch:
         self._deaf = False  # whether alarms were not heeded when the window began
         self._alarm = Alarm()
         self.hides = True
-        # Agreements beside the next step's computation take longer than those for which all ranks wait.
-        self._latencies = {True: LatencyWatch(), False: LatencyWatch()}
+        # Of all agreements: those beside a step take longer than those for which all ranks wait, which is noise.
+        self._latency = LatencyWatch()
         self._beside = self._told_beside = False  # the last one, and the one before, of which the last one tells
-        self._latency = self._latencies[False]  # of those as that
         self._beside_s = 0.0  # what one beside a step cost
         self._felt = False  # on this rank
         self._soon = False  # a rank felt it: ranks are to compare soon
@@ -80,12 +79,12 @@ class Watch:
             return min(self.window, RECENT)
         if self._soon:
             return min(self.window, SOON)
-        if self._fresh or self._latencies[self.hides].young:
+        if self._fresh or self._latency.young:
             return min(self.window, SHORTEST_WINDOW)
         return min(self.window, LONGEST_WINDOW) if self._deaf else self.window
 
-    def seen(self, seconds: Sequence[float]) -> None:
-        """Take what the exchange of each bucket took on this rank."""
+    def seen(self, seconds: float) -> None:
+        """Take what the exchanges of a step took on this rank, all buckets together."""
         self._alarm.seen(seconds)
 
     def hear(self, said: int) -> None:
@@ -124,8 +123,7 @@ class Watch:
         """The network was measured anew: what is usual has to be learned, for agreements, too; alarms are heeded."""
         self._alarm.forgive()
         self._felt, self._rest, self._vain = False, 0, 0
-        for latency in self._latencies.values():
-            latency.reset()
+        self._latency.reset()
 
     def take(self, agreed: Agreed, exchange_s: float, idle_s: float) -> str:
         """Take an agreement; return in words that the latency changed, or nothing. What it took is of the one before.
@@ -136,14 +134,13 @@ class Watch:
             exchange_s: seconds of the longest exchange of a bucket.
             idle_s: seconds of a step in which nothing is exchanged.
         """
-        self._latency = self._latencies[self._told_beside]
         cost_s = max(agreed.agree_s, agreed.agree_most_s)
         steps = cost_s / (OVERHEAD * agreed.step_s) if agreed.step_s > 0 else 0.0
         self._beside_s = cost_s if self._told_beside else FADES * self._beside_s
         self.hides = max(cost_s, self._beside_s) < idle_s
         longest = LONGEST_WINDOW if self.hides else LONGEST_IN_THE_OPEN
         self.window = max(SHORTEST_WINDOW, min(longest, math.ceil(steps)))
-        self._felt = self._latencies[self._beside].felt(agreed.own_s, exchange_s)
+        self._felt = self._latency.felt(agreed.own_s, exchange_s)
         changed = self._latency.changed(agreed.agree_s, exchange_s)
         if self._soon and not changed:
             self._vain = min(max(1, 2 * self._vain), MOST_IN_VAIN)

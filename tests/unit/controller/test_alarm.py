@@ -18,7 +18,7 @@ from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas
 
 
-def taught(*usual: float) -> Alarm:
+def taught(usual: float) -> Alarm:
     alarm = Alarm()
     for _ in range(USUAL_STEPS):
         alarm.seen(usual)
@@ -26,15 +26,15 @@ def taught(*usual: float) -> Alarm:
 
 
 def test_two_odd_steps_in_a_row_are_said() -> None:
-    alarm = taught(0.1, 0.02)
-    for odd in ((0.1, 0.04), (0.06, 0.02)):
+    alarm = taught(0.1)
+    for odd in (0.16, 0.06):
         alarm.seen(odd)
         assert not alarm.raised
-        alarm.seen((0.1, 0.02))
+        alarm.seen(0.1)
         alarm.seen(odd)
         alarm.seen(odd)
         assert alarm.raised
-        alarm.seen((0.1, 0.02))
+        alarm.seen(0.1)
         assert not alarm.raised
 
 
@@ -42,21 +42,21 @@ def test_two_odd_steps_in_a_row_are_said() -> None:
 def test_what_is_little_or_no_number_is_not_odd(seconds: float) -> None:
     alarm = taught(0.001)
     for _ in range(3):
-        alarm.seen((seconds,))
+        alarm.seen(seconds)
     assert not alarm.raised
 
 
 def test_what_is_usual_is_no_single_step() -> None:
     alarm = Alarm()
     for second in (0.5, 0.1, 0.1, 0.1, 0.1, 0.1):
-        alarm.seen((second,))
+        alarm.seen(second)
     assert not alarm.raised
 
 
 def test_nothing_is_odd_before_it_is_known_what_is_usual() -> None:
     alarm = Alarm()
     for second in (0.1, 0.9, 0.9):
-        alarm.seen((second,))
+        alarm.seen(second)
     assert not alarm.raised
 
 
@@ -66,7 +66,7 @@ def test_after_another_choice_the_usual_is_learned_anew() -> None:
     alarm.restart()
     assert not alarm.due
     for _ in range(USUAL_STEPS + 2):
-        alarm.seen((0.5,))
+        alarm.seen(0.5)
     assert not alarm.raised
 
 

@@ -135,9 +135,46 @@ def test_a_first_window_that_denies_the_trials_is_believed_the_second_time() -> 
     chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
     settle(chooser, {first: 0.1})
     assert chooser.drifted(0.3)
-    settle(chooser, {first: 0.1})  # trials were lucky again
+    assert not chooser.was_noise()
     assert not any(chooser.drifted(0.3) for _ in range(3))
+    assert not chooser.odd
     assert chooser.drifted(0.1)
+
+
+def test_what_was_recalled_and_is_denied_is_tried_again_at_once() -> None:
+    first = Candidate("dense", "ring")
+    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
+    settle(chooser, {first: 0.1})
+    assert chooser.choice is not None
+    chooser.recall(chooser.choice, {first: 0.1})
+    assert chooser.drifted(0.3)
+    assert chooser.was_noise()
+    chooser.recall(chooser.choice, {first: 0.1})
+    assert not chooser.drifted(0.1)  # it holds
+    assert chooser.drifted(0.3)
+    assert not chooser.was_noise()
+
+
+def test_where_it_was_noise_once_an_odd_window_is_nothing_to_hurry_for() -> None:
+    first = Candidate("dense", "ring")
+    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
+    settle(chooser, {first: 0.1})
+    assert not chooser.drifted(0.1)
+    assert not chooser.drifted(0.14)
+    assert chooser.odd
+    assert chooser.drifted(0.14)
+    assert not chooser.was_noise()
+    assert not chooser.odd
+
+
+def test_what_is_far_off_for_long_is_tried_again_sooner() -> None:
+    first = Candidate("dense", "ring")
+    for seconds, windows in ((0.22, 8), (0.3, 4)):
+        chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, broken=2.5, calm=3, least_s=0.001))
+        settle(chooser, {first: 0.1})
+        assert not chooser.drifted(0.1)
+        tried = [chooser.drifted(seconds) and chooser.was_noise() for _ in range(windows)]
+        assert tried == [False] * (windows - 1) + [True]
 
 
 def test_where_more_is_sent_a_window_that_takes_as_much_longer_is_no_drift_and_one_that_takes_far_longer_is() -> None:
@@ -161,12 +198,12 @@ def test_alarms_that_change_nothing_make_patient_and_a_breakdown_is_seen_all_the
         assert not chooser.drifted(0.1)  # what is usual
         return next(count for count in range(1, 100) if chooser.drifted(seconds))
 
+    settle(chooser, {first: 0.1})
     needed = []
     for _ in range(4):
-        settle(chooser, {first: 0.1})
-        needed.append(windows_until(0.18))
-    assert needed == [1, 2, 4, 4]  # and no more
-    settle(chooser, {first: 0.1})
+        needed.append((windows_until(0.18), chooser.was_noise()))
+    assert needed == [(1, False), (2, False), (4, True), (4, True)]  # and no more; so many are to be looked into
+    assert not chooser.drifted(0.1)
     assert windows_until(0.3) == 1
     settle(chooser, {first: 0.3})  # it was true
     assert not chooser.drifted(0.3)

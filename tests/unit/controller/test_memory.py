@@ -30,7 +30,7 @@ class Job:
         self, monkeypatch: pytest.MonkeyPatch, engine: InProcessEngine, buckets: int = 1, goal: AutoRatio | None = None
     ) -> None:
         self._engine, self._step, self._factor = engine, 0, 1.0
-        monkeypatch.setattr(Network, "remeasured", lambda *_: Network(COSTS, self._factor, self._factor))
+        monkeypatch.setattr(Network, "_measured", lambda *_: Network(COSTS, self._factor, self._factor))
         bucket = Bucket(100_000, 4, goal.start if goal is not None else 0.01, (ALLGATHER, STAR))
         self._controller = Controller([bucket] * buckets, Network(COSTS), Policy(), History(), goal)
 
@@ -59,6 +59,11 @@ class Job:
             if controller.due and (drift := controller.take(self._step, controller.report()(self._engine))):
                 controller.remeasure(self._step, drift, self._engine)
         return [event for event in list(controller.history)[known:] if event.kind in ("begin", "choice")]
+
+    @property
+    def noise(self) -> bool:
+        """Whether the network was measured, and found to be what it was."""
+        return any(event.kind == "noise" for event in self._controller.history)
 
     @property
     def used(self) -> Candidate:
@@ -143,7 +148,7 @@ def test_a_network_that_gets_worse_little_by_little_is_tried_anew(job: Job) -> N
 
 
 def test_each_bucket_is_recalled_as_it_travelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And where one of them no longer takes what it took, all are tried."""
+    """And where one of them no longer takes what it took, that one is tried."""
     job = Job(monkeypatch, InProcessWorld(1).engine(0), buckets=2)
     job.train(FAST, 1.0, SLOW)
     job.train(SLOW, 10.0, FAST)
@@ -153,7 +158,8 @@ def test_each_bucket_is_recalled_as_it_travelled(monkeypatch: pytest.MonkeyPatch
         ("choice", 1, str(STAR)),
     ]
     seen = job.train(SLOW, 10.0, {ALLGATHER: 0.080, STAR: 0.090})
-    assert [(event.kind, event.bucket) for event in seen[:4]] == [(k, n) for k in ("choice", "begin") for n in (0, 1)]
+    kinds = [("choice", 0), ("choice", 1), ("begin", 1), ("choice", 1)]
+    assert [(event.kind, event.bucket) for event in seen] == kinds
     assert [choice.candidate for choice in job._controller.choices()] == [STAR, ALLGATHER]
 
 
@@ -169,6 +175,31 @@ def test_what_sends_much_more_now_is_tried_anew(
     job.train(SLOW, 10.0, steepness=steepness, steps=120)
     assert (job.ratio > 2 * before) == (steepness < 8.0)
     assert {event.kind for event in job.train(FAST, 1.0, steepness=steepness)} == kinds
+
+
+def test_noise_begins_no_round_and_what_lasts_begins_one_for_its_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, InProcessWorld(1).engine(0), buckets=3)
+    job.train(FAST, 1.0, FAST, FAST)
+    longer = {way: 1.8 * seconds for way, seconds in FAST.items()}
+    for _ in range(6):
+        assert job.train(FAST, 1.0, longer, FAST, steps=5) == []
+        assert job.train(FAST, 1.0, FAST, FAST, steps=20) == []
+    assert job.noise
+    seen = job.train(FAST, 1.0, {ALLGATHER: 0.018, STAR: 0.014}, FAST)
+    assert [(event.kind, event.bucket, event.candidate) for event in seen] == [
+        ("begin", 1, ""),
+        ("choice", 1, str(STAR)),
+    ]
+    assert "bucket 1 by allgather-ring took 18.00 ms instead of 10.00" in seen[0].reason
+
+
+def test_a_final_that_takes_another_time_on_the_same_network_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    near, later = {ALLGATHER: 0.100, STAR: 0.105}, {ALLGATHER: 0.200, STAR: 0.190}
+    for factor, kinds in ((1.0, ["choice"]), (2.0, ["begin", "choice"])):
+        job = Job(monkeypatch, InProcessWorld(1).engine(0))
+        job.train(near, 1.0, steps=2)  # the trials, before the final
+        assert [event.kind for event in job.train(later, factor)] == kinds
+        assert job.used == STAR
 
 
 def test_networks_are_alike_by_both_factors() -> None:

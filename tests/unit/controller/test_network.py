@@ -27,13 +27,34 @@ def test_both_factors_are_found_and_the_same_on_all_ranks(latency: float, transf
 
         engine.note = note
         found = Network(costs, 7.0, 7.0).remeasured(engine)
-        assert sizes == [1024, 1024, 262144, 24]
+        assert sizes == [1024, 1024, 262144, 24] * 2
         return found, len(engine.calls)
 
     (found, left), (other, _) = run_ranks(2, body)
     assert found == other
     assert left == 0  # they belong to no step
     assert (found.latency, found.transfer) == pytest.approx((latency, transfer))
+
+
+@pytest.mark.parametrize(("disturbed", "again"), [(1.3, 1), (3.0, 2)])
+def test_what_disturbs_one_measurement_makes_no_other_network(disturbed: float, again: int) -> None:
+    costs = Formulas(1e-3, 1e-8, 2)
+    known = Network(costs)
+
+    def body(engine: InProcessEngine) -> int:
+        sizes: list[int] = []
+
+        def note(call) -> None:
+            factor = disturbed if len(sizes) < 3 else 1.0
+            seconds = factor * known.seconds(call.verb, call.algorithm, call.tensor_bytes)
+            engine.calls.append(dataclasses.replace(call, seconds=seconds))
+            sizes.append(call.tensor_bytes)
+
+        engine.note = note
+        assert known.remeasured(engine) is known
+        return len(sizes) // 4
+
+    assert run_ranks(2, body) == [again] * 2
 
 
 def test_where_bytes_add_nothing_one_factor_says_all() -> None:
