@@ -82,6 +82,10 @@ class Steering:
                 self._agreeing = self._pipeline.begin(controller.report(), f"after step {step}, comparing times")
                 if controller.waits:
                     self.wait(step)
+        if controller.alarm:
+            self.wait(step)  # for what is under way, and perhaps says the same
+            if reason := controller.alarm:
+                self._measure(step, reason)
         if self._stands:
             self._speak()
         else:
@@ -94,9 +98,14 @@ class Steering:
         wait, self._agreeing, self._stands = self._agreeing, None, False
         drift = self.controller.take(step, wait())
         if drift:
-            measure = partial(self.controller.remeasure, step, drift)
-            self._pipeline.begin(measure, f"after step {step}, measuring the network")()
+            self._measure(step, drift)
         self._ended_s = perf_counter()  # what ranks waited for belongs to no step
+
+    def _measure(self, step: int, reason: str) -> None:
+        """Let ranks measure the network."""
+        measure = partial(self.controller.remeasure, step, reason)
+        self._pipeline.begin(measure, f"after step {step}, measuring the network")()
+        self._stands, self._ended_s = False, perf_counter()
 
     def roll_out(self, ratio: float) -> None:
         """Send another ratio in the steps that come, which are to be taken back."""

@@ -183,10 +183,8 @@ class Chooser:
         assert self.choice is not None
         return self.choice.seconds if math.isnan(self._usual) else self._usual
 
-    def drifted(self, seconds: float, alarmed: bool = False) -> bool:
+    def drifted(self, seconds: float) -> bool:
         """Take what a window of steps took with the choice that stands; return whether it is no longer true.
-
-        One counts for two that is broken, or evident, where a rank had seen it before, and sounded an alarm.
 
         Two windows in a row must say so, or one, evidently; more where noise was taken for drift before. They are
         compared with the first one since the choice was made: the time by which a candidate was chosen is the shortest
@@ -203,7 +201,7 @@ class Chooser:
             if first:
                 self._usual, self._doubted, self._recalled = seconds, False, False
             return False
-        self._odd_windows += 2 if factor > (policy.evident if alarmed else policy.broken) else 1
+        self._odd_windows += 2 if factor > policy.broken else 1
         self._doubted = first
         patience = 2**self._false_alarms
         needed = 1 if factor > policy.broken else patience if factor > policy.evident else 2 * patience

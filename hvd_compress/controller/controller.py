@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from hvd_compress.controller.chooser import Choice, Chooser, Policy
@@ -13,7 +14,7 @@ from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.memory import Memory, Met
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratios import Ratios
-from hvd_compress.controller.report import Agreed, Look, Pending, Timing, agree, median
+from hvd_compress.controller.report import Agreed, Look, Pending, Timing, Took, agree, median
 from hvd_compress.controller.sights import Sight, Workers
 from hvd_compress.controller.watch import LONGEST_WINDOW, OVERHEAD, Watch
 from hvd_compress.cost.candidates import Candidate
@@ -23,16 +24,30 @@ SIMILAR = 2.0
 """A ratio that differs from the one before by less than this factor travels as that did, without trials."""
 
 
+@dataclass(frozen=True)
+class Suspicion:
+    """What in the last agreement says that the network may have changed.
+
+    Attributes:
+        agreeing: whether it took another time to agree.
+        drifted: in words, how a bucket's exchange did.
+        upset: buckets of which all ways took another time in a final.
+    """
+
+    agreeing: bool = False
+    drifted: Mapping[int, str] = field(default_factory=dict)
+    upset: tuple[int, ...] = ()
+
+
 class Controller:
     """Chooses a candidate for each bucket, from what all ranks measured.
 
     It alternates: in a *round* the promising candidates are tried on the gradients of as many steps; in *windows* of
     some steps the choice that stands is watched. At the end of either, ranks exchange their times (`report.agree`), and
-    all make the same of it. A rank that sees a change says so in the header of its next payload, which ends the window
-    (`alarm`). When a choice no longer takes what it took, the network is measured by a few small collectives. Where it
-    is another one there is a new round, unless it was met before (`memory`). Where it is what it was, that was noise,
-    of which there is much: computation delays exchanges, other ranks arrive late. What lasts all the same is tried anew
-    for the buckets that it concerns.
+    all make the same of it. When a choice no longer takes what it took, or a rank says in the header of a payload that
+    it saw a change (`alarm`), the network is measured by a few small collectives. Where it is another one there is a
+    new round, unless it was met before (`memory`). Where it is what it was, that was noise, of which there is much:
+    computation delays exchanges, other ranks arrive late. What lasts all the same is tried anew for its bucket.
 
     Where the ratio is to be chosen, too, gains are looked at in the last step of a round and of some windows. A ratio
     is chosen before a round, and again after it, when more is known; when another is better, there is a new round.
@@ -61,10 +76,9 @@ class Controller:
         self._memories = [Memory() for _ in buckets]
         self._ratios = Ratios(goal, buckets, self._expected, history)
         self._pending = Pending()
-        self._agree_s = 0.0
+        self._took = Took()  # to agree, the last time
         self._watch = Watch()
-        # Why the network is to be measured: what agreeing took, and which buckets drifted, or took longer in a final.
-        self._odd_agreement, self._drifted, self._upset = False, dict[int, str](), list[int]()
+        self._suspicion = Suspicion()
         self._passed = 0  # steps that the last report was to be of
         self._begin_round(0, "training begins")
 
@@ -156,7 +170,10 @@ class Controller:
         told, pending, self._pending = self._workers.told(), self._pending, Pending()
         steps, self._passed = self._watch.ask(pending.steps, self.settled), len(pending.steps)
         step_s = pending.step_s(len(steps))
-        return partial(agree, steps=steps, step_s=step_s, agree_s=self._agree_s, look=pending.look, told=told)
+        beside = self._watch.beside
+        return partial(
+            agree, steps=steps, step_s=step_s, before=self._took, look=pending.look, told=told, beside=beside
+        )
 
     @property
     def _length(self) -> int:
@@ -172,12 +189,11 @@ class Controller:
 
     def take(self, step: int, agreed: Agreed) -> str:
         """Make of it what is to be made; return why the network must be measured anew, or nothing."""
-        self._agree_s = agreed.own_s
+        self._took = agreed.own
         typical = median(agreed.seconds)
         longest_s = max(typical) if self.settled else max(map(max, agreed.seconds))  # in a round each step is another
         beside_s = agreed.step_s - agreed.span_s
         latency = self._watch.take(agreed, longest_s, beside_s)
-        self._odd_agreement, self._drifted, self._upset = bool(latency), {}, []
         used = self._in_use()
         self._choose_workers(step, agreed)
         waited = self._ratios.waiting
@@ -194,14 +210,23 @@ class Controller:
                 self._begin_round(step, "gains are known")
             return ""
         if not self.settled:
-            return latency or self._learn(step, agreed)
-        self._drifted = self._drift(step, agreed, typical, used)
-        if latency or self._drifted:
-            return latency or next(iter(self._drifted.values()))
+            upset = self._learn(step, agreed)
+            self._suspicion = Suspicion(bool(latency), upset=upset)
+            return latency or self._upset_words(upset)
+        drifted = self._drift(step, agreed, typical, used)
+        self._suspicion = Suspicion(bool(latency), drifted)
+        self._watch.looked_at(any(chooser.odd for chooser in self._choosers))
+        if latency or drifted:
+            return latency or next(iter(drifted.values()))
         for number, reason in self._ratios.moved(agreed, last_ways, self._passed, OVERHEAD, step):
             self._choose_ratio(step, number, reason)
-        self._answer(found=False)
         return ""
+
+    @property
+    def alarm(self) -> str:
+        """Why the network is to be measured before the coming step, as a rank said so; or nothing."""
+        asleep = not self.settled or self._ratios.trial or self._ratios.waiting
+        return "" if asleep else self._watch.alarm
 
     @property
     def rollout_due(self) -> str:
@@ -232,13 +257,14 @@ class Controller:
 
     def remeasure(self, step: int, reason: str, engine: Engine) -> None:
         """Measure the network anew: where it is another one there is a round, unless it was met before. Collective."""
+        suspicion, self._suspicion = self._suspicion, Suspicion()
         left = self._network
         self._network = left.remeasured(engine)
-        self._answer(found=self._network is not left)
         if self._network is left:
-            self._take_for_noise(step, reason)
+            self._take_for_noise(step, reason, suspicion)
             return
-        self._watch.remeasured()
+        self._watch.found_another()
+        self._pending, self._took = Pending(), Took()  # those are of the other network
         for number, expected in enumerate(self._expected):
             expected.renew(self._network)
             self._workers.restart(number)
@@ -247,19 +273,15 @@ class Controller:
         self._remember(step, left)
         self._begin_round(step, reason, recall=True)
 
-    def _answer(self, found: bool) -> None:
-        self._watch.answered(found, any(chooser.odd for chooser in self._choosers))
-
-    def _take_for_noise(self, step: int, reason: str) -> None:
+    def _take_for_noise(self, step: int, reason: str, suspicion: Suspicion) -> None:
         """The network is what it was: choices stand, but for those of buckets that have long taken another time."""
         latency, transfer = self._network.latency, self._network.transfer
         said = f"{reason}, but the network is what it was"
         self.history.add(Event(step, "noise", latency=latency, transfer=transfer, reason=said))
-        if self._odd_agreement:
-            self._watch.was_noise()
-        for number in self._upset:
+        self._watch.was_noise(suspicion.agreeing)
+        for number in suspicion.upset:
             self._chosen(step, number)
-        for number, words in self._drifted.items():
+        for number, words in suspicion.drifted.items():
             if self._choosers[number].was_noise():
                 self._expected[number].renew(self._network)
                 self._ratios.reconsider(step, number, words, self._choosers[number].choice)
@@ -367,8 +389,9 @@ class Controller:
                 Event(step, "worker", number, str(way), ratio, seconds, gain=worker.gain, reason=worker.reason)
             )
 
-    def _learn(self, step: int, agreed: Agreed) -> str:
-        """Take the trials of a round; return why they were for nothing, if they were."""
+    def _learn(self, step: int, agreed: Agreed) -> tuple[int, ...]:
+        """Take the trials of a round; return for which buckets they were for nothing, if the network has changed."""
+        upset = []
         for number, chooser in enumerate(self._choosers):
             if chooser.settled:
                 continue
@@ -378,10 +401,13 @@ class Controller:
             if not chooser.learn([row[number] for row in agreed.seconds[: len(tried)]]):
                 continue
             if chooser.upset:  # its times may be of two networks: no ratio is to be chosen by them
-                self._upset.append(number)
+                upset.append(number)
             else:
                 self._chosen(step, number)
-        return f"bucket {self.history.number(self._upset[0])} took another time in a final" if self._upset else ""
+        return tuple(upset)
+
+    def _upset_words(self, upset: Sequence[int]) -> str:
+        return f"bucket {self.history.number(upset[0])} took another time in a final" if upset else ""
 
     def _chosen(self, step: int, number: int) -> None:
         """A round is over. With what it has shown, perhaps another ratio is better: then there is another one."""
@@ -412,10 +438,8 @@ class Controller:
             gain = sent[number] if math.isfinite(sent[number]) else self._workers.gain(number, choice.candidate)
             self.history.add(Event(step, "window", number, name, ratio, seconds, choice.predicted_s, gain))
             # What it took while VAR was on trial is not what was chosen; but no trial takes several times as long.
-            mixed, alarmed = self._workers.mixed(number), self._watch.asked
             known_s = chooser.known_s
-            left = chooser.broken(seconds) if mixed else chooser.drifted(seconds, alarmed)
-            if left:
+            if chooser.broken(seconds) if self._workers.mixed(number) else chooser.drifted(seconds):
                 took = f"took {seconds * 1e3:.2f} ms instead of {known_s * 1e3:.2f}"
                 drifted[number] = f"bucket {self.history.number(number)} by {name} {took}"
         return drifted

@@ -48,7 +48,7 @@ class LatencyWatch:
 
         Of this rank alone: one that comes last finds everything there, one that comes first waits.
         """
-        if self.young or not differ(own_s, min(self._known), EVIDENT, max(LEAST_S, SHARE * exchange_s)):
+        if own_s <= 0 or self.young or not differ(own_s, min(self._known), EVIDENT, max(LEAST_S, SHARE * exchange_s)):
             return False
         return own_s < min(self._known) or own_s - self._noise_s > EVIDENT * min(self._known)
 

@@ -27,6 +27,14 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Took:
+    """What an agreement took on this rank: a small collective for which ranks were in step, and all of it; seconds."""
+
+    seconds: float = 0.0
+    all_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Agreed:
     """What all ranks know of a run of steps.
 
@@ -34,25 +42,26 @@ class Agreed:
         seconds: by step and bucket: what the exchange took, kernels included.
         kernels_s: by step and bucket: compression and decompression alone.
         step_s: the duration of a step, the longest mean of a rank.
-        agree_s: what the last exchange of this kind took on the rank that waited least for the others but one. The one
-            that comes last finds everything there, and may see no latency at all; the last but one waits for it.
-        own_s: what this exchange took here: the one figure that differs between ranks.
+        agree_s: what a small collective took in the last agreement, on the rank that waited least for the others but
+            one. The one that comes last finds everything there, and may see no latency at all; the last but one waits
+            for it.
+        own: what this agreement took here: the one figure that differs between ranks.
         gains: by bucket: what the last of the steps was seen to gain, as the mean over ranks; empty where none was
             looked at.
         look_s: what looking at it took, the longest of a rank.
         told: by rank: the figures of its sights, `sights.Workers.told()`.
-        agree_most_s: as agree_s, on the rank that waited longest: what it costs.
+        cost_s: what the last agreement took in all, on the rank that waited longest.
     """
 
     seconds: tuple[tuple[float, ...], ...]
     kernels_s: tuple[tuple[float, ...], ...]
     step_s: float
     agree_s: float
-    own_s: float
+    own: Took
     gains: tuple[tuple[float, ...], ...] = ()
     look_s: float = 0.0
     told: tuple[tuple[float, ...], ...] = ()
-    agree_most_s: float = 0.0
+    cost_s: float = 0.0
 
     @property
     def span_s(self) -> float:
@@ -71,7 +80,7 @@ class Look:
     seconds: float = 0.0
 
 
-_NO_LOOK = Look()
+_NO_LOOK, _NOTHING = Look(), Took()
 
 
 @dataclass
@@ -113,34 +122,43 @@ def agree(
     engine: Engine,
     steps: Sequence[Sequence[Timing]],
     step_s: float,
-    agree_s: float,
+    before: Took = _NOTHING,
     look: Look = _NO_LOOK,
     told: Sequence[float] = (),
+    beside: bool = False,
 ) -> Agreed:
     """Exchange what this rank measured; every rank passes as many steps, buckets, gains and figures that are `told`.
 
-    Collective, one all-gather of 8 * (3 * steps * buckets + 3 + gains + told) bytes a rank, in the engine's thread.
+    Collective, one all-gather of 8 * (3 * steps * buckets + 4 + gains + told) bytes a rank, in the engine's thread.
+
+    Args:
+        before: what it took here the last time.
+        beside: whether it runs beside a step, to which ranks may come far apart. Then another one of 8 bytes follows,
+            for which they are in step: it tells what the network takes.
     """
     own = [value for step in steps for t in step for value in (t.compress_s, t.communicate_s, t.decompress_s)]
     seen = [gain for gains in look.gains for gain in gains]
-    vector = torch.tensor([*own, step_s, agree_s, look.seconds, *seen, *told], dtype=torch.float64)
+    vector = [*own, step_s, before.seconds, before.all_s, look.seconds, *seen, *told]
     with engine.aside() as calls:
-        ranks = [part.tolist() for part in engine.allgather(vector, [vector.numel()] * engine.world_size)]
-    own_s = sum(call.seconds for call in calls)
+        sent = torch.tensor(vector, dtype=torch.float64)
+        ranks = [part.tolist() for part in engine.allgather(sent, [len(vector)] * engine.world_size)]
+        if beside:
+            engine.allgather(torch.zeros(1, dtype=torch.float64), [1] * engine.world_size)
+    took = Took(calls[-1].seconds, sum(call.seconds for call in calls))
     buckets = len(steps[0]) if steps else 0
     places = [[3 * (step * buckets + bucket) for bucket in range(buckets)] for step in range(len(steps))]
     combined = [[combine([Timing(*rank[at : at + 3]) for rank in ranks]) for at in row] for row in places]
     end = len(own)
-    means = iter([sum(column) / len(ranks) for column in zip(*(rank[end + 3 :] for rank in ranks), strict=True)])
+    means = iter([sum(column) / len(ranks) for column in zip(*(rank[end + 4 :] for rank in ranks), strict=True)])
     agree_s_by_rank = sorted(rank[end + 1] for rank in ranks)
     return Agreed(
         tuple(tuple(seconds for seconds, _ in row) for row in combined),
         tuple(tuple(kernels for _, kernels in row) for row in combined),
         max(rank[end] for rank in ranks),
         agree_s_by_rank[min(1, len(ranks) - 1)],
-        own_s,
+        took,
         tuple(tuple(islice(means, len(gains))) for gains in look.gains),
-        max(rank[end + 2] for rank in ranks),
+        max(rank[end + 3] for rank in ranks),
         tuple(tuple(rank[len(rank) - len(told) :]) for rank in ranks),
-        agree_s_by_rank[-1],
+        max(rank[end + 2] for rank in ranks),
     )

@@ -84,7 +84,7 @@ def report(trials: Sequence[Trial]) -> Callable[[Engine], Agreed]:
     """Return the collective by which ranks agree on all trials: rows of steps, and by bucket a gain for each trial."""
     steps = [row for trial in trials for row in trial.timings]
     gains = tuple(zip(*(trial.gains() for trial in trials), strict=True))
-    return partial(agree, steps=steps, step_s=0.0, agree_s=0.0, look=Look(gains))
+    return partial(agree, steps=steps, step_s=0.0, look=Look(gains))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -12,6 +12,7 @@ from hvd_compress import steering
 from hvd_compress.compressors import Cast, TopK
 from hvd_compress.controller.chooser import Policy
 from hvd_compress.controller.latency import LatencyWatch
+from hvd_compress.controller.network import Network
 from hvd_compress.controller.watch import Watch
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.decision import Request
@@ -70,6 +71,7 @@ def test_while_a_choice_stands_ways_are_asked_for_once_a_window(hides: bool, mon
     calm = partial(Policy, margin=1.0, least_s=0.0, drift=1e9, evident=1e9, broken=1e9)
     monkeypatch.setattr(steering, "Policy", calm)
     monkeypatch.setattr(LatencyWatch, "changed", lambda *_: "")
+    monkeypatch.setattr(Network, "remeasured", lambda network, _: network)
 
     def body(engine: InProcessEngine) -> tuple[int, int, bool, bool]:
         asked, beside = 0, False

@@ -109,18 +109,6 @@ def test_drift_needs_two_windows_or_one_that_is_evident() -> None:
     assert chooser.drifted(0.04)
 
 
-def test_a_window_because_of_an_alarm_counts_for_two() -> None:
-    first = Candidate("dense", "ring")
-    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
-    settle(chooser, {first: 0.1})
-    assert not chooser.drifted(0.1)
-    assert not chooser.drifted(0.15, alarmed=True)  # not evident
-    settle(chooser, {first: 0.1})
-    assert not chooser.drifted(0.1)
-    chooser._false_alarms = 1
-    assert chooser.drifted(0.22, alarmed=True)
-
-
 def test_windows_are_compared_with_the_first_one_and_not_with_the_shortest_trial() -> None:
     first = Candidate("dense", "ring")
     chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))

@@ -13,7 +13,7 @@ from hvd_compress.controller.expected import Bucket
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import History
 from hvd_compress.controller.network import Network
-from hvd_compress.controller.report import Agreed, Look, Pending, Timing
+from hvd_compress.controller.report import Agreed, Look, Pending, Timing, Took
 from hvd_compress.controller.sights import Sight, Workers
 from hvd_compress.controller.watch import COMPARED, LONGEST_IN_THE_OPEN, LONGEST_WINDOW, SHORTEST_WINDOW
 from hvd_compress.cost.candidates import Candidate
@@ -41,7 +41,7 @@ def train(controller: Controller, steepness: float, steps: int, changed: bool = 
         if controller.due:
             controller.report()
             seen, noted = look.gains if look else (), ((),) * RANKS
-            agreed = Agreed(((seconds,),) * since, ((0.005,),) * since, 0.1, 1e-4, 1e-4, seen, 0.0, noted)
+            agreed = Agreed(((seconds,),) * since, ((0.005,),) * since, 0.1, 1e-4, Took(), seen, 0.0, noted)
             if drift := controller.take(step, agreed):
                 return drift
             since, look = 0, None
@@ -138,7 +138,7 @@ def rounds(times: list[float], agree_s: list[float]) -> list[str]:
         controller.report()
         # The ways differ by more than can be told apart, or there would be no final.
         rows = tuple((seconds * (1.0 + 0.1 * (step % 2)),) for step in range(steps))
-        found.append(controller.take(0, Agreed(rows, ((0.0,),) * steps, 0.2, agreed_s, agreed_s, told=((),) * RANKS)))
+        found.append(controller.take(0, Agreed(rows, ((0.0,),) * steps, 0.2, agreed_s, Took(), told=((),) * RANKS)))
     return found
 
 
@@ -167,7 +167,7 @@ def test_what_agreeing_took_for_no_reason_leaves_choices_as_they_are(
             steps += 1
         controller.report()
         rows = ((0.01,),) * steps
-        return controller.take(0, Agreed(rows, rows, 0.1, agree_s, agree_s, told=((),) * RANKS))
+        return controller.take(0, Agreed(rows, rows, 0.1, agree_s, Took(), told=((),) * RANKS))
 
     while not controller.settled:
         assert window(0.001) == ""
@@ -199,7 +199,7 @@ def test_what_has_no_header_is_looked_at_more_often(scheme: str, length: int) ->
             steps += 1
         rows = ((0.01,),) * len(controller.report().keywords["steps"])
         assert len(rows) == min(steps, COMPARED)
-        controller.take(0, Agreed(rows, rows, 0.1, 0.1, 0.1, told=((),) * RANKS))
+        controller.take(0, Agreed(rows, rows, 0.1, 0.1, Took(), told=((),) * RANKS, cost_s=0.1))
         lengths.append(steps)
     assert lengths[0] == 1  # its only trial
     assert lengths[1] == SHORTEST_WINDOW  # until it is known what is usual

@@ -9,7 +9,7 @@ from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import History
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratios import LOOK_STEPS, Ratios
-from hvd_compress.controller.report import Agreed, Timing
+from hvd_compress.controller.report import Agreed, Timing, Took
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas
 
@@ -23,11 +23,11 @@ def prepared(goal: AutoRatio) -> Ratios:
 
 
 def seen(*gains: float, look_s: float = 0.0) -> Agreed:
-    return Agreed(((0.01,),), ((0.0,),), 0.1, 0.0, 0.0, (gains,), look_s)
+    return Agreed(((0.01,),), ((0.0,),), 0.1, 0.0, Took(), (gains,), look_s)
 
 
 def seen_nothing() -> Agreed:
-    return Agreed(((0.01,),), ((0.0,),), 0.1, 0.0, 0.0)
+    return Agreed(((0.01,),), ((0.0,),), 0.1, 0.0, Took())
 
 
 def windows_until_a_look(ratios: Ratios, most: int = 1000) -> int:
@@ -90,7 +90,7 @@ def test_gains_that_moved_bring_a_rollout_but_not_too_soon() -> None:
             ratios.record([Timing(0.0, 0.01, 0.0)], [(0.5,)])
     steps = 5 * len(goal.ratios)
     gains = tuple(0.3 + 0.1 * place for place in range(len(goal.ratios)))
-    rolled = Agreed(((0.01,),) * steps, ((0.0,),) * steps, 0.1, 0.0, 0.0, (gains,))
+    rolled = Agreed(((0.01,),) * steps, ((0.0,),) * steps, 0.1, 0.0, Took(), (gains,))
     assert ratios.take_rollout(10, rolled) == "training begins"
     assert ratios.rollout_due == ""
     ratios.reconsider(10, 0, "a test", None)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
-from hvd_compress.controller.report import Agreed, Look, Timing, agree
+from hvd_compress.controller.report import Agreed, Look, Timing, Took, agree
 from hvd_compress.engines.inprocess import run_ranks
 
 
@@ -15,7 +16,7 @@ def test_gains_are_the_mean_over_ranks_by_bucket() -> None:
         rank = engine.rank
         look = Look(((0.1 + rank, 0.2 + rank), (0.3,), (math.nan if rank else 0.5,)), 0.01 * rank)
         timings = [(Timing(0.1, 0.2, 0.3),) * 3] * 2
-        return agree(engine, timings, step_s=1.0 + rank, agree_s=0.0, look=look), engine.calls
+        return agree(engine, timings, step_s=1.0 + rank, look=look), engine.calls
 
     ranks = run_ranks(3, body)
     agreed, calls = ranks[0]
@@ -32,7 +33,7 @@ def test_gains_are_the_mean_over_ranks_by_bucket() -> None:
 
 
 def test_without_a_look_there_are_no_gains() -> None:
-    (agreed,) = run_ranks(1, lambda engine: agree(engine, [(Timing(1.0, 1.0, 1.0),)], 1.0, 0.0))
+    (agreed,) = run_ranks(1, lambda engine: agree(engine, [(Timing(1.0, 1.0, 1.0),)], 1.0))
     assert agreed.gains == ()
     assert agreed.look_s == 0.0
 
@@ -41,14 +42,27 @@ def test_of_what_agreeing_took_the_rank_counts_that_waited_least_but_one() -> No
     """The one that comes last finds everything there."""
 
     def body(engine):
-        agreed = agree(engine, [(Timing(1.0, 1.0, 1.0),)], 1.0, (0.001, 0.03, 0.02)[engine.rank])
-        return agreed.agree_s, agreed.agree_most_s
+        before = Took((0.001, 0.03, 0.02)[engine.rank], (0.001, 0.05, 0.04)[engine.rank])
+        agreed = agree(engine, [(Timing(1.0, 1.0, 1.0),)], 1.0, before)
+        return agreed.agree_s, agreed.cost_s
 
-    assert run_ranks(3, body) == [(0.02, 0.03)] * 3
+    assert run_ranks(3, body) == [(0.02, 0.05)] * 3
+
+
+@pytest.mark.parametrize(("beside", "seconds", "all_s"), [(False, 3.0, 3.0), (True, 5.0, 8.0)])
+def test_beside_a_step_a_collective_for_which_ranks_are_in_step_tells_what_the_network_takes(
+    beside: bool, seconds: float, all_s: float
+) -> None:
+    def body(engine):
+        taken = iter((3.0, 5.0))
+        engine.note = lambda call: engine.calls.append(dataclasses.replace(call, seconds=next(taken)))
+        return agree(engine, [(Timing(1.0, 1.0, 1.0),)], 1.0, beside=beside).own
+
+    assert run_ranks(2, body) == [Took(seconds, all_s)] * 2
 
 
 def test_with_several_buckets_kernels_run_beside_collectives() -> None:
     """All but those of the first and the last one, together about one bucket's."""
-    one = Agreed(((5.0,), (7.0,)), ((2.0,), (2.0,)), 10.0, 0.0, 0.0)
-    four = Agreed(((5.0,) * 4,), ((2.0,) * 4,), 30.0, 0.0, 0.0)
+    one = Agreed(((5.0,), (7.0,)), ((2.0,), (2.0,)), 10.0, 0.0, Took())
+    four = Agreed(((5.0,) * 4,), ((2.0,) * 4,), 30.0, 0.0, Took())
     assert (one.span_s, four.span_s) == (6.0, 4 * 3.0 + 2.0)

@@ -12,7 +12,7 @@ from hvd_compress.controller.expected import Bucket
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import History
 from hvd_compress.controller.network import Network
-from hvd_compress.controller.report import Agreed, Look, Timing
+from hvd_compress.controller.report import Agreed, Look, Timing, Took
 from hvd_compress.controller.shares import Shares
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas
@@ -86,7 +86,7 @@ def train(
         if controller.due:
             controller.report()
             gains = look.gains if look else ()
-            agreed = Agreed(tuple(taken), ((0.0,),) * len(taken), 0.5, 1e-4, 1e-4, gains, 0.0, ((),) * RANKS)
+            agreed = Agreed(tuple(taken), ((0.0,),) * len(taken), 0.5, 1e-4, Took(), gains, 0.0, ((),) * RANKS)
             assert controller.take(step, agreed) == ""
             taken, look = [], None
     assert controller.settled

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from hvd_compress.controller.alarm import DEAF, RECENT, USUAL_STEPS
-from hvd_compress.controller.report import Agreed
+from hvd_compress.controller.alarm import DEAF, USUAL_STEPS
+from hvd_compress.controller.report import Agreed, Took
 from hvd_compress.controller.watch import (
-    ALARM,
     COMPARED,
+    EXCHANGED,
     FELT,
     LONGEST_IN_THE_OPEN,
     LONGEST_WINDOW,
@@ -34,12 +34,12 @@ def window(watch: Watch, agree_s: float, settled: bool = True, idle_s: float = 0
     watch.ask([], settled)
     said = watch.take(agreed(agree_s), 0.01, idle_s)
     if settled:
-        watch.answered(found=False, odd=False)
+        watch.looked_at(odd=False)
     return said
 
 
 def agreed(agree_s: float, step_s: float = 0.1) -> Agreed:
-    return Agreed(((0.01,),), ((0.0,),), step_s, agree_s, agree_s)
+    return Agreed(((0.01,),), ((0.0,),), step_s, agree_s, Took(agree_s, agree_s), cost_s=agree_s)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_until_it_is_known_what_is_usual_windows_are_short() -> None:
 def test_what_is_odd_is_looked_at_again_soon() -> None:
     watch = watch_that_knows()
     watch.take(agreed(1.0), 0.01, 0.0)
-    watch.answered(found=False, odd=False)
+    watch.looked_at(odd=False)
     assert watch.length == LONGEST_IN_THE_OPEN
-    watch.answered(found=False, odd=True)
+    watch.looked_at(odd=True)
     assert watch.length == SHORTEST_WINDOW
 
 
@@ -92,7 +92,7 @@ def test_what_agreeing_took_for_no_reason_is_noise() -> None:
     for agree_s in (0.0, 0.005, 0.005, 0.005, 0.04):
         said = window(watch, agree_s)
     assert said == "ranks took 40.00 ms to agree instead of 5.00"
-    watch.was_noise()
+    watch.was_noise(agreeing=True)
     assert watch.take(agreed(0.04), 0.01, 0.0) == ""
 
 
@@ -102,7 +102,7 @@ def test_what_an_agreement_takes_longer_beside_computation_is_learned_as_noise()
     for settled, agree_s in [(False, 0.0), (False, 0.001), (True, 0.001), *[(True, 0.020), (False, 0.001)] * 10]:
         if words := window(watch, agree_s, settled, idle_s=0.05):
             said.append(words)
-            watch.was_noise()
+            watch.was_noise(agreeing=True)
     assert said[0] == "ranks took 20.00 ms to agree instead of 1.00"
     assert len(said) <= 2
     assert not watch._latency.odd
@@ -119,27 +119,35 @@ def test_what_nothing_hides_is_waited_for() -> None:
 def test_where_no_alarm_is_heeded_windows_are_shorter() -> None:
     watch = watch_that_knows()
     watch.take(agreed(1.0), 0.01, 0.0)
-    watch.hear(ALARM)
-    watch.ask([], True)
-    assert watch.length == RECENT
-    watch.answered(found=False, odd=False)  # it was a false alarm: for some time none is heeded
-    assert watch.length == LONGEST_WINDOW
-    for _ in range(DEAF):
-        watch.hear(0)
-    assert watch.length == LONGEST_WINDOW  # a window stays as long as it was to be
-    window(watch, 1.0)
+    assert watch.length == LONGEST_IN_THE_OPEN
+    watch.hear(EXCHANGED)
+    assert watch.alarm == "a rank's exchanges took another time"
+    watch.was_noise(agreeing=False)  # for some time none is heeded
+    for _ in range(DEAF - 1):
+        assert watch.length == LONGEST_WINDOW
+        watch.hear(EXCHANGED)
+        assert watch.alarm == ""
+    watch.hear(0)
     assert watch.length == LONGEST_IN_THE_OPEN
 
 
 def test_after_a_change_alarms_are_heeded() -> None:
     watch = watch_that_knows()
-    watch.hear(ALARM)
-    window(watch, 1.0)
-    watch.hear(ALARM)
-    assert watch.length == LONGEST_WINDOW
-    watch.remeasured()
-    watch.hear(ALARM)
-    assert watch.length == RECENT
+    watch.hear(EXCHANGED)
+    watch.was_noise(agreeing=False)
+    watch.hear(EXCHANGED)
+    assert watch.alarm == ""
+    watch.found_another()
+    watch.hear(EXCHANGED)
+    assert watch.alarm != ""
+
+
+def test_a_false_alarm_of_one_kind_leaves_ears_open_for_the_other() -> None:
+    watch = watch_that_knows()
+    watch.hear(EXCHANGED)
+    watch.was_noise(agreeing=False)
+    watch.hear(EXCHANGED | FELT)
+    assert watch.alarm == "a rank took another time to agree"
 
 
 def test_another_choice_while_ranks_compare_makes_the_next_window_short() -> None:
@@ -147,7 +155,7 @@ def test_another_choice_while_ranks_compare_makes_the_next_window_short() -> Non
     watch.ask([], True)
     watch.take(agreed(1.0), 0.01, 0.0)
     watch.restart()
-    watch.answered(found=False, odd=False)
+    watch.looked_at(odd=False)
     assert watch.length == SHORTEST_WINDOW
 
 
@@ -156,29 +164,21 @@ def test_what_takes_longer_beside_a_step_does_not_go_to_and_fro() -> None:
     watch, hidden = Watch(), []
     for _ in range(20):
         hidden.append(watch.hides)
-        window(watch, 0.020 if watch._beside else 0.001, idle_s=0.01)
+        window(watch, 0.020 if watch.beside else 0.001, idle_s=0.01)
     assert sum(hidden) <= 5
 
 
-def test_an_alarm_makes_ranks_compare_the_last_steps() -> None:
-    watch = watch_that_knows()
-    watch.take(agreed(1.0), 0.01, 0.0)
-    steps = list(range(LONGEST_IN_THE_OPEN))
+def test_ranks_compare_the_last_steps_of_a_window_and_all_of_a_round() -> None:
+    watch, steps = Watch(), list(range(LONGEST_IN_THE_OPEN))
     assert watch.ask(steps, True) == steps[-COMPARED:]
-    watch.answered(found=False, odd=False)
-    watch.hear(ALARM)
-    assert watch.length == RECENT
-    assert watch.ask(steps, True) == steps[-RECENT:]
-    assert watch.asked
-    watch.answered(found=True, odd=False)
-    assert (watch.length, watch.asked) == (LONGEST_IN_THE_OPEN, False)
+    assert watch.ask(steps, False) == steps
 
 
 def test_another_choice_has_another_usual_time() -> None:
     watch = Watch()
     for seconds in [0.1] * USUAL_STEPS + [0.4] * 2:
         watch.seen(seconds)
-    assert watch.note == ALARM
+    assert watch.note == EXCHANGED
     watch.restart()
     assert watch.note == 0
     for seconds in [0.4] * (USUAL_STEPS + 2):
@@ -190,37 +190,49 @@ def test_after_the_network_was_measured_agreements_are_learned_anew() -> None:
     watch = Watch()
     for _ in range(3):
         watch.take(agreed(0.005), 0.01, 0.0)
-    watch.remeasured()
+    watch.found_another()
     assert [watch.take(agreed(0.5), 0.01, 0.0) for _ in range(4)] == [""] * 4
 
 
-def test_a_rank_that_felt_an_odd_agreement_has_the_next_one_come_soon() -> None:
-    """What it took is told in the next one: here 60 ms instead of 10, as the network is farther now."""
+def felt(own_s: float) -> Watch:
+    """A rank for which the last agreement took as long, instead of 10 ms."""
     watch = Watch()
     for _ in range(4):
         window(watch, 0.010)
     assert watch.note == 0
     watch.ask([], True)
-    watch.take(replace(agreed(0.010), own_s=0.060), 0.01, 0.0)
-    watch.answered(found=False, odd=False)
+    watch.take(replace(agreed(0.010), own=Took(own_s, own_s)), 0.01, 0.0)
+    watch.looked_at(odd=False)
+    return watch
+
+
+@pytest.mark.parametrize("own_s", [0.060, 0.001])
+def test_a_rank_that_felt_an_odd_agreement_has_the_network_measured(own_s: float) -> None:
+    """All would know what it took only after the next one."""
+    watch = felt(own_s)
     assert watch.note == FELT
-    assert watch.length > SOON
-    watch.ask([], True)
-    watch.hear(FELT)  # that is of the one before
-    assert window(watch, 0.010) == ""
-    assert watch.length > SOON
-    watch.ask([], True)
-    watch.take(replace(agreed(0.010), own_s=0.060), 0.01, 0.0)
-    watch.answered(found=False, odd=False)
     watch.hear(watch.note)
-    assert watch.length == SOON
+    assert watch.alarm == "a rank took another time to agree"
+
+
+def test_what_was_felt_and_denied_is_no_news_when_all_know_of_it() -> None:
+    watch = felt(0.060)
+    watch.hear(FELT)
+    watch.was_noise(agreeing=False)
+    assert (watch.note, watch.alarm) == (0, "")
+    assert window(watch, 0.060) == ""
+    assert window(watch, 0.060) == ""  # now it is known to be noise
+    watch = felt(0.060)
     assert window(watch, 0.060) == "ranks took 60.00 ms to agree instead of 10.00"
 
 
-def test_what_one_rank_feels_for_nothing_is_heeded_more_and_more_rarely() -> None:
-    watch, heeded = Watch(), []
-    for _ in range(60):
-        watch.hear(FELT)
-        heeded.append(watch.length == SOON)
-        window(watch, 0.010)
-    assert [number for number, soon in enumerate(heeded) if soon] == [0, 2, 5, 10, 19, 36, 53]
+def test_a_rank_whose_alarm_was_noise_learns_anew_what_is_usual() -> None:
+    watch = Watch()
+    for seconds in [0.1] * USUAL_STEPS + [0.2] * 2:
+        watch.seen(seconds)
+    assert watch.note == EXCHANGED
+    watch.hear(EXCHANGED)
+    watch.was_noise(agreeing=False)
+    for seconds in [0.2] * (USUAL_STEPS + 2):
+        assert watch.note == 0
+        watch.seen(seconds)
