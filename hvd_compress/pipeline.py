@@ -82,9 +82,11 @@ class Exchanged:
     passed: tuple[Passed, ...] = ()
 
     @property
-    def timings(self) -> tuple[tuple[float, float, float], ...]:
-        """The seconds of compressing, communicating and decompressing, by number of the bucket."""
-        return tuple((_length(p.encode), _length(p.communicate), _length(p.decode)) for p in self.passed)
+    def timings(self) -> tuple[tuple[float, float, float, float], ...]:
+        """Seconds of compressing, communicating and decompressing, and when communicating began, by bucket number."""
+        return tuple(
+            (_length(p.encode), _length(p.communicate), _length(p.decode), p.communicate[0]) for p in self.passed
+        )
 
 
 @dataclass

@@ -90,18 +90,20 @@ class Route:
         """What ranks had to say in the step that is over."""
         return self.exchange.heard if self.exchange is not None else 0
 
-    def timing(self, seconds: tuple[float, float, float]) -> Timing:
-        """Return what the exchange took, without what it took to look at it."""
+    def timing(self, passed: tuple[float, float, float, float]) -> Timing:
+        """Return what the exchange took, without what it took to look at it; `passed` is one of Exchanged.timings."""
         before_s, after_s = (self.observed.before_s, self.observed.after_s) if self.observed else (0.0, 0.0)
-        return Timing(seconds[0] - before_s, seconds[1], seconds[2] - after_s)
+        compress_s, communicate_s, decompress_s, began_s = passed
+        leads = self.exchange is None or self.exchange.leads
+        return Timing(compress_s - before_s, communicate_s, decompress_s - after_s, began_s, leads)
 
-    def sight(self, seconds: tuple[float, float, float]) -> Sight | None:
+    def sight(self, passed: tuple[float, float, float, float]) -> Sight | None:
         """Return what this rank saw of the step that is over; the host may wait for a GPU here."""
         exchange, residual = self.exchange, self.residual
         if not self.watched or exchange is None or exchange.picked is None or residual is None:
             return None
         left = float(residual.square_norm())
-        return Sight(exchange.picked.root, float(exchange.picked.sent), left, self.timing(seconds).seconds)
+        return Sight(exchange.picked.root, float(exchange.picked.sent), left, self.timing(passed).seconds)
 
 
 def called(names: tuple[str, ...]) -> str:

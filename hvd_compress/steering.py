@@ -67,7 +67,7 @@ class Steering:
         """Return the ratios whose gains to read of a bucket in the coming step; None where gains are not looked at."""
         return self.controller.looking if route in self._routes else None
 
-    def after(self, step: int, timings: Sequence[tuple[float, float, float]]) -> None:
+    def after(self, step: int, timings: Sequence[tuple[float, float, float, float]]) -> None:
         """Show the controller what the step took, by number of the bucket, and do in the next one what it says."""
         now = perf_counter()
         step_s, self._ended_s = now - self._ended_s, now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,16 +10,24 @@ from itertools import islice
 
 import torch
 
+from hvd_compress.controller.clocks import offsets
 from hvd_compress.engines.base import Engine
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The phases of one bucket in one step on one rank, in seconds."""
+    """The phases of one bucket in one step on one rank, in seconds.
+
+    Attributes:
+        began_s: when communicating did, by the clock of this rank.
+        leads: whether other ranks wait for what is compressed here (`Exchange.leads`).
+    """
 
     compress_s: float
     communicate_s: float
     decompress_s: float
+    began_s: float = 0.0
+    leads: bool = True
 
     @property
     def seconds(self) -> float:
@@ -39,7 +48,7 @@ class Agreed:
     """What all ranks know of a run of steps.
 
     Attributes:
-        seconds: by step and bucket: what the exchange took, kernels included.
+        seconds: by step and bucket: what the exchange took, kernels included, had all ranks come to it at once.
         kernels_s: by step and bucket: compression and decompression alone.
         step_s: the duration of a step, the longest mean of a rank.
         agree_s: what a small collective took in the last agreement, on the rank that waited least for the others but
@@ -103,14 +112,22 @@ class Pending:
         return sum(durations_s) / len(durations_s)
 
 
-def combine(timings: Sequence[Timing]) -> tuple[float, float]:
+def combine(timings: Sequence[Timing], offsets: Sequence[float]) -> tuple[float, float]:
     """Return what an exchange took in all and in its kernels, from its timings on all ranks.
 
-    A rank that comes late has the others wait for it in their collective, and finds them ready: what it gains they
-    lose, so the mean over ranks is what it takes when all start together. Kernels alone count as on the slowest rank.
+    A rank that comes late has the others wait for it in their collective. That is no matter of how they exchange: it
+    counts from when the last one came until the last one has ended, by one clock. To that come the kernels, as the mean
+    over ranks: which of them is delayed by other processes is chance. Kernels alone count as on the slowest rank.
+
+    Args:
+        offsets: of the clocks (`clocks.offsets`).
     """
-    total = sum(timing.seconds for timing in timings) / len(timings)
-    return total, max(t.compress_s for t in timings) + max(t.decompress_s for t in timings)
+    begun = [timing.began_s + offset for timing, offset in zip(timings, offsets, strict=True)]
+    communicate_s = max(b + t.communicate_s for b, t in zip(begun, timings, strict=True)) - max(begun)
+    compress_s = [t.compress_s for t in timings if math.isfinite(t.compress_s)]  # of those that lead
+    decompress_s = [t.decompress_s for t in timings]
+    total = statistics.fmean(compress_s) + communicate_s + statistics.fmean(decompress_s)
+    return total, max(compress_s) + max(decompress_s)
 
 
 def median(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
@@ -129,14 +146,14 @@ def agree(
 ) -> Agreed:
     """Exchange what this rank measured; every rank passes as many steps, buckets, gains and figures that are `told`.
 
-    Collective, one all-gather of 8 * (3 * steps * buckets + 4 + gains + told) bytes a rank, in the engine's thread.
+    Collective, one all-gather of 8 * (4 * steps * buckets + 4 + gains + told) bytes a rank, in the engine's thread.
 
     Args:
         before: what it took here the last time.
         beside: whether it runs beside a step, to which ranks may come far apart. Then another one of 8 bytes follows,
             for which they are in step: it tells what the network takes.
     """
-    own = [value for step in steps for t in step for value in (t.compress_s, t.communicate_s, t.decompress_s)]
+    own = [value for step in steps for timing in step for value in _numbers(timing)]
     seen = [gain for gains in look.gains for gain in gains]
     vector = [*own, step_s, before.seconds, before.all_s, look.seconds, *seen, *told]
     with engine.aside() as calls:
@@ -146,8 +163,10 @@ def agree(
             engine.allgather(torch.zeros(1, dtype=torch.float64), [1] * engine.world_size)
     took = Took(calls[-1].seconds, sum(call.seconds for call in calls))
     buckets = len(steps[0]) if steps else 0
-    places = [[3 * (step * buckets + bucket) for bucket in range(buckets)] for step in range(len(steps))]
-    combined = [[combine([Timing(*rank[at : at + 3]) for rank in ranks]) for at in row] for row in places]
+    places = [[4 * (step * buckets + bucket) for bucket in range(buckets)] for step in range(len(steps))]
+    timings = [[[Timing(*rank[at : at + 4]) for rank in ranks] for at in row] for row in places]
+    apart = _offsets([exchange for row in timings for exchange in row], len(ranks))
+    combined = [[combine(exchange, apart) for exchange in row] for row in timings]
     end = len(own)
     means = iter([sum(column) / len(ranks) for column in zip(*(rank[end + 4 :] for rank in ranks), strict=True)])
     agree_s_by_rank = sorted(rank[end + 1] for rank in ranks)
@@ -162,3 +181,15 @@ def agree(
         tuple(tuple(rank[len(rank) - len(told) :]) for rank in ranks),
         max(rank[end + 2] for rank in ranks),
     )
+
+
+def _numbers(timing: Timing) -> tuple[float, float, float, float]:
+    """Return what is told of it; NaN as the time to compress says that nobody waited for that."""
+    compress_s = timing.compress_s if timing.leads else math.nan
+    return compress_s, timing.communicate_s, timing.decompress_s, timing.began_s
+
+
+def _offsets(exchanges: Sequence[Sequence[Timing]], ranks: int) -> list[float]:
+    starts = [[exchange[rank].began_s for exchange in exchanges] for rank in range(ranks)]
+    ends = [[exchange[rank].began_s + exchange[rank].communicate_s for exchange in exchanges] for rank in range(ranks)]
+    return offsets(starts, ends)

@@ -111,6 +111,7 @@ class _StarExchange(_ARTopkExchange):
     def _compress(self) -> None:
         work = self._work
         self._root = work.step % self._world_size
+        self.leads = self._rank == self._root
         if self._rank != self._root:
             self._accumulate()
             return

@@ -54,11 +54,13 @@ class Exchange(ABC):
 
     Where the work is watched, `picked` is set after communicate() by schemes in which one rank's indices count. `heard`
     is after decode() what ranks had to say, or-ed bit by bit: those whose payload all ranks received, so it is the same
-    on every rank; 0 where no payload has a header.
+    on every rank; 0 where no payload has a header. `leads` is False on a rank whose encoding nobody waits for, as that
+    of another one takes longer by nature.
     """
 
     picked: Picked | None = None
     heard: int = 0
+    leads: bool = True
 
     @abstractmethod
     def encode(self) -> None:

@@ -61,7 +61,7 @@ def train(scheme: str, slow: Callable[[int], bool], monkeypatch: pytest.MonkeyPa
 
     def played(self: Steering, step: int, timings: Sequence[object]) -> None:
         seconds = 0.05 if step >= CHANGE and slow(self._pipeline._engine.rank) else 0.01
-        after(self, step, [(0.0, seconds, 0.0) for _ in timings])
+        after(self, step, [(0.0, seconds, 0.0, 0.0) for _ in timings])
 
     monkeypatch.setattr(Steering, "after", played)
 

@@ -56,7 +56,7 @@ def test_every_bucket_has_a_row_for_each_phase(
     request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the controller every exchange takes as long, so that noise does not begin its first round anew."""
-    monkeypatch.setattr(Exchanged, "timings", property(lambda self: ((0.001, 0.001, 0.001),) * len(self.passed)))
+    monkeypatch.setattr(Exchanged, "timings", property(lambda self: ((0.001, 0.001, 0.001, 0.0),) * len(self.passed)))
     file = tmp_path / "traces" / "rank{rank}.json"
     run_ranks(2, lambda engine: train(engine, file, request_))
     assert sorted(path.name for path in file.parent.iterdir()) == ["rank0.json", "rank1.json"]

@@ -38,7 +38,7 @@ def no_time_decides(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(watch, longest, watch.SHORTEST_WINDOW)
     monkeypatch.setattr(watch.Watch, "hides", property(lambda self: True, lambda self, hides: None), raising=False)
     monkeypatch.setattr(LatencyWatch, "changed", lambda *_: "")
-    monkeypatch.setattr(Exchanged, "timings", property(lambda self: ((0.001, 0.001, 0.001),) * len(self.passed)))
+    monkeypatch.setattr(Exchanged, "timings", property(lambda self: ((0.001, 0.001, 0.001, 0.0),) * len(self.passed)))
 
 
 def train(

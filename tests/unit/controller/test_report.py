@@ -61,6 +61,33 @@ def test_beside_a_step_a_collective_for_which_ranks_are_in_step_tells_what_the_n
     assert run_ranks(2, body) == [Took(seconds, all_s)] * 2
 
 
+def test_an_exchange_counts_from_when_the_last_rank_came_by_one_clock() -> None:
+    """Clocks are an hour apart. In turn the ranks come 0.5 s late to an exchange that takes 0.2; then kernels."""
+
+    def body(engine):
+        steps = []
+        for step in range(4):
+            late_s = 0.5 * (step % 2 == engine.rank)
+            began_s = 3600.0 * engine.rank + 10.0 * step + late_s
+            steps.append((Timing(0.01 + 0.02 * engine.rank, 0.7 - late_s, 0.05, began_s),))
+        return agree(engine, steps, 1.0)
+
+    agreed, other = run_ranks(2, body)
+    assert agreed.seconds == other.seconds
+    assert [seconds for (seconds,) in agreed.seconds] == pytest.approx([0.02 + 0.2 + 0.05] * 4)
+    assert [seconds for (seconds,) in agreed.kernels_s] == pytest.approx([0.03 + 0.05] * 4)
+
+
+def test_what_a_rank_compresses_that_nobody_waits_for_does_not_count() -> None:
+    def body(engine):
+        root = engine.rank == 1
+        return agree(engine, [(Timing(0.3 if root else 0.1, 0.2, 0.0, leads=root),)], 1.0)
+
+    for agreed in run_ranks(3, body):
+        assert agreed.seconds[0] == pytest.approx((0.5,))
+        assert agreed.kernels_s[0] == pytest.approx((0.3,))
+
+
 def test_with_several_buckets_kernels_run_beside_collectives() -> None:
     """All but those of the first and the last one, together about one bucket's."""
     one = Agreed(((5.0,), (7.0,)), ((2.0,), (2.0,)), 10.0, 0.0, Took())
