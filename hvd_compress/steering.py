@@ -8,7 +8,7 @@ from operator import or_
 from time import perf_counter
 
 from hvd_compress.controller.chooser import Policy
-from hvd_compress.controller.controller import Controller
+from hvd_compress.controller.controller import Controller, Suspicion
 from hvd_compress.controller.expected import Bucket
 from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.network import Network
@@ -84,8 +84,8 @@ class Steering:
                     self.wait(step)
         if controller.alarm:
             self.wait(step)  # for what is under way, and perhaps says the same
-            if reason := controller.alarm:
-                self._measure(step, reason)
+            if suspicion := controller.alarm:
+                self._measure(step, suspicion)
         if self._stands:
             self._speak()
         else:
@@ -96,14 +96,14 @@ class Steering:
         if self._agreeing is None:
             return
         wait, self._agreeing, self._stands = self._agreeing, None, False
-        drift = self.controller.take(step, wait())
-        if drift:
-            self._measure(step, drift)
+        suspicion = self.controller.take(step, wait())
+        if suspicion:
+            self._measure(step, suspicion)
         self._ended_s = perf_counter()  # what ranks waited for belongs to no step
 
-    def _measure(self, step: int, reason: str) -> None:
+    def _measure(self, step: int, suspicion: Suspicion) -> None:
         """Let ranks measure the network."""
-        measure = partial(self.controller.remeasure, step, reason)
+        measure = partial(self.controller.remeasure, step, suspicion)
         self._pipeline.begin(measure, f"after step {step}, measuring the network")()
         self._stands, self._ended_s = False, perf_counter()
 

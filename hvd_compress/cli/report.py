@@ -32,9 +32,9 @@ def _summary(events: list[Event]) -> Table:
         elif event.kind == "ratio":
             ratio = f"ratio {event.ratio:.4g}, gain {event.gain:.3f}"
             table.add_row(str(event.step), str(event.bucket), ratio, "", event.reason)
-        elif event.kind == "network":
+        elif event.kind in ("network", "noise"):
             factors = f"latency x {event.latency:.2g}, transfer x {event.transfer:.2g}"
-            table.add_row(str(event.step), "", f"network: {factors}", "", event.reason)
+            table.add_row(str(event.step), "", f"{event.kind}: {factors}", "", event.reason)
     return table
 
 

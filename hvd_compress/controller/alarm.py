@@ -36,14 +36,15 @@ class Alarm:
     def restart(self) -> None:
         """Another choice stands, or none, or nothing has changed: what is usual has to be learned."""
         self._first: list[float] = []  # steps, until usual is known
-        self._usual_s, self._odd = 0.0, 0
+        self._usual_s: float | None = None
+        self._odd = 0
 
     def seen(self, seconds: float) -> None:
         """Take what the exchanges of a step took here in which choices stood, all buckets together.
 
         One of many often takes longer than usual, such as the first, in which ranks wait for each other.
         """
-        if not self._usual_s:
+        if self._usual_s is None:
             self._first.append(seconds)
             if len(self._first) == USUAL_STEPS:
                 self._usual_s = statistics.median(self._first)

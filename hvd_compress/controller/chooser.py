@@ -39,12 +39,12 @@ class Policy:
         first_steps: the same of the first round, in which there is time.
         hysteresis: by how much a candidate must be faster than the one in use to replace it.
         drift: how far the time of the candidate in use may leave what was measured, as a factor, in two windows in a
-            row, before all are looked at again.
+            row, before the network is measured.
         evident: the factor for which one window is enough.
         broken: the factor for which one window is enough in any case: also where VAR was on trial, which may take
             longer, and where alarms were false before.
         calm: each false alarm, after which the network was found to be what it was, doubles the windows that the next
-            one takes; so many times at most. What lasts for that many windows is looked into all the same.
+            one takes; so many times at most, to 2^calm windows. What lasts for those is looked into all the same.
         least_s: times that differ by less than this, in seconds, are not told apart.
     """
 
@@ -97,7 +97,7 @@ class Chooser:
         self._usual = math.nan  # seconds of the first window since the choice was made
         self._doubted = False  # whether the first window since then denied what was known, once
         self._recalled = False  # whether what is known is of another time, and no window has confirmed it
-        self._false_alarms = 0  # in a row
+        self._false_alarms = 0  # since the last round
         self.choice: Choice | None = None
 
     @property
@@ -131,7 +131,8 @@ class Chooser:
         """Begin a round: all that was measured before is forgotten. `predict` may know more each time it is asked."""
         self._predict = predict
         self._samples, self._times, self._finals, self._upset = {}, {}, 0, False
-        self._odd_windows, self._usual, self._recalled = 0, math.nan, False
+        self._odd_windows, self._usual, self._doubted, self._recalled = 0, math.nan, False, False
+        self._false_alarms = 0
         self._steps_left = self._policy.first_steps if self.choice is None else self._policy.steps
         predicted = self._predictions()
         self._try(self._first(predicted), predicted)
@@ -167,7 +168,7 @@ class Chooser:
 
     @property
     def upset(self) -> bool:
-        """Whether the network changed while ways were tried, so that times of two networks were compared."""
+        """Whether all took another time in a final: perhaps the network changed, and times of two were compared."""
         return self._upset
 
     def spare_s(self) -> float:
@@ -184,7 +185,7 @@ class Chooser:
         return self.choice.seconds if math.isnan(self._usual) else self._usual
 
     def drifted(self, seconds: float) -> bool:
-        """Take what a window of steps took with the choice that stands; return whether it is no longer true.
+        """Take what a window of steps took with the choice that stands; return whether to measure the network.
 
         Two windows in a row must say so, or one, evidently; more where noise was taken for drift before. They are
         compared with the first one since the choice was made: the time by which a candidate was chosen is the shortest
@@ -207,7 +208,7 @@ class Chooser:
         needed = 1 if factor > policy.broken else patience if factor > policy.evident else 2 * patience
         return self._odd_windows >= min(needed, self._lasting)
 
-    def was_noise(self) -> bool:
+    def lasts(self) -> bool:
         """The bucket drifted, and the network is what it was; return whether to try all ways again nevertheless.
 
         That is where it has lasted, as something else has changed, such as the load of processors; and where what is
@@ -243,11 +244,9 @@ class Chooser:
         self._recalled = True
         self.choice = choice
 
-    def rebase(self, seconds: float) -> None:
-        """What is sent has changed, for a reason that is no drift, and the choice stands: it was seen to take that."""
-        assert self.choice is not None
-        self._usual, self._odd_windows = seconds, 0
-        self.choice = replace(self.choice, seconds=seconds)
+    def relearn(self) -> None:
+        """What is sent has changed, for a reason that is no drift, and the choice stands: the next window is usual."""
+        self._usual, self._odd_windows, self._doubted = math.nan, 0, True
 
     def scale(self, factor: float) -> None:
         """What is sent has become more or less, and the choice stands: it is expected to take `factor` times as long.
@@ -260,15 +259,11 @@ class Chooser:
         self._usual, self._odd_windows, self._doubted = math.nan, 0, False
 
     def _choose(self, best: Candidate) -> None:
-        same = False  # whether what was in use takes what it took
         if self.choice is not None and self.choice.candidate in self._times:
             before, policy = self.choice.candidate, self._policy
             before_s, best_s = self._times[before], self._times[best]
-            same = times_apart(self.choice.seconds, before_s) <= policy.evident
             if best_s > before_s * (1 - policy.hysteresis) or before_s - best_s < policy.least_s:
                 best = before
-        if not same:
-            self._false_alarms = 0
         self.choice = Choice(best, self._times[best], self._expected[best], self._reason(best))
 
     @property

@@ -26,14 +26,16 @@ SIMILAR = 2.0
 
 @dataclass(frozen=True)
 class Suspicion:
-    """What in the last agreement says that the network may have changed.
+    """What says that the network may have changed.
 
     Attributes:
+        reason: in words.
         agreeing: whether it took another time to agree.
         drifted: in words, how a bucket's exchange did.
         upset: buckets of which all ways took another time in a final.
     """
 
+    reason: str
     agreeing: bool = False
     drifted: Mapping[int, str] = field(default_factory=dict)
     upset: tuple[int, ...] = ()
@@ -78,7 +80,6 @@ class Controller:
         self._pending = Pending()
         self._took = Took()  # to agree, the last time
         self._watch = Watch()
-        self._suspicion = Suspicion()
         self._passed = 0  # steps that the last report was to be of
         self._begin_round(0, "training begins")
 
@@ -187,13 +188,13 @@ class Controller:
         headed = any(way is not None and way.scheme != "dense" for way in ways)  # else no alarm can be told
         return self._watch.length if headed else min(self._watch.length, LONGEST_WINDOW)
 
-    def take(self, step: int, agreed: Agreed) -> str:
-        """Make of it what is to be made; return why the network must be measured anew, or nothing."""
+    def take(self, step: int, agreed: Agreed) -> Suspicion | None:
+        """Make of it what is to be made; return why the network must be measured, if it must."""
         self._took = agreed.own
         typical = median(agreed.seconds)
         longest_s = max(typical) if self.settled else max(map(max, agreed.seconds))  # in a round each step is another
-        beside_s = agreed.step_s - agreed.span_s
-        latency = self._watch.take(agreed, longest_s, beside_s)
+        idle_s = agreed.step_s - agreed.span_s
+        latency = self._watch.take(agreed, longest_s, idle_s)
         used = self._in_use()
         self._choose_workers(step, agreed)
         waited = self._ratios.waiting
@@ -203,30 +204,30 @@ class Controller:
             self._workers.gain(number, way) if chooser.settled else math.nan
             for number, (chooser, way) in enumerate(zip(self._choosers, last_ways, strict=True))
         ]
-        self._ratios.beside(beside_s)
+        self._ratios.beside(idle_s)
         self._ratios.learn(agreed.gains, [chooser.choice for chooser in self._choosers], last_ways, usual)
         if waited:
             if not self._ratios.waiting:
                 self._begin_round(step, "gains are known")
-            return ""
+            return None
         if not self.settled:
             upset = self._learn(step, agreed)
-            self._suspicion = Suspicion(bool(latency), upset=upset)
-            return latency or self._upset_words(upset)
+            words = [f"bucket {self.history.number(number)} took another time in a final" for number in upset]
+            reason = latency or next(iter(words), "")
+            return Suspicion(reason, bool(latency), upset=upset) if reason else None
         drifted = self._drift(step, agreed, typical, used)
-        self._suspicion = Suspicion(bool(latency), drifted)
         self._watch.looked_at(any(chooser.odd for chooser in self._choosers))
-        if latency or drifted:
-            return latency or next(iter(drifted.values()))
+        if reason := latency or next(iter(drifted.values()), ""):
+            return Suspicion(reason, bool(latency), drifted)
         for number, reason in self._ratios.moved(agreed, last_ways, self._passed, OVERHEAD, step):
             self._choose_ratio(step, number, reason)
-        return ""
+        return None
 
     @property
-    def alarm(self) -> str:
-        """Why the network is to be measured before the coming step, as a rank said so; or nothing."""
+    def alarm(self) -> Suspicion | None:
+        """Why the network is to be measured before the coming step, if a rank said so."""
         asleep = not self.settled or self._ratios.trial or self._ratios.waiting
-        return "" if asleep else self._watch.alarm
+        return Suspicion(self._watch.heard) if self._watch.heard and not asleep else None
 
     @property
     def rollout_due(self) -> str:
@@ -255,13 +256,12 @@ class Controller:
         for number in range(len(self._buckets)):
             self._choose_ratio(step, number, reason)
 
-    def remeasure(self, step: int, reason: str, engine: Engine) -> None:
+    def remeasure(self, step: int, suspicion: Suspicion, engine: Engine) -> None:
         """Measure the network anew: where it is another one there is a round, unless it was met before. Collective."""
-        suspicion, self._suspicion = self._suspicion, Suspicion()
         left = self._network
         self._network = left.remeasured(engine)
         if self._network is left:
-            self._take_for_noise(step, reason, suspicion)
+            self._take_for_noise(step, suspicion)
             return
         self._watch.found_another()
         self._pending, self._took = Pending(), Took()  # those are of the other network
@@ -269,20 +269,20 @@ class Controller:
             expected.renew(self._network)
             self._workers.restart(number)
         latency, transfer = self._network.latency, self._network.transfer
-        self.history.add(Event(step, "network", latency=latency, transfer=transfer, reason=reason))
+        self.history.add(Event(step, "network", latency=latency, transfer=transfer, reason=suspicion.reason))
         self._remember(step, left)
-        self._begin_round(step, reason, recall=True)
+        self._begin_round(step, suspicion.reason, recall=True)
 
-    def _take_for_noise(self, step: int, reason: str, suspicion: Suspicion) -> None:
+    def _take_for_noise(self, step: int, suspicion: Suspicion) -> None:
         """The network is what it was: choices stand, but for those of buckets that have long taken another time."""
         latency, transfer = self._network.latency, self._network.transfer
-        said = f"{reason}, but the network is what it was"
+        said = f"{suspicion.reason}, but the network is what it was"
         self.history.add(Event(step, "noise", latency=latency, transfer=transfer, reason=said))
         self._watch.was_noise(suspicion.agreeing)
         for number in suspicion.upset:
             self._chosen(step, number)
         for number, words in suspicion.drifted.items():
-            if self._choosers[number].was_noise():
+            if self._choosers[number].lasts():
                 self._expected[number].renew(self._network)
                 self._ratios.reconsider(step, number, words, self._choosers[number].choice)
                 self._try(step, number, f"{words}, and not for once, though the network is what it was")
@@ -383,7 +383,7 @@ class Controller:
         for number, worker in decided:
             way = self._workers.way(number, self._choosers[number].candidate(0))
             if self._workers.mixed(number):
-                self._choosers[number].rebase(worker.seconds)
+                self._choosers[number].relearn()
             ratio, seconds = self._ratio(number, way), worker.seconds
             self.history.add(
                 Event(step, "worker", number, str(way), ratio, seconds, gain=worker.gain, reason=worker.reason)
@@ -405,9 +405,6 @@ class Controller:
             else:
                 self._chosen(step, number)
         return tuple(upset)
-
-    def _upset_words(self, upset: Sequence[int]) -> str:
-        return f"bucket {self.history.number(upset[0])} took another time in a final" if upset else ""
 
     def _chosen(self, step: int, number: int) -> None:
         """A round is over. With what it has shown, perhaps another ratio is better: then there is another one."""

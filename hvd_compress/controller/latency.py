@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hvd_compress.controller.differ import differ
 
-EVIDENT, LEAST_S = 3.0, 0.004
+EVIDENT, LEAST_S = 2.0, 0.001
 """The factor by which the time must shrink, or grow twice in a row, and the seconds: less is noise."""
 BEYOND_NOISE = 5.0
 """The factor by which it must grow for once to be enough. Noise makes nothing shorter."""
@@ -14,8 +14,8 @@ MOST_NOISE = 10.0
 """So many times what is usual is learned as noise at once, and no more: a stall of seconds must not make deaf."""
 LASTING = 4
 """So many times in a row are no noise, though noise may be as large."""
-SHARE = 0.1
-"""And by this share of what the longest exchange takes, or it does not matter."""
+SHARE = 0.03
+"""And by this share of what the longest exchange takes, or it does not matter: that has several times its steps."""
 
 
 class LatencyWatch:
@@ -34,7 +34,7 @@ class LatencyWatch:
 
     def __init__(self) -> None:
         self._known: list[float] = []  # the first two: the shorter one is usual
-        self._odd: list[float] = []  # times, in a row
+        self._row: list[float] = []  # odd times, one after the other
         self._noise_s = 0.0  # the most seconds above the usual ones that nothing came of
         self.odd = False
 
@@ -48,29 +48,30 @@ class LatencyWatch:
 
         Of this rank alone: one that comes last finds everything there, one that comes first waits.
         """
-        if own_s <= 0 or self.young or not differ(own_s, min(self._known), EVIDENT, max(LEAST_S, SHARE * exchange_s)):
+        if self.young or not differ(own_s, min(self._known), EVIDENT, max(LEAST_S, SHARE * exchange_s)):
             return False
         return own_s < min(self._known) or own_s - self._noise_s > EVIDENT * min(self._known)
 
     def reset(self) -> None:
-        """The network is being measured anew: the next times say what is usual from now on."""
-        self._known, self._odd, self.odd = [], [], False
+        """The network is another one: the next times say what is usual from now on."""
+        self._known, self._row, self.odd = [], [], False
         self._noise_s /= 2  # processors may not be as busy any more, and a hiccup must not count for ever
 
     def was_noise(self) -> None:
         """The network was measured because of what was odd, and is what it was: that was noise, or is usual now."""
         usual = min(self._known)
-        if self._odd[-1] > usual and len(self._odd) < LASTING:
-            self._learn(usual, self._odd)
+        if self._row[-1] > usual and len(self._row) < LASTING:
+            self._learn(usual, self._row)
         else:
-            self._known = [min(self._odd)]
-        self._odd, self.odd = [], False
+            self._known = [min(self._row)]
+        self._row, self.odd = [], False
 
     def changed(self, agree_s: float, exchange_s: float) -> str:
         """Return in words that the latency changed, or nothing.
 
         Args:
-            agree_s: seconds of the last agreement, on the rank that waited least but one; 0 where there was none.
+            agree_s: seconds of a small collective in the last agreement, on the rank that waited least but one; 0 where
+                it is not known.
             exchange_s: seconds of the longest exchange of a bucket.
         """
         self.odd = False
@@ -82,15 +83,15 @@ class LatencyWatch:
         usual = min(self._known)
         factor = agree_s / usual
         if not differ(agree_s, usual, EVIDENT, max(LEAST_S, SHARE * exchange_s)):
-            self._learn(usual, [agree_s, *self._odd])
-            self._odd = []
+            self._learn(usual, [agree_s, *self._row])
+            self._row = []
             return ""
-        self._odd.append(agree_s)
+        self._row.append(agree_s)
         beyond = (agree_s - self._noise_s) / usual
         once = beyond > BEYOND_NOISE or factor < 1
         self.odd = once or beyond > EVIDENT
         needed = 1 if once else 2 if self.odd else LASTING
-        if len(self._odd) < needed:
+        if len(self._row) < needed:
             return ""
         return f"ranks took {agree_s * 1e3:.2f} ms to agree instead of {usual * 1e3:.2f}"
 

@@ -54,29 +54,33 @@ class Network:
 
         What seems to be another one is measured again: noise only makes longer, so that the shorter times count.
         """
-        found = self._measured(engine)
-        if found.like(self):
-            return self
-        again = self._measured(engine)
-        found = Network(self.costs, min(found.latency, again.latency), min(found.transfer, again.transfer))
+        small, large = _measured(engine)
+        if not self._bent(small, large).like(self):
+            again, large_again = _measured(engine)
+            small, large = min(small, again), min(large, large_again)
+        found = self._bent(small, large)
         return self if found.like(self) else found
 
-    def _measured(self, engine: Engine) -> Network:
-        """Return the network as two allreduces of 1 KiB and one of 256 KiB find it.
-
-        On a slow network all of it takes as long as several steps: there is no more of it. The first one also brings
-        ranks in step, and what each took is exchanged at the end (24 bytes).
-        """
-        _, algorithm = REFERENCE
-        with engine.aside() as calls:
-            for size in (SMALL, SMALL, LARGE):
-                engine.allreduce(torch.zeros(size // 4), algorithm)
-            mine = torch.tensor([call.seconds for call in calls], dtype=torch.float64)
-            first, second, large = torch.stack(engine.allgather(mine, [3] * engine.world_size)).mean(0).tolist()
-        small = min(first, second)
+    def _bent(self, small: float, large: float) -> Network:
+        """Return the network on which an allreduce of SMALL and one of LARGE bytes take so many seconds."""
         before = self.costs.seconds(*REFERENCE, SMALL)
         added = self.costs.seconds(*REFERENCE, LARGE) - before
         # Within one machine 255 KiB may add less than the noise: then one factor says all there is to say.
         latency = small / before if before > 0 else 1.0
         transfer = (large - small) / added if added > 0.1 * before and large > small else latency
         return Network(self.costs, latency, transfer)
+
+
+def _measured(engine: Engine) -> tuple[float, float]:
+    """Return the seconds of an allreduce of SMALL, the shorter one of two, and of LARGE bytes. Collective.
+
+    On a slow network all of it takes as long as several steps: there is no more of it. The first one also brings ranks
+    in step, and what each took is exchanged at the end (24 bytes).
+    """
+    _, algorithm = REFERENCE
+    with engine.aside() as calls:
+        for size in (SMALL, SMALL, LARGE):
+            engine.allreduce(torch.zeros(size // 4), algorithm)
+        mine = torch.tensor([call.seconds for call in calls], dtype=torch.float64)
+        first, second, large = torch.stack(engine.allgather(mine, [3] * engine.world_size)).mean(0).tolist()
+    return min(first, second), large

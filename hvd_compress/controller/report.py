@@ -37,7 +37,12 @@ class Timing:
 
 @dataclass(frozen=True)
 class Took:
-    """What an agreement took on this rank: a small collective for which ranks were in step, and all of it; seconds."""
+    """What an agreement took on this rank.
+
+    Attributes:
+        seconds: of a small collective for which ranks were in step; where all wait for an agreement, that is itself.
+        all_s: of all of it.
+    """
 
     seconds: float = 0.0
     all_s: float = 0.0
@@ -112,7 +117,7 @@ class Pending:
         return sum(durations_s) / len(durations_s)
 
 
-def combine(timings: Sequence[Timing], offsets: Sequence[float]) -> tuple[float, float]:
+def combine(timings: Sequence[Timing], apart: Sequence[float]) -> tuple[float, float]:
     """Return what an exchange took in all and in its kernels, from its timings on all ranks.
 
     A rank that comes late has the others wait for it in their collective. That is no matter of how they exchange: it
@@ -120,11 +125,11 @@ def combine(timings: Sequence[Timing], offsets: Sequence[float]) -> tuple[float,
     over ranks: which of them is delayed by other processes is chance. Kernels alone count as on the slowest rank.
 
     Args:
-        offsets: of the clocks (`clocks.offsets`).
+        apart: how far clocks are (`clocks.offsets`).
     """
-    begun = [timing.began_s + offset for timing, offset in zip(timings, offsets, strict=True)]
+    begun = [timing.began_s + offset for timing, offset in zip(timings, apart, strict=True)]
     communicate_s = max(b + t.communicate_s for b, t in zip(begun, timings, strict=True)) - max(begun)
-    compress_s = [t.compress_s for t in timings if math.isfinite(t.compress_s)]  # of those that lead
+    compress_s = [t.compress_s for t in timings if t.leads]
     decompress_s = [t.decompress_s for t in timings]
     total = statistics.fmean(compress_s) + communicate_s + statistics.fmean(decompress_s)
     return total, max(compress_s) + max(decompress_s)
@@ -164,7 +169,7 @@ def agree(
     took = Took(calls[-1].seconds, sum(call.seconds for call in calls))
     buckets = len(steps[0]) if steps else 0
     places = [[4 * (step * buckets + bucket) for bucket in range(buckets)] for step in range(len(steps))]
-    timings = [[[Timing(*rank[at : at + 4]) for rank in ranks] for at in row] for row in places]
+    timings = [[[_timing(*rank[at : at + 4]) for rank in ranks] for at in row] for row in places]
     apart = _offsets([exchange for row in timings for exchange in row], len(ranks))
     combined = [[combine(exchange, apart) for exchange in row] for row in timings]
     end = len(own)
@@ -187,6 +192,11 @@ def _numbers(timing: Timing) -> tuple[float, float, float, float]:
     """Return what is told of it; NaN as the time to compress says that nobody waited for that."""
     compress_s = timing.compress_s if timing.leads else math.nan
     return compress_s, timing.communicate_s, timing.decompress_s, timing.began_s
+
+
+def _timing(compress_s: float, communicate_s: float, decompress_s: float, began_s: float) -> Timing:
+    """Return a timing of which that was told."""
+    return Timing(compress_s, communicate_s, decompress_s, began_s, leads=not math.isnan(compress_s))
 
 
 def _offsets(exchanges: Sequence[Sequence[Timing]], ranks: int) -> list[float]:

@@ -10,7 +10,7 @@ from hvd_compress.controller.history import Event
 from hvd_compress.errors import ConfigError
 
 SCALARS = ("ratio", "gain", "measured_s", "predicted_s")
-REASONED = ("choice", "ratio", "worker", "network")
+REASONED = ("choice", "ratio", "worker", "network", "noise")
 """The kinds of events whose reasons stand under Text."""
 FLUSH_S = 10
 """How much a job that is killed may lose."""

@@ -26,8 +26,6 @@ LONGEST_IN_THE_OPEN = 16
 """The longest where alarms are heard, and nothing hides what agreeing takes."""
 FADES = 0.9
 """What an agreement beside a step took fades by so much with each one that is waited for, which takes less."""
-SOON = 3
-"""Steps until the next comparison where what the last one took was odd."""
 EXCHANGED, FELT = 1, 2
 """What a rank says: its exchanges took another time, or the last comparison did."""
 WORDS = {EXCHANGED: "a rank's exchanges took another time", FELT: "a rank took another time to agree"}
@@ -41,14 +39,13 @@ class Watch:
     What is decided here is the same on all ranks, but for `note`, which is what this rank says to the others.
 
     Attributes:
-        window: steps between two agreements.
         hides: whether a step's computation hides what agreeing takes. If not, ranks that wait for it disturb each other
             less than ranks that exchange meanwhile.
         beside: whether the last agreement, or the one that is under way, is one beside a step.
     """
 
     def __init__(self) -> None:
-        self.window = SHORTEST_WINDOW
+        self._window = SHORTEST_WINDOW
         self._fresh = True  # the first window tells what is usual, and memory whether it holds
         self._alarm = Alarm()
         self._ears = {EXCHANGED: Ear(), FELT: Ear()}
@@ -65,7 +62,7 @@ class Watch:
         return EXCHANGED * self._alarm.raised + FELT * self._felt
 
     @property
-    def alarm(self) -> str:
+    def heard(self) -> str:
         """Why ranks are to measure the network now, as one of them said so; or nothing."""
         return next((WORDS[said] for said, ear in self._ears.items() if ear.due), "")
 
@@ -73,9 +70,9 @@ class Watch:
     def length(self) -> int:
         """How many steps there are between the last agreement and the next, while choices stand."""
         if self._fresh or self._latency.young:
-            return min(self.window, SHORTEST_WINDOW)
+            return min(self._window, SHORTEST_WINDOW)
         deaf = any(ear.deaf for ear in self._ears.values())
-        return min(self.window, LONGEST_WINDOW) if deaf else self.window
+        return min(self._window, LONGEST_WINDOW) if deaf else self._window
 
     def seen(self, seconds: float) -> None:
         """Take what the exchanges of a step took on this rank, all buckets together."""
@@ -118,7 +115,8 @@ class Watch:
             self._beside_s = agreed.cost_s if self._told_beside else FADES * self._beside_s
             self.hides = max(agreed.cost_s, self._beside_s) < idle_s
         longest = LONGEST_WINDOW if self.hides else LONGEST_IN_THE_OPEN
-        self.window = max(SHORTEST_WINDOW, min(longest, math.ceil(steps)))
+        self._window = max(SHORTEST_WINDOW, min(longest, math.ceil(steps)))
+        self._ears[FELT].forget()  # now all know
         self._felt = self._latency.felt(agreed.own.seconds, exchange_s)
         changed = self._latency.changed(agreed.agree_s, exchange_s)
         if changed and self._denied:
@@ -129,10 +127,8 @@ class Watch:
 
     def looked_at(self, odd: bool) -> None:
         """A window was looked at; perhaps something is odd."""
-        if self._latency.odd:
-            self.window = SOON
-        elif odd:
-            self.window = SHORTEST_WINDOW
+        if odd or self._latency.odd:
+            self._window = SHORTEST_WINDOW
 
     def found_another(self) -> None:
         """The network was measured, and is another one: what is usual has to be learned, for agreements, too."""

@@ -50,7 +50,7 @@ class Step:
         root: the rank whose indices were used.
         sent: by rank, the squared norm of what it sent.
         held: by rank, that of its corrected gradient: sent, and left.
-        seconds: what the exchange took, as the mean over ranks.
+        seconds: what the exchange took, as the mean over ranks, with what they waited for each other.
     """
 
     root: int

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from hvd_compress.compressors import TopK
 from hvd_compress.controller import watch
 from hvd_compress.controller.latency import LatencyWatch
 from hvd_compress.controller.network import Network
+from hvd_compress.controller.report import Timing
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
@@ -24,14 +27,18 @@ RANKS, CHANGE, STEPS = 3, 100, 140
 
 
 @pytest.mark.parametrize(
-    ("scheme", "heard"),
+    ("scheme", "heard", "leading"),
     [
-        (AllGather(TopK(0.1)), {0: 1, 1: 1, 2: 1}),
-        (ARTopk(TopK(0.1), "star"), {0: 0, 1: 0, 2: 1}),  # in step 2 it is the turn of rank 2
-        (ARTopk(TopK(0.1), "var"), {0: 1, 1: 0, 2: 0}),  # rank 0 holds most
+        (AllGather(TopK(0.1)), {0: 1, 1: 1, 2: 1}, {0, 1, 2}),
+        (ARTopk(TopK(0.1), "star"), {0: 0, 1: 0, 2: 1}, {2}),  # in step 2 it is the turn of rank 2
+        (ARTopk(TopK(0.1), "var"), {0: 1, 1: 0, 2: 0}, {0, 1, 2}),  # rank 0 holds most
     ],
 )
-def test_what_a_rank_says_is_heard_by_all_alike(scheme: AllGather | ARTopk, heard: dict[int, int]) -> None:
+def test_what_a_rank_says_is_heard_by_all_alike(
+    scheme: AllGather | ARTopk, heard: dict[int, int], leading: set[int]
+) -> None:
+    """And which ranks compress what the others wait for."""
+
     def body(engine: InProcessEngine, speaker: int) -> int:
         gradient = torch.arange(100.0) / (1 + engine.rank)
         memory = torch.zeros(100), torch.zeros(100)
@@ -40,6 +47,7 @@ def test_what_a_rank_says_is_heard_by_all_alike(scheme: AllGather | ARTopk, hear
         exchange.encode()
         exchange.communicate(engine)
         exchange.decode()
+        assert exchange.leads == (engine.rank in leading)
         return exchange.heard
 
     for speaker, expected in heard.items():
@@ -55,7 +63,8 @@ def train(scheme: str, slow: Callable[[int], bool], monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(watch, window, 12)
     monkeypatch.setattr(LatencyWatch, "changed", lambda *_: "")
     monkeypatch.setattr(LatencyWatch, "felt", lambda *_: False)
-    monkeypatch.setattr(Network, "_measured", lambda network, _: Network(network.costs, found, found))
+    other = partial(Network, latency=found, transfer=found)
+    monkeypatch.setattr(Network, "remeasured", lambda known, _: known if found == 1.0 else other(known.costs))
     monkeypatch.setattr(reducer, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))
     after = Steering.after
 
@@ -95,3 +104,32 @@ def test_one_rank_that_sees_what_others_do_not_is_answered_and_not_believed_for_
     measured = train("star", lambda rank: rank == 1, monkeypatch, found=1.0)
     assert len(measured) <= 4
     assert CHANGE < measured[0] <= CHANGE + 8  # two turns
+
+
+def test_ranks_tell_when_their_exchanges_began_and_whose_compressing_others_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reducer, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))
+
+    def body(engine: InProcessEngine) -> list[tuple[float, Timing, float]]:
+        parameters, seen, told = make_parameters(), [], []
+        settings = Settings(10**6, 60, adapt=True, calibration_s=0.0)
+        optimizer = make_optimizer(
+            parameters, Request(TopK(0.1), "star"), lambda: engine, engine.rank, RANKS, settings=settings
+        )
+        for step in range(2 * RANKS):
+            began_s = perf_counter()
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+            if step == 0:
+                controller = optimizer.controller
+                monkeypatch.setattr(controller, "record", lambda timings, *_: told.extend(timings))
+            else:
+                seen.append((began_s, told[-1], perf_counter()))
+        return seen
+
+    for rank, seen in enumerate(run_ranks(RANKS, body)):
+        assert [timing.leads for _, timing, _ in seen] == [step % RANKS == rank for step in range(1, 2 * RANKS)]
+        for before_s, timing, after_s in seen:
+            assert before_s < timing.began_s < timing.began_s + timing.communicate_s < after_s

@@ -12,7 +12,7 @@ import torch
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessWorld
 from hvd_compress.errors import CommunicationError, ConfigError, PayloadError
-from hvd_compress.pipeline import Pipeline
+from hvd_compress.pipeline import Exchanged, Passed, Pipeline
 from hvd_compress.schemes.base import Exchange
 
 PATIENCE_S = 20.0
@@ -241,3 +241,8 @@ def test_what_all_ranks_have_begun_is_done_before_a_rank_leaves(pipeline: Pipeli
     leaving.join(PATIENCE_S)
     assert not leaving.is_alive()
     assert done == [0]
+
+
+def test_what_is_told_of_a_step_is_how_long_its_phases_took_and_when_ranks_met() -> None:
+    passed = Passed((1.0, 1.5), (2.0, 4.0), (5.0, 5.25), ())
+    assert Exchanged(True, {}, 0, 0, (passed,)).timings == ((0.5, 2.0, 0.25, 2.0),)

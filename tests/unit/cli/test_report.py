@@ -17,6 +17,7 @@ EVENTS = (
     Event(17, "window", 0, "star-ring", 0.01, 0.05, 0.003),
     Event(17, "worker", 0, "var-ring", 0.01, 0.0041, gain=0.3, reason="VAR sends 0.300"),
     Event(17, "network", latency=10.0, transfer=2.0, reason="bucket 0 by star-ring took 50.00 ms instead of 4.00"),
+    Event(17, "noise", latency=10.0, transfer=2.0, reason="a rank took longer, but the network is what it was"),
     Event(17, "begin", 0, ratio=0.01, reason="bucket 0 by star-ring took 50.00 ms instead of 4.00"),
     Event(30, "choice", 0, "allgather", 0.01, 0.02, 0.03, reason="20.00 ms measured"),
 )
@@ -43,6 +44,7 @@ def test_it_draws_and_says_what_was_chosen(tmp_path: Path) -> None:
     assert "star-ring" in result.output
     assert "latency x 10," in result.output
     assert "VAR sends" in result.output
+    assert "noise: latency" in result.output
 
 
 def test_ratios_are_drawn_and_told_where_they_were_chosen(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_a_first_window_that_denies_the_trials_is_believed_the_second_time() -> 
     chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
     settle(chooser, {first: 0.1})
     assert chooser.drifted(0.3)
-    assert not chooser.was_noise()
+    assert not chooser.lasts()
     assert not any(chooser.drifted(0.3) for _ in range(3))
     assert not chooser.odd
     assert chooser.drifted(0.1)
@@ -136,11 +136,30 @@ def test_what_was_recalled_and_is_denied_is_tried_again_at_once() -> None:
     assert chooser.choice is not None
     chooser.recall(chooser.choice, {first: 0.1})
     assert chooser.drifted(0.3)
-    assert chooser.was_noise()
+    assert chooser.lasts()
     chooser.recall(chooser.choice, {first: 0.1})
     assert not chooser.drifted(0.1)  # it holds
     assert chooser.drifted(0.3)
-    assert not chooser.was_noise()
+    assert not chooser.lasts()
+
+
+def test_what_one_choice_was_doubted_for_is_none_of_the_next() -> None:
+    first = Candidate("dense", "ring")
+    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
+    settle(chooser, {first: 0.1})
+    assert chooser.drifted(0.3)
+    settle(chooser, {first: 0.1})  # the network was another one
+    assert chooser.drifted(0.3)
+
+
+def test_after_something_else_is_sent_the_next_window_is_usual() -> None:
+    first = Candidate("star", "ring")
+    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
+    settle(chooser, {first: 0.1})
+    assert not chooser.drifted(0.1)
+    chooser.relearn()
+    assert not chooser.drifted(0.3)
+    assert chooser.drifted(0.1)
 
 
 def test_where_it_was_noise_once_an_odd_window_is_nothing_to_hurry_for() -> None:
@@ -151,7 +170,7 @@ def test_where_it_was_noise_once_an_odd_window_is_nothing_to_hurry_for() -> None
     assert not chooser.drifted(0.14)
     assert chooser.odd
     assert chooser.drifted(0.14)
-    assert not chooser.was_noise()
+    assert not chooser.lasts()
     assert not chooser.odd
 
 
@@ -161,7 +180,7 @@ def test_what_is_far_off_for_long_is_tried_again_sooner() -> None:
         chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, broken=2.5, calm=3, least_s=0.001))
         settle(chooser, {first: 0.1})
         assert not chooser.drifted(0.1)
-        tried = [chooser.drifted(seconds) and chooser.was_noise() for _ in range(windows)]
+        tried = [chooser.drifted(seconds) and chooser.lasts() for _ in range(windows)]
         assert tried == [False] * (windows - 1) + [True]
 
 
@@ -189,7 +208,7 @@ def test_alarms_that_change_nothing_make_patient_and_a_breakdown_is_seen_all_the
     settle(chooser, {first: 0.1})
     needed = []
     for _ in range(4):
-        needed.append((windows_until(0.18), chooser.was_noise()))
+        needed.append((windows_until(0.18), chooser.lasts()))
     assert needed == [(1, False), (2, False), (4, True), (4, True)]  # and no more; so many are to be looked into
     assert not chooser.drifted(0.1)
     assert windows_until(0.3) == 1

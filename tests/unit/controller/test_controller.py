@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hvd_compress.controller.chooser import Policy
-from hvd_compress.controller.controller import Controller
+from hvd_compress.controller.controller import Controller, Suspicion
 from hvd_compress.controller.expected import Bucket
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import History
@@ -42,8 +42,8 @@ def train(controller: Controller, steepness: float, steps: int, changed: bool = 
             controller.report()
             seen, noted = look.gains if look else (), ((),) * RANKS
             agreed = Agreed(((seconds,),) * since, ((0.005,),) * since, 0.1, 1e-4, Took(), seen, 0.0, noted)
-            if drift := controller.take(step, agreed):
-                return drift
+            if suspicion := controller.take(step, agreed):
+                return suspicion.reason
             since, look = 0, None
     return ""
 
@@ -95,8 +95,8 @@ def _with_var(var_s: float, changed_s: float = 0.0, allgather_s: float = 2000.0)
             sight = Sight(root, sent, held - sent, seconds)
             controller.saw([sight if watched else None for watched in controller.watched()])
             controller.record([Timing(0.0, seconds, 0.0)], 1000.0)
-            if controller.due and (drift := controller.take(step, controller.report()(engine))):
-                return drift, used
+            if controller.due and (suspicion := controller.take(step, controller.report()(engine))):
+                return suspicion.reason, used
         return "", used
 
     return run_ranks(2, body)[0]
@@ -138,7 +138,9 @@ def rounds(times: list[float], agree_s: list[float]) -> list[str]:
         controller.report()
         # The ways differ by more than can be told apart, or there would be no final.
         rows = tuple((seconds * (1.0 + 0.1 * (step % 2)),) for step in range(steps))
-        found.append(controller.take(0, Agreed(rows, ((0.0,),) * steps, 0.2, agreed_s, Took(), told=((),) * RANKS)))
+        agreed = Agreed(rows, ((0.0,),) * steps, 0.2, agreed_s, Took(), told=((),) * RANKS)
+        suspicion = controller.take(0, agreed)
+        found.append(suspicion.reason if suspicion else "")
     return found
 
 
@@ -160,7 +162,7 @@ def test_what_agreeing_took_for_no_reason_leaves_choices_as_they_are(
     network = Network(Formulas(1e-3, 1e-9, RANKS))
     controller = Controller([Bucket(100_000, 4, 0.01, ways)], network, Policy(), History())
 
-    def window(agree_s: float) -> str:
+    def window(agree_s: float) -> Suspicion | None:
         steps = 0
         while not controller.due:
             controller.record([Timing(0.0, 0.01, 0.0)], 0.1)
@@ -170,20 +172,21 @@ def test_what_agreeing_took_for_no_reason_leaves_choices_as_they_are(
         return controller.take(0, Agreed(rows, rows, 0.1, agree_s, Took(), told=((),) * RANKS))
 
     while not controller.settled:
-        assert window(0.001) == ""
-    assert [window(0.001) for _ in range(4)] == [""] * 4
-    drift = window(0.010)
-    assert drift == "ranks took 10.00 ms to agree instead of 1.00"
-    monkeypatch.setattr(Network, "_measured", lambda self, engine: replace(self, latency=longer))
+        assert window(0.001) is None
+    assert [window(0.001) for _ in range(4)] == [None] * 4
+    suspicion = window(0.010)
+    assert suspicion is not None
+    assert suspicion.reason == "ranks took 10.00 ms to agree instead of 1.00"
+    monkeypatch.setattr(Network, "remeasured", lambda self, _: self if stands else replace(self, latency=longer))
     known = len(controller.history)
     (engine,) = run_ranks(1, lambda engine: engine)
-    controller.remeasure(0, drift, engine)
+    controller.remeasure(0, suspicion, engine)
     events = list(controller.history)[known:]
     assert [event.kind for event in events] == (["noise"] if stands else ["network", "begin"])
     assert ("but the network is what it was" in events[0].reason) == stands
     assert controller.settled == stands
     if stands:
-        assert [window(0.010) for _ in range(3)] == [""] * 3  # now that is known to be noise
+        assert [window(0.010) for _ in range(3)] == [None] * 3  # now that is known to be noise
 
 
 @pytest.mark.parametrize(("scheme", "length"), [("star", LONGEST_IN_THE_OPEN), ("dense", LONGEST_WINDOW)])
@@ -207,7 +210,7 @@ def test_what_has_no_header_is_looked_at_more_often(scheme: str, length: int) ->
 
 
 def test_the_rest_of_a_step_is_that_of_the_steps_that_are_compared() -> None:
-    """An alarm makes ranks compare the last three, which take ten times as long."""
+    """Of a long window the last are compared, which here take ten times as long."""
     pending = Pending()
     for seconds in (0.1, 0.1, 1.0, 1.0, 1.0):
         pending.add([Timing(0.0, seconds / 2, 0.0)], seconds, None)

@@ -87,7 +87,7 @@ def train(
             controller.report()
             gains = look.gains if look else ()
             agreed = Agreed(tuple(taken), ((0.0,),) * len(taken), 0.5, 1e-4, Took(), gains, 0.0, ((),) * RANKS)
-            assert controller.take(step, agreed) == ""
+            assert controller.take(step, agreed) is None
             taken, look = [], None
     assert controller.settled
     return controller

@@ -1,4 +1,4 @@
-"""Windows: how long they are, what ends them early, and after which of them soon more is to be known."""
+"""Windows: how long they are, after which of them more is to be known soon, and whose alarms are heeded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from hvd_compress.controller.watch import (
     LONGEST_WINDOW,
     OVERHEAD,
     SHORTEST_WINDOW,
-    SOON,
     Watch,
 )
 
@@ -84,7 +83,7 @@ def test_an_odd_agreement_is_followed_by_one_that_comes_soon() -> None:
     for agree_s in (0.0, 0.005, 0.005, 0.005, 0.02):
         said.append(window(watch, agree_s))
     assert said == [""] * 5
-    assert watch.length == SOON
+    assert watch.length == SHORTEST_WINDOW
 
 
 def test_what_agreeing_took_for_no_reason_is_noise() -> None:
@@ -97,7 +96,7 @@ def test_what_agreeing_took_for_no_reason_is_noise() -> None:
 
 
 def test_what_an_agreement_takes_longer_beside_computation_is_learned_as_noise() -> None:
-    """Those for which all ranks wait take 1 ms, the others 20 ms: the network is measured once for that."""
+    """Those for which all ranks wait take 1 ms, the others 20 ms: the network is measured at most twice for that."""
     watch, said = Watch(), []
     for settled, agree_s in [(False, 0.0), (False, 0.001), (True, 0.001), *[(True, 0.020), (False, 0.001)] * 10]:
         if words := window(watch, agree_s, settled, idle_s=0.05):
@@ -121,12 +120,12 @@ def test_where_no_alarm_is_heeded_windows_are_shorter() -> None:
     watch.take(agreed(1.0), 0.01, 0.0)
     assert watch.length == LONGEST_IN_THE_OPEN
     watch.hear(EXCHANGED)
-    assert watch.alarm == "a rank's exchanges took another time"
+    assert watch.heard == "a rank's exchanges took another time"
     watch.was_noise(agreeing=False)  # for some time none is heeded
     for _ in range(DEAF - 1):
         assert watch.length == LONGEST_WINDOW
         watch.hear(EXCHANGED)
-        assert watch.alarm == ""
+        assert watch.heard == ""
     watch.hear(0)
     assert watch.length == LONGEST_IN_THE_OPEN
 
@@ -136,10 +135,10 @@ def test_after_a_change_alarms_are_heeded() -> None:
     watch.hear(EXCHANGED)
     watch.was_noise(agreeing=False)
     watch.hear(EXCHANGED)
-    assert watch.alarm == ""
+    assert watch.heard == ""
     watch.found_another()
     watch.hear(EXCHANGED)
-    assert watch.alarm != ""
+    assert watch.heard != ""
 
 
 def test_a_false_alarm_of_one_kind_leaves_ears_open_for_the_other() -> None:
@@ -147,7 +146,7 @@ def test_a_false_alarm_of_one_kind_leaves_ears_open_for_the_other() -> None:
     watch.hear(EXCHANGED)
     watch.was_noise(agreeing=False)
     watch.hear(EXCHANGED | FELT)
-    assert watch.alarm == "a rank took another time to agree"
+    assert watch.heard == "a rank took another time to agree"
 
 
 def test_another_choice_while_ranks_compare_makes_the_next_window_short() -> None:
@@ -212,18 +211,36 @@ def test_a_rank_that_felt_an_odd_agreement_has_the_network_measured(own_s: float
     watch = felt(own_s)
     assert watch.note == FELT
     watch.hear(watch.note)
-    assert watch.alarm == "a rank took another time to agree"
+    assert watch.heard == "a rank took another time to agree"
 
 
 def test_what_was_felt_and_denied_is_no_news_when_all_know_of_it() -> None:
     watch = felt(0.060)
     watch.hear(FELT)
     watch.was_noise(agreeing=False)
-    assert (watch.note, watch.alarm) == (0, "")
+    assert (watch.note, watch.heard) == (0, "")
     assert window(watch, 0.060) == ""
     assert window(watch, 0.060) == ""  # now it is known to be noise
     watch = felt(0.060)
     assert window(watch, 0.060) == "ranks took 60.00 ms to agree instead of 10.00"
+
+
+def test_what_was_felt_and_is_told_in_the_same_step_is_no_reason_to_doubt_the_next_one() -> None:
+    watch = felt(0.060)
+    watch.hear(FELT)
+    assert window(watch, 0.060) == "ranks took 60.00 ms to agree instead of 10.00"
+    assert watch.heard == ""
+    watch.was_noise(agreeing=True)
+    assert window(watch, 0.300) == "ranks took 300.00 ms to agree instead of 10.00"
+
+
+def test_what_agreeing_took_before_a_change_is_no_reason_to_wait_for_the_next() -> None:
+    """It is not known: 0."""
+    watch = Watch()
+    window(watch, 0.02, idle_s=0.01)
+    assert not watch.hides
+    window(watch, 0.0, idle_s=0.01)
+    assert not watch.hides
 
 
 def test_a_rank_whose_alarm_was_noise_learns_anew_what_is_usual() -> None:
