@@ -16,7 +16,8 @@ USUAL_STEPS = 4
 EVIDENT, LEAST_S = 1.5, 0.0003
 """The factor, and the seconds, by which the exchanges of a step must differ from that in all; twice in a row."""
 DEAF, DEAFEST = 16, 256
-"""Steps in which alarms are not heeded after one for which nothing was found; doubled each time."""
+"""Steps in which alarms are not heeded after one for which nothing was found; doubled each time, up to the second, and
+halved again after as many in which none was raised."""
 
 
 class Alarm:
@@ -61,7 +62,7 @@ class Ear:
 
     def __init__(self) -> None:
         self.due = False
-        self._deaf_for, self._next_deaf = 0, DEAF
+        self._deaf_for, self._next_deaf, self._quiet = 0, DEAF, 0
 
     @property
     def deaf(self) -> bool:
@@ -71,6 +72,9 @@ class Ear:
     def hear(self, raised: bool) -> None:
         """Take what was said in a step, which all ranks heard alike."""
         self._deaf_for = max(0, self._deaf_for - 1)
+        self._quiet = 0 if raised else self._quiet + 1
+        if self._quiet > 0 and self._quiet % DEAFEST == 0:
+            self._next_deaf = max(DEAF, self._next_deaf // 2)
         self.due = self.due or (raised and not self.deaf)
 
     def forget(self) -> None:

@@ -41,10 +41,12 @@ class Policy:
         drift: how far the time of the candidate in use may leave what was measured, as a factor, in two windows in a
             row, before the network is measured.
         evident: the factor for which one window is enough.
-        broken: the factor for which one window is enough in any case: also where VAR was on trial, which may take
-            longer, and where alarms were false before.
+        broken: the factor for which one window counts for two, and for which one is enough where VAR was on trial,
+            which may take longer.
         calm: each false alarm, after which the network was found to be what it was, doubles the windows that the next
-            one takes; so many times at most, to 2^calm windows. What lasts for those is looked into all the same.
+            one takes; so many times at most, to 2^calm windows. For what lasts for those there is a round all the same;
+            the next time for what lasts twice as long, and so on, as many times.
+        forgets: after so many windows in a row with nothing odd it takes half as many again.
         least_s: times that differ by less than this, in seconds, are not told apart.
     """
 
@@ -63,6 +65,7 @@ class Policy:
     evident: float = 1.5
     broken: float = 2.5
     calm: int = 3
+    forgets: int = 16
     least_s: float = 0.0003
 
 
@@ -97,7 +100,9 @@ class Chooser:
         self._usual = math.nan  # seconds of the first window since the choice was made
         self._doubted = False  # whether the first window since then denied what was known, once
         self._recalled = False  # whether what is known is of another time, and no window has confirmed it
-        self._false_alarms = 0  # since the last round
+        self._false_alarms = self._calm_windows = 0  # since the last round; in a row, with nothing odd
+        self._looked_at = 0  # odd windows in a row, when the network was last measured for them
+        self._lasted = 0  # rounds since the network changed that were begun by odd windows alone
         self.choice: Choice | None = None
 
     @property
@@ -132,7 +137,7 @@ class Chooser:
         self._predict = predict
         self._samples, self._times, self._finals, self._upset = {}, {}, 0, False
         self._odd_windows, self._usual, self._doubted, self._recalled = 0, math.nan, False, False
-        self._false_alarms = 0
+        self._false_alarms = self._calm_windows = self._looked_at = 0
         self._steps_left = self._policy.first_steps if self.choice is None else self._policy.steps
         predicted = self._predictions()
         self._try(self._first(predicted), predicted)
@@ -198,15 +203,18 @@ class Chooser:
         factor = times_apart(seconds, known)
         limit = policy.drift if not first else math.inf if self._doubted else policy.evident
         if not differ(seconds, known, limit, policy.least_s):
-            self._odd_windows = 0
+            self._odd_windows = self._looked_at = 0
+            self._calm_windows += 1
+            if self._calm_windows % policy.forgets == 0:
+                self._false_alarms = max(0, self._false_alarms - 1)
             if first:
                 self._usual, self._doubted, self._recalled = seconds, False, False
             return False
         self._odd_windows += 2 if factor > policy.broken else 1
-        self._doubted = first
-        patience = 2**self._false_alarms
-        needed = 1 if factor > policy.broken else patience if factor > policy.evident else 2 * patience
-        return self._odd_windows >= min(needed, self._lasting)
+        self._calm_windows, self._doubted = 0, first
+        patience = 1 if first else 2**self._false_alarms
+        needed = patience if factor > policy.evident else min(2 * patience, 2**policy.calm)
+        return self._odd_windows >= max(needed, 2 * self._looked_at)
 
     def lasts(self) -> bool:
         """The bucket drifted, and the network is what it was; return whether to try all ways again nevertheless.
@@ -214,13 +222,16 @@ class Chooser:
         That is where it has lasted, as something else has changed, such as the load of processors; and where what is
         known is of another time, and was not confirmed.
         """
-        self._false_alarms = min(self._false_alarms + 1, self._policy.calm)
-        return self._recalled or self._odd_windows >= self._lasting
+        calm = self._policy.calm
+        self._false_alarms, self._looked_at = min(self._false_alarms + 1, calm), self._odd_windows
+        if self._odd_windows >= 2 ** (calm + self._lasted):
+            self._lasted = min(self._lasted + 1, calm)
+            return True
+        return self._recalled
 
-    @property
-    def _lasting(self) -> int:
-        """So many odd windows in a row are no noise."""
-        return int(2**self._policy.calm)
+    def forgive(self) -> None:
+        """The network has changed: what lasts is looked into as soon as at first."""
+        self._lasted = 0
 
     def broken(self, seconds: float) -> bool:
         """Whether a window is so far from the choice that it does not matter that VAR was on trial in it."""
@@ -239,14 +250,15 @@ class Chooser:
     def recall(self, choice: Choice, measured: Mapping[Candidate, float]) -> None:
         """The network is one on which a choice stood before: that stands again, with what was measured there."""
         self._queue, self._times = [], dict(measured)
-        self._odd_windows, self._usual, self._false_alarms = 0, math.nan, 0  # one window tells whether it holds
+        self._odd_windows, self._usual, self._looked_at = 0, math.nan, 0  # one window tells whether it holds
+        self._false_alarms = self._calm_windows = 0
         self._doubted = self._upset = False
         self._recalled = True
         self.choice = choice
 
     def relearn(self) -> None:
         """What is sent has changed, for a reason that is no drift, and the choice stands: the next window is usual."""
-        self._usual, self._odd_windows, self._doubted = math.nan, 0, True
+        self._usual, self._odd_windows, self._looked_at, self._doubted = math.nan, 0, 0, True
 
     def scale(self, factor: float) -> None:
         """What is sent has become more or less, and the choice stands: it is expected to take `factor` times as long.
@@ -256,7 +268,7 @@ class Chooser:
         assert self.choice is not None
         self.choice = replace(self.choice, seconds=factor * self.known_s)
         self._times = {c: taken if c.scheme == "dense" else factor * taken for c, taken in self._times.items()}
-        self._usual, self._odd_windows, self._doubted = math.nan, 0, False
+        self._usual, self._odd_windows, self._looked_at, self._doubted = math.nan, 0, 0, False
 
     def _choose(self, best: Candidate) -> None:
         if self.choice is not None and self.choice.candidate in self._times:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from hvd_compress.controller.chooser import Choice, Chooser, Policy
+from hvd_compress.controller.course import Course
 from hvd_compress.controller.expected import Bucket, Expected
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import Event, History
-from hvd_compress.controller.memory import Memory, Met
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratios import Ratios
 from hvd_compress.controller.report import Agreed, Look, Pending, Timing, Took, agree, median
@@ -19,9 +19,6 @@ from hvd_compress.controller.sights import Sight, Workers
 from hvd_compress.controller.watch import LONGEST_WINDOW, OVERHEAD, Watch
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.engines.base import Engine
-
-SIMILAR = 2.0
-"""A ratio that differs from the one before by less than this factor travels as that did, without trials."""
 
 
 @dataclass(frozen=True)
@@ -73,47 +70,45 @@ class Controller:
         """
         self._workers = workers or Workers((), network.world_size)
         self._buckets, self._network, self.history = tuple(buckets), network, history
-        self._choosers = [Chooser(bucket.candidates, policy) for bucket in buckets]
-        self._expected = [Expected(bucket, network) for bucket in buckets]
-        self._memories = [Memory() for _ in buckets]
-        self._ratios = Ratios(goal, buckets, self._expected, history)
+        self._watch = Watch()
+        expected = [Expected(bucket, network) for bucket in buckets]
+        self._ratios = ratios = Ratios(goal, buckets, expected, history)
+        self._courses = [
+            Course(number, Chooser(bucket.candidates, policy), own, ratios, self._workers, history, self._watch.restart)
+            for number, (bucket, own) in enumerate(zip(buckets, expected, strict=True))
+        ]
         self._pending = Pending()
         self._took = Took()  # to agree, the last time
-        self._watch = Watch()
         self._passed = 0  # steps that the last report was to be of
         self._begin_round(0, "training begins")
 
     @property
     def settled(self) -> bool:
         """Whether all choices stand."""
-        return all(chooser.settled for chooser in self._choosers)
+        return all(course.chooser.settled for course in self._courses)
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Return what the coming step uses, by bucket."""
         trial, step = self._ratios.trial, len(self._pending.steps)
-        ways = trial.candidates if trial else [chooser.candidate(step) for chooser in self._choosers]
-        return tuple(self._workers.way(number, way) for number, way in enumerate(ways))
+        if trial:
+            return tuple(self._workers.way(number, way) for number, way in enumerate(trial.candidates))
+        return tuple(course.way(step) for course in self._courses)
 
     def choices(self) -> tuple[Choice, ...]:
         """Return what was chosen, by bucket, once every one has been."""
-        found = [chooser.choice for chooser in self._choosers]
+        found = [course.chooser.choice for course in self._courses]
         return tuple(choice for choice in found if choice is not None)
 
     def reasons(self) -> tuple[str, ...]:
         """Return why, by bucket."""
         if self._ratios.trial:
             return ("a rollout",) * len(self._buckets)
-        return tuple(
-            "tried, to be compared"
-            if not c.settled or c.choice is None
-            else self._workers.reason(number, c.choice.candidate, c.choice.reason)
-            for number, c in enumerate(self._choosers)
-        )
+        return tuple(course.reason() for course in self._courses)
 
     def watched(self) -> tuple[bool, ...]:
         """Return of which buckets saw() wants to know in the coming step."""
         trial = self._ratios.trial
-        ways = [None if trial or not chooser.settled else chooser.candidate(0) for chooser in self._choosers]
+        ways = [None if trial or not course.chooser.settled else course.chosen for course in self._courses]
         return tuple(self._workers.watches(number, way) for number, way in enumerate(ways))
 
     def saw(self, sights: Sequence[Sight | None]) -> None:
@@ -125,7 +120,7 @@ class Controller:
         trial, step = self._ratios.trial, len(self._pending.steps)
         if trial:
             return (trial.ratio,) * len(self._buckets)
-        return tuple(self._ratio(number, chooser.candidate(step)) for number, chooser in enumerate(self._choosers))
+        return tuple(course.ratio(course.chooser.candidate(step)) for course in self._courses)
 
     @property
     def looking(self) -> tuple[float, ...] | None:
@@ -179,12 +174,12 @@ class Controller:
     @property
     def _length(self) -> int:
         """How many steps there are between the last agreement and the next."""
-        trials = max((chooser.trials_left for chooser in self._choosers), default=0)
+        trials = max((course.chooser.trials_left for course in self._courses), default=0)
         if self._ratios.waiting:
             return 1
         if trials:
             return trials
-        ways = map(self._chosen_way, range(len(self._buckets)))
+        ways = [course.chosen for course in self._courses]
         headed = any(way is not None and way.scheme != "dense" for way in ways)  # else no alarm can be told
         return self._watch.length if headed else min(self._watch.length, LONGEST_WINDOW)
 
@@ -199,13 +194,14 @@ class Controller:
         self._choose_workers(step, agreed)
         waited = self._ratios.waiting
         # Gains were looked at in the last step; in a round each step has its own way.
-        last_ways = [chooser.candidate(len(agreed.seconds) - 1) for chooser in self._choosers]
+        choosers = [course.chooser for course in self._courses]
+        last_ways = [chooser.candidate(len(agreed.seconds) - 1) for chooser in choosers]
         usual = [
             self._workers.gain(number, way) if chooser.settled else math.nan
-            for number, (chooser, way) in enumerate(zip(self._choosers, last_ways, strict=True))
+            for number, (chooser, way) in enumerate(zip(choosers, last_ways, strict=True))
         ]
         self._ratios.beside(idle_s)
-        self._ratios.learn(agreed.gains, [chooser.choice for chooser in self._choosers], last_ways, usual)
+        self._ratios.learn(agreed.gains, [chooser.choice for chooser in choosers], last_ways, usual)
         if waited:
             if not self._ratios.waiting:
                 self._begin_round(step, "gains are known")
@@ -216,11 +212,11 @@ class Controller:
             reason = latency or next(iter(words), "")
             return Suspicion(reason, bool(latency), upset=upset) if reason else None
         drifted = self._drift(step, agreed, typical, used)
-        self._watch.looked_at(any(chooser.odd for chooser in self._choosers))
+        self._watch.looked_at(any(chooser.odd for chooser in choosers))
         if reason := latency or next(iter(drifted.values()), ""):
             return Suspicion(reason, bool(latency), drifted)
         for number, reason in self._ratios.moved(agreed, last_ways, self._passed, OVERHEAD, step):
-            self._choose_ratio(step, number, reason)
+            self._courses[number].choose_ratio(step, reason)
         return None
 
     @property
@@ -253,8 +249,8 @@ class Controller:
         if waited:
             self._begin_round(step, reason)
             return
-        for number in range(len(self._buckets)):
-            self._choose_ratio(step, number, reason)
+        for course in self._courses:
+            course.choose_ratio(step, reason)
 
     def remeasure(self, step: int, suspicion: Suspicion, engine: Engine) -> None:
         """Measure the network anew: where it is another one there is a round, unless it was met before. Collective."""
@@ -265,13 +261,12 @@ class Controller:
             return
         self._watch.found_another()
         self._pending, self._took = Pending(), Took()  # those are of the other network
-        for number, expected in enumerate(self._expected):
-            expected.renew(self._network)
-            self._workers.restart(number)
         latency, transfer = self._network.latency, self._network.transfer
         self.history.add(Event(step, "network", latency=latency, transfer=transfer, reason=suspicion.reason))
-        self._remember(step, left)
-        self._begin_round(step, suspicion.reason, recall=True)
+        for course in self._courses:
+            course.leave(left, self._network, step)
+        for course in self._courses:
+            course.begin_on(self._network, step, suspicion.reason)
 
     def _take_for_noise(self, step: int, suspicion: Suspicion) -> None:
         """The network is what it was: choices stand, but for those of buckets that have long taken another time."""
@@ -280,142 +275,48 @@ class Controller:
         self.history.add(Event(step, "noise", latency=latency, transfer=transfer, reason=said))
         self._watch.was_noise(suspicion.agreeing)
         for number in suspicion.upset:
-            self._chosen(step, number)
+            self._courses[number].end_round(step)
         for number, words in suspicion.drifted.items():
-            if self._choosers[number].lasts():
-                self._expected[number].renew(self._network)
-                self._ratios.reconsider(step, number, words, self._choosers[number].choice)
-                self._try(step, number, f"{words}, and not for once, though the network is what it was")
+            self._courses[number].take_for_noise(step, words, self._network)
 
     def predicted(self, number: int, candidate: Candidate) -> float:
-        """Return the seconds that a bucket is expected to take by a candidate, from all that is known by now.
+        """Return the seconds that a bucket is expected to take by a candidate (`Course.predicted`)."""
+        return self._courses[number].predicted(candidate)
 
-        Infinity for one that cannot gain what is wanted.
-        """
-        if not self._ratios.reaches(number, candidate.scheme):
-            return math.inf
-        return self._expected[number].seconds(candidate, self._ratio(number, candidate))
-
-    def _ratio(self, number: int, candidate: Candidate | None) -> float:
-        """Return the ratio with which a candidate sends a bucket; None is whatever sends the largest elements."""
-        return self._ratios.ratio(number, candidate.scheme if candidate is not None else "")
-
-    def _begin_round(self, step: int, reason: str, recall: bool = False) -> None:
-        """Begin a round for all buckets, but for those of which it is known how they travel on this network."""
-        for number, chooser in enumerate(self._choosers):
-            met = self._memories[number].recall(self._network) if recall else None
-            if met is not None:
-                self._expected[number].learn(met.measured, partial(self._ratio_then, number, met))
-            self._ratios.reconsider(step, number, reason, chooser.choice if met is None else met.choice)
-            if met is None or not self._resume(step, number, met):
-                self._try(step, number, reason)
-
-    def _remember(self, step: int, left: Network) -> None:
-        """Keep how each bucket travelled on the network that is left, where a window has confirmed it."""
-        for number, (chooser, memory) in enumerate(zip(self._choosers, self._memories, strict=True)):
-            if (usual := chooser.usual) is not None:
-                ratio, way = self._ratio(number, usual.candidate), self._workers.way(number, usual.candidate)
-                memory.keep(Met(step, left, ratio, way, usual, dict(chooser.measured)))
-
-    def _ratio_then(self, number: int, met: Met, candidate: Candidate) -> float:
-        return met.ratio if candidate.scheme == met.choice.candidate.scheme else self._ratio(number, candidate)
-
-    def _resume(self, step: int, number: int, met: Met) -> bool:
-        """Let a bucket travel as it did on this network before; return whether it did, and sent about as much.
-
-        Its next window is compared with what was usual then: should it differ, there will be a round.
-        """
-        way, ratio = met.choice.candidate, self._ratio(number, met.choice.candidate)
-        if not self._ratios.reaches(number, way.scheme) or not 1 / SIMILAR < ratio / met.ratio < SIMILAR:
-            return False
-        if self._workers.way(number, way) != met.way:  # VAR then and STAR now, or the other way round
-            return False
-        expected = self._expected[number]
-        predicted_s = expected.seconds(way, ratio)
-        seconds = met.choice.seconds * predicted_s / expected.seconds(way, met.ratio)
-        reason = f"best when the network was like this, before step {met.step}: {met.choice.reason}"
-        self._choosers[number].recall(Choice(way, seconds, predicted_s, reason), met.measured)
-        self._watch.restart()
-        name = str(self._workers.way(number, way))
-        self.history.add(Event(step, "choice", number, name, ratio, seconds, predicted_s, reason=reason))
-        return True
-
-    def _try(self, step: int, number: int, reason: str) -> None:
-        """Begin a round of trials for a bucket, with the ratio that it has now."""
-        self._memories[number].tried()
-        self._choosers[number].begin_round(partial(self.predicted, number))
-        self._watch.restart()
-        self._workers.restart(number)
-        self.history.add(Event(step, "begin", number, ratio=self._ratio(number, None), reason=reason))
-
-    def _choose_ratio(self, step: int, number: int, reason: str) -> None:
-        """Send another ratio of a bucket if one is better now."""
-        before = self._ratio(number, self._chosen_way(number))
-        if self._ratios.reconsider(step, number, reason, self._choosers[number].choice):
-            self._send(step, number, before, reason)
+    def _begin_round(self, step: int, reason: str) -> None:
+        """Begin a round for all buckets."""
+        for course in self._courses:
+            course.begin_round(step, reason)
 
     def _in_use(self) -> list[Candidate | None]:
         """Return how buckets travel by the choices that stand, STAR and VAR told apart."""
-        return self._workers.ways([self._chosen_way(number) for number in range(len(self._choosers))])
-
-    def _chosen_way(self, number: int) -> Candidate | None:
-        choice = self._choosers[number].choice
-        return choice.candidate if choice is not None else None
-
-    def _send(self, step: int, number: int, before: float, reason: str) -> None:
-        """The ratio is another one than `before`: try how it travels best, unless that is clear."""
-        used, expected = self._chosen_way(number), self._expected[number]
-        after = self._ratio(number, used)
-        fits = used is not None and used.scheme != "dense" and self._ratios.reaches(number, used.scheme)
-        if used is None or not fits or not self._ratios.pays(number) or not 1 / SIMILAR < after / before < SIMILAR:
-            self._try(step, number, reason)
-            return
-        self._choosers[number].scale(expected.seconds(used, after) / expected.seconds(used, before))
-        self._workers.wake(number)
-        self._watch.restart()
+        return self._workers.ways([course.chosen for course in self._courses])
 
     def _choose_workers(self, step: int, agreed: Agreed) -> None:
-        spare_s = [chooser.spare_s() if chooser.settled else math.inf for chooser in self._choosers]
+        choosers = [course.chooser for course in self._courses]
+        spare_s = [chooser.spare_s() if chooser.settled else math.inf for chooser in choosers]
         before = self._in_use()
         decided = self._workers.take(agreed.told, agreed.step_s, spare_s)
         if self._in_use() != before:
             self._watch.restart()  # VAR takes a collective more
         for number, worker in decided:
-            way = self._workers.way(number, self._choosers[number].candidate(0))
+            course = self._courses[number]
+            way = course.way(0)
             if self._workers.mixed(number):
-                self._choosers[number].relearn()
-            ratio, seconds = self._ratio(number, way), worker.seconds
+                course.chooser.relearn()
+            name, ratio = str(way), course.ratio(way)
             self.history.add(
-                Event(step, "worker", number, str(way), ratio, seconds, gain=worker.gain, reason=worker.reason)
+                Event(step, "worker", number, name, ratio, worker.seconds, gain=worker.gain, reason=worker.reason)
             )
 
     def _learn(self, step: int, agreed: Agreed) -> tuple[int, ...]:
         """Take the trials of a round; return for which buckets they were for nothing, if the network has changed."""
+        seconds, kernels_s = list(zip(*agreed.seconds, strict=True)), list(zip(*agreed.kernels_s, strict=True))
         upset = []
-        for number, chooser in enumerate(self._choosers):
-            if chooser.settled:
-                continue
-            tried = [chooser.candidate(step) for step in range(chooser.trials_left)]
-            for candidate, row in zip(tried, agreed.kernels_s, strict=False):
-                self._expected[number].kernels.note(candidate.scheme, self._ratio(number, candidate), row[number])
-            if not chooser.learn([row[number] for row in agreed.seconds[: len(tried)]]):
-                continue
-            if chooser.upset:  # its times may be of two networks: no ratio is to be chosen by them
+        for number, course in enumerate(self._courses):
+            if not course.chooser.settled and course.learn(step, seconds[number], kernels_s[number]):
                 upset.append(number)
-            else:
-                self._chosen(step, number)
         return tuple(upset)
-
-    def _chosen(self, step: int, number: int) -> None:
-        """A round is over. With what it has shown, perhaps another ratio is better: then there is another one."""
-        choice = self._choosers[number].choice
-        assert choice is not None
-        ratio = self._ratio(number, choice.candidate)
-        name = str(self._workers.way(number, choice.candidate))
-        seconds, predicted_s = choice.seconds, choice.predicted_s
-        self.history.add(Event(step, "choice", number, name, ratio, seconds, predicted_s, reason=choice.reason))
-        if self._ratios.revise(step, number, self._choosers[number].measured, choice):
-            self._send(step, number, ratio, "another ratio is better")
 
     def _drift(
         self, step: int, agreed: Agreed, typical: Sequence[float], used: Sequence[Candidate | None]
@@ -426,17 +327,7 @@ class Controller:
             typical: seconds that each bucket took.
             used: how it travelled.
         """
-        drifted = {}
-        sent = [gains[-1] for gains in agreed.gains] or [math.nan] * len(self._buckets)
-        for number, (chooser, seconds) in enumerate(zip(self._choosers, typical, strict=True)):
-            choice = chooser.choice
-            assert choice is not None
-            name, ratio = str(used[number]), self._ratio(number, choice.candidate)
-            gain = sent[number] if math.isfinite(sent[number]) else self._workers.gain(number, choice.candidate)
-            self.history.add(Event(step, "window", number, name, ratio, seconds, choice.predicted_s, gain))
-            # What it took while VAR was on trial is not what was chosen; but no trial takes several times as long.
-            known_s = chooser.known_s
-            if chooser.broken(seconds) if self._workers.mixed(number) else chooser.drifted(seconds):
-                took = f"took {seconds * 1e3:.2f} ms instead of {known_s * 1e3:.2f}"
-                drifted[number] = f"bucket {self.history.number(number)} by {name} {took}"
-        return drifted
+        sent = [gains[-1] for gains in agreed.gains] or [math.nan] * len(self._courses)
+        windows = zip(self._courses, typical, used, sent, strict=True)
+        found = [course.drifted(step, seconds, way, gain) for course, seconds, way, gain in windows]
+        return {number: words for number, words in enumerate(found) if words}

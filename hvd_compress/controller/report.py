@@ -42,10 +42,12 @@ class Took:
     Attributes:
         seconds: of a small collective for which ranks were in step; where all wait for an agreement, that is itself.
         all_s: of all of it.
+        began_s: when that collective did, by the clock of this rank.
     """
 
     seconds: float = 0.0
     all_s: float = 0.0
+    began_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def agree(
 ) -> Agreed:
     """Exchange what this rank measured; every rank passes as many steps, buckets, gains and figures that are `told`.
 
-    Collective, one all-gather of 8 * (4 * steps * buckets + 4 + gains + told) bytes a rank, in the engine's thread.
+    Collective, one all-gather of 8 * (4 * steps * buckets + 5 + gains + told) bytes a rank, in the engine's thread.
 
     Args:
         before: what it took here the last time.
@@ -160,20 +162,23 @@ def agree(
     """
     own = [value for step in steps for timing in step for value in _numbers(timing)]
     seen = [gain for gains in look.gains for gain in gains]
-    vector = [*own, step_s, before.seconds, before.all_s, look.seconds, *seen, *told]
+    vector = [*own, step_s, before.seconds, before.all_s, look.seconds, before.began_s, *seen, *told]
     with engine.aside() as calls:
         sent = torch.tensor(vector, dtype=torch.float64)
         ranks = [part.tolist() for part in engine.allgather(sent, [len(vector)] * engine.world_size)]
         if beside:
             engine.allgather(torch.zeros(1, dtype=torch.float64), [1] * engine.world_size)
-    took = Took(calls[-1].seconds, sum(call.seconds for call in calls))
+    took = Took(calls[-1].seconds, sum(call.seconds for call in calls), calls[-1].started_s)
     buckets = len(steps[0]) if steps else 0
     places = [[4 * (step * buckets + bucket) for bucket in range(buckets)] for step in range(len(steps))]
     timings = [[[_timing(*rank[at : at + 4]) for rank in ranks] for at in row] for row in places]
-    apart = _offsets([exchange for row in timings for exchange in row], len(ranks))
-    combined = [[combine(exchange, apart) for exchange in row] for row in timings]
+    met = [exchange for row in timings for exchange in row]
     end = len(own)
-    means = iter([sum(column) / len(ranks) for column in zip(*(rank[end + 4 :] for rank in ranks), strict=True)])
+    if all(rank[end + 1] > 0 for rank in ranks):  # for the last agreement ranks were in step
+        met.append([Timing(0.0, rank[end + 1], 0.0, rank[end + 4]) for rank in ranks])
+    apart = _offsets(met, len(ranks))
+    combined = [[combine(exchange, apart) for exchange in row] for row in timings]
+    means = iter([sum(column) / len(ranks) for column in zip(*(rank[end + 5 :] for rank in ranks), strict=True)])
     agree_s_by_rank = sorted(rank[end + 1] for rank in ranks)
     return Agreed(
         tuple(tuple(seconds for seconds, _ in row) for row in combined),

@@ -85,6 +85,20 @@ def test_false_alarms_make_deaf_for_a_while_and_true_ones_open_the_ears() -> Non
     assert steps_until_due() == DEAF
 
 
+def test_false_alarms_are_forgotten_after_as_many_steps_without() -> None:
+    ear = Ear()
+    for _ in range(3):
+        while not ear.due:
+            ear.hear(True)
+        ear.was_false()
+    for _ in range(DEAFEST):
+        ear.hear(False)
+    ear.hear(True)
+    assert ear.due
+    ear.was_false()
+    assert next(step for step in range(1, 1000) if ear.hear(True) or ear.due) == 4 * DEAF  # not 8
+
+
 def test_what_the_network_was_not_measured_for_makes_nobody_deaf() -> None:
     ear = Ear()
     ear.was_false()
@@ -112,7 +126,7 @@ def test_an_alarm_is_due_in_the_midst_of_a_window(changes: bool, monkeypatch: py
             alarms.append(step)
             assert len(controller._pending.steps) > 1
             controller.remeasure(step, suspicion, engine)
-            assert controller.candidates() == (controller._choosers[0].candidate(0),)
+            assert controller.candidates() == (controller._courses[0].chooser.candidate(0),)
             assert not controller._pending.steps
             assert controller.alarm is None
         since += 1

@@ -152,6 +152,45 @@ def test_what_one_choice_was_doubted_for_is_none_of_the_next() -> None:
     assert chooser.drifted(0.3)
 
 
+def test_a_first_window_that_denies_the_trials_is_looked_into_whatever_was_noise_before() -> None:
+    """It could not be seen later: the second one is believed."""
+    first = Candidate("star", "ring")
+    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
+    settle(chooser, {first: 0.1})
+    assert not chooser.drifted(0.1)
+    for _ in range(3):
+        assert any(chooser.drifted(0.22) for _ in range(8))
+        chooser.lasts()
+        assert not chooser.drifted(0.1)
+    chooser.scale(1.2)
+    assert chooser.drifted(0.26)
+
+
+def test_noise_is_forgotten_after_many_windows_without() -> None:
+    first = Candidate("star", "ring")
+    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001, forgets=5))
+    settle(chooser, {first: 0.1})
+    assert not chooser.drifted(0.1)
+    assert chooser.drifted(0.22)
+    assert not chooser.lasts()
+    assert not any(chooser.drifted(seconds) for seconds in (0.1, 0.22, 0.1, 0.1, 0.1, 0.1, 0.1))
+    assert chooser.drifted(0.22)
+
+
+def test_what_lasts_again_and_again_is_tried_more_and_more_rarely_until_the_network_changes() -> None:
+    first = Candidate("star", "ring")
+    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, calm=2, least_s=0.001))
+    seconds, windows = 0.1, []
+    for round_ in range(5):
+        settle(chooser, {first: seconds})
+        assert not chooser.drifted(seconds)
+        seconds = 0.22 if seconds == 0.1 else 0.1
+        windows.append(next(n for n in range(1, 100) if chooser.drifted(seconds) and chooser.lasts()))
+        if round_ == 3:
+            chooser.forgive()
+    assert windows == [4, 8, 16, 16, 4]
+
+
 def test_after_something_else_is_sent_the_next_window_is_usual() -> None:
     first = Candidate("star", "ring")
     chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
@@ -209,9 +248,9 @@ def test_alarms_that_change_nothing_make_patient_and_a_breakdown_is_seen_all_the
     needed = []
     for _ in range(4):
         needed.append((windows_until(0.18), chooser.lasts()))
-    assert needed == [(1, False), (2, False), (4, True), (4, True)]  # and no more; so many are to be looked into
+    assert needed == [(1, False), (2, False), (4, True), (4, False)]  # no more; what lasts is tried, then more rarely
     assert not chooser.drifted(0.1)
-    assert windows_until(0.3) == 1
+    assert windows_until(0.3) == 2
     settle(chooser, {first: 0.3})  # it was true
     assert not chooser.drifted(0.3)
     assert chooser.drifted(0.5)

@@ -71,3 +71,22 @@ def test_where_bytes_add_nothing_one_factor_says_all() -> None:
     found = run_ranks(2, body)[0]
     assert found.latency == pytest.approx(0.01 / costs.seconds("allreduce", "auto", 1024))
     assert found.transfer == found.latency
+
+
+@pytest.mark.parametrize("transfer", [0.25, 1.0, 5.0])
+def test_where_latency_is_long_a_change_of_bandwidth_is_seen_all_the_same(transfer: float) -> None:
+    """255 KiB more would add 3 % to a small message."""
+    costs = Formulas(20e-3, 8e-9, 4)
+    known, now = Network(costs), Network(costs, 1.0, transfer)
+
+    def body(engine: InProcessEngine) -> Network:
+        def note(call) -> None:
+            seconds = now.seconds(call.verb, call.algorithm, call.tensor_bytes)
+            engine.calls.append(dataclasses.replace(call, seconds=seconds))
+
+        engine.note = note
+        return known.remeasured(engine)
+
+    for found in run_ranks(4, body):
+        assert found.transfer == pytest.approx(transfer)
+        assert (found is known) == (transfer == 1.0)

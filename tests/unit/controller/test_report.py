@@ -55,10 +55,15 @@ def test_beside_a_step_a_collective_for_which_ranks_are_in_step_tells_what_the_n
 ) -> None:
     def body(engine):
         taken = iter((3.0, 5.0))
-        engine.note = lambda call: engine.calls.append(dataclasses.replace(call, seconds=next(taken)))
+        started = iter((7.0, 10.0))
+
+        def note(call) -> None:
+            engine.calls.append(dataclasses.replace(call, seconds=next(taken), started_s=next(started)))
+
+        engine.note = note
         return agree(engine, [(Timing(1.0, 1.0, 1.0),)], 1.0, beside=beside).own
 
-    assert run_ranks(2, body) == [Took(seconds, all_s)] * 2
+    assert run_ranks(2, body) == [Took(seconds, all_s, 10.0 if beside else 7.0)] * 2
 
 
 def test_an_exchange_counts_from_when_the_last_rank_came_by_one_clock() -> None:
@@ -76,6 +81,19 @@ def test_an_exchange_counts_from_when_the_last_rank_came_by_one_clock() -> None:
     assert agreed.seconds == other.seconds
     assert [seconds for (seconds,) in agreed.seconds] == pytest.approx([0.02 + 0.2 + 0.05] * 4)
     assert [seconds for (seconds,) in agreed.kernels_s] == pytest.approx([0.03 + 0.05] * 4)
+
+
+def test_the_last_agreement_for_which_ranks_were_in_step_sets_the_clocks() -> None:
+    """One rank is always 0.5 s late, and its clock an hour ahead: without that it would be believed half."""
+
+    def body(engine):
+        ahead_s, late_s = 3600.0 * engine.rank, 0.5 * engine.rank
+        steps = [(Timing(0.0, 0.7 - late_s, 0.0, ahead_s + 10.0 * step + late_s),) for step in range(3)]
+        before = Took(0.001, 0.001, ahead_s - 5.0)
+        return [agree(engine, steps, 1.0, took).seconds[0][0] for took in (Took(), before)]
+
+    for seconds in run_ranks(2, body):
+        assert seconds == pytest.approx([0.45, 0.2])
 
 
 def test_what_a_rank_compresses_that_nobody_waits_for_does_not_count() -> None:

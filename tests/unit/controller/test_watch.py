@@ -122,11 +122,15 @@ def test_where_no_alarm_is_heeded_windows_are_shorter() -> None:
     watch.hear(EXCHANGED)
     assert watch.heard == "a rank's exchanges took another time"
     watch.was_noise(agreeing=False)  # for some time none is heeded
+    assert watch.length == LONGEST_IN_THE_OPEN  # a window stays as long as it was to be
+    window(watch, 1.0)
+    assert watch.length == LONGEST_WINDOW
     for _ in range(DEAF - 1):
-        assert watch.length == LONGEST_WINDOW
         watch.hear(EXCHANGED)
         assert watch.heard == ""
     watch.hear(0)
+    assert watch.length == LONGEST_WINDOW
+    window(watch, 1.0)
     assert watch.length == LONGEST_IN_THE_OPEN
 
 
