@@ -43,12 +43,14 @@ class LatencyWatch:
         """Whether it is not known yet what is usual."""
         return len(self._known) < 2
 
-    def felt(self, own_s: float, exchange_s: float) -> bool:
+    def felt(self, own_s: float, exchange_s: float, in_step: bool) -> bool:
         """Whether an agreement took an odd time on this rank, so that the others had better hear of it soon.
 
-        Of this rank alone: one that comes last finds everything there, one that comes first waits.
+        Of this rank alone: one that comes last finds everything there, one that comes first waits. So it has to be odder
+        where ranks were not `in_step`.
         """
-        if self.young or not differ(own_s, min(self._known), EVIDENT, max(LEAST_S, SHARE * exchange_s)):
+        evident = EVIDENT if in_step else 2 * EVIDENT
+        if self.young or not differ(own_s, min(self._known), evident, max(LEAST_S, SHARE * exchange_s)):
             return False
         return own_s < min(self._known) or own_s - self._noise_s > EVIDENT * min(self._known)
 

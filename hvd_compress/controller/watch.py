@@ -118,7 +118,7 @@ class Watch:
         longest = LONGEST_WINDOW if self.hides else LONGEST_IN_THE_OPEN
         self._window = max(SHORTEST_WINDOW, min(longest, math.ceil(steps)))
         self._ears[FELT].forget()  # now all know
-        self._felt = self._latency.felt(agreed.own.seconds, exchange_s)
+        self._felt = self._latency.felt(agreed.own.seconds, exchange_s, in_step=self.beside)
         changed = self._latency.changed(agreed.agree_s, exchange_s)
         if changed and self._denied:
             self._latency.was_noise()

@@ -62,7 +62,7 @@ def train(scheme: str, slow: Callable[[int], bool], monkeypatch: pytest.MonkeyPa
     for window in ("SHORTEST_WINDOW", "LONGEST_WINDOW", "LONGEST_IN_THE_OPEN"):
         monkeypatch.setattr(watch, window, 12)
     monkeypatch.setattr(LatencyWatch, "changed", lambda *_: "")
-    monkeypatch.setattr(LatencyWatch, "felt", lambda *_: False)
+    monkeypatch.setattr(LatencyWatch, "felt", lambda *_, **__: False)
     other = partial(Network, latency=found, transfer=found)
     monkeypatch.setattr(Network, "remeasured", lambda known, _: known if found == 1.0 else other(known.costs))
     monkeypatch.setattr(reducer, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))
