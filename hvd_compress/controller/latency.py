@@ -46,8 +46,8 @@ class LatencyWatch:
     def felt(self, own_s: float, exchange_s: float, in_step: bool) -> bool:
         """Whether an agreement took an odd time on this rank, so that the others had better hear of it soon.
 
-        Of this rank alone: one that comes last finds everything there, one that comes first waits. So it has to be odder
-        where ranks were not `in_step`.
+        Of this rank alone: one that comes last finds everything there, one that comes first waits. So it has to be
+        odder where ranks were not `in_step`.
         """
         evident = EVIDENT if in_step else 2 * EVIDENT
         if self.young or not differ(own_s, min(self._known), evident, max(LEAST_S, SHARE * exchange_s)):
