@@ -15,7 +15,7 @@ from hvd_compress.controller.differ import differ, times_apart
 from hvd_compress.cost.candidates import Candidate
 
 LONGEST = 1.3
-"""A step counts for at most so many times the median of its candidate."""
+"""A step counts for at most so many times the median of its candidate, and for at least that part of it."""
 
 Predict = Callable[[Candidate], float]
 """Seconds that a candidate is expected to take: compress, communicate and decompress; infinity if it cannot."""
@@ -40,13 +40,13 @@ class Policy:
         hysteresis: by how much a candidate must be faster than the one in use to replace it.
         drift: how far the time of the candidate in use may leave what was measured, as a factor, in two windows in a
             row, before the network is measured.
-        evident: the factor for which one window is enough.
+        evident: the factor for which one window is enough, before there were false alarms.
         broken: the factor for which one window counts for two, and for which one is enough where VAR was on trial,
             which may take longer.
         calm: each false alarm, after which the network was found to be what it was, doubles the windows that the next
             one takes; so many times at most, to 2^calm windows. For what lasts for those there is a round all the same;
             the next time for what lasts twice as long, and so on, as many times.
-        forgets: after so many windows in a row with nothing odd it takes half as many again.
+        forgets: after so many windows in a row with nothing odd both take half as many again.
         least_s: times that differ by less than this, in seconds, are not told apart.
     """
 
@@ -99,9 +99,11 @@ class Chooser:
         self._odd_windows = 0
         self._usual = math.nan  # seconds of the first window since the choice was made
         self._doubted = False  # whether the first window since then denied what was known, once
+        self._retried = False  # whether there was a round as trials were denied, and nothing has confirmed its own
         self._recalled = False  # whether what is known is of another time, and no window has confirmed it
         self._false_alarms = self._calm_windows = 0  # since the last round; in a row, with nothing odd
         self._looked_at = 0  # odd windows in a row, when the network was last measured for them
+        self._odd_s = self._looked_s = 0.0  # what the last odd one took, and the last that was looked into
         self._lasted = 0  # rounds since the network changed that were begun by odd windows alone
         self.choice: Choice | None = None
 
@@ -164,7 +166,8 @@ class Chooser:
             self._try(self._next(best, predicted), predicted)
         if not self._queue and not self._upset:
             self._queue = self._final(best)
-            self._finals += 1
+            self._finals += bool(self._queue)
+            self._queue = self._queue or self._once_more(best)
             self._steps_left -= len(self._queue)
         if self._queue:
             return False
@@ -206,28 +209,45 @@ class Chooser:
             self._odd_windows = self._looked_at = 0
             self._calm_windows += 1
             if self._calm_windows % policy.forgets == 0:
-                self._false_alarms = max(0, self._false_alarms - 1)
+                self._false_alarms, self._lasted = max(0, self._false_alarms - 1), max(0, self._lasted - 1)
             if first:
-                self._usual, self._doubted, self._recalled = seconds, False, False
+                self._usual, self._doubted, self._recalled, self._retried = seconds, False, False, False
             return False
         self._odd_windows += 2 if factor > policy.broken else 1
-        self._calm_windows, self._doubted = 0, first
+        self._calm_windows, self._doubted, self._odd_s = 0, first, seconds
+        if self._looked_at and times_apart(seconds, self._looked_s) > policy.broken:
+            return True  # it is not what was looked into
         patience = 1 if first else 2**self._false_alarms
         needed = patience if factor > policy.evident else min(2 * patience, 2**policy.calm)
-        return self._odd_windows >= max(needed, 2 * self._looked_at)
+        return self._odd_windows >= min(max(needed, 2 * self._looked_at), self._lasting)
 
     def lasts(self) -> bool:
         """The bucket drifted, and the network is what it was; return whether to try all ways again nevertheless.
 
-        That is where it has lasted, as something else has changed, such as the load of processors; and where what is
-        known is of another time, and was not confirmed.
+        That is where it has lasted, as something else has changed, such as the load of processors; where what is known
+        is of another time, and was not confirmed; and, once, where a lucky trial beat what is faster than the first
+        window.
         """
-        calm = self._policy.calm
-        self._false_alarms, self._looked_at = min(self._false_alarms + 1, calm), self._odd_windows
-        if self._odd_windows >= 2 ** (calm + self._lasted):
-            self._lasted = min(self._lasted + 1, calm)
+        self._false_alarms = min(self._false_alarms + 1, self._policy.calm)
+        self._looked_at, self._looked_s = self._odd_windows, self._odd_s
+        if self._odd_windows >= self._lasting:
+            self._lasted = min(self._lasted + 1, self._policy.calm)
+            return True
+        if self._doubted and not self._retried and self._odd_s > self._rival_s:
+            self._retried = True
             return True
         return self._recalled
+
+    @property
+    def _rival_s(self) -> float:
+        """Seconds of the fastest way in the last round but for the one in use."""
+        assert self.choice is not None
+        return min((taken for way, taken in self._times.items() if way != self.choice.candidate), default=math.inf)
+
+    @property
+    def _lasting(self) -> int:
+        """So many odd windows in a row are no noise."""
+        return int(2 ** (self._policy.calm + self._lasted))
 
     def forgive(self) -> None:
         """The network has changed: what lasts is looked into as soon as at first."""
@@ -330,6 +350,16 @@ class Chooser:
         matters = bool(near) and self._times[near[-1]] - self._times[best] > policy.least_s
         return [candidate for candidate in near for _ in range(policy.final)] if matters and len(near) > 1 else []
 
+    def _once_more(self, best: Candidate) -> list[Candidate]:
+        """Return some steps of the best one alone, where nothing came near it and it was tried in a single one.
+
+        A step may be far shorter than others: where a rank comes late, part of the exchange is over by then.
+        """
+        policy, rivals = self._policy, [taken for way, taken in self._times.items() if way != best]
+        far = bool(rivals) and min(rivals) > policy.near * self._times[best] + policy.least_s
+        again = far and len(self._samples[best]) == 1 and self._steps_left > 0
+        return [best] * (policy.final // 2) if again else []
+
     def _next(self, best: Candidate, predicted: dict[Candidate, float]) -> list[Candidate]:
         shortest, policy = self._times[best], self._policy
         limit = (policy.related if self.choice is None else policy.later_related) * shortest
@@ -351,10 +381,10 @@ class Chooser:
 
 
 def _typical(samples: Sequence[float]) -> float:
-    """Return the mean, in which no sample counts for more than LONGEST times the median.
+    """Return the mean, in which no sample counts for more than LONGEST times the median, or for less than it by that.
 
-    What makes a step far longer than others is noise. But STAR has another root in each step, and some ways take longer
-    from one of them than from the others: that must count.
+    What makes a step far longer than others is noise, or shorter. But STAR has another root in each step, and some ways
+    take longer from one of them than from the others: that must count.
     """
-    limit = LONGEST * statistics.median(samples)
-    return sum(min(sample, limit) for sample in samples) / len(samples)
+    middle = statistics.median(samples)
+    return statistics.fmean(min(max(sample, middle / LONGEST), LONGEST * middle) for sample in samples)

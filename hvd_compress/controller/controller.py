@@ -242,7 +242,7 @@ class Controller:
         """Choose ratios by the gains that were measured."""
         waited = self._ratios.waiting
         reason = self._ratios.take_rollout(step, agreed)
-        self._pending = Pending()
+        self._pending, self._took = Pending(), Took()  # clocks may have drifted since
         self._workers.forget()
         if self._ratios.waiting:
             return
@@ -277,7 +277,7 @@ class Controller:
         for number in suspicion.upset:
             self._courses[number].end_round(step)
         for number, words in suspicion.drifted.items():
-            self._courses[number].take_for_noise(step, words, self._network)
+            self._courses[number].try_what_lasts(step, words, self._network)
 
     def predicted(self, number: int, candidate: Candidate) -> float:
         """Return the seconds that a bucket is expected to take by a candidate (`Course.predicted`)."""
@@ -329,5 +329,5 @@ class Controller:
         """
         sent = [gains[-1] for gains in agreed.gains] or [math.nan] * len(self._courses)
         windows = zip(self._courses, typical, used, sent, strict=True)
-        found = [course.drifted(step, seconds, way, gain) for course, seconds, way, gain in windows]
+        found = [course.take_window(step, seconds, way, gain) for course, seconds, way, gain in windows]
         return {number: words for number, words in enumerate(found) if words}

@@ -27,7 +27,6 @@ class Course:
 
     Attributes:
         chooser: tries ways, and keeps one.
-        expected: predicts what a way takes.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class Course:
         changed: Callable[[], None],
     ) -> None:
         """`number` is that among the controller's buckets; `changed` is called when something else is sent."""
-        self.chooser, self.expected = chooser, expected
+        self.chooser, self._expected = chooser, expected
         self._number, self._memory = number, Memory()
         self._ratios, self._workers, self._history, self._changed = ratios, workers, history, changed
 
@@ -72,7 +71,7 @@ class Course:
         """
         if not self._ratios.reaches(self._number, candidate.scheme):
             return math.inf
-        return self.expected.seconds(candidate, self.ratio(candidate))
+        return self._expected.seconds(candidate, self.ratio(candidate))
 
     def begin_round(self, step: int, reason: str) -> None:
         """Choose a ratio, and begin a round of trials with it."""
@@ -85,24 +84,24 @@ class Course:
         if met is None:
             self.begin_round(step, reason)
             return
-        self.expected.learn(met.measured, partial(self._ratio_then, met))
+        self._expected.learn(met.measured, partial(self._ratio_then, met))
         self._ratios.reconsider(step, self._number, reason, met.choice)
         if not self._resume(step, met):
             self._try(step, reason)
 
     def leave(self, left: Network, network: Network, step: int) -> None:
         """The network is another one: keep how it travelled on the one that is left, if a window has confirmed it."""
-        self.expected.renew(network)
+        self._expected.renew(network)
         self.chooser.forgive()
         self._workers.restart(self._number)
         if (usual := self.chooser.usual) is not None:
             ratio, way = self.ratio(usual.candidate), self._workers.way(self._number, usual.candidate)
             self._memory.keep(Met(step, left, ratio, way, usual, dict(self.chooser.measured)))
 
-    def take_for_noise(self, step: int, words: str, network: Network) -> None:
+    def try_what_lasts(self, step: int, words: str, network: Network) -> None:
         """It drifted, as `words` say, and the network is what it was: where that has lasted, begin a round."""
         if self.chooser.lasts():
-            self.expected.renew(network)
+            self._expected.renew(network)
             self.begin_round(step, f"{words}, and not for once, though the network is what it was")
 
     def choose_ratio(self, step: int, reason: str) -> None:
@@ -116,7 +115,7 @@ class Course:
         chooser = self.chooser
         tried = [chooser.candidate(ahead) for ahead in range(chooser.trials_left)]
         for candidate, taken in zip(tried, kernels_s, strict=False):
-            self.expected.kernels.note(candidate.scheme, self.ratio(candidate), taken)
+            self._expected.kernels.note(candidate.scheme, self.ratio(candidate), taken)
         if not chooser.learn(seconds[: len(tried)]):
             return False
         if chooser.upset:  # its times may be of two networks: no ratio is to be chosen by them
@@ -134,7 +133,7 @@ class Course:
         if self._ratios.revise(step, self._number, self.chooser.measured, choice):
             self._send(step, ratio, "another ratio is better")
 
-    def drifted(self, step: int, seconds: float, way: Candidate | None, sent: float) -> str:
+    def take_window(self, step: int, seconds: float, way: Candidate | None, sent: float) -> str:
         """Take a window; return in words that it left what was measured, or nothing.
 
         Args:
@@ -168,8 +167,8 @@ class Course:
             return False
         if self._workers.way(number, way) != met.way:  # VAR then and STAR now, or the other way round
             return False
-        predicted_s = self.expected.seconds(way, ratio)
-        seconds = met.choice.seconds * predicted_s / self.expected.seconds(way, met.ratio)
+        predicted_s = self._expected.seconds(way, ratio)
+        seconds = met.choice.seconds * predicted_s / self._expected.seconds(way, met.ratio)
         reason = f"best when the network was like this, before step {met.step}: {met.choice.reason}"
         self.chooser.recall(Choice(way, seconds, predicted_s, reason), met.measured)
         self._changed()
@@ -192,6 +191,6 @@ class Course:
         if used is None or not fits or not self._ratios.pays(number) or not 1 / SIMILAR < after / before < SIMILAR:
             self._try(step, reason)
             return
-        self.chooser.scale(self.expected.seconds(used, after) / self.expected.seconds(used, before))
+        self.chooser.scale(self._expected.seconds(used, after) / self._expected.seconds(used, before))
         self._workers.wake(number)
         self._changed()

@@ -12,8 +12,8 @@ from hvd_compress.cost.predict import Costs
 from hvd_compress.engines.base import Engine
 
 SMALL, LARGE, LARGEST = KIB, 256 * KIB, 16384 * KIB
-ADDED = 0.2
-"""What more bytes are to add to the time of a small message, as a share of that."""
+ADDED = 0.1
+"""What more bytes are to add to the time of a small message, as a share of that, or they tell nothing."""
 REFERENCE = ("allreduce", "auto")
 ALIKE = 1.4
 """Networks whose factors differ by at most this are one and the same: a few messages say no more than that."""
@@ -54,26 +54,15 @@ class Network:
         """Return the network as it is found now, or this very one where it is like that. Collective, in the engine's
         thread, the same on all ranks.
 
-        What seems to be another one is measured again, with as many bytes as its latency does not hide: noise only
-        makes longer, so that the shorter times count.
+        What seems to be another one is measured again: noise only makes longer, so that the shorter times count.
         """
-        size = self._large
-        small, large = _measured(engine, size)
-        found = self._bent(small, large, size)
-        if found.like(self):
+        small, large, size = _measured(engine)
+        if self._bent(small, large, size).like(self):
             return self
-        again, large_again = _measured(engine, found._large)
-        large = min(large, large_again) if found._large == size else large_again
-        found = self._bent(min(small, again), large, found._large)
+        again, large_again, size_again = _measured(engine)
+        large = min(large, large_again) if size_again == size else large_again
+        found = self._bent(min(small, again), large, size_again)
         return self if found.like(self) else found
-
-    @property
-    def _large(self) -> int:
-        """Bytes that add to the time of a small message what can be told from noise."""
-        size, small = LARGE, self.seconds(*REFERENCE, SMALL)
-        while size < LARGEST and self.seconds(*REFERENCE, size) < (1 + ADDED) * small:
-            size *= 4
-        return size
 
     def _bent(self, small: float, large: float, size: int) -> Network:
         """Return the network on which an allreduce of SMALL and one of `size` bytes take so many seconds."""
@@ -81,20 +70,29 @@ class Network:
         added = self.costs.seconds(*REFERENCE, size) - before
         # Within one machine bytes may add less than the noise: then one factor says all there is to say.
         latency = small / before if before > 0 else 1.0
-        transfer = (large - small) / added if added > 0.1 * before and large > small else latency
+        transfer = (large - small) / added if added > 0 and large > (1 + ADDED) * small else latency
         return Network(self.costs, latency, transfer)
 
 
-def _measured(engine: Engine, size: int) -> tuple[float, float]:
-    """Return the seconds of an allreduce of SMALL, the shorter one of two, and of `size` bytes. Collective.
+def _measured(engine: Engine) -> tuple[float, float, int]:
+    """Return the seconds of an allreduce of SMALL, the shorter one of two, and of more bytes, and how many. Collective.
 
-    On a slow network all of it takes as long as several steps: there is no more of it. The first one also brings ranks
-    in step, and what each took is exchanged at the end (24 bytes).
+    On a slow network LARGE bytes take as long as several steps: there is no more of it. Where latency hides them more
+    are sent, four times as many each time. The first one also brings ranks in step, and what each took is exchanged.
     """
     _, algorithm = REFERENCE
-    with engine.aside() as calls:
-        for each in (SMALL, SMALL, size):
-            engine.allreduce(torch.zeros(each // 4), algorithm)
-        mine = torch.tensor([call.seconds for call in calls], dtype=torch.float64)
-        first, second, large = torch.stack(engine.allgather(mine, [3] * engine.world_size)).mean(0).tolist()
-    return min(first, second), large
+
+    def mean_s(*sizes: int) -> list[float]:
+        with engine.aside() as calls:
+            for size in sizes:
+                engine.allreduce(torch.zeros(size // 4), algorithm)
+            mine = torch.tensor([call.seconds for call in calls], dtype=torch.float64)
+            found: list[float] = torch.stack(engine.allgather(mine, [len(sizes)] * engine.world_size)).mean(0).tolist()
+            return found
+
+    first, second, large = mean_s(SMALL, SMALL, LARGE)
+    small, size = min(first, second), LARGE
+    while large < (1 + ADDED) * small and size < LARGEST:
+        size *= 4
+        (large,) = mean_s(size)
+    return small, large, size

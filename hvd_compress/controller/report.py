@@ -13,6 +13,9 @@ import torch
 from hvd_compress.controller.clocks import offsets
 from hvd_compress.engines.base import Engine
 
+FRESH_S = 60.0
+"""Clocks of hosts drift by a millisecond in this time: what was before tells little of them."""
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -174,8 +177,10 @@ def agree(
     timings = [[[_timing(*rank[at : at + 4]) for rank in ranks] for at in row] for row in places]
     met = [exchange for row in timings for exchange in row]
     end = len(own)
-    if all(rank[end + 1] > 0 for rank in ranks):  # for the last agreement ranks were in step
-        met.append([Timing(0.0, rank[end + 1], 0.0, rank[end + 4]) for rank in ranks])
+    last = [Timing(0.0, rank[end + 1], 0.0, rank[end + 4]) for rank in ranks]
+    known = met and all(timing.communicate_s > 0 for timing in last)
+    if known and met[0][0].began_s - last[0].began_s < FRESH_S:  # to that one ranks come together, or nearly so
+        met.append(last)
     apart = _offsets(met, len(ranks))
     combined = [[combine(exchange, apart) for exchange in row] for row in timings]
     means = iter([sum(column) / len(ranks) for column in zip(*(rank[end + 5 :] for rank in ranks), strict=True)])

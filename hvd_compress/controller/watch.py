@@ -47,7 +47,7 @@ class Watch:
     def __init__(self) -> None:
         self._window = SHORTEST_WINDOW
         self._fresh = True  # the first window tells what is usual, and memory whether it holds
-        self._deaf = False  # whether alarms were not heeded when the window began
+        self._was_deaf = False  # whether alarms were not heeded when the window began
         self._alarm = Alarm()
         self._ears = {EXCHANGED: Ear(), FELT: Ear()}
         self._latency = LatencyWatch()
@@ -72,7 +72,7 @@ class Watch:
         """How many steps there are between the last agreement and the next, while choices stand."""
         if self._fresh or self._latency.young:
             return min(self._window, SHORTEST_WINDOW)
-        return min(self._window, LONGEST_WINDOW) if self._deaf else self._window
+        return min(self._window, LONGEST_WINDOW) if self._was_deaf else self._window
 
     def seen(self, seconds: float) -> None:
         """Take what the exchanges of a step took on this rank, all buckets together."""
@@ -90,7 +90,7 @@ class Watch:
             settled: whether choices stand; else it is a round.
         """
         self._told_beside, self.beside = self.beside, settled and self.hides
-        self._deaf = self._ears[EXCHANGED].deaf
+        self._was_deaf = self._ears[EXCHANGED].deaf
         if not settled:
             return steps
         self._fresh = False

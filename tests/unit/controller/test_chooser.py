@@ -177,6 +177,21 @@ def test_noise_is_forgotten_after_many_windows_without() -> None:
     assert chooser.drifted(0.22)
 
 
+def test_looks_at_what_is_odd_come_ever_more_rarely_but_for_what_is_odder() -> None:
+    first = Candidate("star", "ring")
+    for worse, expected in ((None, [1, 2, 4, 8]), (5, [1, 2, 4, 5])):
+        chooser = Chooser((first,), Policy(drift=1.25, evident=1.5, least_s=0.001))
+        settle(chooser, {first: 0.1})
+        assert not chooser.drifted(0.1)
+        looks = []
+        for window in range(1, 9):
+            if chooser.drifted(1.0 if worse and window >= worse else 0.16):
+                looks.append(window)
+                if chooser.lasts() or window == worse:
+                    break
+        assert looks == expected
+
+
 def test_what_lasts_again_and_again_is_tried_more_and_more_rarely_until_the_network_changes() -> None:
     first = Candidate("star", "ring")
     chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, calm=2, least_s=0.001))
@@ -293,6 +308,7 @@ def test_later_rounds_try_less() -> None:
     chooser, ways = prepared(Policy(margin=2.0, later_margin=1.5, near=1.0), 0.100, 0.140, 0.190)
     assert queue(chooser) == list(ways)
     chooser.learn([0.100, 0.200, 0.300])
+    chooser.learn([0.100] * chooser.trials_left)
     chooser.begin_round({way: seconds for way, seconds in zip(ways, (0.100, 0.140, 0.190), strict=True)}.__getitem__)
     assert queue(chooser) == list(ways[:2])
 
@@ -365,17 +381,43 @@ def test_in_later_rounds_ways_to_broadcast_are_tried_of_what_is_nearer_to_the_be
     for _ in range(2):
         chooser.begin_round(predicted.__getitem__)
         assert queue(chooser) == [fast, near]
-        tried.append(not chooser.learn([0.1, 0.15]))
-        if tried[-1]:
-            chooser.learn([0.2] * chooser.trials_left)
+        chooser.learn([0.1, 0.15])
+        tried.append(other in queue(chooser))
+        while not chooser.settled:
+            chooser.learn([0.1 if way == fast else 0.2 for way in queue(chooser)])
     assert tried == [True, False]
 
 
-def test_a_clear_winner_needs_no_final() -> None:
-    ways = tuple(Candidate("dense", name) for name in ("ring", "tree"))
-    chooser = Chooser(ways, Policy(near=1.3))
-    chooser.begin_round(dict(zip(ways, (0.100, 0.120), strict=True)).__getitem__)
-    assert chooser.learn([0.100, 0.200])
+def test_a_clear_winner_is_tried_twice_more_and_needs_no_final() -> None:
+    chooser, ways = prepared(Policy(near=1.3), 0.100, 0.120)
+    assert not chooser.learn([0.100, 0.200])
+    assert queue(chooser) == [ways[0]] * 2
+    assert chooser.learn([0.100, 0.110])
+
+
+def test_a_single_step_that_was_lucky_wins_nothing() -> None:
+    chooser, ways = prepared(Policy(near=1.3), 0.100, 0.110)
+    assert not chooser.learn([0.066, 0.108])
+    assert not chooser.learn([0.117, 0.118])
+    assert sorted(set(queue(chooser)), key=str) == sorted(ways, key=str)  # a final
+    chooser.learn([0.117 if way == ways[0] else 0.108 for way in queue(chooser)])
+    while not chooser.settled:
+        chooser.learn([0.117 if way == ways[0] else 0.108 for way in queue(chooser)])
+    assert chooser.choice is not None
+    assert chooser.choice.candidate == ways[1]
+
+
+def test_a_lucky_choice_that_its_first_window_denies_is_tried_again_once() -> None:
+    for seconds, again in ((0.18, False), (0.25, True)):  # the other way took 0.2
+        chooser, ways = prepared(Policy(near=1.3, evident=1.5, least_s=0.001), 0.100, 0.120)
+        chooser.learn([0.100, 0.200])
+        chooser.learn([0.100] * 2)
+        assert chooser.drifted(seconds)
+        assert chooser.lasts() == again
+        if again:
+            settle(chooser, {ways[0]: 0.1, ways[1]: 0.2})
+            assert chooser.drifted(seconds)
+            assert not chooser.lasts()  # that is noise
 
 
 def test_times_below_what_can_be_told_apart_are_no_drift() -> None:
@@ -393,6 +435,8 @@ def test_a_round_begins_with_so_many_ways_at_most_and_the_one_in_use() -> None:
     chooser.begin_round(expected.__getitem__)
     assert queue(chooser) == list(ways[:3])
     chooser.learn([0.1, 0.5, 0.5])
+    chooser.learn([0.1] * chooser.trials_left)
+    assert chooser.settled
     assert chooser.candidate(0) == ways[0]
     chooser.begin_round({**expected, ways[0]: 9.0}.__getitem__)
     assert queue(chooser) == [*ways[1:], ways[0]]

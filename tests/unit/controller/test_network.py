@@ -73,20 +73,45 @@ def test_where_bytes_add_nothing_one_factor_says_all() -> None:
     assert found.transfer == found.latency
 
 
-@pytest.mark.parametrize("transfer", [0.25, 1.0, 5.0])
-def test_where_latency_is_long_a_change_of_bandwidth_is_seen_all_the_same(transfer: float) -> None:
-    """255 KiB more would add 3 % to a small message."""
-    costs = Formulas(20e-3, 8e-9, 4)
-    known, now = Network(costs), Network(costs, 1.0, transfer)
+def measured(known: Network, now: Network) -> tuple[Network, int]:
+    """Return what is found on the network of now, and the bytes of the largest message."""
 
-    def body(engine: InProcessEngine) -> Network:
+    def body(engine: InProcessEngine) -> tuple[Network, int]:
+        sizes: list[int] = []
+
         def note(call) -> None:
             seconds = now.seconds(call.verb, call.algorithm, call.tensor_bytes)
             engine.calls.append(dataclasses.replace(call, seconds=seconds))
+            sizes.append(call.tensor_bytes)
 
         engine.note = note
-        return known.remeasured(engine)
+        return known.remeasured(engine), max(sizes)
 
-    for found in run_ranks(4, body):
-        assert found.transfer == pytest.approx(transfer)
-        assert (found is known) == (transfer == 1.0)
+    first, *others = run_ranks(4, body)
+    assert [other == first for other in others] == [True] * 3
+    return first
+
+
+FAR = Formulas(20e-3, 8e-9, 4)
+"""255 KiB add 3 % to a small message."""
+
+
+@pytest.mark.parametrize(("transfer", "largest"), [(0.25, 4096), (1.0, 1024), (5.0, 256), (20.0, 256), (200.0, 256)])
+def test_where_latency_is_long_a_change_of_bandwidth_is_seen_all_the_same(transfer: float, largest: int) -> None:
+    """And nothing large is sent where bandwidth has fallen."""
+    known, now = Network(FAR), Network(FAR, 1.0, transfer)
+    found, most = measured(known, now)
+    assert (found.latency, found.transfer) == pytest.approx((1.0, transfer))
+    assert (found is known) == (transfer == 1.0)
+    assert most <= largest * 1024
+    if found is not known:
+        assert measured(found, now)[0] is found
+
+
+def test_a_far_network_that_comes_near_is_known_by_both_factors() -> None:
+    near = Network(FAR, 0.01, 1.0)
+    found, _ = measured(Network(FAR), near)
+    assert (found.latency, found.transfer) == pytest.approx((0.01, 1.0))
+    slow, _ = measured(found, Network(FAR, 0.01, 10.0))
+    assert slow.transfer == pytest.approx(10.0)
+    assert measured(slow, Network(FAR))[0].like(Network(FAR))

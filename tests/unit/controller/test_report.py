@@ -89,11 +89,11 @@ def test_the_last_agreement_for_which_ranks_were_in_step_sets_the_clocks() -> No
     def body(engine):
         ahead_s, late_s = 3600.0 * engine.rank, 0.5 * engine.rank
         steps = [(Timing(0.0, 0.7 - late_s, 0.0, ahead_s + 10.0 * step + late_s),) for step in range(3)]
-        before = Took(0.001, 0.001, ahead_s - 5.0)
-        return [agree(engine, steps, 1.0, took).seconds[0][0] for took in (Took(), before)]
+        known = [Took(), Took(0.001, 0.001, ahead_s - 5.0), Took(0.001, 0.001, ahead_s - 500.0)]
+        return [agree(engine, steps, 1.0, took).seconds[0][0] for took in known]
 
     for seconds in run_ranks(2, body):
-        assert seconds == pytest.approx([0.45, 0.2])
+        assert seconds == pytest.approx([0.45, 0.2, 0.45])  # unknown, known, too long ago
 
 
 def test_what_a_rank_compresses_that_nobody_waits_for_does_not_count() -> None:

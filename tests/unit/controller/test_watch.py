@@ -209,6 +209,28 @@ def felt(own_s: float) -> Watch:
     return watch
 
 
+def test_a_rank_that_waited_for_an_agreement_feels_only_what_is_odder() -> None:
+    """One that comes last finds everything there."""
+    for idle_s, own_s, note in ((0.0, 0.004, 0), (0.0, 0.002, FELT), (1.0, 0.004, FELT)):
+        watch = Watch()
+        for _ in range(4):
+            window(watch, 0.010, idle_s=idle_s)
+        watch.ask([], True)
+        assert watch.beside == (idle_s > 0)
+        watch.take(replace(agreed(0.010), own=Took(own_s, own_s)), 0.01, idle_s)
+        assert watch.note == note
+
+
+def test_what_agreeing_took_beside_a_step_is_forgotten_with_the_network() -> None:
+    watch = Watch()
+    for _ in range(3):
+        window(watch, 0.2, idle_s=0.05)
+    assert not watch.hides
+    watch.found_another()
+    window(watch, 0.001, idle_s=0.05)
+    assert watch.hides
+
+
 @pytest.mark.parametrize("own_s", [0.060, 0.001])
 def test_a_rank_that_felt_an_odd_agreement_has_the_network_measured(own_s: float) -> None:
     """All would know what it took only after the next one."""
