@@ -24,6 +24,8 @@ is right, some 30 steps.
 """
 LONGEST_IN_THE_OPEN = 16
 """The longest where alarms are heard, and nothing hides what agreeing takes."""
+LONGEST_S = 0.5
+"""Where steps are so short that windows are over sooner, they may be longer than that."""
 FADES = 0.9
 """What an agreement beside a step took fades by so much with each one that is waited for, which takes less."""
 EXCHANGED, FELT = 1, 2
@@ -45,7 +47,7 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self._window = SHORTEST_WINDOW
+        self._window, self._short = SHORTEST_WINDOW, 0  # steps; those of LONGEST_S
         self._fresh = True  # the first window tells what is usual, and memory whether it holds
         self._was_deaf = False  # whether alarms were not heeded when the window began
         self._alarm = Alarm()
@@ -72,7 +74,7 @@ class Watch:
         """How many steps there are between the last agreement and the next, while choices stand."""
         if self._fresh or self._latency.young:
             return min(self._window, SHORTEST_WINDOW)
-        return min(self._window, LONGEST_WINDOW) if self._was_deaf else self._window
+        return min(self._window, max(LONGEST_WINDOW, self._short)) if self._was_deaf else self._window
 
     def seen(self, seconds: float) -> None:
         """Take what the exchanges of a step took on this rank, all buckets together."""
@@ -115,7 +117,8 @@ class Watch:
         if agreed.cost_s > 0:  # else it is not known
             self._beside_s = agreed.cost_s if self._told_beside else FADES * self._beside_s
             self.hides = max(agreed.cost_s, self._beside_s) < idle_s
-        longest = LONGEST_WINDOW if self.hides else LONGEST_IN_THE_OPEN
+        self._short = int(LONGEST_S / agreed.step_s) if agreed.step_s > 0 else 0
+        longest = max(self._short, LONGEST_WINDOW if self.hides else LONGEST_IN_THE_OPEN)
         self._window = max(SHORTEST_WINDOW, min(longest, math.ceil(steps)))
         self._ears[FELT].forget()  # now all know
         self._felt = self._latency.felt(agreed.own.seconds, exchange_s, in_step=self.beside)

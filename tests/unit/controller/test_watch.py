@@ -59,6 +59,20 @@ def test_what_is_hidden_behind_computation_may_come_more_often() -> None:
         assert watch.length == length
 
 
+def test_where_steps_are_short_windows_are_of_half_a_second() -> None:
+    watch = watch_that_knows()
+    for step_s, deaf, length in ((0.01, False, 50), (0.01, True, 50), (0.05, False, LONGEST_IN_THE_OPEN)):
+        watch.take(agreed(1.0, step_s), 0.01, 0.0)
+        if deaf:
+            watch.hear(EXCHANGED)
+            watch.was_noise(agreeing=False)
+            watch.ask([], True)
+        assert watch.length == length
+        watch.found_another()
+        for _ in range(3):
+            window(watch, 1.0)
+
+
 def test_until_it_is_known_what_is_usual_windows_are_short() -> None:
     watch, lengths = Watch(), []
     for _ in range(5):
