@@ -46,7 +46,7 @@ class Policy:
         calm: each false alarm, after which the network was found to be what it was, doubles the windows that the next
             one takes; so many times at most, to 2^calm windows. For what lasts for those there is a round all the same;
             the next time for what lasts twice as long, and so on, as many times.
-        forgets: after so many windows in a row with nothing odd both take half as many again.
+        forgets: each time so many windows in a row had nothing odd, one doubling of either is taken back.
         least_s: times that differ by less than this, in seconds, are not told apart.
     """
 
@@ -104,7 +104,7 @@ class Chooser:
         self._false_alarms = self._calm_windows = 0  # since the last round; in a row, with nothing odd
         self._looked_at = 0  # odd windows in a row, when the network was last measured for them
         self._odd_s = self._looked_s = 0.0  # what the last odd one took, and the last that was looked into
-        self._lasted = 0  # rounds since the network changed that were begun by odd windows alone
+        self._lasted = 0  # doublings of what has to last, one for each round begun by odd windows alone
         self.choice: Choice | None = None
 
     @property
