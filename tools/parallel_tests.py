@@ -25,10 +25,11 @@ KILLED = "none: killed, or never started"  # in place of an exit code
 GRACE_S = 10.0  # between asking a launcher to end its ranks and killing it
 
 # What each rank runs: pytest with its output in a file, whose name carries the rank. The exit code lands in a second
-# file, as a launcher reports only one for all ranks, and kills the rest.
+# file, as a launcher reports only one for all ranks, and kills the rest. pytest's temporary files lie beside them, as
+# ranks that end in step would all clear away its old ones, each what another one is just removing: an error.
 RANK_SCRIPT = """
 rank=${OMPI_COMM_WORLD_RANK:-$HOROVOD_RANK}
-"$@" >"$0/$rank.log" 2>&1 </dev/null
+"$@" --basetemp="$0/$rank.tmp" >"$0/$rank.log" 2>&1 </dev/null
 code=$?
 echo $code >"$0/$rank.exit"
 exit $code
