@@ -7,11 +7,11 @@ from functools import partial, reduce
 from operator import or_
 from time import perf_counter
 
-from hvd_compress.controller.chooser import Policy
 from hvd_compress.controller.controller import Controller, Suspicion
 from hvd_compress.controller.expected import Bucket
 from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.network import Network
+from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.report import Agreed, Look
 from hvd_compress.controller.sights import Workers
 from hvd_compress.controller.tensorboard import TensorBoard

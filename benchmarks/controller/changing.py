@@ -43,6 +43,7 @@ def main() -> None:
             "chosen": chosen,
             "steps": choices[-1].step - first if choices else 0,
             "settled": job.controller.settled,
+            "tried": {str(way): seconds for way, seconds in job.controller.measured(0).items()},
             "measured": job.compare(),
             "events": [event.to_json() | {"step": event.step - first} for event in events],
         }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 
 from hvd_compress.controller.differ import differ
+from hvd_compress.controller.patience import Patience
 
 USUAL_STEPS = 4
 """From so many steps a rank learns what is usual."""
@@ -62,7 +63,7 @@ class Ear:
 
     def __init__(self) -> None:
         self.due = False
-        self._deaf_for, self._next_deaf, self._quiet = 0, DEAF, 0
+        self._deaf_for, self._patience = 0, Patience(DEAF, DEAFEST, forgets=DEAFEST)
 
     @property
     def deaf(self) -> bool:
@@ -72,9 +73,7 @@ class Ear:
     def hear(self, raised: bool) -> None:
         """Take what was said in a step, which all ranks heard alike."""
         self._deaf_for = max(0, self._deaf_for - 1)
-        self._quiet = 0 if raised else self._quiet + 1
-        if self._quiet > 0 and self._quiet % DEAFEST == 0:
-            self._next_deaf = max(DEAF, self._next_deaf // 2)
+        self._patience.pass_by(raised)
         self.due = self.due or (raised and not self.deaf)
 
     def forget(self) -> None:
@@ -83,10 +82,12 @@ class Ear:
 
     def forgive(self) -> None:
         """There was a change: alarms are heeded."""
-        self.due, self._next_deaf, self._deaf_for = False, DEAF, 0
+        self.due, self._deaf_for = False, 0
+        self._patience.restart()
 
     def was_false(self) -> None:
         """The network was measured, and is what it was."""
         if self.due:
-            self._deaf_for, self._next_deaf = self._next_deaf, min(2 * self._next_deaf, DEAFEST)
+            self._deaf_for = self._patience.length
+            self._patience.in_vain()
         self.due = False

@@ -11,7 +11,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hvd_compress.controller.differ import differ, times_apart
+from hvd_compress.controller.policy import Policy
+from hvd_compress.controller.standing import Known, Standing
 from hvd_compress.cost.candidates import Candidate
 
 LONGEST = 1.3
@@ -19,54 +20,6 @@ LONGEST = 1.3
 
 Predict = Callable[[Candidate], float]
 """Seconds that a candidate is expected to take: compress, communicate and decompress; infinity if it cannot."""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """How the choice is made.
-
-    Attributes:
-        margin: candidates that are predicted to take up to so many times the fastest one are tried in the first round.
-        later_margin: the same of later rounds, when curves were bent to what the network is seen to do.
-        most: so many of them at most.
-        related: the ways to broadcast indices are tried of an AR-Topk that took up to this many times the shortest.
-        later_related: the same of later rounds.
-        near: a candidate reaches the final if it took up to this many times the shortest of all; half of what that is
-            above 1 in the second final, a third in the third one.
-        finalists: so many at most.
-        final: steps in a row of each of them. STAR has another root in each step, which some ways feel.
-        steps: of a round at most; finals go on until they are used up or one is left.
-        first_steps: the same of the first round, in which there is time.
-        hysteresis: by how much a candidate must be faster than the one in use to replace it.
-        drift: how far the time of the candidate in use may leave what was measured, as a factor, in two windows in a
-            row, before the network is measured.
-        evident: the factor for which one window is enough, before there were false alarms.
-        broken: the factor for which one window counts for two, and for which one is enough where VAR was on trial,
-            which may take longer.
-        calm: each false alarm, after which the network was found to be what it was, doubles the windows that the next
-            one takes; so many times at most, to 2^calm windows. For what lasts for those there is a round all the same;
-            the next time for what lasts twice as long, and so on, as many times.
-        forgets: each time so many windows in a row had nothing odd, one doubling of either is taken back.
-        least_s: times that differ by less than this, in seconds, are not told apart.
-    """
-
-    margin: float = 2.0
-    later_margin: float = 1.5
-    most: int = 8
-    related: float = 1.6
-    later_related: float = 1.3
-    near: float = 1.3
-    finalists: int = 4
-    final: int = 4
-    steps: int = 16
-    first_steps: int = 44
-    hysteresis: float = 0.03
-    drift: float = 1.25
-    evident: float = 1.5
-    broken: float = 2.5
-    calm: int = 3
-    forgets: int = 16
-    least_s: float = 0.0003
 
 
 @dataclass(frozen=True)
@@ -84,6 +37,10 @@ class Chooser:
 
     begin_round() begins a round of trials; candidate() says what the coming step uses; learn() takes what the steps
     since then took, in their order; settled says whether a choice stands.
+
+    Attributes:
+        choice: the one that was made last, if any.
+        standing: whether it still takes what it took.
     """
 
     def __init__(self, candidates: Sequence[Candidate], policy: Policy) -> None:
@@ -96,26 +53,13 @@ class Chooser:
         self._upset = False
         self._expected: dict[Candidate, float] = {}  # as predicted before it was tried
         self._predict: Predict
-        self._odd_windows = 0
-        self._usual = math.nan  # seconds of the first window since the choice was made
-        self._doubted = False  # whether the first window since then denied what was known, once
-        self._retried = False  # whether there was a round as trials were denied, and nothing has confirmed its own
-        self._recalled = False  # whether what is known is of another time, and no window has confirmed it
-        self._false_alarms = self._calm_windows = 0  # since the last round; in a row, with nothing odd
-        self._looked_at = 0  # odd windows in a row, when the network was last measured for them
-        self._odd_s = self._looked_s = 0.0  # what the last odd one took, and the last that was looked into
-        self._lasted = 0  # doublings of what has to last, one for each round begun by odd windows alone
         self.choice: Choice | None = None
+        self.standing = Standing(policy)
 
     @property
     def settled(self) -> bool:
         """Whether there is nothing left to try."""
         return not self._queue
-
-    @property
-    def odd(self) -> bool:
-        """Whether the last window was odd, and the next will tell more; not where that was noise before."""
-        return self._odd_windows > 0 and self._false_alarms == 0
 
     @property
     def trials_left(self) -> int:
@@ -138,21 +82,21 @@ class Chooser:
         """Begin a round: all that was measured before is forgotten. `predict` may know more each time it is asked."""
         self._predict = predict
         self._samples, self._times, self._finals, self._upset = {}, {}, 0, False
-        self._odd_windows, self._usual, self._doubted, self._recalled = 0, math.nan, False, False
-        self._false_alarms = self._calm_windows = self._looked_at = 0
         self._steps_left = self._policy.first_steps if self.choice is None else self._policy.steps
         predicted = self._predictions()
         self._try(self._first(predicted), predicted)
 
     def learn(self, seconds: Sequence[float]) -> bool:
-        """Take the seconds of the steps that were queued, all of them; return whether a choice was made.
+        """Take the seconds of the steps since the last time; return whether a choice was made.
 
+        They are those that were queued, and more where other buckets had more to try: a round is as long for all.
         If not, there is more to try: what is now expected to beat the best one, and the ways to broadcast the indices
         of what is not far from it. At last what came near the best one meets it in finals.
         """
-        assert len(seconds) == len(self._queue), f"{len(seconds)} times for {len(self._queue)} trials"
+        assert len(seconds) >= len(self._queue), f"{len(seconds)} times for {len(self._queue)} trials"
+        self._steps_left -= len(seconds)
         fresh: dict[Candidate, list[float]] = {}
-        for candidate, second in zip(self._queue, seconds, strict=True):
+        for candidate, second in zip(self._queue, seconds, strict=False):
             fresh.setdefault(candidate, []).append(second)
             self._samples.setdefault(candidate, []).append(second)
         if self._finals:
@@ -168,7 +112,6 @@ class Chooser:
             self._queue = self._final(best)
             self._finals += bool(self._queue)
             self._queue = self._queue or self._once_more(best)
-            self._steps_left -= len(self._queue)
         if self._queue:
             return False
         self._choose(best)
@@ -187,108 +130,29 @@ class Chooser:
         return min(rivals, default=math.inf) - self._times.get(chosen, 0.0)
 
     @property
-    def known_s(self) -> float:
-        """What an exchange by the choice that stands took until now: in its first window, or else in its trials."""
-        assert self.choice is not None
-        return self.choice.seconds if math.isnan(self._usual) else self._usual
-
-    def drifted(self, seconds: float) -> bool:
-        """Take what a window of steps took with the choice that stands; return whether to measure the network.
-
-        Two windows in a row must say so, or one, evidently; more where noise was taken for drift before. They are
-        compared with the first one since the choice was made: the time by which a candidate was chosen is the shortest
-        of several, and the usual one is longer. The first one itself is wrong where it evidently differs from that
-        time; but not twice in a row: that is noise.
-        """
-        assert self.choice is not None
-        assert self.settled
-        policy, first, known = self._policy, math.isnan(self._usual), self.known_s
-        factor = times_apart(seconds, known)
-        limit = policy.drift if not first else math.inf if self._doubted else policy.evident
-        if not differ(seconds, known, limit, policy.least_s):
-            self._odd_windows = self._looked_at = 0
-            self._calm_windows += 1
-            if self._calm_windows % policy.forgets == 0:
-                self._false_alarms, self._lasted = max(0, self._false_alarms - 1), max(0, self._lasted - 1)
-            if first:
-                self._usual, self._doubted, self._recalled, self._retried = seconds, False, False, False
-            return False
-        self._odd_windows += 2 if factor > policy.broken else 1
-        self._calm_windows, self._doubted, self._odd_s = 0, first, seconds
-        if self._looked_at and times_apart(seconds, self._looked_s) > policy.broken:
-            return True  # it is not what was looked into
-        patience = 1 if first else 2**self._false_alarms
-        needed = patience if factor > policy.evident else min(2 * patience, 2**policy.calm)
-        return self._odd_windows >= min(max(needed, 2 * self._looked_at), self._lasting)
-
-    def lasts(self) -> bool:
-        """The bucket drifted, and the network is what it was; return whether to try all ways again nevertheless.
-
-        That is where it has lasted, as something else has changed, such as the load of processors; where what is known
-        is of another time, and was not confirmed; and, once, where a lucky trial beat what is faster than the first
-        window.
-        """
-        self._false_alarms = min(self._false_alarms + 1, self._policy.calm)
-        self._looked_at, self._looked_s = self._odd_windows, self._odd_s
-        if self._odd_windows >= self._lasting:
-            self._lasted = min(self._lasted + 1, self._policy.calm)
-            return True
-        if self._doubted and not self._retried and self._odd_s > self._rival_s:
-            self._retried = True
-            return True
-        return self._recalled
-
-    @property
-    def _rival_s(self) -> float:
-        """Seconds of the fastest way in the last round but for the one in use."""
+    def rival_s(self) -> float:
+        """Seconds of the fastest way in the last round but for the one in use; infinity without one."""
         assert self.choice is not None
         return min((taken for way, taken in self._times.items() if way != self.choice.candidate), default=math.inf)
 
     @property
-    def _lasting(self) -> int:
-        """So many odd windows in a row are no noise."""
-        return int(2 ** (self._policy.calm + self._lasted))
-
-    def forgive(self) -> None:
-        """The network has changed: what lasts is looked into as soon as at first."""
-        self._lasted = 0
-
-    def broken(self, seconds: float) -> bool:
-        """Whether a window is so far from the choice that it does not matter that VAR was on trial in it."""
-        assert self.choice is not None
-        known, policy = self.known_s, self._policy
-        far = seconds > policy.broken * known or known > policy.evident * seconds  # VAR is never the shorter one
-        return far and abs(seconds - known) > policy.least_s
-
-    @property
     def usual(self) -> Choice | None:
         """The choice that stands with the seconds that are usual; None unless a window after its trials told them."""
-        if self.choice is None or not self.settled or math.isnan(self._usual):
+        if self.choice is None or not self.settled or self.standing.known is not Known.WINDOW:
             return None
-        return replace(self.choice, seconds=self._usual)
+        return replace(self.choice, seconds=self.standing.seconds)
 
     def recall(self, choice: Choice, measured: Mapping[Candidate, float]) -> None:
         """The network is one on which a choice stood before: that stands again, with what was measured there."""
-        self._queue, self._times = [], dict(measured)
-        self._odd_windows, self._usual, self._looked_at = 0, math.nan, 0  # one window tells whether it holds
-        self._false_alarms = self._calm_windows = 0
-        self._doubted = self._upset = False
-        self._recalled = True
-        self.choice = choice
-
-    def relearn(self) -> None:
-        """What is sent has changed, for a reason that is no drift, and the choice stands: the next window is usual."""
-        self._usual, self._odd_windows, self._looked_at, self._doubted = math.nan, 0, 0, True
+        self._queue, self._times, self._upset, self.choice = [], dict(measured), False, choice
+        self.standing.begin(choice.seconds, Known.BEFORE)
 
     def scale(self, factor: float) -> None:
-        """What is sent has become more or less, and the choice stands: it is expected to take `factor` times as long.
-
-        The next window says what is usual, unless it evidently differs from that: then the network has changed, too.
-        """
+        """What is sent has become more or less, and the choice stands: it will take some `factor` times as long."""
         assert self.choice is not None
-        self.choice = replace(self.choice, seconds=factor * self.known_s)
+        self.standing.scale(factor)
+        self.choice = replace(self.choice, seconds=self.standing.seconds)
         self._times = {c: taken if c.scheme == "dense" else factor * taken for c, taken in self._times.items()}
-        self._usual, self._odd_windows, self._looked_at, self._doubted = math.nan, 0, 0, False
 
     def _choose(self, best: Candidate) -> None:
         if self.choice is not None and self.choice.candidate in self._times:
@@ -297,6 +161,7 @@ class Chooser:
             if best_s > before_s * (1 - policy.hysteresis) or before_s - best_s < policy.least_s:
                 best = before
         self.choice = Choice(best, self._times[best], self._expected[best], self._reason(best))
+        self.standing.begin(self.choice.seconds, Known.TRIALS)
 
     @property
     def _margin(self) -> float:
@@ -346,7 +211,7 @@ class Chooser:
         policy = self._policy
         limit = (1 + (policy.near - 1) / (self._finals + 1)) * self._times[best] + policy.least_s
         near = sorted((c for c, t in self._times.items() if t <= limit), key=self._times.__getitem__)
-        near = near[: min(policy.finalists, self._steps_left // policy.final)]
+        near = near[: min(policy.finalists, max(0, self._steps_left) // policy.final)]
         matters = bool(near) and self._times[near[-1]] - self._times[best] > policy.least_s
         return [candidate for candidate in near for _ in range(policy.final)] if matters and len(near) > 1 else []
 
@@ -377,7 +242,6 @@ class Chooser:
     def _try(self, candidates: Sequence[Candidate], predicted: dict[Candidate, float]) -> None:
         self._expected.update({candidate: predicted[candidate] for candidate in candidates})
         self._queue = list(candidates)
-        self._steps_left -= len(self._queue)
 
 
 def _typical(samples: Sequence[float]) -> float:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from hvd_compress.controller.chooser import Choice, Chooser, Policy
+from hvd_compress.controller.chooser import Choice, Chooser
 from hvd_compress.controller.course import Course
 from hvd_compress.controller.expected import Bucket, Expected
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.network import Network
+from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.ratios import Ratios
 from hvd_compress.controller.report import Agreed, Look, Pending, Timing, Took, agree, median
 from hvd_compress.controller.sights import Sight, Workers
@@ -212,7 +213,7 @@ class Controller:
             reason = latency or next(iter(words), "")
             return Suspicion(reason, bool(latency), upset=upset) if reason else None
         drifted = self._drift(step, agreed, typical, used)
-        self._watch.looked_at(any(chooser.odd for chooser in choosers))
+        self._watch.looked_at(any(chooser.standing.odd for chooser in choosers))
         if reason := latency or next(iter(drifted.values()), ""):
             return Suspicion(reason, bool(latency), drifted)
         for number, reason in self._ratios.moved(agreed, last_ways, self._passed, OVERHEAD, step):
@@ -279,6 +280,10 @@ class Controller:
         for number, words in suspicion.drifted.items():
             self._courses[number].try_what_lasts(step, words, self._network)
 
+    def measured(self, number: int) -> Mapping[Candidate, float]:
+        """Return the seconds of what a bucket tried in its last round, by candidate."""
+        return self._courses[number].chooser.measured
+
     def predicted(self, number: int, candidate: Candidate) -> float:
         """Return the seconds that a bucket is expected to take by a candidate (`Course.predicted`)."""
         return self._courses[number].predicted(candidate)
@@ -303,7 +308,7 @@ class Controller:
             course = self._courses[number]
             way = course.way(0)
             if self._workers.mixed(number):
-                course.chooser.relearn()
+                course.chooser.standing.relearn()
             name, ratio = str(way), course.ratio(way)
             self.history.add(
                 Event(step, "worker", number, name, ratio, worker.seconds, gain=worker.gain, reason=worker.reason)

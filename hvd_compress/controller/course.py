@@ -92,7 +92,7 @@ class Course:
     def leave(self, left: Network, network: Network, step: int) -> None:
         """The network is another one: keep how it travelled on the one that is left, if a window has confirmed it."""
         self._expected.renew(network)
-        self.chooser.forgive()
+        self.chooser.standing.forgive()
         self._workers.restart(self._number)
         if (usual := self.chooser.usual) is not None:
             ratio, way = self.ratio(usual.candidate), self._workers.way(self._number, usual.candidate)
@@ -100,7 +100,7 @@ class Course:
 
     def try_what_lasts(self, step: int, words: str, network: Network) -> None:
         """It drifted, as `words` say, and the network is what it was: where that has lasted, begin a round."""
-        if self.chooser.lasts():
+        if self.chooser.standing.lasts(self.chooser.rival_s):
             self._expected.renew(network)
             self.begin_round(step, f"{words}, and not for once, though the network is what it was")
 
@@ -116,7 +116,7 @@ class Course:
         tried = [chooser.candidate(ahead) for ahead in range(chooser.trials_left)]
         for candidate, taken in zip(tried, kernels_s, strict=False):
             self._expected.kernels.note(candidate.scheme, self.ratio(candidate), taken)
-        if not chooser.learn(seconds[: len(tried)]):
+        if not chooser.learn(seconds):
             return False
         if chooser.upset:  # its times may be of two networks: no ratio is to be chosen by them
             return True
@@ -146,9 +146,10 @@ class Course:
         ratio = self.ratio(choice.candidate)
         gain = sent if math.isfinite(sent) else self._workers.gain(self._number, choice.candidate)
         self._history.add(Event(step, "window", self._number, str(way), ratio, seconds, choice.predicted_s, gain))
-        known_s, mixed = self.chooser.known_s, self._workers.mixed(self._number)
+        standing = self.chooser.standing
+        known_s, mixed = standing.seconds, self._workers.mixed(self._number)
         # What it took while VAR was on trial is not what was chosen; but no trial takes several times as long.
-        if not (self.chooser.broken(seconds) if mixed else self.chooser.drifted(seconds)):
+        if not (standing.broken(seconds) if mixed else standing.drifted(seconds)):
             return ""
         took = f"took {seconds * 1e3:.2f} ms instead of {known_s * 1e3:.2f}"
         return f"bucket {self._history.number(self._number)} by {way} {took}"

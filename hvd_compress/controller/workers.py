@@ -14,6 +14,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hvd_compress.controller.patience import Patience
+
 STAR, VAR = "star", "var"
 
 
@@ -96,7 +98,8 @@ class WorkerChooser:
         self._recent: list[Step] = []
         self._trying = False
         self._ages = [0] * world_size
-        self._rest, self._peace = 0, policy.rest  # steps until both may be compared again; comparisons until then
+        self._rest = 0  # steps until both may be compared again
+        self._peace = Patience(policy.rest, 64 * policy.rest)  # the same, in measurements
         self._odd = 0
         self._asleep = 0  # steps in which nothing is seen
         self._alike = False  # whether VAR was last left alone because ranks are alike
@@ -233,8 +236,11 @@ class WorkerChooser:
             self._settle(STAR, figures, before)
 
     def _settle(self, chosen: str, reason: str, before: str) -> None:
-        self._peace = self._policy.rest if chosen != before else min(2 * self._peace, 64 * self._policy.rest)
-        self._rest, self._odd, self._trying = self._peace * self._block, 0, False
+        if chosen != before:
+            self._peace.restart()
+        else:
+            self._peace.in_vain()
+        self._rest, self._odd, self._trying = self._peace.length * self._block, 0, False
         self._switch(chosen)
         self.gain, self.seconds, self.reason = self._known[chosen].gain, self._known[chosen].seconds, reason
 

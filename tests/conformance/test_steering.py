@@ -10,9 +10,9 @@ import torch
 
 from hvd_compress import steering
 from hvd_compress.compressors import Cast, TopK
-from hvd_compress.controller.chooser import Policy
 from hvd_compress.controller.latency import LatencyWatch
 from hvd_compress.controller.network import Network
+from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.watch import Watch
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.decision import Request

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from hvd_compress.controller.chooser import Policy
+from hvd_compress.controller.policy import Policy
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.netlab import Lab
 from tests.jobs.launch import CHECKOUT

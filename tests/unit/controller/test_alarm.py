@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from hvd_compress.controller.alarm import DEAF, DEAFEST, USUAL_STEPS, Alarm, Ear
-from hvd_compress.controller.chooser import Policy
 from hvd_compress.controller.controller import Controller
 from hvd_compress.controller.expected import Bucket
 from hvd_compress.controller.history import History
 from hvd_compress.controller.network import Network
+from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.report import Agreed, Timing, Took
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 import random
 
 import pytest
 
-from hvd_compress.controller.chooser import Chooser, Policy
+from hvd_compress.controller.chooser import Chooser
+from hvd_compress.controller.policy import Policy
+from hvd_compress.controller.standing import Known
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.predict import predict
@@ -96,181 +100,6 @@ def test_what_is_in_use_is_tried_again_although_it_is_predicted_slow() -> None:
     assert {chooser.candidate(step) for step in range(chooser.trials_left)} == {first, second}
 
 
-def test_drift_needs_two_windows_or_one_that_is_evident() -> None:
-    first = Candidate("dense", "ring")
-    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
-    settle(chooser, {first: 0.1})
-    assert not chooser.drifted(0.1)
-    assert not chooser.drifted(0.15)
-    assert not chooser.drifted(0.1)  # one window that was as ever forgives the one before
-    assert not chooser.drifted(0.15)
-    assert chooser.drifted(0.15)
-    settle(chooser, {first: 0.1})
-    assert chooser.drifted(0.04)
-
-
-def test_windows_are_compared_with_the_first_one_and_not_with_the_shortest_trial() -> None:
-    first = Candidate("dense", "ring")
-    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
-    settle(chooser, {first: 0.1})
-    assert not any(chooser.drifted(0.14) for _ in range(5))
-    assert not chooser.drifted(0.19)
-    assert chooser.drifted(0.19)
-
-
-def test_a_first_window_that_denies_the_trials_is_believed_the_second_time() -> None:
-    first = Candidate("dense", "ring")
-    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
-    settle(chooser, {first: 0.1})
-    assert chooser.drifted(0.3)
-    assert not chooser.lasts()
-    assert not any(chooser.drifted(0.3) for _ in range(3))
-    assert not chooser.odd
-    assert chooser.drifted(0.1)
-
-
-def test_what_was_recalled_and_is_denied_is_tried_again_at_once() -> None:
-    first = Candidate("dense", "ring")
-    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
-    settle(chooser, {first: 0.1})
-    assert chooser.choice is not None
-    chooser.recall(chooser.choice, {first: 0.1})
-    assert chooser.drifted(0.3)
-    assert chooser.lasts()
-    chooser.recall(chooser.choice, {first: 0.1})
-    assert not chooser.drifted(0.1)  # it holds
-    assert chooser.drifted(0.3)
-    assert not chooser.lasts()
-
-
-def test_what_one_choice_was_doubted_for_is_none_of_the_next() -> None:
-    first = Candidate("dense", "ring")
-    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
-    settle(chooser, {first: 0.1})
-    assert chooser.drifted(0.3)
-    settle(chooser, {first: 0.1})  # the network was another one
-    assert chooser.drifted(0.3)
-
-
-def test_a_first_window_that_denies_the_trials_is_looked_into_whatever_was_noise_before() -> None:
-    """It could not be seen later: the second one is believed."""
-    first = Candidate("star", "ring")
-    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
-    settle(chooser, {first: 0.1})
-    assert not chooser.drifted(0.1)
-    for _ in range(3):
-        assert any(chooser.drifted(0.22) for _ in range(8))
-        chooser.lasts()
-        assert not chooser.drifted(0.1)
-    chooser.scale(1.2)
-    assert chooser.drifted(0.26)
-
-
-def test_noise_is_forgotten_after_many_windows_without() -> None:
-    first = Candidate("star", "ring")
-    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001, forgets=5))
-    settle(chooser, {first: 0.1})
-    assert not chooser.drifted(0.1)
-    assert chooser.drifted(0.22)
-    assert not chooser.lasts()
-    assert not any(chooser.drifted(seconds) for seconds in (0.1, 0.22, 0.1, 0.1, 0.1, 0.1, 0.1))
-    assert chooser.drifted(0.22)
-
-
-def test_looks_at_what_is_odd_come_ever_more_rarely_but_for_what_is_odder() -> None:
-    first = Candidate("star", "ring")
-    for worse, expected in ((None, [1, 2, 4, 8]), (5, [1, 2, 4, 5])):
-        chooser = Chooser((first,), Policy(drift=1.25, evident=1.5, least_s=0.001))
-        settle(chooser, {first: 0.1})
-        assert not chooser.drifted(0.1)
-        looks = []
-        for window in range(1, 9):
-            if chooser.drifted(1.0 if worse and window >= worse else 0.16):
-                looks.append(window)
-                if chooser.lasts() or window == worse:
-                    break
-        assert looks == expected
-
-
-def test_what_lasts_again_and_again_is_tried_more_and_more_rarely_until_the_network_changes() -> None:
-    first = Candidate("star", "ring")
-    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, calm=2, least_s=0.001))
-    seconds, windows = 0.1, []
-    for round_ in range(5):
-        settle(chooser, {first: seconds})
-        assert not chooser.drifted(seconds)
-        seconds = 0.22 if seconds == 0.1 else 0.1
-        windows.append(next(n for n in range(1, 100) if chooser.drifted(seconds) and chooser.lasts()))
-        if round_ == 3:
-            chooser.forgive()
-    assert windows == [4, 8, 16, 16, 4]
-
-
-def test_after_something_else_is_sent_the_next_window_is_usual() -> None:
-    first = Candidate("star", "ring")
-    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
-    settle(chooser, {first: 0.1})
-    assert not chooser.drifted(0.1)
-    chooser.relearn()
-    assert not chooser.drifted(0.3)
-    assert chooser.drifted(0.1)
-
-
-def test_where_it_was_noise_once_an_odd_window_is_nothing_to_hurry_for() -> None:
-    first = Candidate("dense", "ring")
-    chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, least_s=0.001))
-    settle(chooser, {first: 0.1})
-    assert not chooser.drifted(0.1)
-    assert not chooser.drifted(0.14)
-    assert chooser.odd
-    assert chooser.drifted(0.14)
-    assert not chooser.lasts()
-    assert not chooser.odd
-
-
-def test_what_is_far_off_for_long_is_tried_again_sooner() -> None:
-    first = Candidate("dense", "ring")
-    for seconds, windows in ((0.22, 8), (0.3, 4)):
-        chooser = Chooser((first,), Policy(drift=1.25, evident=2.0, broken=2.5, calm=3, least_s=0.001))
-        settle(chooser, {first: 0.1})
-        assert not chooser.drifted(0.1)
-        tried = [chooser.drifted(seconds) and chooser.lasts() for _ in range(windows)]
-        assert tried == [False] * (windows - 1) + [True]
-
-
-def test_where_more_is_sent_a_window_that_takes_as_much_longer_is_no_drift_and_one_that_takes_far_longer_is() -> None:
-    """A network that changes just when another ratio is chosen must not become what is usual."""
-    first = Candidate("star", "ring")
-    for seconds, drifted in ((0.16, False), (0.14, False), (0.5, True), (0.06, True)):
-        chooser = Chooser((first,), Policy(evident=1.5, least_s=0.001))
-        settle(chooser, {first: 0.08})
-        assert not chooser.drifted(0.1)
-        chooser.scale(1.5)
-        assert chooser.known_s == pytest.approx(0.15)
-        assert chooser.drifted(seconds) == drifted
-        assert drifted or chooser.known_s == seconds
-
-
-def test_alarms_that_change_nothing_make_patient_and_a_breakdown_is_seen_all_the_same() -> None:
-    first = Candidate("dense", "ring")
-    chooser = Chooser((first,), Policy(drift=1.25, evident=1.5, broken=2.5, calm=2, least_s=0.001))
-
-    def windows_until(seconds: float) -> int:
-        assert not chooser.drifted(0.1)  # what is usual
-        return next(count for count in range(1, 100) if chooser.drifted(seconds))
-
-    settle(chooser, {first: 0.1})
-    needed = []
-    for _ in range(4):
-        needed.append((windows_until(0.18), chooser.lasts()))
-    assert needed == [(1, False), (2, False), (4, True), (4, False)]  # no more; what lasts is tried, then more rarely
-    assert not chooser.drifted(0.1)
-    assert windows_until(0.3) == 2
-    settle(chooser, {first: 0.3})  # it was true
-    assert not chooser.drifted(0.3)
-    assert chooser.drifted(0.5)
-
-
 def prepared(policy: Policy, *predicted: float) -> tuple[Chooser, tuple[Candidate, ...]]:
     names = ("ring", "tree", "rabenseifner", "recursive_doubling")
     ways = tuple(Candidate("dense", name) for name in names[: len(predicted)])
@@ -325,6 +154,18 @@ def test_finals_go_on_among_ever_fewer_until_one_is_left_or_steps_are_used_up() 
     chooser, ways = prepared(policy, 0.100, 0.101)
     chooser.learn([0.100, 0.101])
     assert chooser.learn([0.100, 0.100, 0.140, 0.140])
+
+
+@pytest.mark.parametrize("others", [10, 30])
+def test_steps_in_which_only_other_buckets_tried_something_are_used_up_for_all(others: int) -> None:
+    policy = Policy(near=1.4, final=2, first_steps=14)
+    chooser, _ = prepared(policy, 0.100, 0.101)
+    assert chooser.learn([0.100, 0.101, *[0.05] * others])  # too few are left for a final
+    assert chooser.choice is not None
+    assert chooser.choice.seconds == 0.1
+    chooser, ways = prepared(policy, 0.100, 0.101)
+    assert not chooser.learn([0.100, 0.101, *[0.05] * 8])
+    assert queue(chooser) == [way for way in ways for _ in range(2)]
 
 
 def test_there_is_no_final_among_what_cannot_be_told_apart() -> None:
@@ -407,27 +248,6 @@ def test_a_single_step_that_was_lucky_wins_nothing() -> None:
     assert chooser.choice.candidate == ways[1]
 
 
-def test_a_lucky_choice_that_its_first_window_denies_is_tried_again_once() -> None:
-    for seconds, again in ((0.18, False), (0.25, True)):  # the other way took 0.2
-        chooser, ways = prepared(Policy(near=1.3, evident=1.5, least_s=0.001), 0.100, 0.120)
-        chooser.learn([0.100, 0.200])
-        chooser.learn([0.100] * 2)
-        assert chooser.drifted(seconds)
-        assert chooser.lasts() == again
-        if again:
-            settle(chooser, {ways[0]: 0.1, ways[1]: 0.2})
-            assert chooser.drifted(seconds)
-            assert not chooser.lasts()  # that is noise
-
-
-def test_times_below_what_can_be_told_apart_are_no_drift() -> None:
-    first = Candidate("dense", "ring")
-    chooser = Chooser((first,), Policy(least_s=0.001))
-    chooser.begin_round(lambda _: 0.0001)
-    chooser.learn([0.0001] * chooser.trials_left)
-    assert not any(chooser.drifted(0.0009) for _ in range(5))
-
-
 def test_a_round_begins_with_so_many_ways_at_most_and_the_one_in_use() -> None:
     ways = tuple(Candidate("dense", name) for name in ("ring", "tree", "recursive_doubling", "rabenseifner"))
     expected = {way: 0.1 + 0.001 * place for place, way in enumerate(ways)}
@@ -440,3 +260,26 @@ def test_a_round_begins_with_so_many_ways_at_most_and_the_one_in_use() -> None:
     assert chooser.candidate(0) == ways[0]
     chooser.begin_round({**expected, ways[0]: 9.0}.__getitem__)
     assert queue(chooser) == [*ways[1:], ways[0]]
+
+
+def test_the_fastest_other_way_of_the_last_round_is_the_rival() -> None:
+    chooser, _ = prepared(Policy(near=1.0, least_s=0.0), 0.100, 0.120, 0.130)
+    chooser.learn([0.100, 0.300, 0.200])
+    chooser.learn([0.100] * chooser.trials_left)
+    assert chooser.rival_s == 0.2
+    alone, _ = prepared(Policy(), 0.100)
+    alone.learn([0.1])
+    assert alone.rival_s == math.inf
+
+
+def test_what_is_known_of_a_choice_is_where_it_comes_from() -> None:
+    chooser, _ = prepared(Policy(), 0.100)
+    chooser.learn([0.1])
+    assert (chooser.standing.known, chooser.standing.seconds, chooser.usual) == (Known.TRIALS, 0.1, None)
+    assert not chooser.standing.drifted(0.12)
+    assert chooser.choice is not None
+    assert chooser.usual == dataclasses.replace(chooser.choice, seconds=0.12)
+    chooser.scale(2.0)
+    assert (chooser.standing.known, chooser.choice.seconds) == (Known.TRIALS, 0.24)
+    chooser.recall(chooser.choice, chooser.measured)
+    assert (chooser.standing.known, chooser.standing.seconds, chooser.usual) == (Known.BEFORE, 0.24, None)

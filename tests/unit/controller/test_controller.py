@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from hvd_compress.controller.chooser import Policy
 from hvd_compress.controller.controller import Controller, Suspicion
 from hvd_compress.controller.expected import Bucket
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import History
 from hvd_compress.controller.network import Network
+from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.report import Agreed, Look, Pending, Timing, Took
 from hvd_compress.controller.sights import Sight, Workers
 from hvd_compress.controller.watch import COMPARED, LONGEST_IN_THE_OPEN, LONGEST_WINDOW, SHORTEST_WINDOW

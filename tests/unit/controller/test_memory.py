@@ -6,13 +6,14 @@ import math
 
 import pytest
 
-from hvd_compress.controller.chooser import Choice, Policy
+from hvd_compress.controller.chooser import Choice
 from hvd_compress.controller.controller import Controller
 from hvd_compress.controller.expected import Bucket
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.memory import MOST, Memory, Met
 from hvd_compress.controller.network import Network
+from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.report import Look, Timing
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas

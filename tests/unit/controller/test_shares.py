@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from hvd_compress.controller.chooser import Policy
 from hvd_compress.controller.controller import Controller
 from hvd_compress.controller.expected import Bucket
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import History
 from hvd_compress.controller.network import Network
+from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.report import Agreed, Look, Timing, Took
 from hvd_compress.controller.shares import Shares
 from hvd_compress.cost.candidates import Candidate

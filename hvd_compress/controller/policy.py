@@ -1,0 +1,53 @@
+"""How the choice for one bucket is made, and how long it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How the choice is made.
+
+    Attributes:
+        margin: candidates that are predicted to take up to so many times the fastest one are tried in the first round.
+        later_margin: the same of later rounds, when curves were bent to what the network is seen to do.
+        most: so many of them at most.
+        related: the ways to broadcast indices are tried of an AR-Topk that took up to this many times the shortest.
+        later_related: the same of later rounds.
+        near: a candidate reaches the final if it took up to this many times the shortest of all; half of what that is
+            above 1 in the second final, a third in the third one.
+        finalists: so many at most.
+        final: steps in a row of each of them. STAR has another root in each step, which some ways feel.
+        steps: of a round at most, of all buckets together; finals go on until they are used up or one is left.
+        first_steps: the same of the first round, in which there is time.
+        hysteresis: by how much a candidate must be faster than the one in use to replace it.
+        drift: how far the time of the candidate in use may leave what was measured, as a factor, in two windows in a
+            row, before the network is measured.
+        evident: the factor for which one window is enough, before there were false alarms.
+        broken: the factor for which one window counts for two, and for which one is enough where VAR was on trial,
+            which may take longer.
+        calm: each false alarm, after which the network was found to be what it was, doubles the windows that the next
+            one takes; so many times at most, to 2^calm windows. For what lasts for those there is a round all the same;
+            the next time for what lasts twice as long, and so on, as many times.
+        forgets: each time so many windows in a row had nothing odd, one doubling of either is taken back.
+        least_s: times that differ by less than this, in seconds, are not told apart.
+    """
+
+    margin: float = 2.0
+    later_margin: float = 1.5
+    most: int = 8
+    related: float = 1.6
+    later_related: float = 1.3
+    near: float = 1.3
+    finalists: int = 4
+    final: int = 4
+    steps: int = 16
+    first_steps: int = 44
+    hysteresis: float = 0.03
+    drift: float = 1.25
+    evident: float = 1.5
+    broken: float = 2.5
+    calm: int = 3
+    forgets: int = 16
+    least_s: float = 0.0003
