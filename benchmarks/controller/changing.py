@@ -20,7 +20,7 @@ STEADY = 30
 
 def main() -> None:
     folder, numel, ratio, networks, steps, computing_s = sys.argv[1:]
-    engine = begin()
+    engine, pause_s = begin(), float(computing_s)
     job = Job(engine, gradient(engine, int(numel)), TopK(float(ratio)))
     for network in range(int(networks)):
         before = str(job.controller.candidates()[0]) if network else "nothing"
@@ -30,30 +30,41 @@ def main() -> None:
         first = job.reducer.step
         if network == 0:
             job.step()  # calibrates
-            job.settle(60)
+            job.settle(60, pause_s)
         for _ in range(int(steps)):
-            time.sleep(float(computing_s))
+            time.sleep(pause_s)
             job.step()
         events = list(job.controller.history)[seen:]
         choices = [event for event in events if event.kind == "choice"]
         chosen = str(job.controller.choices()[0].candidate)  # of before, where a round is not over
+        measured = job.compare()
+        fastest = min(measured, key=measured.__getitem__)
         found = {
             "network": network,
             "before": before,
             "chosen": chosen,
             "steps": choices[-1].step - first if choices else 0,
             "settled": job.controller.settled,
-            "tried": {str(way): seconds for way, seconds in job.controller.measured(0).items()},
-            "measured": job.compare(),
+            "measured": measured,
+            "duel": job.duel([chosen, fastest], pause_s) if chosen != fastest else {},
             "events": [event.to_json() | {"step": event.step - first} for event in events],
         }
         answer(engine, found)
-        for _ in range(STEADY if network + 1 < int(networks) else 0):
-            job.settle(60)
-            time.sleep(float(computing_s))
-            job.step()
+        if network + 1 < int(networks):
+            stand(job, pause_s)
     job.close()
     engine.close()
+
+
+def stand(job: Job, pause_s: float) -> None:
+    """Take steps until a choice has stood for STEADY of them, one after the other; 300 at most."""
+    stood = 0
+    for _ in range(10 * STEADY):
+        time.sleep(pause_s)
+        job.step()
+        stood = stood + 1 if job.controller.settled else 0
+        if stood == STEADY:
+            return
 
 
 def change(engine: Engine, folder: Path, network: int) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import launching
 from rich.console import Console
 from rich.table import Table
+from tables import head, row
 
 from hvd_compress.netlab import Lab
 from hvd_compress.units import parse_bandwidth, parse_latency
@@ -31,11 +32,16 @@ def main() -> None:
     parser.add_argument("--ratio", type=float, default=0.01)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", action="store_true", help="measure nothing, print the table of what was measured")
     given = parser.parse_args()
+    if given.page:
+        found = json.loads(given.results.read_text())
+        print("\n".join([*head(*TITLES), *(row(*line) for line in lines(found["rows"], found["floor_s"]))]))
+        return
     with Lab(given.hosts, given.latency, given.bandwidth) as lab:
         rows = launching.run(lab, "exchanging.py", given.numel, given.ratio, given.repetitions)
     floor_s = floor(given.hosts, given.latency, given.bandwidth, given.numel, given.ratio)
-    described = {name: value for name, value in vars(given).items() if name not in ("results", "repetitions")}
+    described = {name: value for name, value in vars(given).items() if name not in ("results", "repetitions", "page")}
     given.results.write_text(json.dumps({**described, "floor_s": floor_s, "rows": rows}, indent=1))
     show(rows, floor_s)
 
@@ -47,15 +53,27 @@ def floor(hosts: int, latency: str, bandwidth: str, numel: int, ratio: float) ->
     return 3 * math.log2(hosts) * parse_latency(latency) + bytes_sent / parse_bandwidth(bandwidth)
 
 
+TITLES = (
+    *("way", "encode", "communicate", "collectives alone", "decode", "all [ms]"),
+    *("alone / floor", "dense Horovod / all"),
+)
+
+
+def lines(rows: list[dict], floor_s: float) -> list[list[str]]:
+    """Return the cells of the table, a line for each way, the fastest first."""
+    dense_s = next(way["seconds"] for way in rows if way["way"] == "dense Horovod")
+    phases, found = ("encode_s", "communicate_s", "network_s", "decode_s", "seconds"), []
+    for way in sorted(rows, key=lambda way: way["seconds"]):
+        over = f"{way['network_s'] / floor_s:.2f}" if way["way"].startswith("star") else ""
+        taken = [f"{way[phase] * 1e3:.1f}" if way[phase] else "" for phase in phases]
+        found.append([way["way"], *taken, over, f"{dense_s / way['seconds']:.1f}"])
+    return found
+
+
 def show(rows: list[dict], floor_s: float) -> None:
-    dense_s = next(row["seconds"] for row in rows if row["way"] == "dense Horovod")
-    phases = ("encode_s", "communicate_s", "network_s", "decode_s", "seconds")
-    titles = ("encode", "communicate", "collectives alone", "decode", "all [ms]")
-    table = Table("way", *titles, "alone / floor", "dense Horovod / all")
-    for row in sorted(rows, key=lambda row: row["seconds"]):
-        over = f"{row['network_s'] / floor_s:.2f}" if row["way"].startswith("star") else ""
-        taken = [f"{row[phase] * 1e3:.1f}" if row[phase] else "" for phase in phases]
-        table.add_row(row["way"], *taken, over, f"{dense_s / row['seconds']:.1f}")
+    table = Table(*TITLES)
+    for line in lines(rows, floor_s):
+        table.add_row(*line)
     console = Console(width=140)
     console.print(table, f"floor of AR-Topk on the network {floor_s * 1e3:.1f} ms; medians of the longest rank")
 

@@ -6,7 +6,8 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -21,6 +22,9 @@ from hvd_compress.reducer import ReduceOptions, Reducer
 from hvd_compress.settings import Settings
 
 T = TypeVar("T")
+
+DUEL = 24
+"""Blocks of steps of each, where some candidates are compared in turns."""
 
 NOT_MEASURED = 2.0
 """What is predicted to take this many times as long as the best one measured so far is not measured."""
@@ -59,11 +63,12 @@ class Job:
         self.reducer.finish()
         return time.perf_counter() - start
 
-    def settle(self, patience: int) -> int:
-        """Take steps until the controller has chosen; return how many."""
+    def settle(self, patience: int, pause_s: float = 0.0) -> int:
+        """Take steps, each after a pause, until the controller has chosen; return how many."""
         for step in range(patience):
             if self.controller.settled:
                 return step
+            time.sleep(pause_s)
             self.step()
         return patience
 
@@ -79,12 +84,43 @@ class Job:
         the median block counts, of all passes the median. The shortest of many noisy figures flatters itself: so what
         is near it, and the chosen one, meet again and again, in turns.
         """
-        steering, controller, self.reducer.steering = self.reducer.steering, self.controller, None
-        known = {
-            way: controller.predicted(0, way)
-            for way in ways(Request(self._compressor), torch.float32, self._engine.capabilities)
-        }
+        controller = self.controller
+        known = {way: controller.predicted(0, way) for way in self._ways()}
         chosen = controller.choices()[0].candidate
+        with self._unsteered():
+            return self._passes(known, chosen)
+
+    def duel(self, names: Sequence[str], pause_s: float) -> dict[str, float]:
+        """Return the seconds of a step by some candidates, in turns, each step after a pause.
+
+        The fastest of many was lucky in what it was chosen by. What is measured here was not looked at before.
+        """
+        known = {str(way): way for way in self._ways()}
+        found: dict[str, list[float]] = {name: [] for name in names}
+        with self._unsteered():
+            for turn in range(DUEL):
+                for name in reversed(names) if turn % 2 else names:
+                    self.use(known[name])
+                    seconds = []
+                    for _ in range(self._engine.world_size):
+                        time.sleep(pause_s)
+                        seconds.append(self.step())
+                    found[name].append(self.agreed(statistics.fmean(seconds)))
+        return {name: statistics.median(blocks) for name, blocks in found.items()}
+
+    def _ways(self) -> tuple[Candidate, ...]:
+        return ways(Request(self._compressor), torch.float32, self._engine.capabilities)
+
+    @contextmanager
+    def _unsteered(self) -> Iterator[None]:
+        steering, self.reducer.steering = self.reducer.steering, None
+        assert steering is not None
+        yield
+        self.reducer.steering = steering
+        steering.resume()
+
+    def _passes(self, known: Mapping[Candidate, float], chosen: Candidate) -> dict[str, float]:
+        """Compare; `known` are predictions."""
         order = sorted(known, key=lambda way: known[way])
         measured: dict[Candidate, list[float]] = {}  # by pass
         spent_s: dict[Candidate, float] = dict.fromkeys(order, 0.0)
@@ -97,14 +133,12 @@ class Job:
                 if turn > 0 and (spent_s[way] > ENOUGH_S or (way != chosen and before > near * best)):
                     continue
                 self.use(way)
-                taken = self._agreed(self.step())
+                taken = self.agreed(self.step())
                 if way == chosen or taken <= max(LONG_S, near * best):
                     blocks = self._blocks(taken)
                     spent_s[way] += sum(blocks) * self._engine.world_size
                     taken = statistics.median(blocks)
                 measured.setdefault(way, []).append(taken)
-        self.reducer.steering = steering
-        steering.resume()
         return {str(way): statistics.median(passes) for way, passes in measured.items()}
 
     def _blocks(self, step_s: float) -> list[float]:
@@ -114,7 +148,7 @@ class Job:
             start = time.perf_counter()
             for _ in range(size):
                 self.step()
-            found.append(self._agreed((time.perf_counter() - start) / size))
+            found.append(self.agreed((time.perf_counter() - start) / size))
         return found
 
     def between_steps(self, call: Callable[[Engine], T]) -> T:
@@ -124,7 +158,7 @@ class Job:
     def close(self) -> None:
         self.reducer._pipeline.stop()
 
-    def _agreed(self, seconds: float) -> float:
+    def agreed(self, seconds: float) -> float:
         """What is done next depends on it, so that of rank 0 counts on all ranks. Between two steps."""
         return self.between_steps(partial(_from_first_rank, seconds))
 

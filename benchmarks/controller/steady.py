@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import time
@@ -12,11 +13,12 @@ from job import Job
 from launching import answer, begin, gradient
 
 from hvd_compress.compressors import TopK
+from hvd_compress.controller.watch import LONGEST_IN_THE_OPEN, LONGEST_S
 
 T = TypeVar("T")
 
-STEPS = 48
-"""Of a block: three of the longest windows."""
+WINDOWS = 3
+"""Of the longest, at least, is a block."""
 
 
 class Stopwatch:
@@ -54,21 +56,24 @@ def main() -> None:
         job.step()
         return time.perf_counter() - start
 
+    job.settle(100)
+    step_s = job.agreed(statistics.median(step() for _ in range(9)))
+    steps = WINDOWS * max(LONGEST_IN_THE_OPEN, math.ceil(LONGEST_S / step_s))
     pairs = []
     for _ in range(4 * blocks):
         if len(pairs) == blocks:
             break
         job.settle(100)
         begun, before = len(controller.history), (steering.seconds, agreeing.seconds)
-        with_s = statistics.mean(step() for _ in range(STEPS))
+        with_s = statistics.mean(step() for _ in range(steps))
         spent = (steering.seconds - before[0], agreeing.seconds - before[1])
         if any(event.kind in ("begin", "choice") for event in list(controller.history)[begun:]):
             continue  # a drift, so that all is tried again, is no steady state; the same on all ranks
         job.reducer.steering = None
-        without_s = statistics.mean(step() for _ in range(STEPS))
+        without_s = statistics.mean(step() for _ in range(steps))
         job.reducer.steering = hands
         hands.resume()
-        pairs.append((with_s, without_s, with_s / without_s, *(seconds / STEPS for seconds in spent)))
+        pairs.append((with_s, without_s, with_s / without_s, *(seconds / steps for seconds in spent)))
     assert pairs, "the network never kept still"
     figures = (statistics.median(column) for column in zip(*pairs, strict=True))
     names = ("with_s", "without_s", "ratio", "steering_s", "agreeing_s")

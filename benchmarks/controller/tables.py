@@ -15,6 +15,14 @@ def regret(cell: dict, chosen: str) -> float:
     return cell["measured"][chosen] / cell["measured"][best(cell)] - 1
 
 
+def outdone(cell: dict, chosen: str) -> float:
+    """How much longer a choice takes than the best measured one, by steps that were taken after that was found.
+
+    The best one of many was lucky, too; so both are measured anew, in turns (`cell["duel"]`).
+    """
+    return cell["duel"][chosen] / cell["duel"][best(cell)] - 1 if chosen != best(cell) else 0.0
+
+
 def head(*titles: str) -> tuple[str, str]:
     """Return the first two lines of a table in Markdown."""
     return row(*titles), row(*("---" for _ in titles))

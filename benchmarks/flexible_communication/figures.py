@@ -11,6 +11,8 @@ from hvd_compress.netlab import Schedule
 
 EPOCHS = 50
 """Of the schedules: the paper trains for so many. An epoch is a fiftieth of the steps."""
+TURN = 12
+"""Each method of a launch takes so many steps, then the next one, and so on. No change lies in a turn of 300 steps."""
 TOLERANCE = 0.5
 """Points of accuracy by which two methods count as equal."""
 

@@ -1,4 +1,4 @@
-"""One rank of benchmarks/flexible_communication/run.py: trains the example's net by one method after the other.
+"""One rank of benchmarks/flexible_communication/run.py: trains the example's net by several methods, in turns.
 
 The network changes between steps, by rank 0, so that every method takes equally many steps in each phase. What is timed
 is training from its first step on, with what the method needs to set itself up; snapshots are evaluated afterwards.
@@ -19,7 +19,7 @@ os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "300")
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 
 import torch
-from figures import EPOCHS
+from figures import EPOCHS, TURN
 from images.data import ImageData, load_images, rank_batches
 from images.model import SmallConvNet
 from torch.nn import functional
@@ -51,60 +51,85 @@ def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
     data = load_images()
-    for number, method in enumerate(wanted["methods"], start=1):
-        found = train(data, method, wanted)
+    network = Network(wanted["schedule"], wanted["steps"])
+    network.at(0)
+    trainings = [Training(method, data, wanted) for method in wanted["methods"]]
+    for turn, first in enumerate(range(0, wanted["steps"], TURN)):
+        leading = turn % len(trainings)
+        for training in (*trainings[leading:], *trainings[:leading]):
+            training.run(range(first, min(first + TURN, wanted["steps"])), network)
+        if hvd.rank() == 0 and turn % 5 == 4:
+            print(f"  {min(first + TURN, wanted['steps'])} of {wanted['steps']} steps", flush=True)
+    network.at(0)
+    for number, training in enumerate(trainings, start=1):
+        found = training.found()
         if hvd.rank() == 0:
-            print(f"  {number} of {len(wanted['methods'])}: {method}, {sum(found['step_s']):.1f} s", flush=True)
+            print(f"  {number} of {len(trainings)}: {training.method}, {sum(found['step_s']):.1f} s", flush=True)
             with Path(wanted["results"]).open("a") as file:
                 file.write(json.dumps(found) + "\n")
 
 
-def train(data: ImageData, method: str, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Train a new model and return what rank 0 saw of it."""
-    seed, steps, batch_size = wanted["seed"], wanted["steps"], wanted["batch_size"]
-    # What is fixed keeps the engine's own algorithms, too.
-    os.environ["HVD_COMPRESS_ADAPT"] = str(int(method.startswith("adaptive")))
-    torch.manual_seed(seed)
-    model = SmallConvNet()
-    optimizer = torch.optim.SGD(model.parameters(), lr=wanted["lr"], momentum=0.9)
-    optimizer = hvd.DistributedOptimizer(
-        optimizer, named_parameters=model.named_parameters(), compression=METHODS[method]()
-    )
-    network = Network(wanted["schedule"], steps)
-    network.at(0)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    rates = LambdaLR(optimizer, partial(lr_factor, steps=steps))
-    batches = endless_batches(len(data.train), batch_size, seed)
-    step_s, used, snapshots = [], [], []
-    hvd.allreduce(torch.zeros(1), name=f"begin {method}")
-    for step in range(steps):
-        network.at(step)
-        start = time.perf_counter()
-        images, labels = data.train.batch(next(batches))
-        optimizer.zero_grad()
-        functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-        rates.step()
-        step_s.append(time.perf_counter() - start)
-        used.append(way(optimizer))
-        if (step + 1) * SNAPSHOTS // steps > step * SNAPSHOTS // steps:
-            snapshots.append((step + 1, {name: value.clone() for name, value in model.state_dict().items()}))
-    network.at(0)
-    accuracies = []
-    for step, state in snapshots:
-        model.load_state_dict(state)
-        accuracies.append((step, evaluate(model, data.test)))
-    controller = getattr(optimizer, "controller", None)
-    return {
-        **{key: wanted[key] for key in ("schedule", "seed", "steps", "batch_size", "lr")},
-        "method": method,
-        "data": data.name,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "step_s": [round(seconds, 5) for seconds in step_s],
-        "used": changes(used),
-        "accuracies": accuracies,
-        "events": [event.to_json() for event in controller.history.events] if controller is not None else [],
-    }
+class Training:
+    """A new model, trained by one method, and what rank 0 sees of it."""
+
+    def __init__(self, method: str, data: ImageData, wanted: dict[str, Any]) -> None:
+        self.method, self._data, self._wanted = method, data, wanted
+        seed, steps = wanted["seed"], wanted["steps"]
+        # What is fixed keeps the engine's own algorithms, too.
+        os.environ["HVD_COMPRESS_ADAPT"] = str(int(method.startswith("adaptive")))
+        torch.manual_seed(seed)
+        self._model = SmallConvNet()
+        optimizer = torch.optim.SGD(self._model.parameters(), lr=wanted["lr"], momentum=0.9)
+        self._optimizer = hvd.DistributedOptimizer(
+            optimizer, named_parameters=self._model.named_parameters(), compression=METHODS[method]()
+        )
+        hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
+        self._rates = LambdaLR(self._optimizer, partial(lr_factor, steps=steps))
+        self._batches = endless_batches(len(data.train), wanted["batch_size"], seed)
+        self._step_s: list[float] = []
+        self._used: list[str] = []
+        self._snapshots: list[tuple[int, dict[str, torch.Tensor]]] = []
+
+    def run(self, turn: range, network: Network) -> None:
+        """Take some steps. What ranks still exchange after the last one is waited for, and counts as part of it."""
+        network.at(turn[0])
+        hvd.allreduce(torch.zeros(1), name=f"turn {self.method}")
+        reducer = getattr(self._optimizer, "_reducer", None)  # plain Horovod has none
+        if reducer is not None and reducer.steering is not None:
+            reducer.steering.resume()
+        for step in turn:
+            network.at(step)
+            start = time.perf_counter()
+            images, labels = self._data.train.batch(next(self._batches))
+            self._optimizer.zero_grad()
+            functional.cross_entropy(self._model(images), labels).backward()
+            self._optimizer.step()
+            self._rates.step()
+            if step == turn[-1] and reducer is not None and reducer.steering is not None:
+                reducer.steering.wait(reducer.step)
+            self._step_s.append(time.perf_counter() - start)
+            self._used.append(way(self._optimizer))
+            if (step + 1) * SNAPSHOTS // self._wanted["steps"] > step * SNAPSHOTS // self._wanted["steps"]:
+                state = self._model.state_dict()
+                self._snapshots.append((step + 1, {name: value.clone() for name, value in state.items()}))
+
+    def found(self) -> dict[str, Any]:
+        """Evaluate the snapshots, and return all that is to be kept."""
+        accuracies = []
+        for step, state in self._snapshots:
+            self._model.load_state_dict(state)
+            accuracies.append((step, evaluate(self._model, self._data.test)))
+        controller = getattr(self._optimizer, "controller", None)
+        return {
+            **{key: self._wanted[key] for key in ("schedule", "seed", "steps", "batch_size", "lr")},
+            "method": self.method,
+            "data": self._data.name,
+            "parameters": sum(parameter.numel() for parameter in self._model.parameters()),
+            "step_s": [round(seconds, 5) for seconds in self._step_s],
+            "used": changes(self._used),
+            "accuracies": accuracies,
+            "events": [event.to_json() for event in controller.history.events] if controller is not None else [],
+        }
 
 
 class Network:
