@@ -123,8 +123,10 @@ class Pipeline:
         self._passages: dict[int, tuple[_Passage, Future[None]]] = {}
         self._communicated: list[Future[Future[torch.Tensor]]] = []
 
-    def connect(self, connect: Callable[[], Engine], agree: Callable[[Engine], T]) -> T:
+    def connect(self, connect: Callable[[], Engine], agree: Callable[[Engine], T], measuring_s: float = 0.0) -> T:
         """Create the engine, then run `agree` on it, in the thread that will launch the collectives.
+
+        `measuring_s`: what that may take to measure, beside what ranks may let each other wait.
 
         A ConfigError or UnsupportedError of either must be one that every rank raises: no collective is left unfinished
         then, and the engine is not abandoned, so that all ranks get to say what is wrong.
@@ -144,7 +146,8 @@ class Pipeline:
 
         future = self._collectives.submit(call)
         try:
-            return self._wait(future, time.monotonic() + self._timeout_s, "first step, handshake")
+            deadline_s = time.monotonic() + measuring_s + self._timeout_s
+            return self._wait(future, deadline_s, "first step, handshake")
         except CommunicationError:
             if not hasattr(self, "_engine"):
                 fail_at_exit(lambda: None)  # no engine can be abandoned, yet a collective may be unfinished

@@ -247,7 +247,7 @@ class Reducer:
         self._held.clear()
 
     def _set_up(self) -> None:
-        agreement = self._pipeline.connect(self._connect, self._agree)
+        agreement = self._pipeline.connect(self._connect, self._agree, self._settings.calibration_s)
         file = self._settings.timeline_of(self._engine.rank)
         self._timeline = Timeline(file, self._engine.rank, self._engine.name, self._returned_s) if file else None
         self.step = agreement.step
@@ -295,6 +295,7 @@ class Reducer:
             "HOROVOD_FUSION_THRESHOLD": str(self._settings.fusion_threshold_bytes),
             "HVD_COMPRESS_ADAPT": str(int(self._settings.adapt)),
             "HVD_COMPRESS_CALIBRATION_S": str(self._settings.calibration_s),  # says what is measured
+            "what is to be written": self._settings.unwritable(engine.rank) or "writable",
         }
         if self._request.ratio is not None and self._request.ratio.solver == "nsga2":
             words["the version of pymoo"] = version("pymoo")  # each rank searches by itself

@@ -99,6 +99,21 @@ class Settings:
             return None
         return Path(str(self.timeline).replace("{rank}", str(rank)))
 
+    def unwritable(self, rank: int) -> str:
+        """Return in words what a rank is to write and cannot, or nothing: where all know of it, none waits for it."""
+        logs = [("LOG", self.log)] if rank == 0 else []
+        files = [(name, path) for name, path in (*logs, ("TIMELINE", self.timeline_of(rank))) if path is not None]
+        return "; ".join(filter(None, (_refusal(f"{PREFIX}{name}", path) for name, path in files)))
+
+
+def _refusal(name: str, path: Path) -> str:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:
+        return f"not writable ({name}: {path}: {error.strerror})"
+    return ""
+
 
 def _path(name: str) -> Path | None:
     text = os.environ.get(name, "").strip()

@@ -50,7 +50,7 @@ class Steering:
         for route in routes:
             plan = route.bucket.plan
             found = ways(request, plan.dtype, engine.capabilities)
-            if len(found) > 1 or (found and workers_open(request)):
+            if plan.numel and (len(found) > 1 or (found and workers_open(request))):  # what is empty takes no exchange
                 self._routes.append(route)
                 buckets.append(Bucket(plan.numel, plan.dtype.itemsize, route.decision.ratio, found))
         tells = engine.rank == 0

@@ -36,7 +36,7 @@ def parse_bandwidth(text: str) -> float:
     Raises ConfigError where the unit is missing or unknown, and where the number is not positive and finite.
     """
     found = _parse(text, "bandwidth", _BITS_PER_S, example="5gbit", suffix="/s")
-    if found == 0:
+    if found / 8 == 0:
         raise ConfigError(f"bandwidth {text!r} must be more than zero")
     return found / 8
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import warnings
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING
@@ -56,7 +57,7 @@ def _measured(engine: Engine, budget_s: float, timeout_s: float) -> tuple[Curves
     worker = Worker("hvd-compress-probe")
     future = worker.submit(lambda: (calibrate(engine, budget_s), job_shape(engine)))
     try:
-        return future.result(budget_s + timeout_s)
+        return future.result(min(budget_s + timeout_s, threading.TIMEOUT_MAX))
     except FutureTimeout:
         engine.abandon()
         waited = f"rank {engine.rank} waited {budget_s + timeout_s:g} s in {engine.pending}"
@@ -64,6 +65,9 @@ def _measured(engine: Engine, budget_s: float, timeout_s: float) -> tuple[Curves
     except HvdCompressError as error:
         engine.abandon()
         raise click.ClickException(f"rank {engine.rank}, {engine.pending}: {error}") from error
+    except BaseException:  # such as Ctrl-C: others are in the middle of a collective
+        engine.abandon()
+        raise
 
 
 def _save(curves: Curves, shape: JobShape, budget_s: float) -> None:

@@ -88,6 +88,5 @@ class Ear:
     def was_false(self) -> None:
         """The network was measured, and is what it was."""
         if self.due:
-            self._deaf_for = self._patience.length
-            self._patience.in_vain()
+            self._deaf_for = self._patience.in_vain()
         self.due = False

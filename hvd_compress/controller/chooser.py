@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.standing import Known, Standing
@@ -74,7 +75,7 @@ class Chooser:
     def candidate(self, step: int) -> Candidate:
         """Return what the `step`-th step from now uses, 0 for the coming one."""
         if self._queue:
-            return self._queue[min(step, len(self._queue) - 1)]
+            return self._queue[step % len(self._queue)]  # from the beginning where other buckets have more to try
         assert self.choice is not None
         return self.choice.candidate
 
@@ -89,14 +90,14 @@ class Chooser:
     def learn(self, seconds: Sequence[float]) -> bool:
         """Take the seconds of the steps since the last time; return whether a choice was made.
 
-        They are those that were queued, and more where other buckets had more to try: a round is as long for all.
-        If not, there is more to try: what is now expected to beat the best one, and the ways to broadcast the indices
-        of what is not far from it. At last what came near the best one meets it in finals.
+        They are those that were queued, and from the first one on again where other buckets had more to try: a round is
+        as long for all. If no choice was made there is more to try: what is now expected to beat the best one, and the
+        ways to broadcast the indices of what is near it. At last what came near the best one meets it in finals.
         """
         assert len(seconds) >= len(self._queue), f"{len(seconds)} times for {len(self._queue)} trials"
         self._steps_left -= len(seconds)
         fresh: dict[Candidate, list[float]] = {}
-        for candidate, second in zip(self._queue, seconds, strict=False):
+        for candidate, second in zip(cycle(self._queue), seconds, strict=False):
             fresh.setdefault(candidate, []).append(second)
             self._samples.setdefault(candidate, []).append(second)
         if self._finals:
@@ -127,7 +128,7 @@ class Chooser:
         assert self.choice is not None
         chosen = self.choice.candidate
         rivals = [taken for way, taken in self._times.items() if way.scheme != chosen.scheme]
-        return min(rivals, default=math.inf) - self._times.get(chosen, 0.0)
+        return min(rivals, default=math.inf) - self._times[chosen]
 
     @property
     def rival_s(self) -> float:
@@ -152,7 +153,7 @@ class Chooser:
         assert self.choice is not None
         self.standing.scale(factor)
         self.choice = replace(self.choice, seconds=self.standing.seconds)
-        self._times = {c: taken if c.scheme == "dense" else factor * taken for c, taken in self._times.items()}
+        self._times = scaled(self._times, factor)
 
     def _choose(self, best: Candidate) -> None:
         if self.choice is not None and self.choice.candidate in self._times:
@@ -183,17 +184,18 @@ class Chooser:
     def _first(self, predicted: dict[Candidate, float]) -> list[Candidate]:
         """What a round begins with: whatever is within the margin, but each AR-Topk with one broadcast alone.
 
-        And the candidate in use, without which nothing can be compared.
+        And the candidate in use, without which nothing can be compared. So few in all that a final is left.
         """
         limit = min(predicted.values()) * self._margin + self._policy.least_s
         best: dict[tuple[str, str], Candidate] = {}
         for candidate in sorted(self._candidates, key=lambda candidate: predicted[candidate]):
             if predicted[candidate] <= limit:
                 best.setdefault((candidate.scheme, candidate.algorithm), candidate)
-        chosen = list(best.values())[: self._policy.most]
+        most = max(1, min(self._policy.most, self._steps_left - 2 * self._policy.final))
+        chosen = list(best.values())[:most]
         in_use = self.choice.candidate if self.choice is not None else None
         if in_use is not None and in_use not in chosen and math.isfinite(predicted[in_use]):
-            chosen.append(in_use)
+            chosen = [*chosen[: most - 1], in_use]
         return chosen
 
     def _all_changed(self, fresh: Mapping[Candidate, float]) -> bool:
@@ -242,6 +244,11 @@ class Chooser:
     def _try(self, candidates: Sequence[Candidate], predicted: dict[Candidate, float]) -> None:
         self._expected.update({candidate: predicted[candidate] for candidate in candidates})
         self._queue = list(candidates)
+
+
+def scaled(times: Mapping[Candidate, float], factor: float) -> dict[Candidate, float]:
+    """Return what candidates take where what is compressed takes `factor` times as long: more or less of it is sent."""
+    return {way: taken if way.scheme == "dense" else factor * taken for way, taken in times.items()}
 
 
 def _typical(samples: Sequence[float]) -> float:

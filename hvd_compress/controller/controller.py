@@ -17,7 +17,7 @@ from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.ratios import Ratios
 from hvd_compress.controller.report import Agreed, Look, Pending, Timing, Took, agree, median
 from hvd_compress.controller.sights import Sight, Workers
-from hvd_compress.controller.watch import LONGEST_WINDOW, OVERHEAD, Watch
+from hvd_compress.controller.watch import OVERHEAD, Watch
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.engines.base import Engine
 
@@ -114,7 +114,8 @@ class Controller:
 
     def saw(self, sights: Sequence[Sight | None]) -> None:
         """Take what this rank saw of each bucket in the step that is over: after every step, None where unwatched."""
-        self._workers.saw(sights)
+        if not self._asleep:
+            self._workers.saw(sights)
 
     def ratios(self) -> tuple[float, ...]:
         """Return k / numel of what the coming step sends where it is compressed, by bucket."""
@@ -136,7 +137,7 @@ class Controller:
             assert look is not None
             self._ratios.record(timings, look.gains)
             return
-        if not self._buckets:
+        if not self._buckets or self._asleep:
             return  # ranks never agree on them, and nobody would forget them
         if self.settled:
             self._watch.seen(sum(timing.seconds for timing in timings))
@@ -145,8 +146,12 @@ class Controller:
     @property
     def due(self) -> bool:
         """Whether ranks must agree now."""
-        asleep = self._ratios.trial or (self._ratios.waiting and self.rollout_due)
-        return bool(self._buckets) and not asleep and len(self._pending.steps) >= self._length
+        return bool(self._buckets) and not self._asleep and len(self._pending.steps) >= self._length
+
+    @property
+    def _asleep(self) -> bool:
+        """Whether steps are rolled out, or nothing can be chosen before some are."""
+        return self._ratios.trial is not None or (self._ratios.waiting and bool(self.rollout_due))
 
     @property
     def waits(self) -> bool:
@@ -181,8 +186,7 @@ class Controller:
         if trials:
             return trials
         ways = [course.chosen for course in self._courses]
-        headed = any(way is not None and way.scheme != "dense" for way in ways)  # else no alarm can be told
-        return self._watch.length if headed else min(self._watch.length, LONGEST_WINDOW)
+        return self._watch.length(headed=any(way is not None and way.scheme != "dense" for way in ways))
 
     def take(self, step: int, agreed: Agreed) -> Suspicion | None:
         """Make of it what is to be made; return why the network must be measured, if it must."""
@@ -197,12 +201,12 @@ class Controller:
         # Gains were looked at in the last step; in a round each step has its own way.
         choosers = [course.chooser for course in self._courses]
         last_ways = [chooser.candidate(len(agreed.seconds) - 1) for chooser in choosers]
-        usual = [
+        sent = [
             self._workers.gain(number, way) if chooser.settled else math.nan
             for number, (chooser, way) in enumerate(zip(choosers, last_ways, strict=True))
         ]
         self._ratios.beside(idle_s)
-        self._ratios.learn(agreed.gains, [chooser.choice for chooser in choosers], last_ways, usual)
+        self._ratios.learn(agreed.gains, [chooser.choice for chooser in choosers], last_ways, sent)
         if waited:
             if not self._ratios.waiting:
                 self._begin_round(step, "gains are known")
@@ -280,10 +284,6 @@ class Controller:
         for number, words in suspicion.drifted.items():
             self._courses[number].try_what_lasts(step, words, self._network)
 
-    def measured(self, number: int) -> Mapping[Candidate, float]:
-        """Return the seconds of what a bucket tried in its last round, by candidate."""
-        return self._courses[number].chooser.measured
-
     def predicted(self, number: int, candidate: Candidate) -> float:
         """Return the seconds that a bucket is expected to take by a candidate (`Course.predicted`)."""
         return self._courses[number].predicted(candidate)
@@ -305,14 +305,7 @@ class Controller:
         if self._in_use() != before:
             self._watch.restart()  # VAR takes a collective more
         for number, worker in decided:
-            course = self._courses[number]
-            way = course.way(0)
-            if self._workers.mixed(number):
-                course.chooser.standing.relearn()
-            name, ratio = str(way), course.ratio(way)
-            self.history.add(
-                Event(step, "worker", number, name, ratio, worker.seconds, gain=worker.gain, reason=worker.reason)
-            )
+            self._courses[number].take_worker(step, worker)
 
     def _learn(self, step: int, agreed: Agreed) -> tuple[int, ...]:
         """Take the trials of a round; return for which buckets they were for nothing, if the network has changed."""

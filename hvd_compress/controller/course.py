@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from hvd_compress.controller.chooser import Choice, Chooser
+from hvd_compress.controller.chooser import Choice, Chooser, scaled
 from hvd_compress.controller.expected import Expected
 from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.memory import Memory, Met
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratios import Ratios
 from hvd_compress.controller.sights import Workers
+from hvd_compress.controller.workers import WorkerChooser
 from hvd_compress.cost.candidates import Candidate
 
 SIMILAR = 2.0
@@ -99,10 +100,10 @@ class Course:
             self._memory.keep(Met(step, left, ratio, way, usual, dict(self.chooser.measured)))
 
     def try_what_lasts(self, step: int, words: str, network: Network) -> None:
-        """It drifted, as `words` say, and the network is what it was: where that has lasted, begin a round."""
+        """It drifted, as `words` say, and the network is what it was: where that is no noise, begin a round."""
         if self.chooser.standing.lasts(self.chooser.rival_s):
             self._expected.renew(network)
-            self.begin_round(step, f"{words}, and not for once, though the network is what it was")
+            self.begin_round(step, f"{words}, though the network is what it was")
 
     def choose_ratio(self, step: int, reason: str) -> None:
         """Send another ratio if one is better now."""
@@ -113,8 +114,8 @@ class Course:
     def learn(self, step: int, seconds: Sequence[float], kernels_s: Sequence[float]) -> bool:
         """Take what the steps of a round took; return whether all ways took another time in a final (`upset`)."""
         chooser = self.chooser
-        tried = [chooser.candidate(ahead) for ahead in range(chooser.trials_left)]
-        for candidate, taken in zip(tried, kernels_s, strict=False):
+        for ahead, taken in enumerate(kernels_s):
+            candidate = chooser.candidate(ahead)
             self._expected.kernels.note(candidate.scheme, self.ratio(candidate), taken)
         if not chooser.learn(seconds):
             return False
@@ -154,6 +155,17 @@ class Course:
         took = f"took {seconds * 1e3:.2f} ms instead of {known_s * 1e3:.2f}"
         return f"bucket {self._history.number(self._number)} by {way} {took}"
 
+    def take_worker(self, step: int, worker: WorkerChooser) -> None:
+        """STAR or VAR was chosen for it."""
+        if self._workers.mixed(self._number):
+            self.chooser.standing.relearn()
+            self._memory.tried()
+        way = self.way(0)
+        ratio, why = self.ratio(way), worker.reason
+        self._history.add(
+            Event(step, "worker", self._number, str(way), ratio, worker.seconds, gain=worker.gain, reason=why)
+        )
+
     def _ratio_then(self, met: Met, candidate: Candidate) -> float:
         return met.ratio if candidate.scheme == met.choice.candidate.scheme else self.ratio(candidate)
 
@@ -169,9 +181,11 @@ class Course:
         if self._workers.way(number, way) != met.way:  # VAR then and STAR now, or the other way round
             return False
         predicted_s = self._expected.seconds(way, ratio)
-        seconds = met.choice.seconds * predicted_s / self._expected.seconds(way, met.ratio)
         reason = f"best when the network was like this, before step {met.step}: {met.choice.reason}"
-        self.chooser.recall(Choice(way, seconds, predicted_s, reason), met.measured)
+        longer = predicted_s / self._expected.seconds(way, met.ratio)
+        seconds = longer * met.choice.seconds
+        choice = Choice(way, seconds, predicted_s, reason)
+        self.chooser.recall(choice, scaled(met.measured, longer))
         self._changed()
         self._history.add(Event(step, "choice", number, str(met.way), ratio, seconds, predicted_s, reason=reason))
         return True

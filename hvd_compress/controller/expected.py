@@ -49,7 +49,7 @@ class Expected:
         self._dense_s: float | None = None
 
     def renew(self, network: Network) -> None:
-        """The network has changed: what was measured of exchanges before is forgotten, but not of kernels."""
+        """What was measured of exchanges does not hold any more: it is forgotten, but not what was of kernels."""
         self._network, self._correction, self._dense_s = network, 1.0, None
 
     def seconds(self, candidate: Candidate, ratio: float) -> float:

@@ -55,6 +55,10 @@ class Event:
         return {k: v for k, v in asdict(self).items() if not (isinstance(v, float) and not math.isfinite(v))}
 
 
+_NOTHING = Event(0, "")
+_TYPES: dict[type, tuple[type, ...]] = {int: (int,), float: (float, int), str: (str,)}
+
+
 class History:
     """The events of a run, in order; `path` receives each as a line of JSON as soon as it happens, `watchers` as well.
 
@@ -126,6 +130,9 @@ def _event(line: str, where: str) -> Event:
         event = Event(**fields)
         if event.kind not in KINDS:
             raise ValueError(f"unknown kind {event.kind!r}")
+        for name, value in asdict(event).items():
+            if not isinstance(value, _TYPES[type(getattr(_NOTHING, name))]):
+                raise ValueError(f"{name} is {value!r}")
     except (ValueError, TypeError) as error:
         raise ConfigError(
             f"{where}: not an event of the controller ({error}); a log is the file that HVD_COMPRESS_LOG named, and a "

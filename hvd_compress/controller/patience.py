@@ -24,9 +24,10 @@ class Patience:
         """It was not in vain, or is of another time."""
         self.length, self._quiet = self._shortest, 0
 
-    def in_vain(self) -> None:
-        """It was looked into for nothing."""
-        self.length = min(2 * self.length, self._longest)
+    def in_vain(self) -> int:
+        """It was looked into for nothing: return how long it was to be left alone until now."""
+        length, self.length = self.length, min(2 * self.length, self._longest)
+        return length
 
     def pass_by(self, odd: bool) -> None:
         """Take whether one more was odd."""

@@ -12,21 +12,23 @@ class Policy:
     Attributes:
         margin: candidates that are predicted to take up to so many times the fastest one are tried in the first round.
         later_margin: the same of later rounds, when curves were bent to what the network is seen to do.
-        most: so many of them at most.
+        most: so many of them at most, the one in use among them; fewer where no final of two would be left.
         related: the ways to broadcast indices are tried of an AR-Topk that took up to this many times the shortest.
         later_related: the same of later rounds.
         near: a candidate reaches the final if it took up to this many times the shortest of all; half of what that is
             above 1 in the second final, a third in the third one.
         finalists: so many at most.
         final: steps in a row of each of them. STAR has another root in each step, which some ways feel.
-        steps: of a round at most, of all buckets together; finals go on until they are used up or one is left.
+        steps: of a round at most, of all buckets together; finals go on until they are used up or one is left. Where a
+            round shows that another ratio is better, the bucket begins another round.
         first_steps: the same of the first round, in which there is time.
         hysteresis: by how much a candidate must be faster than the one in use to replace it.
         drift: how far the time of the candidate in use may leave what was measured, as a factor, in two windows in a
             row, before the network is measured.
-        evident: the factor for which one window is enough, before there were false alarms.
-        broken: the factor for which one window counts for two, and for which one is enough where VAR was on trial,
-            which may take longer.
+        evident: the factor for which one window is enough, before there were false alarms; by which a first window
+            denies the trials, and a final those before it; and by which one is too short where VAR was on trial.
+        broken: the factor for which one window counts for two, for which what is odd is not what was looked into, and
+            for which one is enough where VAR was on trial, which may take longer.
         calm: each false alarm, after which the network was found to be what it was, doubles the windows that the next
             one takes; so many times at most, to 2^calm windows. For what lasts for those there is a round all the same;
             the next time for what lasts twice as long, and so on, as many times.

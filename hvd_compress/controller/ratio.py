@@ -116,8 +116,8 @@ class RatioChooser:
         """Return the candidates with their objectives, in the order of goal.ratios."""
         return [Option(r, *prices[r], gain) for r, gain in zip(self._goal.ratios, self.gains, strict=True)]
 
-    def choose(self, prices: Prices, dense_s: float, beside_s: float = 0.0) -> bool:
-        """Choose from the gains that are known; return whether it is another ratio than before.
+    def choose(self, prices: Prices, dense_s: float, beside_s: float = 0.0) -> None:
+        """Choose from the gains that are known.
 
         Args:
             prices: of the fastest compressed way at a ratio.
@@ -128,8 +128,7 @@ class RatioChooser:
         """
         options = self.options(prices)
         paying = [option for option in options if option.compress_s + option.communicate_s < dense_s]
-        before = self.ratio
-        chosen = next(option for option in options if option.ratio == before)
+        chosen = next(option for option in options if option.ratio == self.ratio)
         if self._goal.target == "pace":
             chosen = _fastest_gain(options, chosen, dense_s, beside_s)
         else:
@@ -140,7 +139,6 @@ class RatioChooser:
         self.ratio, self.known_gain, self.pays = chosen.ratio, chosen.gain, chosen in paying
         self._sent = math.nan
         self.reason = self._words(chosen)
-        return self.ratio != before
 
     def revise_once(self) -> bool:
         """Whether to choose again after a round of trials, which has shown more: once for each call of reconsider()."""

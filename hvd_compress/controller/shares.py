@@ -39,7 +39,7 @@ class Shares:
         share = min(1.0, max(sent / promised, 1e-3))
         self._seen[scheme] = (1 - WEIGHT) * self._seen.get(scheme, share) + WEIGHT * share
 
-    def adopt(self, used: str = "") -> None:
+    def adopt(self, used: str) -> None:
         """What was seen counts from now on; `used` is the scheme in use.
 
         What is known of another one is believed a little less each time: gradients change, and a scheme that cannot

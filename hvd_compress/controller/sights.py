@@ -68,7 +68,7 @@ class Workers:
         return wanted and self._choosers[number].awake
 
     def mixed(self, number: int) -> bool:
-        """Whether the steps that ranks told each other about last were not all as was chosen."""
+        """Whether the steps that ranks told each other about last were not all as is chosen now."""
         return number in self._mixed
 
     def restart(self, number: int) -> None:
@@ -121,9 +121,10 @@ class Workers:
         for number, seen in steps.items():
             chooser = self._choosers[number]
             used, trying = chooser.used, chooser.trying
-            if chooser.take(seen, step_s, spare_s[number]):
+            decides = chooser.take(seen, step_s, spare_s[number])
+            if decides:
                 decided.append((number, chooser))
-            if trying or used != chooser.used:
+            if trying or (decides and used != chooser.used):
                 self._mixed.add(number)
             if used != chooser.used:
                 self._drop(number)

@@ -18,9 +18,9 @@ class Known(Enum):
 
     WINDOW = "the first window in which nothing was odd"
     """Two windows in a row must deny it, or one, evidently; more where noise was taken for drift before."""
-    TRIALS = "a round"
+    TRIALS = "a round, or what it says of a little more or less"
     """Of several times the shortest was chosen, and the usual one is longer: the first window replaces it, unless it
-    evidently differs. It may have been luck: then there is one more round, once."""
+    evidently differs. It may have been luck, or foretold badly: then there is one more round, once."""
     BEFORE = "a network like this, met before"
     """The same; but what has changed since then can be anything: there is a round."""
     NOTHING = "nothing"
@@ -63,15 +63,18 @@ class Standing:
         """What is sent has become more or less: it is expected to take `factor` times as long.
 
         The next window says what is usual, unless it evidently differs from that: then the network has changed, too.
+        Where nothing is known, it stays so.
         """
-        self._rest_on(factor * self.seconds, Known.TRIALS)
+        self._rest_on(factor * self.seconds, Known.NOTHING if self.known is Known.NOTHING else Known.TRIALS)
 
     def relearn(self) -> None:
         """What is sent has changed, for a reason that is no drift: the next window is usual."""
         self._rest_on(self.seconds, Known.NOTHING)
 
     def drifted(self, seconds: float) -> bool:
-        """Take what a window of steps took; return whether to measure the network."""
+        """Take what a window of steps took; return whether to measure the network. What is not finite says nothing."""
+        if not math.isfinite(seconds):
+            return False
         policy, first = self._policy, self.known is not Known.WINDOW
         limits = {Known.WINDOW: policy.drift, Known.NOTHING: math.inf}
         odd = differ(seconds, self.seconds, limits.get(self.known, policy.evident), policy.least_s)
@@ -86,7 +89,7 @@ class Standing:
         self._odd_windows, self._odd_s = self._odd_windows + (2 if factor > policy.broken else 1), seconds
         self._denied = self.known if first else None
         if first:
-            self.known = Known.NOTHING
+            self.seconds, self.known = seconds, Known.NOTHING
         if self._looked_at and times_apart(seconds, self._looked_s) > policy.broken:
             return True  # it is not what was looked into
         patience = 1 if first else self._patience.length

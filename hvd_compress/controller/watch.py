@@ -20,7 +20,7 @@ SHORTEST_WINDOW, LONGEST_WINDOW = 4, 8
 
 For some changes no exchange takes another time, and agreeing alone tells. Each rank knows what it took there, and says
 it in its next payload: so it is one of the longest windows, a turn of all ranks and a round of trials until the choice
-is right, some 30 steps.
+is right, some 30 steps; more of steps so short that LONGEST_S holds more of them.
 """
 LONGEST_IN_THE_OPEN = 16
 """The longest where alarms are heard, and nothing hides what agreeing takes."""
@@ -69,12 +69,16 @@ class Watch:
         """Why ranks are to measure the network now, as one of them said so; or nothing."""
         return next((WORDS[said] for said, ear in self._ears.items() if ear.due), "")
 
-    @property
-    def length(self) -> int:
-        """How many steps there are between the last agreement and the next, while choices stand."""
+    def length(self, headed: bool = True) -> int:
+        """Return how many steps there are between the last agreement and the next, while choices stand.
+
+        Args:
+            headed: whether anything is sent with a header, in which a rank could raise an alarm.
+        """
         if self._fresh or self._latency.young:
             return min(self._window, SHORTEST_WINDOW)
-        return min(self._window, max(LONGEST_WINDOW, self._short)) if self._was_deaf else self._window
+        heeded = headed and not self._was_deaf
+        return self._window if heeded else min(self._window, max(LONGEST_WINDOW, self._short))
 
     def seen(self, seconds: float) -> None:
         """Take what the exchanges of a step took on this rank, all buckets together."""

@@ -238,9 +238,8 @@ class WorkerChooser:
     def _settle(self, chosen: str, reason: str, before: str) -> None:
         if chosen != before:
             self._peace.restart()
-        else:
-            self._peace.in_vain()
-        self._rest, self._odd, self._trying = self._peace.length * self._block, 0, False
+        rest = self._peace.length if chosen != before else self._peace.in_vain()
+        self._rest, self._odd, self._trying = rest * self._block, 0, False
         self._switch(chosen)
         self.gain, self.seconds, self.reason = self._known[chosen].gain, self._known[chosen].seconds, reason
 

@@ -122,7 +122,7 @@ class Curves:
                 )
                 for row in rows
             }
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"not curves: {json.dumps(str(error))}") from error
         if not curves:
             raise ConfigError("not curves: there are none")

@@ -9,7 +9,7 @@ import os
 import socket
 import tempfile
 import warnings
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,10 +74,13 @@ def save(curves: Curves, shape: JobShape, folder: Path | None = None, budget_s: 
     path = (folder or default_folder()) / shape.file_name()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-            content = {"shape": dataclasses.asdict(shape), "budget_s": budget_s, "curves": curves.to_json()}
+        content = {"shape": dataclasses.asdict(shape), "budget_s": budget_s, "curves": curves.to_json()}
+        with ExitStack() as failing, tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            failing.callback(os.unlink, file.name)  # on a full disk
             json.dump(content, file, indent=1)
-        os.replace(file.name, path)
+            file.flush()
+            os.replace(file.name, path)
+            failing.pop_all()
     except OSError as error:
         warnings.warn(f"calibrated curves were not saved: {error}", stacklevel=2)
         return
@@ -143,7 +146,7 @@ def _read(path: Path, shape: JobShape, needed: tuple[tuple[str, str], ...], budg
         curves = Curves.from_json(shape.world_size, content["curves"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError) as error:
         warnings.warn(f"{path} is ignored: it cannot be read ({type(error).__name__}: {error})", stacklevel=4)
         return None
     lacking = [" ".join(key) for key in needed if key not in curves.by_key]

@@ -103,7 +103,7 @@ class Relay:
         """Raises CommunicationError when the relay has ended, and all hosts with it."""
         if self._process.poll() is not None:
             assert self._process.stderr
-            said = self._process.stderr.read().strip()
+            said = "" if self._process.stderr.closed else self._process.stderr.read().strip()
             ended = f"the relay of the lab {self.name!r} ended with status {self._process.returncode}"
             raise CommunicationError(f"{ended}, and all hosts with it" + (f": {said}" if said else ""))
 

@@ -12,6 +12,7 @@ epoch takes, or steps through it. Each line holds until the next one, for all ho
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -66,6 +67,8 @@ class Schedule:
             return self
         if epoch_s is None or not 0 < epoch_s < math.inf:
             raise ConfigError("this schedule counts epochs: say how many seconds one takes (--epoch-s)")
+        if self.changes[-1].at * epoch_s > threading.TIMEOUT_MAX:
+            raise ConfigError(f"--epoch-s {epoch_s:g} is too long for {self.changes[-1].at:g} epochs")
         return Schedule("s", tuple(Change(change.at * epoch_s, change.link) for change in self.changes))
 
 
@@ -101,7 +104,7 @@ def _change(where: str, fields: list[str]) -> Change:
         at = float(fields[0])
     except ValueError:
         raise ConfigError(f"{where}: {fields[0]!r} is no time: write a number without a unit") from None
-    if not 0 <= at < float("inf"):
+    if not 0 <= at <= threading.TIMEOUT_MAX:
         raise ConfigError(f"{where}: the time {fields[0]} is out of range")
     try:
         return Change(at, Link.parse(*fields[1:]))

@@ -74,8 +74,10 @@ def test_ranks_choose_the_same_ratios_and_nothing_is_lost(tmp_path: Path) -> Non
     total, left = sum(rank[1] for rank in ranks) / 3, sum(rank[2] for rank in ranks) / 3
     torch.testing.assert_close(ranks[0][0] + left, total, rtol=1e-4, atol=1e-3)
     compressed = {ratio for step in ranks[0][3] for ratio in step if ratio < 1}
-    assert min(compressed, default=1.0) > goal.start
+    assert compressed
+    assert min(compressed) > goal.start
     chosen = [event for event in ranks[0][4] if event["kind"] == "ratio"]
+    assert chosen
     assert all(event["gain"] >= 0.6 and event["reason"] for event in chosen)
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert log == ranks[0][4]

@@ -183,6 +183,22 @@ def test_arguments_that_are_none() -> None:
     assert run_ranks(2, body) == [True, True]
 
 
+def test_until_a_rollout_comes_nothing_is_kept_of_the_steps() -> None:
+    """It was asked for once, too early."""
+
+    def body(engine: InProcessEngine):
+        run = training(engine)
+        assert not run.optimizer.rollout(run.step, run.model, [run.data, run.schedule])
+        used = []
+        for _ in range(20):
+            run.step()
+            used.append({str(d) for d in run.optimizer.decisions.values()})
+        controller = run.optimizer.controller
+        return len(controller._pending.steps), len(controller._workers._seen), used[1:] == [used[1]] * 19
+
+    assert run_ranks(2, body) == [(0, 0, True)] * 2
+
+
 def test_it_does_nothing_where_gains_are_read_from_curves() -> None:
     def body(engine: InProcessEngine):
         run = training(engine, "curve")

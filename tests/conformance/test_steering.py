@@ -18,7 +18,7 @@ from hvd_compress.cost.candidates import Candidate
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.settings import Settings
-from tests.harness import backward, flat_gradient, flat_residual, gradient, on_engine
+from tests.harness import backward, flat_gradient, flat_residual, gradient, make_optimizer, on_engine
 
 AUTO = Request(TopK(0.05))
 STEPS = 80
@@ -35,7 +35,7 @@ def settings(log: Path | None = None) -> Settings:
 
 def test_ranks_choose_alike_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All ways are tried, dense among them: what was given equals what came back and what is left, in sum."""
-    monkeypatch.setattr(steering, "Policy", partial(Policy, margin=1e6, most=16, first_steps=16))
+    monkeypatch.setattr(steering, "Policy", partial(Policy, margin=1e6, most=16, first_steps=24))
 
     def body(engine: InProcessEngine):
         parameters, optimizer = on_engine(engine, AUTO, settings=settings(tmp_path / "log.jsonl"))
@@ -186,8 +186,25 @@ def test_what_is_named_stays_and_the_rest_is_chosen(request_: Request, schemes: 
     used, choices = ranks[0]
     assert len(choices) == 3
     assert {scheme for scheme, _ in used} <= schemes
+    assert request_.algorithm != "auto" or len(set(used)) > 1
     if request_.algorithm != "auto":
         assert {algorithm for scheme, algorithm in used if scheme != "allgather"} <= {"ring"}
+
+
+def test_an_empty_bucket_travels_as_it_is() -> None:
+    """Nothing is exchanged for it, so that its times would say that ranks' clocks differ."""
+
+    def body(engine: InProcessEngine):
+        parameters = {"weight": torch.nn.Parameter(torch.zeros(500)), "none": torch.nn.Parameter(torch.zeros(0))}
+        whole = Settings(fusion_threshold_bytes=0, timeout_s=60, adapt=True, calibration_s=0.0)
+        optimizer = make_optimizer(parameters, AUTO, lambda: engine, engine.rank, engine.world_size, settings=whole)
+        for step in range(5):
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+        return len(optimizer.decisions), len(optimizer.controller.candidates())
+
+    assert run_ranks(2, body) == [(2, 1)] * 2
 
 
 def test_one_rank_has_nothing_to_choose() -> None:

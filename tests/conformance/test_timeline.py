@@ -105,6 +105,16 @@ def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     run_ranks(1, body)
 
 
+def test_what_one_rank_cannot_write_is_an_error_of_all_of_them(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    def body(engine: InProcessEngine) -> None:
+        with pytest.raises(ConfigError, match=r"not writable \(HVD_COMPRESS_TIMELINE: .*trace\.json: .*on rank 0"):
+            train(engine, tmp_path / "file" / "trace.json", Request(TopK(0.05), "star", "ring"))
+
+    run_ranks(2, body)
+
+
 def test_a_disk_that_fills_up_ends_the_timeline_and_not_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,6 +183,8 @@ def test_the_relay_is_killed() -> None:
         assert job.returncode == 128 + signal.SIGKILL
         with pytest.raises(CommunicationError, match=r"the relay .* ended with status -9"):
             lab.run(["true"])
+    with pytest.raises(CommunicationError, match=r"the relay .* ended with status -9"):
+        lab.run(["true"])  # closed by now, too
     check_nothing_is_left(name)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -161,6 +162,12 @@ def test_a_handshake_that_does_not_return_ends_in_an_error() -> None:
     pipeline = Pipeline(timeout_s=0.3)
     with pytest.raises(CommunicationError, match="first step, handshake: no answer"):
         pipeline.connect(lambda: world.engine(0), lambda engine: engine.broadcast(torch.zeros(1), 1))
+
+
+def test_the_handshake_may_take_what_is_measured_in_it_as_well() -> None:
+    pipeline = Pipeline(timeout_s=0.2)
+    slow = partial(threading.Event().wait, 0.6)
+    assert pipeline.connect(lambda: InProcessWorld(1).engine(0), lambda engine: slow(), PATIENCE_S) is False
 
 
 def test_settings_that_all_ranks_refuse_do_not_abandon_the_engine() -> None:

@@ -45,6 +45,7 @@ def test_bad_latency(text: str, says: str) -> None:
         ("1000", "no unit"),
         ("-5gbit", "not negative"),
         ("0mbit", "more than zero"),
+        ("5e-324bit", "more than zero"),
         ("nangbit", "finite"),
         ("1ms", "unknown unit"),
         ("1MBps", "unknown unit"),

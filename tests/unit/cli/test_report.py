@@ -75,6 +75,9 @@ def test_a_log_survives_being_written_and_read(tmp_path: Path) -> None:
         ('{"step": 1, "kind": "begin"}\n{"step": 2', "line 2: not an event"),
         ('{"step": 1, "kind": "feast"}', "line 1: not an event"),
         ('{"step": 1, "kind": "begin", "colour": 3}', "line 1: not an event"),
+        ('{"step": 1, "kind": "choice", "measured_s": "x"}', "measured_s is 'x'"),
+        ('{"step": 1, "kind": "choice", "measured_s": null}', "measured_s is None"),
+        ('{"step": 1, "kind": "choice", "bucket": 1.5}', "bucket is 1.5"),
         ("[1]", "line 1: not an event"),
     ],
 )

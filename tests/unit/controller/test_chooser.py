@@ -12,7 +12,7 @@ import pytest
 from hvd_compress.controller.chooser import Chooser
 from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.standing import Known
-from hvd_compress.cost.candidates import Candidate
+from hvd_compress.cost.candidates import ALGORITHMS_OF, Candidate
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.predict import predict
 
@@ -133,6 +133,14 @@ def test_a_root_from_which_a_way_takes_long_counts() -> None:
     assert chooser.choice.candidate == ways[1]
 
 
+def test_a_step_that_is_far_too_short_counts_for_little() -> None:
+    chooser, ways = prepared(Policy(near=2.0, final=3, first_steps=8), 0.100, 0.100)
+    chooser.learn([0.090, 0.100])
+    assert chooser.learn([0.090, 0.090, 0.090, 0.100, 0.010, 0.100])
+    assert chooser.choice is not None
+    assert chooser.choice.candidate == ways[0]
+
+
 def test_later_rounds_try_less() -> None:
     chooser, ways = prepared(Policy(margin=2.0, later_margin=1.5, near=1.0), 0.100, 0.140, 0.190)
     assert queue(chooser) == list(ways)
@@ -156,15 +164,18 @@ def test_finals_go_on_among_ever_fewer_until_one_is_left_or_steps_are_used_up() 
     assert chooser.learn([0.100, 0.100, 0.140, 0.140])
 
 
-@pytest.mark.parametrize("others", [10, 30])
-def test_steps_in_which_only_other_buckets_tried_something_are_used_up_for_all(others: int) -> None:
+@pytest.mark.parametrize("others", [9, 29])
+def test_steps_in_which_other_buckets_have_more_to_try_are_used_up_and_tell_more_of_what_is_tried(others: int) -> None:
     policy = Policy(near=1.4, final=2, first_steps=14)
-    chooser, _ = prepared(policy, 0.100, 0.101)
-    assert chooser.learn([0.100, 0.101, *[0.05] * others])  # too few are left for a final
-    assert chooser.choice is not None
-    assert chooser.choice.seconds == 0.1
     chooser, ways = prepared(policy, 0.100, 0.101)
-    assert not chooser.learn([0.100, 0.101, *[0.05] * 8])
+    went = [chooser.candidate(step) for step in range(2 + others)]
+    assert went[:4] == [*ways, *ways]
+    assert chooser.learn([0.100, *[0.101 if way == ways[1] else 0.110 for way in went[1:]]])  # no final is left
+    assert chooser.choice is not None
+    assert chooser.choice.candidate == ways[1]
+    assert chooser.choice.seconds == pytest.approx(0.101)
+    chooser, ways = prepared(policy, 0.100, 0.101)
+    assert not chooser.learn([0.100, 0.101] * 5)
     assert queue(chooser) == [way for way in ways for _ in range(2)]
 
 
@@ -259,7 +270,18 @@ def test_a_round_begins_with_so_many_ways_at_most_and_the_one_in_use() -> None:
     assert chooser.settled
     assert chooser.candidate(0) == ways[0]
     chooser.begin_round({**expected, ways[0]: 9.0}.__getitem__)
-    assert queue(chooser) == [*ways[1:], ways[0]]
+    assert queue(chooser) == [*ways[1:3], ways[0]]
+
+
+def test_in_a_later_round_steps_are_left_for_a_final_however_many_ways_are_near() -> None:
+    ways = tuple(Candidate(scheme, name) for scheme in ("dense", "star", "allgather") for name in ALGORITHMS_OF[scheme])
+    truth = {way: 0.1 + 0.002 * place for place, way in enumerate(ways)}
+    chooser = Chooser(ways, Policy())
+    settle(chooser, truth)
+    chooser.begin_round({**truth, ways[0]: 9.0}.__getitem__)
+    assert queue(chooser) == [*ways[1:8], ways[0]]
+    assert not chooser.learn([truth[way] for way in queue(chooser)])
+    assert queue(chooser) == [way for way in ways[:2] for _ in range(4)]
 
 
 def test_the_fastest_other_way_of_the_last_round_is_the_rival() -> None:

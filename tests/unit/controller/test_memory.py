@@ -182,6 +182,22 @@ def test_what_sends_much_more_now_is_tried_anew(
     assert {event.kind for event in job.train(FAST, 1.0, steepness=steepness)} == kinds
 
 
+def test_what_sends_somewhat_more_now_is_recalled_with_times_that_are_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all ways: they are compared with each other later."""
+    job = Job(monkeypatch, InProcessWorld(1).engine(0), goal=AutoRatio(0.5, low=0.001))
+    job.train(FAST, 1.0)
+    before, ratio = dict(job._controller._courses[0].chooser.measured), job.ratio
+    job.train(SLOW, 10.0)
+    job.train(SLOW, 10.0, steepness=6.0, steps=120)
+    assert 1.2 < job.ratio / ratio < 2
+    assert [event.kind for event in job.train(FAST, 1.0, steepness=6.0)] == ["choice"]
+    chooser = job._controller._courses[0].chooser
+    factors = {way: taken / before[way] for way, taken in chooser.measured.items()}
+    assert factors.keys() == before.keys()
+    assert list(factors.values()) == pytest.approx([chooser.choice.seconds / 0.010] * 2)
+    assert chooser.choice.seconds > 0.0101
+
+
 def test_noise_begins_no_round_and_what_lasts_begins_one_for_its_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch, InProcessWorld(1).engine(0), buckets=3)
     job.train(FAST, 1.0, FAST, FAST)

@@ -18,6 +18,13 @@ def chooser_that_knows(gain: Callable[[float], float]) -> RatioChooser:
     return chooser
 
 
+def changes(chooser: RatioChooser, *known: object, **more: float) -> bool:
+    """Let it choose by what is `known`; return whether it took another ratio."""
+    before = chooser.ratio
+    chooser.choose(*known, **more)
+    return chooser.ratio != before
+
+
 def prices(seconds_of_all: float) -> dict[float, tuple[float, float]]:
     """A network on which `seconds_of_all` is what all elements take, and pairs take twice as long."""
     return {ratio: (0.0, 2 * ratio * seconds_of_all) for ratio in GOAL.ratios}
@@ -50,6 +57,6 @@ def test_it_is_the_ratio_that_gains_most_a_second(beside_s: float) -> None:
 
 def test_a_ratio_that_is_nearly_the_best_stays() -> None:
     chooser = chooser_that_knows(lambda ratio: ratio**0.3)
-    assert chooser.choose(prices(1.0), 1.0, beside_s=0.01)
-    assert not chooser.choose(prices(1.05), 1.05, beside_s=0.01)
-    assert chooser.choose(prices(0.001), 0.001, beside_s=0.01)
+    assert changes(chooser, prices(1.0), 1.0, beside_s=0.01)
+    assert not changes(chooser, prices(1.05), 1.05, beside_s=0.01)
+    assert changes(chooser, prices(0.001), 0.001, beside_s=0.01)

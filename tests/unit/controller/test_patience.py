@@ -10,7 +10,7 @@ def test_it_doubles_up_to_the_longest_and_begins_again_when_it_was_not_in_vain()
     lengths = []
     for _ in range(4):
         lengths.append((patience.length, patience.fresh))
-        patience.in_vain()
+        assert patience.in_vain() == lengths[-1][0]
     assert lengths == [(2, True), (4, False), (8, False), (10, False)]
     patience.restart()
     assert (patience.length, patience.fresh) == (2, True)

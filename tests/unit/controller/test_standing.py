@@ -85,7 +85,17 @@ def test_what_a_choice_was_doubted_for_says_nothing_of_what_is_sent_since_then()
     standing = chosen()
     assert standing.drifted(0.3)
     standing.relearn()
-    assert standing.broken(0.5)  # VAR is on trial: nothing else is taken
+    assert not standing.broken(0.7)  # VAR is on trial: nothing else is taken
+    assert standing.broken(0.8)  # what the window took counts, not the trials that it denied
+    assert not standing.lasts(rival_s=0.2)
+
+
+def test_a_window_that_is_as_ever_ends_the_doubt_of_the_trials() -> None:
+    standing = chosen()
+    assert standing.drifted(0.3)
+    assert not standing.lasts(NONE)
+    assert not standing.drifted(0.3)
+    assert standing.broken(0.9)  # VAR is on trial
     assert not standing.lasts(rival_s=0.2)
 
 
@@ -136,6 +146,23 @@ def test_looks_at_what_is_odd_come_ever_more_rarely_but_for_what_is_odder(
     assert looks == expected
 
 
+def test_after_many_windows_with_nothing_odd_what_lasts_is_tried_as_soon_as_at_first() -> None:
+    windows = []
+    for quiet in (1, 7):
+        standing = Standing(Policy(drift=1.25, evident=2.0, calm=2, least_s=0.001, forgets=6))
+        for _ in range(2):
+            standing.begin(0.1, Known.TRIALS)
+            assert not any(standing.drifted(0.1) for _ in range(quiet))
+            windows.append(next(n for n in range(1, 100) if standing.drifted(0.22) and standing.lasts(NONE)))
+    assert windows == [4, 8, 4, 4]
+
+
+def test_what_is_not_finite_says_nothing() -> None:
+    standing = chosen()
+    assert not any(standing.drifted(seconds) for seconds in (math.nan, math.inf))
+    assert (standing.seconds, standing.known) == (0.1, Known.TRIALS)
+
+
 def test_what_lasts_again_and_again_is_tried_more_and_more_rarely_until_the_network_changes() -> None:
     standing = Standing(Policy(drift=1.25, evident=2.0, calm=2, least_s=0.001))
     seconds, windows = 0.1, []
@@ -154,6 +181,22 @@ def test_after_something_else_is_sent_the_next_window_is_usual() -> None:
     standing.relearn()
     assert not standing.drifted(0.3)
     assert standing.drifted(0.1)
+
+
+def test_where_nothing_is_known_yet_more_being_sent_says_nothing_either() -> None:
+    """VAR was chosen, and with it another ratio: what STAR took is no measure of it."""
+    standing = confirmed()
+    standing.relearn()
+    standing.scale(1.2)
+    assert not standing.drifted(0.5)
+
+
+def test_what_was_foretold_badly_is_tried_again_once_where_another_way_was_faster() -> None:
+    for rival_s, again in ((0.5, False), (0.2, True)):
+        standing = confirmed()
+        standing.scale(1.2)
+        assert standing.drifted(0.3)
+        assert standing.lasts(rival_s) == again
 
 
 def test_where_it_was_noise_once_an_odd_window_is_nothing_to_hurry_for() -> None:

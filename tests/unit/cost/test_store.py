@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import math
 import os
 import warnings
 from pathlib import Path
@@ -74,6 +76,28 @@ def test_a_broken_file_is_ignored_with_a_word(tmp_path, text):
     (tmp_path / wanted.file_name()).write_text(text)
     with pytest.warns(UserWarning, match="is ignored"):
         assert loaded(tmp_path, wanted) == [None, None]
+
+
+@pytest.mark.parametrize(("key", "value"), [("bytes", math.inf), ("seconds", 10**400)])
+def test_numbers_that_are_none_are_ignored_with_a_word(tmp_path, key, value):
+    wanted = shape()
+    save(some_curves(), wanted, tmp_path)
+    path = tmp_path / wanted.file_name()
+    content = json.loads(path.read_text())
+    content["curves"][0][key][0] = value
+    path.write_text(json.dumps(content))
+    with pytest.warns(UserWarning, match="is ignored: it cannot be read"):
+        assert loaded(tmp_path, wanted) == [None, None]
+
+
+def test_a_disk_that_is_full_is_a_warning_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store.json, "dump", full)
+    with pytest.warns(UserWarning, match="were not saved: .*No space left"):
+        save(some_curves(), shape(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_curves_of_fewer_algorithms_are_ignored_with_a_word(tmp_path):
