@@ -86,7 +86,15 @@ class Run:
             raise click.ClickException(
                 f"trained on {found['data']}: install the package dataset-fashion-mnist, or use --data-dir"
             )
+        found["commit"] = commit()  # what an earlier launch found may be of other code
+        self.file.write_text(json.dumps(found))
         return found
+
+
+def commit() -> str:
+    """Return the commit that is measured; "-dirty" where files differ from it."""
+    described = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(described, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @click.command(help=__doc__)

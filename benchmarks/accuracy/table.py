@@ -40,7 +40,8 @@ def to_markdown(summary: dict[str, Any]) -> str:
         f"{about['world_size']} ranks on one machine ({about['cpu']}, {about['cores']} cores), "
         f"torch {about['torch']}, {about['parameters']:,} parameters, {about['epochs']} epochs, batch size "
         f"{about['batch_size']} a rank, peak learning rate {about['lr']}, seeds {', '.join(map(str, about['seeds']))}; "
-        "ratio 0.01 where values are selected. Made by `python benchmarks/accuracy/run.py`.\n\n"
+        "ratio 0.01 where values are selected. Made by `python benchmarks/accuracy/run.py` at commit "
+        f"{about['commit']}.\n\n"
         f"{HEADER}{lines}\n"
         "Accuracy is that of the whole test set after the last epoch; the difference is the mean over seeds, in "
         "brackets the worst and the best seed. Bytes are those a rank sends in a step, step time is the mean of ranks, "
@@ -92,13 +93,13 @@ def _circumstances(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         ValueError: they were not made under the same circumstances, so that one table for all would mislead.
     """
     shared = [
-        {key: run[key] for key in ("data", "origin", "train_images", "world_size", "parameters")}
+        {key: run[key] for key in ("data", "origin", "train_images", "world_size", "parameters", "commit")}
         | {key: run["machine"][key] for key in ("cpu", "cores", "torch")}
         | {key: run["settings"][key] for key in ("epochs", "batch_size", "lr")}
         for run in runs
     ]
     if any(other != shared[0] for other in shared):
         raise ValueError(
-            "the runs in build/accuracy differ in data, machine, torch or settings: repeat them with --fresh"
+            "the runs in build/accuracy differ in data, machine, torch, commit or settings: repeat them with --fresh"
         )
     return {**shared[0], "seeds": sorted({run["settings"]["seed"] for run in runs})}

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hvd_compress.controller.alarm import DEAF, USUAL_STEPS
+from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.report import Agreed, Took
 from hvd_compress.controller.watch import (
     COMPARED,
@@ -73,6 +74,12 @@ def test_where_steps_are_short_windows_are_of_half_a_second() -> None:
         watch.found_another()
         for _ in range(3):
             window(watch, 1.0)
+
+
+def test_a_window_and_a_round_leave_a_change_that_only_agreements_tell_within_thirty_steps() -> None:
+    turn = 4  # of STAR's roots, until one of them tells what it felt beside a step; where ranks wait, all feel it
+    assert LONGEST_WINDOW + turn + Policy().steps <= 30
+    assert LONGEST_IN_THE_OPEN + 1 + Policy().steps <= 30
 
 
 def test_until_it_is_known_what_is_usual_windows_are_short() -> None:
