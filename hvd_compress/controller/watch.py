@@ -23,8 +23,8 @@ it in its next payload: so it is one of the longest windows, a turn of all ranks
 is right, some 30 steps; more of steps so short that LONGEST_S holds more of them.
 """
 LONGEST_IN_THE_OPEN = 12
-"""The longest where alarms are heard, and nothing hides what agreeing takes. It may cost more than OVERHEAD then; but such
-a window, a step in which a rank tells what it felt, and a round of trials are 29 steps.
+"""The longest where alarms are heard, and nothing hides what agreeing takes. It may cost more than OVERHEAD then; but
+such a window, a step in which a rank tells what it felt, and a round of trials are 29 steps.
 """
 LONGEST_S = 0.5
 """Where steps are so short that windows are over sooner, they may be longer than that."""
