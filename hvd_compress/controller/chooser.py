@@ -184,14 +184,14 @@ class Chooser:
     def _first(self, predicted: dict[Candidate, float]) -> list[Candidate]:
         """What a round begins with: whatever is within the margin, but each AR-Topk with one broadcast alone.
 
-        And the candidate in use, without which nothing can be compared. So few in all that a final is left.
+        And the candidate in use, without which nothing can be compared.
         """
         limit = min(predicted.values()) * self._margin + self._policy.least_s
         best: dict[tuple[str, str], Candidate] = {}
         for candidate in sorted(self._candidates, key=lambda candidate: predicted[candidate]):
             if predicted[candidate] <= limit:
                 best.setdefault((candidate.scheme, candidate.algorithm), candidate)
-        most = max(1, min(self._policy.most, self._steps_left - 2 * self._policy.final))
+        most = self._policy.most if self.choice is None else self._policy.later_most
         chosen = list(best.values())[:most]
         in_use = self.choice.candidate if self.choice is not None else None
         if in_use is not None and in_use not in chosen and math.isfinite(predicted[in_use]):

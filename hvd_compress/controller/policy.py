@@ -12,7 +12,10 @@ class Policy:
     Attributes:
         margin: candidates that are predicted to take up to so many times the fastest one are tried in the first round.
         later_margin: the same of later rounds, when curves were bent to what the network is seen to do.
-        most: so many of them at most, the one in use among them; fewer where no final of two would be left.
+        most: so many of them at most.
+        later_most: the same of later rounds, the one in use among them. Steps must be left: for other broadcasts, which
+            make more of a difference than what is predicted to be slower, and curves that were bent tell least of; and
+            for a final.
         related: the ways to broadcast indices are tried of an AR-Topk that took up to this many times the shortest.
         later_related: the same of later rounds.
         near: a candidate reaches the final if it took up to this many times the shortest of all; half of what that is
@@ -39,6 +42,7 @@ class Policy:
     margin: float = 2.0
     later_margin: float = 1.5
     most: int = 8
+    later_most: int = 5
     related: float = 1.6
     later_related: float = 1.3
     near: float = 1.3

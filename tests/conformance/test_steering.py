@@ -35,7 +35,7 @@ def settings(log: Path | None = None) -> Settings:
 
 def test_ranks_choose_alike_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All ways are tried, dense among them: what was given equals what came back and what is left, in sum."""
-    monkeypatch.setattr(steering, "Policy", partial(Policy, margin=1e6, most=16, first_steps=24))
+    monkeypatch.setattr(steering, "Policy", partial(Policy, margin=1e6, most=16, first_steps=16))
 
     def body(engine: InProcessEngine):
         parameters, optimizer = on_engine(engine, AUTO, settings=settings(tmp_path / "log.jsonl"))

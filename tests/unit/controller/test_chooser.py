@@ -262,7 +262,7 @@ def test_a_single_step_that_was_lucky_wins_nothing() -> None:
 def test_a_round_begins_with_so_many_ways_at_most_and_the_one_in_use() -> None:
     ways = tuple(Candidate("dense", name) for name in ("ring", "tree", "recursive_doubling", "rabenseifner"))
     expected = {way: 0.1 + 0.001 * place for place, way in enumerate(ways)}
-    chooser = Chooser(ways, Policy(most=3))
+    chooser = Chooser(ways, Policy(most=3, later_most=3))
     chooser.begin_round(expected.__getitem__)
     assert queue(chooser) == list(ways[:3])
     chooser.learn([0.1, 0.5, 0.5])
@@ -279,9 +279,23 @@ def test_in_a_later_round_steps_are_left_for_a_final_however_many_ways_are_near(
     chooser = Chooser(ways, Policy())
     settle(chooser, truth)
     chooser.begin_round({**truth, ways[0]: 9.0}.__getitem__)
-    assert queue(chooser) == [*ways[1:8], ways[0]]
+    assert queue(chooser) == [*ways[1:5], ways[0]]
     assert not chooser.learn([truth[way] for way in queue(chooser)])
     assert queue(chooser) == [way for way in ways[:2] for _ in range(4)]
+
+
+def test_in_a_later_round_steps_are_left_for_broadcasts_however_many_ways_are_near() -> None:
+    """By another broadcast, which is predicted to be slower, it takes three quarters."""
+    first = tuple(Candidate(scheme, name) for scheme in ("star", "allgather") for name in ALGORITHMS_OF[scheme])
+    other = Candidate("star", "ring", "pipeline_16k")
+    predicted = {**{way: 0.1 + 0.002 * place for place, way in enumerate(first)}, other: 0.14}
+    chooser = Chooser((*first, other), Policy())
+    settle(chooser, predicted)
+    assert settle(chooser, predicted) == first[0]
+    chooser.begin_round(predicted.__getitem__)
+    run_round(chooser, {**predicted, other: 0.075}.__getitem__, random.Random(0))
+    assert chooser.choice is not None
+    assert chooser.choice.candidate == other
 
 
 def test_the_fastest_other_way_of_the_last_round_is_the_rival() -> None:
