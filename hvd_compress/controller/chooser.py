@@ -168,6 +168,11 @@ class Chooser:
     def _margin(self) -> float:
         return self._policy.margin if self.choice is None else self._policy.later_margin
 
+    @property
+    def _steps_of_final(self) -> int:
+        """Of each finalist."""
+        return self._policy.final if self.choice is None else self._policy.later_final
+
     def _reason(self, best: Candidate) -> str:
         rivals = sorted((t, str(c)) for c, t in self._times.items() if c != best)
         if not rivals:
@@ -213,9 +218,10 @@ class Chooser:
         policy = self._policy
         limit = (1 + (policy.near - 1) / (self._finals + 1)) * self._times[best] + policy.least_s
         near = sorted((c for c, t in self._times.items() if t <= limit), key=self._times.__getitem__)
-        near = near[: min(policy.finalists, max(0, self._steps_left) // policy.final)]
+        steps = self._steps_of_final
+        near = near[: min(policy.finalists, max(0, self._steps_left) // steps)]
         matters = bool(near) and self._times[near[-1]] - self._times[best] > policy.least_s
-        return [candidate for candidate in near for _ in range(policy.final)] if matters and len(near) > 1 else []
+        return [candidate for candidate in near for _ in range(steps)] if matters and len(near) > 1 else []
 
     def _once_more(self, best: Candidate) -> list[Candidate]:
         """Return some steps of the best one alone, where nothing came near it and it was tried in a single one.
@@ -225,7 +231,7 @@ class Chooser:
         policy, rivals = self._policy, [taken for way, taken in self._times.items() if way != best]
         far = bool(rivals) and min(rivals) > policy.near * self._times[best] + policy.least_s
         again = far and len(self._samples[best]) == 1 and self._steps_left > 0
-        return [best] * (policy.final // 2) if again else []
+        return [best] * 2 if again else []
 
     def _next(self, best: Candidate, predicted: dict[Candidate, float]) -> list[Candidate]:
         shortest, policy = self._times[best], self._policy
@@ -238,7 +244,7 @@ class Chooser:
             and math.isfinite(predicted[c])
             and (predicted[c] <= shortest or (c.scheme, c.algorithm) in related)
         ]
-        left = self._steps_left - 2 * policy.final
+        left = self._steps_left - 2 * self._steps_of_final
         return sorted(wanted, key=predicted.__getitem__)[: max(0, left)]
 
     def _try(self, candidates: Sequence[Candidate], predicted: dict[Candidate, float]) -> None:

@@ -43,15 +43,17 @@ class LatencyWatch:
         """Whether it is not known yet what is usual."""
         return len(self._known) < 2
 
-    def felt(self, own_s: float, exchange_s: float, in_step: bool) -> bool:
+    def felt(self, own_s: float, exchange_s: float, in_step: bool, deaf: bool = False) -> bool:
         """Whether an agreement took an odd time on this rank, so that the others had better hear of it soon.
 
         Of this rank alone: one that comes last finds everything there, one that comes first waits. So it has to be
-        odder where ranks were not `in_step`.
+        odder where ranks were not `in_step`; and to have grown as much as is enough for once where others are `deaf`.
         """
         evident = EVIDENT if in_step else 2 * EVIDENT
         if self.young or not differ(own_s, min(self._known), evident, max(LEAST_S, SHARE * exchange_s)):
             return False
+        if deaf:
+            return own_s - self._noise_s > BEYOND_NOISE * min(self._known)
         return own_s < min(self._known) or own_s - self._noise_s > EVIDENT * min(self._known)
 
     def reset(self) -> None:

@@ -22,6 +22,7 @@ class Policy:
             above 1 in the second final, a third in the third one.
         finalists: so many at most.
         final: steps in a row of each of them. STAR has another root in each step, which some ways feel.
+        later_final: the same of later rounds, in which to try more ways tells more than to try two of them for longer.
         steps: of a round at most, of all buckets together; finals go on until they are used up or one is left. Where a
             round shows that another ratio is better, the bucket begins another round.
         first_steps: the same of the first round, in which there is time.
@@ -42,12 +43,13 @@ class Policy:
     margin: float = 2.0
     later_margin: float = 1.5
     most: int = 8
-    later_most: int = 5
+    later_most: int = 6
     related: float = 1.6
     later_related: float = 1.3
     near: float = 1.3
     finalists: int = 4
     final: int = 4
+    later_final: int = 2
     steps: int = 16
     first_steps: int = 44
     hysteresis: float = 0.03

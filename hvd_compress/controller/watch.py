@@ -90,6 +90,8 @@ class Watch:
         """Take what was said in a step, which all ranks heard alike."""
         for what, ear in self._ears.items():
             ear.hear(bool(said & what))
+        if said & FELT and self._ears[FELT].deaf:  # to compare costs less than to measure, and tells them all
+            self._window = SHORTEST_WINDOW
 
     def ask(self, steps: Sequence[T], settled: bool) -> Sequence[T]:
         """Ranks are about to compare their times: return of which steps. Of a window the first are too much to send.
@@ -127,7 +129,7 @@ class Watch:
         longest = max(self._short, LONGEST_WINDOW if self.hides else LONGEST_IN_THE_OPEN)
         self._window = max(SHORTEST_WINDOW, min(longest, math.ceil(steps)))
         self._ears[FELT].forget()  # now all know
-        self._felt = self._latency.felt(agreed.own.seconds, exchange_s, in_step=self.beside)
+        self._felt = self._latency.felt(agreed.own.seconds, exchange_s, in_step=self.beside, deaf=self._ears[FELT].deaf)
         changed = self._latency.changed(agreed.agree_s, exchange_s)
         if changed and self._denied:
             self._latency.was_noise()

@@ -279,9 +279,9 @@ def test_in_a_later_round_steps_are_left_for_a_final_however_many_ways_are_near(
     chooser = Chooser(ways, Policy())
     settle(chooser, truth)
     chooser.begin_round({**truth, ways[0]: 9.0}.__getitem__)
-    assert queue(chooser) == [*ways[1:5], ways[0]]
+    assert queue(chooser) == [*ways[1:6], ways[0]]
     assert not chooser.learn([truth[way] for way in queue(chooser)])
-    assert queue(chooser) == [way for way in ways[:2] for _ in range(4)]
+    assert queue(chooser) == [way for way in ways[:4] for _ in range(2)]
 
 
 def test_in_a_later_round_steps_are_left_for_broadcasts_however_many_ways_are_near() -> None:

@@ -244,6 +244,23 @@ def test_a_rank_that_waited_for_an_agreement_feels_only_what_is_odder() -> None:
         assert watch.note == note
 
 
+@pytest.mark.parametrize(("own_s", "note"), [(0.030, 0), (0.060, FELT)])
+def test_where_no_such_alarm_is_heeded_what_is_far_odder_makes_ranks_compare_soon(own_s: float, note: int) -> None:
+    watch = felt(0.030)
+    watch.hear(FELT)
+    watch.was_noise(agreeing=False)
+    watch.hear(FELT)
+    assert watch.heard == ""
+    for _ in range(2):
+        window(watch, 0.010)
+    watch.ask([], True)
+    watch.take(replace(agreed(0.010), own=Took(own_s, own_s), cost_s=1.0), 0.01, 0.0)
+    watch.looked_at(odd=False)
+    assert (watch.note, watch.length()) == (note, LONGEST_IN_THE_OPEN)
+    watch.hear(watch.note)
+    assert (watch.heard, watch.length()) == ("", SHORTEST_WINDOW if note else LONGEST_IN_THE_OPEN)
+
+
 def test_what_agreeing_took_beside_a_step_is_forgotten_with_the_network() -> None:
     watch = Watch()
     for _ in range(3):
