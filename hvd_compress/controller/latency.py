@@ -47,13 +47,14 @@ class LatencyWatch:
         """Whether an agreement took an odd time on this rank, so that the others had better hear of it soon.
 
         Of this rank alone: one that comes last finds everything there, one that comes first waits. So it has to be
-        odder where ranks were not `in_step`; and to have grown as much as is enough for once where others are `deaf`.
+        odder where ranks were not `in_step`; and where others are `deaf` as odd as makes once enough.
         """
         evident = EVIDENT if in_step else 2 * EVIDENT
         if self.young or not differ(own_s, min(self._known), evident, max(LEAST_S, SHARE * exchange_s)):
             return False
         if deaf:
-            return own_s - self._noise_s > BEYOND_NOISE * min(self._known)
+            shrunk = in_step and BEYOND_NOISE * own_s < min(self._known)
+            return shrunk or own_s - self._noise_s > BEYOND_NOISE * min(self._known)
         return own_s < min(self._known) or own_s - self._noise_s > EVIDENT * min(self._known)
 
     def reset(self) -> None:

@@ -244,21 +244,26 @@ def test_a_rank_that_waited_for_an_agreement_feels_only_what_is_odder() -> None:
         assert watch.note == note
 
 
-@pytest.mark.parametrize(("own_s", "note"), [(0.030, 0), (0.060, FELT)])
-def test_where_no_such_alarm_is_heeded_what_is_far_odder_makes_ranks_compare_soon(own_s: float, note: int) -> None:
-    watch = felt(0.030)
+@pytest.mark.parametrize(
+    ("own_s", "beside", "note"), [(0.030, 0, 0), (0.060, 0, FELT), (0.001, 0, 0), (0.001, 1, FELT)]
+)
+def test_where_no_such_alarm_is_heeded_what_is_far_odder_makes_ranks_compare_soon(
+    own_s: float, beside: int, note: int
+) -> None:
+    watch, idle_s = felt(0.030), 2.0 * beside
     watch.hear(FELT)
     watch.was_noise(agreeing=False)
     watch.hear(FELT)
     assert watch.heard == ""
     for _ in range(2):
-        window(watch, 0.010)
+        window(watch, 0.010, idle_s=idle_s)
     watch.ask([], True)
-    watch.take(replace(agreed(0.010), own=Took(own_s, own_s), cost_s=1.0), 0.01, 0.0)
+    watch.take(replace(agreed(0.010), own=Took(own_s, own_s), cost_s=1.0), 0.01, idle_s)
     watch.looked_at(odd=False)
-    assert (watch.note, watch.length()) == (note, LONGEST_IN_THE_OPEN)
+    longest = LONGEST_WINDOW if beside else LONGEST_IN_THE_OPEN
+    assert (watch.note, watch.length()) == (note, longest)
     watch.hear(watch.note)
-    assert (watch.heard, watch.length()) == ("", SHORTEST_WINDOW if note else LONGEST_IN_THE_OPEN)
+    assert (watch.heard, watch.length()) == ("", SHORTEST_WINDOW if note else longest)
 
 
 def test_what_agreeing_took_beside_a_step_is_forgotten_with_the_network() -> None:
