@@ -24,6 +24,7 @@ class Offer:
         order: parameter names in the order in which their gradients became ready; that of rank 0 counts.
         sparse: names of parameters with sparse gradients.
         step: the step at which to begin; that of rank 0 counts.
+        hindrance: what keeps this rank from beginning, in words, or nothing: no other shall wait for it.
     """
 
     settings: Mapping[str, str]
@@ -31,6 +32,7 @@ class Offer:
     order: Sequence[str]
     sparse: Sequence[str]
     step: int
+    hindrance: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ def agree(engine: Engine, offer: Offer) -> Agreement:
     """Compare the offers of all ranks and return what was agreed, the same on every rank. Two collectives.
 
     Raises:
-        ConfigError: ranks differ in settings or parameters; the message names both. Every rank raises it.
+        ConfigError: something hinders a rank, or ranks differ in settings or parameters; the message names all of it.
+            Every rank raises it.
     """
     digest = hashlib.sha256("\n".join(offer.parameters).encode()).hexdigest()
     message = {
@@ -54,8 +57,12 @@ def agree(engine: Engine, offer: Offer) -> Agreement:
         "order": list(offer.order) if engine.rank == 0 else [],
         "sparse": list(offer.sparse),
         "step": offer.step,
+        "hindrance": offer.hindrance,
     }
     answers = exchange_json(engine, message)
+    hindered = [f"rank {rank} {answer['hindrance']}" for rank, answer in enumerate(answers) if answer["hindrance"]]
+    if hindered:
+        raise ConfigError("; ".join(hindered))
     settings = [answer["settings"] for answer in answers]
     if any(other["parameters"] != settings[0]["parameters"] for other in settings):
         raise ConfigError(_parameter_difference(exchange_json(engine, list(offer.parameters))))

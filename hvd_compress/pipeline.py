@@ -138,7 +138,8 @@ class Pipeline:
             try:
                 with located("first step, choice of the engine"):
                     self._engine = connect()
-                with located(f"rank {self._engine.rank}, first step, handshake"):
+                self._engine.place = f"rank {self._engine.rank}, first step, handshake"
+                with located(self._engine.place):
                     return agree(self._engine)
             except (ConfigError, UnsupportedError) as error:
                 self._failure = str(error)
@@ -210,6 +211,7 @@ class Pipeline:
         label = f"rank {self._engine.rank}, {label}"
 
         def located_call() -> T:
+            self._engine.place = label
             with located(lambda: f"{label}, {self._engine.pending}"):
                 return call(self._engine)
 
@@ -250,6 +252,7 @@ class Pipeline:
         passage, encoded = self._passages[number]
         try:
             encoded.result()
+            self._engine.place = passage.label
             with located(passage.label):
                 self._refuse_after_failure()
             with located(lambda: f"{passage.label}, {self._engine.pending}"), passage.lane.communicating():

@@ -295,19 +295,20 @@ class Reducer:
             "HOROVOD_FUSION_THRESHOLD": str(self._settings.fusion_threshold_bytes),
             "HVD_COMPRESS_ADAPT": str(int(self._settings.adapt)),
             "HVD_COMPRESS_CALIBRATION_S": str(self._settings.calibration_s),  # says what is measured
-            "what is to be written": self._settings.unwritable(engine.rank) or "writable",
         }
         if self._request.ratio is not None and self._request.ratio.solver == "nsga2":
             words["the version of pymoo"] = version("pymoo")  # each rank searches by itself
         described = [_describe(n, p, self._slots[n].place) for n, p in self._parameters.items()]
-        offer = Offer(words, described, [*self._ready, *never], sorted(self._was_sparse), self.step)
+        adapts = self._settings.adapt and is_adaptive(self._request) and engine.world_size > 1
+        hindrance = self._settings.hindrance(engine.rank, adapts)
+        offer = Offer(words, described, [*self._ready, *never], sorted(self._was_sparse), self.step, hindrance)
         with engine.aside():  # the handshake belongs to no step
             agreement = agree(engine, offer)
         if self._request.algorithm != "auto":
             engine.require(self._request.verb, self._request.algorithm)
         for parameter in self._parameters.values():
             self._decide(parameter.dtype, parameter.device)
-        if self._settings.adapt and is_adaptive(self._request) and engine.world_size > 1:
+        if adapts:
             self._network = Network(obtain(engine, self._settings.calibration_s)[0])
         return agreement
 

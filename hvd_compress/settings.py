@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import tempfile
 import threading
 import warnings
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from hvd_compress.errors import ConfigError
@@ -23,16 +26,15 @@ VARIABLES = (
     "CUDA",
     "LOG",
     "NETLAB",
-    "NETLAB_HOSTS",
     "NUM_THREADS",
     "TENSORBOARD",
-    "TEST_EXAMPLES",
     "TIMELINE",
     "TIMELINE_EVERY",
     "TIMEOUT_S",
-    "WERROR",
 )
-"""All that is read, here and elsewhere, and while building and testing."""
+"""All that a user may set, here and elsewhere."""
+INTERNAL = ("NETLAB_HOSTS", "TEST_EXAMPLES", "WERROR")
+"""What is read beside them, within a lab, and while building and testing."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,8 @@ class Settings:
         Warns of a variable that begins as ours do and is none of them.
         """
         for name in sorted(os.environ):
-            if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in VARIABLES:
-                known = ", ".join(PREFIX + variable for variable in VARIABLES)
-                warnings.warn(f"{name} is no variable of hvd_compress and is ignored; known are {known}", stacklevel=3)
+            if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in (*VARIABLES, *INTERNAL):
+                warnings.warn(f"{name} is no variable of hvd_compress and is ignored{_meant(name)}", stacklevel=3)
         threshold = _number("HOROVOD_FUSION_THRESHOLD", DEFAULT_FUSION_THRESHOLD_BYTES)
         timeout_s = _number("HVD_COMPRESS_TIMEOUT_S", DEFAULT_TIMEOUT_S)
         if threshold < 0 or threshold != int(threshold):
@@ -99,20 +100,40 @@ class Settings:
             return None
         return Path(str(self.timeline).replace("{rank}", str(rank)))
 
-    def unwritable(self, rank: int) -> str:
-        """Return in words what a rank is to write and cannot, or nothing: where all know of it, none waits for it."""
-        logs = [("LOG", self.log)] if rank == 0 else []
-        files = [(name, path) for name, path in (*logs, ("TIMELINE", self.timeline_of(rank))) if path is not None]
-        return "; ".join(filter(None, (_refusal(f"{PREFIX}{name}", path) for name, path in files)))
+    def hindrance(self, rank: int, adapts: bool) -> str:
+        """Return in words what a rank is to write and cannot, or nothing. Nothing is left behind but folders.
+
+        Args:
+            adapts: whether a controller will write, too.
+        """
+        tells = adapts and rank == 0
+        if tells and self.tensorboard is not None and find_spec("tensorboard") is None:
+            return "has no tensorboard, which HVD_COMPRESS_TENSORBOARD needs: pip install 'hvd_compress[tensorboard]'"
+        files = {"TIMELINE": self.timeline_of(rank), "LOG": self.log if tells else None}
+        places = [(name, path, path.parent) for name, path in files.items() if path is not None]
+        if tells and self.tensorboard is not None:
+            places.append(("TENSORBOARD", self.tensorboard, self.tensorboard))
+        return "; ".join(filter(None, (_refusal(*place) for place in places)))
 
 
-def _refusal(name: str, path: Path) -> str:
+def _refusal(name: str, path: Path, folder: Path) -> str:
+    """Return in words why what is named cannot be written, or nothing."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a").close()
+        folder.mkdir(parents=True, exist_ok=True)
+        if path != folder and path.exists():
+            path.open("a").close()
+        else:
+            tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        return f"not writable ({name}: {path}: {error.strerror})"
+        no_folder = isinstance(error, (FileExistsError, NotADirectoryError))
+        why = "a part of the path is no folder" if no_folder else error.strerror
+        return f"cannot write {PREFIX}{name} = {path} ({why}): name what it can write, or unset it"
     return ""
+
+
+def _meant(name: str) -> str:
+    close = difflib.get_close_matches(name.removeprefix(PREFIX), VARIABLES, n=1)
+    return f"; did you mean {PREFIX}{close[0]}?" if close else f"; known are {PREFIX}{{{', '.join(VARIABLES)}}}"
 
 
 def _path(name: str) -> Path | None:
@@ -129,5 +150,5 @@ def _number(name: str, default: float) -> float:
     except ValueError:
         value = float("nan")
     if not abs(value) < float("inf"):
-        raise ConfigError(f"{name} = {text!r} is not a number")
+        raise ConfigError(f"{name} = {text!r} is not a number, such as {default:g}")
     return value

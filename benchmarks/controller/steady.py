@@ -13,19 +13,15 @@ from job import Job
 from launching import answer, begin, gradient
 
 from hvd_compress.compressors import TopK
-from hvd_compress.controller.watch import LONGEST_IN_THE_OPEN, LONGEST_S
 
 T = TypeVar("T")
 
-WINDOWS = 3
-"""Of the longest, at least, is a block."""
-
 
 class Stopwatch:
-    """Adds up the seconds of calls."""
+    """Counts calls, and adds up their seconds."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.calls, self.seconds = 0, 0.0
 
     def around(self, call: Callable[..., T]) -> Callable[..., T]:
         def timed(*arguments: Any) -> T:
@@ -33,52 +29,76 @@ class Stopwatch:
             try:
                 return call(*arguments)
             finally:
+                self.calls += 1
                 self.seconds += time.perf_counter() - start
 
         return timed
 
 
 def main() -> None:
-    numel, buckets, blocks = map(int, sys.argv[1:4])
+    numel, buckets, pairs = map(int, sys.argv[1:4])
     computing_s = float(sys.argv[4])
     engine = begin()
     job = Job(engine, gradient(engine, numel), TopK(0.01), buckets)
     job.step()
-    controller, steering, agreeing = job.controller, Stopwatch(), Stopwatch()
+    controller, steering, agreeing, taken = job.controller, Stopwatch(), Stopwatch(), Stopwatch()
     report = controller.report
     hands = job.reducer.steering
     hands.after = steering.around(hands.after)
+    controller.take = taken.around(controller.take)
     controller.report = lambda: agreeing.around(report())
 
-    def step() -> float:
-        start = time.perf_counter()
-        time.sleep(computing_s)
-        job.step()
-        return time.perf_counter() - start
+    def block(over: Callable[[int], bool]) -> list[float]:
+        """Take steps until it is over; return their seconds."""
+        found: list[float] = []
+        while not over(len(found)):
+            start = time.perf_counter()
+            time.sleep(computing_s)
+            job.step()
+            found.append(time.perf_counter() - start)
+        return found
 
-    job.settle(100)
-    step_s = job.agreed(statistics.median(step() for _ in range(9)))
-    steps = WINDOWS * max(LONGEST_IN_THE_OPEN, math.ceil(LONGEST_S / step_s))
-    pairs = []
-    for _ in range(4 * blocks):
-        if len(pairs) == blocks:
-            break
-        job.settle(100)
-        begun, before = len(controller.history), (steering.seconds, agreeing.seconds)
-        with_s = statistics.mean(step() for _ in range(steps))
-        spent = (steering.seconds - before[0], agreeing.seconds - before[1])
-        if any(event.kind in ("begin", "choice") for event in list(controller.history)[begun:]):
-            continue  # a drift, so that all is tried again, is no steady state; the same on all ranks
+    def window() -> list[float]:
+        """Take the steps from behind one comparison until behind the next."""
+        before = taken.calls
+        return block(lambda _: taken.calls > before)
+
+    def without(steps: int) -> list[float]:
         job.reducer.steering = None
-        without_s = statistics.mean(step() for _ in range(steps))
+        found = block(lambda done: done == steps)
         job.reducer.steering = hands
         hands.resume()
-        pairs.append((with_s, without_s, with_s / without_s, *(seconds / steps for seconds in spent)))
-    assert pairs, "the network never kept still"
-    figures = (statistics.median(column) for column in zip(*pairs, strict=True))
-    names = ("with_s", "without_s", "ratio", "steering_s", "agreeing_s")
-    row = dict(zip(names, figures, strict=True))
-    row["choices"] = sorted({str(choice.candidate) for choice in controller.choices()})
+        return found
+
+    measured = []
+    for turn in range(4 * pairs):
+        if len(measured) == pairs:
+            break
+        job.settle(100)
+        steps = len(window())  # the first windows of a choice are short
+        bare = without(steps) if turn % 2 else []
+        begun, before = len(controller.history), (steering.seconds, agreeing.seconds)
+        steered = window()
+        if any(event.kind in ("begin", "choice") for event in list(controller.history)[begun:]):
+            continue  # a drift, so that all is tried again, is no steady state; the same on all ranks
+        spent = (steering.seconds - before[0], agreeing.seconds - before[1])
+        bare = bare or without(steps)
+        measured.append((*map(statistics.fmean, (steered, bare)), *(seconds / len(steered) for seconds in spent)))
+    assert measured, "the network never kept still"
+    with_s, without_s, steering_s, agreeing_s = map(statistics.fmean, zip(*measured, strict=True))
+    ratios = sorted(steered / bare for steered, bare, *_ in measured)
+    beside = round(0.82 * math.sqrt(len(ratios)))  # pairs: nine times of ten the median is no further off
+    middle = len(ratios) // 2
+    row = {
+        "with_s": with_s,
+        "without_s": without_s,
+        "ratio": statistics.median(ratios),
+        "ratio_from": ratios[max(0, middle - beside)],
+        "ratio_to": ratios[min(len(ratios) - 1, middle + beside)],
+        "steering_s": steering_s,
+        "agreeing_s": agreeing_s,
+        "choices": sorted({str(choice.candidate) for choice in controller.choices()}),
+    }
     answer(engine, row)
     job.close()
     engine.close()

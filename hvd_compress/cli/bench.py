@@ -7,7 +7,6 @@ import json
 import pickle
 import platform
 import sys
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 import click
@@ -18,25 +17,19 @@ from rich.table import Table
 
 from hvd_compress import native
 from hvd_compress.bench.kernels import REFERENCE_NUMEL, Figure, estimated_s, gradients, kernel_names, measure
+from hvd_compress.cli.numbers import elements
 
 SIZES = (65_536, 1_048_576, REFERENCE_NUMEL)
 FULL_SIZES = (*SIZES, 100_000_000)
 REPETITIONS, FULL_REPETITIONS = 5, 20
 
 
-_FACTORS = {"K": 1_000, "M": 1_000_000}
-
-
-def elements(text: str) -> int:
-    """Read a number of elements: 65536, 64K, 1M or 25.6M."""
-    factor = _FACTORS.get(text[-1:].upper(), 1)
-    try:
-        number = Decimal(text[:-1] if factor > 1 else text) * factor
-    except InvalidOperation as error:
-        raise click.BadParameter(f"{text!r} is not a number of elements, such as 65536, 64K, 1M or 25.6M") from error
-    if number != number.to_integral_value() or not 1 <= number <= native.MAX_NUMEL:
-        raise click.BadParameter(f"{text!r} is not a whole number of elements in 1..{native.MAX_NUMEL}")
-    return int(number)
+def kernel_elements(text: str) -> int:
+    """Read a number of elements that the kernels take."""
+    numel = elements(text)
+    if numel > native.MAX_NUMEL:
+        raise click.BadParameter(f"{text!r} is more than {native.MAX_NUMEL} elements, the most that a tensor may have")
+    return numel
 
 
 @click.group()
@@ -46,7 +39,7 @@ def command() -> None:
 
 @command.command()
 @click.option("--full", is_flag=True, help="Unless given: 64K, 1M, 25.6M and 100M elements, all data, medians of 20.")
-@click.option("--size", "sizes", multiple=True, type=elements, help="Elements, such as 25.6M; may be repeated.")
+@click.option("--size", "sizes", multiple=True, type=kernel_elements, help="Elements, such as 25.6M; may be repeated.")
 @click.option("--kernel", "wanted", multiple=True, help="Only these: names, with commas between, or repeated.")
 @click.option("--threads", "thread_counts", multiple=True, type=click.IntRange(min=1), help="May be repeated.")
 @click.option("--data", "kinds", multiple=True, type=click.Choice(["normal", "laplace"]), help="May be repeated.")

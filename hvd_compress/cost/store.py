@@ -125,7 +125,11 @@ def obtain(engine: Engine, budget_s: float = BUDGET_S, folder: Path | None = Non
         if still_hold(engine, saved):
             return saved, True
         if engine.rank == 0:
-            warnings.warn("the network is not as it was when the saved curves were measured: measuring", stacklevel=2)
+            warnings.warn(
+                "the network is not as it was when its saved curves were measured: it is measured anew, once, for some "
+                f"{budget_s:g} s; nothing is to be done",
+                stacklevel=2,
+            )
     curves = calibrate(engine, budget_s)
     if engine.rank == 0:
         save(curves, shape, folder, budget_s)

@@ -63,7 +63,8 @@ class Engine(ABC):
     and must be called by every rank of the group in the same order, from one thread. Errors of the transport rise as
     they are; the pipeline adds rank, bucket and step. `library` names what moves the bytes, with its version. `calls`
     collects one Call a collective until somebody takes them with `take_calls`; `running` is whether one runs now;
-    `pending` says in words which, for the message of a timeout; `lost` why none can run any more, if so.
+    `pending` says in words which, for the message of a timeout, and `place` for what rank, step and bucket; `lost` why
+    none can run any more, if so.
     """
 
     name: str
@@ -74,7 +75,7 @@ class Engine(ABC):
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self.pending = "before the first collective"
+        self.pending, self.place = "before the first collective", ""
         self.running = False
         self.lost: str | None = None
 

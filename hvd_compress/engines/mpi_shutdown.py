@@ -46,9 +46,8 @@ def _on_shutdown(*_: object) -> None:
             "error, it is the cause; if not, it took fewer steps than this one"
         )
         if engine.running:
-            print(
-                f"CommunicationError: rank {engine.rank}, {engine.pending}: {engine.lost}", file=sys.stderr, flush=True
-            )
+            place = engine.place or f"rank {engine.rank}"
+            print(f"CommunicationError: {place}, {engine.pending}: {engine.lost}", file=sys.stderr, flush=True)
             os._exit(1)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from hvd_compress.decision import Request
 from hvd_compress.engines.select import choose_engine
-from hvd_compress.errors import ConfigError, UnsupportedError
+from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.optimizer import ReducingOptimizer, checked_passes, name_parameters, wrap
 from hvd_compress.reducer import ReduceOptions, Reducer
 from hvd_compress.settings import Settings
@@ -72,6 +72,8 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         raise UnsupportedError(
             "elastic jobs change their ranks, which this version cannot follow: use Compression.none"
         )
+    if not horovod.torch.is_initialized():
+        raise UsageError("hvd.init() comes first: without it there are no ranks to train with")
     _warn_if_alone()
     names = name_parameters(optimizer, named_parameters)
     options = ReduceOptions(

@@ -95,24 +95,48 @@ def test_without_a_place_for_the_rank_only_the_first_writes(tmp_path: Path) -> N
     assert events[0]["args"]["start_time_since_epoch_in_micros"] > 1.7e15
 
 
-def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+def refused(told: str, ranks: int, request: Request, **where: Path) -> None:
+    """Train with settings of which one cannot be written: every rank says so."""
 
     def body(engine: InProcessEngine) -> None:
-        with pytest.raises(ConfigError, match=r"HVD_COMPRESS_TIMELINE: cannot write .*trace\.json"):
-            train(engine, tmp_path / "file" / "trace.json", Request(TopK(0.05), "star", "ring"))
+        settings = Settings(600, 60, adapt=True, calibration_s=0.0, **where)
+        parameters, optimizer = on_engine(engine, request, settings=settings)
+        backward(parameters, engine.rank, 0)
+        with pytest.raises(
+            ConfigError, match=told + r" \(a part of the path is no folder\): name what it can write, or unset it"
+        ):
+            optimizer.step()
+        optimizer._reducer.close()
 
-    run_ranks(1, body)
+    run_ranks(ranks, body)
 
 
-def test_what_one_rank_cannot_write_is_an_error_of_all_of_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_one_rank_cannot_write_is_an_error_of_all_of_them(ranks: int, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "trace.json"
+    fixed = Request(TopK(0.05), "star", "ring")
+    refused(f"rank 0 cannot write HVD_COMPRESS_TIMELINE = {path}", ranks, fixed, timeline=path)
 
-    def body(engine: InProcessEngine) -> None:
-        with pytest.raises(ConfigError, match=r"not writable \(HVD_COMPRESS_TIMELINE: .*trace\.json: .*on rank 0"):
-            train(engine, tmp_path / "file" / "trace.json", Request(TopK(0.05), "star", "ring"))
 
-    run_ranks(2, body)
+@pytest.mark.parametrize("name", ["log", "tensorboard"])
+def test_what_the_controller_cannot_write_is_an_error_of_all_ranks(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "what it writes"
+    refused(f"rank 0 cannot write HVD_COMPRESS_{name.upper()} = {path}", 2, Request(TopK(0.05)), **{name: path})
+
+
+def test_where_no_controller_writes_nothing_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    settings = Settings(log=tmp_path / "file" / "log", tensorboard=tmp_path / "file" / "board")
+    assert settings.hindrance(0, adapts=False) == ""
+    assert settings.hindrance(1, adapts=True) == ""
+
+
+def test_to_ask_leaves_no_file_behind(tmp_path: Path) -> None:
+    settings = Settings(log=tmp_path / "new" / "log", timeline=tmp_path / "trace.json", tensorboard=tmp_path / "board")
+    assert settings.hindrance(0, adapts=True) == ""
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_a_disk_that_fills_up_ends_the_timeline_and_not_the_training(

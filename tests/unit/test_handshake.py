@@ -43,6 +43,12 @@ def test_a_setting_that_one_rank_lacks_is_a_difference() -> None:
     assert "scheme is star on rank 0 and not set on rank 1" in everywhere([OFFER, other])[0]
 
 
+def test_what_hinders_some_ranks_is_told_by_all_before_what_differs() -> None:
+    hindered = replace(OFFER, hindrance="cannot write x: choose y", parameters=[])
+    messages = everywhere([OFFER, hindered, OFFER, replace(OFFER, hindrance="has no z")])
+    assert set(messages) == {"rank 1 cannot write x: choose y; rank 3 has no z"}
+
+
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [

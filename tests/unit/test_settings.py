@@ -61,10 +61,23 @@ def test_bad_values_name_the_variable(monkeypatch: pytest.MonkeyPatch, name: str
         Settings.from_environment()
 
 
+def test_what_is_no_number_brings_an_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_COMPRESS_TIMEOUT_S", "abc")
+    with pytest.raises(ConfigError, match="HVD_COMPRESS_TIMEOUT_S = 'abc' is not a number, such as 300"):
+        Settings.from_environment()
+
+
 def test_a_misspelt_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HVD_COMPRESS_TIMEOUT", "600")
-    with pytest.warns(UserWarning, match="HVD_COMPRESS_TIMEOUT is no variable .* HVD_COMPRESS_TIMEOUT_S"):
+    with pytest.warns(UserWarning, match=r"HVD_COMPRESS_TIMEOUT is no .* did you mean HVD_COMPRESS_TIMEOUT_S\?"):
         assert Settings.from_environment().timeout_s == 300.0
+
+
+def test_a_name_like_no_other_brings_the_list_of_those_that_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_COMPRESS_XYZZY", "1")
+    with pytest.warns(UserWarning, match=r"known are HVD_COMPRESS_\{ADAPT, ") as caught:
+        Settings.from_environment()
+    assert "WERROR" not in str(caught[0].message)
 
 
 def test_a_timeout_of_for_ever_is_the_longest_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import hvd_compress.torch as hvd
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.torch import optimizer as optimizer_module
 
 OURS = {"Compression", "DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters"}
@@ -65,6 +65,14 @@ def test_what_is_no_compression_is_refused_at_once(compression: object) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ConfigError, match=r"is no compression: pass one such as Compression\.topk"):
         hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
+
+
+def test_an_optimizer_before_init_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stock, "is_initialized", lambda: False)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match=r"hvd\.init\(\) comes first"):
+        hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=hvd.Compression.topk(0.1))
 
 
 def test_one_is_not_one_per_cent() -> None:

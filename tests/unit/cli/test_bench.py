@@ -100,15 +100,7 @@ def test_a_kernel_that_is_none() -> None:
     assert "no kernel is called topkk; known are topk_accumulate, topk" in " ".join(result.stderr.split())
 
 
-@pytest.mark.parametrize(
-    ("text", "numel"), [("65536", 65_536), ("64K", 64_000), ("1m", 1_000_000), ("25.6M", 25_600_000), ("0.1k", 100)]
-)
-def test_sizes_in_thousands_and_millions(text: str, numel: int) -> None:
-    assert bench.elements(text) == numel
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "M", "64 Kilo", "3G", "nan", "inf", ""])
-def test_sizes_that_are_none(text: str) -> None:
-    result = CliRunner().invoke(main, ["bench", "kernels", "--size", text])
+def test_a_tensor_that_the_kernels_do_not_take() -> None:
+    result = CliRunner().invoke(main, ["bench", "kernels", "--size", "3G"])
     assert result.exit_code == 2
-    assert "number of elements" in result.stderr
+    assert "'3G' is more than 2147483647 elements" in " ".join(result.stderr.split())

@@ -31,6 +31,10 @@ def test_json_has_the_promised_shape() -> None:
     assert found["winner"] == found["candidates"][2]
 
 
+def test_numbers_may_be_written_as_people_write_them() -> None:
+    assert choose(numel="25.557032M", ratio="1%").output == choose().output
+
+
 def test_table_marks_the_fastest_of_what_training_can_run() -> None:
     result = choose()
     assert result.exit_code == 0
@@ -49,6 +53,7 @@ def test_table_marks_the_fastest_of_what_training_can_run() -> None:
         ({"bandwidth": "0gbit"}, "more than zero"),
         ({"ratio": "0"}, "outside (0, 1]"),
         ({"ratio": "nan"}, "outside (0, 1]"),
+        ({"ratio": "5%%"}, "'5%%' is not a ratio, such as 0.01 or 1%"),
         ({"numel": "0"}, "numel"),
         ({"world_size": "0"}, "world-size"),
         ({"candidates": "allgather,gossip"}, "unknown candidate 'gossip'"),
