@@ -186,7 +186,7 @@ class Pipeline:
         for passage in passages:
             passage.lane.arrive()
         finite = _all(answers)
-        calls = self._engine.take_calls()
+        calls = [call for passage in passages for call in passage.calls]
         seconds = {
             "encode": sum(_length(passage.encode) for passage in passages),
             "communicate": sum(call.seconds for call in calls),
@@ -202,17 +202,19 @@ class Pipeline:
         )
 
     def begin(self, call: Callable[[Engine], T], label: str) -> Callable[[], T]:
-        """Run a collective between two steps, in the thread that launches them; call what is returned to wait for it.
+        """Run a collective, in the thread that launches them; call what is returned to wait for it.
 
-        The next step's buckets are launched behind it. Every rank calls this at the same place.
+        Between two steps, or when the last bucket of a step was handed over: it is launched behind that, and the next
+        step's buckets behind it. finish() does not wait for it. Every rank calls this at the same place.
         """
         self._refuse_after_failure()
-        assert not self._passages, "buckets are under way"
+        assert len(self._communicated) == len(self._passages), "a bucket has not been launched"
         label = f"rank {self._engine.rank}, {label}"
 
         def located_call() -> T:
             self._engine.place = label
             with located(lambda: f"{label}, {self._engine.pending}"):
+                self._refuse_after_failure()
                 return call(self._engine)
 
         future = self._begun = self._collectives.submit(located_call)
@@ -256,9 +258,8 @@ class Pipeline:
             with located(passage.label):
                 self._refuse_after_failure()
             with located(lambda: f"{passage.label}, {self._engine.pending}"), passage.lane.communicating():
-                noted = len(self._engine.calls)
                 passage.communicate = _span(partial(passage.exchange.communicate, self._engine))
-                passage.calls = tuple(self._engine.calls[noted:])
+                passage.calls = tuple(self._engine.take_calls())
         except BaseException as error:
             self.fail(error)
             raise

@@ -163,6 +163,8 @@ class Reducer:
                         route.bucket.adopt(name)
                     self._launch(route)
             rows = self._launch_sparse()
+            if self.steering is not None:
+                self.steering.launched(self.step)
             exchanged = self._pipeline.finish()
             with located(f"rank {self._engine.rank}, step {self.step}"), received():
                 native.check_pending()  # what a GPU's kernels found in the payloads of other ranks

@@ -44,6 +44,7 @@ class Steering:
         """Nothing is communicated. `watchers` are told of every event, beside those that the settings name."""
         self._request, self._pipeline = request, pipeline
         self._agreeing: Callable[[], Agreed] | None = None  # waits for an agreement that is under way
+        self._since = 0  # the step behind whose exchanges it was launched
         self._ended_s = perf_counter()
         self._stands = False  # whether nothing can change until ranks have agreed again
         self._routes, buckets = [], []
@@ -74,14 +75,11 @@ class Steering:
         controller, routes = self.controller, self._routes
         controller.saw([route.sight(timings[route.number]) for route in routes])
         controller.hear(reduce(or_, (route.heard for route in routes), 0))
-        if self._agreeing is not None:
+        controller.record([route.timing(timings[route.number]) for route in routes], step_s, _seen(routes))
+        if controller.due and not controller.settled:
+            self._agree(step)
+        if not controller.settled or step > self._since:
             self.wait(step)
-        else:
-            controller.record([route.timing(timings[route.number]) for route in routes], step_s, _seen(routes))
-            if controller.due:
-                self._agreeing = self._pipeline.begin(controller.report(), f"after step {step}, comparing times")
-                if controller.waits:
-                    self.wait(step)
         if controller.alarm:
             self.wait(step)  # for what is under way, and perhaps says the same
             if suspicion := controller.alarm:
@@ -90,6 +88,18 @@ class Steering:
             self._speak()
         else:
             self.follow()
+
+    def launched(self, step: int) -> None:
+        """All exchanges of a step are launched: behind the last one ranks are in step, and may agree while they go on.
+
+        Nothing depends on it yet. What they agree on is taken after the next step, which hides what it takes.
+        """
+        if self._agreeing is None and self.controller.due:
+            self._agree(step)
+
+    def _agree(self, step: int) -> None:
+        self._agreeing = self._pipeline.begin(self.controller.report(), f"step {step}, comparing times")
+        self._since = step
 
     def wait(self, step: int) -> None:
         """Take what ranks agree on, if an agreement is under way."""

@@ -52,8 +52,8 @@ class Controller:
     Where the ratio is to be chosen, too, gains are looked at in the last step of a round and of some windows. A ratio
     is chosen before a round, and again after it, when more is known; when another is better, there is a new round.
 
-    All methods are called between steps, the same on all ranks. What is collective runs in the thread that launches
-    collectives; the agreement on a window does so while the next step computes, if that takes longer.
+    All methods but report() are called between steps, the same on all ranks. What is collective runs in the thread that
+    launches collectives; the agreement on a window does so behind the exchanges of the next step.
     """
 
     def __init__(
@@ -154,11 +154,6 @@ class Controller:
         return self._ratios.trial is not None or (self._ratios.waiting and bool(self.rollout_due))
 
     @property
-    def waits(self) -> bool:
-        """Whether ranks wait for their agreement; else it runs beside the next step, as nothing depends on it yet."""
-        return not (self.settled and self._watch.hides)
-
-    @property
     def note(self) -> int:
         """What this rank is to tell the others in the coming step, of its own times (`Watch.note`); 0 for nothing."""
         return self._watch.note if self.settled else 0
@@ -168,7 +163,10 @@ class Controller:
         self._watch.hear(said if self.settled else 0)
 
     def report(self) -> Callable[[Engine], Agreed]:
-        """Return the collective by which ranks agree on the steps since the last time, which are forgotten here."""
+        """Return the collective by which ranks agree on the steps since the last time, which are forgotten here.
+
+        In a round all wait for it; else it runs beside a step, as nothing depends on it yet.
+        """
         told, pending, self._pending = self._workers.told(), self._pending, Pending()
         steps, self._passed = self._watch.ask(pending.steps, self.settled), len(pending.steps)
         step_s = pending.step_s(len(steps))
@@ -185,16 +183,22 @@ class Controller:
             return 1
         if trials:
             return trials
-        ways = [course.chosen for course in self._courses]
-        return self._watch.length(headed=any(way is not None and way.scheme != "dense" for way in ways))
+        return self._watch.length
 
     def take(self, step: int, agreed: Agreed) -> Suspicion | None:
         """Make of it what is to be made; return why the network must be measured, if it must."""
+        stood = self.candidates(), self.ratios()
+        suspicion = self._judge(step, agreed)
+        if stood != (self.candidates(), self.ratios()):
+            self._pending = Pending()  # steps since the report went another way
+        return suspicion
+
+    def _judge(self, step: int, agreed: Agreed) -> Suspicion | None:
         self._took = agreed.own
         typical = median(agreed.seconds)
         longest_s = max(typical) if self.settled else max(map(max, agreed.seconds))  # in a round each step is another
         idle_s = agreed.step_s - agreed.span_s
-        latency = self._watch.take(agreed, longest_s, idle_s)
+        latency = self._watch.take(agreed, longest_s)
         used = self._in_use()
         self._choose_workers(step, agreed)
         waited = self._ratios.waiting
@@ -283,6 +287,8 @@ class Controller:
             self._courses[number].end_round(step)
         for number, words in suspicion.drifted.items():
             self._courses[number].try_what_lasts(step, words, self._network)
+        if not self.settled:
+            self._pending = Pending()  # a round began
 
     def predicted(self, number: int, candidate: Candidate) -> float:
         """Return the seconds that a bucket is expected to take by a candidate (`Course.predicted`)."""

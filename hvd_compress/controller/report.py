@@ -44,12 +44,10 @@ class Took:
 
     Attributes:
         seconds: of a small collective for which ranks were in step; where all wait for an agreement, that is itself.
-        all_s: of all of it.
         began_s: when that collective did, by the clock of this rank.
     """
 
     seconds: float = 0.0
-    all_s: float = 0.0
     began_s: float = 0.0
 
 
@@ -69,7 +67,6 @@ class Agreed:
             looked at.
         look_s: what looking at it took, the longest of a rank.
         told: by rank: the figures of its sights, `sights.Workers.told()`.
-        cost_s: what the last agreement took in all, on the rank that waited longest.
     """
 
     seconds: tuple[tuple[float, ...], ...]
@@ -80,7 +77,6 @@ class Agreed:
     gains: tuple[tuple[float, ...], ...] = ()
     look_s: float = 0.0
     told: tuple[tuple[float, ...], ...] = ()
-    cost_s: float = 0.0
 
     @property
     def span_s(self) -> float:
@@ -156,7 +152,7 @@ def agree(
 ) -> Agreed:
     """Exchange what this rank measured; every rank passes as many steps, buckets, gains and figures that are `told`.
 
-    Collective, one all-gather of 8 * (4 * steps * buckets + 5 + gains + told) bytes a rank, in the engine's thread.
+    Collective, one all-gather of 8 * (4 * steps * buckets + 4 + gains + told) bytes a rank, in the engine's thread.
 
     Args:
         before: what it took here the last time.
@@ -165,25 +161,25 @@ def agree(
     """
     own = [value for step in steps for timing in step for value in _numbers(timing)]
     seen = [gain for gains in look.gains for gain in gains]
-    vector = [*own, step_s, before.seconds, before.all_s, look.seconds, before.began_s, *seen, *told]
+    vector = [*own, step_s, before.seconds, look.seconds, before.began_s, *seen, *told]
     with engine.aside() as calls:
         sent = torch.tensor(vector, dtype=torch.float64)
         ranks = [part.tolist() for part in engine.allgather(sent, [len(vector)] * engine.world_size)]
         if beside:
             engine.allgather(torch.zeros(1, dtype=torch.float64), [1] * engine.world_size)
-    took = Took(calls[-1].seconds, sum(call.seconds for call in calls), calls[-1].started_s)
+    took = Took(calls[-1].seconds, calls[-1].started_s)
     buckets = len(steps[0]) if steps else 0
     places = [[4 * (step * buckets + bucket) for bucket in range(buckets)] for step in range(len(steps))]
     timings = [[[_timing(*rank[at : at + 4]) for rank in ranks] for at in row] for row in places]
     met = [exchange for row in timings for exchange in row]
     end = len(own)
-    last = [Timing(0.0, rank[end + 1], 0.0, rank[end + 4]) for rank in ranks]
+    last = [Timing(0.0, rank[end + 1], 0.0, rank[end + 3]) for rank in ranks]
     known = met and all(timing.communicate_s > 0 for timing in last)
     if known and met[0][0].began_s - last[0].began_s < FRESH_S:  # to that one ranks come together, or nearly so
         met.append(last)
     apart = _offsets(met, len(ranks))
     combined = [[combine(exchange, apart) for exchange in row] for row in timings]
-    means = iter([sum(column) / len(ranks) for column in zip(*(rank[end + 5 :] for rank in ranks), strict=True)])
+    means = iter([sum(column) / len(ranks) for column in zip(*(rank[end + 4 :] for rank in ranks), strict=True)])
     agree_s_by_rank = sorted(rank[end + 1] for rank in ranks)
     return Agreed(
         tuple(tuple(seconds for seconds, _ in row) for row in combined),
@@ -192,9 +188,8 @@ def agree(
         agree_s_by_rank[min(1, len(ranks) - 1)],
         took,
         tuple(tuple(islice(means, len(gains))) for gains in look.gains),
-        max(rank[end + 3] for rank in ranks),
-        tuple(tuple(rank[len(rank) - len(told) :]) for rank in ranks),
         max(rank[end + 2] for rank in ranks),
+        tuple(tuple(rank[len(rank) - len(told) :]) for rank in ranks),
     )
 
 

@@ -59,8 +59,9 @@ def train(scheme: str, slow: Callable[[int], bool], monkeypatch: pytest.MonkeyPa
 
     From CHANGE on exchanges take five times as long on the ranks that are `slow`.
     """
-    for window in ("SHORTEST_WINDOW", "LONGEST_WINDOW", "LONGEST_IN_THE_OPEN"):
+    for window in ("SHORT_WINDOW", "WINDOW"):
         monkeypatch.setattr(watch, window, 12)
+    monkeypatch.setattr(watch, "WINDOW_S", 0.0)
     monkeypatch.setattr(LatencyWatch, "changed", lambda *_: "")
     monkeypatch.setattr(LatencyWatch, "felt", lambda *_, **__: False)
     other = partial(Network, latency=found, transfer=found)

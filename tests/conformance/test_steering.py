@@ -10,10 +10,10 @@ import torch
 
 from hvd_compress import steering
 from hvd_compress.compressors import Cast, TopK
+from hvd_compress.controller import watch
 from hvd_compress.controller.latency import LatencyWatch
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.policy import Policy
-from hvd_compress.controller.watch import Watch
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
@@ -64,10 +64,9 @@ def test_ranks_choose_alike_and_nothing_is_lost(tmp_path: Path, monkeypatch: pyt
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) > 3
 
 
-@pytest.mark.parametrize("hides", [True, False])
-def test_while_a_choice_stands_ways_are_asked_for_once_a_window(hides: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not after each step: it costs the same where nothing has changed. And what nothing hides is waited for."""
-    monkeypatch.setattr(Watch, "hides", property(lambda self: hides, lambda self, _: None), raising=False)
+def test_while_a_choice_stands_ways_are_asked_for_once_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after each step: it costs the same where nothing has changed. And ranks compare beside a step."""
+    monkeypatch.setattr(watch, "WINDOW_S", 0.0)
     calm = partial(Policy, margin=1.0, least_s=0.0, drift=1e9, evident=1e9, broken=1e9)
     monkeypatch.setattr(steering, "Policy", calm)
     monkeypatch.setattr(LatencyWatch, "changed", lambda *_: "")
@@ -88,21 +87,21 @@ def test_while_a_choice_stands_ways_are_asked_for_once_a_window(hides: bool, mon
         train(2)
         while not optimizer.controller.settled:
             train(1)
-        candidates, known = optimizer.controller.candidates, len(optimizer.controller.history)
+        reasons, known = optimizer.controller.reasons, len(optimizer.controller.history)
 
-        def counted() -> tuple[Candidate, ...]:
+        def counted() -> tuple[str, ...]:
             nonlocal asked
             asked += 1
-            return candidates()
+            return reasons()
 
-        monkeypatch.setattr(optimizer.controller, "candidates", counted)
+        monkeypatch.setattr(optimizer.controller, "reasons", counted)
         train(60)
         windows = {event.step for event in list(optimizer.controller.history)[known:]}
         return asked, len(windows), optimizer.controller.settled, beside
 
     for asked, windows, settled, beside in run_ranks(2, body):
         assert settled
-        assert beside == hides
+        assert beside
         assert windows > 1
         assert asked <= windows + 1
 
@@ -115,7 +114,6 @@ def test_what_was_left_is_sent_when_a_bucket_goes_without_compression() -> None:
     """After one compressed step the residual travels with a dense one, in fp32 to the last bit."""
 
     def body(engine: InProcessEngine):
-        from hvd_compress.cost.candidates import Candidate
         from hvd_compress.decision import steered
 
         parameters, optimizer = on_engine(engine, Request(TopK(0.05), "allgather"))

@@ -34,9 +34,8 @@ ALIKE, ONE_HOLDS_MOST = (1.0, 1.0, 1.0, 1.0), (1.0, 0.05, 0.05, 0.05)
 def no_time_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every exchange takes as long, and no window is longer for it: this machine's noise changes nothing."""
     monkeypatch.setattr(reducer, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))
-    for longest in ("LONGEST_WINDOW", "LONGEST_IN_THE_OPEN"):
-        monkeypatch.setattr(watch, longest, watch.SHORTEST_WINDOW)
-    monkeypatch.setattr(watch.Watch, "hides", property(lambda self: True, lambda self, hides: None), raising=False)
+    monkeypatch.setattr(watch, "WINDOW", watch.SHORT_WINDOW)
+    monkeypatch.setattr(watch, "WINDOW_S", 0.0)
     monkeypatch.setattr(LatencyWatch, "changed", lambda *_: "")
     monkeypatch.setattr(Exchanged, "timings", property(lambda self: ((0.001, 0.001, 0.001, 0.0),) * len(self.passed)))
 

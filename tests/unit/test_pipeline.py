@@ -250,6 +250,46 @@ def test_what_all_ranks_have_begun_is_done_before_a_rank_leaves(pipeline: Pipeli
     assert done == [0]
 
 
+def test_a_collective_behind_the_last_bucket_belongs_to_no_step(pipeline: Pipeline) -> None:
+    """And the step does not wait for it."""
+    log: list[str] = []
+    gate = threading.Event()
+
+    def agreement(engine: Engine) -> str:
+        log.append("agreement")
+        with engine.aside() as calls:
+            engine.allreduce(torch.zeros(3))
+            assert gate.wait(PATIENCE_S)
+            return f"{len(calls)} call"
+
+    for number in (1, 0):
+        sends = lambda: pipeline._engine.allreduce(torch.zeros(5))  # noqa: E731
+        pipeline.submit(number, Scripted(str(number), log, communicate=sends), f"bucket {number}")
+    agreed = pipeline.begin(agreement, "comparing times")
+    exchanged = pipeline.finish()
+    gate.set()
+    assert agreed() == "1 call"
+    assert [entry for entry in log if "encode" not in entry and "decode" not in entry] == [
+        "communicate 0",
+        "communicate 1",
+        "agreement",
+    ]
+    assert [[call.tensor_bytes for call in passed.calls] for passed in exchanged.passed] == [[20], [20]]
+
+
+def test_behind_a_bucket_that_fails_nothing_is_launched(pipeline: Pipeline) -> None:
+    log: list[str] = []
+    gate = threading.Event()
+    pipeline.submit(0, Scripted("0", log, encode=lambda: gate.wait(PATIENCE_S), communicate=raises(ValueError())), "0")
+    agreed = pipeline.begin(lambda engine: log.append("agreement"), "comparing times")
+    gate.set()
+    with pytest.raises(CommunicationError):
+        pipeline.finish()
+    with pytest.raises(CommunicationError, match=r"comparing times.*an earlier exchange failed"):
+        agreed()
+    assert "agreement" not in log
+
+
 def test_what_is_told_of_a_step_is_how_long_its_phases_took_and_when_ranks_met() -> None:
     passed = Passed((1.0, 1.5), (2.0, 4.0), (5.0, 5.25), ())
     assert Exchanged(True, {}, 0, 0, (passed,)).timings == ((0.5, 2.0, 0.25, 2.0),)

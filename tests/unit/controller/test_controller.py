@@ -15,7 +15,7 @@ from hvd_compress.controller.network import Network
 from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.report import Agreed, Look, Pending, Timing, Took
 from hvd_compress.controller.sights import Sight, Workers
-from hvd_compress.controller.watch import COMPARED, LONGEST_IN_THE_OPEN, LONGEST_WINDOW, SHORTEST_WINDOW
+from hvd_compress.controller.watch import COMPARED, SHORT_WINDOW, WINDOW
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
@@ -24,10 +24,11 @@ GOAL = AutoRatio(0.5, low=0.01)
 RANKS = 4
 
 
-def train(controller: Controller, steepness: float, steps: int, changed: bool = False) -> str:
+def train(controller: Controller, steepness: float, steps: int, changed: bool = False, beside: int = 0) -> str:
     """Return why the network is to be measured anew, if it is; `steepness` says how much few elements hold.
 
     Each exchange takes 10 ms, in whichever way; or, if that has `changed`, 40 ms as soon as another ratio is sent.
+    While ranks agree on a window they take as many steps as are `beside`: those of the next, if nothing changes.
     """
     since, look, before, seconds = 0, None, controller.ratios(), 0.01
     for step in range(steps):
@@ -40,23 +41,28 @@ def train(controller: Controller, steepness: float, steps: int, changed: bool = 
         since += 1
         if controller.due:
             controller.report()
+            stood, later = (controller.candidates(), controller.ratios()), beside * controller.settled
+            for _ in range(later):
+                controller.record([Timing(0.004, 0.005, 0.001)], 0.1)
             seen, noted = look.gains if look else (), ((),) * RANKS
             agreed = Agreed(((seconds,),) * since, ((0.005,),) * since, 0.1, 1e-4, Took(), seen, 0.0, noted)
             if suspicion := controller.take(step, agreed):
                 return suspicion.reason
-            since, look = 0, None
+            since, look = later * (stood == (controller.candidates(), controller.ratios())), None
+            assert len(controller._pending.steps) == since
     return ""
 
 
+@pytest.mark.parametrize("beside", [0, 2])
 @pytest.mark.parametrize(("steepness", "rounds"), [(6.5, False), (2.0, True)])
-def test_a_ratio_that_is_similar_travels_as_before_without_trials(steepness: float, rounds: bool) -> None:
+def test_a_ratio_that_is_similar_travels_as_before_without_trials(steepness: float, rounds: bool, beside: int) -> None:
     ways = (Candidate("allgather", "ring"), Candidate("star", "ring"))
     network = Network(Formulas(1e-4, 1e-9, RANKS))
     controller = Controller([Bucket(100_000, 4, GOAL.start, ways)], network, Policy(), History(), GOAL)
     assert train(controller, 8.0, 60) == ""
     assert controller.settled
     before, known = controller.ratios()[0], len(controller.history)
-    assert train(controller, steepness, 60) == ""
+    assert train(controller, steepness, 60, beside=beside) == ""
     assert controller.settled
     assert controller.ratios()[0] > before
     begun = [event for event in list(controller.history)[known:] if event.kind == "begin"]
@@ -162,19 +168,19 @@ def test_what_agreeing_took_for_no_reason_leaves_choices_as_they_are(
     network = Network(Formulas(1e-3, 1e-9, RANKS))
     controller = Controller([Bucket(100_000, 4, 0.01, ways)], network, Policy(), History())
 
-    def window(agree_s: float) -> Suspicion | None:
-        steps = 0
+    def window(agree_s: float, beside: int = 0) -> Suspicion | None:
         while not controller.due:
             controller.record([Timing(0.0, 0.01, 0.0)], 0.1)
-            steps += 1
-        controller.report()
+        steps = len(controller.report().keywords["steps"])
+        for _ in range(beside):
+            controller.record([Timing(0.0, 0.01, 0.0)], 0.1)
         rows = ((0.01,),) * steps
         return controller.take(0, Agreed(rows, rows, 0.1, agree_s, Took(), told=((),) * RANKS))
 
     while not controller.settled:
         assert window(0.001) is None
     assert [window(0.001) for _ in range(4)] == [None] * 4
-    suspicion = window(0.010)
+    suspicion = window(0.010, beside=2)
     assert suspicion is not None
     assert suspicion.reason == "ranks took 10.00 ms to agree instead of 1.00"
     monkeypatch.setattr(Network, "remeasured", lambda self, _: self if stands else replace(self, latency=longer))
@@ -183,29 +189,30 @@ def test_what_agreeing_took_for_no_reason_leaves_choices_as_they_are(
     controller.remeasure(0, suspicion, engine)
     events = list(controller.history)[known:]
     assert [event.kind for event in events] == (["noise"] if stands else ["network", "begin"])
+    assert len(controller._pending.steps) == (2 if stands else 0)  # those that ranks took while they agreed
     assert ("but the network is what it was" in events[0].reason) == stands
     assert controller.settled == stands
     if stands:
         assert [window(0.010) for _ in range(3)] == [None] * 3  # now that is known to be noise
 
 
-@pytest.mark.parametrize(("scheme", "length"), [("star", LONGEST_IN_THE_OPEN), ("dense", LONGEST_WINDOW)])
-def test_what_has_no_header_is_looked_at_more_often(scheme: str, length: int) -> None:
-    """Agreeing takes as long as a step."""
-    bucket = Bucket(100_000, 4, 0.01, (Candidate(scheme, "ring"),))
+@pytest.mark.parametrize(("step_s", "length"), [(0.1, WINDOW), (0.02, 25)])
+def test_of_a_window_the_last_steps_are_told(step_s: float, length: int) -> None:
+    """Half a second has 25 steps of 20 ms."""
+    bucket = Bucket(100_000, 4, 0.01, (Candidate("star", "ring"),))
     controller = Controller([bucket], Network(Formulas(1e-3, 1e-9, RANKS)), Policy(), History())
     lengths = []
     for _ in range(8):
         steps = 0
         while not controller.due:
-            controller.record([Timing(0.0, 0.01, 0.0)], 0.1)
+            controller.record([Timing(0.0, 0.01, 0.0)], step_s)
             steps += 1
         rows = ((0.01,),) * len(controller.report().keywords["steps"])
         assert len(rows) == min(steps, COMPARED)
-        controller.take(0, Agreed(rows, rows, 0.1, 0.1, Took(), told=((),) * RANKS, cost_s=0.1))
+        controller.take(0, Agreed(rows, rows, step_s, 0.1, Took(), told=((),) * RANKS))
         lengths.append(steps)
     assert lengths[0] == 1  # its only trial
-    assert lengths[1] == SHORTEST_WINDOW  # until it is known what is usual
+    assert lengths[1] == SHORT_WINDOW  # until it is known what is usual
     assert lengths[2:] == [length] * 6
 
 

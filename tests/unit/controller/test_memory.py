@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from hvd_compress.controller import watch
 from hvd_compress.controller.chooser import Choice
 from hvd_compress.controller.controller import Controller
 from hvd_compress.controller.expected import Bucket
@@ -25,12 +26,16 @@ FAST, SLOW = {ALLGATHER: 0.010, STAR: 0.014}, {ALLGATHER: 0.200, STAR: 0.100}
 
 
 class Job:
-    """A job of one rank, whose exchanges take what `times` say, on a network that reads as `factor` says."""
+    """A job of one rank, whose exchanges take what `times` say, on a network that reads as `factor` says.
+
+    All its windows are short, so that steps are few.
+    """
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, engine: InProcessEngine, buckets: int = 1, goal: AutoRatio | None = None
     ) -> None:
         self._engine, self._step, self._factor = engine, 0, 1.0
+        monkeypatch.setattr(watch, "WINDOW", watch.SHORT_WINDOW)
         monkeypatch.setattr(Network, "remeasured", lambda known, _: self._found(known))
         bucket = Bucket(100_000, 4, goal.start if goal is not None else 0.01, (ALLGATHER, STAR))
         self._controller = Controller([bucket] * buckets, Network(COSTS), Policy(), History(), goal)

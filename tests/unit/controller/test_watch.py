@@ -13,10 +13,9 @@ from hvd_compress.controller.watch import (
     COMPARED,
     EXCHANGED,
     FELT,
-    LONGEST_IN_THE_OPEN,
-    LONGEST_WINDOW,
-    OVERHEAD,
-    SHORTEST_WINDOW,
+    SHORT_WINDOW,
+    WINDOW,
+    WINDOW_S,
     Watch,
 )
 
@@ -29,76 +28,50 @@ def watch_that_knows() -> Watch:
     return watch
 
 
-def window(watch: Watch, agree_s: float, settled: bool = True, idle_s: float = 0.0) -> str:
+def window(watch: Watch, agree_s: float, settled: bool = True) -> str:
     """Let a window, or a round, end in which nothing is odd; return what is said of the agreement before."""
     watch.ask([], settled)
-    said = watch.take(agreed(agree_s), 0.01, idle_s)
+    said = watch.take(agreed(agree_s), 0.01)
     if settled:
         watch.looked_at(odd=False)
     return said
 
 
 def agreed(agree_s: float, step_s: float = 0.1) -> Agreed:
-    return Agreed(((0.01,),), ((0.0,),), step_s, agree_s, Took(agree_s, agree_s), cost_s=agree_s)
+    return Agreed(((0.01,),), ((0.0,),), step_s, agree_s, Took(agree_s))
 
 
-@pytest.mark.parametrize(
-    ("agree_s", "steps"),
-    [(0.0, SHORTEST_WINDOW), (0.1 * OVERHEAD * 4.5, 5), (1.0, LONGEST_IN_THE_OPEN)],
-)
-def test_ranks_agree_as_rarely_as_keeps_it_cheap(agree_s: float, steps: int) -> None:
+@pytest.mark.parametrize(("step_s", "steps"), [(1.0, WINDOW), (0.1, WINDOW), (0.01, 50), (0.0, WINDOW)])
+def test_where_steps_are_short_windows_are_of_half_a_second(step_s: float, steps: int) -> None:
     watch = watch_that_knows()
-    watch.take(agreed(agree_s), 0.01, 0.0)
-    assert watch.length() == steps
-
-
-def test_what_is_hidden_behind_computation_may_come_more_often() -> None:
-    watch = watch_that_knows()
-    for idle_s, length in ((2.0, LONGEST_WINDOW), (0.5, LONGEST_IN_THE_OPEN)):
-        for _ in range(4):
-            window(watch, 1.0, idle_s=idle_s)
-        assert watch.length() == length
-
-
-def test_where_steps_are_short_windows_are_of_half_a_second() -> None:
-    watch = watch_that_knows()
-    cases = ((0.01, False, 50, 50), (0.01, True, 50, 50), (0.05, False, LONGEST_IN_THE_OPEN, 10))
-    for step_s, deaf, length, without_header in cases:
-        watch.take(agreed(1.0, step_s), 0.01, 0.0)
-        if deaf:
-            watch.hear(EXCHANGED)
-            watch.was_noise(agreeing=False)
-            watch.ask([], True)
-        assert watch.length() == length
-        assert watch.length(headed=False) == without_header
-        watch.found_another()
-        for _ in range(3):
-            window(watch, 1.0)
+    watch.take(agreed(1.0, step_s), 0.01)
+    assert watch.length == steps
+    assert steps * step_s >= WINDOW_S or steps == WINDOW
 
 
 def test_a_window_and_a_round_leave_a_change_that_only_agreements_tell_within_thirty_steps() -> None:
-    turn = 4  # of STAR's roots, until one of them tells what it felt beside a step; where ranks wait, all feel it
-    assert LONGEST_WINDOW + turn + Policy().steps <= 30
-    assert LONGEST_IN_THE_OPEN + 1 + Policy().steps <= 30
+    agreeing = 2  # launched behind the exchanges of a step, taken after the next
+    turn = 4  # of STAR's roots, until one of them tells what it felt beside a step
+    assert WINDOW + agreeing + turn + Policy().steps <= 30
 
 
 def test_until_it_is_known_what_is_usual_windows_are_short() -> None:
     watch, lengths = Watch(), []
     for _ in range(5):
-        lengths.append(watch.length())
+        lengths.append(watch.length)
         window(watch, 1.0)
-    assert lengths == [SHORTEST_WINDOW] * 2 + [LONGEST_IN_THE_OPEN] * 3
+    assert lengths == [SHORT_WINDOW] * 2 + [WINDOW] * 3
     watch.restart()
-    assert watch.length() == SHORTEST_WINDOW
+    assert watch.length == SHORT_WINDOW
 
 
 def test_what_is_odd_is_looked_at_again_soon() -> None:
     watch = watch_that_knows()
-    watch.take(agreed(1.0), 0.01, 0.0)
+    watch.take(agreed(1.0), 0.01)
     watch.looked_at(odd=False)
-    assert watch.length() == LONGEST_IN_THE_OPEN
+    assert watch.length == WINDOW
     watch.looked_at(odd=True)
-    assert watch.length() == SHORTEST_WINDOW
+    assert watch.length == SHORT_WINDOW
 
 
 def test_an_odd_agreement_is_followed_by_one_that_comes_soon() -> None:
@@ -106,7 +79,7 @@ def test_an_odd_agreement_is_followed_by_one_that_comes_soon() -> None:
     for agree_s in (0.0, 0.005, 0.005, 0.005, 0.02):
         said.append(window(watch, agree_s))
     assert said == [""] * 5
-    assert watch.length() == SHORTEST_WINDOW
+    assert watch.length == SHORT_WINDOW
 
 
 def test_what_agreeing_took_for_no_reason_is_noise() -> None:
@@ -115,14 +88,14 @@ def test_what_agreeing_took_for_no_reason_is_noise() -> None:
         said = window(watch, agree_s)
     assert said == "ranks took 40.00 ms to agree instead of 5.00"
     watch.was_noise(agreeing=True)
-    assert watch.take(agreed(0.04), 0.01, 0.0) == ""
+    assert watch.take(agreed(0.04), 0.01) == ""
 
 
 def test_what_an_agreement_takes_longer_beside_computation_is_learned_as_noise() -> None:
     """Those for which all ranks wait take 1 ms, the others 20 ms: the network is measured at most twice for that."""
     watch, said = Watch(), []
     for settled, agree_s in [(False, 0.0), (False, 0.001), (True, 0.001), *[(True, 0.020), (False, 0.001)] * 10]:
-        if words := window(watch, agree_s, settled, idle_s=0.05):
+        if words := window(watch, agree_s, settled):
             said.append(words)
             watch.was_noise(agreeing=True)
     assert said[0] == "ranks took 20.00 ms to agree instead of 1.00"
@@ -130,31 +103,15 @@ def test_what_an_agreement_takes_longer_beside_computation_is_learned_as_noise()
     assert not watch._latency.odd
 
 
-def test_what_nothing_hides_is_waited_for() -> None:
-    watch = Watch()
-    window(watch, 0.02, idle_s=0.05)
-    assert watch.hides
-    window(watch, 0.02, idle_s=0.01)
-    assert not watch.hides
-
-
-def test_where_no_alarm_is_heeded_windows_are_shorter() -> None:
+def test_for_some_steps_after_a_false_alarm_none_is_heeded() -> None:
     watch = watch_that_knows()
-    watch.take(agreed(1.0), 0.01, 0.0)
-    assert watch.length() == LONGEST_IN_THE_OPEN
     watch.hear(EXCHANGED)
     assert watch.heard == "a rank's exchanges took another time"
-    watch.was_noise(agreeing=False)  # for some time none is heeded
-    assert watch.length() == LONGEST_IN_THE_OPEN  # a window stays as long as it was to be
-    window(watch, 1.0)
-    assert watch.length() == LONGEST_WINDOW
-    for _ in range(DEAF - 1):
-        watch.hear(EXCHANGED)
+    watch.was_noise(agreeing=False)
+    for _ in range(DEAF):
         assert watch.heard == ""
-    watch.hear(0)
-    assert watch.length() == LONGEST_WINDOW
-    window(watch, 1.0)
-    assert watch.length() == LONGEST_IN_THE_OPEN
+        watch.hear(EXCHANGED)
+    assert watch.heard != ""
 
 
 def test_after_a_change_alarms_are_heeded() -> None:
@@ -179,23 +136,14 @@ def test_a_false_alarm_of_one_kind_leaves_ears_open_for_the_other() -> None:
 def test_another_choice_while_ranks_compare_makes_the_next_window_short() -> None:
     watch = watch_that_knows()
     watch.ask([], True)
-    watch.take(agreed(1.0), 0.01, 0.0)
+    watch.take(agreed(1.0), 0.01)
     watch.restart()
     watch.looked_at(odd=False)
-    assert watch.length() == SHORTEST_WINDOW
-
-
-def test_what_takes_longer_beside_a_step_does_not_go_to_and_fro() -> None:
-    """1 ms where ranks wait, 20 ms beside a step, of which 10 ms are idle."""
-    watch, hidden = Watch(), []
-    for _ in range(20):
-        hidden.append(watch.hides)
-        window(watch, 0.020 if watch.beside else 0.001, idle_s=0.01)
-    assert sum(hidden) <= 5
+    assert watch.length == SHORT_WINDOW
 
 
 def test_ranks_compare_the_last_steps_of_a_window_and_all_of_a_round() -> None:
-    watch, steps = Watch(), list(range(LONGEST_IN_THE_OPEN))
+    watch, steps = Watch(), list(range(WINDOW))
     assert watch.ask(steps, True) == steps[-COMPARED:]
     assert watch.ask(steps, False) == steps
 
@@ -215,9 +163,9 @@ def test_another_choice_has_another_usual_time() -> None:
 def test_after_the_network_was_measured_agreements_are_learned_anew() -> None:
     watch = Watch()
     for _ in range(3):
-        watch.take(agreed(0.005), 0.01, 0.0)
+        watch.take(agreed(0.005), 0.01)
     watch.found_another()
-    assert [watch.take(agreed(0.5), 0.01, 0.0) for _ in range(4)] == [""] * 4
+    assert [watch.take(agreed(0.5), 0.01) for _ in range(4)] == [""] * 4
 
 
 def felt(own_s: float) -> Watch:
@@ -227,53 +175,38 @@ def felt(own_s: float) -> Watch:
         window(watch, 0.010)
     assert watch.note == 0
     watch.ask([], True)
-    watch.take(replace(agreed(0.010), own=Took(own_s, own_s)), 0.01, 0.0)
+    watch.take(replace(agreed(0.010), own=Took(own_s)), 0.01)
     watch.looked_at(odd=False)
     return watch
 
 
 def test_a_rank_that_waited_for_an_agreement_feels_only_what_is_odder() -> None:
     """One that comes last finds everything there."""
-    for idle_s, own_s, note in ((0.0, 0.004, 0), (0.0, 0.002, FELT), (1.0, 0.004, FELT)):
+    for settled, own_s, note in ((False, 0.004, 0), (False, 0.002, FELT), (True, 0.004, FELT)):
         watch = Watch()
         for _ in range(4):
-            window(watch, 0.010, idle_s=idle_s)
-        watch.ask([], True)
-        assert watch.beside == (idle_s > 0)
-        watch.take(replace(agreed(0.010), own=Took(own_s, own_s)), 0.01, idle_s)
+            window(watch, 0.010)
+        watch.ask([], settled)
+        assert watch.beside == settled
+        watch.take(replace(agreed(0.010), own=Took(own_s)), 0.01)
         assert watch.note == note
 
 
-@pytest.mark.parametrize(
-    ("own_s", "beside", "note"), [(0.030, 0, 0), (0.060, 0, FELT), (0.001, 0, 0), (0.001, 1, FELT)]
-)
-def test_where_no_such_alarm_is_heeded_what_is_far_odder_makes_ranks_compare_soon(
-    own_s: float, beside: int, note: int
-) -> None:
-    watch, idle_s = felt(0.030), 2.0 * beside
+@pytest.mark.parametrize(("own_s", "note"), [(0.030, 0), (0.060, FELT), (0.009, 0), (0.001, FELT)])
+def test_where_no_such_alarm_is_heeded_what_is_far_odder_makes_ranks_compare_soon(own_s: float, note: int) -> None:
+    watch = felt(0.030)
     watch.hear(FELT)
     watch.was_noise(agreeing=False)
     watch.hear(FELT)
     assert watch.heard == ""
     for _ in range(2):
-        window(watch, 0.010, idle_s=idle_s)
+        window(watch, 0.010)
     watch.ask([], True)
-    watch.take(replace(agreed(0.010), own=Took(own_s, own_s), cost_s=1.0), 0.01, idle_s)
+    watch.take(replace(agreed(0.010), own=Took(own_s)), 0.01)
     watch.looked_at(odd=False)
-    longest = LONGEST_WINDOW if beside else LONGEST_IN_THE_OPEN
-    assert (watch.note, watch.length()) == (note, longest)
+    assert (watch.note, watch.length) == (note, WINDOW)
     watch.hear(watch.note)
-    assert (watch.heard, watch.length()) == ("", SHORTEST_WINDOW if note else longest)
-
-
-def test_what_agreeing_took_beside_a_step_is_forgotten_with_the_network() -> None:
-    watch = Watch()
-    for _ in range(3):
-        window(watch, 0.2, idle_s=0.05)
-    assert not watch.hides
-    watch.found_another()
-    window(watch, 0.001, idle_s=0.05)
-    assert watch.hides
+    assert (watch.heard, watch.length) == ("", SHORT_WINDOW if note else WINDOW)
 
 
 @pytest.mark.parametrize("own_s", [0.060, 0.001])
@@ -303,15 +236,6 @@ def test_what_was_felt_and_is_told_in_the_same_step_is_no_reason_to_doubt_the_ne
     assert watch.heard == ""
     watch.was_noise(agreeing=True)
     assert window(watch, 0.300) == "ranks took 300.00 ms to agree instead of 10.00"
-
-
-def test_what_agreeing_took_before_a_change_is_no_reason_to_wait_for_the_next() -> None:
-    """It is not known: 0."""
-    watch = Watch()
-    window(watch, 0.02, idle_s=0.01)
-    assert not watch.hides
-    window(watch, 0.0, idle_s=0.01)
-    assert not watch.hides
 
 
 def test_a_rank_whose_alarm_was_noise_learns_anew_what_is_usual() -> None:
