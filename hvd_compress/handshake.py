@@ -60,7 +60,7 @@ def agree(engine: Engine, offer: Offer) -> Agreement:
         "hindrance": offer.hindrance,
     }
     answers = exchange_json(engine, message)
-    hindered = [f"rank {rank} {answer['hindrance']}" for rank, answer in enumerate(answers) if answer["hindrance"]]
+    hindered = [f"rank {rank} {answer['hindrance']}" for rank, answer in enumerate(answers) if answer.get("hindrance")]
     if hindered:
         raise ConfigError("; ".join(hindered))
     settings = [answer["settings"] for answer in answers]

@@ -116,7 +116,7 @@ class Pipeline:
         self._failure: str | None = None
         self._engine: Engine
         self._lock = threading.Lock()
-        self._begun: Future[Any] | None = None  # between two steps, the last time
+        self._begun: Future[Any] | None = None  # by begin(), the last time
         self._begin()
 
     def _begin(self) -> None:
@@ -207,15 +207,20 @@ class Pipeline:
         Between two steps, or when the last bucket of a step was handed over: it is launched behind that, and the next
         step's buckets behind it. finish() does not wait for it. Every rank calls this at the same place.
         """
-        self._refuse_after_failure()
-        assert len(self._communicated) == len(self._passages), "a bucket has not been launched"
+        if self._failure is None:  # else finish(), or who waits, will say why
+            assert len(self._communicated) == len(self._passages), "a bucket has not been launched"
         label = f"rank {self._engine.rank}, {label}"
 
         def located_call() -> T:
             self._engine.place = label
-            with located(lambda: f"{label}, {self._engine.pending}"):
-                self._refuse_after_failure()
-                return call(self._engine)
+            try:
+                with located(label):
+                    self._refuse_after_failure()
+                with located(lambda: f"{label}, {self._engine.pending}"):
+                    return call(self._engine)
+            except BaseException as error:
+                self.fail(error)
+                raise
 
         future = self._begun = self._collectives.submit(located_call)
         return lambda: self._wait(future, time.monotonic() + self._timeout_s, label)
@@ -277,6 +282,8 @@ class Pipeline:
             return future.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeout:
             doing = self._engine.pending if hasattr(self, "_engine") else "the choice of the engine"
+            if hasattr(self, "_engine") and not self._engine.place.endswith(label):
+                doing = f"{doing} ({self._engine.place})"
             failure = CommunicationError(
                 f"{label}: no answer within {self._timeout_s:g} s (HVD_COMPRESS_TIMEOUT_S) in {doing}; "
                 "another rank has died, is stopped, takes fewer steps, or goes another way (a stock compression, "

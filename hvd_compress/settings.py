@@ -8,7 +8,7 @@ import tempfile
 import threading
 import warnings
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 
 from hvd_compress.errors import ConfigError
@@ -107,13 +107,14 @@ class Settings:
             adapts: whether a controller will write, too.
         """
         tells = adapts and rank == 0
-        if tells and self.tensorboard is not None and find_spec("tensorboard") is None:
-            return "has no tensorboard, which HVD_COMPRESS_TENSORBOARD needs: pip install 'hvd_compress[tensorboard]'"
         files = {"TIMELINE": self.timeline_of(rank), "LOG": self.log if tells else None}
         places = [(name, path, path.parent) for name, path in files.items() if path is not None]
         if tells and self.tensorboard is not None:
             places.append(("TENSORBOARD", self.tensorboard, self.tensorboard))
-        return "; ".join(filter(None, (_refusal(*place) for place in places)))
+        words = [_refusal(*place) for place in places]
+        if tells and self.tensorboard is not None:
+            words.append(_no_tensorboard())
+        return "; ".join(filter(None, words))
 
 
 def _refusal(name: str, path: Path, folder: Path) -> str:
@@ -128,6 +129,15 @@ def _refusal(name: str, path: Path, folder: Path) -> str:
         no_folder = isinstance(error, (FileExistsError, NotADirectoryError))
         why = "a part of the path is no folder" if no_folder else error.strerror
         return f"cannot write {PREFIX}{name} = {path} ({why}): name what it can write, or unset it"
+    return ""
+
+
+def _no_tensorboard() -> str:
+    try:
+        import_module("torch.utils.tensorboard")
+    except Exception as error:  # a broken installation raises anything
+        needs = "which HVD_COMPRESS_TENSORBOARD needs: pip install 'hvd_compress[tensorboard]'"
+        return f"has no tensorboard that works ({error}), {needs}"
     return ""
 
 
@@ -150,5 +160,5 @@ def _number(name: str, default: float) -> float:
     except ValueError:
         value = float("nan")
     if not abs(value) < float("inf"):
-        raise ConfigError(f"{name} = {text!r} is not a number, such as {default:g}")
+        raise ConfigError(f"{name} = {text!r} is not a number, such as {default:.10g}")
     return value

@@ -25,7 +25,7 @@ from hvd_compress.settings import Settings
 class Steering:
     """The controller's hands: between steps it asks the controller, in the pipeline's thread it lets ranks agree.
 
-    Every method is called at the same place on every rank, between two steps.
+    Every method is called at the same place on every rank, between two steps; launched() within one.
 
     Attributes:
         controller: chooses for the buckets whose request leaves something open; the others are not its business.

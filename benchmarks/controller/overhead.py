@@ -1,11 +1,10 @@
 """What does the controller cost once it has chosen?
 
 As root: `python benchmarks/controller/overhead.py`. Four hosts exchange gradients. Each job runs twice: with a pause
-that stands for forward and backward pass, behind which ranks compare their times, and without one, so that nothing
-hides what the controller does. Windows with it, from behind one comparison until behind the next, and as many steps
-without it (the same choices, pinned) alternate in one run. Prints, and writes to
-benchmarks/results/controller-overhead.json, the shares of the step's time; behind the median, how far off it may be,
-nine times of ten.
+that stands for forward and backward pass, and without one, so that little hides what the controller does. Windows with
+it, from behind one comparison until behind the next, and as many steps without it (the same choices, pinned) alternate
+in one run. Prints, and writes to benchmarks/results/controller-overhead.json, the shares of the step's time; behind the
+median, how far off it may be, nine times of ten.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def main() -> None:
     controller, steering, agreeing, taken = job.controller, Stopwatch(), Stopwatch(), Stopwatch()
     report = controller.report
     hands = job.reducer.steering
-    hands.after = steering.around(hands.after)
+    hands.after, hands.launched = steering.around(hands.after), steering.around(hands.launched)
     controller.take = taken.around(controller.take)
     controller.report = lambda: agreeing.around(report())
 
@@ -75,9 +75,10 @@ def main() -> None:
         if len(measured) == pairs:
             break
         job.settle(100)
+        begun = len(controller.history)
         steps = len(window())  # the first windows of a choice are short
         bare = without(steps) if turn % 2 else []
-        begun, before = len(controller.history), (steering.seconds, agreeing.seconds)
+        before = steering.seconds, agreeing.seconds
         steered = window()
         if any(event.kind in ("begin", "choice") for event in list(controller.history)[begun:]):
             continue  # a drift, so that all is tried again, is no steady state; the same on all ranks

@@ -39,7 +39,14 @@ def command() -> None:
 
 @command.command()
 @click.option("--full", is_flag=True, help="Unless given: 64K, 1M, 25.6M and 100M elements, all data, medians of 20.")
-@click.option("--size", "sizes", multiple=True, type=kernel_elements, help="Elements, such as 25.6M; may be repeated.")
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    type=kernel_elements,
+    metavar="NUMBER",
+    help="Elements, such as 25.6M; may be repeated.",
+)
 @click.option("--kernel", "wanted", multiple=True, help="Only these: names, with commas between, or repeated.")
 @click.option("--threads", "thread_counts", multiple=True, type=click.IntRange(min=1), help="May be repeated.")
 @click.option("--data", "kinds", multiple=True, type=click.Choice(["normal", "laplace"]), help="May be repeated.")

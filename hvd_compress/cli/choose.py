@@ -6,7 +6,8 @@ import json
 
 import click
 
-from hvd_compress.cli.numbers import elements, share
+from hvd_compress.cli.numbers import elements
+from hvd_compress.cli.numbers import ratio as ratio_of
 from hvd_compress.cost.candidates import ARTOPK, Candidate
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.predict import Prediction, fastest, predict
@@ -21,8 +22,10 @@ DEFAULT = (
 
 
 @click.command("choose", help="Predict by formulas which collective is fastest for a bucket.")
-@click.option("--numel", required=True, type=elements, help="Elements of the bucket, or of the model: 25.6M.")
-@click.option("--ratio", required=True, type=share, help="Share that is sent, in (0, 1]: 0.01 or 1%.")
+@click.option(
+    "--numel", required=True, type=elements, metavar="NUMBER", help="Elements of the bucket, or of the model: 25.6M."
+)
+@click.option("--ratio", required=True, type=ratio_of, metavar="RATIO", help="k / numel, in (0, 1]: 0.01 or 1%.")
 @click.option("--world-size", required=True, type=click.IntRange(min=1), help="Number of ranks.")
 @click.option("--latency", required=True, help="Of one message, with its unit: 1ms.")
 @click.option("--bandwidth", required=True, help="Of one rank's link, with its unit: 5gbit.")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 import click
 
+MOST = 2**63
 _FACTORS = {"K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 
 
@@ -14,16 +15,16 @@ def elements(text: str) -> int:
     factor = _FACTORS.get(text[-1:].upper(), 1)
     try:
         number = Decimal(text[:-1] if factor > 1 else text) * factor
-    except InvalidOperation:
+        if not 1 <= number < MOST or number != number.to_integral_value():
+            raise click.BadParameter(f"{text!r} is not a whole number of elements, 1 or more, below {MOST}")
+    except ArithmeticError:
         raise click.BadParameter(f"{text!r} is not a number of elements, such as 65536, 64K or 25.6M") from None
-    if not number.is_finite() or number != number.to_integral_value() or number < 1:
-        raise click.BadParameter(f"{text!r} is not a whole number of elements, 1 or more")
     return int(number)
 
 
-def share(text: str) -> float:
+def ratio(text: str) -> float:
     """Read a ratio: 0.01 or 1%. That it lies in (0, 1] is for who uses it to say."""
     try:
         return float(Decimal(text[:-1].strip()) / 100 if text.endswith("%") else Decimal(text))
-    except InvalidOperation:
+    except ArithmeticError:
         raise click.BadParameter(f"{text!r} is not a ratio, such as 0.01 or 1%") from None

@@ -72,13 +72,13 @@ class Controller:
         self._workers = workers or Workers((), network.world_size)
         self._buckets, self._network, self.history = tuple(buckets), network, history
         self._watch = Watch()
+        self._pending = Pending()
         expected = [Expected(bucket, network) for bucket in buckets]
         self._ratios = ratios = Ratios(goal, buckets, expected, history)
         self._courses = [
-            Course(number, Chooser(bucket.candidates, policy), own, ratios, self._workers, history, self._watch.restart)
+            Course(number, Chooser(bucket.candidates, policy), own, ratios, self._workers, history, self._choose_anew)
             for number, (bucket, own) in enumerate(zip(buckets, expected, strict=True))
         ]
-        self._pending = Pending()
         self._took = Took()  # to agree, the last time
         self._passed = 0  # steps that the last report was to be of
         self._begin_round(0, "training begins")
@@ -170,10 +170,7 @@ class Controller:
         told, pending, self._pending = self._workers.told(), self._pending, Pending()
         steps, self._passed = self._watch.ask(pending.steps, self.settled), len(pending.steps)
         step_s = pending.step_s(len(steps))
-        beside = self._watch.beside
-        return partial(
-            agree, steps=steps, step_s=step_s, before=self._took, look=pending.look, told=told, beside=beside
-        )
+        return partial(agree, steps=steps, step_s=step_s, before=self._took, look=pending.look, told=told)
 
     @property
     def _length(self) -> int:
@@ -187,13 +184,6 @@ class Controller:
 
     def take(self, step: int, agreed: Agreed) -> Suspicion | None:
         """Make of it what is to be made; return why the network must be measured, if it must."""
-        stood = self.candidates(), self.ratios()
-        suspicion = self._judge(step, agreed)
-        if stood != (self.candidates(), self.ratios()):
-            self._pending = Pending()  # steps since the report went another way
-        return suspicion
-
-    def _judge(self, step: int, agreed: Agreed) -> Suspicion | None:
         self._took = agreed.own
         typical = median(agreed.seconds)
         longest_s = max(typical) if self.settled else max(map(max, agreed.seconds))  # in a round each step is another
@@ -287,8 +277,6 @@ class Controller:
             self._courses[number].end_round(step)
         for number, words in suspicion.drifted.items():
             self._courses[number].try_what_lasts(step, words, self._network)
-        if not self.settled:
-            self._pending = Pending()  # a round began
 
     def predicted(self, number: int, candidate: Candidate) -> float:
         """Return the seconds that a bucket is expected to take by a candidate (`Course.predicted`)."""
@@ -298,6 +286,11 @@ class Controller:
         """Begin a round for all buckets."""
         for course in self._courses:
             course.begin_round(step, reason)
+
+    def _choose_anew(self) -> None:
+        """Another choice stands, or none: what is usual has to be learned; steps since the report went another way."""
+        self._watch.restart()
+        self._pending = Pending()
 
     def _in_use(self) -> list[Candidate | None]:
         """Return how buckets travel by the choices that stand, STAR and VAR told apart."""
@@ -309,7 +302,7 @@ class Controller:
         before = self._in_use()
         decided = self._workers.take(agreed.told, agreed.step_s, spare_s)
         if self._in_use() != before:
-            self._watch.restart()  # VAR takes a collective more
+            self._choose_anew()  # VAR takes a collective more
         for number, worker in decided:
             self._courses[number].take_worker(step, worker)
 

@@ -43,19 +43,16 @@ class LatencyWatch:
         """Whether it is not known yet what is usual."""
         return len(self._known) < 2
 
-    def felt(self, own_s: float, exchange_s: float, in_step: bool, deaf: bool = False) -> bool:
+    def felt(self, own_s: float, exchange_s: float, deaf: bool = False) -> bool:
         """Whether an agreement took an odd time on this rank, so that the others had better hear of it soon.
 
-        Of this rank alone: one that comes last finds everything there, one that comes first waits. So it has to be
-        odder where ranks were not `in_step`; and where others are `deaf` as odd as makes once enough.
+        Where they are `deaf` it has to be as odd as makes once enough.
         """
-        evident = EVIDENT if in_step else 2 * EVIDENT
-        if self.young or not differ(own_s, min(self._known), evident, max(LEAST_S, SHARE * exchange_s)):
+        if self.young or not differ(own_s, min(self._known), EVIDENT, max(LEAST_S, SHARE * exchange_s)):
             return False
-        if deaf:
-            shrunk = in_step and BEYOND_NOISE * own_s < min(self._known)
-            return shrunk or own_s - self._noise_s > BEYOND_NOISE * min(self._known)
-        return own_s < min(self._known) or own_s - self._noise_s > EVIDENT * min(self._known)
+        factor = BEYOND_NOISE if deaf else 1.0
+        grown = own_s - self._noise_s > max(EVIDENT, factor) * min(self._known)
+        return grown or factor * own_s < min(self._known)
 
     def reset(self) -> None:
         """The network is another one: the next times say what is usual from now on."""

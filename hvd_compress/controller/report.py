@@ -43,7 +43,7 @@ class Took:
     """What an agreement took on this rank.
 
     Attributes:
-        seconds: of a small collective for which ranks were in step; where all wait for an agreement, that is itself.
+        seconds: of a small collective for which ranks were in step.
         began_s: when that collective did, by the clock of this rank.
     """
 
@@ -148,16 +148,14 @@ def agree(
     before: Took = _NOTHING,
     look: Look = _NO_LOOK,
     told: Sequence[float] = (),
-    beside: bool = False,
 ) -> Agreed:
     """Exchange what this rank measured; every rank passes as many steps, buckets, gains and figures that are `told`.
 
-    Collective, one all-gather of 8 * (4 * steps * buckets + 4 + gains + told) bytes a rank, in the engine's thread.
+    Collective, in the engine's thread: an all-gather of 8 * (4 * steps * buckets + 4 + gains + told) bytes a rank, and
+    one of 8 bytes, to which no rank comes late: what that takes is told the next time.
 
     Args:
         before: what it took here the last time.
-        beside: whether it runs beside a step, to which ranks may come far apart. Then another one of 8 bytes follows,
-            for which they are in step: it tells what the network takes.
     """
     own = [value for step in steps for timing in step for value in _numbers(timing)]
     seen = [gain for gains in look.gains for gain in gains]
@@ -165,8 +163,7 @@ def agree(
     with engine.aside() as calls:
         sent = torch.tensor(vector, dtype=torch.float64)
         ranks = [part.tolist() for part in engine.allgather(sent, [len(vector)] * engine.world_size)]
-        if beside:
-            engine.allgather(torch.zeros(1, dtype=torch.float64), [1] * engine.world_size)
+        engine.allgather(torch.zeros(1, dtype=torch.float64), [1] * engine.world_size)
     took = Took(calls[-1].seconds, calls[-1].started_s)
     buckets = len(steps[0]) if steps else 0
     places = [[4 * (step * buckets + bucket) for bucket in range(buckets)] for step in range(len(steps))]

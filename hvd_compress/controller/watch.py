@@ -14,7 +14,7 @@ T = TypeVar("T")
 OVERHEAD = 0.01
 """Share of the time of training that looks at gains may take."""
 SHORT_WINDOW, WINDOW = 4, 8
-"""Steps that are compared of a choice that stands; where something is odd, and at first, the short one.
+"""Steps between two comparisons of a choice that stands; where something is odd, and at first, the short one.
 
 For some changes no exchange takes another time, and agreeing alone tells. Each rank knows what it took there, and says
 it in its next payload: so it is a window, the two steps in which ranks agree on it, a turn of all ranks and a round of
@@ -33,9 +33,6 @@ class Watch:
     """The windows in which choices stand, the alarms of ranks, and what agreeing takes.
 
     What is decided here is the same on all ranks, but for `note`, which is what this rank says to the others.
-
-    Attributes:
-        beside: whether the last agreement, or the one that is under way, is one beside a step.
     """
 
     def __init__(self) -> None:
@@ -46,7 +43,6 @@ class Watch:
         self._latency = LatencyWatch()
         self._felt = False  # on this rank
         self._denied = False  # whether the last agreement was felt to be odd, and that was noise
-        self.beside = False
 
     @property
     def note(self) -> int:
@@ -60,7 +56,7 @@ class Watch:
 
     @property
     def length(self) -> int:
-        """How many steps ranks compare next, while choices stand."""
+        """How many steps there are from one comparison to the next, while choices stand."""
         return SHORT_WINDOW if self._fresh or self._latency.young else self._window
 
     def seen(self, seconds: float) -> None:
@@ -80,7 +76,6 @@ class Watch:
         Args:
             settled: whether choices stand; else it is a round.
         """
-        self.beside = settled
         if not settled:
             return steps
         self._fresh = False
@@ -100,7 +95,7 @@ class Watch:
         """
         self._window = max(WINDOW, int(WINDOW_S / agreed.step_s)) if agreed.step_s > 0 else WINDOW
         self._ears[FELT].forget()  # now all know
-        self._felt = self._latency.felt(agreed.own.seconds, exchange_s, in_step=self.beside, deaf=self._ears[FELT].deaf)
+        self._felt = self._latency.felt(agreed.own.seconds, exchange_s, deaf=self._ears[FELT].deaf)
         changed = self._latency.changed(agreed.agree_s, exchange_s)
         if changed and self._denied:
             self._latency.was_noise()

@@ -13,7 +13,7 @@ from hvd_compress.engines import limits
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.leave import fail_at_exit
 from hvd_compress.engines.names import ALGORITHMS, ALLGATHERS, BROADCASTS
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, UsageError
 
 _SUM_DTYPES = (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64)
 _MOVE_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -33,7 +33,7 @@ class HorovodEngine(Engine):
     no gather. Allreduce and broadcast take tensors of any size, the other verbs up to 2^31 - 1 elements over all ranks
     (UnsupportedError above).
 
-    Raises ConfigError where Horovod is not initialised or this rank is not in the process set.
+    Raises UsageError where Horovod is not initialised, ConfigError where this rank is not in the process set.
     """
 
     name = "Horovod"
@@ -43,7 +43,7 @@ class HorovodEngine(Engine):
         import horovod.torch as hvd
 
         if not hvd.is_initialized():
-            raise ConfigError("call hvd.init() before an engine is made")
+            raise UsageError("call hvd.init() before an engine is made")
         self._hvd = hvd
         self.library = f"Horovod {importlib.metadata.version('horovod')}"
         self._set = hvd.global_process_set if process_set is None else process_set

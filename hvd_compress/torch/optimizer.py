@@ -43,6 +43,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     Raises:
         ConfigError: names are missing or doubled, an argument is out of range, or a GPU is to compress parameters that
             are on none.
+        UsageError: hvd.init() was not called.
         UnsupportedError: op=Adasum, parameters on a device that is neither CPU nor CUDA, or an elastic job, with a
             compression of this package.
     """

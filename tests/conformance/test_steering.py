@@ -11,9 +11,12 @@ import torch
 from hvd_compress import steering
 from hvd_compress.compressors import Cast, TopK
 from hvd_compress.controller import watch
+from hvd_compress.controller.alarm import Alarm
+from hvd_compress.controller.controller import Suspicion
 from hvd_compress.controller.latency import LatencyWatch
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.policy import Policy
+from hvd_compress.controller.report import Agreed
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
@@ -67,6 +70,8 @@ def test_ranks_choose_alike_and_nothing_is_lost(tmp_path: Path, monkeypatch: pyt
 def test_while_a_choice_stands_ways_are_asked_for_once_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not after each step: it costs the same where nothing has changed. And ranks compare beside a step."""
     monkeypatch.setattr(watch, "WINDOW_S", 0.0)
+    monkeypatch.setattr(Alarm, "raised", False)  # by noise
+    monkeypatch.setattr(LatencyWatch, "felt", lambda *_, **__: False)
     calm = partial(Policy, margin=1.0, least_s=0.0, drift=1e9, evident=1e9, broken=1e9)
     monkeypatch.setattr(steering, "Policy", calm)
     monkeypatch.setattr(LatencyWatch, "changed", lambda *_: "")
@@ -95,8 +100,16 @@ def test_while_a_choice_stands_ways_are_asked_for_once_a_window(monkeypatch: pyt
             return reasons()
 
         monkeypatch.setattr(optimizer.controller, "reasons", counted)
+        steering_, take, apart = optimizer._reducer.steering, optimizer.controller.take, set()
+
+        def taken(step: int, agreed: Agreed) -> Suspicion | None:
+            apart.add(step - steering_._since)
+            return take(step, agreed)
+
+        monkeypatch.setattr(optimizer.controller, "take", taken)
         train(60)
         windows = {event.step for event in list(optimizer.controller.history)[known:]}
+        assert apart == {1}  # taken a step after the one behind whose exchanges it was launched
         return asked, len(windows), optimizer.controller.settled, beside
 
     for asked, windows, settled, beside in run_ranks(2, body):

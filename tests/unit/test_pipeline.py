@@ -290,6 +290,42 @@ def test_behind_a_bucket_that_fails_nothing_is_launched(pipeline: Pipeline) -> N
     assert "agreement" not in log
 
 
+def test_a_bucket_that_failed_before_is_what_finish_tells_of(pipeline: Pipeline) -> None:
+    """Not what was begun behind it; nor that a bucket is missing, as none is taken after a failure."""
+    log: list[str] = []
+    pipeline.submit(1, Scripted("1", log, encode=raises(PayloadError("broken"))), "bucket 1")
+    pipeline.submit(0, Scripted("0", log), "bucket 0")
+    with pytest.raises(PayloadError):
+        pipeline._communicated[1].result(PATIENCE_S)
+    pipeline.submit(2, Scripted("2", log), "bucket 2")
+    pipeline.begin(lambda engine: log.append("agreement"), "comparing times")
+    with pytest.raises(PayloadError, match=r"bucket 1, compressing: broken"):
+        pipeline.finish()
+
+
+def test_after_a_collective_that_failed_nothing_is_launched(pipeline: Pipeline) -> None:
+    """Ranks would disagree on which comes next, long before anybody waits for that one."""
+    log: list[str] = []
+    pipeline.begin(raises_for_engine, "comparing times")
+    pipeline.submit(0, Scripted("0", log), "bucket 0")
+    with pytest.raises(CommunicationError, match=r"earlier exchange failed: .*comparing times.*: out of luck"):
+        pipeline.finish()
+    assert "communicate 0" not in log
+
+
+def raises_for_engine(engine: Engine) -> None:
+    raise ValueError("out of luck")
+
+
+def test_a_time_out_tells_what_is_under_way_and_not_only_what_waits_for_it() -> None:
+    pipeline, gate = connected(timeout_s=0.1), threading.Event()
+    pipeline.begin(lambda engine: gate.wait(PATIENCE_S), "step 3, comparing times")
+    pipeline.submit(0, Scripted("0", []), "step 4, bucket 0")
+    with pytest.raises(CommunicationError, match=r"step 4, bucket 0: no answer .* \(rank 0, step 3, comparing times\)"):
+        pipeline.finish()
+    gate.set()
+
+
 def test_what_is_told_of_a_step_is_how_long_its_phases_took_and_when_ranks_met() -> None:
     passed = Passed((1.0, 1.5), (2.0, 4.0), (5.0, 5.25), ())
     assert Exchanged(True, {}, 0, 0, (passed,)).timings == ((0.5, 2.0, 0.25, 2.0),)

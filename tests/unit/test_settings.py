@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 
@@ -65,6 +66,19 @@ def test_what_is_no_number_brings_an_example(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("HVD_COMPRESS_TIMEOUT_S", "abc")
     with pytest.raises(ConfigError, match="HVD_COMPRESS_TIMEOUT_S = 'abc' is not a number, such as 300"):
         Settings.from_environment()
+
+
+def test_a_whole_number_brings_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "64MB")
+    with pytest.raises(ConfigError, match="such as 67108864"):
+        Settings.from_environment()
+
+
+def test_a_tensorboard_that_does_not_work_is_a_hindrance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    told = Settings(tensorboard=tmp_path).hindrance(0, adapts=True)
+    assert "has no tensorboard that works" in told
+    assert "pip install 'hvd_compress[tensorboard]'" in told
 
 
 def test_a_misspelt_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from hvd_compress.controller.watch import (
     FELT,
     SHORT_WINDOW,
     WINDOW,
-    WINDOW_S,
     Watch,
 )
 
@@ -46,7 +45,6 @@ def test_where_steps_are_short_windows_are_of_half_a_second(step_s: float, steps
     watch = watch_that_knows()
     watch.take(agreed(1.0, step_s), 0.01)
     assert watch.length == steps
-    assert steps * step_s >= WINDOW_S or steps == WINDOW
 
 
 def test_a_window_and_a_round_leave_a_change_that_only_agreements_tell_within_thirty_steps() -> None:
@@ -91,8 +89,8 @@ def test_what_agreeing_took_for_no_reason_is_noise() -> None:
     assert watch.take(agreed(0.04), 0.01) == ""
 
 
-def test_what_an_agreement_takes_longer_beside_computation_is_learned_as_noise() -> None:
-    """Those for which all ranks wait take 1 ms, the others 20 ms: the network is measured at most twice for that."""
+def test_what_agreements_take_now_and_then_is_learned_as_noise() -> None:
+    """Some take 1 ms, some 20 ms: the network is measured at most twice for that."""
     watch, said = Watch(), []
     for settled, agree_s in [(False, 0.0), (False, 0.001), (True, 0.001), *[(True, 0.020), (False, 0.001)] * 10]:
         if words := window(watch, agree_s, settled):
@@ -178,18 +176,6 @@ def felt(own_s: float) -> Watch:
     watch.take(replace(agreed(0.010), own=Took(own_s)), 0.01)
     watch.looked_at(odd=False)
     return watch
-
-
-def test_a_rank_that_waited_for_an_agreement_feels_only_what_is_odder() -> None:
-    """One that comes last finds everything there."""
-    for settled, own_s, note in ((False, 0.004, 0), (False, 0.002, FELT), (True, 0.004, FELT)):
-        watch = Watch()
-        for _ in range(4):
-            window(watch, 0.010)
-        watch.ask([], settled)
-        assert watch.beside == settled
-        watch.take(replace(agreed(0.010), own=Took(own_s)), 0.01)
-        assert watch.note == note
 
 
 @pytest.mark.parametrize(("own_s", "note"), [(0.030, 0), (0.060, FELT), (0.009, 0), (0.001, FELT)])
