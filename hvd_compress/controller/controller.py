@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -210,8 +210,12 @@ class Controller:
             words = [f"bucket {self.history.number(number)} took another time in a final" for number in upset]
             reason = latency or next(iter(words), "")
             return Suspicion(reason, bool(latency), upset=upset) if reason else None
+        known_s = [chooser.standing.seconds for chooser in choosers]
         drifted = self._drift(step, agreed, typical, used)
         self._watch.looked_at(any(chooser.standing.odd for chooser in choosers))
+        if drifted and not latency and not self._felt_by_most(drifted, typical, known_s):
+            self._look_into(step, drifted, "others, over the same network, take what they took")
+            return None
         if reason := latency or next(iter(drifted.values()), ""):
             return Suspicion(reason, bool(latency), drifted)
         for number, reason in self._ratios.moved(agreed, last_ways, self._passed, OVERHEAD, step):
@@ -275,8 +279,7 @@ class Controller:
         self._watch.was_noise(suspicion.agreeing)
         for number in suspicion.upset:
             self._courses[number].end_round(step)
-        for number, words in suspicion.drifted.items():
-            self._courses[number].try_what_lasts(step, words, self._network)
+        self._look_into(step, suspicion.drifted)
 
     def predicted(self, number: int, candidate: Candidate) -> float:
         """Return the seconds that a bucket is expected to take by a candidate (`Course.predicted`)."""
@@ -328,3 +331,33 @@ class Controller:
         windows = zip(self._courses, typical, used, sent, strict=True)
         found = [course.take_window(step, seconds, way, gain) for course, seconds, way, gain in windows]
         return {number: words for number, words in enumerate(found) if words}
+
+    def _felt_by_most(self, drifted: Collection[int], typical: Sequence[float], known_s: Sequence[float]) -> bool:
+        """Whether buckets that are most of the exchanges, by time, were odd in the last window.
+
+        If not, what drifted did so for another reason than the network: that of the others is the same.
+
+        Args:
+            typical: seconds that each bucket took.
+            known_s: what it was known to take; NaN where nothing was.
+        """
+        weights = [
+            seconds if math.isnan(known) else max(seconds, known)
+            for seconds, known in zip(typical, known_s, strict=True)
+        ]
+        odd = [number in drifted or course.chooser.standing.doubted for number, course in enumerate(self._courses)]
+        return 2 * sum(weight for weight, is_odd in zip(weights, odd, strict=True) if is_odd) >= sum(weights)
+
+    def _look_into(self, step: int, drifted: Mapping[int, str], why: str = "") -> None:
+        """Buckets drifted, as the words say, on a network that is what it was: try what lasts.
+
+        Args:
+            why: that is known, if it was not measured.
+        """
+        for number, words in drifted.items():
+            if why:
+                said, network = f"{words}, but {why}", self._network
+                self.history.add(
+                    Event(step, "noise", number, latency=network.latency, transfer=network.transfer, reason=said)
+                )
+            self._courses[number].try_what_lasts(step, words, self._network)

@@ -25,7 +25,7 @@ class Event:
     Attributes:
         step: after which it happened.
         kind: "begin" (a round of trials), "choice", "window" (steps that were looked at), "network" (another one was
-            found), "noise" (the network was measured, and is what it was), "ratio" (chosen, perhaps the one before),
+            found), "noise" (what was odd is not the network), "ratio" (chosen, perhaps the one before),
             "rollout" (steps with a ratio that were taken back) or "worker" (STAR or VAR was chosen).
         bucket: which one, or -1 for all.
         candidate: what was tried, chosen or in use.

@@ -54,6 +54,11 @@ class Standing:
         """Whether the last window was odd, and the next will tell more; not where that was noise before."""
         return self._odd_windows > 0 and self._patience.fresh
 
+    @property
+    def doubted(self) -> bool:
+        """Whether the last window was odd."""
+        return self._odd_windows > 0
+
     def begin(self, seconds: float, known: Known) -> None:
         """A choice was made: that it is to take so long is known from there."""
         self._rest_on(seconds, known)

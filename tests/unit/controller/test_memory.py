@@ -35,6 +35,7 @@ class Job:
         self, monkeypatch: pytest.MonkeyPatch, engine: InProcessEngine, buckets: int = 1, goal: AutoRatio | None = None
     ) -> None:
         self._engine, self._step, self._factor = engine, 0, 1.0
+        self.measured = 0  # how often the network was
         monkeypatch.setattr(watch, "WINDOW", watch.SHORT_WINDOW)
         monkeypatch.setattr(Network, "remeasured", lambda known, _: self._found(known))
         bucket = Bucket(100_000, 4, goal.start if goal is not None else 0.01, (ALLGATHER, STAR))
@@ -67,6 +68,7 @@ class Job:
         return [event for event in list(controller.history)[known:] if event.kind in ("begin", "choice")]
 
     def _found(self, known: Network) -> Network:
+        self.measured += 1
         found = Network(COSTS, self._factor, self._factor)
         return known if found.like(known) else found
 
@@ -201,6 +203,19 @@ def test_what_sends_somewhat_more_now_is_recalled_with_times_that_are_longer(mon
     assert factors.keys() == before.keys()
     assert list(factors.values()) == pytest.approx([chooser.choice.seconds / 0.010] * 2)
     assert chooser.choice.seconds > 0.0101
+
+
+def test_what_few_of_the_buckets_feel_is_no_matter_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By time, longer and shorter: those that take what they took went over the same one."""
+    for factor, small in ((2.0, FAST), (0.5, SLOW)):
+        job = Job(monkeypatch, InProcessWorld(1).engine(0), buckets=3)
+        job.train(small, 1.0, small, SLOW)
+        odd = {way: factor * seconds for way, seconds in small.items()}
+        job.train(odd, 1.0, small, SLOW, steps=8)
+        assert job.noise
+        assert job.measured == 0
+        job.train(odd, 1.0, odd, {way: factor * seconds for way, seconds in SLOW.items()}, steps=8)
+        assert job.measured > 0
 
 
 def test_noise_begins_no_round_and_what_lasts_begins_one_for_its_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
