@@ -258,8 +258,8 @@ class Pipeline:
     def _communicate(self, number: int) -> Future[torch.Tensor]:
         passage, encoded = self._passages[number]
         try:
-            encoded.result()
             self._engine.place = passage.label
+            encoded.result()
             with located(passage.label):
                 self._refuse_after_failure()
             with located(lambda: f"{passage.label}, {self._engine.pending}"), passage.lane.communicating():

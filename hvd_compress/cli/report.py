@@ -34,7 +34,8 @@ def _summary(events: list[Event]) -> Table:
             table.add_row(str(event.step), str(event.bucket), ratio, "", event.reason)
         elif event.kind in ("network", "noise"):
             factors = f"latency x {event.latency:.2g}, transfer x {event.transfer:.2g}"
-            table.add_row(str(event.step), "", f"{event.kind}: {factors}", "", event.reason)
+            bucket = str(event.bucket) if event.bucket >= 0 else ""
+            table.add_row(str(event.step), bucket, f"{event.kind}: {factors}", "", event.reason)
     return table
 
 

@@ -211,11 +211,15 @@ class Controller:
             reason = latency or next(iter(words), "")
             return Suspicion(reason, bool(latency), upset=upset) if reason else None
         known_s = [chooser.standing.seconds for chooser in choosers]
+        witnesses = [n for n, c in enumerate(choosers) if c.standing.tells and not self._workers.mixed(n)]
         drifted = self._drift(step, agreed, typical, used)
         self._watch.looked_at(any(chooser.standing.odd for chooser in choosers))
-        if drifted and not latency and not self._felt_by_most(drifted, typical, known_s):
-            self._look_into(step, drifted, "others, over the same network, take what they took")
-            return None
+        quiet = drifted and not latency and self._watch.latency_known
+        if quiet and self._denied(drifted, witnesses, typical, known_s):
+            self._take_for_local(step, drifted)
+            drifted = {}
+            if not self.settled:
+                return None
         if reason := latency or next(iter(drifted.values()), ""):
             return Suspicion(reason, bool(latency), drifted)
         for number, reason in self._ratios.moved(agreed, last_ways, self._passed, OVERHEAD, step):
@@ -279,7 +283,17 @@ class Controller:
         self._watch.was_noise(suspicion.agreeing)
         for number in suspicion.upset:
             self._courses[number].end_round(step)
-        self._look_into(step, suspicion.drifted)
+        for number, words in suspicion.drifted.items():
+            self._courses[number].try_what_lasts(step, f"{words}, though the network is what it was", self._network)
+
+    def _take_for_local(self, step: int, drifted: Mapping[int, str]) -> None:
+        """What drifted did so for another reason than the network: the same, without measuring it."""
+        latency, transfer = self._network.latency, self._network.transfer
+        for number, words in drifted.items():
+            why = "others, over the same network, take what they took"
+            event = Event(step, "noise", number, latency=latency, transfer=transfer, reason=f"{words}, but {why}")
+            self.history.add(event)
+            self._courses[number].try_what_lasts(step, f"{words}, though {why}", self._network)
 
     def predicted(self, number: int, candidate: Candidate) -> float:
         """Return the seconds that a bucket is expected to take by a candidate (`Course.predicted`)."""
@@ -332,32 +346,16 @@ class Controller:
         found = [course.take_window(step, seconds, way, gain) for course, seconds, way, gain in windows]
         return {number: words for number, words in enumerate(found) if words}
 
-    def _felt_by_most(self, drifted: Collection[int], typical: Sequence[float], known_s: Sequence[float]) -> bool:
-        """Whether buckets that are most of the exchanges, by time, were odd in the last window.
-
-        If not, what drifted did so for another reason than the network: that of the others is the same.
+    def _denied(
+        self, drifted: Collection[int], witnesses: Sequence[int], typical: Sequence[float], known_s: Sequence[float]
+    ) -> bool:
+        """Whether most of the exchanges, by time, deny that the network is why buckets drifted: it is theirs, too.
 
         Args:
+            witnesses: buckets that would have told if they took another time.
             typical: seconds that each bucket took.
-            known_s: what it was known to take; NaN where nothing was.
+            known_s: what it was known to take.
         """
-        weights = [
-            seconds if math.isnan(known) else max(seconds, known)
-            for seconds, known in zip(typical, known_s, strict=True)
-        ]
-        odd = [number in drifted or course.chooser.standing.doubted for number, course in enumerate(self._courses)]
-        return 2 * sum(weight for weight, is_odd in zip(weights, odd, strict=True) if is_odd) >= sum(weights)
-
-    def _look_into(self, step: int, drifted: Mapping[int, str], why: str = "") -> None:
-        """Buckets drifted, as the words say, on a network that is what it was: try what lasts.
-
-        Args:
-            why: that is known, if it was not measured.
-        """
-        for number, words in drifted.items():
-            if why:
-                said, network = f"{words}, but {why}", self._network
-                self.history.add(
-                    Event(step, "noise", number, latency=network.latency, transfer=network.transfer, reason=said)
-                )
-            self._courses[number].try_what_lasts(step, words, self._network)
+        odd = {n for n, course in enumerate(self._courses) if n in drifted or course.chooser.standing.doubted}
+        calm_s = sum(known_s[n] for n in witnesses if n not in odd and math.isfinite(typical[n]))
+        return calm_s > sum(max(known_s[n], typical[n]) for n in odd if math.isfinite(typical[n]))

@@ -100,10 +100,10 @@ class Course:
             self._memory.keep(Met(step, left, ratio, way, usual, dict(self.chooser.measured)))
 
     def try_what_lasts(self, step: int, words: str, network: Network) -> None:
-        """It drifted, as `words` say, and the network is what it was: where that is no noise, begin a round."""
+        """It drifted, as `words` say, and not because of the network: where that is no noise, begin a round."""
         if self.chooser.standing.lasts(self.chooser.rival_s):
             self._expected.renew(network)
-            self.begin_round(step, f"{words}, though the network is what it was")
+            self.begin_round(step, words)
 
     def choose_ratio(self, step: int, reason: str) -> None:
         """Send another ratio if one is better now."""

@@ -55,6 +55,11 @@ class Standing:
         return self._odd_windows > 0 and self._patience.fresh
 
     @property
+    def tells(self) -> bool:
+        """Whether a window that differs by the factor of a drift would be odd: enough is known, and enough is sent."""
+        return self.known is Known.WINDOW and (1 - 1 / self._policy.drift) * self.seconds > self._policy.least_s
+
+    @property
     def doubted(self) -> bool:
         """Whether the last window was odd."""
         return self._odd_windows > 0
@@ -108,7 +113,7 @@ class Standing:
         return far and abs(seconds - self.seconds) > policy.least_s
 
     def lasts(self, rival_s: float) -> bool:
-        """The network was measured, and is what it was; return whether to try all ways again nevertheless.
+        """It is not the network that is another one; return whether to try all ways again nevertheless.
 
         That is where it has lasted, as something else has changed, such as the load of processors; where what is known
         is of another time; and, once, where a lucky trial beat what is faster than the first window.

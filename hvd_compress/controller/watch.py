@@ -59,6 +59,11 @@ class Watch:
         """How many steps there are from one comparison to the next, while choices stand."""
         return SHORT_WINDOW if self._fresh or self._latency.young else self._window
 
+    @property
+    def latency_known(self) -> bool:
+        """Whether the last comparison says that the latency is what it was."""
+        return not (self._latency.young or self._latency.odd)
+
     def seen(self, seconds: float) -> None:
         """Take what the exchanges of a step took on this rank, all buckets together."""
         self._alarm.seen(seconds)

@@ -218,6 +218,24 @@ def test_what_few_of_the_buckets_feel_is_no_matter_of_the_network(monkeypatch: p
         assert job.measured > 0
 
 
+def test_who_could_not_tell_does_not_deny_that_the_network_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty buckets of half a millisecond are odd from 0.3 ms on: 1.45 times as long is not."""
+    job, small = Job(monkeypatch, InProcessWorld(1).engine(0), buckets=41), {ALLGATHER: 0.0005, STAR: 0.0006}
+    job.train(FAST, 1.0, *[small] * 40)
+    slower = [{way: 1.45 * seconds for way, seconds in times.items()} for times in (FAST, *[small] * 40)]
+    job.train(slower[0], 1.0, *slower[1:], steps=16)
+    assert job.measured > 0
+
+
+def test_a_latency_that_may_have_changed_is_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few of the buckets, by time, may be all that feel it."""
+    monkeypatch.setattr(watch.Watch, "latency_known", False)
+    job = Job(monkeypatch, InProcessWorld(1).engine(0), buckets=2)
+    job.train(FAST, 1.0, SLOW)
+    job.train({way: 2 * seconds for way, seconds in FAST.items()}, 1.0, SLOW, steps=8)
+    assert job.measured > 0
+
+
 def test_noise_begins_no_round_and_what_lasts_begins_one_for_its_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch, InProcessWorld(1).engine(0), buckets=3)
     job.train(FAST, 1.0, FAST, FAST)
