@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,6 +18,7 @@ from hvd_compress.controller.ratios import Ratios
 from hvd_compress.controller.report import Agreed, Look, Pending, Timing, Took, agree, median
 from hvd_compress.controller.sights import Sight, Workers
 from hvd_compress.controller.watch import OVERHEAD, Watch
+from hvd_compress.controller.witnesses import Witnesses
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.engines.base import Engine
 
@@ -210,12 +211,12 @@ class Controller:
             words = [f"bucket {self.history.number(number)} took another time in a final" for number in upset]
             reason = latency or next(iter(words), "")
             return Suspicion(reason, bool(latency), upset=upset) if reason else None
-        known_s = [chooser.standing.seconds for chooser in choosers]
-        witnesses = [n for n, c in enumerate(choosers) if c.standing.tells and not self._workers.mixed(n)]
+        mixed = [number for number in range(len(choosers)) if self._workers.mixed(number)]
+        witnesses = Witnesses([chooser.standing for chooser in choosers], mixed)
         drifted = self._drift(step, agreed, typical, used)
         self._watch.looked_at(any(chooser.standing.odd for chooser in choosers))
         quiet = drifted and not latency and self._watch.latency_known
-        if quiet and self._denied(drifted, witnesses, typical, known_s):
+        if quiet and witnesses.deny(drifted, typical):
             self._take_for_local(step, drifted)
             drifted = {}
             if not self.settled:
@@ -267,7 +268,7 @@ class Controller:
             self._take_for_noise(step, suspicion)
             return
         self._watch.found_another()
-        self._pending, self._took = Pending(), Took()  # those are of the other network
+        self._took = Took()  # that is of the other network
         latency, transfer = self._network.latency, self._network.transfer
         self.history.add(Event(step, "network", latency=latency, transfer=transfer, reason=suspicion.reason))
         for course in self._courses:
@@ -277,9 +278,7 @@ class Controller:
 
     def _take_for_noise(self, step: int, suspicion: Suspicion) -> None:
         """The network is what it was: choices stand, but for those of buckets that have long taken another time."""
-        latency, transfer = self._network.latency, self._network.transfer
-        said = f"{suspicion.reason}, but the network is what it was"
-        self.history.add(Event(step, "noise", latency=latency, transfer=transfer, reason=said))
+        self._log_noise(step, f"{suspicion.reason}, but the network is what it was")
         self._watch.was_noise(suspicion.agreeing)
         for number in suspicion.upset:
             self._courses[number].end_round(step)
@@ -288,12 +287,14 @@ class Controller:
 
     def _take_for_local(self, step: int, drifted: Mapping[int, str]) -> None:
         """What drifted did so for another reason than the network: the same, without measuring it."""
-        latency, transfer = self._network.latency, self._network.transfer
+        why = "others, over the same network, take what they took"
         for number, words in drifted.items():
-            why = "others, over the same network, take what they took"
-            event = Event(step, "noise", number, latency=latency, transfer=transfer, reason=f"{words}, but {why}")
-            self.history.add(event)
+            self._log_noise(step, f"{words}, but {why}", number)
             self._courses[number].try_what_lasts(step, f"{words}, though {why}", self._network)
+
+    def _log_noise(self, step: int, reason: str, number: int = -1) -> None:
+        latency, transfer = self._network.latency, self._network.transfer
+        self.history.add(Event(step, "noise", number, latency=latency, transfer=transfer, reason=reason))
 
     def predicted(self, number: int, candidate: Candidate) -> float:
         """Return the seconds that a bucket is expected to take by a candidate (`Course.predicted`)."""
@@ -345,17 +346,3 @@ class Controller:
         windows = zip(self._courses, typical, used, sent, strict=True)
         found = [course.take_window(step, seconds, way, gain) for course, seconds, way, gain in windows]
         return {number: words for number, words in enumerate(found) if words}
-
-    def _denied(
-        self, drifted: Collection[int], witnesses: Sequence[int], typical: Sequence[float], known_s: Sequence[float]
-    ) -> bool:
-        """Whether most of the exchanges, by time, deny that the network is why buckets drifted: it is theirs, too.
-
-        Args:
-            witnesses: buckets that would have told if they took another time.
-            typical: seconds that each bucket took.
-            known_s: what it was known to take.
-        """
-        odd = {n for n, course in enumerate(self._courses) if n in drifted or course.chooser.standing.doubted}
-        calm_s = sum(known_s[n] for n in witnesses if n not in odd and math.isfinite(typical[n]))
-        return calm_s > sum(max(known_s[n], typical[n]) for n in odd if math.isfinite(typical[n]))
