@@ -61,7 +61,7 @@ def main() -> None:
 
 def run(lab: Lab, latency: str, bandwidth: str, numels: str, ratios: str) -> list[dict]:
     start = time.monotonic()
-    cells = launching.run(lab, "cell.py", latency, bandwidth, numels, ratios, 60)
+    cells = launching.run(lab, "cell.py", latency, bandwidth, numels, ratios, 100)
     for cell in cells:
         print(line(cell), f"({time.monotonic() - start:.0f} s)", flush=True)
     return cells

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 
-from hvd_compress.controller.policy import Policy
+from hvd_compress.controller.policy import Policy, Round
 from hvd_compress.controller.standing import Known, Standing
 from hvd_compress.cost.candidates import Candidate
 
@@ -53,7 +53,8 @@ class Chooser:
         self._finals = self._steps_left = 0  # of this round
         self._upset = False
         self._expected: dict[Candidate, float] = {}  # as predicted before it was tried
-        self._predict: Predict
+        self._predict: Predict  # both of this round
+        self._round: Round
         self.choice: Choice | None = None
         self.standing = Standing(policy)
 
@@ -83,7 +84,8 @@ class Chooser:
         """Begin a round: all that was measured before is forgotten. `predict` may know more each time it is asked."""
         self._predict = predict
         self._samples, self._times, self._finals, self._upset = {}, {}, 0, False
-        self._steps_left = self._policy.first_steps if self.choice is None else self._policy.steps
+        self._round = self._policy.first if self.choice is None else self._policy.later
+        self._steps_left = self._round.steps
         predicted = self._predictions()
         self._try(self._first(predicted), predicted)
 
@@ -164,19 +166,10 @@ class Chooser:
         self.choice = Choice(best, self._times[best], self._expected[best], self._reason(best))
         self.standing.begin(self.choice.seconds, Known.TRIALS)
 
-    @property
-    def _margin(self) -> float:
-        return self._policy.margin if self.choice is None else self._policy.later_margin
-
-    @property
-    def _steps_of_final(self) -> int:
-        """Of each finalist."""
-        return self._policy.final if self.choice is None else self._policy.later_final
-
     def _reason(self, best: Candidate) -> str:
         rivals = sorted((t, str(c)) for c, t in self._times.items() if c != best)
         if not rivals:
-            return f"every other way is predicted to take more than {self._margin:g} times as long"
+            return f"every other way is predicted to take more than {self._round.margin:g} times as long"
         taken, name = rivals[0]
         compared = f"{self._times[best] * 1e3:.2f} ms measured, next {name} with {taken * 1e3:.2f}"
         if best.scheme == "dense":
@@ -191,16 +184,15 @@ class Chooser:
 
         And the candidate in use, without which nothing can be compared.
         """
-        limit = min(predicted.values()) * self._margin + self._policy.least_s
+        limit = min(predicted.values()) * self._round.margin + self._policy.least_s
         best: dict[tuple[str, str], Candidate] = {}
         for candidate in sorted(self._candidates, key=lambda candidate: predicted[candidate]):
             if predicted[candidate] <= limit:
                 best.setdefault((candidate.scheme, candidate.algorithm), candidate)
-        most = self._policy.most if self.choice is None else self._policy.later_most
-        chosen = list(best.values())[:most]
+        chosen = list(best.values())[: self._round.most]
         in_use = self.choice.candidate if self.choice is not None else None
         if in_use is not None and in_use not in chosen and math.isfinite(predicted[in_use]):
-            chosen = [*chosen[: most - 1], in_use]
+            chosen = [*chosen[: self._round.most - 1], in_use]
         return chosen
 
     def _all_changed(self, fresh: Mapping[Candidate, float]) -> bool:
@@ -215,12 +207,11 @@ class Chooser:
 
         Nor where it does not matter: where all of them are as fast as can be told.
         """
-        policy = self._policy
-        limit = (1 + (policy.near - 1) / (self._finals + 1)) * self._times[best] + policy.least_s
+        least_s, steps = self._policy.least_s, self._round.final
+        limit = (1 + (self._round.near - 1) / (self._finals + 1)) * self._times[best] + least_s
         near = sorted((c for c, t in self._times.items() if t <= limit), key=self._times.__getitem__)
-        steps = self._steps_of_final
-        near = near[: min(policy.finalists, max(0, self._steps_left) // steps)]
-        matters = bool(near) and self._times[near[-1]] - self._times[best] > policy.least_s
+        near = near[: min(self._round.finalists, max(0, self._steps_left) // steps)]
+        matters = bool(near) and self._times[near[-1]] - self._times[best] > least_s
         return [candidate for candidate in near for _ in range(steps)] if matters and len(near) > 1 else []
 
     def _once_more(self, best: Candidate) -> list[Candidate]:
@@ -228,14 +219,14 @@ class Chooser:
 
         A step may be far shorter than others: where a rank comes late, part of the exchange is over by then.
         """
-        policy, rivals = self._policy, [taken for way, taken in self._times.items() if way != best]
-        far = bool(rivals) and min(rivals) > policy.near * self._times[best] + policy.least_s
+        rivals = [taken for way, taken in self._times.items() if way != best]
+        far = bool(rivals) and min(rivals) > self._round.near * self._times[best] + self._policy.least_s
         again = far and len(self._samples[best]) == 1 and self._steps_left > 0
         return [best] * 2 if again else []
 
     def _next(self, best: Candidate, predicted: dict[Candidate, float]) -> list[Candidate]:
-        shortest, policy = self._times[best], self._policy
-        limit = (policy.related if self.choice is None else policy.later_related) * shortest
+        shortest = self._times[best]
+        limit = self._round.related * shortest
         related = {(c.scheme, c.algorithm) for c, t in self._times.items() if t <= limit}
         wanted = [
             c
@@ -244,7 +235,7 @@ class Chooser:
             and math.isfinite(predicted[c])
             and (predicted[c] <= shortest or (c.scheme, c.algorithm) in related)
         ]
-        left = self._steps_left - 2 * self._steps_of_final
+        left = self._steps_left - 2 * self._round.final
         return sorted(wanted, key=predicted.__getitem__)[: max(0, left)]
 
     def _try(self, candidates: Sequence[Candidate], predicted: dict[Candidate, float]) -> None:

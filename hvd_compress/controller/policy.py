@@ -6,26 +6,42 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Policy:
-    """How the choice is made.
+class Round:
+    """How a round of trials goes. The defaults are those of the first one, in which there is time.
 
     Attributes:
-        margin: candidates that are predicted to take up to so many times the fastest one are tried in the first round.
-        later_margin: the same of later rounds, when curves were bent to what the network is seen to do.
-        most: so many of them at most.
-        later_most: the same of later rounds, the one in use among them. Steps must be left: for other broadcasts, which
-            make more of a difference than what is predicted to be slower, and curves that were bent tell least of; and
-            for a final.
+        margin: candidates that are predicted to take up to so many times the fastest one are tried.
+        most: so many of them at first, the one in use among them.
         related: the ways to broadcast indices are tried of an AR-Topk that took up to this many times the shortest.
-        later_related: the same of later rounds.
         near: a candidate reaches the final if it took up to this many times the shortest of all; half of what that is
             above 1 in the second final, a third in the third one.
         finalists: so many at most.
         final: steps in a row of each of them. STAR has another root in each step, which some ways feel.
-        later_final: the same of later rounds, in which to try more ways tells more than to try two of them for longer.
-        steps: of a round at most, of all buckets together; finals go on until they are used up or one is left. Where a
-            round shows that another ratio is better, the bucket begins another round.
-        first_steps: the same of the first round, in which there is time.
+        steps: of the round at most, of all buckets together; finals go on until they are used up or one is left. Where
+            a round shows that another ratio is better, the bucket begins another round.
+    """
+
+    margin: float = 2.0
+    most: int = 8
+    related: float = 1.6
+    near: float = 1.4
+    finalists: int = 6
+    final: int = 4
+    steps: int = 64
+
+
+LATER = Round(margin=1.5, most=6, related=1.3, near=1.3, finalists=4, final=2, steps=16)
+"""Curves were bent to what the network is seen to do, so fewer ways are promising; and there is less time. Steps must
+be left: for other broadcasts, which make more of a difference than what is predicted to be slower, and curves that were
+bent tell least of; and for a final. To try more ways tells more than to try two of them for longer."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How the choice is made.
+
+    Attributes:
+        first, later: how rounds go, the first one and those in which there is a choice already.
         hysteresis: by how much a candidate must be faster than the one in use to replace it.
         drift: how far the time of the candidate in use may leave what was measured, as a factor, in two windows in a
             row, before the network is measured.
@@ -40,18 +56,8 @@ class Policy:
         least_s: times that differ by less than this, in seconds, are not told apart.
     """
 
-    margin: float = 2.0
-    later_margin: float = 1.5
-    most: int = 8
-    later_most: int = 6
-    related: float = 1.6
-    later_related: float = 1.3
-    near: float = 1.3
-    finalists: int = 4
-    final: int = 4
-    later_final: int = 2
-    steps: int = 16
-    first_steps: int = 44
+    first: Round = Round()
+    later: Round = LATER
     hysteresis: float = 0.03
     drift: float = 1.25
     evident: float = 1.5

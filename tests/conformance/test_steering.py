@@ -15,7 +15,7 @@ from hvd_compress.controller.alarm import Alarm
 from hvd_compress.controller.controller import Suspicion
 from hvd_compress.controller.latency import LatencyWatch
 from hvd_compress.controller.network import Network
-from hvd_compress.controller.policy import Policy
+from hvd_compress.controller.policy import Policy, Round
 from hvd_compress.controller.report import Agreed
 from hvd_compress.cost.candidates import Candidate
 from hvd_compress.decision import Request
@@ -38,7 +38,7 @@ def settings(log: Path | None = None) -> Settings:
 
 def test_ranks_choose_alike_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All ways are tried, dense among them: what was given equals what came back and what is left, in sum."""
-    monkeypatch.setattr(steering, "Policy", partial(Policy, margin=1e6, most=16, first_steps=16))
+    monkeypatch.setattr(steering, "Policy", partial(Policy, Round(margin=1e6, most=16, steps=16)))
 
     def body(engine: InProcessEngine):
         parameters, optimizer = on_engine(engine, AUTO, settings=settings(tmp_path / "log.jsonl"))
@@ -72,7 +72,7 @@ def test_while_a_choice_stands_ways_are_asked_for_once_a_window(monkeypatch: pyt
     monkeypatch.setattr(watch, "WINDOW_S", 0.0)
     monkeypatch.setattr(Alarm, "raised", False)  # by noise
     monkeypatch.setattr(LatencyWatch, "felt", lambda *_, **__: False)
-    calm = partial(Policy, margin=1.0, least_s=0.0, drift=1e9, evident=1e9, broken=1e9)
+    calm = partial(Policy, Round(margin=1.0), least_s=0.0, drift=1e9, evident=1e9, broken=1e9)
     monkeypatch.setattr(steering, "Policy", calm)
     monkeypatch.setattr(LatencyWatch, "changed", lambda *_: "")
     monkeypatch.setattr(Network, "remeasured", lambda network, _: network)

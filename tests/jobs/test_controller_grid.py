@@ -42,7 +42,7 @@ def test_cells_of_the_grid(
         (cell,) = grid.run(lab, latency, bandwidth, str(NUMEL), str(RATIO))
     assert cell["chosen"] in cell["measured"]
     assert "ms measured" in cell["reason"]
-    assert cell["steps"] <= 1 + Policy().first_steps
+    assert cell["steps"] <= 1 + Policy().first.steps
     assert grid.regret(cell, cell["chosen"]) >= 0
     assert grid.page([cell]).count("controller") == 1
     if slow:  # 800 KB take 0.4 s; 2,000 values and indices, some 0.05 s

@@ -10,7 +10,7 @@ import random
 import pytest
 
 from hvd_compress.controller.chooser import Chooser
-from hvd_compress.controller.policy import Policy
+from hvd_compress.controller.policy import Policy, Round
 from hvd_compress.controller.standing import Known
 from hvd_compress.cost.candidates import ALGORITHMS_OF, Candidate
 from hvd_compress.cost.formulas import Formulas
@@ -56,7 +56,7 @@ def test_a_wrong_prediction_is_corrected_by_trials(alpha: float, bits: float, nu
     steps = run_round(chooser, truth.__getitem__, noise)
     assert chooser.choice is not None
     assert truth[chooser.choice.candidate] <= 1.1 * min(truth.values()) + 0.0003
-    assert steps <= Policy().first_steps
+    assert steps <= Policy().first.steps
 
 
 def test_no_compression_is_chosen_where_kernels_cost_more_than_they_save() -> None:
@@ -113,7 +113,7 @@ def queue(chooser: Chooser) -> list[Candidate]:
 
 
 def test_what_came_near_the_best_meets_it_in_a_final() -> None:
-    chooser, ways = prepared(Policy(near=1.3, final=3, first_steps=9), 0.100, 0.120, 0.150)
+    chooser, ways = prepared(Policy(Round(near=1.3, final=3, steps=9)), 0.100, 0.120, 0.150)
     assert queue(chooser) == list(ways)
     assert not chooser.learn([0.100, 0.120, 0.150])
     assert queue(chooser) == [ways[0]] * 3 + [ways[1]] * 3
@@ -125,7 +125,7 @@ def test_what_came_near_the_best_meets_it_in_a_final() -> None:
 
 def test_a_root_from_which_a_way_takes_long_counts() -> None:
     """STAR has another root in each of four steps; without the longest the first way would be the shorter one."""
-    chooser, ways = prepared(Policy(near=2.0, first_steps=10), 0.700, 0.700)
+    chooser, ways = prepared(Policy(Round(near=2.0, final=4, steps=10)), 0.700, 0.700)
     assert not chooser.learn([0.700, 0.710])
     assert queue(chooser) == [ways[0]] * 4 + [ways[1]] * 4
     assert chooser.learn([0.560, 0.780, 0.705, 0.900, 0.720, 0.710, 0.720, 0.730])
@@ -134,7 +134,7 @@ def test_a_root_from_which_a_way_takes_long_counts() -> None:
 
 
 def test_a_step_that_is_far_too_short_counts_for_little() -> None:
-    chooser, ways = prepared(Policy(near=2.0, final=3, first_steps=8), 0.100, 0.100)
+    chooser, ways = prepared(Policy(Round(near=2.0, final=3, steps=8)), 0.100, 0.100)
     chooser.learn([0.090, 0.100])
     assert chooser.learn([0.090, 0.090, 0.090, 0.100, 0.010, 0.100])
     assert chooser.choice is not None
@@ -142,7 +142,7 @@ def test_a_step_that_is_far_too_short_counts_for_little() -> None:
 
 
 def test_later_rounds_try_less() -> None:
-    chooser, ways = prepared(Policy(margin=2.0, later_margin=1.5, near=1.0), 0.100, 0.140, 0.190)
+    chooser, ways = prepared(Policy(Round(margin=2.0, near=1.0), Round(margin=1.5)), 0.100, 0.140, 0.190)
     assert queue(chooser) == list(ways)
     chooser.learn([0.100, 0.200, 0.300])
     chooser.learn([0.100] * chooser.trials_left)
@@ -151,7 +151,7 @@ def test_later_rounds_try_less() -> None:
 
 
 def test_finals_go_on_among_ever_fewer_until_one_is_left_or_steps_are_used_up() -> None:
-    policy = Policy(near=1.4, final=2, first_steps=14)
+    policy = Policy(Round(near=1.4, final=2, steps=14))
     chooser, ways = prepared(policy, 0.100, 0.101, 0.102)
     assert not chooser.learn([0.100, 0.100, 0.102])
     assert queue(chooser) == [way for way in ways for _ in range(2)]
@@ -166,7 +166,7 @@ def test_finals_go_on_among_ever_fewer_until_one_is_left_or_steps_are_used_up() 
 
 @pytest.mark.parametrize("others", [9, 29])
 def test_steps_in_which_other_buckets_have_more_to_try_are_used_up_and_tell_more_of_what_is_tried(others: int) -> None:
-    policy = Policy(near=1.4, final=2, first_steps=14)
+    policy = Policy(Round(near=1.4, final=2, steps=14))
     chooser, ways = prepared(policy, 0.100, 0.101)
     went = [chooser.candidate(step) for step in range(2 + others)]
     assert went[:4] == [*ways, *ways]
@@ -185,7 +185,9 @@ def test_there_is_no_final_among_what_cannot_be_told_apart() -> None:
 
 
 def test_a_later_round_is_shorter_than_the_first() -> None:
-    chooser, ways = prepared(Policy(near=3.0, final=2, first_steps=40, steps=8), 0.100, 0.101)
+    chooser, ways = prepared(
+        Policy(Round(near=3.0, final=2, steps=40), Round(near=3.0, final=2, steps=8)), 0.100, 0.101
+    )
     taken = []
     truth = {way: 0.1 + 0.001 * place for place, way in enumerate(ways)}
     for _ in range(2):
@@ -200,7 +202,7 @@ def test_a_later_round_is_shorter_than_the_first() -> None:
 
 def test_a_network_that_changes_between_trials_and_final_upsets_the_round() -> None:
     for factor, upset in ((2.0, True), (0.5, True), (1.2, False)):
-        chooser, _ = prepared(Policy(final=2), 0.100, 0.101)
+        chooser, _ = prepared(Policy(Round(final=2)), 0.100, 0.101)
         chooser.learn([0.100, 0.101])
         ended = chooser.learn([factor * 0.1] * 4)
         assert (ended, chooser.upset) == (upset, upset)
@@ -216,7 +218,7 @@ def test_ways_to_broadcast_are_tried_of_what_is_not_far_from_the_best() -> None:
     far, near = (Candidate("star", algorithm) for algorithm in ("ring", "rabenseifner"))
     others = [Candidate("star", way.algorithm, "binomial") for way in (far, near)]
     fast = Candidate("allgather")
-    chooser = Chooser((fast, far, near, *others), Policy(related=1.6))
+    chooser = Chooser((fast, far, near, *others), Policy(Round(related=1.6)))
     predicted = {fast: 0.1, far: 0.12, near: 0.13, others[0]: 0.19, others[1]: 0.19}
     chooser.begin_round(predicted.__getitem__)
     assert queue(chooser) == [fast, far, near]
@@ -227,7 +229,7 @@ def test_ways_to_broadcast_are_tried_of_what_is_not_far_from_the_best() -> None:
 def test_in_later_rounds_ways_to_broadcast_are_tried_of_what_is_nearer_to_the_best() -> None:
     fast, near = Candidate("allgather"), Candidate("star", "ring")
     other = Candidate("star", "ring", "binomial")
-    chooser = Chooser((fast, near, other), Policy(related=1.6, later_related=1.3, near=1.0))
+    chooser = Chooser((fast, near, other), Policy(Round(related=1.6, near=1.0), Round(related=1.3, near=1.0)))
     predicted = {fast: 0.1, near: 0.12, other: 0.19}
     tried = []
     for _ in range(2):
@@ -241,14 +243,14 @@ def test_in_later_rounds_ways_to_broadcast_are_tried_of_what_is_nearer_to_the_be
 
 
 def test_a_clear_winner_is_tried_twice_more_and_needs_no_final() -> None:
-    chooser, ways = prepared(Policy(near=1.3), 0.100, 0.120)
+    chooser, ways = prepared(Policy(Round(near=1.3)), 0.100, 0.120)
     assert not chooser.learn([0.100, 0.200])
     assert queue(chooser) == [ways[0]] * 2
     assert chooser.learn([0.100, 0.110])
 
 
 def test_a_single_step_that_was_lucky_wins_nothing() -> None:
-    chooser, ways = prepared(Policy(near=1.3), 0.100, 0.110)
+    chooser, ways = prepared(Policy(Round(near=1.3)), 0.100, 0.110)
     assert not chooser.learn([0.066, 0.108])
     assert not chooser.learn([0.117, 0.118])
     assert sorted(set(queue(chooser)), key=str) == sorted(ways, key=str)  # a final
@@ -262,7 +264,7 @@ def test_a_single_step_that_was_lucky_wins_nothing() -> None:
 def test_a_round_begins_with_so_many_ways_at_most_and_the_one_in_use() -> None:
     ways = tuple(Candidate("dense", name) for name in ("ring", "tree", "recursive_doubling", "rabenseifner"))
     expected = {way: 0.1 + 0.001 * place for place, way in enumerate(ways)}
-    chooser = Chooser(ways, Policy(most=3, later_most=3))
+    chooser = Chooser(ways, Policy(Round(most=3), Round(most=3)))
     chooser.begin_round(expected.__getitem__)
     assert queue(chooser) == list(ways[:3])
     chooser.learn([0.1, 0.5, 0.5])
@@ -299,7 +301,7 @@ def test_in_a_later_round_steps_are_left_for_broadcasts_however_many_ways_are_ne
 
 
 def test_the_fastest_other_way_of_the_last_round_is_the_rival() -> None:
-    chooser, _ = prepared(Policy(near=1.0, least_s=0.0), 0.100, 0.120, 0.130)
+    chooser, _ = prepared(Policy(Round(near=1.0), least_s=0.0), 0.100, 0.120, 0.130)
     chooser.learn([0.100, 0.300, 0.200])
     chooser.learn([0.100] * chooser.trials_left)
     assert chooser.rival_s == 0.2

@@ -12,7 +12,7 @@ from hvd_compress.controller.expected import Bucket
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import History
 from hvd_compress.controller.network import Network
-from hvd_compress.controller.policy import Policy
+from hvd_compress.controller.policy import Policy, Round
 from hvd_compress.controller.report import Agreed, Look, Pending, Timing, Took
 from hvd_compress.controller.sights import Sight, Workers
 from hvd_compress.controller.watch import COMPARED, SHORT_WINDOW, WINDOW
@@ -134,7 +134,8 @@ def rounds(times: list[float], agree_s: list[float]) -> list[str]:
     """Return what the agreements of a round say, in which all steps of one take as long."""
     ways = (Candidate("allgather", "ring"), Candidate("star", "ring"))
     bucket = Bucket(100_000, 4, 0.01, ways)
-    controller = Controller([bucket], Network(Formulas(1e-3, 1e-9, RANKS)), Policy(margin=1e6, near=2.0), History())
+    policy = Policy(Round(margin=1e6, near=2.0))
+    controller = Controller([bucket], Network(Formulas(1e-3, 1e-9, RANKS)), policy, History())
     found = []
     for seconds, agreed_s in zip(times, agree_s, strict=True):
         steps = 0

@@ -50,7 +50,7 @@ def test_where_steps_are_short_windows_are_of_half_a_second(step_s: float, steps
 def test_a_window_and_a_round_leave_a_change_that_only_agreements_tell_within_thirty_steps() -> None:
     agreeing = 2  # launched behind the exchanges of a step, taken after the next
     turn = 4  # of STAR's roots, until one of them tells what it felt beside a step
-    assert WINDOW + agreeing + turn + Policy().steps <= 30
+    assert WINDOW + agreeing + turn + Policy().later.steps <= 30
 
 
 def test_until_it_is_known_what_is_usual_windows_are_short() -> None:
