@@ -30,7 +30,7 @@ def main() -> None:
         first = job.reducer.step
         if network == 0:
             job.step()  # calibrates
-            job.settle(60, pause_s)
+            job.settle(100, pause_s)
         for _ in range(int(steps)):
             time.sleep(pause_s)
             job.step()

@@ -51,6 +51,7 @@ class Chooser:
         self._samples: dict[Candidate, list[float]] = {}  # of this round
         self._times: dict[Candidate, float] = {}  # what they say
         self._finals = self._steps_left = 0  # of this round
+        self._met: list[Candidate] = []  # in a final of it
         self._upset = False
         self._expected: dict[Candidate, float] = {}  # as predicted before it was tried
         self._predict: Predict  # both of this round
@@ -83,7 +84,7 @@ class Chooser:
     def begin_round(self, predict: Predict) -> None:
         """Begin a round: all that was measured before is forgotten. `predict` may know more each time it is asked."""
         self._predict = predict
-        self._samples, self._times, self._finals, self._upset = {}, {}, 0, False
+        self._samples, self._times, self._finals, self._met, self._upset = {}, {}, 0, [], False
         self._round = self._policy.first if self.choice is None else self._policy.later
         self._steps_left = self._round.steps
         predicted = self._predictions()
@@ -205,14 +206,18 @@ class Chooser:
     def _final(self, best: Candidate) -> list[Candidate]:
         """Return the steps of the next final, of the best one and what came near it; none if nothing did.
 
-        Nor where it does not matter: where all of them are as fast as can be told.
+        Nor where it does not matter: where all of them are as fast as can be told. What met in one before goes first:
+        the single steps of what did not are lucky ones by now.
         """
         least_s, steps = self._policy.least_s, self._round.final
         limit = (1 + (self._round.near - 1) / (self._finals + 1)) * self._times[best] + least_s
-        near = sorted((c for c, t in self._times.items() if t <= limit), key=self._times.__getitem__)
+        near = [candidate for candidate, taken in self._times.items() if taken <= limit]
+        near.sort(key=lambda candidate: (candidate != best, candidate not in self._met, self._times[candidate]))
         near = near[: min(self._round.finalists, max(0, self._steps_left) // steps)]
-        matters = bool(near) and self._times[near[-1]] - self._times[best] > least_s
-        return [candidate for candidate in near for _ in range(steps)] if matters and len(near) > 1 else []
+        if all(abs(self._times[candidate] - self._times[best]) <= least_s for candidate in near):
+            return []
+        self._met += [candidate for candidate in near if candidate not in self._met]
+        return [candidate for candidate in near for _ in range(steps)]
 
     def _once_more(self, best: Candidate) -> list[Candidate]:
         """Return some steps of the best one alone, where nothing came near it and it was tried in a single one.

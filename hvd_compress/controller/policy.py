@@ -17,8 +17,9 @@ class Round:
             above 1 in the second final, a third in the third one.
         finalists: so many at most.
         final: steps in a row of each of them. STAR has another root in each step, which some ways feel.
-        steps: of the round at most, of all buckets together; finals go on until they are used up or one is left. Where
-            a round shows that another ratio is better, the bucket begins another round.
+        steps: of the round at most, of all buckets together; finals go on until they are used up or one is left. A
+            bucket whose round began beside longer trials of others may use up more in those. Where a round shows that
+            another ratio is better, the bucket begins another round.
     """
 
     margin: float = 2.0

@@ -123,6 +123,20 @@ def test_what_came_near_the_best_meets_it_in_a_final() -> None:
     assert chooser.choice.seconds == pytest.approx((0.120 + 1.3 * 0.105 + 0.090 + 0.090) / 4)
 
 
+def test_six_ways_meet_in_a_final_of_the_first_round_and_the_best_of_them_again() -> None:
+    ways = tuple(Candidate(scheme, name) for scheme in ("dense", "star") for name in ALGORITHMS_OF[scheme])[:8]
+    truth = {way: 0.1 + 0.005 * place for place, way in enumerate(ways)}
+    chooser = Chooser(ways, Policy())
+    chooser.begin_round(truth.__getitem__)
+    finals = []
+    while not chooser.settled:
+        finals.append(list(dict.fromkeys(queue(chooser))))
+        chooser.learn([truth[way] for way in queue(chooser)])
+    assert finals[:3] == [list(ways), list(ways[:6]), list(ways[:5])]
+    assert chooser.choice is not None
+    assert chooser.choice.candidate == ways[0]
+
+
 def test_a_root_from_which_a_way_takes_long_counts() -> None:
     """STAR has another root in each of four steps; without the longest the first way would be the shorter one."""
     chooser, ways = prepared(Policy(Round(near=2.0, final=4, steps=10)), 0.700, 0.700)
@@ -177,6 +191,14 @@ def test_steps_in_which_other_buckets_have_more_to_try_are_used_up_and_tell_more
     chooser, ways = prepared(policy, 0.100, 0.101)
     assert not chooser.learn([0.100, 0.101] * 5)
     assert queue(chooser) == [way for way in ways for _ in range(2)]
+
+
+def test_lucky_single_steps_keep_nobody_out_of_the_next_final() -> None:
+    chooser, ways = prepared(Policy(Round(near=1.4, finalists=2, final=2, steps=12)), 0.100, 0.101, 0.102, 0.103)
+    assert not chooser.learn([0.100, 0.101, 0.110, 0.111])
+    assert queue(chooser) == [way for way in ways[:2] for _ in range(2)]
+    assert not chooser.learn([0.130, 0.130, 0.136, 0.136])  # more than the others took
+    assert queue(chooser) == [way for way in ways[:2] for _ in range(2)]
 
 
 def test_there_is_no_final_among_what_cannot_be_told_apart() -> None:
