@@ -3,7 +3,7 @@
 # A requirement for pip. Where the index offers a CUDA build by default and the CPU one is wanted (a far smaller
 # download), name it and the index that has it:
 #   make demo TORCH_REQUIREMENT=torch==2.13.0+cpu PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
-TORCH_REQUIREMENT ?= torch==2.13.0
+TORCH_REQUIREMENT ?= torch==2.15.0
 
 # More ranks than cores is the normal case on a laptop: a waiting rank must not hold a core that another one needs, and
 # binding would pin two ranks to one core.

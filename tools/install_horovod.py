@@ -19,10 +19,12 @@ import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
+import compiler
 import progress
+import torch_version
 
 HOROVOD_VERSION = "0.28.1"
-BUILD_REVISION = 2  # part of the key: raise it when what follows would give another wheel
+BUILD_REVISION = 3  # part of the key: raise it when what follows would give another wheel
 
 PIP = [sys.executable, "-m", "pip"]
 
@@ -35,11 +37,9 @@ BUILD_ENVIRONMENT = {
     "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses the older minimum of its bundled libraries
 }
 
-# torch's headers need C++17. The run paths are made relative, as the wheel serves environments in other places than the
-# one that it was built in.
 CXX_STANDARD = "set(CMAKE_CXX_STANDARD 14)"
-CXX_STANDARD_AND_PATHS = """set(CMAKE_CXX_STANDARD 17)
-set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
+# The run paths are made relative, as the wheel serves environments in other places than the one it was built in.
+RUN_PATHS = """set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../../torch/lib" "$ORIGIN/../../../..")"""
 
 # The build takes its own path for a regular expression: with a + in it (torch's versions have one, and so our key does)
@@ -65,8 +65,8 @@ BINDING_FLAGS = "['-bind-to socket', '-map-by socket', '-rank-by core']"
 BINDING_FLAGS_5 = "['--bind-to package', '--map-by package', '--rank-by slot']"
 
 SUBSTITUTIONS = {
-    "CMakeLists.txt": {CXX_STANDARD: CXX_STANDARD_AND_PATHS},
-    "horovod/torch/CMakeLists.txt": {CXX_STANDARD: "set(CMAKE_CXX_STANDARD 17)"},
+    "CMakeLists.txt": {CXX_STANDARD: f"set(CMAKE_CXX_STANDARD @STANDARD@)\n{RUN_PATHS}"},
+    "horovod/torch/CMakeLists.txt": {CXX_STANDARD: "set(CMAKE_CXX_STANDARD @STANDARD@)"},
     "cmake/Utilities.cmake": {PATH_AS_REGEX: PATH_AS_PATH},
     "horovod/runner/mpi_run.py": {MPIRUN_FLAGS: MPIRUN_FLAGS_5, BINDING_FLAGS: BINDING_FLAGS_5},
 }
@@ -75,6 +75,7 @@ GPU_SUBSTITUTIONS = {
     "CMakeLists.txt": {GPU_PATHS[0]: GPU_PATHS[1]},
     "horovod/common/ops/cuda/CMakeLists.txt": {CUDA_STANDARD: "set(CMAKE_CUDA_STANDARD 17)"},
 }
+"""@STANDARD@ stands for the C++ standard that the installed torch needs."""
 
 
 def main() -> None:
@@ -86,12 +87,13 @@ def main() -> None:
 
 def cached_wheel() -> Path:
     """Return the wheel for this environment, built now if it is not in the cache yet."""
+    standard = torch_version.cxx_standard()  # refuses a torch that is not supported
     folder = _cache() / "wheels" / _key()
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         _acquire(lock.fileno())
         wheels = list(folder.glob("*.whl"))
-        return wheels[0] if wheels else _build(folder)
+        return wheels[0] if wheels else _build(folder, standard)
 
 
 def _acquire(lock: int) -> None:
@@ -123,16 +125,18 @@ def _with_nccl() -> bool:
     return operations == "NCCL"
 
 
-def _build(folder: Path) -> Path:
+def _build(folder: Path, standard: int) -> Path:
+    compiler.require(standard, f"Horovod, with torch {version('torch')},")
     log, scratch = folder / "build.log", folder / "build"
     log.unlink(missing_ok=True)
-    shutil.rmtree(scratch, ignore_errors=True)  # what a killed build left
+    for left in (scratch, *folder.glob("tmp-*")):  # by a build that was killed
+        shutil.rmtree(left, ignore_errors=True)
     package = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", f"horovod=={HOROVOD_VERSION}"]
     progress.run("downloading Horovod's source", [*PIP, "download", "-d", scratch, *package], log)
     (archive,) = scratch.glob("*.tar.gz")
     shutil.unpack_archive(archive, scratch)
     source = scratch / f"horovod-{HOROVOD_VERSION}"
-    _substitute(source)
+    _substitute(source, standard)
     build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", scratch, source]
     progress.run("building Horovod (about 3 minutes, once a machine)", build, log, _environment())
     (built,) = scratch.glob("*.whl")
@@ -152,14 +156,14 @@ def _check_complete(wheel: Path) -> None:
             )
 
 
-def _substitute(source: Path) -> None:
+def _substitute(source: Path, standard: int) -> None:
     for substitutions in (SUBSTITUTIONS, GPU_SUBSTITUTIONS if _with_nccl() else CPU_SUBSTITUTIONS):
         for name, changes in substitutions.items():
             text = (source / name).read_text()
             for old, new in changes.items():
                 if old not in text:
                     raise progress.StepError(f"Horovod's {name} lacks {old!r}: its source is not the expected one")
-                text = text.replace(old, new)
+                text = text.replace(old, new.replace("@STANDARD@", str(standard)))
             (source / name).write_text(text)
 
 
@@ -172,7 +176,4 @@ def _environment() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except progress.StepError as error:
-        sys.exit(f"error: {error}")
+    progress.main(main)

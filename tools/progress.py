@@ -2,38 +2,95 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 REDRAW_S = 0.5  # on a terminal, one line that is redrawn
 REPEAT_S = 20.0  # elsewhere (a CI log), a new line now and then shows that it is alive
 TAIL_LINES = 30
+GRACE_S = 5.0  # between asking a command to end and killing it
+
+ERROR = re.compile(r"\berror\b\s*:|CMake Error|\bERROR\b")
+# What pip says of a build that failed stands above the build's own output, and says nothing.
+PIPS_OWN = ("subprocess-exited-with-error", "failed-wheel-build", "Failed building wheel", "Failed to build")
 
 
 class StepError(Exception):
     """Something that the person at the keyboard has to know; shown as one message, without a traceback."""
 
 
-def run(title: str, command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None) -> None:
-    """Run `command`, its output appended to `log`; raise StepError with the end of its output if it fails."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a") as output:
-        print("+", *command, file=output, flush=True)
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env)
-    start = time.monotonic()
+def main(program: Callable[[], None]) -> None:
+    """Run a program of set-up; what ends it, a signal included, ends what it has started."""
+
+    def interrupt(number: int, _: object) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
     try:
-        code = _watch(title, process, start)
-    except BaseException:  # Ctrl-C included: never leave a compiler running behind our back
+        program()
+    except StepError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted; make continues where it stopped")
+
+
+def run(title: str, command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None) -> None:
+    """Run `command`, its output appended to `log`; raise StepError with the end of its output if it fails.
+
+    The command's temporary files lie beside the log, and go when it ends, however it ends.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    begin = log.stat().st_size if log.exists() else 0
+    with tempfile.TemporaryDirectory(prefix="tmp-", dir=log.parent, ignore_cleanup_errors=True) as scratch:
+        env = {**(os.environ if env is None else env), "TMPDIR": scratch}
+        with log.open("a") as output:
+            print("+", *command, file=output, flush=True)
+            process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env,
+                start_new_session=True,
+            )  # fmt: skip
+        start = time.monotonic()
+        try:
+            code = _watch(title, process, start)
+        except BaseException:  # Ctrl-C included: never leave a compiler running behind our back
+            _end(process)
+            raise
+    if code != 0:
+        raise StepError(f"{title} failed (exit code {code}).\n\n{_tail(log)}\n{_first_error(log, begin)}")
+    print(f"{_line_start()}  {title}: done in {_clock(start)}", flush=True)
+
+
+def call(command: Sequence[str | Path]) -> int:
+    """Run a program that shows its own progress and ends what it starts; return its exit code."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    try:
+        return process.wait()
+    except BaseException:
         process.terminate()
         process.wait()
         raise
-    if code != 0:
-        raise StepError(f"{title} failed (exit code {code}). The end of {log}:\n\n{_tail(log)}")
-    print(f"{_line_start()}  {title}: done in {_clock(start)}", flush=True)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a command and all that it has started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(GRACE_S)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
 
 
 def _watch(title: str, process: subprocess.Popen[bytes], start: float) -> int:
@@ -59,3 +116,15 @@ def _clock(start: float) -> str:
 def _tail(log: Path) -> str:
     with log.open(errors="replace") as lines:
         return "".join(deque(lines, TAIL_LINES))
+
+
+def _first_error(log: Path, begin: int) -> str:
+    """Say where the log of this command, from byte `begin` on, first tells of an error, and what."""
+    number = 0
+    with log.open("rb") as lines:
+        for line in lines:
+            number += 1
+            text = line.decode(errors="replace").strip()
+            if lines.tell() > begin and ERROR.search(text) and not any(words in text for words in PIPS_OWN):
+                return f"The first error, in line {number} of {log}:\n{text}"
+    return f"The whole output is in {log}"

@@ -92,7 +92,4 @@ def _library(name: str) -> str:
 
 if __name__ == "__main__":
     os.chdir(ROOT)
-    try:
-        main()
-    except progress.StepError as error:
-        sys.exit(f"error: {error}")
+    progress.main(main)

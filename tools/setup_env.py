@@ -6,16 +6,16 @@ import fcntl
 import hashlib
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import compiler
 import progress
+import torch_version
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -40,6 +40,7 @@ def main() -> None:
 
 def _set_up(torch: str) -> None:
     print("Setting up .venv (a few minutes the first time)", flush=True)
+    torch_version.require_supported_pin(torch)
     _check_machine()
     LOG.unlink(missing_ok=True)
     if not _venv_fits():
@@ -75,21 +76,7 @@ def _check_machine() -> None:
         raise progress.StepError(
             f"{sys.executable} has no C headers (Python.h): install them (Debian, Ubuntu: apt install python3-dev)"
         )
-    _check_compiler(shlex.split(os.environ.get("CXX") or "c++"))
-
-
-def _check_compiler(compiler: Sequence[str]) -> None:
-    if shutil.which(compiler[0]) is None:
-        raise progress.StepError(
-            f"no C++ compiler: {compiler[0]} is not on PATH; install one (Debian, Ubuntu: apt install g++) or set CXX"
-        )
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "probe.cpp")
-        source.write_text("#include <optional>\nint main() { return std::optional<int>(0).value(); }\n")
-        command = [*compiler, "-std=c++17", source, "-o", Path(folder, "probe")]
-        attempt = subprocess.run(command, capture_output=True, text=True)
-    if attempt.returncode != 0:
-        raise progress.StepError(f"{compiler[0]} cannot build a C++17 program; install a newer one:\n{attempt.stderr}")
+    compiler.require(17, "hvd_compress")
 
 
 def _venv_fits() -> bool:
@@ -112,16 +99,11 @@ def _run_in_venv(title: str, command: Sequence[str | Path]) -> None:
 
 def _install_horovod() -> None:
     """It depends on the versions inside .venv, so this runs there; it shows its own progress and errors."""
-    installer = subprocess.run([VENV_PYTHON, ROOT / "tools" / "install_horovod.py"], stdin=subprocess.DEVNULL)
-    if installer.returncode != 0:
-        sys.exit(installer.returncode)
+    code = progress.call([VENV_PYTHON, ROOT / "tools" / "install_horovod.py"])
+    if code != 0:
+        sys.exit(code)
 
 
 if __name__ == "__main__":
     os.chdir(ROOT)
-    try:
-        main()
-    except progress.StepError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted; make continues where it stopped")
+    progress.main(main)

@@ -41,15 +41,18 @@ def test_cpu_and_nccl_have_wheels_of_their_own(installer: ModuleType, monkeypatc
 def test_nvcc_is_used_for_nccl_only(installer: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("HOROVOD_GPU_OPERATIONS", raising=False)
     cpu = source(installer, tmp_path / "cpu")
-    installer._substitute(cpu)
+    installer._substitute(cpu, 20)
     monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
     gpu = source(installer, tmp_path / "gpu")
-    installer._substitute(gpu)
+    installer._substitute(gpu, 17)
     finder, kernels = "cmake/Modules/FindPytorch.cmake", "horovod/common/ops/cuda/CMakeLists.txt"
     assert (cpu / finder).read_text() == "False\n"
     assert (gpu / finder).read_text() == installer.CUDA_FOUND + "\n"
     assert "CUDA_STANDARD 11" in (cpu / kernels).read_text()
     assert "CUDA_STANDARD 17" in (gpu / kernels).read_text()
+    for name in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
+        assert "set(CMAKE_CXX_STANDARD 20)" in (cpu / name).read_text()
+        assert "set(CMAKE_CXX_STANDARD 17)" in (gpu / name).read_text()
     assert "nvidia" not in (cpu / "CMakeLists.txt").read_text()
     assert "nvidia/nccl/lib" in (gpu / "CMakeLists.txt").read_text()
 
@@ -64,4 +67,4 @@ def test_another_source_is_refused(installer: ModuleType, tmp_path: Path) -> Non
     folder = source(installer, tmp_path)
     (folder / "horovod/torch/CMakeLists.txt").write_text("set(CMAKE_CXX_STANDARD 20)\n")
     with pytest.raises(installer.progress.StepError, match="its source is not the expected one"):
-        installer._substitute(folder)
+        installer._substitute(folder, 17)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -31,3 +35,82 @@ def test_failure_shows_the_end_of_the_log(progress: ModuleType, tmp_path: Path) 
     shown = str(error.value).splitlines()
     assert shown[-1] == "999"
     assert "0" not in shown
+
+
+COMPILER_OUTPUT = r"""
+print("error: subprocess-exited-with-error")
+for number in range(100):
+    print("compiling", number)
+print("a.cpp:3:1: error: no such type")
+for number in range(100):
+    print("b.cpp:4:1: error: another one")
+print("ERROR: Failed building wheel for it")
+raise SystemExit(1)
+"""
+
+
+def test_failure_ends_with_the_first_error_and_where_it_stands(progress: ModuleType, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("an earlier step: error: was mended\n")
+    with pytest.raises(progress.StepError) as error:
+        progress.run("compiling", [sys.executable, "-c", COMPILER_OUTPUT], log)
+    where, what = str(error.value).splitlines()[-2:]
+    assert what == "a.cpp:3:1: error: no such type"
+    lines = log.read_text().splitlines()
+    number = lines.index(what) + 1
+    assert where == f"The first error, in line {number} of {log}:"
+
+
+def test_failure_without_an_error_ends_with_the_log(progress: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(progress.StepError) as error:
+        progress.run("failing", [sys.executable, "-c", "raise SystemExit(2)"], tmp_path / "log")
+    assert str(error.value).splitlines()[-1] == f"The whole output is in {tmp_path / 'log'}"
+
+
+# Starts what has its own temporary file and a child that would go on for long.
+LONG = """
+import os, subprocess, sys, tempfile
+file = tempfile.NamedTemporaryFile()
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("pids", os.getpid(), child.pid, flush=True)
+child.wait()
+"""
+SETUP = """
+import sys
+import time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import progress
+if sys.argv[2] == "outer":
+    progress.main(lambda: sys.exit(progress.call([sys.executable, "-c", sys.argv[4], sys.argv[1], "inner", *sys.argv[3:]])))
+else:
+    progress.main(lambda: progress.run("long", [sys.executable, "-c", sys.argv[5]], Path(sys.argv[3], "log")))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_leaves_no_process_and_no_temporary_file(tmp_path: Path, number: int) -> None:
+    tools, log = Path(__file__).parents[3] / "tools", tmp_path / "log"
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    words = [sys.executable, "-c", SETUP, str(tools), "outer", str(tmp_path), SETUP, LONG]
+    setup = subprocess.Popen(
+        words, env={**os.environ, "TMPDIR": str(temporary)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    pids = wait_for_pids(log)
+    assert list(tmp_path.glob("tmp-*/*"))  # its temporary file, beside the log
+    setup.send_signal(number)
+    _, complaints = setup.communicate(timeout=60)
+    assert setup.returncode != 0
+    assert "Traceback" not in complaints
+    assert "interrupted" in complaints
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert list(temporary.iterdir()) == []
+    assert list(tmp_path.glob("tmp-*")) == []
+
+
+def wait_for_pids(log: Path) -> list[int]:
+    while not (log.exists() and "pids" in log.read_text()):
+        time.sleep(0.05)
+    (line,) = [line for line in log.read_text().splitlines() if line.startswith("pids")]
+    return [int(word) for word in line.split()[1:]]

@@ -1,0 +1,62 @@
+"""Which torch is supported, and which C++ standard the headers of the installed one need."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import progress
+
+ROOT = Path(__file__).resolve().parent.parent
+STANDARDS = {"201703": 17, "202002": 20, "202302": 23}
+"""C++ standards by the value of __cplusplus that torch's headers ask for."""
+HEADER = Path("include/torch/csrc/api/include/torch/all.h")
+
+
+def oldest_supported() -> str:
+    """Return the oldest supported release, such as "2.4", as pyproject.toml has it."""
+    (found,) = re.findall(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    return str(found)
+
+
+def require_supported(release: str) -> None:
+    """Raise StepError where `release`, such as "2.13.0+cpu", is older than what is supported."""
+    oldest = oldest_supported()
+    if _numbers(release) < _numbers(oldest):
+        raise progress.StepError(
+            f"torch {release} is not supported: it is older than {oldest}; choose a newer one, such as "
+            "make TORCH_REQUIREMENT=torch"
+        )
+
+
+def require_supported_pin(requirement: str) -> None:
+    """Raise StepError where a requirement for pip pins a torch that is not supported; nothing was downloaded yet."""
+    for pinned in re.findall(r"^torch\s*===?\s*(\d[\w.+]*)", requirement.strip()):
+        require_supported(pinned)
+
+
+def cxx_standard() -> int:
+    """Return the C++ standard that programs with the installed torch's headers must be compiled with.
+
+    Raises StepError where torch is not supported, or its headers do not say.
+    """
+    release = version("torch")
+    require_supported(release)
+    spec = find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    header = Path(spec.origin).parent / HEADER
+    found = re.search(r"__cplusplus < (\d{6})L", header.read_text()) if header.is_file() else None
+    if found is None or found[1] not in STANDARDS:
+        raise progress.StepError(
+            f"torch {release} is not supported: {header} does not say which C++ standard it needs; choose an older "
+            "torch, such as the one that the Makefile names"
+        )
+    return STANDARDS[found[1]]
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    """Return (2, 13) of "2.13.0+cpu": what a range is told by."""
+    return tuple(int(number) for number in re.findall(r"\d+", release)[:2])
