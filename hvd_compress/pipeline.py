@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from hvd_compress.devices.lane import HOST, Lane
+from hvd_compress.engines.arrivals import Arrivals, describe
 from hvd_compress.engines.base import Call, Engine
 from hvd_compress.engines.leave import fail_at_exit
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, located
@@ -24,6 +25,8 @@ T = TypeVar("T")
 
 KERNEL_LIMIT_S = 10.0
 """More than any kernel takes."""
+ARRIVAL_S = 1.0
+"""A rank that has waited so long for others tells them that it waits."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class StepReport:
         dense_bytes: the same for a ring allreduce of the whole gradient.
         finite: whether the result was finite; residuals change in no other step.
         bus_bytes: what this rank copied between GPUs and host.
+        nonfinite_steps: how many steps so far, this one included, were not finite.
 
     On a GPU kernels are only launched by the host: compress_s and decompress_s are the time that takes, and
     communicate_s begins when the payload has been computed and copied.
@@ -52,6 +56,7 @@ class StepReport:
     dense_bytes: int
     finite: bool
     bus_bytes: int = 0
+    nonfinite_steps: int = 0
 
 
 Span = tuple[float, float]
@@ -108,7 +113,9 @@ class Pipeline:
     After the first failure nothing is launched any more: ranks would disagree on which collective comes next.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, arrivals: Arrivals | None = None) -> None:
+        """`arrivals` tells which ranks a timeout was spent on; without it nothing is known of them."""
+        self._arrivals, self._place = arrivals or Arrivals(), 0
         self._kernels = Worker("hvd-compress-kernels")
         self._collectives = Worker("hvd-compress-collectives")
         self._timeout_s = timeout_s
@@ -146,6 +153,7 @@ class Pipeline:
                 raise
 
         future = self._collectives.submit(call)
+        self._next_place()
         try:
             deadline_s = time.monotonic() + measuring_s + self._timeout_s
             return self._wait(future, deadline_s, "first step, handshake")
@@ -176,6 +184,7 @@ class Pipeline:
             PayloadError: what arrived is not a payload.
         """
         deadline = time.monotonic() + self._timeout_s
+        self._next_place()
         answers = []
         for number, communicated in enumerate(self._communicated):
             label = self._passages[number][0].label
@@ -222,8 +231,14 @@ class Pipeline:
                 self.fail(error)
                 raise
 
-        future = self._begun = self._collectives.submit(located_call)
-        return lambda: self._wait(future, time.monotonic() + self._timeout_s, label)
+        future: Future[T] = self._collectives.submit(located_call)
+        self._begun = future
+
+        def taken() -> T:
+            self._next_place()
+            return self._wait(future, time.monotonic() + self._timeout_s, label)
+
+        return taken
 
     def _refuse_after_failure(self) -> None:
         if self._failure is not None:
@@ -278,22 +293,47 @@ class Pipeline:
         return finite
 
     def _wait(self, future: Future[T], deadline: float, label: str) -> T:
+        """Wait for what other ranks have a part in. The calls between two of `_next_place` wait at one place."""
         try:
+            first = min(ARRIVAL_S, self._timeout_s / 4)
+            wait([future], max(0.0, min(first, deadline - time.monotonic())))
+            if not future.done():
+                self._arrive()
             return future.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeout:
             doing = self._engine.pending if hasattr(self, "_engine") else "the choice of the engine"
             if hasattr(self, "_engine") and not self._engine.place.endswith(label):
                 doing = f"{doing} ({self._engine.place})"
             failure = CommunicationError(
-                f"{label}: no answer within {self._timeout_s:g} s (HVD_COMPRESS_TIMEOUT_S) in {doing}; "
-                "another rank has died, is stopped, takes fewer steps, or goes another way (a stock compression, "
-                "hvd.join(), rollout())"
+                f"{label}: no answer within {self._timeout_s:g} s (HVD_COMPRESS_TIMEOUT_S) in {doing}: "
+                f"{self._absent()}. A rank that evaluates, saves or loads data meanwhile "
+                "is late: raise HVD_COMPRESS_TIMEOUT_S, on all ranks, or let all ranks do it. Otherwise it has died, "
+                "is stopped, takes fewer steps, or goes another way (a stock compression, hvd.join(), rollout())"
             )
             self.fail(failure)
             raise failure from None
         except BaseException as error:
             self.fail(error)
             raise
+
+    def _arrive(self) -> None:
+        """Tell others that this rank waits. What keeps it from that must not end a step that may still come to pass."""
+        try:
+            self._arrivals.arrive(self._place)
+        except Exception as error:
+            self._arrivals = Arrivals(f"which one cannot be told: {type(error).__name__}: {error}")
+
+    def _absent(self) -> str:
+        """Say who has not arrived where this rank waits."""
+        try:
+            return describe(self._arrivals.absent(self._place), self._arrivals.obstacle)
+        except Exception as error:
+            return describe(None, f"which one cannot be told: {type(error).__name__}: {error}")
+
+    def _next_place(self) -> None:
+        """All ranks come by here in the same order."""
+        self._place += 1
+        self._arrivals.collect()
 
 
 def _span(call: Callable[[], None]) -> Span:

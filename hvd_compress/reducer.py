@@ -27,6 +27,7 @@ from hvd_compress.cost import wire
 from hvd_compress.cost.store import obtain
 from hvd_compress.decision import Decision, Request, compression_device, decide, is_adaptive
 from hvd_compress.devices import Lane, lane_for
+from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError, UsageError, located, received
 from hvd_compress.feedback.residuals import Residuals
@@ -78,6 +79,7 @@ class Reducer:
         options: ReduceOptions,
         settings: Settings,
         make_lane: LaneMaker = lane_for,
+        arrivals: Arrivals | None = None,
     ) -> None:
         """Nothing is communicated yet.
 
@@ -85,6 +87,7 @@ class Reducer:
             parameters: by name, in an order that is the same on all ranks.
             request: what the user asked for.
             connect: creates the engine; called once, in the communication thread, at the end of the first step.
+            arrivals: by what ranks tell each other who waits, for the message of a timeout.
 
         Raises:
             ConfigError: parameters are not where the request wants them to be.
@@ -95,7 +98,7 @@ class Reducer:
         _check_devices(self._parameters, request)
         places = _places(self._parameters.values())
         self._slots = {n: Slot(p.numel(), p.dtype, places[p.device]) for n, p in parameters.items()}
-        self._pipeline = Pipeline(settings.timeout_s)
+        self._pipeline = Pipeline(settings.timeout_s, arrivals)
         self._ready: list[str] = []
         self._held: dict[str, torch.Tensor] = {}  # gradients of the first step, before there are buckets
         self._routes: list[Route] = []

@@ -49,11 +49,11 @@ def run(title: str, command: Sequence[str | Path], log: Path, env: Mapping[str, 
     The command's temporary files lie beside the log, and go when it ends, however it ends.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    begin = log.stat().st_size if log.exists() else 0
     with tempfile.TemporaryDirectory(prefix="tmp-", dir=log.parent, ignore_cleanup_errors=True) as scratch:
         env = {**(os.environ if env is None else env), "TMPDIR": scratch}
         with log.open("a") as output:
             print("+", *command, file=output, flush=True)
+            begin = output.tell()
             process = subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env,
                 start_new_session=True,

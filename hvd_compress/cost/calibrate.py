@@ -153,17 +153,21 @@ def calibrate(engine: Engine, budget_s: float = BUDGET_S) -> Curves:
     return calibrator.curves()
 
 
-def still_hold(engine: Engine, curves: Curves, factor: float = 2.0) -> bool:
-    """Whether curves of an earlier job describe this network: a few measurements lie within `factor` of them.
+def matching(engine: Engine, saved: Sequence[Curves], factor: float = 2.0) -> Curves | None:
+    """Return which curves of earlier jobs describe this network best: a few measurements lie within `factor` of them.
 
-    Collective, the same answer on all ranks; 9 collectives of 1, 64 and 256 KiB (the shortest of three each).
+    None where no curves do. Collective, the same answer on all ranks; 9 collectives of 1, 64 and 256 KiB (the shortest
+    of three each).
     """
     key = ("allreduce", "auto")
     calibrator = Calibrator(engine, float("inf"), (KIB, 64 * KIB, 256 * KIB), 3, [key])
     while not calibrator.advance(9):
         pass
     fresh = calibrator.curves().by_key[key]
-    return all(
-        1 / factor <= seconds / curves.seconds(*key, size) <= factor
-        for size, seconds in zip(fresh.sizes, fresh.times, strict=True)
-    )
+
+    def apart(curves: Curves) -> float:
+        ratios = [s / curves.seconds(*key, size) for size, s in zip(fresh.sizes, fresh.times, strict=True)]
+        return max(max(ratio, 1 / ratio) for ratio in ratios)
+
+    nearest = min(saved, key=apart, default=None)
+    return nearest if nearest is not None and apart(nearest) <= factor else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import socket
 import tempfile
@@ -12,18 +13,23 @@ import warnings
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
 
 from hvd_compress import __version__
-from hvd_compress.cost.calibrate import BUDGET_S, calibrate, measurable, still_hold
+from hvd_compress.cost.calibrate import BUDGET_S, calibrate, matching, measurable
 from hvd_compress.cost.curves import Curves
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError
 
 KEPT = 100
 """Files of curves: each job shape has one, and pods and labs have new names each time."""
+STATES = 4
+"""Curves of one job shape: those of an idle machine, of a busy one, of a network that others use, too."""
+
+log = logging.getLogger("hvd_compress")
 
 
 @dataclass(frozen=True)
@@ -64,20 +70,25 @@ def job_shape(engine: Engine) -> JobShape:
 
 
 def save(curves: Curves, shape: JobShape, folder: Path | None = None, budget_s: float = BUDGET_S) -> None:
-    """Write the curves, on one rank (0). What reads meanwhile sees the old file or the new one, never half of one.
+    """Keep the curves beside the newest others of this shape, on one rank (0).
 
-    A folder that cannot be written to is a warning: the next job measures again. The newest KEPT files are kept.
+    What reads meanwhile sees the old file or the new one, never half of one. A folder that cannot be written to is a
+    warning: the next job measures again. The newest KEPT files are kept, and in each the newest STATES curves.
 
     Args:
         budget_s: the seconds in which they were measured.
     """
     path = (folder or default_folder()) / shape.file_name()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what cannot be read was told when it was loaded, and is replaced
+        earlier = _read(path, shape, ())
+    states = [*earlier, (budget_s, curves)][-STATES:]
+    rows = [{"budget_s": seconds, "curves": state.to_json()} for seconds, state in states]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"shape": dataclasses.asdict(shape), "budget_s": budget_s, "curves": curves.to_json()}
         with ExitStack() as failing, tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
             failing.callback(os.unlink, file.name)  # on a full disk
-            json.dump(content, file, indent=1)
+            json.dump({"shape": dataclasses.asdict(shape), "states": rows}, file, indent=1)
             file.flush()
             os.replace(file.name, path)
             failing.pop_all()
@@ -100,43 +111,46 @@ def _prune(folder: Path) -> None:
         warnings.warn(f"old calibrated curves were not removed: {error}", stacklevel=3)
 
 
-def load(engine: Engine, shape: JobShape, folder: Path | None = None, budget_s: float = BUDGET_S) -> Curves | None:
-    """Return the saved curves of this shape, or None. Collective: rank 0 reads, and all ranks use what it found.
+def load(engine: Engine, shape: JobShape, folder: Path | None = None, budget_s: float = BUDGET_S) -> tuple[Curves, ...]:
+    """Return the saved curves of this shape, the newest last. Collective: rank 0 reads, all ranks use what it found.
 
     Those that were measured in less than `budget_s` seconds are left alone: what is asked for is better.
 
     Rank 0 warns of a file that is broken, of another job shape, or without an algorithm that this engine can force.
     """
     path = (folder or default_folder()) / shape.file_name()
-    found = _read(path, shape, measurable(engine), budget_s) if engine.rank == 0 else None
-    rows = _exchange(engine, found.to_json() if found else None)[0]
-    return Curves.from_json(shape.world_size, rows) if rows else None
+    found = _read(path, shape, measurable(engine)) if engine.rank == 0 else []
+    rows = _exchange(engine, [curves.to_json() for seconds, curves in found if seconds >= budget_s])[0]
+    return tuple(Curves.from_json(shape.world_size, row) for row in rows)
 
 
 def obtain(engine: Engine, budget_s: float = BUDGET_S, folder: Path | None = None) -> tuple[Curves, bool]:
     """Return the curves of this job, and whether they were saved by an earlier one. Collective, the same on all ranks.
 
-    Saved curves are used if a few measurements say that they still hold; if not, or without any, this calibrates within
-    `budget_s` seconds, and rank 0 saves the result.
+    Saved curves are used if a few measurements say that some of them describe the network as it is; if not, or without
+    any, this calibrates within `budget_s` seconds, and rank 0 saves the result beside them. So each state of a network
+    is measured once; the second one of a job shape is told in the log.
     """
     shape = job_shape(engine)
     saved = load(engine, shape, folder, budget_s)
-    if saved is not None:
-        if still_hold(engine, saved):
-            return saved, True
-        if engine.rank == 0:
-            warnings.warn(
-                "the network is not as it was when its saved curves were measured: it is measured anew, once, for some "
-                f"{budget_s:g} s; nothing is to be done",
-                stacklevel=2,
-            )
+    found = matching(engine, saved) if saved else None
+    if found is not None:
+        return found, True
+    start = perf_counter()
     curves = calibrate(engine, budget_s)
     if engine.rank == 0:
+        if len(saved) == 1:
+            log.warning(
+                "the network differs from what was saved for such jobs: it was measured again, in %.1f s; both "
+                "measurements are kept, and nothing is to be done",
+                perf_counter() - start,
+            )
         save(curves, shape, folder, budget_s)
     return curves, False
 
 
-def _read(path: Path, shape: JobShape, needed: tuple[tuple[str, str], ...], budget_s: float) -> Curves | None:
+def _read(path: Path, shape: JobShape, needed: tuple[tuple[str, str], ...]) -> list[tuple[float, Curves]]:
+    """Return the curves in a file, each with the seconds in which it was measured; none where it is of no use."""
     try:
         content = json.loads(path.read_text())
         saved, wanted = content["shape"], json.loads(json.dumps(dataclasses.asdict(shape)))
@@ -144,20 +158,20 @@ def _read(path: Path, shape: JobShape, needed: tuple[tuple[str, str], ...], budg
         if differing:
             words = ", ".join(f"{name} {saved.get(name)!r} instead of {wanted[name]!r}" for name in differing)
             warnings.warn(f"{path} is ignored: it is of another job shape ({words})", stacklevel=4)
-            return None
-        if content["budget_s"] < budget_s:
-            return None
-        curves = Curves.from_json(shape.world_size, content["curves"])
+            return []
+        rows = [
+            (float(row["budget_s"]), Curves.from_json(shape.world_size, row["curves"])) for row in content["states"]
+        ]
     except FileNotFoundError:
-        return None
+        return []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError) as error:
         warnings.warn(f"{path} is ignored: it cannot be read ({type(error).__name__}: {error})", stacklevel=4)
-        return None
-    lacking = [" ".join(key) for key in needed if key not in curves.by_key]
+        return []
+    lacking = sorted({" ".join(key) for _, curves in rows for key in needed if key not in curves.by_key})
     if lacking:
         warnings.warn(f"{path} is ignored: it lacks {', '.join(lacking)}", stacklevel=4)
-        return None
-    return curves
+        return []
+    return rows
 
 
 def _exchange(engine: Engine, value: Any) -> list[Any]:

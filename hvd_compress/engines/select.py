@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
+from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import ENGINES, Engine
 from hvd_compress.engines.horovod import HorovodEngine, process_set_ranks
 from hvd_compress.engines.mpi_environment import launched_by_mpi
+from hvd_compress.engines.rendezvous_arrivals import RendezvousArrivals, rendezvous_url
 from hvd_compress.errors import ConfigError, UnsupportedError
 
 
@@ -36,6 +38,22 @@ def choose_engine(name: str = "auto", process_set: Any = None) -> Engine:
     from hvd_compress.engines.mpi import MpiEngine
 
     return MpiEngine(ranks=ranks)
+
+
+def choose_arrivals(process_set: Any = None) -> Arrivals:
+    """Return by what the members of a Horovod process set can tell each other who waits. Nothing is communicated.
+
+    MPI's messages where the job was started by mpirun, the launcher's server under `horovodrun --gloo`, or nothing.
+    """
+    import horovod.torch as hvd
+
+    ranks = process_set_ranks(process_set) if process_set is not None else list(range(hvd.size()))
+    if _obstacle_to_mpi("auto") is None:
+        from hvd_compress.engines.mpi_arrivals import MpiArrivals
+
+        return MpiArrivals(ranks)
+    url = rendezvous_url()
+    return RendezvousArrivals(url, ranks, hvd.rank()) if url is not None else Arrivals()
 
 
 def _exchange(engine: HorovodEngine, answer: tuple[str, str | None]) -> dict[int, tuple[str, str | None]]:

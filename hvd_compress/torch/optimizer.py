@@ -15,7 +15,7 @@ import horovod.torch.optimizer
 import torch
 
 from hvd_compress.decision import Request
-from hvd_compress.engines.select import choose_engine
+from hvd_compress.engines.select import choose_arrivals, choose_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.optimizer import ReducingOptimizer, checked_passes, name_parameters, wrap
 from hvd_compress.reducer import ReduceOptions, Reducer
@@ -89,7 +89,8 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         rank, size = process_set.rank(), process_set.size()
         parameters = {name: parameter for parameter, name in names.items()}
         connect = partial(choose_engine, compression.engine, process_set)
-        reducer = Reducer(parameters, compression, connect, options, Settings.from_environment())
+        arrivals = choose_arrivals(process_set)
+        reducer = Reducer(parameters, compression, connect, options, Settings.from_environment(), arrivals=arrivals)
     return wrap(optimizer, names, reducer, backward_passes_per_step, rank, size)
 
 

@@ -15,7 +15,8 @@ TIMEOUT_S = "6"
 
 TIMED_OUT = (
     rf"\[rank 0\] CommunicationError: rank 0, step 3, bucket \d \((weight|bias)\): no answer within {TIMEOUT_S} s "
-    r"\(HVD_COMPRESS_TIMEOUT_S\) in \w+ \(auto\) of \d+ bytes; another rank has died, is stopped"
+    r"\(HVD_COMPRESS_TIMEOUT_S\) in \w+ \(auto\) of \d+ bytes: rank 1 has not arrived\. A rank that "
+    r"evaluates, saves .* raise HVD_COMPRESS_TIMEOUT_S, .* Otherwise it has died, is stopped"
 )
 
 
@@ -55,13 +56,21 @@ def test_a_rank_that_is_stopped(launcher: str, engine: str) -> None:
     check_failed(train(launcher, engine, "is stopped"), TIMED_OUT)
 
 
-def test_a_rank_that_does_something_else() -> None:
-    check_failed(train("mpirun", "mpi", "does something else"), TIMED_OUT)
+@pytest.mark.parametrize(("launcher", "engine"), TWO_WAYS)
+def test_a_rank_that_does_something_else(launcher: str, engine: str) -> None:
+    """The one of three that has not arrived is named, and not the one that waits, too."""
+    job = train(launcher, engine, "does something else", ranks=3)
+    check_failed(job, TIMED_OUT)
+    assert "rank 2 has not arrived" not in job.output
+    assert "ranks 1, 2 have not" not in job.output
 
 
 @pytest.mark.parametrize(("launcher", "engine"), TWO_WAYS)
 def test_a_rank_that_is_stopped_before_the_first_step(launcher: str, engine: str) -> None:
-    message = r"\[rank 0\] CommunicationError: first step, .*no answer within .* in the choice of the engine"
+    message = (
+        r"\[rank 0\] CommunicationError: first step, .*no answer within .* in the choice of the engine: "
+        r"rank 1 has not arrived\."
+    )
     check_failed(train(launcher, engine, "is stopped", step=0), message)
 
 

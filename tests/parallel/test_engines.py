@@ -93,7 +93,7 @@ def test_all_ranks_hold_the_same_curves(engine):
     with tempfile.TemporaryDirectory() as folder:
         if engine.rank == 0:
             save(curves, shape, Path(folder))
-        assert load(engine, shape, Path(folder)) == curves
+        assert load(engine, shape, Path(folder)) == (curves,)
         engine.allreduce(torch.zeros(1))  # nobody removes the folder before all are done
 
 

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 
+from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessWorld
 from hvd_compress.errors import CommunicationError, ConfigError, PayloadError
@@ -46,8 +47,8 @@ def pipeline() -> Pipeline:
     return connected(PATIENCE_S)
 
 
-def connected(timeout_s: float) -> Pipeline:
-    pipeline = Pipeline(timeout_s)
+def connected(timeout_s: float, arrivals: Arrivals | None = None) -> Pipeline:
+    pipeline = Pipeline(timeout_s, arrivals)
     pipeline.connect(lambda: InProcessWorld(1).engine(0), lambda engine: None)
     return pipeline
 
@@ -155,6 +156,73 @@ def test_a_collective_that_does_not_return_ends_in_an_error() -> None:
     with pytest.raises(CommunicationError, match=r"rank 0, step 3, bucket 0: no answer within 0.3 s .*TIMEOUT_S"):
         pipeline.finish()
     gate.set()
+
+
+class Told(Arrivals):
+    """What others have told is given here."""
+
+    def __init__(self, absent: tuple[int, ...]) -> None:
+        super().__init__()
+        self._absent, self.arrived = absent, []
+
+    def arrive(self, place: int) -> None:
+        self.arrived.append(place)
+
+    def absent(self, place: int) -> tuple[int, ...]:
+        assert place == self.arrived[-1]
+        return self._absent
+
+
+@pytest.mark.parametrize(
+    ("absent", "words"),
+    [
+        ((2,), "rank 2 has not arrived"),
+        ((1, 3), "ranks 1, 3 have not arrived"),
+        ((), "every rank has arrived, so the collective itself takes longer or hangs"),
+    ],
+)
+def test_a_timeout_names_who_has_not_arrived(absent: tuple[int, ...], words: str) -> None:
+    told = Told(absent)
+    with pytest.raises(CommunicationError) as error:
+        time_out(told)
+    text = str(error.value)
+    assert words in text
+    assert text.index("evaluates, saves or loads") < text.index("has died"), "the commonest cause comes first"
+    assert "raise HVD_COMPRESS_TIMEOUT_S" in text
+    assert told.arrived[-1] == 3, "connecting and an earlier step were the first two places"
+
+
+def time_out(arrivals: Arrivals) -> None:
+    """Let a pipeline wait in its second step for a collective that does not return."""
+    pipeline, gate = connected(timeout_s=0.3, arrivals=arrivals), threading.Event()
+    pipeline.finish()
+    pipeline.submit(0, Scripted("0", [], communicate=lambda: gate.wait(PATIENCE_S)), "step 1, bucket 0")
+    try:
+        pipeline.finish()
+    finally:
+        gate.set()
+
+
+def test_where_nobody_can_tell_the_timeout_says_so() -> None:
+    with pytest.raises(CommunicationError, match=r"another rank has not arrived \(this launcher offers no way"):
+        time_out(Arrivals())
+
+
+@pytest.mark.parametrize("broken", ["arrive", "absent"])
+def test_arrivals_that_fail_do_not_hide_the_timeout(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(())
+    monkeypatch.setattr(told, broken, lambda place: raises(OSError("the launcher is gone"))())
+    with pytest.raises(CommunicationError, match=r"no answer within .*cannot be told: OSError: the launcher is gone"):
+        time_out(told)
+
+
+def test_a_step_that_is_soon_over_tells_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvd_compress.pipeline.ARRIVAL_S", PATIENCE_S)
+    told = Told(())
+    pipeline = connected(4 * PATIENCE_S, told)
+    pipeline.submit(0, Scripted("0", []), "step 0, bucket 0")
+    pipeline.finish()
+    assert told.arrived == []
 
 
 def test_a_handshake_that_does_not_return_ends_in_an_error() -> None:

@@ -60,7 +60,8 @@ def test_json_on_rank_0_and_the_file_that_it_leaves(tmp_path):
     assert found["alpha_s"] >= 0
     assert found["beta_s_per_byte"] >= 0
     (saved,) = (tmp_path / "curves").iterdir()
-    assert json.loads(saved.read_text())["curves"] == found["curves"]
+    (state,) = json.loads(saved.read_text())["states"]
+    assert state["curves"] == found["curves"]
 
 
 def test_the_table_marks_what_was_not_measured(capsys):

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from hvd_compress.cost.calibrate import Calibrator, calibrate, measurable, still_hold
+from hvd_compress.cost.calibrate import Calibrator, calibrate, matching, measurable
 from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.engines.base import Engine
@@ -98,15 +98,29 @@ def test_one_rank_alone():
 
 @pytest.mark.parametrize(("slower", "holds"), [(1.0, True), (1.8, True), (3.0, False), (0.3, False)])
 def test_saved_curves_are_held_against_the_network(slower, holds):
-    costs, sizes = Formulas(1e-3, 1e-8, 2), (1024, 65_536, 262_144)
-    key = ("allreduce", "auto")
-    saved = Curves(2, {key: Curve(sizes, tuple(costs.seconds(*key, size) for size in sizes))})
+    costs, saved = Formulas(1e-3, 1e-8, 2), priced(Formulas(1e-3, 1e-8, 2))
 
     def body(engine):
         follow(engine, costs, slower * (1.1 if engine.rank else 0.9))
-        return still_hold(engine, saved)
+        return matching(engine, [saved])
 
-    assert run_ranks(2, body) == [holds] * 2
+    assert run_ranks(2, body) == [saved if holds else None] * 2
+
+
+def priced(costs: Formulas) -> Curves:
+    """Curves of allreduce as the formulas say."""
+    sizes, key = (1024, 65_536, 262_144), ("allreduce", "auto")
+    return Curves(2, {key: Curve(sizes, tuple(costs.seconds(*key, size) for size in sizes))})
+
+
+def test_the_nearest_of_saved_curves_counts():
+    idle, busy, other = (priced(Formulas(alpha, 1e-8, 2)) for alpha in (1e-3, 1.8e-3, 0.1))
+
+    def body(engine):
+        follow(engine, Formulas(1.7e-3, 1e-8, 2), 1.0)
+        return matching(engine, [idle, busy, other])
+
+    assert run_ranks(2, body) == [busy] * 2
 
 
 def test_a_broadcast_takes_each_root_in_turn(monkeypatch):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hvd_compress.cost import store
-from hvd_compress.cost.calibrate import calibrate, measurable
+from hvd_compress.cost.calibrate import measurable
 from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.store import JobShape, default_folder, job_shape, load, obtain, save
@@ -30,21 +30,21 @@ def some_curves(n: int = 2, alpha: float = 1e-3) -> Curves:
     return Curves(n, {key: Curve(sizes, tuple(costs.seconds(*key, size) for size in sizes)) for key in keys})
 
 
-def loaded(folder: Path, wanted: JobShape) -> list[Curves | None]:
+def loaded(folder: Path, wanted: JobShape) -> list[tuple[Curves, ...]]:
     return run_ranks(wanted.world_size, lambda engine: load(engine, wanted, folder))
 
 
 def test_what_was_saved_is_loaded_on_every_rank(tmp_path):
     wanted = shape()
     save(some_curves(), wanted, tmp_path)
-    assert loaded(tmp_path, wanted) == [some_curves()] * 2
+    assert loaded(tmp_path, wanted) == [(some_curves(),)] * 2
     assert [path.name for path in tmp_path.iterdir()] == [wanted.file_name()], "nothing is left beside it"
 
 
 def test_nothing_saved_is_no_word(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert loaded(tmp_path / "missing", shape()) == [None, None]
+        assert loaded(tmp_path / "missing", shape()) == [(), ()]
 
 
 def changed(path: Path, **fields: object) -> None:
@@ -67,7 +67,7 @@ def test_another_job_shape_is_ignored_with_a_word(tmp_path, fields, says):
     save(some_curves(), wanted, tmp_path)
     changed(tmp_path / wanted.file_name(), **fields)
     with pytest.warns(UserWarning, match=says):
-        assert loaded(tmp_path, wanted) == [None, None]
+        assert loaded(tmp_path, wanted) == [(), ()]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"shape": 3}', '{"shape": {}, "curves": 5}', "\x00"])
@@ -75,7 +75,7 @@ def test_a_broken_file_is_ignored_with_a_word(tmp_path, text):
     wanted = shape()
     (tmp_path / wanted.file_name()).write_text(text)
     with pytest.warns(UserWarning, match="is ignored"):
-        assert loaded(tmp_path, wanted) == [None, None]
+        assert loaded(tmp_path, wanted) == [(), ()]
 
 
 @pytest.mark.parametrize(("key", "value"), [("bytes", math.inf), ("seconds", 10**400)])
@@ -84,10 +84,10 @@ def test_numbers_that_are_none_are_ignored_with_a_word(tmp_path, key, value):
     save(some_curves(), wanted, tmp_path)
     path = tmp_path / wanted.file_name()
     content = json.loads(path.read_text())
-    content["curves"][0][key][0] = value
+    content["states"][0]["curves"][0][key][0] = value
     path.write_text(json.dumps(content))
     with pytest.warns(UserWarning, match="is ignored: it cannot be read"):
-        assert loaded(tmp_path, wanted) == [None, None]
+        assert loaded(tmp_path, wanted) == [(), ()]
 
 
 def test_a_disk_that_is_full_is_a_warning_and_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -105,13 +105,13 @@ def test_curves_of_fewer_algorithms_are_ignored_with_a_word(tmp_path):
     fewer = {key: curve for key, curve in whole.by_key.items() if key != ("broadcast", "pipeline_16k")}
     save(Curves(2, fewer), wanted, tmp_path)
     with pytest.warns(UserWarning, match="it lacks broadcast pipeline_16k"):
-        assert loaded(tmp_path, wanted) == [None, None]
+        assert loaded(tmp_path, wanted) == [(), ()]
 
 
 def test_curves_that_were_measured_in_less_time_than_is_asked_for_are_measured_again(tmp_path):
     wanted = shape()
     save(some_curves(), wanted, tmp_path, budget_s=0.5)
-    for budget_s, found in ((0.1, some_curves()), (0.5, some_curves()), (3.0, None)):
+    for budget_s, found in ((0.1, (some_curves(),)), (0.5, (some_curves(),)), (3.0, ())):
         asked = run_ranks(2, lambda engine, budget_s=budget_s: load(engine, wanted, tmp_path, budget_s))
         assert asked == [found] * 2
 
@@ -129,14 +129,14 @@ def test_old_files_that_cannot_be_looked_at_are_a_warning(tmp_path):
     (tmp_path / "other.json").symlink_to("other.json")  # to itself
     with pytest.warns(UserWarning, match="old calibrated curves were not removed"):
         save(some_curves(), shape(), tmp_path)
-    assert loaded(tmp_path, shape()) == [some_curves()] * 2
+    assert loaded(tmp_path, shape()) == [(some_curves(),)] * 2
 
 
 def test_a_folder_that_cannot_be_read_is_ignored_with_a_word(tmp_path):
     """As where the cache lies below another user's home, which root may read."""
     (tmp_path / "file").write_text("")
     with pytest.warns(UserWarning, match="is ignored: it cannot be read .NotADirectoryError"):
-        assert loaded(tmp_path / "file", shape()) == [None, None]
+        assert loaded(tmp_path / "file", shape()) == [(), ()]
 
 
 def test_a_folder_that_cannot_be_written_to_is_a_warning(tmp_path):
@@ -157,21 +157,45 @@ def test_the_file_is_replaced_whole(tmp_path, monkeypatch):
         patch.setattr(os, "replace", dies)
         with contextlib.suppress(KeyboardInterrupt):
             save(some_curves(alpha=9.0), wanted, tmp_path)
-    assert loaded(tmp_path, wanted) == [some_curves()] * 2
+    assert loaded(tmp_path, wanted) == [(some_curves(),)] * 2
 
 
-def test_the_next_job_reuses_them_unless_the_network_changed(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "calibrate", lambda engine, budget_s: calibrate(engine, 0.0))
-    answers = [True]
-    monkeypatch.setattr(store, "still_hold", lambda engine, curves: answers[-1])
-    first = run_ranks(2, lambda engine: obtain(engine, folder=tmp_path))
-    assert [reused for _, reused in first] == [False, False]
-    assert run_ranks(2, lambda engine: obtain(engine, folder=tmp_path)) == [(first[0][0], True)] * 2
-    answers.append(False)
-    with pytest.warns(UserWarning, match="not as it was"):
-        again = run_ranks(2, lambda engine: obtain(engine, folder=tmp_path))
-    assert [reused for _, reused in again] == [False, False]
-    assert loaded(tmp_path, shape()) == [again[0][0]] * 2
+def test_each_state_of_a_network_is_measured_once_and_the_second_is_told(tmp_path, monkeypatch, caplog):
+    """A machine that is idle and busy in turns does not measure in every job."""
+    states = {"idle": some_curves(), "busy": some_curves(alpha=1.0), "busier": some_curves(alpha=9.0)}
+    now = "idle"
+    monkeypatch.setattr(store, "calibrate", lambda engine, budget_s: states[now])
+    monkeypatch.setattr(store, "matching", lambda engine, saved: states[now] if states[now] in saved else None)
+    measured, told = [], []
+    for now in ("idle", "idle", "busy", "idle", "busy", "busier", "busy"):
+        caplog.clear()
+        results = run_ranks(2, lambda engine: obtain(engine, folder=tmp_path))
+        assert [curves for curves, _ in results] == [states[now]] * 2
+        measured.append(not results[0][1])
+        told.append(len(caplog.records))
+    assert measured == [True, False, True, False, False, True, False]
+    assert told == [0, 0, 1, 0, 0, 0, 0]
+
+
+def test_the_message_says_what_was_done_and_how_long_it_took(tmp_path, monkeypatch, caplog):
+    moments = iter([10.0, 12.96])
+    monkeypatch.setattr(store, "perf_counter", lambda: next(moments))
+    this_shape = shape(1)
+    monkeypatch.setattr(store, "calibrate", lambda engine, budget_s: some_curves())
+    monkeypatch.setattr(store, "load", lambda *_: (some_curves(alpha=5.0),))
+    monkeypatch.setattr(store, "matching", lambda engine, saved: None)
+    monkeypatch.setattr(store, "job_shape", lambda engine: this_shape)
+    obtain(InProcessWorld(1).engine(0), folder=tmp_path)
+    (record,) = caplog.records
+    assert "it was measured again, in 3.0 s" in record.getMessage()
+    assert record.levelname == "WARNING"
+
+
+def test_the_newest_states_are_kept(tmp_path):
+    for alpha in range(1, 7):
+        save(some_curves(alpha=float(alpha)), shape(), tmp_path)
+    newest = tuple(some_curves(alpha=float(alpha)) for alpha in range(3, 7))
+    assert loaded(tmp_path, shape()) == [newest] * 2
 
 
 def test_the_folder_follows_the_environment(monkeypatch, tmp_path):

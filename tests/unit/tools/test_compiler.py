@@ -23,7 +23,7 @@ def test_this_machine_has_one(compiler: ModuleType, standard: int) -> None:
 
 def test_none(compiler: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(compiler.progress.StepError, match="no C\\+\\+ compiler: no-such-compiler .* apt install g"):
+    with pytest.raises(compiler.progress.StepError, match=r"no C\+\+ compiler: no-such-compiler .* apt install g"):
         compiler.require(17, "this test")
 
 
@@ -32,5 +32,7 @@ def test_too_old(compiler: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path
     old.write_text("#!/bin/sh\necho \"unrecognized command-line option '$1'\" >&2\nexit 1\n")
     old.chmod(0o755)
     monkeypatch.setenv("CXX", f"{old} -pipe")
-    with pytest.raises(compiler.progress.StepError, match=r"Horovod needs a C\+\+20 compiler, which .*old-c\+\+ is not"):
+    with pytest.raises(
+        compiler.progress.StepError, match=r"Horovod needs a C\+\+20 compiler, which .*old-c\+\+ is not"
+    ):
         compiler.require(20, "Horovod")
