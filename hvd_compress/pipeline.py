@@ -75,16 +75,20 @@ class Passed:
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What finish() returns: is all of it finite, seconds by phase, bytes sent and bytes over the bus.
+    """What finish() returns: numbers of buckets that are not finite, seconds by phase, bytes sent and over the bus.
 
     `passed` is in the order of bucket numbers.
     """
 
-    finite: bool
+    nonfinite: tuple[int, ...]
     seconds: dict[str, float]
     sent_bytes: int
     bus_bytes: int
     passed: tuple[Passed, ...] = ()
+
+    @property
+    def finite(self) -> bool:
+        return not self.nonfinite
 
     @property
     def timings(self) -> tuple[tuple[float, float, float, float], ...]:
@@ -194,7 +198,7 @@ class Pipeline:
         passages = [self._passages[number][0] for number in range(len(self._passages))]
         for passage in passages:
             passage.lane.arrive()
-        finite = _all(answers)
+        nonfinite = _false(answers)
         calls = [call for passage in passages for call in passage.calls]
         seconds = {
             "encode": sum(_length(passage.encode) for passage in passages),
@@ -203,7 +207,7 @@ class Pipeline:
         }
         self._begin()
         return Exchanged(
-            finite,
+            nonfinite,
             seconds,
             sum(call.sent_bytes for call in calls),
             sum(passage.lane.take_bus_bytes() for passage in passages),
@@ -346,7 +350,9 @@ def _length(span: Span) -> float:
     return span[1] - span[0]
 
 
-def _all(answers: list[torch.Tensor]) -> bool:
-    """Whether all are true. The host waits for a GPU here, once a step."""
+def _false(answers: list[torch.Tensor]) -> tuple[int, ...]:
+    """Return which are false. The host waits for a GPU here, once a step and device, if all are true."""
     devices = dict.fromkeys(answer.device for answer in answers)
-    return all([bool(torch.stack([a for a in answers if a.device == device]).all()) for device in devices])
+    if all([bool(torch.stack([a for a in answers if a.device == device]).all()) for device in devices]):
+        return ()
+    return tuple(number for number, answer in enumerate(answers) if not answer)

@@ -5,6 +5,7 @@ It knows parameters, buckets and the pipeline, and neither Horovod nor torch.opt
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from hvd_compress import __version__, native
 from hvd_compress.buckets.bucket import Bucket
 from hvd_compress.buckets.plan import BucketPlan, Slot, plan_buckets
 from hvd_compress.buckets.under_way import stand_in
-from hvd_compress.compressors import FeedbackCompressor
+from hvd_compress.compressors import Cast, FeedbackCompressor
 from hvd_compress.controller.controller import Controller
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.rollout import same_steps
@@ -39,6 +40,8 @@ from hvd_compress.schemes.sparse_rows import SparseRows
 from hvd_compress.settings import Settings
 from hvd_compress.steering import Steering
 from hvd_compress.timeline.trace import Timeline, Trip
+
+log = logging.getLogger("hvd_compress")
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,8 @@ class Reducer:
             self._pipeline.fail(error)
             native.forget_pending()  # it belongs to this step, and must not fail that of another optimizer
             raise
+        if not exchanged.finite:
+            self._note_nonfinite(exchanged.nonfinite)
         self.last_step = StepReport(
             step=self.step,
             compress_s=exchanged.seconds["encode"],
@@ -191,10 +196,41 @@ class Reducer:
             dense_bytes=self._dense_bytes(),
             finite=exchanged.finite,
             bus_bytes=exchanged.bus_bytes,
+            nonfinite_steps=self._nonfinite_steps + (not exchanged.finite),
         )
         self.step += 1
         self._first_ready_s, self._returned_s = None, perf_counter()
         return self.last_step
+
+    @property
+    def _nonfinite_steps(self) -> int:
+        """How many steps before this one were not finite."""
+        return self.last_step.nonfinite_steps if self.last_step is not None else 0
+
+    def _note_nonfinite(self, numbers: Sequence[int]) -> None:
+        """Tell of the first step that is not finite, on rank 0."""
+        if self._nonfinite_steps or self._engine.rank:
+            return
+        names = [*(route.name for route in self._routes), *self._sparse]
+        buckets = ", ".join(f"{number} ({names[number]})" for number in numbers)
+        log.warning(
+            "step %d: gradients are NaN or infinite on some rank, in bucket %s; what was not sent before is kept. "
+            "optimizer.last_step.nonfinite_steps counts such steps, and this is told once",
+            self.step,
+            buckets,
+        )
+
+    def _note_float64(self) -> None:
+        """Tell, on rank 0, that what was to be compressed is not."""
+        names = [name for name, parameter in self._parameters.items() if parameter.dtype == torch.float64]
+        if names and self._request.compressor != Cast() and not self._engine.rank:
+            log.warning(
+                "%d of %d parameters are float64 (%s first) and travel dense, without compression: only float32, "
+                "float16 and bfloat16 gradients are compressed",
+                len(names),
+                len(self._parameters),
+                names[0],
+            )
 
     @property
     def rollout_due(self) -> str:
@@ -267,6 +303,7 @@ class Reducer:
             self._sparse_lanes[name] = self._make_lane(device, device.type, takes)
         self._route_of = {name: route for route in self._routes for name in route.bucket.plan.names}
         self._planned = True
+        self._note_float64()
         if self._network is not None:
             watchers = [self._timeline.event] if self._timeline else []
             self.steering = Steering(

@@ -70,3 +70,27 @@ def test_a_sum_that_overflows_counts_as_non_finite() -> None:
         assert not torch.isfinite(result).all()
         assert not residual.any()
         assert not finite
+
+
+def test_they_are_counted_and_told_once_by_one_rank(caplog: pytest.LogCaptureFixture) -> None:
+    bad_steps = (1, 3)
+
+    def body(engine: InProcessEngine) -> list[int]:
+        parameters, optimizer = on_engine(engine, REQUESTS["topk-star"])
+        counts = []
+        for step in range(5):
+            with torch.no_grad():
+                parameters["second.weight"].fill_(float("inf") if step in bad_steps and engine.rank == 1 else 1.0)
+            (parameters["second.weight"].square().sum() + sum(p.sum() for p in parameters.values())).backward()
+            optimizer.synchronize()
+            counts.append(optimizer.last_step.nonfinite_steps)
+            optimizer.zero_grad()
+        return counts
+
+    assert run_ranks(2, body) == [[0, 1, 1, 2, 2]] * 2
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert record.levelname == "WARNING"
+    assert "step 1: gradients are NaN or infinite on some rank, in bucket " in message
+    assert "(second.weight)" in message
+    assert "last_step.nonfinite_steps counts such steps" in message

@@ -119,7 +119,8 @@ def test_one_non_finite_bucket_makes_the_step_non_finite(pipeline: Pipeline) -> 
     log: list[str] = []
     pipeline.submit(0, Scripted("0", log, finite=lambda: False), "bucket 0")
     pipeline.submit(1, Scripted("1", log), "bucket 1")
-    assert pipeline.finish().finite is False
+    exchanged = pipeline.finish()
+    assert (exchanged.finite, exchanged.nonfinite) == (False, (0,))
     pipeline.submit(0, Scripted("0", log), "bucket 0")
     assert pipeline.finish().finite is True
 
@@ -396,4 +397,4 @@ def test_a_time_out_tells_what_is_under_way_and_not_only_what_waits_for_it() -> 
 
 def test_what_is_told_of_a_step_is_how_long_its_phases_took_and_when_ranks_met() -> None:
     passed = Passed((1.0, 1.5), (2.0, 4.0), (5.0, 5.25), ())
-    assert Exchanged(True, {}, 0, 0, (passed,)).timings == ((0.5, 2.0, 0.25, 2.0),)
+    assert Exchanged((), {}, 0, 0, (passed,)).timings == ((0.5, 2.0, 0.25, 2.0),)

@@ -338,3 +338,32 @@ def test_hooks_of_two_devices_threads_take_turns(monkeypatch: pytest.MonkeyPatch
         thread.join(PATIENCE_S)
     assert (inside, most) == (0, 1)
     assert len(threads) > 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "dtype", "told"),
+    [
+        (REQUESTS["topk-star"], torch.float64, 1),
+        (REQUESTS["bf16"], torch.float64, 1),
+        (REQUESTS["dense"], torch.float64, 0),
+        (REQUESTS["topk-star"], torch.float32, 0),
+    ],
+    ids=["float64", "bf16", "dense", "float32"],
+)
+def test_float64_that_is_not_compressed_is_told_once(
+    request_: Request, dtype: torch.dtype, told: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By one rank, and only where compression was asked for."""
+
+    def body(engine: InProcessEngine) -> None:
+        parameters = make_parameters({"a": (30,), "b": (20,)}, torch.float32)
+        parameters["b"] = torch.nn.Parameter(parameters["b"].detach().to(dtype))
+        optimizer = make_optimizer(parameters, request_, lambda: engine, engine.rank, engine.world_size)
+        for step in range(3):
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+
+    run_ranks(2, body)
+    assert len(caplog.records) == told
+    for record in caplog.records:
+        assert record.getMessage().startswith("1 of 2 parameters are float64 (b first) and travel dense")
