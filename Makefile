@@ -2,7 +2,7 @@
 
 # A requirement for pip. Where the index offers a CUDA build by default and the CPU one is wanted (a far smaller
 # download), name it and the index that has it:
-#   make demo TORCH_REQUIREMENT=torch==2.13.0+cpu PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+#   make demo TORCH_REQUIREMENT=torch==2.15.0+cpu PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 TORCH_REQUIREMENT ?= torch==2.15.0
 
 # More ranks than cores is the normal case on a laptop: a waiting rank must not hold a core that another one needs, and
@@ -39,7 +39,7 @@ help: ## print this
 	@echo "Variables:"
 	@echo "  PYTHON             the Python 3.10-3.13 to use (now: $${PYTHON:-the first one found})"
 	@echo "  TORCH_REQUIREMENT  which torch pip installs (now: $(TORCH_REQUIREMENT)); smaller:"
-	@echo "                     make demo TORCH_REQUIREMENT=torch==2.13.0+cpu \\"
+	@echo "                     make demo TORCH_REQUIREMENT=torch==2.15.0+cpu \\"
 	@echo "                     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
 	@echo "  LAUNCH_TIMEOUT_S   seconds that one parallel launch of the tests may take (now: $(LAUNCH_TIMEOUT_S))"
 
