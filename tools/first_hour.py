@@ -34,6 +34,7 @@ PASSED_ON = ("PIP_", "SSL_", "REQUESTS_", "CURL_")
 ENTER = """
 set -e
 mount -t proc proc "$0/proc"
+mount --rbind /sys "$0/sys"
 mount --rbind /dev "$0/dev"
 mount -t tmpfs shm "$0/dev/shm"
 exec chroot "$0" su - "$1" -c "$2"

@@ -9,24 +9,18 @@ from pathlib import Path
 
 import progress
 
-ROOT = Path(__file__).resolve().parent.parent
+OLDEST = "2.4"
+"""The oldest release that is supported; pyproject.toml and README.md say the same."""
 STANDARDS = {"201703": 17, "202002": 20, "202302": 23}
 """C++ standards by the value of __cplusplus that torch's headers ask for."""
 HEADER = Path("include/torch/csrc/api/include/torch/all.h")
 
 
-def oldest_supported() -> str:
-    """Return the oldest supported release, such as "2.4", as pyproject.toml has it."""
-    (found,) = re.findall(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
-    return str(found)
-
-
 def require_supported(release: str) -> None:
     """Raise StepError where `release`, such as "2.13.0+cpu", is older than what is supported."""
-    oldest = oldest_supported()
-    if _numbers(release) < _numbers(oldest):
+    if _numbers(release) < _numbers(OLDEST):
         raise progress.StepError(
-            f"torch {release} is not supported: it is older than {oldest}; choose a newer one, such as "
+            f"torch {release} is not supported: it is older than {OLDEST}; choose a newer one, such as "
             "make TORCH_REQUIREMENT=torch"
         )
 

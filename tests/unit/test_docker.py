@@ -41,6 +41,12 @@ def pins(name: str) -> dict[str, str]:
     return dict(re.findall(r"(?m)^([\w.-]+)==(\S+)(?!.*python_version <)", "\n".join(lines)))
 
 
+def torch_of(file: Path) -> str:
+    """The release of torch in an image."""
+    (argument,) = (value for value in instructions(file, "ARG") if value.startswith("TORCH_REQUIREMENT="))
+    return argument.removeprefix("TORCH_REQUIREMENT=torch==").removesuffix("+cpu")
+
+
 def test_there_are_two() -> None:
     assert [file.stem for file in DOCKERFILES] == ["cpu", "gpu"]
 
@@ -60,15 +66,31 @@ class TestDockerfile:
         assert {words[0] for words in map(str.split, instructions(file, "FROM"))} <= {"${BASE}"} | stages
 
     def test_versions_are_those_of_the_project(self, file: Path) -> None:
-        torch = re.search(r"(?m)^TORCH_REQUIREMENT \?= (\S+)$", (ROOT / "Makefile").read_text())
         pip = re.search(r'(?m)^PIP = "(\S+)"$', (ROOT / "tools" / "setup_env.py").read_text())
-        assert torch is not None
         assert pip is not None
-        (argument,) = (value for value in instructions(file, "ARG") if value.startswith("TORCH_REQUIREMENT="))
-        assert argument.removeprefix("TORCH_REQUIREMENT=").removesuffix("+cpu") == torch[1]
         # All else comes from requirements/, so nothing but pip and torch may name a version here.
         named = {word for value in instructions(file, "RUN") for word in re.findall(r"\S+==\S+", value)}
         assert named == {pip[1]}
+
+    def test_torch_is_supported_and_the_one_of_both_images(self, file: Path) -> None:
+        """Not the default of set-up: each image is built and tried with its torch, whose CUDA cuda.txt fits."""
+        oldest = re.search(r'(?m)^OLDEST = "([\d.]+)"$', (ROOT / "tools" / "torch_version.py").read_text())
+        newest = re.search(r"(?m)^DEFAULT_TORCH := torch==([\d.]+)$", (ROOT / "Makefile").read_text())
+        assert oldest is not None
+        assert newest is not None
+        found = {torch_of(other) for other in DOCKERFILES}
+        assert len(found) == 1
+        numbers = [tuple(map(int, release.split("."))) for release in (oldest[1], *found, newest[1])]
+        assert numbers == sorted(numbers)
+        assert torch_of(file) in (ROOT / "docker" / "README.md").read_text()
+
+    def test_what_builds_horovod_is_there(self, file: Path) -> None:
+        """The installer, and each of our modules that it needs."""
+        (line,) = (value for value in instructions(file, "COPY") if "tools/install_horovod.py" in value)
+        copied = {Path(word).stem for word in line.split() if word.endswith(".py")}
+        for name in sorted(copied):
+            imported = re.findall(r"(?m)^import (\w+)$", (ROOT / "tools" / f"{name}.py").read_text())
+            assert {module for module in imported if (ROOT / "tools" / f"{module}.py").exists()} <= copied
 
     def test_packages_are_those_of_the_project(self, file: Path) -> None:
         (line,) = (value for value in instructions(file, "RUN") if "-c requirements/dev.txt" in value)

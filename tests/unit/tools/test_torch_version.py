@@ -69,7 +69,7 @@ def test_other_requirements_are_taken(tools: ModuleType, requirement: str) -> No
     tools.require_supported_pin(requirement)
 
 
-def test_the_readme_names_the_supported_range_and_the_default(tools: ModuleType) -> None:
-    (default,) = re.findall(r"^TORCH_REQUIREMENT \?= torch==([\d.]+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    oldest = tools.oldest_supported()
-    assert f"torch {oldest} to {default.removesuffix('.0')}" in (ROOT / "README.md").read_text()
+def test_readme_and_package_name_the_supported_range(tools: ModuleType) -> None:
+    (default,) = re.findall(r"^DEFAULT_TORCH := torch==([\d.]+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert f"torch {tools.OLDEST} to {default.removesuffix('.0')}" in (ROOT / "README.md").read_text()
+    assert f'"torch>={tools.OLDEST}"' in (ROOT / "pyproject.toml").read_text()
