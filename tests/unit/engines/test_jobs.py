@@ -12,8 +12,6 @@ import sys
 
 import pytest
 
-from tests.jobs.launch import HERE
-
 from hvd_compress.engines import mpi_environment
 
 GIVE_UP = """
@@ -73,7 +71,7 @@ MPIRUN = ["mpirun", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
     [
         ([*MPIRUN, "-np", "2"], "mpi", "stopped"),
         ([*MPIRUN, "-np", "2"], "horovod", "asleep"),
-        (["horovodrun", "--gloo", *HERE, "-np", "2"], "horovod", "asleep"),
+        (["horovodrun", "--gloo", "-np", "2"], "horovod", "asleep"),
     ],
     ids=["mpi", "horovod-over-mpi", "horovod-over-gloo"],
 )
