@@ -298,6 +298,6 @@ def test_a_missing_folder_is_one_clear_sentence(tmp_path):
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "no file train-images-idx3-ubyte" in done.stderr
     assert "Traceback" not in done.stderr
