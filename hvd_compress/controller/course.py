@@ -16,6 +16,8 @@ from hvd_compress.controller.sights import Workers
 from hvd_compress.controller.workers import WorkerChooser
 from hvd_compress.cost.candidates import Candidate
 
+TRIED = "tried, to be compared"
+"""The reason in a round: nothing is chosen yet."""
 SIMILAR = 2.0
 """A ratio that differs from the one before by less than this factor travels as that did, without trials."""
 
@@ -62,7 +64,7 @@ class Course:
         """Return why it travels so."""
         choice = self.chooser.choice
         if choice is None or not self.chooser.settled:
-            return "tried, to be compared"
+            return TRIED
         return self._workers.reason(self._number, choice.candidate, choice.reason)
 
     def predicted(self, candidate: Candidate) -> float:
