@@ -1,8 +1,8 @@
 """Train a small convolutional net on images, with compressed gradients, on as many ranks as there are.
 
-    mpirun -np 4 python examples/train_images.py --compression star --ratio 0.01
-    mpirun -np 4 python examples/train_images.py --compression auto
-    mpirun -np 4 python examples/train_images.py --demo
+    mpirun -np 4 --map-by :OVERSUBSCRIBE --bind-to none python examples/train_images.py --compression star --ratio 0.01
+    mpirun -np 4 --map-by :OVERSUBSCRIBE --bind-to none python examples/train_images.py --compression auto
+    mpirun -np 4 --map-by :OVERSUBSCRIBE --bind-to none python examples/train_images.py --demo
 
 What makes the training distributed stands in `train`; `train_epoch` is an ordinary loop with a stop-watch in it.
 """
@@ -194,7 +194,8 @@ def introduce(data: ImageData, device: str) -> None:
     where = "" if device == "cpu" else f", which train on {torch.cuda.device_count()} GPU(s) a machine"
     say(f"a convolutional net of {count_values(SmallConvNet()):,} parameters on {hvd.size()} rank(s){where}")
     if hvd.size() == 1:
-        say(f"nothing is communicated by one rank; for four: mpirun -np 4 python {' '.join(sys.argv)}")
+        launch = "mpirun -np 4 --map-by :OVERSUBSCRIBE --bind-to none python"
+        say(f"nothing is communicated by one rank; for four: {launch} {' '.join(sys.argv)}")
 
 
 @click.command(help=__doc__)
@@ -225,7 +226,9 @@ def main(demo: bool, data_dir: Path | None, json_file: Path | None, device: str,
         introduce(data, settings.device)
         results = compare(data, settings) if demo else {settings.compression: train(data, settings)}
     except (DataError, ConfigError, UnsupportedError) as error:  # the message says what to change
-        raise click.ClickException(f"rank {hvd.rank()}: {error}") from error
+        refusal = click.ClickException(f"rank {hvd.rank()}: {error}")
+        refusal.exit_code = 2  # as of the command line's own
+        raise refusal from error
     if json_file is not None and hvd.rank() == 0:
         facts = {
             "data": data.name,

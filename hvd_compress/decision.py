@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvd_compress.compressors import Cast, Compressor, FeedbackCompressor, Sparsifier
+from hvd_compress.controller.course import TRIED
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.cost.candidates import Candidate, candidates
 from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, ENGINES, Capabilities
@@ -90,6 +91,11 @@ class Decision:
     def candidate(self) -> Candidate:
         """How it travels, without what is sent."""
         return Candidate(self.scheme, self.algorithm, self.broadcast)
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether the bucket only tries to travel so: the controller has not chosen yet, or is about to choose anew."""
+        return self.reason == TRIED
 
     def facts(self) -> dict[str, Any]:
         """Return what a viewer of a timeline wants to know."""

@@ -50,11 +50,14 @@ def sent_against_dense(step: Mapping[str, float]) -> str:
 
 
 def describe_choices(decisions: Mapping[tuple[str, ...], Any]) -> str:
-    """Say how each bucket travels in the end, and why; `decisions` are the optimizer's."""
+    """Say how each bucket travels in the end, and why, or that nothing is chosen; `decisions` are the optimizer's."""
     several = len(decisions) > 1
     lines = []
     for number, (names, decision) in enumerate(decisions.items()):
         bucket = f"bucket {number} ({names[0]} ...): " if several else ""
+        if decision.is_trial:
+            lines.append(f"{bucket}nothing chosen yet: trials go on; a choice takes more steps")
+            continue
         ratio = f" with ratio {decision.ratio:.4g}" if decision.ratio < 1 else ""
         lines.append(f"chosen: {bucket}{decision.candidate}{ratio}, because {decision.reason}")
     return "\n".join(lines)

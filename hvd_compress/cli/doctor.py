@@ -39,6 +39,8 @@ def examine() -> list[Finding]:
         findings.horovod(results["horovod"]),
         *findings.idle_horovod(results["horovod"], results["torch"]),
         findings.mpi(results["mpi"]),
+        *findings.slots(results["slots"], results["mpi"]),
+        findings.localhost(results["localhost"]),
         findings.native(results["native"]),
         *findings.engines(results["algorithms"], results["torch"], results["horovod"]),
         findings.simd(results["native"]),

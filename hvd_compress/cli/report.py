@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import click
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -25,19 +27,29 @@ def command(log: Path, out: Path | None) -> None:
 
 
 def _summary(events: list[Event]) -> Table:
-    table = Table("step", "bucket", "what", "ms", "why")
+    """Ratios are those that are sent from then on, but for one that is said to be chosen. Times are of one exchange."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in ("step", "bucket"):
+        table.add_column(heading, justify="right")
+    table.add_column("what", overflow="fold")
+    for heading in ("measured\nms", "predicted\nms"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("why", overflow="fold")
     for event in events:
+        times = "", ""
         if event.kind in ("choice", "worker"):
-            table.add_row(str(event.step), str(event.bucket), event.candidate, _ms(event.measured_s), event.reason)
+            what = f"{event.candidate}, ratio {event.ratio:.4g}"
+            times = _ms(event.measured_s), _ms(event.predicted_s)
         elif event.kind == "ratio":
-            ratio = f"ratio {event.ratio:.4g}, gain {event.gain:.3f}"
-            table.add_row(str(event.step), str(event.bucket), ratio, "", event.reason)
+            what = f"ratio {event.ratio:.4g} chosen, gain {event.gain:.3f} expected"
         elif event.kind in ("network", "noise"):
-            factors = f"latency x {event.latency:.2g}, transfer x {event.transfer:.2g}"
-            bucket = str(event.bucket) if event.bucket >= 0 else ""
-            table.add_row(str(event.step), bucket, f"{event.kind}: {factors}", "", event.reason)
+            what = f"{event.kind}: latency x {event.latency:.2g}, transfer x {event.transfer:.2g}"
+        else:
+            continue
+        bucket = str(event.bucket) if event.bucket >= 0 else ""
+        table.add_row(str(event.step), bucket, what, *times, event.reason)
     return table
 
 
 def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.2f}"
+    return f"{1e3 * seconds:.2f}" if math.isfinite(seconds) else ""

@@ -159,20 +159,28 @@ class Chooser:
         self._times = scaled(self._times, factor)
 
     def _choose(self, best: Candidate) -> None:
+        fastest = best
         if self.choice is not None and self.choice.candidate in self._times:
             before, policy = self.choice.candidate, self._policy
             before_s, best_s = self._times[before], self._times[best]
             if best_s > before_s * (1 - policy.hysteresis) or before_s - best_s < policy.least_s:
                 best = before
-        self.choice = Choice(best, self._times[best], self._expected[best], self._reason(best))
+        self.choice = Choice(best, self._times[best], self._expected[best], self._reason(best, fastest))
         self.standing.begin(self.choice.seconds, Known.TRIALS)
 
-    def _reason(self, best: Candidate) -> str:
-        rivals = sorted((t, str(c)) for c, t in self._times.items() if c != best)
+    def _reason(self, best: Candidate, fastest: Candidate) -> str:
+        """Say why `best` is taken; `fastest` is another one where that is not fast enough to replace what is in use."""
+        rivals = sorted((t, c != fastest, str(c)) for c, t in self._times.items() if c != best)
         if not rivals:
             return f"every other way is predicted to take more than {self._round.margin:g} times as long"
-        taken, name = rivals[0]
-        compared = f"{self._times[best] * 1e3:.2f} ms measured, next {name} with {taken * 1e3:.2f}"
+        taken, lost, name = rivals[0]
+        compared = f"{self._times[best] * 1e3:.2f} ms measured"
+        if taken >= self._times[best]:
+            compared += f", next {name} with {taken * 1e3:.2f}"
+        elif lost:  # to those that met in it, and in more steps than it was tried
+            compared += f"; {name} took {taken * 1e3:.2f} in its trials, but did not reach the last final"
+        else:
+            compared += f"; {name} took {taken * 1e3:.2f}, not enough less to replace what is in use"
         if best.scheme == "dense":
             return f"no compression pays here: {compared}"
         return compared

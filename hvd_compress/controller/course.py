@@ -16,6 +16,8 @@ from hvd_compress.controller.sights import Workers
 from hvd_compress.controller.workers import WorkerChooser
 from hvd_compress.cost.candidates import Candidate
 
+TRIED = "tried, to be compared"
+"""The reason in a round: nothing is chosen yet."""
 SIMILAR = 2.0
 """A ratio that differs from the one before by less than this factor travels as that did, without trials."""
 
@@ -58,11 +60,15 @@ class Course:
         """Return the ratio with which a candidate sends it; None is whatever sends the largest elements."""
         return self._ratios.ratio(self._number, candidate.scheme if candidate is not None else "")
 
+    def _sent(self, candidate: Candidate) -> float:
+        """Return the ratio that is sent: all, without compression."""
+        return 1.0 if candidate.scheme == "dense" else self.ratio(candidate)
+
     def reason(self) -> str:
         """Return why it travels so."""
         choice = self.chooser.choice
         if choice is None or not self.chooser.settled:
-            return "tried, to be compared"
+            return TRIED
         return self._workers.reason(self._number, choice.candidate, choice.reason)
 
     def predicted(self, candidate: Candidate) -> float:
@@ -129,8 +135,8 @@ class Course:
         choice = self.chooser.choice
         assert choice is not None
         ratio, name = self.ratio(choice.candidate), str(self._workers.way(self._number, choice.candidate))
-        seconds, predicted_s = choice.seconds, choice.predicted_s
-        self._history.add(Event(step, "choice", self._number, name, ratio, seconds, predicted_s, reason=choice.reason))
+        sent, seconds, predicted_s = self._sent(choice.candidate), choice.seconds, choice.predicted_s
+        self._history.add(Event(step, "choice", self._number, name, sent, seconds, predicted_s, reason=choice.reason))
         if self._ratios.revise(step, self._number, self.chooser.measured, choice):
             self._send(step, ratio, "another ratio is better")
 
@@ -144,7 +150,7 @@ class Course:
         """
         choice = self.chooser.choice
         assert choice is not None
-        ratio = self.ratio(choice.candidate)
+        ratio = self._sent(choice.candidate)
         gain = sent if math.isfinite(sent) else self._workers.gain(self._number, choice.candidate)
         self._history.add(Event(step, "window", self._number, str(way), ratio, seconds, choice.predicted_s, gain))
         standing = self.chooser.standing
@@ -187,7 +193,8 @@ class Course:
         choice = Choice(way, seconds, predicted_s, reason)
         self.chooser.recall(choice, scaled(met.measured, longer))
         self._changed()
-        self._history.add(Event(step, "choice", number, str(met.way), ratio, seconds, predicted_s, reason=reason))
+        sent = self._sent(way)
+        self._history.add(Event(step, "choice", number, str(met.way), sent, seconds, predicted_s, reason=reason))
         return True
 
     def _try(self, step: int, reason: str) -> None:

@@ -29,7 +29,8 @@ class Event:
             "rollout" (steps with a ratio that were taken back) or "worker" (STAR or VAR was chosen).
         bucket: which one, or -1 for all.
         candidate: what was tried, chosen or in use.
-        ratio: k / numel: in "begin" and "ratio" as an all-gather would send it, else as it was sent.
+        ratio: k / numel: in "begin" and "ratio" as an all-gather would send it, else as it is sent: 1 without
+            compression.
         measured_s, predicted_s: of one exchange of this bucket; NaN where there is none.
         gain: share of ||corrected||^2 that is sent, mean over ranks; NaN where it was not looked at. Of a window in its
             last step, or else over two turns of AR-Topk's roots, as of a worker; of a rollout the mean of its steps; of

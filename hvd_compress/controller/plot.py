@@ -76,16 +76,16 @@ def _draw_network(panel, events: Sequence[Event]) -> None:  # type: ignore[no-un
 
 
 def _draw_ratios(panel, ratios: Sequence[Event], used: Sequence[Event]) -> None:  # type: ignore[no-untyped-def]
-    """Ratios as chosen; gains as expected of them (lines), and as sent in the steps that were looked at (dots)."""
+    """Ratios as sent; gains as expected of those chosen (lines), and as sent in steps that were looked at (dots)."""
     last = max(event.step for event in used)
     for bucket in sorted({event.bucket for event in ratios}):
-        own = [event for event in ratios if event.bucket == bucket]
-        steps, color, label = [*(event.step for event in own), last], f"C{bucket % 10}", f"bucket {bucket}"
-        chosen, gains = ([getattr(event, name) for event in own] for name in ("ratio", "gain"))
-        panel.step(steps, [*chosen, chosen[-1]], where="post", color=color, label=f"{label}, ratio")
-        panel.step(steps, [*gains, gains[-1]], where="post", color=color, linestyle=":", label=f"{label}, gain")
-        seen = [event for event in used if event.bucket == bucket and math.isfinite(event.gain)]
+        chosen, sent = ([event for event in events if event.bucket == bucket] for events in (ratios, used))
+        color, label = f"C{bucket % 10}", f"bucket {bucket}"
+        panel.step([e.step for e in sent], [e.ratio for e in sent], where="post", color=color, label=f"{label}, ratio")
+        steps, gains = [*(e.step for e in chosen), last], [*(e.gain for e in chosen), chosen[-1].gain]
+        panel.step(steps, gains, where="post", color=color, linestyle=":", label=f"{label}, gain")
+        seen = [event for event in sent if math.isfinite(event.gain)]
         panel.plot([e.step for e in seen], [e.gain for e in seen], "o", color=color, markersize=3)
     panel.set_yscale("log")
-    panel.set_title("ratio, and gain: expected of it (lines), sent (dots)")
+    panel.set_title("ratio sent (1: no compression); gain: expected of the ratio chosen (dotted), sent (dots)")
     panel.legend(loc="best")

@@ -10,6 +10,12 @@ from hvd_compress.controller.history import Event
 from hvd_compress.errors import ConfigError
 
 SCALARS = ("ratio", "gain", "measured_s", "predicted_s")
+CHOSEN = {
+    ("begin", "ratio"): "chosen_ratio",
+    ("ratio", "ratio"): "chosen_ratio",
+    ("ratio", "gain"): "expected_gain",
+}
+"""Tags of what is chosen and may not be sent: no compression may be faster, and another scheme sends another ratio."""
 REASONED = ("choice", "ratio", "worker", "network", "noise")
 """The kinds of events whose reasons stand under Text."""
 FLUSH_S = 10
@@ -20,8 +26,9 @@ class TensorBoard:
     """Writes each event of a history to a folder: a tag for each figure and bucket, and one for each of the network's.
 
     `bucket 0/ratio`, `bucket 0/measured_s`, ...; `network/latency`, `network/transfer`, as factors of the calibration;
-    and under Text `bucket 0/choice` and so on, with the reason. A rollout was taken back, and is left out. What a ratio
-    is expected to gain is not what is sent: it has a tag of its own, `expected_gain`.
+    and under Text `bucket 0/choice` and so on, with the reason. A rollout was taken back, and is left out. A ratio that
+    is chosen, and what it is expected to gain, are not what is sent: they have tags of their own, `chosen_ratio` and
+    `expected_gain`.
 
     Where nothing more can be written (a full disk), a warning says so, and the training goes on without it.
     """
@@ -69,8 +76,7 @@ class TensorBoard:
         for name in names:
             value = getattr(event, name)
             if math.isfinite(value):
-                tag = "expected_gain" if (event.kind, name) == ("ratio", "gain") else name
-                self._writer.add_scalar(f"{place}/{tag}", value, event.step)
+                self._writer.add_scalar(f"{place}/{CHOSEN.get((event.kind, name), name)}", value, event.step)
         if event.kind in REASONED:
             words = f"{event.candidate}: {event.reason}" if event.candidate else event.reason
             self._writer.add_text(f"{place}/{event.kind}", words, event.step)

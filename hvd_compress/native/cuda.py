@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from hvd_compress.errors import UnsupportedError
+from hvd_compress.native import shadow
 from hvd_compress.native.faults import Faults
 
 LIBRARY = Path(__file__).resolve().parent.parent / "libhvd_compress_cuda.so"
@@ -190,7 +191,10 @@ def load() -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(LIBRARY))
     except OSError as error:
+        build = (
+            "they are built with hvd_compress where nvcc is found: install the CUDA toolkit, run `pip install .` in "
+            "the checkout again, or keep gradients on the CPU"
+        )
         raise UnsupportedError(
-            f"the CUDA kernels cannot be loaded ({error}); they are built with hvd_compress where nvcc is found: "
-            "install the CUDA toolkit, run `pip install .` in the checkout again, or keep gradients on the CPU"
+            f"the CUDA kernels cannot be loaded ({error}); {shadow.remedy((LIBRARY.name,), build)}"
         ) from error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_compress.errors import ConfigError
-from hvd_compress.native import cuda
+from hvd_compress.native import cuda, shadow
 
 CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # enum DType in csrc/include/hvd_compress/types.hpp
 FLOATS = tuple(CODES)
@@ -28,9 +28,9 @@ else:
             try:
                 module = importlib.import_module("hvd_compress._native")
             except ImportError as error:
+                build = "build them with `pip install .` in the checkout (it needs CMake and a C++17 compiler)"
                 raise ConfigError(
-                    f"the compiled kernels cannot be loaded ({error}); build them with `pip install .` in the "
-                    "checkout (it needs CMake and a C++17 compiler)"
+                    f"the compiled kernels cannot be loaded ({error}); {shadow.remedy(shadow.KERNELS, build)}"
                 ) from error
             return getattr(module, name)
 

@@ -1,4 +1,6 @@
-"""Every rank of the launcher runs these tests, in step: `mpirun -np 3 python -m pytest tests/parallel`.
+"""Every rank of the launcher runs these tests, in step.
+
+    mpirun -np 3 --map-by :OVERSUBSCRIBE --bind-to none python -m pytest tests/parallel
 
 MPI or Horovod is started once, the way that a training script does it. No rank may skip or leave a test that others
 stay in. A rank whose test fails ends at once, and its launcher ends the others with it.

@@ -26,7 +26,10 @@ from images.report import EpochReport, describe_choices  # noqa: E402
 from images.timing import StepMeter  # noqa: E402
 
 from hvd_compress.compressors import Cast, TopK  # noqa: E402
-from hvd_compress.decision import Decision  # noqa: E402
+from hvd_compress.decision import Decision, Request  # noqa: E402
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks  # noqa: E402
+from hvd_compress.settings import Settings  # noqa: E402
+from tests.harness import backward, on_engine  # noqa: E402
 
 
 def idx_bytes(values: torch.Tensor) -> bytes:
@@ -291,6 +294,29 @@ def test_the_last_line_says_what_was_chosen_and_why():
     )
 
 
+def test_after_too_few_steps_nothing_is_chosen_yet(tmp_path, monkeypatch):
+    """A round of trials takes several steps; long before its end there are decisions, which are tried."""
+    monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path))
+    settings = Settings(600, 60, adapt=True, calibration_s=0.0)
+
+    def body(engine: InProcessEngine) -> list[str]:
+        parameters, optimizer = on_engine(engine, Request(TopK(0.05)), settings=settings)
+        told: list[str] = []
+        while not told or ("nothing chosen" in told[-1] and len(told) < 300):  # the same on both ranks
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, len(told))
+            optimizer.step()
+            told.append(describe_choices(optimizer.decisions))
+        return told
+
+    early, *_, late = run_ranks(2, body)[0]
+    assert len(early.splitlines()) == len(late.splitlines()) == 3
+    for line in early.splitlines():
+        assert "nothing chosen yet: trials go on" in line
+        assert "chosen: bucket" not in line
+    assert all(line.startswith("chosen: bucket") for line in late.splitlines())
+
+
 def test_a_missing_folder_is_one_clear_sentence(tmp_path):
     done = subprocess.run(
         [sys.executable, EXAMPLES / "train_images.py", "--data-dir", tmp_path / "absent"],
@@ -298,6 +324,6 @@ def test_a_missing_folder_is_one_clear_sentence(tmp_path):
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "no file train-images-idx3-ubyte" in done.stderr
     assert "Traceback" not in done.stderr

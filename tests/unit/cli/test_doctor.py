@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -14,6 +16,8 @@ HEALTHY = {
     "torch": Result({"version": "2.13.0", "cuda": None, "devices": 0}),
     "horovod": Result({"version": "0.28.1", "built": ["MPI", "Gloo"], "not_built": ["NCCL", "CUDA"]}),
     "mpi": Result({"vendor": "Open MPI", "version": "5.0.11", "library": "Open MPI v5.0.11", "threads": "multiple"}),
+    "slots": Result({"slots": 2, "hosts": 1}),
+    "localhost": Result({"address": "127.0.0.1"}),
     "algorithms": Result({"forcible": ["ring", "tree"]}),
     "native": Result({"file": "_native.so", "simd": "avx512"}),
     "namespaces": Result({"kind": "direct", "tun": True}),
@@ -42,7 +46,7 @@ def test_what_training_needs(monkeypatch: pytest.MonkeyPatch, part: str) -> None
     assert "'[it]'" in output  # not taken for markup
 
 
-@pytest.mark.parametrize("part", ["mpi", "algorithms", "namespaces"])
+@pytest.mark.parametrize("part", ["mpi", "slots", "localhost", "algorithms", "namespaces"])
 def test_what_training_can_do_without(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     assert _doctor(monkeypatch, **{part: BROKEN})[0] == 0
 
@@ -59,6 +63,61 @@ def test_whatever_is_missing_has_a_hint(monkeypatch: pytest.MonkeyPatch) -> None
     missing = [row for row in json.loads(output)["findings"] if row["state"] == "missing"]
     assert missing
     assert all(row["hint"] for row in missing)
+
+
+@pytest.mark.parametrize(
+    ("version", "state"), [("2.3.1+cu118", "missing"), ("1.13.1", "missing"), ("2.4.0", "ok"), ("2.15.0+cpu", "ok")]
+)
+def test_a_torch_that_is_too_old_is_missing(version: str, state: str) -> None:
+    found = findings.torch(Result({"version": version, "cuda": None, "devices": 0}))
+    assert (found.state, found.required) == (state, True)
+    assert version in found.detail
+    assert ("'torch>=2.4'" in found.hint) == (state == "missing")
+
+
+def test_the_oldest_torch_is_that_of_the_package() -> None:
+    (oldest,) = re.findall(r'"torch>=([\d.]+)"', (Path(__file__).parents[3] / "pyproject.toml").read_text())
+    assert oldest == findings.OLDEST_TORCH
+
+
+def test_ranks_that_mpirun_starts_and_what_lets_it_start_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+        monkeypatch.setenv(name, "1")
+    (found,) = findings.slots(HEALTHY["slots"], HEALTHY["mpi"])
+    assert (found.state, found.required) == ("note", False)
+    assert "at most 2, " in found.detail
+    assert "mpirun -np N --map-by :OVERSUBSCRIBE --bind-to none python train.py" in found.hint
+    assert "root" not in found.hint
+    (found,) = findings.slots(Result({"slots": 16, "hosts": 2}), HEALTHY["mpi"])
+    assert "at most 16, the slots that it counts on 2 hosts" in found.detail
+
+
+def test_what_root_has_to_set_for_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
+    monkeypatch.delenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", raising=False)
+    (found,) = findings.slots(HEALTHY["slots"], HEALTHY["mpi"])
+    assert "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" in found.hint
+    assert "OMPI_ALLOW_RUN_AS_ROOT=1" not in found.hint
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    (found,) = findings.slots(HEALTHY["slots"], HEALTHY["mpi"])
+    assert "root" not in found.hint
+
+
+def test_slots_are_open_mpis() -> None:
+    assert findings.slots(HEALTHY["slots"], Result(HEALTHY["mpi"].values | {"vendor": "MPICH"})) == []
+    assert findings.slots(HEALTHY["slots"], BROKEN) == []
+    (found,) = findings.slots(BROKEN, HEALTHY["mpi"])
+    assert (found.state, "'[it]'" in found.detail) == ("note", True)
+
+
+def test_localhost_that_does_not_resolve() -> None:
+    assert findings.localhost(HEALTHY["localhost"]).state == "ok"
+    found = findings.localhost(Result(error="socket.gaierror: [Errno -2] Name or service not known"))
+    assert (found.state, found.required) == ("note", False)
+    assert "does not resolve: socket.gaierror" in found.detail
+    for words in ("127.0.0.1 localhost", "/etc/hosts", "horovodrun"):
+        assert words in found.hint
 
 
 def test_horovod_without_a_way_to_start_ranks() -> None:
@@ -111,3 +170,10 @@ def test_cuda_kernels(library: str | None, devices: int, state: str, words: str)
     assert found.state == state
     assert words in found.detail
     assert ("on the CPU only" in found.detail) == (state != "ok")
+
+
+def test_cuda_kernels_are_not_asked_for_where_no_kernels_could_be_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources that shadow the installed package would have the hint lead nowhere."""
+    monkeypatch.setattr(findings.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert "install hvd_compress again" in findings.cuda(HEALTHY["native"], HEALTHY["torch"]).hint
+    assert findings.cuda(BROKEN, HEALTHY["torch"]).hint == ""

@@ -37,8 +37,8 @@ def test_without_mpirun_one_sentence_says_how(monkeypatch):
     for name in [name for name in os.environ if name.startswith(("OMPI_COMM", "PMI", "MPI_LOCAL"))]:
         monkeypatch.delenv(name)
     result = CliRunner().invoke(main, ["probe"])
-    assert result.exit_code == 1
-    assert "launch it as `mpirun -np 4 hvd-compress probe`" in result.output
+    assert result.exit_code == 2
+    assert "launch it as `mpirun -np 4 --map-by :OVERSUBSCRIBE --bind-to none hvd-compress probe`" in result.output
     assert len(result.output.splitlines()) == 1
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from hvd_compress.cli import probes
+from tests.installed import install
 
 
 def _run_instead(monkeypatch: pytest.MonkeyPatch, program: str, timeout_s: float = 60.0) -> probes.Result:
@@ -44,3 +47,58 @@ def test_a_hang_ends_with_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_native_probe_computes() -> None:
     assert probes.run("native").values["file"].endswith(".so")
+
+
+def test_the_package_is_examined_that_the_command_runs_from(tmp_path: Path) -> None:
+    """A console script has its own folder first on sys.path, so sources in the current folder are not imported."""
+    installed = install(tmp_path)
+    script = installed.python.parent / "hvd-compress"
+    script.write_text("from hvd_compress.cli import probes\nprint(probes.run('native'))\n")
+    printed = installed.run(script)
+    assert "error=''" in printed
+    assert f"'file': '{installed.package}/_native" in printed
+
+
+def test_sources_that_shadow_the_installed_package_are_named(tmp_path: Path) -> None:
+    """Unlike a console script, python -c imports from the current folder."""
+    installed = install(tmp_path)
+    printed = installed.run("-c", "from hvd_compress.cli import probes; print(probes.run('native').error)")
+    assert (
+        f"{installed.checkout}, where they were not built, shadows the installed package {installed.package}" in printed
+    )
+
+
+@pytest.fixture
+def root_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+        monkeypatch.setenv(name, "1")
+
+
+@pytest.mark.usefixtures("root_may")
+def test_more_ranks_than_slots_need_the_two_options() -> None:
+    slots, mpirun = probes.run("slots").values["slots"], probes.find_mpirun()
+    more = [mpirun, "-np", str(slots + 1)]
+    stopped = subprocess.run([*more, "true"], capture_output=True, text=True, timeout=60, check=False)
+    assert stopped.returncode != 0
+    assert "not enough slots" in stopped.stdout + stopped.stderr
+    subprocess.run([*more, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "true"], timeout=60, check=True)
+    within = [mpirun, "-np", str(slots), "true"]
+    subprocess.run(within, timeout=60, check=True)
+
+
+def test_slots_are_those_of_a_hostfile_that_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hosts").write_text("localhost slots=7\n")
+    monkeypatch.setenv("PRTE_MCA_prte_default_hostfile", str(tmp_path / "hosts"))
+    assert probes.run("slots").values == {"slots": 7, "hosts": 1}
+
+
+def test_an_mpirun_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\necho ------\necho no such option\nexit 3\n")
+    mpirun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert "mpirun ended with 3, and said: no such option" in probes.run("slots").error
+
+
+def test_localhost_has_an_address() -> None:
+    assert probes.run("localhost").values["address"].startswith("127.")

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from matplotlib.figure import Figure
 
 from hvd_compress.cli.main import main
+from hvd_compress.controller import plot
 from hvd_compress.controller.history import Event, History
 
 EVENTS = (
@@ -32,7 +34,8 @@ def written(folder: Path, events: tuple[Event, ...] = EVENTS) -> Path:
 
 
 def run(*arguments: object):
-    return CliRunner().invoke(main, ["report", *map(str, arguments)])
+    """In a window in which no line is broken."""
+    return CliRunner(env={"COLUMNS": "200"}).invoke(main, ["report", *map(str, arguments)])
 
 
 def test_it_draws_and_says_what_was_chosen(tmp_path: Path) -> None:
@@ -47,6 +50,18 @@ def test_it_draws_and_says_what_was_chosen(tmp_path: Path) -> None:
     assert "noise: latency" in result.output
 
 
+def test_both_times_are_named_and_a_ratio_is_the_one_that_is_sent(tmp_path: Path) -> None:
+    whole = Event(31, "choice", 0, "dense-ring", 1.0, 0.025, 0.015, reason="no compression pays here")
+    lines = run(written(tmp_path, (*EVENTS, whole))).output.splitlines()
+    headings = next(place for place, line in enumerate(lines) if line.split()[:3] == ["step", "bucket", "what"])
+    assert lines[headings - 1].split() == ["measured", "predicted"]
+    assert lines[headings].split() == ["step", "bucket", "what", "ms", "ms", "why"]
+    (chosen,) = (line for line in lines if "dense-ring" in line)
+    assert " ".join(chosen.split()) == "31 0 dense-ring, ratio 1 25.00 15.00 no compression pays here"
+    (worker,) = (line for line in lines if "VAR sends" in line)
+    assert " ".join(worker.split()) == "17 0 var-ring, ratio 0.01 4.10 VAR sends 0.300"  # which is not predicted
+
+
 def test_ratios_are_drawn_and_told_where_they_were_chosen(tmp_path: Path) -> None:
     chosen = (
         Event(1, "ratio", 0, ratio=0.02, gain=0.4, reason="training begins: the knee"),
@@ -57,9 +72,20 @@ def test_ratios_are_drawn_and_told_where_they_were_chosen(tmp_path: Path) -> Non
     )
     result = run(written(tmp_path, chosen))
     assert result.exit_code == 0, result.output
-    assert "ratio 0.05, gain 0.500" in result.output
+    assert "ratio 0.05 chosen, gain 0.500 expected" in result.output
     height = int.from_bytes((tmp_path / "logs" / "choices.png").read_bytes()[20:24], "big")
     assert height > 1000, "three panels have 880 pixels, and there should be a fourth"
+
+
+def test_the_ratio_that_is_drawn_is_the_one_that_is_sent() -> None:
+    """Where nothing is compressed, that is not the one that was chosen."""
+    chosen = [Event(1, "ratio", 0, ratio=0.02, gain=0.4), Event(20, "ratio", 0, ratio=0.05, gain=0.5)]
+    used = [Event(9, "choice", 0, "star", 0.02, 0.004), Event(25, "choice", 0, "dense", 1.0, 0.004)]
+    panel = Figure().subplots()
+    plot._draw_ratios(panel, chosen, used)
+    lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in panel.get_lines()}
+    assert lines["bucket 0, ratio"] == ([9, 25], [0.02, 1.0])
+    assert lines["bucket 0, gain"] == ([1, 20, 25], [0.4, 0.5, 0.5])
 
 
 def test_a_log_survives_being_written_and_read(tmp_path: Path) -> None:

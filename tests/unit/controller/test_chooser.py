@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import random
+import re
 
 import pytest
 
@@ -90,6 +91,31 @@ def test_what_is_in_use_stays_where_another_is_hardly_faster() -> None:
     assert settle(chooser, {first: 0.100, second: 0.150}) == first
     assert settle(chooser, {first: 0.100, second: 0.090}) == first
     assert settle(chooser, {first: 0.100, second: 0.060}) == second
+
+
+def test_what_is_faster_and_not_taken_is_not_called_the_next_best() -> None:
+    first, second = Candidate("dense", "ring"), Candidate("dense", "tree")
+    chooser = Chooser((first, second), Policy(hysteresis=0.2))
+    settle(chooser, {first: 0.100, second: 0.150})
+    assert re.search(r"10\d\.\d\d ms measured, next dense-tree with 1[56]\d\.", chooser.choice.reason)
+    settle(chooser, {first: 0.100, second: 0.090})
+    assert chooser.choice.candidate == first
+    assert re.search(
+        r"measured; dense-tree took 9\d\.\d\d, not enough less to replace what is in use$", chooser.choice.reason
+    )
+
+
+def test_what_was_faster_in_its_trials_alone_is_not_called_the_next_best() -> None:
+    """Two meet in a final, and take longer there than the third one took in the only step in which it was tried."""
+    chooser, ways = prepared(Policy(Round(near=1.4, finalists=2, final=2, steps=7)), 0.100, 0.101, 0.102)
+    assert not chooser.learn([0.100, 0.101, 0.110])
+    assert queue(chooser) == [way for way in ways[:2] for _ in range(2)]
+    assert chooser.learn([0.130, 0.130, 0.136, 0.136])
+    assert chooser.choice.candidate == ways[0]
+    assert chooser.choice.reason == (
+        "no compression pays here: 120.00 ms measured; dense-rabenseifner took 110.00 in its trials, but did not reach "
+        "the last final"
+    )
 
 
 def test_what_is_in_use_is_tried_again_although_it_is_predicted_slow() -> None:

@@ -32,13 +32,18 @@ class Job:
     """
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, engine: InProcessEngine, buckets: int = 1, goal: AutoRatio | None = None
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        engine: InProcessEngine,
+        buckets: int = 1,
+        goal: AutoRatio | None = None,
+        ways: tuple[Candidate, ...] = (ALLGATHER, STAR),
     ) -> None:
         self._engine, self._step, self._factor = engine, 0, 1.0
         self.measured = 0  # how often the network was
         monkeypatch.setattr(watch, "WINDOW", watch.SHORT_WINDOW)
         monkeypatch.setattr(Network, "remeasured", lambda known, _: self._found(known))
-        bucket = Bucket(100_000, 4, goal.start if goal is not None else 0.01, (ALLGATHER, STAR))
+        bucket = Bucket(100_000, 4, goal.start if goal is not None else 0.01, ways)
         self._controller = Controller([bucket] * buckets, Network(COSTS), Policy(), History(), goal)
 
     def train(
@@ -78,6 +83,12 @@ class Job:
         return any(event.kind == "noise" for event in self._controller.history)
 
     @property
+    def sent(self) -> set[tuple[str, str, float]]:
+        """Kinds of events of what was used, with the way and the ratio."""
+        events = (event for event in self._controller.history if event.kind in ("choice", "window"))
+        return {(event.kind, event.candidate, event.ratio) for event in events}
+
+    @property
     def used(self) -> Candidate:
         return self._controller.choices()[0].candidate
 
@@ -111,6 +122,20 @@ def test_a_network_that_comes_back_is_travelled_as_before_without_trials(job: Jo
     assert job.used == ALLGATHER
     assert [event.kind for event in job.train(SLOW, 8.5)] == ["choice"]
     assert job.used == STAR
+
+
+def test_what_travels_without_compression_is_logged_as_sent_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chosen by trials, watched, and recalled."""
+    dense = Candidate("dense", "ring")
+    job = Job(monkeypatch, InProcessWorld(1).engine(0), ways=(dense, STAR))
+    fast, slow = {dense: 0.010, STAR: 0.014}, {dense: 0.200, STAR: 0.100}
+    job.train(fast, 1.0)
+    job.train(slow, 10.0)
+    (choice,) = job.train(fast, 1.2)
+    assert choice.reason.startswith("best when the network was like this")
+    assert (choice.candidate, choice.ratio) == ("dense-ring", 1.0)
+    whole, compressed = ("dense-ring", 1.0), ("star-ring", 0.01)
+    assert job.sent == {(kind, *way) for kind in ("choice", "window") for way in (whole, compressed)}
 
 
 def test_what_is_recalled_is_given_up_where_it_no_longer_takes_what_it_took(returning: Job) -> None:

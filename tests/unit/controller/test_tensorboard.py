@@ -28,7 +28,7 @@ EVENTS = (
     Event(18, "window", 1, "allgather", 0.01, 0.5, 0.25),
     Event(19, "rollout", 1, "allgather", 0.1, 0.7, gain=0.9, reason="taken back"),
     Event(19, "ratio", 1, ratio=0.02, gain=0.5, reason="the knee"),
-    Event(22, "window", 1, "allgather", 0.02, 0.6, 0.25, gain=0.4),
+    Event(22, "window", 1, "dense", 1.0, 0.6, 0.25, gain=0.4),
 )
 
 
@@ -48,13 +48,15 @@ def test_every_figure_has_its_tag(tmp_path: Path) -> None:
         history.add(event)
     board.close()
     assert scalars(tmp_path / "runs" / "first") == {
-        "bucket 0/ratio": [(1, 0.01), (9, 0.01), (13, 0.02)],
+        "bucket 0/chosen_ratio": [(1, 0.01)],
+        "bucket 0/ratio": [(9, 0.01), (13, 0.02)],
         "bucket 0/gain": [(9, 0.25)],
         "bucket 0/measured_s": [(9, 0.004), (13, 0.0041)],
         "bucket 0/predicted_s": [(9, 0.003), (13, 0.003)],
         "network/latency": [(17, 10.0), (18, 10.0)],
         "network/transfer": [(17, 2.0), (18, 2.0)],
-        "bucket 1/ratio": [(18, 0.01), (19, 0.02), (22, 0.02)],
+        "bucket 1/ratio": [(18, 0.01), (22, 1.0)],
+        "bucket 1/chosen_ratio": [(19, 0.02)],
         "bucket 1/expected_gain": [(19, 0.5)],
         "bucket 1/gain": [(22, 0.4)],
         "bucket 1/measured_s": [(18, 0.5), (22, 0.6)],
@@ -76,7 +78,7 @@ def test_rank_0_writes_what_its_history_holds(tmp_path: Path, monkeypatch: pytes
         return optimizer.controller.history
 
     history = run_ranks(2, body)[0]
-    known = [(event.step, event.ratio) for event in history if event.bucket == 2]
+    known = [(event.step, event.ratio) for event in history if event.bucket == 2 and event.kind != "begin"]
     assert scalars(tmp_path / "runs")["bucket 2/ratio"] == known
     assert len(list((tmp_path / "runs").glob("events.*"))) == 1
 
