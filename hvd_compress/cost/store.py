@@ -159,9 +159,8 @@ def _read(path: Path, shape: JobShape, needed: tuple[tuple[str, str], ...]) -> l
             words = ", ".join(f"{name} {saved.get(name)!r} instead of {wanted[name]!r}" for name in differing)
             warnings.warn(f"{path} is ignored: it is of another job shape ({words})", stacklevel=4)
             return []
-        rows = [
-            (float(row["budget_s"]), Curves.from_json(shape.world_size, row["curves"])) for row in content["states"]
-        ]
+        states = content.get("states", [content])  # the latter as the file was when it held one
+        rows = [(float(row["budget_s"]), Curves.from_json(shape.world_size, row["curves"])) for row in states]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError) as error:

@@ -191,6 +191,15 @@ def test_the_message_says_what_was_done_and_how_long_it_took(tmp_path, monkeypat
     assert record.levelname == "WARNING"
 
 
+def test_a_file_of_one_state_as_it_was_written_before_is_read(tmp_path):
+    wanted = shape()
+    save(some_curves(), wanted, tmp_path)
+    path = tmp_path / wanted.file_name()
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({"shape": content["shape"], **content["states"][0]}))
+    assert loaded(tmp_path, wanted) == [(some_curves(),)] * 2
+
+
 def test_the_newest_states_are_kept(tmp_path):
     for alpha in range(1, 7):
         save(some_curves(alpha=float(alpha)), shape(), tmp_path)
