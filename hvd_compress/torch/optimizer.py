@@ -5,22 +5,19 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Sequence
-from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import horovod.torch
-import horovod.torch.functions
 import horovod.torch.optimizer
 import torch
 
 from hvd_compress.decision import Request
 from hvd_compress.engines.select import choose_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
-from hvd_compress.optimizer import ReducingOptimizer, checked_passes, name_parameters, wrap
+from hvd_compress.optimizer import checked_passes, name_parameters, wrap
 from hvd_compress.reducer import ReduceOptions, Reducer
 from hvd_compress.settings import Settings
-from hvd_compress.torch.parameters import broadcast_state_through_host
 
 
 def DistributedOptimizer(  # noqa: N802 (Horovod's name)
@@ -91,27 +88,6 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         connect = partial(choose_engine, compression.engine, process_set)
         reducer = Reducer(parameters, compression, connect, options, Settings.from_environment())
     return wrap(optimizer, names, reducer, backward_passes_per_step, rank, size)
-
-
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
-    """Horovod's broadcast_optimizer_state; residuals stay as they are on each rank.
-
-    Horovod takes a step with zero gradients to create missing state, which must not become an exchange. Built without
-    GPU operations it cannot broadcast the state of parameters on a GPU: that goes through the host then.
-    """
-    on_gpu = any(p.device.type == "cuda" for group in optimizer.param_groups for p in group["params"])
-    if on_gpu and not horovod.torch.cuda_built():
-        broadcast_state_through_host(optimizer, root_rank)
-        return
-    local = _local_steps(optimizer) if isinstance(optimizer, ReducingOptimizer) else nullcontext()
-    with local:
-        horovod.torch.functions.broadcast_optimizer_state(optimizer, root_rank, model)
-
-
-@contextmanager
-def _local_steps(optimizer: ReducingOptimizer) -> Any:
-    with optimizer.skip_synchronize():
-        yield
 
 
 def _is_factory(compression: Any) -> bool:
