@@ -21,9 +21,15 @@ from hvd_compress.decision import Decision
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.pipeline import StepReport
 from hvd_compress.reducer import Reducer
+from hvd_compress.watchers import register, replaced
 
 STATE_KEY = "hvd_compress"
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+_OTHER_LOSS = (
+    "; where the loss of another optimizer reaches this one's parameters, as a generator's does through the "
+    "discriminator of a GAN, call requires_grad_(False) on them before its forward pass, and requires_grad_(True) after"
+)
 
 
 class ReducingOptimizer(torch.optim.Optimizer):
@@ -45,23 +51,45 @@ class ReducingOptimizer(torch.optim.Optimizer):
         """Begin to watch gradients. Without a reducer (this rank is outside the process set) steps stay local."""
         self._names, self._reducer, self._rank, self._size = names, reducer, rank, size
         self.backward_passes_per_step = passes
-        self._delay = dict.fromkeys(names, passes)
+        watched = trainable(names)
+        self._delay = dict.fromkeys(watched, passes)
         self._should_synchronize = True
         self._dirty = False
         self._hooking = threading.RLock()
         self._scaler: Any = None
         self._rolls_out = False
         self._residual_scale: float | None = None  # the loss scale in whose units the residuals are
+        self._retired = False
+        self._detach: Callable[[], object] = lambda: None
+        register(self, names)
         if reducer is None:
             return
         me = weakref.ref(self)  # a hook must not keep the optimizer alive: its threads end with it
-        handles = [p.register_post_accumulate_grad_hook(partial(_on_gradient, me)) for p in names]  # type: ignore[no-untyped-call]
+        handles = [p.register_post_accumulate_grad_hook(partial(_on_gradient, me)) for p in watched]  # type: ignore[no-untyped-call]
         # Held here, as a parameter does not hold the node that adds to its gradient.
-        self._nodes = [torch.autograd.graph.get_gradient_edge(p).node for p in names]
+        self._nodes = [torch.autograd.graph.get_gradient_edge(p).node for p in watched]
         handles += [
-            node.register_prehook(partial(_before_gradient, me, p)) for node, p in zip(self._nodes, names, strict=True)
+            node.register_prehook(partial(_before_gradient, me, p))
+            for node, p in zip(self._nodes, watched, strict=True)
         ]
-        weakref.finalize(self, _detach, handles, reducer)
+        self._detach = weakref.finalize(self, _detach, handles, reducer)
+
+    def require_idle(self) -> None:
+        """Raise UsageError where gradients are on their way, unless an error has ended all exchanges."""
+        if self._reducer is None or not self._reducer.failed:
+            self._require_rest("wrapping the parameters of a distributed optimizer again")
+
+    def retire(self) -> None:
+        """Another optimizer exchanges the gradients of these parameters now. The state can still be read."""
+        self._retired = True
+        self._detach()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Not supported: it holds threads, hooks and connections."""
+        raise UnsupportedError(
+            "a distributed optimizer cannot be pickled or copied, by torch.save(optimizer) or copy.deepcopy(): save "
+            "optimizer.state_dict(), and load it with load_state_dict() into an optimizer that was wrapped anew"
+        )
 
     @property
     def last_step(self) -> StepReport | None:
@@ -89,8 +117,12 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
         Raises:
             ConfigError: in the first step, if ranks differ in settings or parameters.
+            UnsupportedError: a parameter is trained that was not when the optimizer was wrapped.
+            UsageError: another optimizer was wrapped over these parameters later.
             CommunicationError: a collective failed or a rank did not answer; names rank, bucket, step and collective.
         """
+        if self._retired:
+            raise replaced("synchronize()")
         if self._reducer is not None:
             if not self._dirty and self._reducer.last_step is not None:
                 warnings.warn(
@@ -125,8 +157,11 @@ class ReducingOptimizer(torch.optim.Optimizer):
         distributed like this.
 
         Raises:
-            UsageError: a closure within skip_synchronize(): the gradients that it computes would not be exchanged.
+            UsageError: a closure within skip_synchronize(): the gradients that it computes would not be exchanged. Or
+                another optimizer was wrapped over these parameters later.
         """
+        if self._retired:
+            raise replaced("step()")
         loss = None
         if closure is not None and self._reducer is not None:
             if not self._should_synchronize:
@@ -190,7 +225,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients; not allowed while they are being exchanged."""
-        self._require_rest("zero_grad()")
+        self._require_rest("zero_grad()", _OTHER_LOSS)
         super().zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
@@ -266,11 +301,11 @@ class ReducingOptimizer(torch.optim.Optimizer):
             self._reducer.residuals.scale(scale / self._residual_scale)
             self._residual_scale = scale
 
-    def _require_rest(self, call: str) -> None:
+    def _require_rest(self, call: str, hint: str = "") -> None:
         if self._dirty:
             raise UsageError(
                 f"{call} after backward() and before step() or synchronize(): gradients are being exchanged; "
-                "call synchronize() first, on every rank, if this step is to be dropped"
+                f"call synchronize() first, on every rank, if this step is to be dropped{hint}"
             )
 
     def _gradient_comes(self, parameter: torch.Tensor) -> None:
@@ -278,11 +313,12 @@ class ReducingOptimizer(torch.optim.Optimizer):
             raise UsageError(
                 f"the gradient of {self._names[parameter]!r} was computed more than backward_passes_per_step = "
                 f"{self.backward_passes_per_step} times before step(): increase it to accumulate gradients, or call "
-                "step() after each backward pass"
+                f"step() after each backward pass{_OTHER_LOSS}"
             )
 
     def _gradient_ready(self, parameter: torch.Tensor) -> None:
         if not self._dirty:
+            self._check_parameters()  # while nothing of this step is on its way
             self._follow_loss_scale()
             self._require_rollout()
         self._dirty = True
@@ -299,17 +335,24 @@ class ReducingOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not supported: ranks agree on the parameters once."""
         raise UnsupportedError(
-            "parameters cannot be added to a distributed optimizer: add them to the optimizer before it is wrapped"
+            "parameters cannot be added to a distributed optimizer: add them to the torch optimizer before it is "
+            "wrapped; while training, make a new torch optimizer over the old parameters, load this one's state_dict() "
+            "into it, add the new ones, and wrap that"
         )
 
     def _check_parameters(self) -> None:
         """Every gradient that will be applied must be one that is exchanged, or replicas drift apart."""
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.requires_grad and parameter not in self._names:
+                if parameter.requires_grad and parameter not in self._delay:
+                    name = self._names.get(parameter)
+                    which = f"a parameter of shape {tuple(parameter.shape)}" if name is None else f"parameter {name!r}"
                     raise UnsupportedError(
-                        f"a parameter of shape {tuple(parameter.shape)} was frozen when the optimizer was wrapped and "
-                        "is not now: unfreeze parameters before that, or wrap the optimizer again"
+                        f"{which} is trained now, and was frozen or absent when the optimizer was wrapped: its "
+                        "gradient would not be exchanged. On every rank, after requires_grad_(True): keep state = "
+                        f"optimizer.state_dict(); make a new {type(self).__name__} over the same parameter groups, and "
+                        "pass it to hvd.DistributedOptimizer() with the same arguments; call load_state_dict(state) of "
+                        "what that returns, and make learning-rate schedulers over it"
                     )
 
 
@@ -321,7 +364,11 @@ def wrap(
     rank: int,
     size: int,
 ) -> ReducingOptimizer:
-    """Return an optimizer of a class derived from that of `optimizer`, which shares its parameter groups and state."""
+    """Return an optimizer of a class derived from that of `optimizer`, which shares its parameter groups and state.
+
+    Args:
+        names: of all its parameters; those that are trainable() now are exchanged by `reducer`.
+    """
     cls: Any = type(type(optimizer).__name__, (ReducingOptimizer, type(optimizer)), {})
     wrapped: ReducingOptimizer = cls.__new__(cls)
     # A learning-rate scheduler made before wraps `step` of that one object; the class's own is what counts here.
@@ -333,7 +380,7 @@ def wrap(
 def name_parameters(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
 ) -> dict[torch.Tensor, str]:
-    """Return the trainable parameters of an optimizer with their names, in the order of its groups.
+    """Return the parameters of an optimizer with their names, in the order of its groups.
 
     Raises:
         ConfigError: entries that are no (name, tensor), duplicate or missing names, a parameter that is not real.
@@ -358,8 +405,8 @@ def name_parameters(
             f"{len(unnamed)} of the optimizer's {len(parameters)} parameters have no name in named_parameters; "
             f"their shapes are {unnamed[:5]}: pass model.named_parameters() of the whole model"
         )
-    trainable = {p: names[p] for p in parameters if p.requires_grad}
-    for parameter, name in trainable.items():
+    named = {parameter: names[parameter] for parameter in parameters}
+    for parameter, name in trainable(named).items():
         if parameter.dtype not in _FLOATS:
             raise ConfigError(
                 f"parameter {name!r} has dtype {parameter.dtype}; only real floating-point ones are reduced"
@@ -369,7 +416,12 @@ def name_parameters(
                 f"parameter {name!r} is on {parameter.device}, and gradients are compressed on the CPU or on CUDA "
                 "devices: move the model there before the optimizer is wrapped"
             )
-    return trainable
+    return named
+
+
+def trainable(names: Mapping[torch.Tensor, str]) -> dict[torch.Tensor, str]:
+    """Return those that are not frozen now."""
+    return {parameter: name for parameter, name in names.items() if parameter.requires_grad}
 
 
 def _before_gradient(me: weakref.ref[ReducingOptimizer], parameter: torch.Tensor, _: Any) -> None:
@@ -393,7 +445,8 @@ def _tell(
             what(optimizer, parameter)
     except BaseException as error:
         assert optimizer._reducer is not None
-        optimizer._reducer.fail(error)  # other ranks may wait for this one: it must be able to end
+        if optimizer._dirty:  # else this step has not begun, and what is wrong is so on every rank
+            optimizer._reducer.fail(error)  # other ranks may wait for this one: it must be able to end
         raise
 
 

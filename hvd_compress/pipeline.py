@@ -261,6 +261,11 @@ class Pipeline:
         self._kernels.stop(KERNEL_LIMIT_S)
         self._collectives.stop()
 
+    @property
+    def failed(self) -> bool:
+        """Whether nothing is launched any more."""
+        return self._failure is not None
+
     def fail(self, error: BaseException) -> None:
         """Launch nothing more, and let the process end although collectives may be unfinished."""
         with self._lock:

@@ -270,6 +270,11 @@ class Reducer:
                 self.step, self.last_step = first, last
         steering.compare(first)
 
+    @property
+    def failed(self) -> bool:
+        """Whether an error has ended all exchanges."""
+        return self._pipeline.failed
+
     def fail(self, error: BaseException) -> None:
         """The caller met an error of its own in a step: exchange nothing more."""
         self._pipeline.fail(error)

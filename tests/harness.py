@@ -11,7 +11,7 @@ from hvd_compress.decision import Request
 from hvd_compress.devices import lane_for
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld
-from hvd_compress.optimizer import ReducingOptimizer, name_parameters, wrap
+from hvd_compress.optimizer import ReducingOptimizer, name_parameters, trainable, wrap
 from hvd_compress.reducer import LaneMaker, ReduceOptions, Reducer
 from hvd_compress.settings import Settings
 
@@ -77,7 +77,7 @@ def make_optimizer(
     optimizer = torch.optim.SGD(list(parameters.values()), **{"lr": 0.1, **sgd})
     names = name_parameters(optimizer, parameters.items())
     settings = settings or Settings(fusion_threshold_bytes=600, timeout_s=60)  # three buckets with SHAPES
-    named = {name: parameter for parameter, name in names.items()}
+    named = {name: parameter for parameter, name in trainable(names).items()}
     reducer = Reducer(named, request, connect, options or ReduceOptions(), settings, make_lane)
     return wrap(optimizer, names, reducer, passes, rank, size)
 

@@ -50,7 +50,7 @@ RANK_COMMAND = [sys.executable, "-c", RUN_PYTEST, *OPTIONS]
 FOLDER = "tests/parallel"
 # What a launch can break: the engines, and that all ranks come to the same with each of them.
 ENGINES = [f"{FOLDER}/test_engines.py", f"{FOLDER}/test_mpi_algorithms.py"]
-BY_LAUNCH = [f"{FOLDER}/test_drop_in.py", *ENGINES]
+BY_LAUNCH = [f"{FOLDER}/test_drop_in.py", f"{FOLDER}/test_broadcasts.py", *ENGINES]
 # Where a rank that is neither the first nor the last matters, or a group of some ranks.
 OF_THREE = [f"{FOLDER}/test_{name}.py" for name in ("failures", "handshake", "parameters", "process_sets")]
 OF_TWO = [FOLDER, *(f"--ignore={file}" for file in OF_THREE)]

@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 from hvd_compress.compressors import Cast, EFSign, TopK  # noqa: E402  (from this checkout)
 from hvd_compress.decision import Request  # noqa: E402
 from hvd_compress.engines.base import Engine  # noqa: E402
-from hvd_compress.optimizer import ReducingOptimizer, name_parameters, wrap  # noqa: E402
+from hvd_compress.optimizer import ReducingOptimizer, name_parameters, trainable, wrap  # noqa: E402
 from hvd_compress.reducer import ReduceOptions, Reducer  # noqa: E402
 from hvd_compress.settings import Settings  # noqa: E402
 
@@ -244,7 +244,7 @@ def _optimizer(
 ) -> ReducingOptimizer:
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     names = name_parameters(optimizer, None)
-    named: dict[str, torch.Tensor] = {name: parameter for parameter, name in names.items()}
+    named: dict[str, torch.Tensor] = {name: parameter for parameter, name in trainable(names).items()}
     reducer = Reducer(named, request, lambda: engine, ReduceOptions(), Settings(bucket_bytes, 120.0))
     return wrap(optimizer, names, reducer, 1, engine.rank, engine.world_size)
 

@@ -18,6 +18,8 @@ class UnderWay(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == torch.Tensor.requires_grad.__get__:  # type: ignore[attr-defined]
+            return False  # tells nothing of its values, and a hook of a retired Horovod optimizer asks for it
         raise UsageError(
             "a gradient was used after backward() and before synchronize(), while it is being exchanged: call "
             "optimizer.synchronize() first, then use or change gradients, then call step() within "

@@ -8,8 +8,10 @@ from horovod.torch import *  # noqa: F403
 
 from hvd_compress.engines.mpi_environment import prepare as _prepare
 from hvd_compress.pipeline import StepReport
+from hvd_compress.torch.broadcasts import broadcast, broadcast_, broadcast_async, broadcast_async_, synchronize
 from hvd_compress.torch.compression import Compression
-from hvd_compress.torch.optimizer import DistributedOptimizer, broadcast_optimizer_state
+from hvd_compress.torch.optimizer import DistributedOptimizer
+from hvd_compress.torch.optimizer_state import broadcast_optimizer_state
 from hvd_compress.torch.parameters import broadcast_parameters
 
 _prepare()  # before hvd.init(): MPI reads it when it starts
@@ -19,6 +21,11 @@ __all__ = [
     "Compression",
     "DistributedOptimizer",
     "StepReport",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "synchronize",
 ]

@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Sequence
-from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import horovod.torch
-import horovod.torch.functions
 import horovod.torch.optimizer
 import torch
 
 from hvd_compress.decision import Request
 from hvd_compress.engines.select import choose_arrivals, choose_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
-from hvd_compress.optimizer import ReducingOptimizer, checked_passes, name_parameters, wrap
+from hvd_compress.optimizer import ReducingOptimizer, checked_passes, name_parameters, trainable, wrap
 from hvd_compress.reducer import ReduceOptions, Reducer
 from hvd_compress.settings import Settings
-from hvd_compress.torch.parameters import broadcast_state_through_host
+from hvd_compress.torch.stock import is_stock, watch_stock
+from hvd_compress.watchers import taking_over
 
 
 def DistributedOptimizer(  # noqa: N802 (Horovod's name)
@@ -40,13 +39,18 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     With a compression of this package the gradients take its pipeline; with one of Horovod's the call is handed on
     unchanged. Nothing is communicated before the first step, in which ranks compare their settings.
 
+    A distributed optimizer that was wrapped over some of these parameters earlier, and is still alive, exchanges
+    nothing more; its step() raises UsageError.
+
     Raises:
         ConfigError: names are missing or doubled, an argument is out of range, or a GPU is to compress parameters that
             are on none.
-        UsageError: hvd.init() was not called.
-        UnsupportedError: op=Adasum, parameters on a device that is neither CPU nor CUDA, or an elastic job, with a
-            compression of this package.
+        UsageError: hvd.init() was not called, the optimizer is a distributed one already, or another one is exchanging
+            gradients of these parameters.
+        UnsupportedError: op=Adasum, LBFGS, parameters on a device that is neither CPU nor CUDA, or an elastic job, with
+            a compression of this package.
     """
+    _check_optimizer(optimizer, compression)
     if not isinstance(compression, Request):
         if _is_factory(compression):
             raise ConfigError(
@@ -57,18 +61,21 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
                 f"compression={compression!r} is no compression: pass one such as Compression.topk(0.01) or "
                 "Compression.none"
             )
-        return horovod.torch.optimizer.DistributedOptimizer(
-            optimizer,
-            named_parameters,
-            compression,
-            backward_passes_per_step,
-            op,
-            gradient_predivide_factor,
-            num_groups,
-            groups,
-            sparse_as_dense,
-            process_set,
-        )
+        with taking_over(_parameters(optimizer)):
+            wrapped = horovod.torch.optimizer.DistributedOptimizer(
+                optimizer,
+                named_parameters,
+                compression,
+                backward_passes_per_step,
+                op,
+                gradient_predivide_factor,
+                num_groups,
+                groups,
+                sparse_as_dense,
+                process_set,
+            )
+        watch_stock(wrapped)
+        return wrapped
     if os.environ.get("HOROVOD_ELASTIC") == "1":
         raise UnsupportedError(
             "elastic jobs change their ranks, which this version cannot follow: use Compression.none"
@@ -77,42 +84,42 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         raise UsageError("hvd.init() comes first: without it there are no ranks to train with")
     _warn_if_alone()
     names = name_parameters(optimizer, named_parameters)
+    trained = trainable(names)
     options = ReduceOptions(
         average=_is_average(op),
         predivide_factor=_checked_factor(gradient_predivide_factor, op),
-        groups=_named_groups(groups if groups is not None else num_groups, names),
+        groups=_named_groups(groups if groups is not None else num_groups, trained),
         sparse_as_dense=sparse_as_dense,
         backward_passes_per_step=checked_passes(backward_passes_per_step),
     )
     reducer, rank, size = None, 0, 1
-    if process_set.included():
-        rank, size = process_set.rank(), process_set.size()
-        parameters = {name: parameter for parameter, name in names.items()}
-        connect = partial(choose_engine, compression.engine, process_set)
-        arrivals = choose_arrivals(process_set)
-        reducer = Reducer(parameters, compression, connect, options, Settings.from_environment(), arrivals=arrivals)
-    return wrap(optimizer, names, reducer, backward_passes_per_step, rank, size)
+    with taking_over(_parameters(optimizer)):
+        if process_set.included():
+            rank, size = process_set.rank(), process_set.size()
+            parameters = {name: parameter for parameter, name in trained.items()}
+            connect, arrivals = partial(choose_engine, compression.engine, process_set), choose_arrivals(process_set)
+            reducer = Reducer(parameters, compression, connect, options, Settings.from_environment(), arrivals=arrivals)
+        return wrap(optimizer, names, reducer, backward_passes_per_step, rank, size)
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
-    """Horovod's broadcast_optimizer_state; residuals stay as they are on each rank.
+def _check_optimizer(optimizer: torch.optim.Optimizer, compression: Any) -> None:
+    """Refuse what would reduce twice, and what would not reduce each gradient of a step."""
+    if isinstance(optimizer, ReducingOptimizer) or is_stock(optimizer):
+        raise UsageError(
+            "the optimizer is distributed already: pass the torch optimizer that it was made from. To change its "
+            f"arguments while training, make a new {type(optimizer).__name__} over the same parameter groups, pass "
+            "that, and load state_dict() of the old optimizer into what it returns"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS) and isinstance(compression, Request):
+        raise UnsupportedError(
+            "LBFGS computes several gradients a step, and its line search compares losses: leave it unwrapped, and "
+            "average both in its closure, with hvd.grouped_allreduce_() and hvd.allreduce(); or take an optimizer of "
+            "one gradient a step, such as SGD or Adam"
+        )
 
-    Horovod takes a step with zero gradients to create missing state, which must not become an exchange. Built without
-    GPU operations it cannot broadcast the state of parameters on a GPU: that goes through the host then.
-    """
-    on_gpu = any(p.device.type == "cuda" for group in optimizer.param_groups for p in group["params"])
-    if on_gpu and not horovod.torch.cuda_built():
-        broadcast_state_through_host(optimizer, root_rank)
-        return
-    local = _local_steps(optimizer) if isinstance(optimizer, ReducingOptimizer) else nullcontext()
-    with local:
-        horovod.torch.functions.broadcast_optimizer_state(optimizer, root_rank, model)
 
-
-@contextmanager
-def _local_steps(optimizer: ReducingOptimizer) -> Any:
-    with optimizer.skip_synchronize():
-        yield
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _is_factory(compression: Any) -> bool:

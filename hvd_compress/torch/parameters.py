@@ -1,64 +1,46 @@
-"""Broadcasting parameters and optimizer state, also where Horovod knows neither bfloat16 nor GPUs."""
+"""Broadcasting parameters, also where Horovod knows neither bfloat16 nor GPUs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import horovod.torch.functions
+import horovod.torch
 import torch
 
-_horovods = horovod.torch.functions.broadcast_parameters
+from hvd_compress.errors import ConfigError
+from hvd_compress.torch.broadcasts import broadcast_async_, synchronize
 
 
+@torch.no_grad()
 def broadcast_parameters(params: Any, root_rank: int) -> None:
-    """Horovod's broadcast_parameters, where it fails: tensors in bfloat16, on GPUs, and without a name.
+    """Horovod's broadcast_parameters, also where it fails: tensors in bfloat16, on GPUs, and without a name.
 
-    Horovod knows no bfloat16, so they travel as the 16 bits that they are. Built without GPU operations, it takes
-    tensors of the host only, so those of a GPU go by copies of it. Tensors without a name it counts on each
-    rank, and would wait for ever where ranks have made different numbers of calls before; here they are counted anew.
+    Built without GPU operations, Horovod takes tensors of the host only, so those of a GPU go by copies of it. Tensors
+    without a name it counts on each rank, and would wait for ever where ranks have made different numbers of calls
+    before; here they are counted anew.
 
     Args:
         params: a model's state_dict(), or a list of its parameters or named_parameters().
         root_rank: whose values all ranks get.
+
+    Raises:
+        ConfigError: `params` is neither a dict nor a list.
     """
     if isinstance(params, dict):
         params = sorted(params.items())
-    if isinstance(params, list):
-        named = [e if isinstance(e, tuple) else (f"parameter.{number}", e) for number, e in enumerate(params)]
-        params = [(name, _as_known(value)) for name, value in named]
-    if not isinstance(params, list) or horovod.torch.cuda_built():
-        _horovods(params, root_rank)
-    else:
-        broadcast_through_host(params, root_rank)
-
-
-@torch.no_grad()
-def broadcast_through_host(params: list[tuple[str, Any]], root_rank: int) -> None:
-    """Broadcast copies in the host's memory, and write what comes back where it belongs."""
-    staged = [(name, value.cpu() if isinstance(value, torch.Tensor) else value) for name, value in params]
-    _horovods(staged, root_rank)
-    for (_, value), (_, copy) in zip(params, staged, strict=True):
-        if isinstance(value, torch.Tensor) and value is not copy:
+    if not isinstance(params, list):
+        raise ConfigError(
+            f"broadcast_parameters takes a dict or a list, not a {type(params).__name__}: pass model.state_dict()"
+        )
+    named = [e if isinstance(e, tuple) else (f"parameter.{number}", e) for number, e in enumerate(params)]
+    staged = [(name, value, _reachable(value)) for name, value in named]
+    for handle in [broadcast_async_(copy, root_rank, name) for name, _, copy in staged]:
+        synchronize(handle)
+    for _, value, copy in staged:
+        if copy is not value:
             value.copy_(copy)
 
 
-def broadcast_state_through_host(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
-    """Give all ranks the optimizer state of `root_rank`, without what compression remembers."""
-    state = _on_host(torch.optim.Optimizer.state_dict(optimizer))
-    torch.optim.Optimizer.load_state_dict(
-        optimizer, horovod.torch.functions.broadcast_object(state, root_rank, name="hvd_compress.optimizer_state")
-    )
-
-
-def _on_host(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.cpu()
-    if isinstance(value, dict):
-        return {key: _on_host(part) for key, part in value.items()}
-    return [_on_host(part) for part in value] if isinstance(value, list) else value
-
-
-def _as_known(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
-        return value.detach().view(torch.int16)
-    return value
+def _reachable(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, or a copy of it in the memory that Horovod takes."""
+    return value.cpu() if value.is_cuda and not horovod.torch.cuda_built() else value

@@ -114,3 +114,14 @@ def test_a_program_that_keeps_importing_horovod(when: str) -> None:
     job = launch("mpirun", "patched", when)
     assert job.status == 0, job.output
     assert sorted(re.findall(r"\[rank (\d)\] sent by star with ring", job.output)) == ["0", "1"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
+def test_readmes_own_lines(launcher: str, dtype: str) -> None:
+    """With other weights and other data on each rank, they end with the same weights, bit by bit."""
+    job = launch(launcher, "readme", dtype)
+    assert job.status == 0, job.output
+    told = re.findall(r"\[rank (\d)\] trained to (\w{64})", job.output)
+    assert sorted(rank for rank, _ in told) == ["0", "1"], job.output
+    assert len({digest for _, digest in told}) == 1, job.output

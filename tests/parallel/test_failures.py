@@ -5,6 +5,9 @@ What ends a job is tested in tests/jobs.
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +19,9 @@ import hvd_compress.torch as hvd
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
 from tests.parallel.training import (
     EXACT,
+    STEPS,
     assert_same_on_all_ranks,
+    batch,
     check_against_horovod,
     finish,
     flat,
@@ -63,6 +68,60 @@ def test_unknown_words(arguments: dict[str, Any], message: str) -> None:
 def test_adasum() -> None:
     with pytest.raises(UnsupportedError, match="Adasum"):
         wrap(small_model(), op=hvd.Adasum)
+
+
+def test_lbfgs_is_refused() -> None:
+    model = small_model()
+    with pytest.raises(UnsupportedError, match=r"LBFGS .* unwrapped, .*hvd\.grouped_allreduce_\(\) and hvd\.allreduce"):
+        maker(EXACT["dense"])(torch.optim.LBFGS(model.parameters()), model)
+
+
+@pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
+def test_lbfgs_as_its_refusal_says(line_search: str | None) -> None:
+    """In double precision, as a line search branches on its losses."""
+
+    def run(distributed: bool) -> torch.Tensor:
+        model = small_model().double()
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=5, line_search_fn=line_search)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            ranks = [hvd.rank()] if distributed else range(hvd.size())
+            value = torch.stack([model(batch(0, rank).double()).square().mean() for rank in ranks]).mean()
+            value.backward()
+            if not distributed:
+                return value
+            hvd.grouped_allreduce_([parameter.grad for parameter in model.parameters()], name="gradients")
+            return hvd.allreduce(value.detach(), name="loss")
+
+        for _ in range(STEPS):
+            optimizer.step(closure)
+        return flat(model.parameters())
+
+    trained = run(distributed=True)
+    assert_same_on_all_ranks(trained)
+    torch.testing.assert_close(trained, run(distributed=False), rtol=1e-6, atol=1e-9)
+
+
+COPIES = {
+    "torch.save": lambda optimizer: torch.save(optimizer, io.BytesIO()),
+    "pickle": pickle.dumps,
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+    "broadcast_object": lambda optimizer: hvd.broadcast_object(optimizer, root_rank=hvd.rank()),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_the_optimizer_itself_cannot_be_saved_or_copied(name: str) -> None:
+    """Its state can, and so can the model, which has hooks of it."""
+    model = small_model()
+    optimizer = wrap(model)
+    finish(train(optimizer, model))
+    with pytest.raises(UnsupportedError, match=r"torch\.save\(optimizer\).*: save optimizer\.state_dict\(\)"):
+        COPIES[name](optimizer)
+    for part in (copy.deepcopy(model), optimizer.state_dict()):
+        torch.save(part, io.BytesIO())
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from torch import nn
 import hvd_compress.torch as hvd
 from hvd_compress.decision import Request
 from hvd_compress.errors import ConfigError
-from hvd_compress.torch.parameters import broadcast_state_through_host
 from tests.harness import REQUESTS
 from tests.parallel.training import (
     STEPS,
@@ -229,20 +228,6 @@ def test_broadcasts_of_a_compressed_checkpoint(compressed: Request) -> None:
         assert_same_on_all_ranks(flat(gradients(model)))
     assert_same_on_all_ranks(flat(model.parameters()))
     assert optimizer.last_step.step == 2 * STEPS - 1
-
-
-def test_optimizer_state_through_the_host() -> None:
-    """As it goes for parameters on a GPU where Horovod was built without: what compression remembers stays here."""
-    model = small_model()
-    optimizer = maker(hvd.Compression.topk(0.1))(sgd(model), model)
-    finish(train(optimizer, model))
-    remembered, momenta = residuals(optimizer), [state["momentum_buffer"] for state in optimizer.state.values()]
-    expected = flat(momenta)
-    for momentum in momenta:
-        momentum.mul_(hvd.rank() + 1)
-    broadcast_state_through_host(optimizer, root_rank=0)
-    assert torch.equal(flat(state["momentum_buffer"] for state in optimizer.state.values()), expected)
-    assert torch.equal(residuals(optimizer), remembered)
 
 
 def scaled_step(optimizer: Any, model: nn.Module, scaler: torch.amp.GradScaler, step: int, weight: float = 1.0) -> None:

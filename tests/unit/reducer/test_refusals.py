@@ -15,7 +15,7 @@ from hvd_compress.compressors import Cast, TopK
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.errors import CommunicationError, ConfigError, PayloadError, UnsupportedError
+from hvd_compress.errors import CommunicationError, ConfigError, PayloadError, UnsupportedError, UsageError
 from hvd_compress.handshake import Offer
 from hvd_compress.reducer import ReduceOptions
 from hvd_compress.settings import Settings
@@ -109,11 +109,33 @@ def test_parameters_that_would_not_be_exchanged_are_refused() -> None:
     parameters["odd"].requires_grad_(False)
     optimizer = make_optimizer(parameters, DENSE, alone, 0, 1)
     parameters["odd"].requires_grad_(True)
-    backward(parameters, 0, 0)
-    with pytest.raises(UnsupportedError, match=r"shape \(1,\) was frozen when the optimizer was wrapped"):
+    with pytest.raises(UnsupportedError, match=r"'odd' is trained now, and was frozen .*wrapped: .*not be exchanged"):
+        backward(parameters, 0, 0)
+    with pytest.raises(UnsupportedError, match="'odd' is trained now"):  # on a rank that has no gradient
         optimizer.step()
     with pytest.raises(UnsupportedError, match="cannot be added"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+
+
+def test_parameters_that_come_by_way_of_the_torch_optimizer_are_refused() -> None:
+    """The two share their groups."""
+    parameters, optimizer = on_engine(alone(), DENSE)
+    stranger = torch.nn.Parameter(torch.zeros(3, 2))
+    torch.optim.Optimizer.add_param_group(optimizer, {"params": [stranger]})
+    with pytest.raises(UnsupportedError, match=r"a parameter of shape \(3, 2\) is trained now, and was .*absent"):
+        backward(parameters, 0, 0)
+
+
+def test_the_loss_of_another_optimizer_that_reaches_these_parameters() -> None:
+    """A GAN without requires_grad_(False): what to do is named wherever the program notices."""
+    shapes = {"weight": (3,)}
+    generator, discriminator = make_parameters(shapes), make_parameters(shapes)
+    optimizers = [make_optimizer(each, DENSE, alone, 0, 1) for each in (generator, discriminator)]
+    (generator["weight"] * discriminator["weight"]).sum().backward()
+    optimizers[0].step()
+    for notice in (optimizers[1].zero_grad, discriminator["weight"].sum().backward):
+        with pytest.raises(UsageError, match=r"GAN, call requires_grad_\(False\) on them before its forward pass"):
+            notice()
 
 
 def test_a_rank_that_sends_nonsense_is_named() -> None:
