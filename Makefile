@@ -50,17 +50,15 @@ demo: native ## train on the bundled digits with 4 ranks and compare the compres
 sanitize: native ## the kernels' tests with AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 	@python tools/sanitize.py
 
-test: native ## everything that CI checks: lint, types, unit and parallel tests
-	@tools/phase lint $(MAKE) --no-print-directory lint
-	@tools/phase types $(MAKE) --no-print-directory types
-	@tools/phase unit $(MAKE) --no-print-directory unit
-	@tools/phase sanitize $(MAKE) --no-print-directory sanitize
-	@tools/phase parallel $(MAKE) --no-print-directory test-parallel
+test: native ## everything that CI checks: all of what follows, though a part fails; what failed stands at the end
+	@python tools/run_phases.py "$(MAKE) --no-print-directory" lint types unit sanitize test-parallel
 
 lint: setup ## ruff and clang-format, changing nothing
-	@ruff check $(PYTHON_SOURCES)
-	@ruff format --check $(PYTHON_SOURCES)
-	@clang-format --dry-run -Werror $(CPP_SOURCES)
+	@status=0; \
+	ruff check $(PYTHON_SOURCES) || status=1; \
+	ruff format --check $(PYTHON_SOURCES) || status=1; \
+	clang-format --dry-run -Werror $(CPP_SOURCES) || status=1; \
+	exit $$status
 
 types: setup ## mypy on the package, with the annotations of the default torch
 ifeq ($(TORCH_REQUIREMENT),$(DEFAULT_TORCH))
@@ -71,7 +69,7 @@ endif
 
 unit: native ## the tests that run in one process
 	@cmake --build build/native-$$(python -c 'import sys; print(sys.implementation.cache_tag)') --target tiles -- --quiet
-	@python -m pytest -n 4 --dist worksteal $(SERIAL_TESTS)
+	@python -m pytest -n 4 --dist worksteal $(if $(TEST_RESULTS),--junitxml='$(TEST_RESULTS)/results.xml') $(SERIAL_TESTS)
 
 test-parallel: native ## the tests that run under mpirun and horovodrun
 	@$(PARALLEL_ENV) python tools/parallel_tests.py

@@ -1,9 +1,23 @@
-"""Settings of all tests."""
+"""Settings of all tests, and the clock of those whose outcome follows from what something took."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.clock import Clock
 
 # Machines are noisy, so no example may fail for being slow; ranks must draw the same examples.
 settings.register_profile("hvd_compress", deadline=None, derandomize=True)
 settings.load_profile("hvd_compress")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Time passes only where in-process ranks communicate."""
+    from tests.clock import hold  # imports torch, which not all tests need
+
+    return hold(monkeypatch)

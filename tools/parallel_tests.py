@@ -1,10 +1,10 @@
-"""Run tests/parallel under mpirun and horovodrun, and print a short result for each launch.
+"""Run tests/parallel under mpirun and horovodrun, though a launch fails, and print a short result for each.
 
 With 3 ranks all of it; with 2 what needs no third one; in the other launches what depends on the number of ranks or on
 the launcher.
 
 Every rank writes its output into a file of its own. Rank 0's is shown; when a launch fails, so is that of the ranks
-at fault.
+at fault. The results of all ranks are left in TEST_RESULTS, if that is set (tools/outcomes.py).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+import outcomes
 
 TIMEOUT_S = float(os.environ.get("LAUNCH_TIMEOUT_S", "600"))
 KILLED = "none: killed, or never started"  # in place of an exit code
@@ -29,7 +32,7 @@ GRACE_S = 10.0  # between asking a launcher to end its ranks and killing it
 # ranks that end in step would all clear away its old ones, each what another one is just removing: an error.
 RANK_SCRIPT = """
 rank=${OMPI_COMM_WORLD_RANK:-$HOROVOD_RANK}
-"$@" --basetemp="$0/$rank.tmp" >"$0/$rank.log" 2>&1 </dev/null
+"$@" --basetemp="$0/$rank.tmp" --junitxml="$0/$rank.xml" >"$0/$rank.log" 2>&1 </dev/null
 code=$?
 echo $code >"$0/$rank.exit"
 exit $code
@@ -75,18 +78,20 @@ def main() -> int:
     ]
     horovodrun = ["horovodrun", *shlex.split(os.environ.get("HOROVODRUN_FLAGS", "--gloo"))]
     launches.append(Launch("horovodrun --gloo -np 2", 2, [*horovodrun, "-np", "2"], BY_LAUNCH))
-    # The first failure ends it: a hang would else cost the time limit once for each launch.
-    for count, launch in enumerate(launches):
-        if not _passes(launch):
-            print(f"parallel: {launch.name} failed after {count} of {len(launches)} launches had passed")
-            return 1
-    print(f"parallel: all {len(launches)} launches passed")
-    return 0
+    with tempfile.TemporaryDirectory(prefix="hvd_compress-parallel-") as folder:
+        results = Path(os.environ.get("TEST_RESULTS", folder))
+        failed = [launch.name for launch in launches if not _passes(launch, results / launch.name)]
+        found = outcomes.read(results)
+    print(*found.failed, sep="\n", end="\n" * bool(found.failed))
+    print(f"parallel: {len(launches) - len(failed)} of {len(launches)} launches passed, {found.line()}")
+    return int(bool(failed))
 
 
-def _passes(launch: Launch) -> bool:
+def _passes(launch: Launch, results: Path) -> bool:
+    """Run one, and leave in `results` what its ranks found."""
     print(f"--- {launch.name}", flush=True)
     start = time.monotonic()
+    results.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="hvd_compress-parallel-") as folder:
         logs = Path(folder)
         outcome = _run(
@@ -98,6 +103,10 @@ def _passes(launch: Launch) -> bool:
             _show(f"rank {rank}, exit code {codes[rank]}", logs / f"{rank}.log", heading=not ok)
         if not ok:
             _show(f"launcher, exit code {outcome}", logs / "launcher.log", heading=True)
+        for path in logs.glob("*.xml"):
+            shutil.copy(path, results)
+    if not ok and not outcomes.read(results).failed:
+        outcomes.write_failure(results / "launch.xml", f"the launch itself, exit code {outcome}")
     print(f"--- {launch.name}: {'ok' if ok else 'FAILED'} in {time.monotonic() - start:.0f} s", flush=True)
     return ok
 
@@ -152,3 +161,5 @@ if __name__ == "__main__":
         sys.exit(main())
     except FileNotFoundError as error:
         sys.exit(f"error: {error.filename} is not there: run this through make, which puts .venv/bin on PATH")
+    except KeyboardInterrupt:
+        sys.exit("interrupted")

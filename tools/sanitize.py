@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import outcomes
 import progress
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,8 +30,14 @@ sys.exit(pytest.main(sys.argv[1:]))
 def main() -> None:
     BUILD.mkdir(parents=True, exist_ok=True)
     LOG.unlink(missing_ok=True)
-    _threads()
-    _memory()
+    failures = []
+    for part in (_threads, _memory):
+        try:
+            part()
+        except progress.StepError as error:
+            failures.append(str(error))
+    if failures:
+        raise progress.StepError("\n\n".join(failures))
 
 
 def _threads() -> None:
@@ -69,7 +76,6 @@ def _memory() -> None:
         "-c",
         RUN_TESTS,
         package.parent,
-        "-x",
         "-q",
         "-p",
         "no:cacheprovider",
@@ -77,6 +83,7 @@ def _memory() -> None:
         "2",
         "--dist",
         "worksteal",  # the levels of one test on one worker, which keeps what they are compared with
+        *outcomes.options(),
         "tests/native",
         "--ignore=tests/native/test_gil.py",  # it would only wait
     ]

@@ -12,7 +12,6 @@ import torch
 from hvd_compress import reducer
 from hvd_compress.compressors import TopK
 from hvd_compress.controller import watch
-from hvd_compress.controller.latency import LatencyWatch
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.report import Timing
 from hvd_compress.cost.formulas import Formulas
@@ -62,8 +61,6 @@ def train(scheme: str, slow: Callable[[int], bool], monkeypatch: pytest.MonkeyPa
     for window in ("SHORT_WINDOW", "WINDOW"):
         monkeypatch.setattr(watch, window, 12)
     monkeypatch.setattr(watch, "WINDOW_S", 0.0)
-    monkeypatch.setattr(LatencyWatch, "changed", lambda *_: "")
-    monkeypatch.setattr(LatencyWatch, "felt", lambda *_, **__: False)
     other = partial(Network, latency=found, transfer=found)
     monkeypatch.setattr(Network, "remeasured", lambda known, _: known if found == 1.0 else other(known.costs))
     monkeypatch.setattr(reducer, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))
@@ -92,12 +89,14 @@ def train(scheme: str, slow: Callable[[int], bool], monkeypatch: pytest.MonkeyPa
     return [step for step, kind in ranks[0] if kind in ("network", "noise")]
 
 
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("scheme", ["star", "allgather"])
 def test_a_change_is_looked_into_at_once(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = train(scheme, lambda rank: True, monkeypatch)
     assert CHANGE < measured[0] <= CHANGE + 4  # the second odd step, and a turn of all ranks
 
 
+@pytest.mark.usefixtures("clock")
 def test_one_rank_that_sees_what_others_do_not_is_answered_and_not_believed_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

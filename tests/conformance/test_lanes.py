@@ -33,7 +33,7 @@ def train(engine: InProcessEngine, name: str, make_lane: object = None, dtype: t
     lanes = {} if make_lane is None else {"make_lane": make_lane}
     parameters = make_parameters(dtype=dtype)
     optimizer = make_optimizer(
-        parameters, REQUESTS[name], lambda: engine, engine.rank, engine.world_size, settings=Settings(600, 20), **lanes
+        parameters, REQUESTS[name], lambda: engine, engine.rank, engine.world_size, settings=Settings(600, 60), **lanes
     )
     history = []
     for step in range(STEPS):

@@ -23,6 +23,8 @@ STEPS = 40
 SHAPES = {"weight": (60, 200), "bias": (200,), "other": (90, 100)}
 SETTINGS = Settings(fusion_threshold_bytes=50_000, timeout_s=60, adapt=True, calibration_s=0.0)  # two buckets
 
+pytestmark = pytest.mark.usefixtures("clock")
+
 
 @pytest.fixture(autouse=True)
 def own_curves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ SETTINGS = Settings(fusion_threshold_bytes=20_000, timeout_s=60, adapt=True, cal
 LOCK = threading.Lock()
 """Generators are those of the process, which ranks share here: each takes the next from its own by turns."""
 
+pytestmark = pytest.mark.usefixtures("clock")
+
 
 @pytest.fixture(autouse=True)
 def own_curves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

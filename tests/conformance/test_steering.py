@@ -11,10 +11,7 @@ import torch
 from hvd_compress import steering
 from hvd_compress.compressors import Cast, TopK
 from hvd_compress.controller import watch
-from hvd_compress.controller.alarm import Alarm
 from hvd_compress.controller.controller import Suspicion
-from hvd_compress.controller.latency import LatencyWatch
-from hvd_compress.controller.network import Network
 from hvd_compress.controller.policy import Policy, Round
 from hvd_compress.controller.report import Agreed
 from hvd_compress.cost.candidates import Candidate
@@ -25,6 +22,8 @@ from tests.harness import backward, flat_gradient, flat_residual, gradient, make
 
 AUTO = Request(TopK(0.05))
 STEPS = 80
+
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 @pytest.fixture(autouse=True)
@@ -67,15 +66,28 @@ def test_ranks_choose_alike_and_nothing_is_lost(tmp_path: Path, monkeypatch: pyt
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) > 3
 
 
+def test_times_are_the_same_in_every_run_on_the_clock_that_tests_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what the controller chooses in these tests would follow from how busy the machine is."""
+
+    def body(engine: InProcessEngine) -> list[dict[str, object]]:
+        parameters, optimizer = on_engine(engine, AUTO, settings=settings())
+        for step in range(20):
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+        return [event.to_json() for event in optimizer.controller.history]
+
+    first = run_ranks(3, body)
+    monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path / "fresh"))
+    assert run_ranks(3, body) == first
+    assert any(event["kind"] == "choice" and event["measured_s"] > 0 for event in first[0])
+
+
 def test_while_a_choice_stands_ways_are_asked_for_once_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not after each step: it costs the same where nothing has changed. And ranks compare beside a step."""
     monkeypatch.setattr(watch, "WINDOW_S", 0.0)
-    monkeypatch.setattr(Alarm, "raised", False)  # by noise
-    monkeypatch.setattr(LatencyWatch, "felt", lambda *_, **__: False)
-    calm = partial(Policy, Round(margin=1.0), least_s=0.0, drift=1e9, evident=1e9, broken=1e9)
-    monkeypatch.setattr(steering, "Policy", calm)
-    monkeypatch.setattr(LatencyWatch, "changed", lambda *_: "")
-    monkeypatch.setattr(Network, "remeasured", lambda network, _: network)
 
     def body(engine: InProcessEngine) -> tuple[int, int, bool, bool]:
         asked, beside = 0, False

@@ -15,7 +15,6 @@ import torch
 from hvd_compress import reducer
 from hvd_compress.compressors import TopK
 from hvd_compress.controller import watch
-from hvd_compress.controller.latency import LatencyWatch
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
@@ -29,14 +28,15 @@ RANKS, NUMEL = 4, 2000
 ALIKE, ONE_HOLDS_MOST = (1.0, 1.0, 1.0, 1.0), (1.0, 0.05, 0.05, 0.05)
 """How large the gradient of each rank is."""
 
+pytestmark = pytest.mark.usefixtures("clock")
+
 
 @pytest.fixture(autouse=True)
 def no_time_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every exchange takes as long, and no window is longer for it: this machine's noise changes nothing."""
+    """Every exchange takes as long, and no window is longer for it."""
     monkeypatch.setattr(reducer, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))
     monkeypatch.setattr(watch, "WINDOW", watch.SHORT_WINDOW)
     monkeypatch.setattr(watch, "WINDOW_S", 0.0)
-    monkeypatch.setattr(LatencyWatch, "changed", lambda *_: "")
     monkeypatch.setattr(Exchanged, "timings", property(lambda self: ((0.001, 0.001, 0.001, 0.0),) * len(self.passed)))
 
 

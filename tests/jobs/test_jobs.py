@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.jobs.launch import Job, launch
+from tests.jobs.launch import LIMIT_S, Job, launch
 
 TWO_WAYS = [("mpirun", "mpi"), ("horovodrun", "auto")]
 """Launcher and engine."""
@@ -22,9 +22,9 @@ TIMED_OUT = (
 
 def train(launcher: str, engine: str, misfortune: str, step: int = 3, ranks: int = 2) -> Job:
     """Run a training whose rank 1 meets a misfortune."""
-    # Short only where the end of the patience is awaited: a busy machine must not fail a good run.
-    patience = "60" if misfortune == "none" else TIMEOUT_S
-    variables = {"HVD_COMPRESS_TIMEOUT_S": patience, "HOROVOD_FUSION_THRESHOLD": "1000"}
+    # Short only where the end of the patience is awaited: a busy machine must fail nothing else.
+    patience = TIMEOUT_S if misfortune in ("is stopped", "does something else") else str(LIMIT_S)
+    variables = {"PATIENCE_S": patience, "HVD_COMPRESS_TIMEOUT_S": str(LIMIT_S), "HOROVOD_FUSION_THRESHOLD": "1000"}
     job = launch(launcher, "train", engine, misfortune, str(step), ranks=ranks, **variables)
     assert job.survivors == [], f"processes are left:\n{job.output}"
     return job

@@ -22,7 +22,7 @@ from hvd_compress.netlab.relay import Relay
 from hvd_compress.netlab.schedule import Change
 from tests.jobs.launch import CHECKOUT, PROGRAMS
 
-LIMIT_S = 60.0
+LIMIT_S = 600.0
 CROSSING = [sys.executable, str(PROGRAMS / "crossing.py")]
 PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
 LAB = ["--hosts", "2", "--latency", "1ms", "--bandwidth", "100mbit"]
@@ -101,10 +101,10 @@ def test_a_job_crosses_the_network(lab: Lab) -> None:
 
 
 def test_plain_sockets_cross_it_too(lab: Lab) -> None:
-    figures = measure(lab, seconds=1.5)
+    figures = measure(lab, seconds=4.0)
     assert figures.idle_latency_s >= 0.020
     assert len(figures.bytes_per_s) == 3
-    # Above it only by what was queued when measuring began.
+    # Above it only by what was queued when measuring began: 6 MB at most, in the buffer of a socket.
     assert all(0 < rate < 1.2 * 12.5e6 for rate in figures.bytes_per_s)
 
 

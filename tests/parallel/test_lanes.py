@@ -21,7 +21,7 @@ def train(name: str, engine: str, **lanes: object) -> tuple[torch.Tensor, torch.
     parameters = make_parameters()
     optimizer = make_optimizer(
         parameters, REQUESTS[name], lambda: select.choose_engine(engine), hvd.rank(), hvd.size(),
-        settings=Settings(600, 60), **lanes,
+        settings=Settings(600, 300), **lanes,
     )  # fmt: skip
     for step in range(STEPS):
         backward(parameters, hvd.rank(), step)

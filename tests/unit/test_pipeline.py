@@ -1,15 +1,20 @@
-"""Order, overlap and failure of the pipeline. No clocks: what must overlap waits for each other."""
+"""Order, overlap and failure of the pipeline.
+
+No time passes: what must overlap waits for each other, and a time-out is over when its test says so.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from hvd_compress import pipeline as pipeline_module
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessWorld
@@ -17,8 +22,8 @@ from hvd_compress.errors import CommunicationError, ConfigError, PayloadError
 from hvd_compress.pipeline import Exchanged, Passed, Pipeline
 from hvd_compress.schemes.base import Exchange
 
-PATIENCE_S = 20.0
-"""How long a test waits for what must happen; it passes long before, or fails."""
+PATIENCE_S, TIMEOUT_S = 120.0, 0.3
+"""How long a test waits for what must happen: it passes long before, or fails. And the time-out that must be over."""
 
 
 class Scripted(Exchange):
@@ -47,10 +52,48 @@ def pipeline() -> Pipeline:
     return connected(PATIENCE_S)
 
 
+@pytest.fixture(autouse=True)
+def kernels_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_module, "KERNEL_LIMIT_S", PATIENCE_S)
+
+
 def connected(timeout_s: float, arrivals: Arrivals | None = None) -> Pipeline:
     pipeline = Pipeline(timeout_s, arrivals)
-    pipeline.connect(lambda: InProcessWorld(1).engine(0), lambda engine: None)
+    pipeline.connect(lambda: InProcessWorld(1).engine(0), lambda engine: None, PATIENCE_S)
     return pipeline
+
+
+def passes(monkeypatch: pytest.MonkeyPatch, begun: threading.Event, seconds: float = math.inf) -> None:
+    """Let so many seconds pass for who waits next, as soon as what he waits for has begun."""
+    asked = []
+
+    def monotonic() -> float:
+        asked.append(True)
+        if len(asked) == 1:  # for the deadline
+            return 0.0
+        assert begun.wait(PATIENCE_S)
+        return seconds
+
+    clock = SimpleNamespace(monotonic=monotonic, perf_counter=time.perf_counter)
+    monkeypatch.setattr(pipeline_module, "time", clock)
+
+
+class Hanging:
+    """What does not return until the test is over, and says when it has begun."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, *_: object) -> None:
+        self.begun.set()
+        assert self.go_on.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    made = Hanging()
+    yield made
+    made.go_on.set()
 
 
 def raises(error: Exception) -> Callable[[], None]:
@@ -126,12 +169,22 @@ def test_one_non_finite_bucket_makes_the_step_non_finite(pipeline: Pipeline) -> 
 
 
 @pytest.mark.parametrize("phase", ["encode", "communicate", "decode"])
-def test_an_error_surfaces_with_its_place_and_nothing_follows_it(pipeline: Pipeline, phase: str) -> None:
+def test_an_error_surfaces_with_its_place_and_nothing_follows_it(
+    pipeline: Pipeline, phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next bucket is compressed when the failure has been met; only decompressing comes behind that."""
     log: list[str] = []
-    gate = threading.Event()
+    gate, fail = threading.Event(), pipeline.fail
+
+    def failed(error: BaseException) -> None:
+        fail(error)
+        gate.set()
+
+    monkeypatch.setattr(pipeline, "fail", failed)
+    if phase == "decode":
+        gate.set()
     pipeline.submit(0, Scripted("0", log, **{phase: raises(ValueError("broken"))}), "step 3, bucket 0")
     pipeline.submit(1, Scripted("1", log, encode=lambda: gate.wait(PATIENCE_S)), "step 3, bucket 1")
-    threading.Timer(0.2, gate.set).start()  # time for the failure to be met first, where it can be
     with pytest.raises(CommunicationError, match=r"rank 0, step 3, bucket 0.*ValueError: broken"):
         pipeline.finish()
     pipeline.submit(0, Scripted("later", log), "step 4, bucket 0")
@@ -149,14 +202,24 @@ def test_errors_of_ours_keep_their_type(pipeline: Pipeline) -> None:
         pipeline.finish()
 
 
-def test_a_collective_that_does_not_return_ends_in_an_error() -> None:
-    pipeline = connected(timeout_s=0.3)
-    log: list[str] = []
-    gate = threading.Event()
-    pipeline.submit(0, Scripted("0", log, communicate=lambda: gate.wait(PATIENCE_S)), "step 3, bucket 0")
+def test_a_collective_that_does_not_return_ends_in_an_error(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = connected(TIMEOUT_S)
+    pipeline.submit(0, Scripted("0", [], communicate=hanging), "step 3, bucket 0")
+    passes(monkeypatch, hanging.begun)
     with pytest.raises(CommunicationError, match=r"rank 0, step 3, bucket 0: no answer within 0.3 s .*TIMEOUT_S"):
         pipeline.finish()
-    gate.set()
+
+
+class Ends(Arrivals):
+    """Who has waited for a while says so, and that is when what he waits for ends."""
+
+    def __init__(self, hanging: Hanging) -> None:
+        super().__init__()
+        self._hanging, self.arrived = hanging, []
+
+    def arrive(self, place: int) -> None:
+        self.arrived.append(place)
+        self._hanging.go_on.set()
 
 
 class Told(Arrivals):
@@ -182,10 +245,12 @@ class Told(Arrivals):
         ((), "every rank has arrived, so the collective itself takes longer or hangs"),
     ],
 )
-def test_a_timeout_names_who_has_not_arrived(absent: tuple[int, ...], words: str) -> None:
+def test_a_timeout_names_who_has_not_arrived(
+    absent: tuple[int, ...], words: str, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = Told(absent)
     with pytest.raises(CommunicationError) as error:
-        time_out(told)
+        time_out(told, hanging, monkeypatch)
     text = str(error.value)
     assert words in text
     assert text.index("evaluates, saves or loads") < text.index("has died"), "the commonest cause comes first"
@@ -193,28 +258,28 @@ def test_a_timeout_names_who_has_not_arrived(absent: tuple[int, ...], words: str
     assert told.arrived[-1] == 3, "connecting and an earlier step were the first two places"
 
 
-def time_out(arrivals: Arrivals) -> None:
+def time_out(arrivals: Arrivals, hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a pipeline wait in its second step for a collective that does not return."""
-    pipeline, gate = connected(timeout_s=0.3, arrivals=arrivals), threading.Event()
+    pipeline = connected(TIMEOUT_S, arrivals)
     pipeline.finish()
-    pipeline.submit(0, Scripted("0", [], communicate=lambda: gate.wait(PATIENCE_S)), "step 1, bucket 0")
-    try:
-        pipeline.finish()
-    finally:
-        gate.set()
+    pipeline.submit(0, Scripted("0", [], communicate=hanging), "step 1, bucket 0")
+    passes(monkeypatch, hanging.begun)
+    pipeline.finish()
 
 
-def test_where_nobody_can_tell_the_timeout_says_so() -> None:
+def test_where_nobody_can_tell_the_timeout_says_so(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CommunicationError, match=r"another rank has not arrived \(this launcher offers no way"):
-        time_out(Arrivals())
+        time_out(Arrivals(), hanging, monkeypatch)
 
 
 @pytest.mark.parametrize("broken", ["arrive", "absent"])
-def test_arrivals_that_fail_do_not_hide_the_timeout(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrivals_that_fail_do_not_hide_the_timeout(
+    broken: str, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = Told(())
     monkeypatch.setattr(told, broken, lambda place: raises(OSError("the launcher is gone"))())
     with pytest.raises(CommunicationError, match=r"no answer within .*cannot be told: OSError: the launcher is gone"):
-        time_out(told)
+        time_out(told, hanging, monkeypatch)
 
 
 def test_a_step_that_is_soon_over_tells_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,17 +291,21 @@ def test_a_step_that_is_soon_over_tells_nobody(monkeypatch: pytest.MonkeyPatch) 
     assert told.arrived == []
 
 
-def test_a_handshake_that_does_not_return_ends_in_an_error() -> None:
-    world = InProcessWorld(2)
-    pipeline = Pipeline(timeout_s=0.3)
+def test_a_handshake_that_does_not_return_ends_in_an_error(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = Pipeline(TIMEOUT_S)
+    passes(monkeypatch, hanging.begun)
     with pytest.raises(CommunicationError, match="first step, handshake: no answer"):
-        pipeline.connect(lambda: world.engine(0), lambda engine: engine.broadcast(torch.zeros(1), 1))
+        pipeline.connect(lambda: InProcessWorld(2).engine(0), hanging)
 
 
-def test_the_handshake_may_take_what_is_measured_in_it_as_well() -> None:
-    pipeline = Pipeline(timeout_s=0.2)
-    slow = partial(threading.Event().wait, 0.6)
-    assert pipeline.connect(lambda: InProcessWorld(1).engine(0), lambda engine: slow(), PATIENCE_S) is False
+def test_the_handshake_may_take_what_is_measured_in_it_as_well(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends when its time-out is over, while what is measured may still take as long again."""
+    pipeline = Pipeline(TIMEOUT_S, ends := Ends(hanging))
+    passes(monkeypatch, hanging.begun, 2 * TIMEOUT_S)
+    pipeline.connect(lambda: InProcessWorld(1).engine(0), hanging, PATIENCE_S)
+    assert ends.arrived == [1]
 
 
 def test_settings_that_all_ranks_refuse_do_not_abandon_the_engine() -> None:
@@ -386,13 +455,15 @@ def raises_for_engine(engine: Engine) -> None:
     raise ValueError("out of luck")
 
 
-def test_a_time_out_tells_what_is_under_way_and_not_only_what_waits_for_it() -> None:
-    pipeline, gate = connected(timeout_s=0.1), threading.Event()
-    pipeline.begin(lambda engine: gate.wait(PATIENCE_S), "step 3, comparing times")
+def test_a_time_out_tells_what_is_under_way_and_not_only_what_waits_for_it(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = connected(TIMEOUT_S)
+    pipeline.begin(hanging, "step 3, comparing times")
     pipeline.submit(0, Scripted("0", []), "step 4, bucket 0")
+    passes(monkeypatch, hanging.begun)
     with pytest.raises(CommunicationError, match=r"step 4, bucket 0: no answer .* \(rank 0, step 3, comparing times\)"):
         pipeline.finish()
-    gate.set()
 
 
 def test_what_is_told_of_a_step_is_how_long_its_phases_took_and_when_ranks_met() -> None:

@@ -106,7 +106,7 @@ def test_processes_of_which_each_is_alone_are_told(
 
 def run(program: str) -> str:
     """Run a program in a fresh interpreter and return what it printed."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

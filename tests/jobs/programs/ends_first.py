@@ -13,7 +13,11 @@ import hvd_compress.torch as hvd
 
 hvd.init()  # before mpi4py is imported: so MPI is Horovod's, which also ends it
 
+from hvd_compress.engines import mpi_shutdown  # noqa: E402
 from hvd_compress.engines.mpi import MpiEngine  # noqa: E402
+
+# On a busy machine more time may pass between two collectives, and they may take longer.
+mpi_shutdown._QUIET_S, mpi_shutdown.GRACE_S = 2.0, 100.0
 
 
 class SlowEngine(MpiEngine):

@@ -1,6 +1,8 @@
 """Train for some steps with STAR; in one of them, rank 1 meets what is named on the command line.
 
 usage: train.py ENGINE MISFORTUNE STEP
+
+From that step on ranks wait PATIENCE_S seconds for each other.
 """
 
 from __future__ import annotations
@@ -44,6 +46,9 @@ def main(engine: str, misfortune: str, unlucky_step: int) -> None:
     )
     hvd.barrier()
     for step in range(STEPS):
+        if step == unlucky_step:
+            hvd.barrier()  # all have ended the steps before it, however busy the machine is
+            optimizer._reducer._pipeline._timeout_s = float(os.environ["PATIENCE_S"])
         if hvd.rank() == 1 and step == unlucky_step:
             MISFORTUNES[misfortune]()
         optimizer.zero_grad()

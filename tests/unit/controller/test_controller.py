@@ -23,6 +23,8 @@ from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 GOAL = AutoRatio(0.5, low=0.01)
 RANKS = 4
 
+pytestmark = pytest.mark.usefixtures("clock")
+
 
 def train(controller: Controller, steepness: float, steps: int, changed: bool = False, beside: int = 0) -> str:
     """Return why the network is to be measured anew, if it is; `steepness` says how much few elements hold.

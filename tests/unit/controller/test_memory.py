@@ -24,6 +24,8 @@ COSTS = Formulas(1e-4, 1e-9, 4)
 ALLGATHER, STAR = Candidate("allgather", "ring"), Candidate("star", "ring")
 FAST, SLOW = {ALLGATHER: 0.010, STAR: 0.014}, {ALLGATHER: 0.200, STAR: 0.100}
 
+pytestmark = pytest.mark.usefixtures("clock")
+
 
 class Job:
     """A job of one rank, whose exchanges take what `times` say, on a network that reads as `factor` says.

@@ -40,7 +40,7 @@ class ClockedLink:
         self.queues[self.rank][destination].put((tensor.clone(), start))
 
     def recv(self, source: int) -> torch.Tensor:
-        tensor, start = self.queues[source][self.rank].get(timeout=30)
+        tensor, start = self.queues[source][self.rank].get(timeout=120)
         self.in_free = max(self.in_free, start + self.alpha) + self.beta * tensor.numel() * tensor.element_size()
         self.now = max(self.now, self.in_free)
         return tensor
@@ -54,7 +54,7 @@ def played(n: int, body: Callable[[ClockedLink], object], alpha: float, beta: fl
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive()
     return max(link.now for link in links)
 

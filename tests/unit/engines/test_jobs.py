@@ -14,6 +14,9 @@ import pytest
 
 from hvd_compress.engines import mpi_environment
 
+LIMIT_S = 600.0
+"""Only what hangs takes so long."""
+
 GIVE_UP = """
 import os, signal, sys, threading, time
 import torch
@@ -29,8 +32,8 @@ if engine.rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP) if sys.argv[2] == "stopped" else time.sleep(1000)
 thread = threading.Thread(target=engine.allreduce, args=(torch.ones(100000),), daemon=True)
 thread.start()
-thread.join(0.5)
-assert thread.is_alive()
+while not engine.running:
+    time.sleep(0.01)
 engine.abandon()
 raise RuntimeError("gave up " + engine.pending)
 """
@@ -59,7 +62,7 @@ def run(launcher: list[str], script: str, *arguments: str) -> subprocess.Complet
         pytest.skip(f"{launcher[0]} is not there")
     command = [*launcher, sys.executable, "-c", script, *arguments]
     return subprocess.run(
-        command, env=environment(), capture_output=True, text=True, errors="replace", timeout=120, check=False
+        command, env=environment(), capture_output=True, text=True, errors="replace", timeout=LIMIT_S, check=False
     )
 
 

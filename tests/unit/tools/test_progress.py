@@ -14,6 +14,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.unit.tools.processes import is_running
+
 
 @pytest.fixture
 def progress(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -106,7 +108,7 @@ def test_an_interrupt_leaves_no_process_and_no_temporary_file(tmp_path: Path, nu
     pids = wait_for_pids(log)
     assert list(tmp_path.glob("tmp-*/*"))  # its temporary file, beside the log
     setup.send_signal(number)
-    _, complaints = setup.communicate(timeout=60)
+    _, complaints = setup.communicate(timeout=600)
     assert setup.returncode != 0
     assert "Traceback" not in complaints
     assert "interrupted" in complaints
@@ -120,11 +122,3 @@ def wait_for_pids(log: Path) -> list[int]:
     while (found := re.search(r"^pids (\d+) (\d+)$", log.read_text() if log.exists() else "", re.MULTILINE)) is None:
         time.sleep(0.05)
     return [int(pid) for pid in found.groups()]
-
-
-def is_running(pid: int) -> bool:
-    """Whether there is such a process, and not only the entry of one that has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

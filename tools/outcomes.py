@@ -1,0 +1,90 @@
+"""What pytest's result files (--junitxml) say: how many tests passed, which failed, how many were skipped, and why.
+
+The files of one folder are the ranks of one run: a test counts once, by its worst outcome. Folders in it are runs of
+their own, whose names stand before the names of their tests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+PASSED, SKIPPED, FAILED = range(3)  # from the best outcome to the worst
+
+
+@dataclass
+class Results:
+    """Of some tests.
+
+    Attributes:
+        passed: how many.
+        failed: their names, as pytest takes them.
+        skipped: how many, by reason.
+    """
+
+    passed: int = 0
+    failed: list[str] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Results) -> None:
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+
+    def line(self) -> str:
+        """Return the numbers, as CI reads them."""
+        return f"{self.passed} passed, {len(self.failed)} failed, {self.skipped.total()} skipped"
+
+
+def options() -> list[str]:
+    """Return what lets pytest leave its results where the caller wants them, if it does."""
+    folder = os.environ.get("TEST_RESULTS")
+    return [f"--junitxml={folder}/results.xml"] if folder else []
+
+
+def read(folder: Path, run: str = "") -> Results:
+    """Return the results in a folder; none where it is not there.
+
+    Args:
+        run: what stands before the names of tests.
+    """
+    worst: dict[str, tuple[int, str]] = {}
+    for path in sorted(folder.glob("*.xml")):
+        for case in ElementTree.parse(path).iter("testcase"):
+            name = _name(case)
+            worst[name] = max(worst.get(name, (PASSED, "")), _outcome(case))
+    found = Results(
+        sum(outcome == PASSED for outcome, _ in worst.values()),
+        [f"{run}{name}" for name, (outcome, _) in worst.items() if outcome == FAILED],
+        Counter(reason for outcome, reason in worst.values() if outcome == SKIPPED),
+    )
+    for inner in sorted(path for path in folder.glob("*") if path.is_dir()):
+        found.add(read(inner, f"{run}{inner.name}: "))
+    return found
+
+
+def write_failure(file: Path, name: str) -> None:
+    """Write down a failure that no test has told."""
+    case = ElementTree.Element("testcase", name=name)
+    ElementTree.SubElement(case, "error")
+    ElementTree.ElementTree(case).write(file)
+
+
+def _name(case: ElementTree.Element) -> str:
+    """Return what pytest calls it: FILE::CLASS::TEST."""
+    file, name, inside = case.get("file", ""), case.get("name", ""), case.get("classname", "")
+    if not inside:  # a file that could not be imported, or no test at all
+        return file or name
+    classes = inside.removeprefix(file.removesuffix(".py").replace("/", ".")).strip(".").replace(".", "::")
+    return "::".join(part for part in (file, classes, name) if part)
+
+
+def _outcome(case: ElementTree.Element) -> tuple[int, str]:
+    """Return it, and why the test was skipped."""
+    if case.find("failure") is not None or case.find("error") is not None:
+        return FAILED, ""
+    skipped = case.find("skipped")
+    return (PASSED, "") if skipped is None else (SKIPPED, skipped.get("message", ""))
