@@ -66,10 +66,10 @@ def read(folder: Path, run: str = "") -> Results:
     return found
 
 
-def write_failure(file: Path, name: str) -> None:
-    """Write down a failure that no test has told."""
+def write(file: Path, name: str, outcome: str, reason: str = "") -> None:
+    """Write down an outcome ("error" or "skipped") that no test has told."""
     case = ElementTree.Element("testcase", name=name)
-    ElementTree.SubElement(case, "error")
+    ElementTree.SubElement(case, outcome, message=reason)
     ElementTree.ElementTree(case).write(file)
 
 

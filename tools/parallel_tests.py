@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -50,6 +51,8 @@ if code:
 OPTIONS = ["-x", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={TIMEOUT_S * 0.8}"]
 RANK_COMMAND = [sys.executable, "-c", RUN_PYTEST, *OPTIONS]
 
+NEEDS_LOCALHOST = "horovodrun fails where localhost does not resolve: add the line `127.0.0.1 localhost` to /etc/hosts"
+
 FOLDER = "tests/parallel"
 # What a launch can break: the engines, and that all ranks come to the same with each of them.
 ENGINES = [f"{FOLDER}/test_engines.py", f"{FOLDER}/test_mpi_algorithms.py"]
@@ -77,14 +80,27 @@ def main() -> int:
         for ranks, tests in ((2, OF_TWO), (3, [FOLDER]), (4, OF_FOUR))
     ]
     horovodrun = ["horovodrun", *shlex.split(os.environ.get("HOROVODRUN_FLAGS", "--gloo"))]
-    launches.append(Launch("horovodrun --gloo -np 2", 2, [*horovodrun, "-np", "2"], BY_LAUNCH))
+    under_horovodrun = Launch("horovodrun --gloo -np 2", 2, [*horovodrun, "-np", "2"], BY_LAUNCH)
     with tempfile.TemporaryDirectory(prefix="hvd_compress-parallel-") as folder:
         results = Path(os.environ.get("TEST_RESULTS", folder))
+        if _resolves("localhost") or "HOROVODRUN_FLAGS" in os.environ:
+            launches.append(under_horovodrun)
+        else:
+            print(f"--- {under_horovodrun.name}: skipped: {NEEDS_LOCALHOST}", flush=True)
+            outcomes.write(results / "skipped.xml", under_horovodrun.name, "skipped", NEEDS_LOCALHOST)
         failed = [launch.name for launch in launches if not _passes(launch, results / launch.name)]
         found = outcomes.read(results)
     print(*found.failed, sep="\n", end="\n" * bool(found.failed))
     print(f"parallel: {len(launches) - len(failed)} of {len(launches)} launches passed, {found.line()}")
     return int(bool(failed))
+
+
+def _resolves(host: str) -> bool:
+    try:
+        socket.gethostbyname(host)
+    except OSError:
+        return False
+    return True
 
 
 def _passes(launch: Launch, results: Path) -> bool:
@@ -106,7 +122,7 @@ def _passes(launch: Launch, results: Path) -> bool:
         for path in logs.glob("*.xml"):
             shutil.copy(path, results)
     if not ok and not outcomes.read(results).failed:
-        outcomes.write_failure(results / "launch.xml", f"the launch itself, exit code {outcome}")
+        outcomes.write(results / "launch.xml", f"the launch itself, exit code {outcome}", "error")
     print(f"--- {launch.name}: {'ok' if ok else 'FAILED'} in {time.monotonic() - start:.0f} s", flush=True)
     return ok
 

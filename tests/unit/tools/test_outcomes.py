@@ -86,5 +86,7 @@ def test_ranks_of_a_run_count_once_and_the_worst_of_them(outcomes, tmp_path: Pat
 
 def test_without_a_file_nothing_is_known(outcomes, tmp_path: Path) -> None:
     assert outcomes.read(tmp_path / "found") == outcomes.Results()
-    outcomes.write_failure(tmp_path / "launch.xml", "the launch itself")
+    outcomes.write(tmp_path / "launch.xml", "the launch itself", "error")
+    outcomes.write(tmp_path / "skipped.xml", "another launch", "skipped", "no localhost")
     assert outcomes.read(tmp_path).failed == ["the launch itself"]
+    assert outcomes.read(tmp_path).skipped == {"no localhost": 1}
