@@ -11,7 +11,7 @@ from tests.jobs.launch import LIMIT_S, Job, launch
 TWO_WAYS = [("mpirun", "mpi"), ("horovodrun", "auto")]
 """Launcher and engine."""
 
-TIMEOUT_S = "6"
+TIMEOUT_S = "3"
 
 TIMED_OUT = (
     rf"\[rank 0\] CommunicationError: rank 0, step 3, bucket \d \((weight|bias)\): no answer within {TIMEOUT_S} s "

@@ -30,7 +30,7 @@ def check() -> ModuleType:
 
 
 def test_the_cpu_agrees_with_itself(check: ModuleType) -> None:
-    assert check.parity(torch.device("cpu"), rounds=6, largest=70_001) > 500
+    assert check.parity(torch.device("cpu"), rounds=6, largest=16_384) > 500
 
 
 def test_a_difference_is_told(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

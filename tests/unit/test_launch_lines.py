@@ -21,7 +21,7 @@ PLACES = (
         if path.suffix in (".md", ".py", ".sh", ".yaml", ".Dockerfile") and path != Path(__file__)
     ),
 )
-LAUNCH = re.compile(r"""\bmpirun\s+(?:[^"'`\n]*\s)?-np?\s+[^\s"'`]+\s+[^\s"'`].*""")
+LAUNCH = re.compile(r"""\bmpirun\s+(?:[^"'`\n]*\s)?-np?\s+[^\s"'`:]+\s+[^\s"'`].*""")
 OPTIONS = ("--map-by :OVERSUBSCRIBE", "--bind-to none")
 
 
@@ -44,5 +44,10 @@ def test_what_is_a_launch_line() -> None:
     assert not is_complete(*launches("launch it as `mpirun -np 4 hvd-compress probe`"))
     assert not is_complete(*launches("    X=1 mpirun --bind-to none -n 4 \\\n      python train.py"))
     assert is_complete(*launches("    mpirun -np 8 --hostfile hosts python train.py"))
-    for text in ('Launch(f"mpirun -np {ranks}", ranks)', '["mpirun", "-np", "2", "true"]', "mpirun takes -x NAME"):
+    for text in (
+        'Launch(f"mpirun -np {ranks}", ranks)',
+        '["mpirun", "-np", "2", "true"]',
+        "mpirun takes -x NAME",
+        "mpirun -np 2: ok in 3 s",
+    ):
         assert list(launches(text)) == []

@@ -9,8 +9,10 @@ import os
 import sys
 from pathlib import Path
 
-import horovod.torch as hvd
 import quick_start  # noqa: F401
+
+# isort: split
+import horovod.torch as hvd
 import torch
 
 

@@ -55,7 +55,7 @@ def run(folder: Path, results: Path, text: str = TESTS, rank: str = "1") -> None
     subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-c", ROOT / "pyproject.toml", "--rootdir", folder, "tests",
          "-p", "no:cacheprovider", f"--junitxml={results}"],
-        cwd=folder, env={**os.environ, "PYTEST_ADDOPTS": ""}, stdout=subprocess.DEVNULL, check=False,
+        cwd=folder, env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, stdout=subprocess.DEVNULL, check=False,
     )  # fmt: skip
 
 
