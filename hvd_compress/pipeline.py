@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 KERNEL_LIMIT_S = 10.0
 """More than any kernel takes."""
-ARRIVAL_S = 1.0
+ANNOUNCE_S = 1.0
 """A rank that has waited so long for others tells them that it waits."""
 
 
@@ -119,7 +119,7 @@ class Pipeline:
 
     def __init__(self, timeout_s: float, arrivals: Arrivals | None = None) -> None:
         """`arrivals` tells which ranks a timeout was spent on; without it nothing is known of them."""
-        self._arrivals, self._place = arrivals or Arrivals(), 0
+        self._arrivals, self._waits = arrivals or Arrivals(), 0
         self._kernels = Worker("hvd-compress-kernels")
         self._collectives = Worker("hvd-compress-collectives")
         self._timeout_s = timeout_s
@@ -157,7 +157,8 @@ class Pipeline:
                 raise
 
         future = self._collectives.submit(call)
-        self._next_place()
+        self._arrivals.open()
+        self._begin_wait()
         try:
             deadline_s = time.monotonic() + measuring_s + self._timeout_s
             return self._wait(future, deadline_s, "first step, handshake")
@@ -188,7 +189,7 @@ class Pipeline:
             PayloadError: what arrived is not a payload.
         """
         deadline = time.monotonic() + self._timeout_s
-        self._next_place()
+        self._begin_wait()
         answers = []
         for number, communicated in enumerate(self._communicated):
             label = self._passages[number][0].label
@@ -198,7 +199,7 @@ class Pipeline:
         passages = [self._passages[number][0] for number in range(len(self._passages))]
         for passage in passages:
             passage.lane.arrive()
-        nonfinite = _false(answers)
+        nonfinite = _nonfinite(answers)
         calls = [call for passage in passages for call in passage.calls]
         seconds = {
             "encode": sum(_length(passage.encode) for passage in passages),
@@ -239,7 +240,7 @@ class Pipeline:
         self._begun = future
 
         def taken() -> T:
-            self._next_place()
+            self._begin_wait()
             return self._wait(future, time.monotonic() + self._timeout_s, label)
 
         return taken
@@ -302,12 +303,12 @@ class Pipeline:
         return finite
 
     def _wait(self, future: Future[T], deadline: float, label: str) -> T:
-        """Wait for what other ranks have a part in. The calls between two of `_next_place` wait at one place."""
+        """Wait for what other ranks have a part in. The calls between two of `_begin_wait` are one wait."""
         try:
-            first = min(ARRIVAL_S, self._timeout_s / 4)
+            first = min(ANNOUNCE_S, self._timeout_s / 4)
             wait([future], max(0.0, min(first, deadline - time.monotonic())))
             if not future.done():
-                self._arrive()
+                self._announce()
             return future.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeout:
             doing = self._engine.pending if hasattr(self, "_engine") else "the choice of the engine"
@@ -315,7 +316,7 @@ class Pipeline:
                 doing = f"{doing} ({self._engine.place})"
             failure = CommunicationError(
                 f"{label}: no answer within {self._timeout_s:g} s (HVD_COMPRESS_TIMEOUT_S) in {doing}: "
-                f"{self._absent()}. A rank that evaluates, saves or loads data meanwhile "
+                f"{self._missing()}. A rank that evaluates, saves or loads data meanwhile "
                 "is late: raise HVD_COMPRESS_TIMEOUT_S, on all ranks, or let all ranks do it. Otherwise it has died, "
                 "is stopped, takes fewer steps, or goes another way (a stock compression, hvd.join(), rollout())"
             )
@@ -325,23 +326,23 @@ class Pipeline:
             self.fail(error)
             raise
 
-    def _arrive(self) -> None:
+    def _announce(self) -> None:
         """Tell others that this rank waits. What keeps it from that must not end a step that may still come to pass."""
         try:
-            self._arrivals.arrive(self._place)
+            self._arrivals.announce(self._waits)
         except Exception as error:
             self._arrivals = Arrivals(f"which one cannot be told: {type(error).__name__}: {error}")
 
-    def _absent(self) -> str:
+    def _missing(self) -> str:
         """Say who has not arrived where this rank waits."""
         try:
-            return describe(self._arrivals.absent(self._place), self._arrivals.obstacle)
+            return describe(self._arrivals.missing(self._waits), self._arrivals.obstacle)
         except Exception as error:
             return describe(None, f"which one cannot be told: {type(error).__name__}: {error}")
 
-    def _next_place(self) -> None:
+    def _begin_wait(self) -> None:
         """All ranks come by here in the same order."""
-        self._place += 1
+        self._waits += 1
         self._arrivals.collect()
 
 
@@ -355,8 +356,11 @@ def _length(span: Span) -> float:
     return span[1] - span[0]
 
 
-def _false(answers: list[torch.Tensor]) -> tuple[int, ...]:
-    """Return which are false. The host waits for a GPU here, once a step and device, if all are true."""
+def _nonfinite(answers: list[torch.Tensor]) -> tuple[int, ...]:
+    """Return the numbers of the buckets that are not finite.
+
+    The host waits for a GPU here, once a step where all are finite.
+    """
     devices = dict.fromkeys(answer.device for answer in answers)
     if all([bool(torch.stack([a for a in answers if a.device == device]).all()) for device in devices]):
         return ()

@@ -44,6 +44,7 @@ def choose_arrivals(process_set: Any = None) -> Arrivals:
     """Return by what the members of a Horovod process set can tell each other who waits. Nothing is communicated.
 
     MPI's messages where the job was started by mpirun, the launcher's server under `horovodrun --gloo`, or nothing.
+    Each rank finds out by itself: where one cannot use MPI, the others name it as missing, and nothing else changes.
     """
     import horovod.torch as hvd
 

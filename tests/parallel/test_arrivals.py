@@ -2,50 +2,59 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.select import choose_arrivals
 
+LIMIT_S = 120.0
+"""Only what never comes takes so long."""
 
-def everybody_has_told(hvd: Any) -> None:
-    """A message that was sent before a barrier may still be under way behind it; Horovod's takes some milliseconds."""
-    for _ in range(3):
-        hvd.barrier()
+
+def opened(process_set: Any = None) -> Arrivals:
+    arrivals = choose_arrivals(process_set)
+    arrivals.open()
+    return arrivals
+
+
+def heard(arrivals: Arrivals, wait: int, missing: tuple[int, ...]) -> bool:
+    """Whether only these ranks are missing, when what the others have told has come."""
+    deadline = time.monotonic() + LIMIT_S
+    while len(arrivals.missing(wait)) > len(missing) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return arrivals.missing(wait) == missing
 
 
 def test_each_rank_knows_who_waits_where(hvd: Any) -> None:
-    arrivals = choose_arrivals()
+    arrivals = opened()
     others = tuple(rank for rank in range(hvd.size()) if rank != hvd.rank())
-    assert arrivals.absent(1) == others
+    assert arrivals.missing(1) == others
     hvd.barrier()
     if hvd.rank() != 0:
-        arrivals.arrive(1)
-    everybody_has_told(hvd)
-    assert arrivals.absent(1) == (() if hvd.rank() == 0 else (0,))
-    assert arrivals.absent(2) == others
+        arrivals.announce(1)
+    assert heard(arrivals, 1, missing=() if hvd.rank() == 0 else (0,))
+    assert arrivals.missing(2) == others
     hvd.barrier()
-    arrivals.arrive(2)
-    everybody_has_told(hvd)
-    assert arrivals.absent(1) == arrivals.absent(2) == ()
+    arrivals.announce(2)
+    assert heard(arrivals, 2, missing=())
+    assert arrivals.missing(1) == ()
 
 
 def test_two_groups_do_not_hear_each_other(hvd: Any) -> None:
-    first, second = choose_arrivals(), choose_arrivals()
-    first.arrive(1)
-    everybody_has_told(hvd)
+    first, second = opened(), opened()
+    first.announce(1)
+    assert heard(first, 1, missing=())
     second.collect()
-    assert first.absent(1) == ()
-    assert second.absent(1) == tuple(rank for rank in range(hvd.size()) if rank != hvd.rank())
+    assert second.missing(1) == tuple(rank for rank in range(hvd.size()) if rank != hvd.rank())
     hvd.barrier()
 
 
 def test_a_process_set_counts_its_own_ranks(hvd: Any, some_ranks: Any) -> None:
     if some_ranks.included():
-        arrivals, own, size = choose_arrivals(some_ranks), some_ranks.rank(), some_ranks.size()
-        assert arrivals.absent(1) == tuple(rank for rank in range(size) if rank != own)
+        arrivals, own, size = opened(some_ranks), some_ranks.rank(), some_ranks.size()
+        assert arrivals.missing(1) == tuple(rank for rank in range(size) if rank != own)
         hvd.barrier(process_set=some_ranks)
-        arrivals.arrive(1)
-    everybody_has_told(hvd)
-    if some_ranks.included():
-        assert arrivals.absent(1) == ()
+        arrivals.announce(1)
+        assert heard(arrivals, 1, missing=())
     hvd.barrier()

@@ -215,10 +215,10 @@ class Ends(Arrivals):
 
     def __init__(self, hanging: Hanging) -> None:
         super().__init__()
-        self._hanging, self.arrived = hanging, []
+        self._hanging, self.announced = hanging, []
 
-    def arrive(self, place: int) -> None:
-        self.arrived.append(place)
+    def announce(self, wait: int) -> None:
+        self.announced.append(wait)
         self._hanging.go_on.set()
 
 
@@ -227,13 +227,13 @@ class Told(Arrivals):
 
     def __init__(self, absent: tuple[int, ...]) -> None:
         super().__init__()
-        self._absent, self.arrived = absent, []
+        self._absent, self.announced = absent, []
 
-    def arrive(self, place: int) -> None:
-        self.arrived.append(place)
+    def announce(self, wait: int) -> None:
+        self.announced.append(wait)
 
-    def absent(self, place: int) -> tuple[int, ...]:
-        assert place == self.arrived[-1]
+    def missing(self, wait: int) -> tuple[int, ...]:
+        assert wait == self.announced[-1]
         return self._absent
 
 
@@ -255,7 +255,7 @@ def test_a_timeout_names_who_has_not_arrived(
     assert words in text
     assert text.index("evaluates, saves or loads") < text.index("has died"), "the commonest cause comes first"
     assert "raise HVD_COMPRESS_TIMEOUT_S" in text
-    assert told.arrived[-1] == 3, "connecting and an earlier step were the first two places"
+    assert told.announced[-1] == 3, "connecting and an earlier step were the first two places"
 
 
 def time_out(arrivals: Arrivals, hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +272,7 @@ def test_where_nobody_can_tell_the_timeout_says_so(hanging: Hanging, monkeypatch
         time_out(Arrivals(), hanging, monkeypatch)
 
 
-@pytest.mark.parametrize("broken", ["arrive", "absent"])
+@pytest.mark.parametrize("broken", ["announce", "missing"])
 def test_arrivals_that_fail_do_not_hide_the_timeout(
     broken: str, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,13 +282,36 @@ def test_arrivals_that_fail_do_not_hide_the_timeout(
         time_out(told, hanging, monkeypatch)
 
 
+def test_a_comparison_that_is_waited_for_is_a_wait_of_its_own(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a rank that waits for it would be taken for one that has arrived in the step before."""
+    told = Told((1,))
+    pipeline = connected(TIMEOUT_S, told)
+    pipeline.finish()
+    wait = pipeline.begin(lambda engine: hanging(), "step 0, comparing times")
+    passes(monkeypatch, hanging.begun)
+    with pytest.raises(CommunicationError, match="rank 1 has not arrived"):
+        wait()
+    assert told.announced[-1] == 3
+
+
+def test_what_others_announce_is_collected_before_each_wait() -> None:
+    told, collected = Told(()), []
+    told.collect = lambda: collected.append(1)
+    pipeline = connected(PATIENCE_S, told)
+    for _ in range(3):
+        pipeline.finish()
+    assert len(collected) == 4
+
+
 def test_a_step_that_is_soon_over_tells_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hvd_compress.pipeline.ARRIVAL_S", PATIENCE_S)
+    monkeypatch.setattr("hvd_compress.pipeline.ANNOUNCE_S", PATIENCE_S)
     told = Told(())
     pipeline = connected(4 * PATIENCE_S, told)
     pipeline.submit(0, Scripted("0", []), "step 0, bucket 0")
     pipeline.finish()
-    assert told.arrived == []
+    assert told.announced == []
 
 
 def test_a_handshake_that_does_not_return_ends_in_an_error(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +328,7 @@ def test_the_handshake_may_take_what_is_measured_in_it_as_well(
     pipeline = Pipeline(TIMEOUT_S, ends := Ends(hanging))
     passes(monkeypatch, hanging.begun, 2 * TIMEOUT_S)
     pipeline.connect(lambda: InProcessWorld(1).engine(0), hanging, PATIENCE_S)
-    assert ends.arrived == [1]
+    assert ends.announced == [1]
 
 
 def test_settings_that_all_ranks_refuse_do_not_abandon_the_engine() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from urllib.error import URLError
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from urllib.error import HTTPError, URLError
 
 import pytest
 from horovod.runner.http.http_server import RendezvousServer
@@ -28,27 +30,51 @@ def members(url: str, ranks: list[int]) -> list[RendezvousArrivals]:
     made = []
     for own in ranks:
         arrivals = RendezvousArrivals(url, ranks, own)
-        arrivals._scope = f"{url}/test"  # as here all of them count in one process
+        arrivals.group = 7  # instead of open(), which counts in each process
         made.append(arrivals)
     return made
 
 
 def test_who_has_told_has_arrived(url: str) -> None:
     first, second, third = members(url, [0, 2, 5])
-    assert first.absent(1) == (1, 2), "ranks are numbered within the group"
-    second.arrive(1)
-    assert (first.absent(1), third.absent(1)) == ((2,), (0,))
-    third.arrive(2)
-    assert first.absent(1) == ()
-    assert first.absent(2) == (1,), "that a rank waited somewhere earlier is no news"
+    assert first.missing(1) == (1, 2), "ranks are numbered within the group"
+    second.announce(1)
+    assert (first.missing(1), third.missing(1)) == ((2,), (0,))
+    third.announce(2)
+    assert first.missing(1) == ()
+    assert first.missing(2) == (1,), "that a rank waited somewhere earlier is no news"
 
 
 def test_a_server_that_is_gone_is_an_error() -> None:
     arrivals = RendezvousArrivals("http://127.0.0.1:9", [0, 1], 0)
     with pytest.raises(URLError):
-        arrivals.arrive(1)
+        arrivals.announce(1)
     with pytest.raises(URLError):
-        arrivals.absent(1)
+        arrivals.missing(1)
+
+
+def test_a_server_that_fails_is_an_error_and_not_a_rank_that_is_missing() -> None:
+    class Failing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(500)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Failing) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        arrivals = RendezvousArrivals(f"http://127.0.0.1:{server.server_port}", [0, 1], 0)
+        with pytest.raises(HTTPError, match="500"):
+            arrivals.missing(1)
+
+
+def test_no_proxy_stands_between_a_rank_and_its_launcher(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    first, second = members(url, [0, 1])
+    second.announce(1)
+    assert first.missing(1) == ()
 
 
 def test_the_server_is_where_horovodrun_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,8 +94,8 @@ def test_groups_of_the_same_ranks_are_told_apart_and_those_of_others_are_not_cou
 
 def test_words() -> None:
     arrivals = Arrivals()
-    arrivals.arrive(1)
+    arrivals.announce(1)
     arrivals.collect()
-    assert "no way to tell" in describe(arrivals.absent(1), arrivals.obstacle)
+    assert "no way to tell" in describe(arrivals.missing(1), arrivals.obstacle)
     assert describe([3], "") == "rank 3 has not arrived"
     assert describe([0, 3], "") == "ranks 0, 3 have not arrived"
