@@ -61,7 +61,7 @@ lint: setup ## ruff and clang-format, changing nothing
 	exit $$status
 
 types: setup ## mypy on the package, with the annotations of the default torch
-ifeq ($(TORCH_REQUIREMENT),$(DEFAULT_TORCH))
+ifeq ($(TORCH_REQUIREMENT:+cpu=),$(DEFAULT_TORCH))
 	@mypy --num-workers 2 hvd_compress
 else
 	@echo "skipped: the annotations of torch differ from release to release; types are checked with $(DEFAULT_TORCH)"

@@ -351,8 +351,9 @@ class ReducingOptimizer(torch.optim.Optimizer):
                         f"{which} is trained now, and was frozen or absent when the optimizer was wrapped: its "
                         "gradient would not be exchanged. On every rank, after requires_grad_(True): keep state = "
                         f"optimizer.state_dict(); make a new {type(self).__name__} over the same parameter groups, and "
-                        "pass it to hvd.DistributedOptimizer() with the same arguments; call load_state_dict(state) of "
-                        "what that returns, and make learning-rate schedulers over it"
+                        "pass it to hvd.DistributedOptimizer() with the same arguments; make learning-rate schedulers "
+                        "anew over what that returns; call load_state_dict(state) of it, and load the old schedulers' "
+                        "state_dict() into the new ones"
                     )
 
 
@@ -445,7 +446,7 @@ def _tell(
             what(optimizer, parameter)
     except BaseException as error:
         assert optimizer._reducer is not None
-        if optimizer._dirty:  # else this step has not begun, and what is wrong is so on every rank
+        if optimizer._dirty:  # else nothing of this step was launched, and it can be begun again
             optimizer._reducer.fail(error)  # other ranks may wait for this one: it must be able to end
         raise
 

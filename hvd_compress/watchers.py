@@ -57,5 +57,5 @@ def replaced(call: str) -> UsageError:
     """Return what a call of a retired optimizer raises."""
     return UsageError(
         f"{call} of an optimizer that was replaced: another one was wrapped over its parameters later; use that one, "
-        "and make learning-rate schedulers over it"
+        "make learning-rate schedulers anew over it, and load the old schedulers' state_dict() into them"
     )

@@ -38,5 +38,6 @@ def require(standard: int, what: str) -> None:
         attempt = subprocess.run(words, capture_output=True, text=True)
     if attempt.returncode != 0:
         raise progress.StepError(
-            f"{what} needs a C++{standard} compiler, which {command[0]} is not; install a newer one:\n{attempt.stderr}"
+            f"{what} needs a C++{standard} compiler, and {command[0]} cannot compile it: install a newer one "
+            f"or set CXX\n{attempt.stderr}"
         )

@@ -78,7 +78,8 @@ def _try(base: Path, requirement: str, commands: list[str], folder: Path) -> str
     subprocess.run(["cp", "--archive", base, root], check=True)
     bundle = root / "home" / USER / "hvd_compress.bundle"
     subprocess.run(["git", "-C", ROOT, "bundle", "create", "--quiet", bundle, "HEAD"], check=True)
-    _run(root, "git clone -q hvd_compress.bundle hvd_compress", folder / f"{requirement}-clone.log")
+    if _run(root, "git clone -q hvd_compress.bundle hvd_compress", folder / f"{requirement}-clone.log"):
+        sys.exit(f"error: the clone failed; see {folder / requirement}-clone.log")
     cells = [requirement.removeprefix("torch==")]
     for command in commands:
         start = time.monotonic()
@@ -99,18 +100,17 @@ def _run(root: Path, command: str, log: Path) -> int:
     enter = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", ENTER, root, USER]
     with log.open("w") as output:
         ran = subprocess.run(
-            [*enter, " ".join([*words, command])],
+            ["timeout", "--kill-after=10", str(LIMIT_S), *enter, " ".join([*words, command])],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            timeout=LIMIT_S,
         )
     return ran.returncode
 
 
 def _size(folder: Path) -> str:
-    found = subprocess.run(["du", "-s", "--block-size=M", folder], capture_output=True, text=True).stdout
-    return f"{int(found.split('M')[0]) / 1000:.1f} GB" if found else "none"
+    found = subprocess.run(["du", "-s", "--block-size=MB", folder], capture_output=True, text=True).stdout
+    return f"{int(found.split('MB')[0]) / 1000:.1f} GB" if found else "none"
 
 
 if __name__ == "__main__":

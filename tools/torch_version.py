@@ -20,8 +20,8 @@ def require_supported(release: str) -> None:
     """Raise StepError where `release`, such as "2.13.0+cpu", is older than what is supported."""
     if _numbers(release) < _numbers(OLDEST):
         raise progress.StepError(
-            f"torch {release} is not supported: it is older than {OLDEST}; choose a newer one, such as "
-            "make TORCH_REQUIREMENT=torch"
+            f"torch {release} is not supported: it is older than {OLDEST}; install a newer one "
+            f"(pip install 'torch>={OLDEST}', or make without TORCH_REQUIREMENT)"
         )
 
 

@@ -33,6 +33,6 @@ def test_too_old(compiler: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path
     old.chmod(0o755)
     monkeypatch.setenv("CXX", f"{old} -pipe")
     with pytest.raises(
-        compiler.progress.StepError, match=r"Horovod needs a C\+\+20 compiler, which .*old-c\+\+ is not"
+        compiler.progress.StepError, match=r"Horovod needs a C\+\+20 compiler, and .*old-c\+\+ cannot .*set CXX"
     ):
         compiler.require(20, "Horovod")

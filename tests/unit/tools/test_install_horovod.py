@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import shutil
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -68,3 +70,61 @@ def test_another_source_is_refused(installer: ModuleType, tmp_path: Path) -> Non
     (folder / "horovod/torch/CMakeLists.txt").write_text("set(CMAKE_CXX_STANDARD 20)\n")
     with pytest.raises(installer.progress.StepError, match="its source is not the expected one"):
         installer._substitute(folder, 17)
+
+
+@pytest.fixture
+def builds(installer: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
+    """Let a download leave a source, and a build a wheel; return the sources from which wheels were built."""
+    monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path))
+    monkeypatch.delenv("HOROVOD_GPU_OPERATIONS", raising=False)
+    built: list[Path] = []
+
+    def run(title: str, command: list[str | Path], log: Path, env: object = None) -> None:
+        scratch = log.parent / "build"
+        if "download" in command:
+            name = f"horovod-{installer.HOROVOD_VERSION}"
+            source(installer, tmp_path / "made" / name)
+            shutil.make_archive(str(scratch / name), "gztar", tmp_path / "made")
+        else:
+            built.append(Path(command[-1]).rename(tmp_path / "built"))
+            with zipfile.ZipFile(scratch / "horovod.whl", "w") as wheel:
+                wheel.writestr("horovod/torch/mpi_lib.so", "")
+
+    monkeypatch.setattr(installer.progress, "run", run)
+    return built
+
+
+def test_horovod_is_built_with_the_standard_that_torch_needs(
+    installer: ModuleType, monkeypatch: pytest.MonkeyPatch, builds: list[Path]
+) -> None:
+    monkeypatch.setattr(installer.torch_version, "cxx_standard", lambda: 20)
+    needed: list[int] = []
+    monkeypatch.setattr(installer.compiler, "require", lambda standard, what: needed.append(standard))
+    left = installer._cache() / "wheels" / installer._key() / "tmp-left-by-a-kill"
+    left.mkdir(parents=True)
+    assert installer.cached_wheel().is_file()
+    (tree,) = builds
+    assert "set(CMAKE_CXX_STANDARD 20)" in (tree / "horovod/torch/CMakeLists.txt").read_text()
+    assert needed == [20], "the compiler is tried before minutes are spent"
+    assert not left.exists()
+    assert installer.cached_wheel().is_file()
+    assert len(builds) == 1, "it is built once"
+
+
+def test_a_compiler_that_is_too_old_is_refused_before_anything_is_downloaded(
+    installer: ModuleType, monkeypatch: pytest.MonkeyPatch, builds: list[Path]
+) -> None:
+    monkeypatch.setattr(installer.torch_version, "cxx_standard", lambda: 20)
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(installer.progress.StepError, match=r"Horovod, with torch .* needs a C\+\+20 compiler"):
+        installer.cached_wheel()
+    assert builds == []
+
+
+def test_a_torch_that_is_too_old_is_refused_before_anything_is_downloaded(
+    installer: ModuleType, monkeypatch: pytest.MonkeyPatch, builds: list[Path]
+) -> None:
+    monkeypatch.setattr(installer.torch_version, "version", lambda name: "2.1.0")
+    with pytest.raises(installer.progress.StepError, match=r"torch 2\.1\.0 is not supported"):
+        installer.cached_wheel()
+    assert builds == []
