@@ -101,6 +101,11 @@ def some_ranks(hvd: Any) -> Any:
     return hvd.add_process_set({2: [1], 3: [1, 2], 4: [1, 3]}[hvd.size()])
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Horovod names what has no name by a number, of which ranks outside a process set count less: then all wait."""
+    items.sort(key=lambda item: item.get_closest_marker("unnamed_collectives") is None)
+
+
 def pytest_sessionfinish(exitstatus: int) -> None:
     if exitstatus == pytest.ExitCode.OK:
         # The first rank to end makes Horovod shut MPI down, under whatever another one still does with it.

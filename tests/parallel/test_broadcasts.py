@@ -56,13 +56,10 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.dtype == other.dtype == torch.bfloat16 and torch.equal(one.view(torch.int16), other.view(torch.int16))
 
 
+@pytest.mark.unnamed_collectives
 @pytest.mark.filterwarnings("ignore:Parameter `average`:DeprecationWarning")
 def test_gradients_flow_back_as_in_fp32() -> None:
-    """Horovod's rule: the root gets the mean, the others zero.
-
-    The first test here: Horovod names what it reduces in that backward pass by a number, of which ranks outside a
-    process set count less.
-    """
+    """Horovod's rule: the root gets the mean, the others zero. It reduces in that backward pass without a name."""
 
     def gradient(dtype: torch.dtype) -> torch.Tensor:
         leaf = torch.ones(3, dtype=dtype, requires_grad=True)

@@ -58,6 +58,19 @@ def test_not_while_gradients_are_exchanged() -> None:
     with pytest.raises(UsageError, match=r"again after backward\(\).*call synchronize\(\) first"):
         wrap(parameters)
     old.synchronize()
+    backward(parameters, 0, 1)
+    with pytest.raises(UsageError, match=r"again after backward"), taking_over(parameters.values()):
+        raise AssertionError("the block begins although gradients are exchanged")
+    old.synchronize()
+
+
+def test_a_parameter_that_was_frozen_is_one_of_the_earlier_optimizers() -> None:
+    parameters = make_parameters()
+    parameters["odd"].requires_grad_(False)
+    old = wrap(parameters)
+    wrap({"odd": parameters["odd"].requires_grad_(True)})
+    with pytest.raises(UsageError, match="replaced"):
+        old.step()
     step(wrap(parameters), parameters, 1)
 
 

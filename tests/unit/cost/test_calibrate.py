@@ -113,6 +113,17 @@ def priced(costs: Formulas) -> Curves:
     return Curves(2, {key: Curve(sizes, tuple(costs.seconds(*key, size) for size in sizes))})
 
 
+def test_a_change_of_bandwidth_alone_is_a_change():
+    """Small messages take what they took."""
+    saved = priced(Formulas(1e-3, 1e-8, 2))
+
+    def body(engine):
+        follow(engine, Formulas(1e-3, 1e-7, 2), 1.0)
+        return matching(engine, [saved])
+
+    assert run_ranks(2, body) == [None] * 2
+
+
 def test_the_nearest_of_saved_curves_counts():
     idle, busy, other = (priced(Formulas(alpha, 1e-8, 2)) for alpha in (1e-3, 1.8e-3, 0.1))
 

@@ -108,6 +108,15 @@ def test_curves_of_fewer_algorithms_are_ignored_with_a_word(tmp_path):
         assert loaded(tmp_path, wanted) == [(), ()]
 
 
+def test_an_older_state_of_fewer_algorithms_counts_too(tmp_path):
+    wanted, whole = shape(), some_curves()
+    fewer = {key: curve for key, curve in whole.by_key.items() if key != ("broadcast", "pipeline_16k")}
+    for curves in (Curves(2, fewer), whole):
+        save(curves, wanted, tmp_path)
+    with pytest.warns(UserWarning, match="it lacks broadcast pipeline_16k"):
+        assert loaded(tmp_path, wanted) == [(), ()]
+
+
 def test_curves_that_were_measured_in_less_time_than_is_asked_for_are_measured_again(tmp_path):
     wanted = shape()
     save(some_curves(), wanted, tmp_path, budget_s=0.5)
@@ -178,10 +187,16 @@ def test_each_state_of_a_network_is_measured_once_and_the_second_is_told(tmp_pat
 
 
 def test_the_message_says_what_was_done_and_how_long_it_took(tmp_path, monkeypatch, caplog):
-    moments = iter([10.0, 12.96])
-    monkeypatch.setattr(store, "perf_counter", lambda: next(moments))
+    now_s = 10.0
+    monkeypatch.setattr(store, "perf_counter", lambda: now_s)
     this_shape = shape(1)
-    monkeypatch.setattr(store, "calibrate", lambda engine, budget_s: some_curves())
+
+    def measure(engine, budget_s):
+        nonlocal now_s
+        now_s += 2.96
+        return some_curves()
+
+    monkeypatch.setattr(store, "calibrate", measure)
     monkeypatch.setattr(store, "load", lambda *_: (some_curves(alpha=5.0),))
     monkeypatch.setattr(store, "matching", lambda engine, saved: None)
     monkeypatch.setattr(store, "job_shape", lambda engine: this_shape)

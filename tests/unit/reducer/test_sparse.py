@@ -95,3 +95,18 @@ def test_results_are_sparse_on_all_ranks_or_on_none(sparse_as_dense: bool) -> No
         return parameters["table"].grad.is_sparse
 
     assert run_ranks(2, body) == [True, True]
+
+
+def test_rows_that_are_not_finite_are_told_by_the_name_of_their_parameter(caplog: pytest.LogCaptureFixture) -> None:
+    def body(engine: InProcessEngine) -> tuple[bool, int]:
+        parameters = {"table": torch.nn.Parameter(torch.zeros(8, 4)), "weight": torch.nn.Parameter(torch.ones(4))}
+        optimizer = make_optimizer(parameters, DENSE, lambda: engine, engine.rank, 2)
+        factor = float("nan") if engine.rank else 1.0
+        looked_up = torch.nn.functional.embedding(torch.tensor([2]), parameters["table"], sparse=True)
+        (looked_up.sum() * factor + parameters["weight"].sum()).backward()
+        optimizer.synchronize()
+        return optimizer.last_step.finite, optimizer.last_step.nonfinite_steps
+
+    assert run_ranks(2, body) == [(False, 1)] * 2
+    (record,) = caplog.records
+    assert "in bucket 1 (table)" in record.getMessage()
