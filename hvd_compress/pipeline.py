@@ -27,6 +27,8 @@ KERNEL_LIMIT_S = 10.0
 """More than any kernel takes."""
 ANNOUNCE_S = 1.0
 """A rank that has waited so long for others tells them that it waits."""
+ANSWER_S = 10.0
+"""How long a message of a timeout waits for the launcher to say who is missing."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ class Pipeline:
     def __init__(self, timeout_s: float, arrivals: Arrivals | None = None) -> None:
         """`arrivals` tells which ranks a timeout was spent on; without it nothing is known of them."""
         self._arrivals, self._waits = arrivals or Arrivals(), 0
+        self._messenger: Worker | None = None  # from the first long wait on
         self._kernels = Worker("hvd-compress-kernels")
         self._collectives = Worker("hvd-compress-collectives")
         self._timeout_s = timeout_s
@@ -261,6 +264,8 @@ class Pipeline:
             wait([self._begun], KERNEL_LIMIT_S)  # other ranks need this one for what all have begun
         self._kernels.stop(KERNEL_LIMIT_S)
         self._collectives.stop()
+        if self._messenger is not None:
+            self._messenger.stop()
 
     @property
     def failed(self) -> bool:
@@ -328,22 +333,33 @@ class Pipeline:
 
     def _announce(self) -> None:
         """Tell others that this rank waits. What keeps it from that must not end a step that may still come to pass."""
+        if self._messenger is None:
+            self._messenger = Worker("hvd-compress-arrivals")
+        self._messenger.submit(partial(self._tell, self._waits))
+
+    def _tell(self, wait: int) -> None:
         try:
-            self._arrivals.announce(self._waits)
+            self._arrivals.announce(wait)
         except Exception as error:
             self._arrivals = Arrivals(f"which one cannot be told: {type(error).__name__}: {error}")
 
     def _missing(self) -> str:
         """Say who has not arrived where this rank waits."""
+        assert self._messenger is not None
         try:
-            return describe(self._arrivals.missing(self._waits), self._arrivals.obstacle)
+            return describe(self._messenger.submit(self._who).result(ANSWER_S), self._arrivals.obstacle)
+        except FutureTimeout:
+            why = f"the launcher has not answered within {ANSWER_S:g} s"
         except Exception as error:
-            return describe(None, f"which one cannot be told: {type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"
+        return describe(None, f"which one cannot be told: {why}")
+
+    def _who(self) -> tuple[int, ...] | None:
+        return self._arrivals.missing(self._waits)
 
     def _begin_wait(self) -> None:
         """All ranks come by here in the same order."""
         self._waits += 1
-        self._arrivals.collect()
 
 
 def _span(call: Callable[[], None]) -> Span:

@@ -13,8 +13,8 @@ _groups_made: Counter[tuple[int, ...]] = Counter()
 class Arrivals:
     """Lets the ranks of a group tell each other how far they are. This base class tells nothing, because of `obstacle`.
 
-    Every rank counts its waits for others, from 1, in the same order. All methods are called in the thread that waits,
-    by ranks that other ranks may not answer: none waits for another rank, and an error of the transport rises as it is.
+    Every rank counts its waits for others, from 1, in the same order. No method waits for another rank, but it may for
+    the launcher: the pipeline calls them in a thread of their own. An error of the transport rises as it is.
     """
 
     def __init__(self, obstacle: str = "this launcher offers no way to tell which") -> None:
@@ -25,9 +25,6 @@ class Arrivals:
 
     def announce(self, wait: int) -> None:
         """Tell all others that this rank is in its wait number `wait`."""
-
-    def collect(self) -> None:
-        """Take what others have announced so far, so that it does not pile up. Called before each wait."""
 
     def missing(self, wait: int) -> tuple[int, ...] | None:
         """Return the ranks that have not announced wait number `wait` or a later one; None where that is not known."""
@@ -49,7 +46,6 @@ class GroupArrivals(Arrivals):
         self.group = group_number(self.ranks)
 
     def missing(self, wait: int) -> tuple[int, ...]:
-        self.collect()
         return tuple(self.ranks.index(rank) for rank in self.others if self.announced(rank) < wait)
 
     @abstractmethod

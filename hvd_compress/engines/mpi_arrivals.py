@@ -1,45 +1,46 @@
-"""Arrivals over MPI: one small message from rank to rank, beside the collectives."""
+"""Arrivals over MPI's name service: mpirun holds names and values for the job, beside all messages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from mpi4py import MPI
 
 from hvd_compress.engines.arrivals import GroupArrivals
-
-TAG = 29317
-"""Of our messages on COMM_WORLD. A communicator of our own would take a collective, which the missing do not join."""
-
-_announced: dict[tuple[int, int], int] = {}
-"""The last wait, by group and source (global rank): all groups of this process read one mailbox."""
 
 
 class MpiArrivals(GroupArrivals):
     """Arrivals of the ranks `ranks` of COMM_WORLD.
 
-    Sends 16 bytes to each other rank when this one has waited for a while, and nothing else.
+    No messages: one of ours on COMM_WORLD could reach a receive of the user's from any source with any tag, and a
+    communicator of our own would take a collective, which the missing do not join.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
         super().__init__(ranks, MPI.COMM_WORLD.rank)
-        self._sending: list[tuple[MPI.Request, np.ndarray]] = []
+        self._published: str | None = None
 
     def announce(self, wait: int) -> None:
-        if MPI.Is_finalized():
-            return
-        self._sending = [(request, message) for request, message in self._sending if not request.Test()]
-        message = np.array([self.group, wait], dtype=np.int64)
-        for rank in self.others:
-            self._sending.append((MPI.COMM_WORLD.Isend(message, dest=rank, tag=TAG), message))
-
-    def collect(self) -> None:
-        status, message = MPI.Status(), np.empty(2, dtype=np.int64)
-        while not MPI.Is_finalized() and MPI.COMM_WORLD.Iprobe(tag=TAG, status=status):
-            MPI.COMM_WORLD.Recv(message, source=status.source, tag=TAG)
-            group, wait = (int(number) for number in message)
-            _announced[group, status.source] = wait
+        _require_running()
+        if self._published is not None:
+            MPI.Unpublish_name(self._name(self.own), self._published)
+        self._published = str(wait)
+        MPI.Publish_name(self._name(self.own), self._published)
 
     def announced(self, rank: int) -> int:
-        return _announced.get((self.group, rank), 0)
+        _require_running()
+        try:
+            return int(MPI.Lookup_name(self._name(rank)))
+        except MPI.Exception as error:
+            if error.Get_error_class() != MPI.ERR_NAME:
+                raise
+            return 0
+
+    def _name(self, rank: int) -> str:
+        return f"hvd_compress.{self.group}.{rank}"
+
+
+def _require_running() -> None:
+    """A call after MPI has ended would end the process."""
+    if MPI.Is_finalized():
+        raise RuntimeError("MPI has been shut down")

@@ -40,16 +40,17 @@ def choose_engine(name: str = "auto", process_set: Any = None) -> Engine:
     return MpiEngine(ranks=ranks)
 
 
-def choose_arrivals(process_set: Any = None) -> Arrivals:
-    """Return by what the members of a Horovod process set can tell each other who waits. Nothing is communicated.
+def choose_arrivals(name: str = "auto", process_set: Any = None) -> Arrivals:
+    """Return by what the members of a Horovod process set tell each other who waits. Nothing is communicated.
 
-    MPI's messages where the job was started by mpirun, the launcher's server under `horovodrun --gloo`, or nothing.
-    Each rank finds out by itself: where one cannot use MPI, the others name it as missing, and nothing else changes.
+    MPI's name service where the job was started by mpirun and the engine may be MPI, the launcher's server under
+    `horovodrun --gloo`, or nothing. Each rank finds out by itself: where one cannot use MPI, the others name it as
+    missing, and nothing else changes.
     """
     import horovod.torch as hvd
 
     ranks = process_set_ranks(process_set) if process_set is not None else list(range(hvd.size()))
-    if _obstacle_to_mpi("auto") is None:
+    if name != "horovod" and _obstacle_to_mpi("auto") is None:
         from hvd_compress.engines.mpi_arrivals import MpiArrivals
 
         return MpiArrivals(ranks)

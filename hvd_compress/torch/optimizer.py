@@ -97,7 +97,8 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         if process_set.included():
             rank, size = process_set.rank(), process_set.size()
             parameters = {name: parameter for parameter, name in trained.items()}
-            connect, arrivals = partial(choose_engine, compression.engine, process_set), choose_arrivals(process_set)
+            connect = partial(choose_engine, compression.engine, process_set)
+            arrivals = choose_arrivals(compression.engine, process_set)
             reducer = Reducer(parameters, compression, connect, options, Settings.from_environment(), arrivals=arrivals)
         return wrap(optimizer, names, reducer, backward_passes_per_step, rank, size)
 

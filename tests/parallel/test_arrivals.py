@@ -1,4 +1,4 @@
-"""Ranks tell each other where they wait, over MPI or the launcher's server, while no collective can run."""
+"""Ranks tell each other where they wait, over MPI's name service or the launcher's server, beside all collectives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIMIT_S = 120.0
 
 
 def opened(process_set: Any = None) -> Arrivals:
-    arrivals = choose_arrivals(process_set)
+    arrivals = choose_arrivals(process_set=process_set)
     arrivals.open()
     return arrivals
 
@@ -45,7 +45,6 @@ def test_two_groups_do_not_hear_each_other(hvd: Any) -> None:
     first, second = opened(), opened()
     first.announce(1)
     assert heard(first, 1, missing=())
-    second.collect()
     assert second.missing(1) == tuple(rank for rank in range(hvd.size()) if rank != hvd.rank())
     hvd.barrier()
 

@@ -296,13 +296,16 @@ def test_a_comparison_that_is_waited_for_is_a_wait_of_its_own(
     assert told.announced[-1] == 3
 
 
-def test_what_others_announce_is_collected_before_each_wait() -> None:
-    told, collected = Told(()), []
-    told.collect = lambda: collected.append(1)
-    pipeline = connected(PATIENCE_S, told)
-    for _ in range(3):
-        pipeline.finish()
-    assert len(collected) == 4
+@pytest.mark.parametrize("stuck", ["announce", "missing"])
+def test_a_launcher_that_does_not_answer_hides_no_timeout(
+    stuck: str, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, gate = Told(()), threading.Event()
+    monkeypatch.setattr(told, stuck, lambda wait: gate.wait(PATIENCE_S))
+    monkeypatch.setattr("hvd_compress.pipeline.ANSWER_S", 0.1)
+    with pytest.raises(CommunicationError, match=r"cannot be told: the launcher has not answered within 0\.1 s"):
+        time_out(told, hanging, monkeypatch)
+    gate.set()
 
 
 def test_a_step_that_is_soon_over_tells_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,6 @@ def test_groups_of_the_same_ranks_are_told_apart_and_those_of_others_are_not_cou
 def test_words() -> None:
     arrivals = Arrivals()
     arrivals.announce(1)
-    arrivals.collect()
     assert "no way to tell" in describe(arrivals.missing(1), arrivals.obstacle)
     assert describe([3], "") == "rank 3 has not arrived"
     assert describe([0, 3], "") == "ranks 0, 3 have not arrived"
