@@ -52,6 +52,7 @@ class Phase:
 
 def main() -> None:
     make, *names = sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts in the background ignore it
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process
     shutil.rmtree(RESULTS, ignore_errors=True)
     ended: list[Phase] = []

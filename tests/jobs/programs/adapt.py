@@ -24,12 +24,16 @@ def main(misfortune: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), hvd.Compression.topk(0.01))
     inputs = torch.randn(4, 200, generator=torch.Generator().manual_seed(hvd.rank()))
-    for step in range(STEPS):
-        if misfortune == "killed" and hvd.rank() == 1 and step == UNLUCKY_STEP:
-            os.kill(os.getpid(), signal.SIGKILL)
+    step = 0
+    while step < STEPS or not optimizer.controller.settled:  # a busy machine may have the round begin anew
+        if misfortune == "killed" and step == UNLUCKY_STEP:
+            hvd.barrier()  # all have ended the steps before it
+            if hvd.rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
         optimizer.zero_grad()
         model(inputs).square().sum().backward()
         optimizer.step()
+        step += 1
     (decision,) = optimizer.decisions.values()
     total = sum(float(parameter.double().sum()) for parameter in model.parameters())
     print(f"[rank {hvd.rank()}] chose {decision.scheme} {decision.algorithm}, ends at {total!r}", flush=True)

@@ -43,8 +43,8 @@ def lose_patience(pipeline: Pipeline) -> None:
     hvd.barrier()
     told = Path(os.environ["JOB_FOLDER"], "told")
     if hvd.rank() > 1:
-        arrive = pipeline._arrivals.arrive
-        pipeline._arrivals.arrive = lambda place: (arrive(place), told.touch())
+        announce = pipeline._arrivals.announce
+        pipeline._arrivals.announce = lambda wait: (announce(wait), told.touch())
     elif hvd.rank() == 0:
         while hvd.size() > 2 and not told.exists():
             time.sleep(0.05)

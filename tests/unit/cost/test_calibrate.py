@@ -51,6 +51,7 @@ def test_all_ranks_hold_the_same_curves():
     assert 2e-8 < beta < 3e-8
 
 
+@pytest.mark.usefixtures("clock")
 def test_the_budget_leaves_out_what_would_exceed_it():
     """alpha 1 ms and 1 us a byte: 1 KiB takes about 5 ms, 8 KiB 40 ms, and 1 MiB several seconds."""
 

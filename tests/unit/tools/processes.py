@@ -1,7 +1,8 @@
-"""What the tests of this folder ask of processes."""
+"""What the tests of this folder need of processes."""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 
@@ -11,3 +12,8 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def heed_sigint() -> None:
+    """For a new process: SIGINT is ignored in all that a shell starts in the background, these tests too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.unit.tools.processes import is_running
+from tests.unit.tools.processes import heed_sigint, is_running
 
 
 @pytest.fixture
@@ -104,6 +104,7 @@ def test_an_interrupt_leaves_no_process_and_no_temporary_file(tmp_path: Path, nu
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_sigint,
     )
     pids = wait_for_pids(log)
     assert list(tmp_path.glob("tmp-*/*"))  # its temporary file, beside the log
