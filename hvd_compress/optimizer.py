@@ -199,6 +199,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
         """
         others = tuple(data) if isinstance(data, (list, tuple)) else (data,)
         asked = Rollout(step, model, others, steps)
+        if self._retired:
+            raise replaced("rollout()")
         self._require_rest("rollout()")
         self._rolls_out = True
         if self._reducer is None or not self._reducer.rollout_due:

@@ -118,6 +118,7 @@ class Reducer:
         self._timeline: Timeline | None = None
         self._first_ready_s: float | None = None
         self._returned_s = perf_counter()
+        self._told_nonfinite = False
 
     @property
     def controller(self) -> Controller | None:
@@ -209,12 +210,13 @@ class Reducer:
 
     def _note_nonfinite(self, numbers: Sequence[int]) -> None:
         """Tell of the first step that is not finite, on rank 0."""
-        if self._nonfinite_steps or self._engine.rank:
+        if self._told_nonfinite or self._engine.rank:
             return
+        self._told_nonfinite = True
         names = [*(route.name for route in self._routes), *self._sparse]
         buckets = ", ".join(f"{number} ({names[number]})" for number in numbers)
         log.warning(
-            "step %d: gradients are NaN or infinite on some rank, in bucket %s; what was not sent before is kept. "
+            "step %d: gradients are NaN or infinite on some rank, in bucket %s; residuals stay as they were. "
             "optimizer.last_step.nonfinite_steps counts such steps, and this is told once",
             self.step,
             buckets,

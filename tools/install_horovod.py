@@ -9,7 +9,6 @@ With HOROVOD_GPU_OPERATIONS=NCCL the collectives of GPU tensors go through NCCL.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import shutil
@@ -91,18 +90,9 @@ def cached_wheel() -> Path:
     folder = _cache() / "wheels" / _key()
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
-        _acquire(lock.fileno())
+        progress.acquire(lock.fileno(), "another process is building Horovod")
         wheels = list(folder.glob("*.whl"))
         return wheels[0] if wheels else _build(folder, standard)
-
-
-def _acquire(lock: int) -> None:
-    """Wait for another build of the same wheel, rather than do the same work beside it."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print("  another process is building Horovod; waiting for it", flush=True)
-        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def _cache() -> Path:

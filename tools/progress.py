@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
@@ -10,14 +11,19 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 REDRAW_S = 0.5  # on a terminal, one line that is redrawn
 REPEAT_S = 20.0  # elsewhere (a CI log), a new line now and then shows that it is alive
 TAIL_LINES = 30
 GRACE_S = 5.0  # between asking a command to end and killing it
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What ends a program of set-up."""
 ERROR = re.compile(r"\berror\b\s*:|CMake Error|\bERROR\b")
 # What pip says of a build that failed stands above the build's own output, and says nothing.
 PIPS_OWN = ("subprocess-exited-with-error", "failed-wheel-build", "Failed building wheel", "Failed to build")
@@ -33,8 +39,9 @@ def main(program: Callable[[], None]) -> None:
     def interrupt(number: int, _: object) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
+    for number in ENDING:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, interrupt)
     try:
         program()
     except StepError as error:
@@ -51,33 +58,63 @@ def run(title: str, command: Sequence[str | Path], log: Path, env: Mapping[str, 
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="tmp-", dir=log.parent, ignore_cleanup_errors=True) as scratch:
         env = {**(os.environ if env is None else env), "TMPDIR": scratch}
+        start = time.monotonic()
         with log.open("a") as output:
             print("+", *command, file=output, flush=True)
             begin = output.tell()
-            process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env,
-                start_new_session=True,
-            )  # fmt: skip
-        start = time.monotonic()
-        try:
-            code = _watch(title, process, start)
-        except BaseException:  # Ctrl-C included: never leave a compiler running behind our back
-            _end(process)
-            raise
+            code = _ended(title, command, output, env, start)
     if code != 0:
         raise StepError(f"{title} failed (exit code {code}).\n\n{_tail(log)}\n{_first_error(log, begin)}")
     print(f"{_line_start()}  {title}: done in {_clock(start)}", flush=True)
 
 
+def acquire(lock: int, what: str) -> None:
+    """Lock an open file, and say so where another process holds it, rather than do the same work beside that."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"  {what}; waiting for it", flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
 def call(command: Sequence[str | Path]) -> int:
     """Run a program that shows its own progress and ends what it starts; return its exit code."""
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    with _uninterrupted() as deliver:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=deliver)
+        try:
+            deliver()
+            return process.wait()
+        except BaseException:
+            with _uninterrupted():
+                process.terminate()
+                process.wait()
+            raise
+
+
+def _ended(title: str, command: Sequence[str | Path], output: IO[str], env: Mapping[str, str], start: float) -> int:
+    """Run a command to its end, or end it with all that it has started: never leave a compiler running behind us."""
+    with _uninterrupted() as deliver:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env, start_new_session=True,
+            preexec_fn=deliver,
+        )  # fmt: skip
+        try:
+            deliver()
+            return _watch(title, process, start)
+        except BaseException:
+            with _uninterrupted():
+                _end(process)
+            raise
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[Callable[[], object]]:
+    """Hold back what ends a program until what this yields is called, or the block ends."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
-        return process.wait()
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
+        yield partial(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import platform
@@ -32,7 +31,7 @@ def main() -> None:
         return
     LOG.parent.mkdir(exist_ok=True)
     with (LOG.parent / "setup.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two makes in one checkout
+        progress.acquire(lock.fileno(), "another make sets up this checkout")
         if not _is_ready(fingerprint):
             _set_up(torch)
             READY.write_text(fingerprint)

@@ -29,6 +29,11 @@ KEPT = 100
 STATES = 4
 """Curves of one job shape: those of an idle machine, of a busy one, of a network that others use, too."""
 
+UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, ConfigError,
+)  # fmt: skip
+"""What a file that is broken, or is not ours, raises."""
+
 log = logging.getLogger("hvd_compress")
 
 
@@ -73,7 +78,8 @@ def save(curves: Curves, shape: JobShape, folder: Path | None = None, budget_s: 
     """Keep the curves beside the newest others of this shape, on one rank (0).
 
     What reads meanwhile sees the old file or the new one, never half of one. A folder that cannot be written to is a
-    warning: the next job measures again. The newest KEPT files are kept, and in each the newest STATES curves.
+    warning: the next job measures again. The newest KEPT files are kept, and in each STATES curves: of more, those that
+    were measured for longest.
 
     Args:
         budget_s: the seconds in which they were measured.
@@ -82,7 +88,7 @@ def save(curves: Curves, shape: JobShape, folder: Path | None = None, budget_s: 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what cannot be read was told when it was loaded, and is replaced
         earlier = _read(path, shape, ())
-    states = [*earlier, (budget_s, curves)][-STATES:]
+    states = [*_most_thorough(earlier, STATES - 1), (budget_s, curves)]
     rows = [{"budget_s": seconds, "curves": state.to_json()} for seconds, state in states]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,6 +102,12 @@ def save(curves: Curves, shape: JobShape, folder: Path | None = None, budget_s: 
         warnings.warn(f"calibrated curves were not saved: {error}", stacklevel=2)
         return
     _prune(path.parent)
+
+
+def _most_thorough(states: list[tuple[float, Curves]], count: int) -> list[tuple[float, Curves]]:
+    """Return those that were measured for longest, of equals the newest, in their order."""
+    order = sorted(range(len(states)), key=lambda number: (states[number][0], number))
+    return [states[number] for number in sorted(order[max(0, len(order) - count) :])]
 
 
 def _prune(folder: Path) -> None:
@@ -163,14 +175,23 @@ def _read(path: Path, shape: JobShape, needed: tuple[tuple[str, str], ...]) -> l
         rows = [(float(row["budget_s"]), Curves.from_json(shape.world_size, row["curves"])) for row in states]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        OverflowError,
+        ConfigError,
+    ) as error:
         warnings.warn(f"{path} is ignored: it cannot be read ({type(error).__name__}: {error})", stacklevel=4)
         return []
-    lacking = sorted({" ".join(key) for _, curves in rows for key in needed if key not in curves.by_key})
-    if lacking:
+    whole = [(seconds, curves) for seconds, curves in rows if all(key in curves.by_key for key in needed)]
+    if rows and not whole:
+        lacking = sorted({" ".join(key) for _, curves in rows for key in needed if key not in curves.by_key})
         warnings.warn(f"{path} is ignored: it lacks {', '.join(lacking)}", stacklevel=4)
-        return []
-    return rows
+    return whole
 
 
 def _exchange(engine: Engine, value: Any) -> list[Any]:

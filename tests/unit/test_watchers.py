@@ -36,6 +36,8 @@ def test_the_earlier_one_retires() -> None:
             call()
     with old.skip_synchronize(), pytest.raises(UsageError, match="replaced"):
         old.step()
+    with pytest.raises(UsageError, match=r"rollout\(\) of an optimizer that was replaced"):
+        old.rollout(lambda: None, torch.nn.Linear(1, 1))
     assert old.last_step.step == 0
     for worker in (old._reducer._pipeline._kernels, old._reducer._pipeline._collectives):
         worker._thread.join(PATIENCE_S)

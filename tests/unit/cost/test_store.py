@@ -78,6 +78,17 @@ def test_a_broken_file_is_ignored_with_a_word(tmp_path, text):
         assert loaded(tmp_path, wanted) == [(), ()]
 
 
+def test_a_budget_that_is_no_number_is_ignored_with_a_word(tmp_path):
+    wanted = shape()
+    save(some_curves(), wanted, tmp_path)
+    path = tmp_path / wanted.file_name()
+    content = json.loads(path.read_text())
+    content["states"][0]["budget_s"] = 10**400
+    path.write_text(json.dumps(content))
+    with pytest.warns(UserWarning, match="is ignored: it cannot be read"):
+        assert loaded(tmp_path, wanted) == [(), ()]
+
+
 @pytest.mark.parametrize(("key", "value"), [("bytes", math.inf), ("seconds", 10**400)])
 def test_numbers_that_are_none_are_ignored_with_a_word(tmp_path, key, value):
     wanted = shape()
@@ -108,13 +119,20 @@ def test_curves_of_fewer_algorithms_are_ignored_with_a_word(tmp_path):
         assert loaded(tmp_path, wanted) == [(), ()]
 
 
-def test_an_older_state_of_fewer_algorithms_counts_too(tmp_path):
+def test_a_state_of_fewer_algorithms_is_left_out_alone(tmp_path):
     wanted, whole = shape(), some_curves()
     fewer = {key: curve for key, curve in whole.by_key.items() if key != ("broadcast", "pipeline_16k")}
     for curves in (Curves(2, fewer), whole):
         save(curves, wanted, tmp_path)
-    with pytest.warns(UserWarning, match="it lacks broadcast pipeline_16k"):
-        assert loaded(tmp_path, wanted) == [(), ()]
+    assert loaded(tmp_path, wanted) == [(whole,)] * 2
+
+
+def test_quick_measurements_do_not_push_out_thorough_ones(tmp_path):
+    save(some_curves(alpha=1.0), shape(), tmp_path, budget_s=3.0)
+    for alpha in range(2, 8):
+        save(some_curves(alpha=float(alpha)), shape(), tmp_path, budget_s=0.0)
+    found = run_ranks(2, lambda engine: load(engine, shape(), tmp_path, 0.0))[0]
+    assert found == tuple(some_curves(alpha=alpha) for alpha in (1.0, 5.0, 6.0, 7.0))
 
 
 def test_curves_that_were_measured_in_less_time_than_is_asked_for_are_measured_again(tmp_path):
