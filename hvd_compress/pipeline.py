@@ -27,6 +27,13 @@ KERNEL_LIMIT_S = 10.0
 """More than any kernel takes."""
 ANNOUNCE_S = 1.0
 """A rank that has waited so long for others tells them that it waits."""
+LATE = (
+    "A rank that evaluates, saves or loads data meanwhile is late: raise HVD_COMPRESS_TIMEOUT_S, on all ranks, or let "
+    "all ranks do it. Otherwise that rank waits in a collective that not all ranks call, such as hvd.allreduce() "
+    "within `if hvd.rank() == 0`, has died, is stopped, takes fewer steps, or goes another way (a stock compression, "
+    "hvd.join(), rollout())"
+)
+SLOW = "Where the network is slow, raise HVD_COMPRESS_TIMEOUT_S, on all ranks"
 ANSWER_S = 10.0
 """How long a message of a timeout waits for the launcher to say who is missing."""
 
@@ -319,12 +326,8 @@ class Pipeline:
             doing = self._engine.pending if hasattr(self, "_engine") else "the choice of the engine"
             if hasattr(self, "_engine") and not self._engine.place.endswith(label):
                 doing = f"{doing} ({self._engine.place})"
-            failure = CommunicationError(
-                f"{label}: no answer within {self._timeout_s:g} s (HVD_COMPRESS_TIMEOUT_S) in {doing}: "
-                f"{self._missing()}. A rank that evaluates, saves or loads data meanwhile "
-                "is late: raise HVD_COMPRESS_TIMEOUT_S, on all ranks, or let all ranks do it. Otherwise it has died, "
-                "is stopped, takes fewer steps, or goes another way (a stock compression, hvd.join(), rollout())"
-            )
+            waited = f"{self._timeout_s:g} s (HVD_COMPRESS_TIMEOUT_S)"
+            failure = CommunicationError(f"{label}: no answer within {waited} in {doing}: {self._missing()}")
             self.fail(failure)
             raise failure from None
         except BaseException as error:
@@ -344,15 +347,16 @@ class Pipeline:
             self._arrivals = Arrivals(f"which one cannot be told: {type(error).__name__}: {error}")
 
     def _missing(self) -> str:
-        """Say who has not arrived where this rank waits."""
+        """Say who has not arrived where this rank waits, and what to do."""
         assert self._messenger is not None
         try:
-            return describe(self._messenger.submit(self._who).result(ANSWER_S), self._arrivals.obstacle)
+            missing = self._messenger.submit(self._who).result(ANSWER_S)
+            return f"{describe(missing, self._arrivals.obstacle)}. {LATE if missing != () else SLOW}"
         except FutureTimeout:
             why = f"the launcher has not answered within {ANSWER_S:g} s"
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-        return describe(None, f"which one cannot be told: {why}")
+        return f"{describe(None, f'which one cannot be told: {why}')}. {LATE}"
 
     def _who(self) -> tuple[int, ...] | None:
         return self._arrivals.missing(self._waits)

@@ -216,8 +216,8 @@ class Reducer:
         names = [*(route.name for route in self._routes), *self._sparse]
         buckets = ", ".join(f"{number} ({names[number]})" for number in numbers)
         log.warning(
-            "step %d: gradients are NaN or infinite on some rank, in bucket %s; residuals stay as they were. "
-            "optimizer.last_step.nonfinite_steps counts such steps, and this is told once",
+            "hvd_compress: step %d: gradients are NaN or infinite on some rank, in bucket %s; residuals stay as they "
+            "were. optimizer.last_step.nonfinite_steps counts such steps, and this is told once",
             self.step,
             buckets,
         )
@@ -227,8 +227,8 @@ class Reducer:
         names = [name for name, parameter in self._parameters.items() if parameter.dtype == torch.float64]
         if names and self._request.compressor != Cast() and not self._engine.rank:
             log.warning(
-                "%d of %d parameters are float64 (%s first) and travel dense, without compression: only float32, "
-                "float16 and bfloat16 gradients are compressed",
+                "hvd_compress: %d of %d parameters are float64 (%s first) and travel dense, without compression: only "
+                "float32, float16 and bfloat16 gradients are compressed",
                 len(names),
                 len(self._parameters),
                 names[0],
@@ -358,6 +358,7 @@ class Reducer:
         for parameter in self._parameters.values():
             self._decide(parameter.dtype, parameter.device)
         if adapts:
+            engine.place = f"rank {engine.rank}, measuring the network, which HVD_COMPRESS_ADAPT=0 leaves out"
             self._network = Network(obtain(engine, self._settings.calibration_s)[0])
         return agreement
 

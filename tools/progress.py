@@ -47,7 +47,7 @@ def main(program: Callable[[], None]) -> None:
     except StepError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        sys.exit("interrupted; make continues where it stopped")
+        sys.exit("interrupted; the next make setup begins with the step that was interrupted")
 
 
 def run(title: str, command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None) -> None:

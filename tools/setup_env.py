@@ -47,7 +47,7 @@ def _set_up(torch: str) -> None:
     READY.unlink(missing_ok=True)
     _pip("installing pip and the build tools, Open MPI included", PIP, "-r", "requirements/build.txt")
     size = "" if "+cpu" in torch else ", up to 3 GB where it brings CUDA along; see `make help` for another"
-    _pip(f"installing {torch}{size}", torch)
+    _pip(f"installing {torch}{size}", torch, f"torch>={torch_version.OLDEST}")
     _pip("installing the tools for the package and its tests", "-r", "requirements/dev.txt")
     _install_horovod()
     _pip("building and installing hvd_compress", "--no-deps", "--no-build-isolation", "-e", ".")

@@ -21,13 +21,13 @@ def require_supported(release: str) -> None:
     if _numbers(release) < _numbers(OLDEST):
         raise progress.StepError(
             f"torch {release} is not supported: it is older than {OLDEST}; install a newer one "
-            f"(pip install 'torch>={OLDEST}', or make without TORCH_REQUIREMENT)"
+            f"(pip install 'torch>={OLDEST}', or make setup without TORCH_REQUIREMENT)"
         )
 
 
 def require_supported_pin(requirement: str) -> None:
     """Raise StepError where a requirement for pip pins a torch that is not supported; nothing was downloaded yet."""
-    for pinned in re.findall(r"^torch\s*===?\s*(\d[\w.+]*)", requirement.strip()):
+    for pinned in re.findall(r"^torch(?:\[\w+\])?\s*===?\s*(\d[\d.]*\d|\d+)", requirement.strip()):
         require_supported(pinned)
 
 

@@ -153,8 +153,8 @@ def obtain(engine: Engine, budget_s: float = BUDGET_S, folder: Path | None = Non
     if engine.rank == 0:
         if len(saved) == 1:
             log.warning(
-                "the network differs from what was saved for such jobs: it was measured again, in %.1f s; both "
-                "measurements are kept, and nothing is to be done",
+                "hvd_compress: the network differs from what was saved for such jobs; it was measured again, in %.1f "
+                "s. Both measurements are kept, and nothing is to be done",
                 perf_counter() - start,
             )
         save(curves, shape, folder, budget_s)

@@ -65,5 +65,5 @@ def describe(missing: Iterable[int] | None, obstacle: str) -> str:
         return f"another rank has not arrived ({obstacle})"
     ranks = [str(rank) for rank in missing]
     if not ranks:
-        return "every rank has arrived, so the collective itself takes longer or hangs"
+        return "every rank has arrived, so the collective itself takes longer, on a slow network, or hangs"
     return f"rank {ranks[0]} has not arrived" if len(ranks) == 1 else f"ranks {', '.join(ranks)} have not arrived"

@@ -91,8 +91,8 @@ class Engine(ABC):
             offered = ", ".join(("auto", *can.forcible(verb)))
             raise UnsupportedError(
                 f"the {self.name} engine cannot force algorithm {algorithm!r} of {verb} over {self.world_size} ranks "
-                f"here; it offers {offered}. Leave algorithm at 'auto', or launch the job with mpirun and use "
-                "engine='mpi'"
+                f"here; it offers {offered}. Leave algorithm at 'auto', or launch the job with mpirun, and "
+                "pass engine='mpi' to the compression"
             )
         if dtype is not None and dtype not in can.sum_dtypes:
             raise UnsupportedError(f"the {self.name} engine cannot sum {dtype}")

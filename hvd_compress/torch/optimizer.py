@@ -61,6 +61,12 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
                 f"compression={compression!r} is no compression: pass one such as Compression.topk(0.01) or "
                 "Compression.none"
             )
+        dtypes = {p.dtype for p in _parameters(optimizer) if p.requires_grad}
+        if compression is horovod.torch.Compression.none and torch.bfloat16 in dtypes:
+            raise ConfigError(
+                "Compression.none is Horovod's and exchanges no bfloat16 gradients: take Compression.dense(), which "
+                "sends all elements as they are"
+            )
         with taking_over(_parameters(optimizer)):
             wrapped = horovod.torch.optimizer.DistributedOptimizer(
                 optimizer,

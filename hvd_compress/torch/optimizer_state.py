@@ -1,38 +1,59 @@
-"""Broadcasting the state of an optimizer: its skeleton as one object, then every tensor in it."""
+"""Broadcasting the state of an optimizer: pickled without its tensors, then the bytes of every tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import io
+import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
+import cloudpickle
 import torch
+from horovod.torch import mpi_ops
 from horovod.torch.functions import allgather_object, broadcast_object
-from horovod.torch.mpi_ops import rank
 
 from hvd_compress.errors import ConfigError
-from hvd_compress.torch.broadcasts import broadcast_async_, synchronize
 
 _NAME = "hvd_compress.optimizer_state"
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Stands in the skeleton for a tensor: one of its shape, strides and dtype without memory, and where it lies."""
+class _TensorSpec:
+    """A tensor of the root: one of its shape, strides and dtype without memory, and where it lies.
+
+    Attributes:
+        beside: number of a parameter that lies on the same device; None for the host.
+    """
 
     like: torch.Tensor
-    on_host: bool
+    beside: int | None
 
-    def empty(self) -> torch.Tensor:
-        """Return memory of the host to receive the tensor in."""
-        return torch.empty(self.like.shape, dtype=self.like.dtype)
 
-    def fill(self, received: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Return what was received as the tensor that it is on the root; `device` is that of its parameter here."""
-        if self.on_host and self.like.is_contiguous():
-            return received
-        return torch.empty_like(self.like, device="cpu" if self.on_host else device).copy_(received)
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    """Leaves tensors out. One that is met twice is one tensor on all ranks."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.tensors: list[torch.Tensor] = []  # held, so that no other one gets the same id
+        self._numbers: dict[int, int] = {}
+
+    def persistent_id(self, value: Any) -> int | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self.tensors)
+            self.tensors.append(value)
+        return self._numbers[id(value)]
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._tensors = tensors
+
+    def persistent_load(self, pid: int) -> torch.Tensor:
+        return self._tensors[pid]
 
 
 @torch.no_grad()
@@ -41,7 +62,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 
     What the root has no state of has none on any rank afterwards: no step is taken to create it, as Horovod does, so
     that parameters, step counters and gradients stay as they are. Residuals stay as they are on each rank. State keeps
-    its dtype and its strides; that of parameters on a GPU travels through the host.
+    its dtype, its strides, and which of it is one tensor; that of parameters on a GPU travels through the host.
 
     Args:
         optimizer: any, distributed or not. Its parameter groups keep their identity, for the sake of schedulers.
@@ -49,60 +70,85 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
         model: not needed; it is in Horovod's signature.
 
     Raises:
-        ConfigError: ranks have other numbers of parameters or groups; on all of them, before anything has changed.
+        ConfigError: ranks have other optimizers or parameters, or the root's state cannot be pickled; on all of them,
+            before anything has changed.
     """
-    groups = optimizer.param_groups
-    _check_same([len(group["params"]) for group in groups])
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    is_root = rank() == root_rank
-    moving: list[torch.Tensor] = []
-    skeleton: Any = None
-    if is_root:
-        state = {number: optimizer.state[p] for number, p in enumerate(parameters) if p in optimizer.state}
-        options = [{key: value for key, value in group.items() if key != "params"} for group in groups]
-        skeleton = _replace((state, options), torch.Tensor, partial(_take_out, moving))
-    skeleton = broadcast_object(skeleton, root_rank, name=_NAME)
+    _check_same(optimizer)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    is_root = mpi_ops.rank() == root_rank
+    data, specs, tensors, obstacle = _taken_apart(optimizer, parameters) if is_root else (b"", [], [], "")
+    data, specs, obstacle = broadcast_object((data, specs, obstacle), root_rank, name=_NAME)
+    if obstacle:
+        raise ConfigError(f"rank {root_rank} cannot send the state of its optimizer: {obstacle}")
+    moving = [t.cpu().contiguous() for t in tensors] or [torch.empty(s.like.shape, dtype=s.like.dtype) for s in specs]
+    handles = [
+        mpi_ops.broadcast_async_(tensor.reshape(-1).view(torch.uint8), root_rank, f"{_NAME}.{number}")
+        for number, tensor in enumerate(moving)
+        if tensor.numel()
+    ]
+    for handle in handles:
+        mpi_ops.synchronize(handle)
     if not is_root:
-        _replace(skeleton, _Place, lambda place: moving.append(place.empty()))
-    for handle in [broadcast_async_(t, root_rank, f"{_NAME}.{number}") for number, t in enumerate(moving)]:
-        synchronize(handle)
-    if is_root:
-        return
-    received = iter(moving)
-    state, options = skeleton
-    optimizer.state.clear()
-    for number, value in state.items():
-        optimizer.state[parameters[number]] = _filled(value, received, parameters[number].device)
-    for group, values in zip(groups, options, strict=True):
-        device = group["params"][0].device if group["params"] else torch.device("cpu")
-        group.update(_filled(values, received, device))
+        received = [_placed(tensor, spec, parameters) for tensor, spec in zip(moving, specs, strict=True)]
+        _put_together(optimizer, parameters, *_Unpickler(data, received).load())
 
 
-def _check_same(lengths: list[int]) -> None:
-    """Collective: else a rank with other groups would be found when the others wait for it."""
-    for other, theirs in enumerate(allgather_object(lengths, name=f"{_NAME}.groups")):
-        if theirs != lengths:
+def _check_same(optimizer: torch.optim.Optimizer) -> None:
+    """Collective: else a rank with another optimizer would be found when the others wait for it, or never."""
+    groups = [[(tuple(p.shape), str(p.dtype)) for p in group["params"]] for group in optimizer.param_groups]
+    mine = (type(optimizer).__name__, groups)
+    for other, theirs in enumerate(allgather_object(mine, name=f"{_NAME}.groups")):
+        if theirs != mine:
             raise ConfigError(
-                f"rank {rank()}: the optimizer's groups hold {lengths} parameters, and {theirs} on rank {other}: make "
-                "the same optimizer on all ranks before its state is broadcast"
+                f"rank {mpi_ops.rank()}: the optimizer is {_described(*mine)}, and {_described(*theirs)} on rank "
+                f"{other}: make the same optimizer on all ranks before its state is broadcast"
             )
 
 
-def _take_out(moving: list[torch.Tensor], tensor: torch.Tensor) -> _Place:
-    moving.append(tensor.detach().cpu().contiguous())
-    return _Place(tensor.detach().to("meta"), tensor.device.type == "cpu")
+def _described(kind: str, groups: list[list[tuple[tuple[int, ...], str]]]) -> str:
+    first = groups[0][0] if groups and groups[0] else "none"
+    return f"{kind} with groups of {[len(group) for group in groups]} parameters, the first one {first}"
 
 
-def _filled(value: Any, received: Iterator[torch.Tensor], device: torch.device) -> Any:
-    return _replace(value, _Place, lambda place: place.fill(next(received), device))
+def _taken_apart(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]
+) -> tuple[bytes, list[_TensorSpec], list[torch.Tensor], str]:
+    """Return the pickled state, what its tensors are like, the tensors, and why it cannot be sent, or nothing."""
+    numbers = {parameter: number for number, parameter in enumerate(parameters)}
+    state = [(numbers.get(key), None if key in numbers else key, value) for key, value in optimizer.state.items()]
+    options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    try:
+        pickler.dump((state, options))
+    except Exception as error:  # whatever an object's own methods raise
+        return b"", [], [], f"{type(error).__name__}: {error}"
+    tensors = pickler.tensors
+    homes = {parameter.device: number for number, parameter in reversed(list(enumerate(parameters)))}
+    specs = [
+        _TensorSpec(t.detach().to("meta"), None if t.device.type == "cpu" else homes.get(t.device)) for t in tensors
+    ]
+    return file.getvalue(), specs, [tensor.detach() for tensor in tensors], ""
 
 
-def _replace(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Return a copy of nested dicts, lists and tuples with each instance of `kind` changed, in their order."""
-    if isinstance(value, kind):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: _replace(part, kind, change) for key, part in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_replace(part, kind, change) for part in value)
-    return value
+def _placed(tensor: torch.Tensor, spec: _TensorSpec, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return what was received with the strides of the root's tensor, where the same parameter lies here."""
+    if spec.beside is None and spec.like.is_contiguous():
+        return tensor
+    device = "cpu" if spec.beside is None else parameters[spec.beside].device
+    return torch.empty_like(spec.like, device=device).copy_(tensor)
+
+
+def _put_together(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[torch.Tensor],
+    state: list[tuple[int | None, Any, Any]],
+    options: list[dict[str, Any]],
+) -> None:
+    optimizer.state.clear()
+    for number, key, value in state:
+        optimizer.state[key if number is None else parameters[number]] = value
+    for group, values in zip(optimizer.param_groups, options, strict=True):
+        for key in group.keys() - values.keys() - {"params"}:
+            del group[key]
+        group.update(values)

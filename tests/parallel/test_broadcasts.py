@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -289,6 +291,69 @@ def test_optimizers_that_differ_between_ranks() -> None:
     model = small_model()
     parameters = list(model.parameters())[hvd.rank() == 1 :]
     with pytest.raises(
-        ConfigError, match=rf"rank {hvd.rank()}: .*\[[34]\] parameters, and \[[34]\] on rank [01]: make"
+        ConfigError,
+        match=rf"rank {hvd.rank()}: .*\[[34]\] parameters, .* and SGD .*\[[34]\] parameters, .* on rank [01]: make",
     ):
         hvd.broadcast_optimizer_state(torch.optim.SGD(parameters, lr=0.1), root_rank=0)
+
+
+def test_optimizers_of_other_kinds_or_shapes_are_refused_on_all_ranks() -> None:
+    model = small_model()
+    kind = torch.optim.Adam if hvd.rank() == 1 else torch.optim.SGD
+    with pytest.raises(ConfigError, match=r"(SGD|Adam) with groups .* and (Adam|SGD) with groups"):
+        hvd.broadcast_optimizer_state(kind(model.parameters(), lr=0.1), root_rank=0)
+    other = nn.Parameter(torch.ones(3 + (hvd.rank() == 1)))
+    with pytest.raises(ConfigError, match=r"the first one \(\([34],\), 'torch.float32'\).*make the same"):
+        hvd.broadcast_optimizer_state(torch.optim.SGD([other], lr=0.1), root_rank=0)
+
+
+def test_what_is_one_tensor_on_the_root_is_one_everywhere() -> None:
+    """Else a schedule that changes it in place would change it twice on the root and once elsewhere."""
+    model, rate = small_model(), torch.tensor(0.1 * (1 + hvd.rank()))
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters()}]
+    optimizer = torch.optim.Adam(groups, lr=rate, foreach=False)
+    shared = torch.full((3,), float(hvd.rank()))
+    for parameter in model.parameters():
+        optimizer.state[parameter]["shared"] = shared
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.param_groups[0]["lr"] is optimizer.param_groups[1]["lr"]
+    assert optimizer.param_groups[0]["lr"].item() == pytest.approx(0.1)
+    kept = [state["shared"] for state in optimizer.state.values()]
+    assert all(tensor is kept[0] for tensor in kept)
+    assert not kept[0].any()
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: int
+
+
+def test_state_of_any_kind_and_under_any_key() -> None:
+    model = small_model()
+    optimizer, mine = sgd(model), hvd.rank() + 1
+    first = model[0].weight
+    optimizer.state["steps"] = mine
+    optimizer.state[first]["pair"] = Pair(torch.full((2,), mine), mine)
+    optimizer.state[first]["queue"] = deque([torch.tensor([True, mine == 1])], maxlen=3)
+    optimizer.state[first]["counts"] = defaultdict(int, a=mine)
+    optimizer.state[first]["wave"] = torch.full((2, 2), complex(mine, 1))
+    if hvd.rank() > 0:
+        optimizer.param_groups[0]["only here"] = 1
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.state["steps"] == 1
+    state = optimizer.state[first]
+    assert isinstance(state["pair"], Pair)
+    assert (state["pair"].first.tolist(), state["pair"].second) == ([1, 1], 1)
+    assert state["queue"].maxlen == 3
+    assert state["queue"][0].tolist() == [True, True]
+    assert state["counts"]["b"] == 0
+    assert torch.equal(state["wave"], torch.full((2, 2), complex(1, 1)))
+    assert "only here" not in optimizer.param_groups[0]
+
+
+def test_state_that_cannot_be_pickled_is_an_error_on_all_ranks() -> None:
+    model = small_model()
+    optimizer = sgd(model)
+    optimizer.param_groups[0]["lock"] = threading.Lock()
+    with pytest.raises(ConfigError, match=r"rank 0 cannot send the state of its optimizer: TypeError: .*lock"):
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)

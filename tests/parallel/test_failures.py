@@ -317,3 +317,11 @@ def test_an_error_in_the_training_program_does_no_harm() -> None:
         return model.parameters()
 
     check_against_horovod(scenario)
+
+
+def test_horovods_own_compression_of_bfloat16_is_refused_when_it_is_wrapped() -> None:
+    """Horovod would refuse in the first step, without a word of what to do. Its fp16 works."""
+    model = small_model().bfloat16()
+    with pytest.raises(ConfigError, match=r"exchanges no bfloat16 gradients: take Compression\.dense\(\)"):
+        wrap(model, hvd.Compression.none)
+    wrap(model, hvd.Compression.fp16)

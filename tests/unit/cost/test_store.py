@@ -220,7 +220,7 @@ def test_the_message_says_what_was_done_and_how_long_it_took(tmp_path, monkeypat
     monkeypatch.setattr(store, "job_shape", lambda engine: this_shape)
     obtain(InProcessWorld(1).engine(0), folder=tmp_path)
     (record,) = caplog.records
-    assert "it was measured again, in 3.0 s" in record.getMessage()
+    assert "it was measured again, in 3.0 s. Both" in record.getMessage()
     assert record.levelname == "WARNING"
 
 

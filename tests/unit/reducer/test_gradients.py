@@ -366,4 +366,4 @@ def test_float64_that_is_not_compressed_is_told_once(
     run_ranks(2, body)
     assert len(caplog.records) == told
     for record in caplog.records:
-        assert record.getMessage().startswith("1 of 2 parameters are float64 (b first) and travel dense")
+        assert record.getMessage().startswith("hvd_compress: 1 of 2 parameters are float64 (b first) and travel dense")

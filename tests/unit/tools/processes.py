@@ -15,5 +15,6 @@ def is_running(pid: int) -> bool:
 
 
 def heed_sigint() -> None:
-    """For a new process: SIGINT is ignored in all that a shell starts in the background, these tests too."""
+    """For a new process: a shell's background jobs ignore SIGINT and those under nohup SIGHUP, these tests too."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -119,6 +119,56 @@ def test_an_interrupt_leaves_no_process_and_no_temporary_file(tmp_path: Path, nu
     assert list(tmp_path.glob("tmp-*")) == []
 
 
+# A signal that comes as the command has just been started, and a second one as the command is being ended.
+AT_ONCE = """
+import os, signal, subprocess, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import progress
+start, end = subprocess.Popen, progress._end
+def popen(*words, **options):
+    process = start(*words, **options)
+    Path(sys.argv[2], "pid").write_text(str(process.pid))
+    os.kill(os.getpid(), signal.SIGINT)
+    return process
+def end_interrupted(process):
+    os.kill(os.getpid(), signal.SIGTERM)
+    end(process)
+subprocess.Popen, progress._end, progress.GRACE_S = popen, end_interrupted, 1.0
+deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+progress.main(lambda: progress.run("deaf", [sys.executable, "-c", deaf], Path(sys.argv[2], "log")))
+"""
+
+
+def test_a_command_is_ended_whenever_signals_come(tmp_path: Path) -> None:
+    tools = Path(__file__).parents[3] / "tools"
+    setup = subprocess.run(
+        [sys.executable, "-c", AT_ONCE, str(tools), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        preexec_fn=heed_sigint,
+        check=False,
+    )
+    assert setup.returncode != 0
+    while is_running(int((tmp_path / "pid").read_text())):
+        time.sleep(0.05)
+    assert list(tmp_path.glob("tmp-*")) == []
+
+
+def test_under_nohup_a_hangup_changes_nothing(tmp_path: Path) -> None:
+    program = "import os, signal, sys; sys.path.insert(0, sys.argv[1]); import progress; " + (
+        "progress.main(lambda: (os.kill(os.getpid(), signal.SIGHUP), print('goes on')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(Path(__file__).parents[3] / "tools")],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
+
+
 def wait_for_pids(log: Path) -> list[int]:
     while (found := re.search(r"^pids (\d+) (\d+)$", log.read_text() if log.exists() else "", re.MULTILINE)) is None:
         time.sleep(0.05)

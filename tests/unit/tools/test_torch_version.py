@@ -57,7 +57,9 @@ def test_an_installed_torch_that_is_too_old_is_refused(
         tools.cxx_standard()
 
 
-@pytest.mark.parametrize("requirement", ["torch==2.1.0", " torch == 1.13.1+cpu", "torch===2.0"])
+@pytest.mark.parametrize(
+    "requirement", ["torch==2.1.0", " torch == 1.13.1+cpu", "torch===2.0", "torch[opt]==2.1", "torch==2.1.*"]
+)
 def test_a_pin_that_is_too_old_is_refused_before_anything_is_downloaded(tools: ModuleType, requirement: str) -> None:
     with pytest.raises(tools.progress.StepError, match="is not supported") as refused:
         tools.require_supported_pin(requirement)
