@@ -39,10 +39,10 @@ class Results:
         return f"{self.passed} passed, {len(self.failed)} failed, {self.skipped.total()} skipped"
 
 
-def options() -> list[str]:
-    """Return what lets pytest leave its results where the caller wants them, if it does."""
+def wanted() -> Path | None:
+    """Return the folder in which results are to be left, if they are."""
     folder = os.environ.get("TEST_RESULTS")
-    return [f"--junitxml={folder}/results.xml"] if folder else []
+    return Path(folder) if folder else None
 
 
 def read(folder: Path, run: str = "") -> Results:
@@ -53,7 +53,7 @@ def read(folder: Path, run: str = "") -> Results:
     """
     worst: dict[str, tuple[int, str]] = {}
     for path in sorted(folder.glob("*.xml")):
-        for case in ElementTree.parse(path).iter("testcase"):
+        for case in _cases(path):
             name = _name(case)
             worst[name] = max(worst.get(name, (PASSED, "")), _outcome(case))
     found = Results(
@@ -66,11 +66,24 @@ def read(folder: Path, run: str = "") -> Results:
     return found
 
 
-def write_failure(file: Path, name: str) -> None:
-    """Write down a failure that no test has told."""
-    case = ElementTree.Element("testcase", name=name)
+def failed(folder: Path, words: str) -> None:
+    """A run has failed: where none of its tests tells, leave it in words in the folder of its results."""
+    if not read(folder).failed:
+        folder.mkdir(parents=True, exist_ok=True)
+        ElementTree.ElementTree(_failure(words)).write(folder / "run.xml")
+
+
+def _failure(words: str) -> ElementTree.Element:
+    case = ElementTree.Element("testcase", name=words)
     ElementTree.SubElement(case, "error")
-    ElementTree.ElementTree(case).write(file)
+    return case
+
+
+def _cases(file: Path) -> list[ElementTree.Element]:
+    try:
+        return list(ElementTree.parse(file).iter("testcase"))
+    except ElementTree.ParseError:  # its writer was killed
+        return [_failure(f"{file.name} breaks off")]
 
 
 def _name(case: ElementTree.Element) -> str:

@@ -79,7 +79,7 @@ def main() -> int:
     horovodrun = ["horovodrun", *shlex.split(os.environ.get("HOROVODRUN_FLAGS", "--gloo"))]
     launches.append(Launch("horovodrun --gloo -np 2", 2, [*horovodrun, "-np", "2"], BY_LAUNCH))
     with tempfile.TemporaryDirectory(prefix="hvd_compress-parallel-") as folder:
-        results = Path(os.environ.get("TEST_RESULTS", folder))
+        results = outcomes.wanted() or Path(folder)
         failed = [launch.name for launch in launches if not _passes(launch, results / launch.name)]
         found = outcomes.read(results)
     print(*found.failed, sep="\n", end="\n" * bool(found.failed))
@@ -105,8 +105,8 @@ def _passes(launch: Launch, results: Path) -> bool:
             _show(f"launcher, exit code {outcome}", logs / "launcher.log", heading=True)
         for path in logs.glob("*.xml"):
             shutil.copy(path, results)
-    if not ok and not outcomes.read(results).failed:
-        outcomes.write_failure(results / "launch.xml", f"the launch itself, exit code {outcome}")
+    if not ok:
+        outcomes.failed(results, f"the launch itself, exit code {outcome}")
     print(f"--- {launch.name}: {'ok' if ok else 'FAILED'} in {time.monotonic() - start:.0f} s", flush=True)
     return ok
 
