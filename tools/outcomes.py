@@ -39,10 +39,10 @@ class Results:
         return f"{self.passed} passed, {len(self.failed)} failed, {self.skipped.total()} skipped"
 
 
-def options() -> list[str]:
-    """Return what lets pytest leave its results where the caller wants them, if it does."""
+def wanted() -> Path | None:
+    """Return the folder in which results are to be left, if they are."""
     folder = os.environ.get("TEST_RESULTS")
-    return [f"--junitxml={folder}/results.xml"] if folder else []
+    return Path(folder) if folder else None
 
 
 def read(folder: Path, run: str = "") -> Results:
@@ -53,7 +53,7 @@ def read(folder: Path, run: str = "") -> Results:
     """
     worst: dict[str, tuple[int, str]] = {}
     for path in sorted(folder.glob("*.xml")):
-        for case in ElementTree.parse(path).iter("testcase"):
+        for case in _cases(path):
             name = _name(case)
             worst[name] = max(worst.get(name, (PASSED, "")), _outcome(case))
     found = Results(
@@ -66,11 +66,33 @@ def read(folder: Path, run: str = "") -> Results:
     return found
 
 
-def write(file: Path, name: str, outcome: str, reason: str = "") -> None:
-    """Write down an outcome ("error" or "skipped") that no test has told."""
+def failed(folder: Path, words: str) -> None:
+    """A run has failed: where none of its tests tells, leave it in words in the folder of its results."""
+    if not read(folder).failed:
+        _write(folder, _case(words, "error"))
+
+
+def skipped(folder: Path, name: str, reason: str) -> None:
+    """A run was left out: leave it, and why, in the folder of its results."""
+    _write(folder, _case(name, "skipped", reason))
+
+
+def _write(folder: Path, case: ElementTree.Element) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    ElementTree.ElementTree(case).write(folder / "run.xml")
+
+
+def _case(name: str, outcome: str, reason: str = "") -> ElementTree.Element:
     case = ElementTree.Element("testcase", name=name)
     ElementTree.SubElement(case, outcome, message=reason)
-    ElementTree.ElementTree(case).write(file)
+    return case
+
+
+def _cases(file: Path) -> list[ElementTree.Element]:
+    try:
+        return list(ElementTree.parse(file).iter("testcase"))
+    except ElementTree.ParseError:  # its writer was killed
+        return [_case(f"{file.name} breaks off", "error")]
 
 
 def _name(case: ElementTree.Element) -> str:

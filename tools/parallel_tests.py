@@ -82,12 +82,12 @@ def main() -> int:
     horovodrun = ["horovodrun", *shlex.split(os.environ.get("HOROVODRUN_FLAGS", "--gloo"))]
     under_horovodrun = Launch("horovodrun --gloo -np 2", 2, [*horovodrun, "-np", "2"], BY_LAUNCH)
     with tempfile.TemporaryDirectory(prefix="hvd_compress-parallel-") as folder:
-        results = Path(os.environ.get("TEST_RESULTS", folder))
+        results = outcomes.wanted() or Path(folder)
         if _resolves("localhost") or "HOROVODRUN_FLAGS" in os.environ:
             launches.append(under_horovodrun)
         else:
             print(f"--- {under_horovodrun.name}: skipped: {NEEDS_LOCALHOST}", flush=True)
-            outcomes.write(results / "skipped.xml", under_horovodrun.name, "skipped", NEEDS_LOCALHOST)
+            outcomes.skipped(results / under_horovodrun.name, under_horovodrun.name, NEEDS_LOCALHOST)
         failed = [launch.name for launch in launches if not _passes(launch, results / launch.name)]
         found = outcomes.read(results)
     print(*found.failed, sep="\n", end="\n" * bool(found.failed))
@@ -121,8 +121,8 @@ def _passes(launch: Launch, results: Path) -> bool:
             _show(f"launcher, exit code {outcome}", logs / "launcher.log", heading=True)
         for path in logs.glob("*.xml"):
             shutil.copy(path, results)
-    if not ok and not outcomes.read(results).failed:
-        outcomes.write(results / "launch.xml", f"the launch itself, exit code {outcome}", "error")
+    if not ok:
+        outcomes.failed(results, f"the launch itself, exit code {outcome}")
     print(f"--- {launch.name}: {'ok' if ok else 'FAILED'} in {time.monotonic() - start:.0f} s", flush=True)
     return ok
 

@@ -30,17 +30,20 @@ sys.exit(pytest.main(sys.argv[1:]))
 def main() -> None:
     BUILD.mkdir(parents=True, exist_ok=True)
     LOG.unlink(missing_ok=True)
-    failures = []
-    for part in (_threads, _memory):
+    failures, results = [], outcomes.wanted()
+    for name, part in (("ThreadSanitizer", _threads), ("AddressSanitizer", _memory)):
+        folder = results / name if results else None
         try:
-            part()
+            part(folder)
         except progress.StepError as error:
             failures.append(str(error))
+            if folder:
+                outcomes.failed(folder, str(error).splitlines()[0])
     if failures:
         raise progress.StepError("\n\n".join(failures))
 
 
-def _threads() -> None:
+def _threads(_: Path | None) -> None:
     program = BUILD / "pool_test"
     sources = [ROOT / "tests/native/cpp/pool_test.cpp", ROOT / "csrc/cpu/pool/pool.cpp"]
     flags = ["-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread"]
@@ -48,8 +51,11 @@ def _threads() -> None:
     progress.run("the pool under ThreadSanitizer", [program], LOG, os.environ | {"TSAN_OPTIONS": "halt_on_error=1"})
 
 
-def _memory() -> None:
-    """The tests of the kernels, on a package whose modules are links and whose compiled module is the sanitized one."""
+def _memory(results: Path | None) -> None:
+    """The tests of the kernels, on a package whose modules are links and whose compiled module is the sanitized one.
+
+    They leave their results in a folder, if there is one.
+    """
     package = BUILD / "package" / "hvd_compress"
     shutil.rmtree(package, ignore_errors=True)
     package.mkdir(parents=True)
@@ -83,7 +89,7 @@ def _memory() -> None:
         "2",
         "--dist",
         "worksteal",  # the levels of one test on one worker, which keeps what they are compared with
-        *outcomes.options(),
+        *([f"--junitxml={results}/results.xml"] if results else []),
         "tests/native",
         "--ignore=tests/native/test_gil.py",  # it would only wait
     ]

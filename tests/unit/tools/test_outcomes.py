@@ -86,7 +86,17 @@ def test_ranks_of_a_run_count_once_and_the_worst_of_them(outcomes, tmp_path: Pat
 
 def test_without_a_file_nothing_is_known(outcomes, tmp_path: Path) -> None:
     assert outcomes.read(tmp_path / "found") == outcomes.Results()
-    outcomes.write(tmp_path / "launch.xml", "the launch itself", "error")
-    outcomes.write(tmp_path / "skipped.xml", "another launch", "skipped", "no localhost")
-    assert outcomes.read(tmp_path).failed == ["the launch itself"]
+    outcomes.skipped(tmp_path / "another launch", "another launch", "no localhost")
     assert outcomes.read(tmp_path).skipped == {"no localhost": 1}
+
+
+def test_a_file_whose_writer_was_killed_is_a_failure(outcomes, tmp_path: Path) -> None:
+    (tmp_path / "0.xml").write_text("<testsuite><testcase name='test_it'")
+    assert outcomes.read(tmp_path).failed == ["0.xml breaks off"]
+
+
+def test_a_run_that_fails_is_told_where_no_test_tells_it(outcomes, tmp_path: Path) -> None:
+    outcomes.failed(tmp_path / "build", "the build failed")
+    run(tmp_path, tmp_path / "tests" / "results.xml", "def test_fails(): assert False")
+    outcomes.failed(tmp_path / "tests", "the tests failed")
+    assert outcomes.read(tmp_path).failed == ["build: the build failed", "tests: tests/test_it.py::test_fails"]
