@@ -5,11 +5,19 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
+from hvd_compress.engines import rendezvous_arrivals
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.select import choose_arrivals
 
 LIMIT_S = 120.0
 """Only what never comes takes so long."""
+
+
+@pytest.fixture(autouse=True)
+def a_busy_machine_answers_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous_arrivals, "LIMIT_S", LIMIT_S)
 
 
 def opened(process_set: Any = None) -> Arrivals:

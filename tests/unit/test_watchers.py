@@ -11,7 +11,7 @@ from hvd_compress.watchers import taking_over
 from tests.harness import REQUESTS, alone, backward, make_optimizer, make_parameters
 
 DENSE = REQUESTS["dense"]
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 def wrap(parameters: dict[str, torch.nn.Parameter]) -> ReducingOptimizer:
