@@ -16,7 +16,8 @@ TIMEOUT_S = "3"
 TIMED_OUT = (
     rf"\[rank 0\] CommunicationError: rank 0, step 3, bucket \d \((weight|bias)\): no answer within {TIMEOUT_S} s "
     r"\(HVD_COMPRESS_TIMEOUT_S\) in \w+ \(auto\) of \d+ bytes: rank 1 has not arrived\. A rank that "
-    r"evaluates, saves .* raise HVD_COMPRESS_TIMEOUT_S, .* Otherwise it has died, is stopped"
+    r"evaluates, saves .* raise HVD_COMPRESS_TIMEOUT_S, .* Otherwise that rank waits in a collective "
+    r".* has died, is stopped"
 )
 
 
