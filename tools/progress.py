@@ -79,13 +79,13 @@ def acquire(lock: int, what: str) -> None:
 
 def call(command: Sequence[str | Path]) -> int:
     """Run a program that shows its own progress and ends what it starts; return its exit code."""
-    with _uninterrupted() as deliver:
+    with uninterrupted() as deliver:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=deliver)
         try:
             deliver()
             return process.wait()
         except BaseException:
-            with _uninterrupted():
+            with uninterrupted():
                 process.terminate()
                 process.wait()
             raise
@@ -93,7 +93,7 @@ def call(command: Sequence[str | Path]) -> int:
 
 def _ended(title: str, command: Sequence[str | Path], output: IO[str], env: Mapping[str, str], start: float) -> int:
     """Run a command to its end, or end it with all that it has started: never leave a compiler running behind us."""
-    with _uninterrupted() as deliver:
+    with uninterrupted() as deliver:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env, start_new_session=True,
             preexec_fn=deliver,
@@ -102,13 +102,13 @@ def _ended(title: str, command: Sequence[str | Path], output: IO[str], env: Mapp
             deliver()
             return _watch(title, process, start)
         except BaseException:
-            with _uninterrupted():
+            with uninterrupted():
                 _end(process)
             raise
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[Callable[[], object]]:
+def uninterrupted() -> Iterator[Callable[[], object]]:
     """Hold back what ends a program until what this yields is called, or the block ends."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,17 +71,27 @@ def _run(make: Sequence[str], name: str) -> Phase:
     env = {**os.environ, "TEST_RESULTS": str(folder)}
     print(f"\n==> {name}", flush=True)
     start = time.monotonic()
-    # In a session of its own, whose processes can be told to end, and which no terminal tells beside us.
-    process = subprocess.Popen([*make, name], env=env, stdin=subprocess.DEVNULL, start_new_session=True)
-    try:
-        code = process.returncode = _code(process.pid)
-        ending = "ok" if code == 0 else f"failed with exit code {code}"
-    except KeyboardInterrupt:
-        ending = INTERRUPTED
-        _end(process)
+    ending = _ending([*make, name], env)
     seconds = time.monotonic() - start
     print(f"<== {name}: {ending} in {seconds:.0f} s", flush=True)
     return Phase(name, ending, seconds, outcomes.read(folder))
+
+
+def _ending(command: Sequence[str], env: Mapping[str, str]) -> str:
+    """Run a phase to its end, or end it; return which of the two, in words."""
+    with progress.uninterrupted() as deliver:
+        # In a session of its own, whose processes can be told to end, and which no terminal tells beside us.
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=deliver
+        )
+        try:
+            deliver()
+            code = process.returncode = _code(process.pid)
+            return "ok" if code == 0 else f"failed with exit code {code}"
+        except KeyboardInterrupt:
+            with progress.uninterrupted():
+                _end(process)
+            return INTERRUPTED
 
 
 def _code(phase: int) -> int:
@@ -97,7 +107,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     os.killpg(process.pid, signal.SIGINT)
     try:
         process.wait(GRACE_S)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+    except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
     while children := _children():  # what loses its parent comes to us

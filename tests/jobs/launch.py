@@ -106,7 +106,7 @@ def _wait_for_end(pids: list[int]) -> list[int]:
 def _is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # as it ends
         return False
     return state != "Z"
 

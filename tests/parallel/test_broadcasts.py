@@ -158,7 +158,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 
 KINDS = {
     "unwrapped": lambda optimizer, model: optimizer,
-    "Horovod's": maker(hvd.Compression.none),
+    "Horovod's": maker(hvd.Compression.fp16),
     "ours": maker(hvd.Compression.topk(0.1)),
 }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.tools.processes import is_running
+from tests.unit.tools.processes import is_running, named
 
 ROOT = Path(__file__).resolve().parents[3]
 MAKE = """
@@ -35,12 +35,23 @@ if phase == "long":
 """
 
 
-def start(folder: Path, *phases: str) -> subprocess.Popen[str]:
-    """Run phases in a checkout that has the tools, and a program in the place of make."""
+AT_ONCE = """
+import os, signal, subprocess
+start = subprocess.Popen
+def popen(*words, **options):
+    process = start(*words, **options)
+    os.kill(os.getpid(), signal.SIGINT)
+    return process
+subprocess.Popen = popen
+"""
+
+
+def start(folder: Path, *phases: str, first: str = "") -> subprocess.Popen[str]:
+    """Run phases in a checkout that has the tools, and a program in the place of make; `first` is run before."""
     (folder / "tools").symlink_to(ROOT / "tools")
     (folder / "make.py").write_text(MAKE)
     (folder / "run.py").write_text(
-        "import pathlib, sys\nsys.path.insert(0, 'tools')\nimport progress, run_phases\n"
+        f"{first}\nimport pathlib, sys\nsys.path.insert(0, 'tools')\nimport progress, run_phases\n"
         "run_phases.RESULTS = pathlib.Path('results').resolve()\nprogress.main(run_phases.main)\n"
     )
     words = [sys.executable, "run.py", f"{sys.executable} {folder}/make.py", *phases]
@@ -94,6 +105,14 @@ def test_an_interrupt_ends_the_phase_with_all_that_it_started_and_says_what_was_
     assert "long          interrupted" in output
     assert "  unit: tests/test_it.py::test_bad\n  long: interrupted\n" in output
     assert output.splitlines()[-1] == "1 passed, 2 failed, 1 skipped"
+
+
+def test_an_interrupt_that_comes_with_the_start_of_a_phase_ends_it(tmp_path: Path) -> None:
+    phases = start(tmp_path, "long", first=AT_ONCE)
+    output, _ = phases.communicate()
+    assert phases.returncode == 130
+    assert output.splitlines()[-1] == "0 passed, 1 failed, 0 skipped"
+    assert named(str(tmp_path)) == []
 
 
 def test_reasons_are_grouped_over_phases(monkeypatch: pytest.MonkeyPatch) -> None:
