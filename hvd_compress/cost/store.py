@@ -175,16 +175,7 @@ def _read(path: Path, shape: JobShape, needed: tuple[tuple[str, str], ...]) -> l
         rows = [(float(row["budget_s"]), Curves.from_json(shape.world_size, row["curves"])) for row in states]
     except FileNotFoundError:
         return []
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        OverflowError,
-        ConfigError,
-    ) as error:
+    except UNREADABLE as error:
         warnings.warn(f"{path} is ignored: it cannot be read ({type(error).__name__}: {error})", stacklevel=4)
         return []
     whole = [(seconds, curves) for seconds, curves in rows if all(key in curves.by_key for key in needed)]

@@ -26,7 +26,7 @@ def opened(process_set: Any = None) -> Arrivals:
     return arrivals
 
 
-def heard(arrivals: Arrivals, wait: int, missing: tuple[int, ...]) -> bool:
+def settles(arrivals: Arrivals, wait: int, missing: tuple[int, ...]) -> bool:
     """Whether only these ranks are missing, when what the others have told has come."""
     deadline = time.monotonic() + LIMIT_S
     while len(arrivals.missing(wait)) > len(missing) and time.monotonic() < deadline:
@@ -41,18 +41,18 @@ def test_each_rank_knows_who_waits_where(hvd: Any) -> None:
     hvd.barrier()
     if hvd.rank() != 0:
         arrivals.announce(1)
-    assert heard(arrivals, 1, missing=() if hvd.rank() == 0 else (0,))
+    assert settles(arrivals, 1, missing=() if hvd.rank() == 0 else (0,))
     assert arrivals.missing(2) == others
     hvd.barrier()
     arrivals.announce(2)
-    assert heard(arrivals, 2, missing=())
+    assert settles(arrivals, 2, missing=())
     assert arrivals.missing(1) == ()
 
 
 def test_two_groups_do_not_hear_each_other(hvd: Any) -> None:
     first, second = opened(), opened()
     first.announce(1)
-    assert heard(first, 1, missing=())
+    assert settles(first, 1, missing=())
     assert second.missing(1) == tuple(rank for rank in range(hvd.size()) if rank != hvd.rank())
     hvd.barrier()
 
@@ -63,5 +63,5 @@ def test_a_process_set_counts_its_own_ranks(hvd: Any, some_ranks: Any) -> None:
         assert arrivals.missing(1) == tuple(rank for rank in range(size) if rank != own)
         hvd.barrier(process_set=some_ranks)
         arrivals.announce(1)
-        assert heard(arrivals, 1, missing=())
+        assert settles(arrivals, 1, missing=())
     hvd.barrier()

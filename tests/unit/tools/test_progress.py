@@ -135,8 +135,8 @@ def end_interrupted(process):
     os.kill(os.getpid(), signal.SIGTERM)
     end(process)
 subprocess.Popen, progress._end, progress.GRACE_S = popen, end_interrupted, 1.0
-deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-progress.main(lambda: progress.run("deaf", [sys.executable, "-c", deaf], Path(sys.argv[2], "log")))
+ignoring = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+progress.main(lambda: progress.run("ignoring", [sys.executable, "-c", ignoring], Path(sys.argv[2], "log")))
 """
 
 

@@ -28,8 +28,8 @@ if phase == "unit":
 if phase == "sanitize":
     os.kill(os.getpid(), signal.SIGKILL)
 if phase == "long":
-    deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(1000)"
-    stubborn = subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True)
+    ignoring = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(1000)"
+    stubborn = subprocess.Popen([sys.executable, "-c", ignoring], start_new_session=True)
     print("pids", os.getpid(), stubborn.pid, flush=True)
     time.sleep(1000)
 """
