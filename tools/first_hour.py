@@ -5,9 +5,10 @@ Needs root and debootstrap.
     python tools/first_hour.py torch==2.15.0 torch==2.4.0 --folder /var/tmp/first-hour
 
 For each torch a Debian 12 root of the variant minbase gets what the README names (make, g++, Python with venv and
-headers, git) and a user; that user clones this checkout's last commit into an empty home and runs `make demo` and
-`make test`. Times, outcomes and sizes go to the standard output as a table; the output of each command to FOLDER.
-Namespaces of mounts and processes hold all of it: what is left are the files in FOLDER, which the next run replaces.
+headers, git) and a user, who clones this checkout's last commit into an empty home. `make demo` runs in one root after
+the other, then `make test`. Times, outcomes and sizes go to the standard output as a table; the output of each command
+to FOLDER. Namespaces of mounts and processes hold all of it: what is left are the files in FOLDER, which the next run
+replaces.
 """
 
 from __future__ import annotations
@@ -51,11 +52,20 @@ def main() -> None:
         sys.exit("error: this needs root and debootstrap (Debian: apt install debootstrap)")
     asked.folder.mkdir(parents=True, exist_ok=True)
     base = _base(asked.folder)
-    rows = [_try(base, requirement, asked.commands, asked.folder) for requirement in asked.torch]
+    roots = {requirement: _root(base, requirement, asked.folder) for requirement in asked.torch}
+    cells = {requirement: [requirement.removeprefix("torch==")] for requirement in roots}
+    for command in asked.commands:
+        for requirement, root in roots.items():
+            cells[requirement].append(_try(root, requirement, command, asked.folder))
+            print(f"{requirement}: {command}: {cells[requirement][-1]}", flush=True)
+    for requirement, root in roots.items():
+        home = root / "home" / USER
+        cells[requirement] += [_size(home / "hvd_compress/.venv"), _size(home / ".cache")]
     print(f"\n| torch | {' | '.join(asked.commands)} | .venv | cache |")
     print("| --- |" + " ---: |" * (len(asked.commands) + 2))
-    print("\n".join(rows))
-    sys.exit(any("failed" in row for row in rows))
+    for row in cells.values():
+        print(f"| {' | '.join(row)} |")
+    sys.exit(any("failed" in cell for row in cells.values() for cell in row))
 
 
 def _base(folder: Path) -> Path:
@@ -72,7 +82,8 @@ def _base(folder: Path) -> Path:
     return base
 
 
-def _try(base: Path, requirement: str, commands: list[str], folder: Path) -> str:
+def _root(base: Path, requirement: str, folder: Path) -> Path:
+    """Return a copy of the Debian in which the user has a fresh clone."""
     root = folder / requirement
     shutil.rmtree(root, ignore_errors=True)
     subprocess.run(["cp", "--archive", base, root], check=True)
@@ -80,17 +91,16 @@ def _try(base: Path, requirement: str, commands: list[str], folder: Path) -> str
     subprocess.run(["git", "-C", ROOT, "bundle", "create", "--quiet", bundle, "HEAD"], check=True)
     if _run(root, "git clone -q hvd_compress.bundle hvd_compress", folder / f"{requirement}-clone.log"):
         sys.exit(f"error: the clone failed; see {folder / requirement}-clone.log")
-    cells = [requirement.removeprefix("torch==")]
-    for command in commands:
-        start = time.monotonic()
-        log = folder / f"{requirement}-{command.replace(' ', '-')}.log"
-        code = _run(root, f"cd hvd_compress && {command} TORCH_REQUIREMENT={requirement}", log)
-        minutes, seconds = divmod(round(time.monotonic() - start), 60)
-        cells.append(f"{minutes}:{seconds:02d}" + (f" failed ({code})" if code else ""))
-        print(f"{requirement}: {command}: {cells[-1]}, {log}", flush=True)
-    home = root / "home" / USER
-    cells += [_size(home / "hvd_compress/.venv"), _size(home / ".cache")]
-    return f"| {' | '.join(cells)} |"
+    return root
+
+
+def _try(root: Path, requirement: str, command: str, folder: Path) -> str:
+    """Return the minutes that a command took, and whether it failed."""
+    start = time.monotonic()
+    log = folder / f"{requirement}-{command.replace(' ', '-')}.log"
+    code = _run(root, f"cd hvd_compress && {command} TORCH_REQUIREMENT={requirement}", log)
+    minutes, seconds = divmod(round(time.monotonic() - start), 60)
+    return f"{minutes}:{seconds:02d}" + (f" failed ({code})" if code else "")
 
 
 def _run(root: Path, command: str, log: Path) -> int:
