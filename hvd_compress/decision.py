@@ -1,21 +1,23 @@
-"""What is asked for, what is decided for a bucket, and the scheme that carries it out."""
+"""What is asked for, and what is decided for a bucket."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from hvd_compress.compressors import Cast, Compressor, FeedbackCompressor, Sparsifier
-from hvd_compress.controller.course import TRIED
+from hvd_compress import schemes
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.controller.goal import AutoRatio
-from hvd_compress.cost.candidates import Candidate, candidates
-from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, ENGINES, Capabilities
+from hvd_compress.cost.formulas import Formulas
+from hvd_compress.cost.paths import Path
+from hvd_compress.engines.base import ENGINES, Capabilities
+from hvd_compress.engines.names import KNOWN
 from hvd_compress.errors import ConfigError
-from hvd_compress.schemes import AllGather, AllToAll, ARTopk, Dense, Scheme
+from hvd_compress.schemes import Scheme
 
-SCHEMES = ("allgather", "artopk", "star", "var")
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -25,7 +27,8 @@ class Request:
 
     Attributes:
         compressor: which values are sent.
-        scheme: "auto", or for sparsifiers one of SCHEMES; "artopk" is "star" or "var", whichever gains more.
+        scheme: "auto", or the name of one that carries the compressor; for sparsifiers "artopk" is "star" or "var",
+            whichever gains more.
         algorithm: of every allreduce, one of ALGORITHMS, or with scheme="allgather" of the all-gather, one of
             ALLGATHERS; or "auto".
         engine: "auto", "mpi" or "horovod".
@@ -44,91 +47,80 @@ class Request:
     ratio: AutoRatio | None = None
 
     def __post_init__(self) -> None:
-        sparse = isinstance(self.compressor, Sparsifier)
-        _one_of("scheme", self.scheme, ("auto", *SCHEMES) if sparse else ("auto",))
-        _one_of("algorithm", self.algorithm, ("auto", *(ALLGATHERS if self.scheme == "allgather" else ALGORITHMS)))
+        known = schemes.names_for(self.compressor)
+        _one_of("scheme", self.scheme, ("auto", *known) if len(known) > 1 else ("auto",))
+        _one_of("algorithm", self.algorithm, ("auto", *KNOWN.get(self.verb or "", ())))
         _one_of("engine", self.engine, ENGINES)
         _one_of("device", self.device, DEVICES)
-        if self.ratio is not None and not (sparse and self.scheme == self.algorithm == "auto"):
+        if self.ratio is not None and not (self.compressor.has_ratio and self.scheme == self.algorithm == "auto"):
             raise ConfigError(
                 "a ratio is chosen together with scheme and algorithm of a sparsifier: leave both at 'auto'"
             )
-        if self.algorithm != "auto" and not sparse and self.compressor.sum_dtype(torch.float32) is None:
+        if self.algorithm != "auto" and self.scheme == "auto" and not schemes.sums(self.compressor):
             raise ConfigError(
                 f"algorithm={self.algorithm!r} names an allreduce, and what cannot be summed travels by all-gather: "
                 "leave it at 'auto'"
             )
 
     @property
-    def verb(self) -> str:
+    def verb(self) -> str | None:
         """The collective of which `algorithm` is one."""
-        return "allgather" if self.scheme == "allgather" else "allreduce"
+        return "allreduce" if self.scheme == "auto" else schemes.verb_of(self.scheme)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """How one bucket travels. The same on every rank.
+    """How one bucket travels. The same on every rank; two that differ by their reason alone are equal.
 
     Attributes:
         compressor: which values are sent.
-        ratio: k / numel of a sparsifier, 1.0 otherwise.
-        scheme: "dense", "alltoall", "allgather", "star" or "var".
-        algorithm: of the allreduce, or of the all-gather where that is the scheme.
-        broadcast: algorithm of AR-Topk's broadcast of indices.
+        path: by which scheme and algorithms.
         device: where compression runs: "cpu" or "cuda".
         reason: why it was chosen, in words.
+        is_trial: whether the bucket only tries to travel so: the choice is not made yet, or about to be made anew.
     """
 
     compressor: Compressor
-    ratio: float
-    scheme: str
-    algorithm: str = "auto"
+    path: Path
     device: str = "cpu"
-    reason: str = ""
-    broadcast: str = "auto"
+    reason: str = field(default="", compare=False)
+    is_trial: bool = field(default=False, compare=False)
 
     @property
-    def candidate(self) -> Candidate:
-        """How it travels, without what is sent."""
-        return Candidate(self.scheme, self.algorithm, self.broadcast)
+    def ratio(self) -> float:
+        """k / numel of a sparsifier, 1.0 otherwise."""
+        return self.compressor.sent_ratio
 
     @property
-    def is_trial(self) -> bool:
-        """Whether the bucket only tries to travel so: the controller has not chosen yet, or is about to choose anew."""
-        return self.reason == TRIED
+    def scheme(self) -> str:
+        """The name of the path's scheme."""
+        return self.path.scheme
+
+    @property
+    def algorithm(self) -> str:
+        """Of the scheme's main collective."""
+        return self.path.algorithm
 
     def facts(self) -> dict[str, Any]:
         """Return what a viewer of a timeline wants to know."""
-        return {"candidate": str(self.candidate), "ratio": self.ratio, "device": self.device}
+        return {"candidate": str(self.path), "ratio": self.ratio, "device": self.device}
 
     def build(self) -> Scheme:
-        """Return the scheme that carries the decision out."""
-        compressor = self.compressor
-        if self.scheme == "dense":
-            return Dense(compressor, self.algorithm)
-        if self.scheme == "alltoall":
-            return AllToAll(compressor)
-        if self.scheme == "allgather" and isinstance(compressor, FeedbackCompressor):
-            return AllGather(compressor, self.algorithm)
-        if self.scheme in ("star", "var") and isinstance(compressor, Sparsifier):
-            return ARTopk(compressor, self.scheme, self.algorithm, self.broadcast)
-        raise ConfigError(f"scheme {self.scheme!r} cannot carry {compressor}")
+        """Return the scheme that carries the decision out. Raises ConfigError where it cannot carry the compressor."""
+        return schemes.build(self.compressor, self.path)
 
 
-def decide(
-    request: Request, dtype: torch.dtype, world_size: int, can: Capabilities, gradients_on: str = "cpu"
-) -> Decision:
+def decide(request: Request, layout: Layout, world_size: int, can: Capabilities, gradients_on: str = "cpu") -> Decision:
     """Turn a request into the decision for a bucket. Pure: the same arguments give the same decision.
 
     Args:
-        dtype: of the gradients.
         can: what the engine can do.
         gradients_on: the kind of device where the gradients lie.
 
     Raises:
         ConfigError: the request has no meaning for such a bucket.
     """
-    return replace(_decide(request, dtype, world_size, can), device=compression_device(request, gradients_on))
+    return replace(_decide(request, layout, world_size, can), device=compression_device(request, gradients_on))
 
 
 def compression_device(request: Request, gradients_on: str) -> str:
@@ -147,87 +139,54 @@ def compression_device(request: Request, gradients_on: str) -> str:
     return request.device
 
 
-def is_adaptive(request: Request) -> bool:
-    """Whether the request leaves anything of how a bucket travels to the controller."""
-    open_ = request.scheme in ("auto", "artopk") or request.algorithm == "auto"
-    return isinstance(request.compressor, Sparsifier) and open_
-
-
-def workers_open(request: Request) -> bool:
-    """Whether the choice between STAR and VAR is the controller's, wherever AR-Topk is used."""
-    return isinstance(request.compressor, Sparsifier) and request.scheme in ("auto", "artopk")
-
-
-def with_ratio(compressor: Compressor, ratio: float) -> Compressor:
-    """Return the same compressor with another ratio, if it has one."""
-    return replace(compressor, ratio=ratio) if isinstance(compressor, Sparsifier) else compressor  # type: ignore[type-var]
-
-
-def ways(request: Request, dtype: torch.dtype, can: Capabilities) -> tuple[Candidate, ...]:
-    """Return every way in which an adaptive request can send a bucket of `dtype`; none for what is not compressed.
-
-    Where STAR and VAR are open, "star" stands for both. A named algorithm leaves an all-gather's open: it has no
-    allreduce.
-    """
-    if dtype == torch.float64:
-        return ()
-    dense = ("dense",) if dtype in can.sum_dtypes else ()
-    schemes = {"auto": (*dense, "allgather", "star"), "artopk": ("star",)}.get(request.scheme, (request.scheme,))
-    named = request.algorithm
-
-    def is_open(way: Candidate) -> bool:
-        other = way.scheme == "allgather" and request.scheme != "allgather"
-        return named == "auto" or other or way.algorithm == named
-
-    return tuple(filter(is_open, candidates(can, schemes)))
-
-
-def steered(before: Decision, compressor: Compressor, candidate: Candidate, reason: str) -> Decision:
-    """Return the decision that sends a bucket as `candidate` says, or else as before."""
-    dense = candidate.scheme == "dense"
-    return replace(
-        before,
-        compressor=Cast() if dense else compressor,
-        ratio=1.0 if dense or not isinstance(compressor, Sparsifier) else float(compressor.ratio),
-        scheme=candidate.scheme,
-        algorithm=candidate.algorithm,
-        broadcast=candidate.broadcast,
-        reason=reason,
-    )
-
-
-def _decide(request: Request, dtype: torch.dtype, world_size: int, can: Capabilities) -> Decision:
+def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities) -> Decision:
     compressor, algorithm = request.compressor, request.algorithm
-    if dtype == torch.float64:
+    if layout.dtype == torch.float64:
         algorithm = algorithm if request.verb == "allreduce" else "auto"
-        return Decision(Cast(), 1.0, "dense", algorithm, reason="float64 gradients are not compressed")
-    wire_dtype = compressor.sum_dtype(dtype)
-    if wire_dtype is not None:
-        if wire_dtype in can.sum_dtypes:
-            return Decision(compressor, 1.0, "dense", algorithm, reason="asked for")
-        if algorithm != "auto":
-            raise ConfigError(
-                f"algorithm={algorithm!r} names an allreduce, and {wire_dtype} travels by all-to-all, "
-                "which sums it in float32: leave it at 'auto'"
-            )
-        return Decision(compressor, 1.0, "alltoall", reason=f"the engine cannot sum {wire_dtype}")
-    if not isinstance(compressor, Sparsifier):
-        return Decision(compressor, 1.0, "allgather", reason="its payloads cannot be summed")
+        return _uncompressed(layout, can, algorithm, "float64 gradients are not compressed")
     if request.ratio is not None and world_size == 1:
-        return Decision(Cast(), 1.0, "dense", reason="no compression pays with one rank")
-    ratio = float(compressor.ratio)
-    if request.scheme == "artopk":
-        return Decision(compressor, ratio, "star", algorithm, reason="asked for; ranks take turns at first")
+        return _uncompressed(layout, can, "auto", "no compression pays with one rank")
     if request.scheme != "auto":
-        return Decision(compressor, ratio, request.scheme, algorithm, reason="asked for")
+        selections = schemes.meanings(request.scheme)
+        reason = "asked for" if len(selections) == 1 else "asked for; ranks take turns at first"
+        return Decision(compressor, Path(selections[0], algorithm), reason=reason)
+    found = [path for path in schemes.variants(compressor, layout, can) if path == Path(path.scheme)]
     if algorithm != "auto":
-        return Decision(
-            compressor, ratio, "star", algorithm, reason="an algorithm was asked for, and STAR has allreduce"
-        )
-    # By the bandwidth terms of the two schemes, in units of 4k bytes: all-gather 2(N-1), AR-Topk 1 + 2(N-1)/N.
-    if 2 * (world_size - 1) <= 1 + 2 * (world_size - 1) / world_size:
-        return Decision(compressor, ratio, "allgather", reason=f"fewer bytes than AR-Topk with {world_size} ranks")
-    return Decision(compressor, ratio, "star", reason=f"fewer bytes than all-gather with {world_size} ranks")
+        found = [Path(path.scheme, algorithm) for path in found if schemes.verb_of(path.scheme) == "allreduce"]
+        if not found:
+            raise ConfigError(
+                f"algorithm={algorithm!r} names an allreduce, and {_sent_dtype(compressor, layout)} travels by "
+                "all-to-all, which sums it in float32: leave it at 'auto'"
+            )
+        reason = "an algorithm was asked for" if compressor.compresses else "asked for"
+        return Decision(compressor, found[0], reason=reason)
+    if not compressor.compresses:
+        summed = _sent_dtype(compressor, layout) in can.sum_dtypes
+        reason = "asked for" if summed else f"the engine cannot sum {_sent_dtype(compressor, layout)}"
+        return Decision(compressor, found[0], reason=reason)
+    path = _fewest_bytes(found, compressor, layout, world_size)
+    reason = f"fewest bytes with {world_size} ranks" if len(found) > 1 else "no other scheme carries its payloads"
+    return Decision(compressor, path, reason=reason)
+
+
+def _uncompressed(layout: Layout, can: Capabilities, algorithm: str, reason: str) -> Decision:
+    path = schemes.variants(Cast(), layout, can)[0]
+    return Decision(Cast(), replace(path, algorithm=algorithm), reason=reason)
+
+
+def _sent_dtype(compressor: Compressor, layout: Layout) -> torch.dtype | None:
+    return compressor.wire(layout)[0].sum_dtype
+
+
+def _fewest_bytes(found: list[Path], compressor: Compressor, layout: Layout, world_size: int) -> Path:
+    """Return the path with the smallest bandwidth term, the first among equals."""
+    bandwidth = Formulas(0.0, 1.0, world_size)
+
+    def longest_chain(path: Path) -> float:
+        stages = schemes.stages(compressor, path, layout, world_size)
+        return sum(bandwidth.seconds(stage.verb, stage.algorithm, stage.size) for stage in stages)
+
+    return min(found, key=longest_chain)
 
 
 def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:

@@ -244,7 +244,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
                 "world_size": self._size,
                 "step": self._reducer.step,
                 "loss_scale": self._residual_scale,
-                "residuals": self._reducer.residuals.state_dict(),
+                "residuals": self._reducer.states.state_dict(),
+                "states": self._reducer.states.own_state_dict(),
             }
         return state
 
@@ -280,7 +281,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
             residuals = {}
         numels = {name: parameter.numel() for parameter, name in self._names.items()}
         try:
-            self._reducer.residuals.load_state_dict(residuals, numels)
+            self._reducer.states.load_state_dict(residuals, numels, own.get("states"))
         except ValueError as error:
             raise ConfigError(f"rank {self._rank}: {error}") from error
 
@@ -300,7 +301,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
             return
         scale = self._scaler.get_scale()
         if scale != self._residual_scale and min(scale, self._residual_scale) > 0 and math.isfinite(scale):
-            self._reducer.residuals.scale(scale / self._residual_scale)
+            self._reducer.states.scale(scale / self._residual_scale)
             self._residual_scale = scale
 
     def _require_rest(self, call: str, hint: str = "") -> None:

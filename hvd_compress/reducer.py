@@ -18,27 +18,28 @@ import torch
 
 from hvd_compress import __version__, native
 from hvd_compress.buckets.bucket import Bucket
-from hvd_compress.buckets.plan import BucketPlan, Slot, plan_buckets
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.buckets.plan import Slot, plan_buckets
 from hvd_compress.buckets.under_way import stand_in
-from hvd_compress.compressors import Cast, FeedbackCompressor
+from hvd_compress.compressors import Cast
 from hvd_compress.controller.controller import Controller
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.rollout import same_steps
 from hvd_compress.cost import wire
 from hvd_compress.cost.store import obtain
-from hvd_compress.decision import Decision, Request, compression_device, decide, is_adaptive
+from hvd_compress.decision import Decision, Request, compression_device, decide
 from hvd_compress.devices import Lane, lane_for
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError, UsageError, located, received
-from hvd_compress.feedback.residuals import Residuals
+from hvd_compress.feedback.states import States
 from hvd_compress.handshake import Agreement, Offer, agree
 from hvd_compress.native.cuda import kernels as cuda_kernels
 from hvd_compress.pipeline import Exchanged, Pipeline, StepReport
 from hvd_compress.route import Route
 from hvd_compress.schemes.sparse_rows import SparseRows
 from hvd_compress.settings import Settings
-from hvd_compress.steering import Steering
+from hvd_compress.steering import Steering, is_adaptive
 from hvd_compress.timeline.trace import Timeline, Trip
 
 log = logging.getLogger("hvd_compress")
@@ -100,7 +101,7 @@ class Reducer:
         self._options, self._settings, self._make_lane = options, settings, make_lane
         _check_devices(self._parameters, request)
         places = _places(self._parameters.values())
-        self._slots = {n: Slot(p.numel(), p.dtype, places[p.device]) for n, p in parameters.items()}
+        self._slots = {n: Slot(tuple(p.shape), p.dtype, places[p.device]) for n, p in parameters.items()}
         self._pipeline = Pipeline(settings.timeout_s, arrivals)
         self._ready: list[str] = []
         self._held: dict[str, torch.Tensor] = {}  # gradients of the first step, before there are buckets
@@ -110,7 +111,7 @@ class Reducer:
         self._sparse_lanes: dict[str, Lane] = {}
         self._was_sparse: set[str] = set()
         self._planned = False
-        self.residuals = Residuals()
+        self.states = States()
         self.step = 0
         self.last_step: StepReport | None = None
         self._network: Network | None = None
@@ -128,7 +129,7 @@ class Reducer:
     @property
     def decisions(self) -> dict[tuple[str, ...], Decision]:
         """What was decided for each bucket, by the names of its parameters; empty before the first exchange."""
-        return {route.bucket.plan.names: route.decision for route in self._routes}
+        return {route.bucket.layout.names: route.decision for route in self._routes}
 
     def ready(self, name: str) -> None:
         """The gradient of a parameter is final for this step. Call it at most once a step and parameter."""
@@ -256,7 +257,7 @@ class Reducer:
         assert goal is not None
         steering.wait(self.step)
         self._pipeline.begin(partial(same_steps, steps), f"step {self.step}, comparing the steps of a rollout")()
-        first, last, own = self.step, self.last_step, self.residuals.keep()
+        first, last, own = self.step, self.last_step, self.states.keep()
         for ratio in goal.ratios:
             steering.roll_out(ratio)
             try:
@@ -302,13 +303,13 @@ class Reducer:
         self._was_sparse = set(agreement.sparse)
         self._sparse = [] if self._options.sparse_as_dense else list(agreement.sparse)
         order = [name for name in agreement.order if name not in self._sparse]
-        plans = plan_buckets(order, self._slots, self._settings.fusion_threshold_bytes, self._groups(order))
-        self._routes = [self._route(number, plan) for number, plan in enumerate(plans)]
+        layouts = plan_buckets(order, self._slots, self._settings.fusion_threshold_bytes, self._groups(order))
+        self._routes = [self._route(number, layout) for number, layout in enumerate(layouts)]
         takes = self._engine.capabilities.devices
         for name in self._sparse:
             device = self._parameters[name].device
             self._sparse_lanes[name] = self._make_lane(device, device.type, takes)
-        self._route_of = {name: route for route in self._routes for name in route.bucket.plan.names}
+        self._route_of = {name: route for route in self._routes for name in route.bucket.layout.names}
         self._planned = True
         self._note_float64()
         if self._network is not None:
@@ -329,8 +330,8 @@ class Reducer:
         passed = zip(went, exchanged.passed, strict=True)
         self._timeline.step(self.step, training, [Trip(name, how, p, reason) for (name, how, reason), p in passed])
 
-    def _decide(self, dtype: torch.dtype, device: torch.device) -> Decision:
-        return decide(self._request, dtype, self._engine.world_size, self._engine.capabilities, device.type)
+    def _decide(self, layout: Layout, device: torch.device) -> Decision:
+        return decide(self._request, layout, self._engine.world_size, self._engine.capabilities, device.type)
 
     def _agree(self, engine: Engine) -> Agreement:
         """Shake hands; then what the engine cannot do of what all have asked for is an error, on every rank alike."""
@@ -354,9 +355,10 @@ class Reducer:
         with engine.aside():  # the handshake belongs to no step
             agreement = agree(engine, offer)
         if self._request.algorithm != "auto":
+            assert self._request.verb is not None
             engine.require(self._request.verb, self._request.algorithm)
-        for parameter in self._parameters.values():
-            self._decide(parameter.dtype, parameter.device)
+        for name, parameter in self._parameters.items():
+            self._decide(Layout((name,), (tuple(parameter.shape),), parameter.dtype), parameter.device)
         if adapts:
             engine.place = f"rank {engine.rank}, measuring the network, which HVD_COMPRESS_ADAPT=0 leaves out"
             self._network = Network(obtain(engine, self._settings.calibration_s)[0])
@@ -371,14 +373,15 @@ class Reducer:
         size = -(-len(order) // groups)
         return [order[start : start + size] for start in range(0, len(order), size)]
 
-    def _route(self, number: int, plan: BucketPlan) -> Route:
-        bucket = Bucket(plan, self._parameters)
-        decision = self._decide(plan.dtype, bucket.flat.device)
+    def _route(self, number: int, layout: Layout) -> Route:
+        bucket = Bucket(layout, self._parameters)
+        decision = self._decide(layout, bucket.flat.device)
         lane = self._make_lane(bucket.flat.device, decision.device, self._engine.capabilities.devices)
-        remembers = isinstance(decision.compressor, FeedbackCompressor)
-        residual = self.residuals.bind(plan.names, plan.segments, lane.device) if remembers else None
-        kept = (residual.current, residual.pending) if residual else ()
-        return Route(number, bucket, decision, decision.build(), residual, lane, lane.workspace(bucket.flat, *kept))
+        compressor = decision.compressor
+        own = compressor.new_state(layout, lane.device)
+        state = self.states.bind(layout, lane.device, compressor.error_feedback, own)
+        kept = (state.residual.current, state.residual.pending) if state.residual else ()
+        return Route(number, bucket, decision, decision.build(), state, lane, lane.workspace(bucket.flat, *kept))
 
     def _launch(self, route: Route) -> None:
         bucket = route.bucket
@@ -409,8 +412,10 @@ class Reducer:
 
     def _take_results(self, finite: bool, rows: Mapping[str, SparseRows]) -> None:
         for route in self._routes:
-            if finite and route.residual is not None:
-                route.residual.commit()
+            if finite:
+                route.state.commit()
+            else:
+                route.state.discard()
             for name, parameter in route.bucket.parameters.items():
                 if name in route.bucket.had_gradient or parameter.requires_grad:
                     view = route.bucket.views[name]
@@ -424,8 +429,7 @@ class Reducer:
 
     def _dense_bytes(self) -> int:
         return sum(
-            wire.allreduce(route.bucket.plan.numel * route.bucket.plan.dtype.itemsize, self._engine.world_size, "ring")
-            for route in self._routes
+            wire.allreduce(route.bucket.layout.nbytes, self._engine.world_size, "ring") for route in self._routes
         )
 
     def _meet_sparse(self, name: str) -> None:
@@ -449,7 +453,7 @@ def _check_devices(parameters: Mapping[str, torch.Tensor], request: Request) -> 
     for name, parameter in parameters.items():
         with located(f"parameter {name!r}"):
             device = compression_device(request, parameter.device.type)
-            if device == "cuda" and isinstance(request.compressor, FeedbackCompressor):
+            if device == "cuda" and request.compressor.compresses:
                 cuda_kernels(parameter.device)
 
 

@@ -9,10 +9,10 @@ import torch
 from hvd_compress.buckets.bucket import Bucket
 from hvd_compress.controller.report import Timing
 from hvd_compress.controller.sights import Sight
-from hvd_compress.cost.candidates import kept
+from hvd_compress.cost.kept import kept
 from hvd_compress.decision import Decision
 from hvd_compress.devices import Lane
-from hvd_compress.feedback.residuals import BucketResidual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.schemes import Exchange, Observed, Scheme, Work
 
 
@@ -34,7 +34,7 @@ class Route:
     bucket: Bucket
     decision: Decision
     scheme: Scheme
-    residual: BucketResidual | None
+    state: BucketState
     lane: Lane
     workspace: torch.Tensor
     launched: bool = False
@@ -46,12 +46,13 @@ class Route:
     @property
     def name(self) -> str:
         """Its first parameter, and how many there are beside it."""
-        return called(self.bucket.plan.names)
+        return called(self.bucket.layout.names)
 
     def decide(self, decision: Decision) -> None:
         """Travel so from the coming step on."""
         if decision != self.decision:
-            self.decision, self.scheme = decision, decision.build()
+            self.scheme = decision.build()
+        self.decision = decision
 
     def leave(
         self, step: int, scale: float, rank: int, world_size: int, looking: tuple[float, ...] | None = None
@@ -62,15 +63,13 @@ class Route:
             scale: what the sum over ranks is multiplied by.
             looking: ratios whose gains are to be read, perhaps none; None where gains are not looked at.
         """
-        residual = self.residual
         work = Work(
             gradient=self.workspace,
-            residual=residual.current if residual else None,
-            pending=residual.pending if residual else None,
-            segments=self.bucket.plan.segments,
+            layout=self.bucket.layout,
             step=step,
             bucket=self.number,
             scale=scale,
+            state=self.state,
             lane=self.lane,
             watched=self.watched,
             note=self.note,
@@ -78,7 +77,7 @@ class Route:
         self.exchange = self.scheme.exchange(work, rank, world_size)
         if looking is None:
             return self.exchange
-        self.observed = Observed(self.exchange, work, [kept(self.bucket.plan.numel, ratio) for ratio in looking])
+        self.observed = Observed(self.exchange, work, [kept(self.bucket.layout.numel, ratio) for ratio in looking])
         return self.observed
 
     def forget(self) -> None:
@@ -99,7 +98,7 @@ class Route:
 
     def sight(self, passed: tuple[float, float, float, float]) -> Sight | None:
         """Return what this rank saw of the step that is over; the host may wait for a GPU here."""
-        exchange, residual = self.exchange, self.residual
+        exchange, residual = self.exchange, self.state.residual
         if not self.watched or exchange is None or exchange.picked is None or residual is None:
             return None
         left = float(residual.square_norm())

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial, reduce
 from operator import or_
 from time import perf_counter
 
+import torch
+
+from hvd_compress import schemes
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.controller.controller import Controller, Suspicion
+from hvd_compress.controller.course import TRIED
 from hvd_compress.controller.expected import Bucket
 from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.network import Network
@@ -15,8 +22,10 @@ from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.report import Agreed, Look
 from hvd_compress.controller.sights import Workers
 from hvd_compress.controller.tensorboard import TensorBoard
-from hvd_compress.decision import Request, steered, ways, with_ratio, workers_open
-from hvd_compress.engines.base import Engine
+from hvd_compress.controller.workers import VAR
+from hvd_compress.cost.paths import Path, Stage
+from hvd_compress.decision import Decision, Request
+from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.pipeline import Pipeline
 from hvd_compress.route import Route
 from hvd_compress.settings import Settings
@@ -49,11 +58,11 @@ class Steering:
         self._stands = False  # whether nothing can change until ranks have agreed again
         self._routes, buckets = [], []
         for route in routes:
-            plan = route.bucket.plan
-            found = ways(request, plan.dtype, engine.capabilities)
-            if plan.numel and (len(found) > 1 or (found and workers_open(request))):  # what is empty takes no exchange
+            layout = route.bucket.layout
+            found = ways(request, layout, engine.capabilities)
+            if layout.numel and (len(found) > 1 or (found and workers_open(request))):  # else nothing is open
                 self._routes.append(route)
-                buckets.append(Bucket(plan.numel, plan.dtype.itemsize, route.decision.ratio, found))
+                buckets.append(bucket_of(layout, request.compressor, found))
         tells = engine.rank == 0
         self._board = TensorBoard(settings.tensorboard) if settings.tensorboard is not None and tells else None
         told: list[Callable[[Event], None]] = [*watchers]
@@ -138,7 +147,7 @@ class Steering:
         controller, compressor = self.controller, self._request.compressor
         chosen = zip(self._routes, controller.candidates(), controller.ratios(), controller.reasons(), strict=True)
         for route, candidate, ratio, reason in chosen:
-            route.decide(steered(route.decision, with_ratio(compressor, ratio), candidate, reason))
+            route.decide(steered(route.decision, compressor.with_ratio(ratio), candidate, reason))
         for route, watched in zip(self._routes, controller.watched(), strict=True):
             route.watched = watched
         self._stands = controller.settled
@@ -154,6 +163,55 @@ class Steering:
         """Let what is written be complete."""
         if self._board is not None:
             self._board.close()
+
+
+def is_adaptive(request: Request) -> bool:
+    """Whether the request leaves anything of how a bucket travels to the controller."""
+    open_ = len(schemes.meanings(request.scheme)) > 1 or "auto" in (request.scheme, request.algorithm)
+    return request.compressor.has_ratio and open_
+
+
+def workers_open(request: Request) -> bool:
+    """Whether the choice between STAR and VAR is the controller's, wherever AR-Topk is used."""
+    return request.compressor.has_ratio and (request.scheme == "auto" or len(schemes.meanings(request.scheme)) > 1)
+
+
+def ways(request: Request, layout: Layout, can: Capabilities) -> tuple[Path, ...]:
+    """Return every path by which an adaptive request can send a bucket; none for what is not compressed.
+
+    Where STAR and VAR are open, "star" stands for both. A named algorithm leaves an all-gather's open: it has no
+    allreduce.
+    """
+    if layout.dtype == torch.float64:
+        return ()
+    sparse = schemes.variants(request.compressor, layout, can)
+    if request.scheme == "auto":
+        dense = [path for path in schemes.variants(Cast(), layout, can) if schemes.verb_of(path.scheme) == "allreduce"]
+        found = [*dense, *(path for path in sparse if path.scheme != VAR)]
+    else:
+        name = schemes.meanings(request.scheme)[0]
+        found = [path for path in sparse if path.scheme == name]
+    verb, named = request.verb, request.algorithm
+    return tuple(p for p in found if named in ("auto", p.algorithm) or schemes.verb_of(p.scheme) != verb)
+
+
+def bucket_of(layout: Layout, compressor: Compressor, found: tuple[Path, ...]) -> Bucket:
+    """Return what the controller knows of a bucket."""
+
+    def stages(path: Path, ratio: float, world_size: int) -> tuple[Stage, ...]:
+        return schemes.stages(carried(compressor.with_ratio(ratio), path), path, layout, world_size)
+
+    return Bucket(layout.numel, compressor.sent_ratio, found, stages)
+
+
+def carried(compressor: Compressor, path: Path) -> Compressor:
+    """Return what a path sends: the whole gradient where its scheme does not carry the compressor."""
+    return compressor if schemes.carries(compressor, path) else Cast()
+
+
+def steered(before: Decision, compressor: Compressor, path: Path, reason: str) -> Decision:
+    """Return the decision that sends a bucket as `path` says, or else as before."""
+    return replace(before, compressor=carried(compressor, path), path=path, reason=reason, is_trial=reason == TRIED)
 
 
 def _seen(routes: Sequence[Route]) -> Look | None:

@@ -58,7 +58,7 @@ FOLDER = "tests/parallel"
 ENGINES = [f"{FOLDER}/test_engines.py", f"{FOLDER}/test_mpi_algorithms.py"]
 BY_LAUNCH = [f"{FOLDER}/test_drop_in.py", f"{FOLDER}/test_broadcasts.py", *ENGINES]
 # Where a rank that is neither the first nor the last matters, or a group of some ranks.
-OF_THREE = [f"{FOLDER}/test_{name}.py" for name in ("failures", "handshake", "parameters", "process_sets")]
+OF_THREE = [f"{FOLDER}/test_{name}.py" for name in ("digests", "failures", "handshake", "parameters", "process_sets")]
 OF_TWO = [FOLDER, *(f"--ignore={file}" for file in OF_THREE)]
 # Four ranks show algorithms of two rounds: what an engine sums, through it and through a whole step.
 SUMS = ("gradients_are_bit_identical_on_all_ranks", "every_algorithm_gives_the_same_sum_and_the_same_bits")

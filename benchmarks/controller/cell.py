@@ -9,14 +9,15 @@ from __future__ import annotations
 import sys
 import time
 
-import torch
 from job import Job
 from launching import answer, begin, gradient
 
+from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import TopK
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.predict import predict
-from hvd_compress.decision import Request, ways
+from hvd_compress.decision import Request
+from hvd_compress.steering import bucket_of, ways
 from hvd_compress.units import parse_bandwidth, parse_latency
 
 
@@ -42,8 +43,10 @@ def measure(engine, values, ratio, patience, latency, bandwidth) -> dict:
     choice = controller.choices()[0]
     chosen_s = time.perf_counter() - start
     costs = Formulas(parse_latency(latency), 1 / parse_bandwidth(bandwidth), engine.world_size)
-    found = ways(Request(compressor), torch.float32, engine.capabilities)
-    formulas = {way: predict(way, numel, ratio, costs).seconds for way in found}
+    layout = Layout.of(numel)
+    found = ways(Request(compressor), layout, engine.capabilities)
+    stages = bucket_of(layout, compressor, found).stages
+    formulas = {way: predict(way, stages(way, ratio, engine.world_size), costs).seconds for way in found}
     measured = job.compare()
     job.close()
     return {

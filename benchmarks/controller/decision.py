@@ -19,21 +19,26 @@ from rich.console import Console
 from rich.table import Table
 
 from hvd_compress import native
-from hvd_compress.controller.expected import Bucket, Expected
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors import TopK
+from hvd_compress.controller.expected import Expected
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratio import RatioChooser
 from hvd_compress.controller.tradeoff import knee, nsga2
 from hvd_compress.cost.calibrate import SIZES
-from hvd_compress.cost.candidates import candidates, kept
 from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.cost.formulas import Formulas
+from hvd_compress.cost.kept import kept
+from hvd_compress.decision import Request
 from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, BROADCASTS, Capabilities
+from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.schemes.base import Exchange, Work
 from hvd_compress.schemes.observed import Observed
+from hvd_compress.steering import bucket_of, ways
 
 CAN = Capabilities((), ALGORITHMS, (torch.float32,), BROADCASTS, ALLGATHERS)
-WAYS = candidates(CAN, ("dense", "allgather", "star"))
+WAYS = ways(Request(TopK(0.01)), Layout.of(1), CAN)
 
 
 class _Nothing(Exchange):
@@ -74,7 +79,8 @@ def main(gradient: Path | None, numel: int, repetitions: int) -> None:
     goal = AutoRatio(low=0.001)
     ks = [kept(values.numel(), ratio) for ratio in goal.ratios]
     residual = torch.zeros_like(values)
-    work = Work(values, residual, torch.zeros_like(values), (values.numel(),), 0, 0, 1.0)
+    state = BucketState(Residual(residual, torch.zeros_like(values)))
+    work = Work(values, Layout.of(values.numel()), 0, 0, 1.0, state)
     observed = Observed(_Nothing(), work, ks)
 
     def look() -> None:
@@ -88,7 +94,7 @@ def main(gradient: Path | None, numel: int, repetitions: int) -> None:
     gains = native.gain_curve(values).gain(ks).tolist()
 
     def chooser(solver: str) -> tuple[RatioChooser, Expected]:
-        bucket = Bucket(values.numel(), 4, goal.start, WAYS)
+        bucket = bucket_of(Layout.of(values.numel()), TopK(goal.start), WAYS)
         expected = Expected(bucket, Network(curves(0.001, 8e-9, 8)))
         for scheme, seconds in (("dense", 0.0), ("allgather", 0.05), ("star", 0.04)):
             expected.kernels.note(scheme, 0.001, seconds)

@@ -21,16 +21,19 @@ import torch
 from launching import answer, gradient
 
 import hvd_compress.torch as hvd
+from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import TopK
-from hvd_compress.cost.candidates import Candidate
-from hvd_compress.decision import Decision, Request, steered, ways
+from hvd_compress.cost.paths import Path
+from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.base import Engine
+from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.schemes import Work
+from hvd_compress.steering import steered, ways
 
 # isort: split
 from mpi4py import MPI  # starts MPI, for which hvd_compress.torch has prepared it
 
-NO_DECISION = Decision(TopK(1.0), 1.0, "allgather")
+NO_DECISION = Decision(TopK(1.0), Path("allgather"))
 
 
 def main() -> None:
@@ -42,24 +45,26 @@ def main() -> None:
     engine = MpiEngine()
     values = gradient(engine, numel)
     answer(engine, horovod(values))
-    found = [way for way in ways(Request(TopK(ratio)), torch.float32, engine.capabilities) if way.scheme != "dense"]
-    for way in [Candidate("dense", "ring"), *found]:
+    layout = Layout.of(values.numel())
+    found = [way for way in ways(Request(TopK(ratio)), layout, engine.capabilities) if way.scheme != "dense"]
+    for way in [Path("dense", "ring"), *found]:
         answer(engine, measure(engine, way, TopK(ratio), values, repetitions if way.scheme != "dense" else 2))
     engine.close()
     hvd.shutdown()
 
 
-def measure(engine: Engine, way: Candidate, compressor: TopK, values: torch.Tensor, repetitions: int) -> dict:
+def measure(engine: Engine, way: Path, compressor: TopK, values: torch.Tensor, repetitions: int) -> dict:
     """Return the medians over steps of the longest phases of a rank."""
     scheme = steered(NO_DECISION, compressor, way, "measured").build()
     buffer, residual, pending = (torch.empty_like(values) for _ in range(3))
     residual.copy_(values)
-    count = compressor.kept((values.numel(),))
+    layout = Layout.of(values.numel())
+    count = compressor.kept(layout)
     sent = torch.zeros(count, dtype=torch.int32), torch.zeros(count)
     steps = []
     for step in range(repetitions + 1):
         buffer.copy_(values)
-        work = Work(buffer, residual, pending, (values.numel(),), step, 0, 1 / engine.world_size)
+        work = Work(buffer, layout, step, 0, 1 / engine.world_size, BucketState(Residual(residual, pending)))
         exchange = scheme.exchange(work, engine.rank, engine.world_size)
         encode_s = in_turn(exchange.encode)
         together()
@@ -70,7 +75,7 @@ def measure(engine: Engine, way: Candidate, compressor: TopK, values: torch.Tens
     return row(str(way), *(statistics.median(phase) for phase in zip(*steps[1:], strict=True)))
 
 
-def alone(engine: Engine, way: Candidate, step: int, indices: torch.Tensor, values: torch.Tensor) -> float:
+def alone(engine: Engine, way: Path, step: int, indices: torch.Tensor, values: torch.Tensor) -> float:
     """Return the seconds of AR-Topk's collectives without what ranks compute between them; 0 for other ways."""
     together()
 

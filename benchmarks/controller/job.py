@@ -15,11 +15,12 @@ import torch
 
 from hvd_compress.compressors import TopK
 from hvd_compress.controller.controller import Controller
-from hvd_compress.cost.candidates import Candidate
-from hvd_compress.decision import Request, steered, ways
+from hvd_compress.cost.paths import Path
+from hvd_compress.decision import Request
 from hvd_compress.engines.base import Engine
 from hvd_compress.reducer import ReduceOptions, Reducer
 from hvd_compress.settings import Settings
+from hvd_compress.steering import steered, ways
 
 T = TypeVar("T")
 
@@ -72,7 +73,7 @@ class Job:
             self.step()
         return patience
 
-    def use(self, way: Candidate) -> None:
+    def use(self, way: Path) -> None:
         """Send the one bucket so from now on. The steering must be out of the way."""
         (route,) = self.reducer._routes
         route.decide(steered(route.decision, self._compressor, way, "measured"))
@@ -108,8 +109,8 @@ class Job:
                     found[name].append(self.agreed(statistics.fmean(seconds)))
         return {name: statistics.median(blocks) for name, blocks in found.items()}
 
-    def _ways(self) -> tuple[Candidate, ...]:
-        return ways(Request(self._compressor), torch.float32, self._engine.capabilities)
+    def _ways(self) -> tuple[Path, ...]:
+        return ways(Request(self._compressor), self.reducer._routes[0].bucket.layout, self._engine.capabilities)
 
     @contextmanager
     def _unsteered(self) -> Iterator[None]:
@@ -119,11 +120,11 @@ class Job:
         self.reducer.steering = steering
         steering.resume()
 
-    def _passes(self, known: Mapping[Candidate, float], chosen: Candidate) -> dict[str, float]:
+    def _passes(self, known: Mapping[Path, float], chosen: Path) -> dict[str, float]:
         """Compare; `known` are predictions."""
         order = sorted(known, key=lambda way: known[way])
-        measured: dict[Candidate, list[float]] = {}  # by pass
-        spent_s: dict[Candidate, float] = dict.fromkeys(order, 0.0)
+        measured: dict[Path, list[float]] = {}  # by pass
+        spent_s: dict[Path, float] = dict.fromkeys(order, 0.0)
         for turn, near in enumerate(NEAR):
             for way in reversed(order) if turn % 2 else order:
                 best = min(map(statistics.median, measured.values()), default=math.inf)

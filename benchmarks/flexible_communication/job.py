@@ -162,7 +162,7 @@ def way(optimizer: Any) -> str:
     if not decisions:
         return ""
     decision = next(iter(decisions.values()))
-    return f"{decision.candidate} {decision.ratio:g}"
+    return f"{decision.path} {decision.ratio:g}"
 
 
 def changes(used: list[str]) -> list[tuple[int, str]]:

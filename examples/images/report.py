@@ -59,7 +59,7 @@ def describe_choices(decisions: Mapping[tuple[str, ...], Any]) -> str:
             lines.append(f"{bucket}nothing chosen yet: trials go on; a choice takes more steps")
             continue
         ratio = f" with ratio {decision.ratio:.4g}" if decision.ratio < 1 else ""
-        lines.append(f"chosen: {bucket}{decision.candidate}{ratio}, because {decision.reason}")
+        lines.append(f"chosen: {bucket}{decision.path}{ratio}, because {decision.reason}")
     return "\n".join(lines)
 
 

@@ -6,20 +6,20 @@ from collections.abc import Mapping
 
 import torch
 
-from hvd_compress.buckets.plan import BucketPlan
+from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.under_way import stand_in
 
 
 class Bucket:
     """The memory of one bucket, and which of its gradients have arrived in this step."""
 
-    def __init__(self, plan: BucketPlan, parameters: Mapping[str, torch.Tensor]) -> None:
-        self.plan = plan
-        device = parameters[plan.names[0]].device
-        self.flat = torch.zeros(plan.numel, dtype=plan.dtype, device=device)
-        self.parameters = {name: parameters[name] for name in plan.names}
-        parts = torch.split(self.flat, list(plan.segments))
-        self.views = {name: part.view(parameters[name].shape) for name, part in zip(plan.names, parts, strict=True)}
+    def __init__(self, layout: Layout, parameters: Mapping[str, torch.Tensor]) -> None:
+        self.layout = layout
+        device = parameters[layout.names[0]].device
+        self.flat = torch.zeros(layout.numel, dtype=layout.dtype, device=device)
+        self.parameters = {name: parameters[name] for name in layout.names}
+        parts = torch.split(self.flat, list(layout.segments))
+        self.views = {name: part.view(parameters[name].shape) for name, part in zip(layout.names, parts, strict=True)}
         self._stand_ins = {name: stand_in(parameter) for name, parameter in self.parameters.items()}
         self._arrived: set[str] = set()
         self.had_gradient: set[str] = set()
@@ -32,12 +32,12 @@ class Bucket:
         """
         self.adopt(name)
         self._arrived.add(name)
-        return len(self._arrived) == len(self.plan.names)
+        return len(self._arrived) == len(self.layout.names)
 
     @property
     def missing(self) -> list[str]:
         """Parameters whose gradient has not arrived in this step."""
-        return [name for name in self.plan.names if name not in self._arrived]
+        return [name for name in self.layout.names if name not in self._arrived]
 
     @torch.no_grad()
     def adopt(self, name: str) -> None:

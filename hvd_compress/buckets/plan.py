@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+
+from hvd_compress.buckets.layout import Layout
 
 Kind = tuple[torch.dtype, str]
 
@@ -14,9 +17,14 @@ Kind = tuple[torch.dtype, str]
 class Slot:
     """What the plan needs to know of one parameter; `place` tells devices of this rank apart, the same on all ranks."""
 
-    numel: int
+    shape: tuple[int, ...]
     dtype: torch.dtype
     place: str = "cpu"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the gradient."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def kind(self) -> Kind:
@@ -24,23 +32,9 @@ class Slot:
         return self.dtype, self.place
 
 
-@dataclass(frozen=True)
-class BucketPlan:
-    """Parameters that travel together: all of one dtype and place, in the order in which they lie in the bucket."""
-
-    names: tuple[str, ...]
-    segments: tuple[int, ...]
-    dtype: torch.dtype
-    place: str = "cpu"
-
-    @property
-    def numel(self) -> int:
-        return sum(self.segments)
-
-
 def plan_buckets(
     order: Sequence[str], slots: Mapping[str, Slot], threshold_bytes: int, groups: Sequence[Sequence[str]] = ()
-) -> list[BucketPlan]:
+) -> list[Layout]:
     """Cut `order` into buckets of at most `threshold_bytes`, one dtype and one device each.
 
     A bucket holds at least one unit (a parameter, or all of a group that have one dtype and device), however large; a
@@ -49,17 +43,17 @@ def plan_buckets(
     """
     open_units: dict[Kind, list[str]] = {}
     sizes: dict[Kind, int] = {}
-    plans: list[BucketPlan] = []
+    plans: list[Layout] = []
 
     def close(kind: Kind) -> None:
         names = open_units.pop(kind, [])
         sizes.pop(kind, None)
         if names:
-            plans.append(BucketPlan(tuple(names), tuple(slots[name].numel for name in names), *kind))
+            plans.append(Layout(tuple(names), tuple(slots[name].shape for name in names), *kind))
 
     for unit in _units(order, slots, groups):
         kind = slots[unit[0]].kind
-        size = sum(slots[name].numel for name in unit) * kind[0].itemsize
+        size = sum(slots[name].nbytes for name in unit)
         if sizes.get(kind, 0) + size > threshold_bytes:
             close(kind)
         open_units.setdefault(kind, []).extend(unit)

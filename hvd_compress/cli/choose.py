@@ -6,18 +6,21 @@ import json
 
 import click
 
+from hvd_compress import schemes
+from hvd_compress.buckets.layout import Layout
 from hvd_compress.cli.numbers import elements
 from hvd_compress.cli.numbers import ratio as ratio_of
-from hvd_compress.cost.candidates import ARTOPK, Candidate
+from hvd_compress.compressors import Cast, Compressor, TopK
 from hvd_compress.cost.formulas import Formulas
+from hvd_compress.cost.paths import Path
 from hvd_compress.cost.predict import Prediction, fastest, predict
 from hvd_compress.engines.names import ALGORITHMS
 from hvd_compress.units import parse_bandwidth, parse_latency
 
 DEFAULT = (
-    *(Candidate("dense", name) for name in ALGORITHMS),
-    Candidate("allgather"),
-    *(Candidate("artopk", name) for name in ALGORITHMS),
+    *(Path("dense", name) for name in ALGORITHMS),
+    Path("allgather"),
+    *(Path("artopk", name) for name in ALGORITHMS),
 )
 
 
@@ -35,8 +38,11 @@ def command(
     numel: int, ratio: float, world_size: int, latency: str, bandwidth: str, candidates: str | None, as_json: bool
 ) -> None:
     costs = Formulas(parse_latency(latency), 1 / parse_bandwidth(bandwidth), world_size)
-    chosen = [Candidate.parse(label.strip()) for label in candidates.split(",")] if candidates else DEFAULT
-    predictions = [predict(candidate, numel, ratio, costs) for candidate in chosen]
+    chosen = [schemes.parse(label.strip()) for label in candidates.split(",")] if candidates else DEFAULT
+    layout = Layout.of(numel)
+    predictions = [
+        predict(path, schemes.stages(_sent(path, ratio), path, layout, world_size), costs) for path in chosen
+    ]
     winner = fastest(predictions)
     if as_json:
         click.echo(json.dumps({"candidates": [_row(p) for p in predictions], "winner": _row(winner)}, indent=2))
@@ -47,9 +53,15 @@ def command(
         click.echo(f"{prediction.candidate!s:<{width}}  {1e3 * prediction.seconds:12.3f} ms{mark}")
 
 
+def _sent(path: Path, ratio: float) -> Compressor:
+    """Top-k where the scheme carries it, the whole gradient else."""
+    topk = TopK(ratio)
+    return topk if schemes.carries(topk, path) else Cast()
+
+
 def _row(prediction: Prediction) -> dict[str, str | float]:
     candidate = prediction.candidate
     row: dict[str, str | float] = {"scheme": candidate.scheme, "algorithm": candidate.algorithm}
-    if candidate.scheme in ARTOPK and candidate.broadcast != "auto":
+    if candidate.broadcast != "auto":
         row["broadcast"] = candidate.broadcast
     return {**row, "seconds": prediction.seconds}

@@ -1,8 +1,19 @@
 """Which values do I send?"""
 
-from hvd_compress.compressors.base import Compressor, FeedbackCompressor, Segments, Sparsifier
+from hvd_compress.compressors.base import Compressor, FeedbackCompressor, Input, Round, Rounds, SingleRound, Sparsifier
 from hvd_compress.compressors.cast import Cast
 from hvd_compress.compressors.efsign import EFSign
 from hvd_compress.compressors.topk import TopK
 
-__all__ = ["Cast", "Compressor", "EFSign", "FeedbackCompressor", "Segments", "Sparsifier", "TopK"]
+__all__ = [
+    "Cast",
+    "Compressor",
+    "EFSign",
+    "FeedbackCompressor",
+    "Input",
+    "Round",
+    "Rounds",
+    "SingleRound",
+    "Sparsifier",
+    "TopK",
+]

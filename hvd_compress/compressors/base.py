@@ -3,44 +3,132 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
+from hvd_compress.buckets.layout import Layout
 from hvd_compress.errors import located
+from hvd_compress.feedback.states import BucketState, Key
 from hvd_compress.payload import Payload
 
-Segments = Sequence[int]
-"""The numel of each parameter in a bucket, in order; they add up to the bucket's numel."""
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Rounds = Generator[Payload, Sequence[Payload], None]
+"""Yields this rank's payload of a round; is sent those of all ranks in rank order, or their sum as the only one."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round on the wire.
+
+    Attributes:
+        nbytes: of one rank's payload, header aside; the most, where `fixed` is False.
+        sum_dtype: in which payloads of all ranks may be added element by element; None where they can only be gathered.
+        fixed: whether payloads have this size on every rank in every step.
+    """
+
+    nbytes: int
+    sum_dtype: torch.dtype | None = None
+    fixed: bool = True
+
+
+@dataclass(frozen=True)
+class Input:
+    """One bucket in one step, as a compressor sees it.
+
+    Attributes:
+        gradient: (numel,) in the bucket's dtype. Holds this rank's gradient, and the result at the end.
+        layout: the parameters in it.
+        step: counted from 0; the same on all ranks.
+        bucket: its number; the same on all ranks.
+        scale: what the sum over ranks is multiplied by: 1 / world_size for an average.
+        state: what the bucket remembers. Its residual is None where there is no error feedback.
+    """
+
+    gradient: torch.Tensor
+    layout: Layout
+    step: int
+    bucket: int
+    scale: float
+    state: BucketState = field(default_factory=BucketState)
+
+    @property
+    def residual(self) -> torch.Tensor | None:
+        """(numel,) fp32, what earlier steps did not send; never written."""
+        return self.state.residual.current if self.state.residual is not None else None
+
+    @property
+    def pending(self) -> torch.Tensor | None:
+        """(numel,) fp32, receives what this step does not send; becomes the residual if the step succeeds."""
+        return self.state.residual.pending if self.state.residual is not None else None
 
 
 class Compressor(ABC):
     """Answers: which values do I send?
 
-    A compressor is a frozen dataclass of settings. It never communicates, never reads the environment and keeps no
-    state. Tensors are flat; `segments` says where the parameters lie, for those that treat each one by itself.
+    A compressor is a frozen dataclass of settings. It never communicates, never reads the environment and holds no
+    state: what it keeps from step to step lies in the bucket's. Tensors are flat; a layout says where parameters lie.
+
+    Attributes:
+        error_feedback: whether what is not sent is remembered, as a residual.
+        compresses: whether anything is lost: False only where the gradient is sent as it is or rounded.
+        has_ratio: whether with_ratio() changes what is sent.
     """
 
+    error_feedback: bool = False
+    compresses: bool = True
+    has_ratio: bool = False
+
     @abstractmethod
-    def compress(self, corrected: torch.Tensor, segments: Segments) -> Payload:
+    def wire(self, layout: Layout) -> tuple[Round, ...]:
+        """Return the rounds of a bucket; needs no tensor, so that cost, planner and statistics can call it."""
+
+    def new_state(self, layout: Layout, device: torch.device) -> Mapping[Key, torch.Tensor]:
+        """Return what is kept from step to step beside the residual, as it is before the first step, on `device`."""
+        return {}
+
+    @abstractmethod
+    def rounds(self, work: Input) -> Rounds:
+        """Yield this rank's payload of each round. At the end write scale * sum over ranks to work.gradient.
+
+        With error feedback it also writes corrected - transmitted to work.pending. Other state goes to
+        work.state.pending. What it writes to work.gradient depends on what it was sent alone: it is the same on all
+        ranks.
+
+        Raises:
+            PayloadError: lengths or indices of a payload do not fit; it names the rank.
+        """
+
+    def with_ratio(self, ratio: float) -> Self:
+        """Return the same compressor with another ratio, if it has one."""
+        return self
+
+    @property
+    def sent_ratio(self) -> float:
+        """k / numel of what is sent; 1.0 where every element is."""
+        return 1.0
+
+
+class SingleRound(Compressor):
+    """A compressor whose payload can be decompressed by itself."""
+
+    @abstractmethod
+    def compress(self, corrected: torch.Tensor, layout: Layout) -> Payload:
         """Return what stands for `corrected` (numel,) on the wire."""
 
-    def sum_dtype(self, dtype: torch.dtype) -> torch.dtype | None:
-        """Return the type in which payloads of all ranks, for gradients of `dtype`, may be added element by element.
-
-        None, unless a subclass knows better: its payloads can only be gathered.
-        """
-        return None
-
     @abstractmethod
-    def add_to(self, out: torch.Tensor, payload: Payload, scale: float, segments: Segments) -> None:
+    def add_to(self, out: torch.Tensor, payload: Payload, scale: float, layout: Layout) -> None:
         """Add `scale` times the decompressed payload to `out` (numel,), fp32.
 
         Raises:
             PayloadError: lengths or indices do not fit; `out` is then as it was.
         """
 
-    def sum_into(self, out: torch.Tensor, payloads: Sequence[Payload], scale: float, segments: Segments) -> None:
+    def sum_into(self, out: torch.Tensor, payloads: Sequence[Payload], scale: float, layout: Layout) -> None:
         """Write `scale` times the sum of the decompressed payloads, one a rank and added in this order, to `out`, fp32.
 
         Raises:
@@ -49,32 +137,47 @@ class Compressor(ABC):
         out.zero_()
         for rank, payload in enumerate(payloads):
             with located(f"payload from rank {rank}"):
-                self.add_to(out, payload, scale, segments)
+                self.add_to(out, payload, scale, layout)
 
-    @abstractmethod
-    def wire_bytes(self, segments: Segments, dtype: torch.dtype) -> int:
-        """Bytes of a payload, header aside; needs no tensor, so that cost and planner can call it."""
-
-    def decompress(self, payload: Payload, segments: Segments) -> torch.Tensor:
+    def decompress(self, payload: Payload, layout: Layout) -> torch.Tensor:
         """Return the fp32 tensor (numel,) that the payload stands for, on its device."""
         device = next(iter(payload.tensors.values())).device
         out = torch.zeros(payload.numel, dtype=torch.float32, device=device)
-        self.add_to(out, payload, 1.0, segments)
+        self.add_to(out, payload, 1.0, layout)
         return out
 
+    def rounds(self, work: Input) -> Rounds:
+        payloads = yield self._encode(work)
+        # 16-bit gradients are summed in fp32 and rounded once.
+        exact = work.gradient.dtype == torch.float32
+        total = work.gradient if exact else torch.empty_like(work.gradient, dtype=torch.float32)
+        self.sum_into(total, payloads, work.scale, work.layout)
+        if total is not work.gradient:
+            work.gradient.copy_(total)
 
-class FeedbackCompressor(Compressor):
+    def _encode(self, work: Input) -> Payload:
+        return self.compress(work.gradient, work.layout)
+
+
+class FeedbackCompressor(SingleRound):
     """A compressor that forgets nothing: what it does not send comes back with the next gradient."""
+
+    error_feedback = True
 
     @abstractmethod
     def compress_feedback(
-        self, gradient: torch.Tensor, residual: torch.Tensor, pending: torch.Tensor, segments: Segments
+        self, gradient: torch.Tensor, residual: torch.Tensor, pending: torch.Tensor, layout: Layout
     ) -> Payload:
         """Compress corrected = gradient + residual, and write corrected - transmitted to `pending`.
 
         The same as compress() between an addition and a subtraction, in as few passes over memory as it takes.
         `residual` and `pending` are fp32 and may not overlap.
         """
+
+    def _encode(self, work: Input) -> Payload:
+        assert work.residual is not None
+        assert work.pending is not None
+        return self.compress_feedback(work.gradient, work.residual, work.pending, work.layout)
 
 
 class Sparsifier(FeedbackCompressor):
@@ -87,9 +190,14 @@ class Sparsifier(FeedbackCompressor):
     """
 
     ratio: float
+    has_ratio = True
+
+    @property
+    def sent_ratio(self) -> float:
+        return float(self.ratio)
 
     @abstractmethod
-    def kept(self, segments: Segments) -> int:
+    def kept(self, layout: Layout) -> int:
         """How many elements are sent of a bucket with these parameters; the same on every rank."""
 
     @abstractmethod
@@ -101,12 +209,12 @@ class Sparsifier(FeedbackCompressor):
         """
 
 
-def spans(segments: Segments, layerwise: bool) -> Iterator[tuple[int, int]]:
+def spans(layout: Layout, layerwise: bool) -> Iterator[tuple[int, int]]:
     """Yield (start, stop) of each parameter of a bucket, or of the whole bucket at once."""
     if not layerwise:
-        yield 0, sum(segments)
+        yield 0, layout.numel
         return
     start = 0
-    for numel in segments:
+    for numel in layout.segments:
         yield start, start + numel
         start += numel

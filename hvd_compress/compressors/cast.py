@@ -6,16 +6,18 @@ from dataclasses import dataclass
 
 import torch
 
-from hvd_compress.compressors.base import Compressor, Segments
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors.base import Input, Round, Rounds, SingleRound
 from hvd_compress.errors import PayloadError
 from hvd_compress.payload import Payload
 
 
 @dataclass(frozen=True)
-class Cast(Compressor):
+class Cast(SingleRound):
     """Round to `dtype`, to nearest even, without error feedback; `None` sends the gradient as it is."""
 
     dtype: torch.dtype | None = None
+    compresses = False
 
     def sum_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the type in which a gradient of `dtype` travels: never a wider one than its own."""
@@ -23,13 +25,23 @@ class Cast(Compressor):
             return dtype
         return self.dtype
 
-    def compress(self, corrected: torch.Tensor, segments: Segments) -> Payload:
+    def wire(self, layout: Layout) -> tuple[Round, ...]:
+        dtype = self.sum_dtype(layout.dtype)
+        return (Round(layout.numel * dtype.itemsize, dtype),)
+
+    def rounds(self, work: Input) -> Rounds:
+        """In place where the gradient is sent as it is. A single payload is the sum, in the type that was sent."""
+        own = self.compress(work.gradient, work.layout)
+        payloads = yield own
+        total = payloads[0]["values"]
+        if total.data_ptr() != work.gradient.data_ptr():
+            work.gradient.copy_(total)
+        work.gradient.mul_(work.scale)
+
+    def compress(self, corrected: torch.Tensor, layout: Layout) -> Payload:
         return Payload({"values": corrected.to(self.sum_dtype(corrected.dtype))}, corrected.numel(), summable=True)
 
-    def add_to(self, out: torch.Tensor, payload: Payload, scale: float, segments: Segments) -> None:
+    def add_to(self, out: torch.Tensor, payload: Payload, scale: float, layout: Layout) -> None:
         if payload["values"].numel() != out.numel():
             raise PayloadError(f"{payload['values'].numel()} values for {out.numel()} elements")
         out.add_(payload["values"].to(out.dtype), alpha=scale)
-
-    def wire_bytes(self, segments: Segments, dtype: torch.dtype) -> int:
-        return sum(segments) * self.sum_dtype(dtype).itemsize

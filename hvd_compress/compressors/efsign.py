@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from hvd_compress import native
-from hvd_compress.compressors.base import FeedbackCompressor, Segments, spans
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors.base import FeedbackCompressor, Round, spans
 from hvd_compress.errors import PayloadError
 from hvd_compress.payload import Payload
 
@@ -25,23 +26,23 @@ class EFSign(FeedbackCompressor):
 
     layerwise: bool = True
 
-    def compress(self, corrected: torch.Tensor, segments: Segments) -> Payload:
-        return self.compress_feedback(corrected, torch.zeros_like(corrected), torch.empty_like(corrected), segments)
+    def compress(self, corrected: torch.Tensor, layout: Layout) -> Payload:
+        return self.compress_feedback(corrected, torch.zeros_like(corrected), torch.empty_like(corrected), layout)
 
     def compress_feedback(
-        self, gradient: torch.Tensor, residual: torch.Tensor, pending: torch.Tensor, segments: Segments
+        self, gradient: torch.Tensor, residual: torch.Tensor, pending: torch.Tensor, layout: Layout
     ) -> Payload:
         parts = [
             native.sign_accumulate(gradient[start:stop], residual[start:stop], out=pending[start:stop])
-            for start, stop in spans(segments, self.layerwise)
+            for start, stop in spans(layout, self.layerwise)
         ]
         bits = torch.cat([bits for bits, _ in parts])
         scales = torch.stack([scale.reshape(()) for _, scale in parts])
-        return Payload({"bits": bits, "scales": scales}, numel=sum(segments))
+        return Payload({"bits": bits, "scales": scales}, numel=layout.numel)
 
-    def add_to(self, out: torch.Tensor, payload: Payload, scale: float, segments: Segments) -> None:
+    def add_to(self, out: torch.Tensor, payload: Payload, scale: float, layout: Layout) -> None:
         bits, scales = payload["bits"], payload["scales"]
-        parts = list(self._parts(segments))
+        parts = list(self._parts(layout))
         if bits.numel() != parts[-1][3] or scales.numel() != len(parts):
             raise PayloadError(
                 f"{bits.numel()} bytes of signs and {scales.numel()} scales, expected {parts[-1][3]} and {len(parts)}"
@@ -49,15 +50,15 @@ class EFSign(FeedbackCompressor):
         for (start, stop, first, last), factor in zip(parts, scales, strict=True):
             native.sign_add(bits[first:last], factor, out[start:stop], scale)
 
-    def wire_bytes(self, segments: Segments, dtype: torch.dtype) -> int:
+    def wire(self, layout: Layout) -> tuple[Round, ...]:
         """One bit an element, each parameter padded to whole bytes, and 4 bytes a scale."""
-        parts = list(self._parts(segments))
-        return parts[-1][3] + 4 * len(parts)
+        parts = list(self._parts(layout))
+        return (Round(parts[-1][3] + 4 * len(parts)),)
 
-    def _parts(self, segments: Segments) -> Iterator[tuple[int, int, int, int]]:
+    def _parts(self, layout: Layout) -> Iterator[tuple[int, int, int, int]]:
         """Yield (start, stop) among the elements and (first, last) among the bytes of signs."""
         first = 0
-        for start, stop in spans(segments, self.layerwise):
+        for start, stop in spans(layout, self.layerwise):
             last = first + -(-(stop - start) // 8)
             yield start, stop, first, last
             first = last

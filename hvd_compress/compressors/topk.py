@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from hvd_compress import native
-from hvd_compress.compressors.base import Segments, Sparsifier, spans
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors.base import Round, Sparsifier, spans
 from hvd_compress.errors import ConfigError, received
 from hvd_compress.payload import Payload
 
@@ -33,46 +34,49 @@ class TopK(Sparsifier):
                 f"ratio = {self.ratio!r} lies outside (0, 1]; it is the share that is sent: one per cent is 0.01"
             )
 
-    def kept(self, segments: Segments) -> int:
-        return sum(k for _, _, k in self._parts(segments))
+    def kept(self, layout: Layout) -> int:
+        return sum(k for _, _, k in self._parts(layout))
 
-    def compress(self, corrected: torch.Tensor, segments: Segments) -> Payload:
-        parts = [native.topk(corrected[start:stop], k) for start, stop, k in self._parts(segments)]
-        return self._payload(parts, segments)
+    def compress(self, corrected: torch.Tensor, layout: Layout) -> Payload:
+        parts = [native.topk(corrected[start:stop], k) for start, stop, k in self._parts(layout)]
+        return self._payload(parts, layout)
 
     def compress_feedback(
-        self, gradient: torch.Tensor, residual: torch.Tensor, pending: torch.Tensor, segments: Segments
+        self, gradient: torch.Tensor, residual: torch.Tensor, pending: torch.Tensor, layout: Layout
     ) -> Payload:
         parts = [
             native.topk_accumulate(gradient[start:stop], residual[start:stop], k, out=pending[start:stop])
-            for start, stop, k in self._parts(segments)
+            for start, stop, k in self._parts(layout)
         ]
-        return self._payload(parts, segments)
+        return self._payload(parts, layout)
 
-    def add_to(self, out: torch.Tensor, payload: Payload, scale: float, segments: Segments) -> None:
+    def add_to(self, out: torch.Tensor, payload: Payload, scale: float, layout: Layout) -> None:
         with received():
             native.scatter_add(payload["indices"], payload["values"], out, scale)
 
-    def sum_into(self, out: torch.Tensor, payloads: Sequence[Payload], scale: float, segments: Segments) -> None:
+    def sum_into(self, out: torch.Tensor, payloads: Sequence[Payload], scale: float, layout: Layout) -> None:
         lists = [(payload["indices"], payload["values"]) for payload in payloads]
         with received():
             native.scatter_lists(lists, out, scale, clear=True, origin="payload from rank")
 
-    def wire_bytes(self, segments: Segments, dtype: torch.dtype) -> int:
+    def wire(self, layout: Layout) -> tuple[Round, ...]:
         """8 bytes a kept element: an int32 index and an fp32 value."""
-        return 8 * self.kept(segments)
+        return (Round(8 * self.kept(layout)),)
+
+    def with_ratio(self, ratio: float) -> TopK:
+        return replace(self, ratio=ratio)
 
     def take(self, corrected: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         with received():
             return native.take(corrected, indices)
 
-    def _parts(self, segments: Segments) -> Iterator[tuple[int, int, int]]:
-        for start, stop in spans(segments, self.layerwise):
+    def _parts(self, layout: Layout) -> Iterator[tuple[int, int, int]]:
+        for start, stop in spans(layout, self.layerwise):
             numel = stop - start
             yield start, stop, max(1, round(self.ratio * numel)) if numel else 0
 
-    def _payload(self, parts: list[tuple[torch.Tensor, torch.Tensor]], segments: Segments) -> Payload:
-        starts = [start for start, _ in spans(segments, self.layerwise)]
+    def _payload(self, parts: list[tuple[torch.Tensor, torch.Tensor]], layout: Layout) -> Payload:
+        starts = [start for start, _ in spans(layout, self.layerwise)]
         indices = [part[0] + start if start else part[0] for part, start in zip(parts, starts, strict=True)]
         tensors = {"indices": torch.cat(indices), "values": torch.cat([part[1].float() for part in parts])}
-        return Payload(tensors, numel=sum(segments))
+        return Payload(tensors, numel=layout.numel)

@@ -14,12 +14,12 @@ from itertools import cycle
 
 from hvd_compress.controller.policy import Policy, Round
 from hvd_compress.controller.standing import Known, Standing
-from hvd_compress.cost.candidates import Candidate
+from hvd_compress.cost.paths import Path
 
 LONGEST = 1.3
 """A step counts for at most so many times the median of its candidate, and for at least that part of it."""
 
-Predict = Callable[[Candidate], float]
+Predict = Callable[[Path], float]
 """Seconds that a candidate is expected to take: compress, communicate and decompress; infinity if it cannot."""
 
 
@@ -27,7 +27,7 @@ Predict = Callable[[Candidate], float]
 class Choice:
     """What was chosen and why. `seconds` are as measured, `predicted_s` as expected before it was tried."""
 
-    candidate: Candidate
+    candidate: Path
     seconds: float
     predicted_s: float
     reason: str
@@ -44,16 +44,16 @@ class Chooser:
         standing: whether it still takes what it took.
     """
 
-    def __init__(self, candidates: Sequence[Candidate], policy: Policy) -> None:
+    def __init__(self, candidates: Sequence[Path], policy: Policy) -> None:
         assert candidates
         self._candidates, self._policy = tuple(candidates), policy
-        self._queue: list[Candidate] = []  # one entry a step
-        self._samples: dict[Candidate, list[float]] = {}  # of this round
-        self._times: dict[Candidate, float] = {}  # what they say
+        self._queue: list[Path] = []  # one entry a step
+        self._samples: dict[Path, list[float]] = {}  # of this round
+        self._times: dict[Path, float] = {}  # what they say
         self._finals = self._steps_left = 0  # of this round
-        self._met: list[Candidate] = []  # in a final of it
+        self._met: list[Path] = []  # in a final of it
         self._upset = False
-        self._expected: dict[Candidate, float] = {}  # as predicted before it was tried
+        self._expected: dict[Path, float] = {}  # as predicted before it was tried
         self._predict: Predict  # both of this round
         self._round: Round
         self.choice: Choice | None = None
@@ -70,11 +70,11 @@ class Chooser:
         return len(self._queue)
 
     @property
-    def measured(self) -> Mapping[Candidate, float]:
+    def measured(self) -> Mapping[Path, float]:
         """What the candidates of the last round took, in seconds."""
         return self._times
 
-    def candidate(self, step: int) -> Candidate:
+    def candidate(self, step: int) -> Path:
         """Return what the `step`-th step from now uses, 0 for the coming one."""
         if self._queue:
             return self._queue[step % len(self._queue)]  # from the beginning where other buckets have more to try
@@ -99,7 +99,7 @@ class Chooser:
         """
         assert len(seconds) >= len(self._queue), f"{len(seconds)} times for {len(self._queue)} trials"
         self._steps_left -= len(seconds)
-        fresh: dict[Candidate, list[float]] = {}
+        fresh: dict[Path, list[float]] = {}
         for candidate, second in zip(cycle(self._queue), seconds, strict=False):
             fresh.setdefault(candidate, []).append(second)
             self._samples.setdefault(candidate, []).append(second)
@@ -146,7 +146,7 @@ class Chooser:
             return None
         return replace(self.choice, seconds=self.standing.seconds)
 
-    def recall(self, choice: Choice, measured: Mapping[Candidate, float]) -> None:
+    def recall(self, choice: Choice, measured: Mapping[Path, float]) -> None:
         """The network is one on which a choice stood before: that stands again, with what was measured there."""
         self._queue, self._times, self._upset, self.choice = [], dict(measured), False, choice
         self.standing.begin(choice.seconds, Known.BEFORE)
@@ -158,7 +158,7 @@ class Chooser:
         self.choice = replace(self.choice, seconds=self.standing.seconds)
         self._times = scaled(self._times, factor)
 
-    def _choose(self, best: Candidate) -> None:
+    def _choose(self, best: Path) -> None:
         fastest = best
         if self.choice is not None and self.choice.candidate in self._times:
             before, policy = self.choice.candidate, self._policy
@@ -168,7 +168,7 @@ class Chooser:
         self.choice = Choice(best, self._times[best], self._expected[best], self._reason(best, fastest))
         self.standing.begin(self.choice.seconds, Known.TRIALS)
 
-    def _reason(self, best: Candidate, fastest: Candidate) -> str:
+    def _reason(self, best: Path, fastest: Path) -> str:
         """Say why `best` is taken; `fastest` is another one where that is not fast enough to replace what is in use."""
         rivals = sorted((t, c != fastest, str(c)) for c, t in self._times.items() if c != best)
         if not rivals:
@@ -185,16 +185,16 @@ class Chooser:
             return f"no compression pays here: {compared}"
         return compared
 
-    def _predictions(self) -> dict[Candidate, float]:
+    def _predictions(self) -> dict[Path, float]:
         return {candidate: self._predict(candidate) for candidate in self._candidates}
 
-    def _first(self, predicted: dict[Candidate, float]) -> list[Candidate]:
+    def _first(self, predicted: dict[Path, float]) -> list[Path]:
         """What a round begins with: whatever is within the margin, but each AR-Topk with one broadcast alone.
 
         And the candidate in use, without which nothing can be compared.
         """
         limit = min(predicted.values()) * self._round.margin + self._policy.least_s
-        best: dict[tuple[str, str], Candidate] = {}
+        best: dict[tuple[str, str], Path] = {}
         for candidate in sorted(self._candidates, key=lambda candidate: predicted[candidate]):
             if predicted[candidate] <= limit:
                 best.setdefault((candidate.scheme, candidate.algorithm), candidate)
@@ -204,14 +204,14 @@ class Chooser:
             chosen = [*chosen[: self._round.most - 1], in_use]
         return chosen
 
-    def _all_changed(self, fresh: Mapping[Candidate, float]) -> bool:
+    def _all_changed(self, fresh: Mapping[Path, float]) -> bool:
         """Whether all that meet in a final evidently take longer than before in this round, or all of them less."""
         limit = self._policy.evident
         changes = [taken / max(self._times[c], 1e-9) for c, taken in fresh.items()]
         told_apart = all(abs(taken - self._times[c]) > self._policy.least_s for c, taken in fresh.items())
         return told_apart and (min(changes) > limit or max(changes) < 1 / limit)
 
-    def _final(self, best: Candidate) -> list[Candidate]:
+    def _final(self, best: Path) -> list[Path]:
         """Return the steps of the next final, of the best one and what came near it; none if nothing did.
 
         Nor where it does not matter: where all of them are as fast as can be told. What met in one before goes first:
@@ -227,7 +227,7 @@ class Chooser:
         self._met += [candidate for candidate in near if candidate not in self._met]
         return [candidate for candidate in near for _ in range(steps)]
 
-    def _once_more(self, best: Candidate) -> list[Candidate]:
+    def _once_more(self, best: Path) -> list[Path]:
         """Return some steps of the best one alone, where nothing came near it and it was tried in a single one.
 
         A step may be far shorter than others: where a rank comes late, part of the exchange is over by then.
@@ -237,7 +237,7 @@ class Chooser:
         again = far and len(self._samples[best]) == 1 and self._steps_left > 0
         return [best] * 2 if again else []
 
-    def _next(self, best: Candidate, predicted: dict[Candidate, float]) -> list[Candidate]:
+    def _next(self, best: Path, predicted: dict[Path, float]) -> list[Path]:
         shortest = self._times[best]
         limit = self._round.related * shortest
         related = {(c.scheme, c.algorithm) for c, t in self._times.items() if t <= limit}
@@ -251,12 +251,12 @@ class Chooser:
         left = self._steps_left - 2 * self._round.final
         return sorted(wanted, key=predicted.__getitem__)[: max(0, left)]
 
-    def _try(self, candidates: Sequence[Candidate], predicted: dict[Candidate, float]) -> None:
+    def _try(self, candidates: Sequence[Path], predicted: dict[Path, float]) -> None:
         self._expected.update({candidate: predicted[candidate] for candidate in candidates})
         self._queue = list(candidates)
 
 
-def scaled(times: Mapping[Candidate, float], factor: float) -> dict[Candidate, float]:
+def scaled(times: Mapping[Path, float], factor: float) -> dict[Path, float]:
     """Return what candidates take where what is compressed takes `factor` times as long: more or less of it is sent."""
     return {way: taken if way.scheme == "dense" else factor * taken for way, taken in times.items()}
 

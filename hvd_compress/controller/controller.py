@@ -19,7 +19,7 @@ from hvd_compress.controller.report import Agreed, Look, Pending, Timing, Took, 
 from hvd_compress.controller.sights import Sight, Workers
 from hvd_compress.controller.watch import OVERHEAD, Watch
 from hvd_compress.controller.witnesses import Witnesses
-from hvd_compress.cost.candidates import Candidate
+from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Engine
 
 
@@ -89,7 +89,7 @@ class Controller:
         """Whether all choices stand."""
         return all(course.chooser.settled for course in self._courses)
 
-    def candidates(self) -> tuple[Candidate, ...]:
+    def candidates(self) -> tuple[Path, ...]:
         """Return what the coming step uses, by bucket."""
         trial, step = self._ratios.trial, len(self._pending.steps)
         if trial:
@@ -296,7 +296,7 @@ class Controller:
         latency, transfer = self._network.latency, self._network.transfer
         self.history.add(Event(step, "noise", number, latency=latency, transfer=transfer, reason=reason))
 
-    def predicted(self, number: int, candidate: Candidate) -> float:
+    def predicted(self, number: int, candidate: Path) -> float:
         """Return the seconds that a bucket is expected to take by a candidate (`Course.predicted`)."""
         return self._courses[number].predicted(candidate)
 
@@ -310,7 +310,7 @@ class Controller:
         self._watch.restart()
         self._pending = Pending()
 
-    def _in_use(self) -> list[Candidate | None]:
+    def _in_use(self) -> list[Path | None]:
         """Return how buckets travel by the choices that stand, STAR and VAR told apart."""
         return self._workers.ways([course.chosen for course in self._courses])
 
@@ -334,7 +334,7 @@ class Controller:
         return tuple(upset)
 
     def _drift(
-        self, step: int, agreed: Agreed, typical: Sequence[float], used: Sequence[Candidate | None]
+        self, step: int, agreed: Agreed, typical: Sequence[float], used: Sequence[Path | None]
     ) -> dict[int, str]:
         """Return in words which buckets left what was measured of them.
 

@@ -14,7 +14,7 @@ from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratios import Ratios
 from hvd_compress.controller.sights import Workers
 from hvd_compress.controller.workers import WorkerChooser
-from hvd_compress.cost.candidates import Candidate
+from hvd_compress.cost.paths import Path
 
 TRIED = "tried, to be compared"
 """The reason in a round: nothing is chosen yet."""
@@ -48,19 +48,19 @@ class Course:
         self._ratios, self._workers, self._history, self._changed = ratios, workers, history, changed
 
     @property
-    def chosen(self) -> Candidate | None:
+    def chosen(self) -> Path | None:
         """How it travels by the choice that stands, or stood before the round; STAR stands for VAR as well."""
         return self.chooser.choice.candidate if self.chooser.choice is not None else None
 
-    def way(self, step: int) -> Candidate:
+    def way(self, step: int) -> Path:
         """Return how it travels in the `step`-th step from now, STAR and VAR told apart."""
         return self._workers.way(self._number, self.chooser.candidate(step))
 
-    def ratio(self, candidate: Candidate | None) -> float:
+    def ratio(self, candidate: Path | None) -> float:
         """Return the ratio with which a candidate sends it; None is whatever sends the largest elements."""
         return self._ratios.ratio(self._number, candidate.scheme if candidate is not None else "")
 
-    def _sent(self, candidate: Candidate) -> float:
+    def _sent(self, candidate: Path) -> float:
         """Return the ratio that is sent: all, without compression."""
         return 1.0 if candidate.scheme == "dense" else self.ratio(candidate)
 
@@ -71,7 +71,7 @@ class Course:
             return TRIED
         return self._workers.reason(self._number, choice.candidate, choice.reason)
 
-    def predicted(self, candidate: Candidate) -> float:
+    def predicted(self, candidate: Path) -> float:
         """Return the seconds that it is expected to take by a candidate, from all that is known by now.
 
         Infinity for one that cannot gain what is wanted.
@@ -140,7 +140,7 @@ class Course:
         if self._ratios.revise(step, self._number, self.chooser.measured, choice):
             self._send(step, ratio, "another ratio is better")
 
-    def take_window(self, step: int, seconds: float, way: Candidate | None, sent: float) -> str:
+    def take_window(self, step: int, seconds: float, way: Path | None, sent: float) -> str:
         """Take a window; return in words that it left what was measured, or nothing.
 
         Args:
@@ -172,7 +172,7 @@ class Course:
             Event(step, "worker", self._number, str(way), ratio, worker.seconds, gain=worker.gain, reason=why)
         )
 
-    def _ratio_then(self, met: Met, candidate: Candidate) -> float:
+    def _ratio_then(self, met: Met, candidate: Path) -> float:
         return met.ratio if candidate.scheme == met.choice.candidate.scheme else self.ratio(candidate)
 
     def _resume(self, step: int, met: Met) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hvd_compress.controller.kernels import Kernels
 from hvd_compress.controller.network import Network
-from hvd_compress.cost.candidates import Candidate
+from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.cost.predict import Costs, Prediction, predict
 
 FURTHEST = 4.0
@@ -28,15 +28,15 @@ class Bucket:
 
     Attributes:
         numel: elements.
-        element_bytes: of a dense element on the wire.
         ratio: k / numel of what is sent; where it is chosen as well, the one to begin with.
         candidates: the ways in which it may travel, the same on every rank.
+        stages: the collectives of a candidate at a ratio over a number of ranks.
     """
 
     numel: int
-    element_bytes: int
     ratio: float
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Path, ...]
+    stages: Callable[[Path, float, int], tuple[Stage, ...]]
 
 
 class Expected:
@@ -52,11 +52,11 @@ class Expected:
         """What was measured of exchanges does not hold any more: it is forgotten, but not what was of kernels."""
         self._network, self._correction, self._dense_s = network, 1.0, None
 
-    def seconds(self, candidate: Candidate, ratio: float) -> float:
+    def seconds(self, candidate: Path, ratio: float) -> float:
         """Return what the curves and the kernels say."""
         return self._predicted(candidate, ratio).seconds
 
-    def learn(self, measured: Mapping[Candidate, float], ratio: Callable[[Candidate], float]) -> None:
+    def learn(self, measured: Mapping[Path, float], ratio: Callable[[Path], float]) -> None:
         """Take what a round of trials measured; the fastest compressed way says how far off predictions are.
 
         `ratio` says what each candidate sent.
@@ -70,7 +70,7 @@ class Expected:
             factor = (seconds - predicted.compress_s) / max(predicted.communicate_s, 1e-9)
             self._correction = min(FURTHEST, max(1 / FURTHEST, factor))
 
-    def fastest(self, ratio: float) -> Candidate:
+    def fastest(self, ratio: float) -> Path:
         """Return the compressed way that is expected to take the fewest seconds."""
         sparse = [candidate for candidate in self._bucket.candidates if candidate.scheme != "dense"]
         return min(sparse, key=lambda candidate: self.seconds(candidate, ratio))
@@ -90,7 +90,7 @@ class Expected:
             reaching = [candidate for candidate in sparse if math.isfinite(sent_by[candidate.scheme])]
             for candidate in reaching or sparse:
                 sent = sent_by[candidate.scheme] if reaching else ratio
-                stages = candidate.stages(bucket.numel, sent, bucket.element_bytes, costs.world_size)
+                stages = bucket.stages(candidate, sent, costs.world_size)
                 communicate_s = sum(costs.seconds(stage.verb, stage.algorithm, stage.size) for stage in stages)
                 priced.append((self.kernels.seconds(candidate.scheme, sent), self._correction * communicate_s))
             found[ratio] = min(priced, key=sum)
@@ -104,9 +104,9 @@ class Expected:
         dense = [candidate for candidate in self._bucket.candidates if candidate.scheme == "dense"]
         return min((self.seconds(candidate, 1.0) for candidate in dense), default=math.inf)
 
-    def _predicted(self, candidate: Candidate, ratio: float) -> Prediction:
-        bucket, kernels_s = self._bucket, self.kernels.seconds(candidate.scheme, ratio)
-        return predict(candidate, bucket.numel, ratio, self._network, bucket.element_bytes, kernels_s)
+    def _predicted(self, candidate: Path, ratio: float) -> Prediction:
+        stages = self._bucket.stages(candidate, ratio, self._network.world_size)
+        return predict(candidate, stages, self._network, self.kernels.seconds(candidate.scheme, ratio))
 
 
 class _Remembered:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hvd_compress.controller.chooser import Choice
 from hvd_compress.controller.network import Network
-from hvd_compress.cost.candidates import Candidate
+from hvd_compress.cost.paths import Path
 
 MOST = 8
 """So many networks are remembered; the one that was left first is forgotten."""
@@ -29,9 +29,9 @@ class Met:
     step: int
     network: Network
     ratio: float
-    way: Candidate
+    way: Path
     choice: Choice
-    measured: Mapping[Candidate, float]
+    measured: Mapping[Path, float]
 
 
 class Memory:

@@ -14,7 +14,7 @@ from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.ratio import RatioChooser
 from hvd_compress.controller.report import Agreed, Timing
 from hvd_compress.controller.rollout import SHARE, Trial, report
-from hvd_compress.cost.candidates import Candidate
+from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Engine
 
 LOOK_STEPS = 8
@@ -95,7 +95,7 @@ class Ratios:
         self,
         gains: Sequence[Sequence[float]],
         choices: Sequence[Choice | None],
-        ways: Sequence[Candidate],
+        ways: Sequence[Path],
         usual: Sequence[float],
     ) -> None:
         """Take the agreed gains by bucket. The last one is what was sent; those before are read from the gradient.
@@ -129,7 +129,7 @@ class Ratios:
         self._choosers[number].reconsider()
         return self._choose(step, number, reason, choice)
 
-    def revise(self, step: int, number: int, measured: Mapping[Candidate, float], choice: Choice) -> bool:
+    def revise(self, step: int, number: int, measured: Mapping[Path, float], choice: Choice) -> bool:
         """A round of trials is over, and has shown more: return as reconsider(), once for each call of that."""
         if not self._choosers or not self._choosers[number].revise_once():
             return False
@@ -137,7 +137,7 @@ class Ratios:
         return self._choose(step, number, "after its trials", choice)
 
     def moved(
-        self, agreed: Agreed, ways: Sequence[Candidate], window: int, share: float, step: int
+        self, agreed: Agreed, ways: Sequence[Path], window: int, share: float, step: int
     ) -> list[tuple[int, str]]:
         """Return, after a window, for which buckets to choose anew and why, as the gain has moved.
 

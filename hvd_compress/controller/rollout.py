@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hvd_compress.controller.report import Agreed, Look, Timing, agree
-from hvd_compress.cost.candidates import Candidate
+from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError
 
@@ -60,7 +60,7 @@ class Trial:
     """What is measured of one ratio while a rollout runs, by step and bucket; `candidates` say how buckets travel."""
 
     ratio: float
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Path, ...]
     timings: list[tuple[Timing, ...]] = field(default_factory=list)
     sent: list[tuple[float, ...]] = field(default_factory=list)
 

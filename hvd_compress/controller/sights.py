@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from hvd_compress.controller.workers import STAR, Step, WorkerChooser, WorkerPolicy
-from hvd_compress.cost.candidates import Candidate
+from hvd_compress.cost.paths import Path
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class Workers:
         self._told: list[dict[int, Sight]] = []  # in the last report
         self._mixed: set[int] = set()
 
-    def way(self, number: int, candidate: Candidate) -> Candidate:
+    def way(self, number: int, candidate: Path) -> Path:
         """Return how a bucket travels by a candidate."""
         if number not in self._choosers or candidate.scheme != STAR:
             return candidate
         return replace(candidate, scheme=self._choosers[number].used)
 
-    def ways(self, candidates: Sequence[Candidate | None]) -> list[Candidate | None]:
+    def ways(self, candidates: Sequence[Path | None]) -> list[Path | None]:
         """Return the same of all buckets, None for those whose candidate is."""
         return [way if way is None else self.way(number, way) for number, way in enumerate(candidates)]
 
-    def reason(self, number: int, candidate: Candidate, reason: str) -> str:
+    def reason(self, number: int, candidate: Path, reason: str) -> str:
         """Return why it travels so, given why the candidate was chosen."""
         if number not in self._choosers or candidate.scheme != STAR:
             return reason
@@ -56,13 +56,13 @@ class Workers:
         words = f"{chooser.used.upper()} is tried, to be compared" if chooser.trying else chooser.reason
         return f"{reason}; {words}"
 
-    def gain(self, number: int, candidate: Candidate) -> float:
+    def gain(self, number: int, candidate: Path) -> float:
         """Return the gain that was last seen, NaN where none was."""
         if number not in self._choosers or candidate.scheme != STAR:
             return float("nan")
         return self._choosers[number].gain
 
-    def watches(self, number: int, candidate: Candidate | None) -> bool:
+    def watches(self, number: int, candidate: Path | None) -> bool:
         """Whether a bucket's exchange is to be watched in a step that uses `candidate`."""
         wanted = number in self._choosers and candidate is not None and candidate.scheme == STAR
         return wanted and self._choosers[number].awake

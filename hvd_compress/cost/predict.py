@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from hvd_compress.cost.candidates import Candidate, Stage
+from hvd_compress.cost.paths import Path, Stage
 
 
 class Costs(Protocol):
@@ -24,7 +24,7 @@ class Costs(Protocol):
 class Prediction:
     """The seconds of one bucket, broken down. `stages` holds each collective with its seconds, in order."""
 
-    candidate: Candidate
+    candidate: Path
     compress_s: float
     stages: tuple[tuple[Stage, float], ...]
     decompress_s: float
@@ -39,26 +39,23 @@ class Prediction:
 
 
 def predict(
-    candidate: Candidate,
-    numel: int,
-    ratio: float,
+    candidate: Path,
+    stages: Iterable[Stage],
     costs: Costs,
-    element_bytes: int = 4,
     compress_s: float = 0.0,
     decompress_s: float = 0.0,
 ) -> Prediction:
-    """Return what a bucket of `numel` elements would take.
+    """Return what a bucket would take.
 
     Args:
-        ratio: k / numel of what is sent, in (0, 1]; without meaning for dense schemes.
+        candidate: the path by which it would travel.
+        stages: its collectives, from `schemes.stages`, which takes their bytes from the compressor.
         costs: formulas, or curves: the same on all ranks, so that the prediction is.
-        element_bytes: of the gradient's dtype, which a dense scheme sends. Sparse ones send 4 and 4.
         compress_s, decompress_s: as measured or estimated by the caller, over ranks alike.
 
     Raises:
-        ConfigError: a ratio outside (0, 1], or a collective that `costs` knows nothing of.
+        ConfigError: a collective that `costs` knows nothing of.
     """
-    stages = candidate.stages(numel, ratio, element_bytes, costs.world_size)
     priced = tuple((stage, costs.seconds(stage.verb, stage.algorithm, stage.size)) for stage in stages)
     return Prediction(candidate, compress_s, priced, decompress_s)
 

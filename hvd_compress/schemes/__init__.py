@@ -1,10 +1,44 @@
 """Who sends what, in which rounds?"""
 
 from hvd_compress.schemes.allgather import AllGather
+from hvd_compress.schemes.allreduce import AllReduce, Dense
 from hvd_compress.schemes.alltoall import AllToAll
 from hvd_compress.schemes.artopk import ARTopk
 from hvd_compress.schemes.base import Exchange, Scheme, Work
-from hvd_compress.schemes.dense import Dense
 from hvd_compress.schemes.observed import Observed
+from hvd_compress.schemes.registry import (
+    SCHEMES,
+    build,
+    carries,
+    labels,
+    meanings,
+    names_for,
+    parse,
+    stages,
+    sums,
+    variants,
+    verb_of,
+)
 
-__all__ = ["ARTopk", "AllGather", "AllToAll", "Dense", "Exchange", "Observed", "Scheme", "Work"]
+__all__ = [
+    "SCHEMES",
+    "ARTopk",
+    "AllGather",
+    "AllReduce",
+    "AllToAll",
+    "Dense",
+    "Exchange",
+    "Observed",
+    "Scheme",
+    "Work",
+    "build",
+    "carries",
+    "labels",
+    "meanings",
+    "names_for",
+    "parse",
+    "stages",
+    "sums",
+    "variants",
+    "verb_of",
+]

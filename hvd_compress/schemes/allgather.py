@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from hvd_compress.compressors.base import FeedbackCompressor
-from hvd_compress.engines.base import Engine
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors.base import Compressor
+from hvd_compress.cost.paths import Path, Stage
+from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.errors import located
 from hvd_compress.payload import Payload
-from hvd_compress.schemes.base import Exchange, Scheme, Work, all_finite
+from hvd_compress.schemes.base import Exchange, Scheme, Work, all_finite, finish
 
 
 @dataclass(frozen=True)
 class AllGather(Scheme):
-    """One all-gather of payloads, decompressed and added in rank order.
+    """One all-gather of payloads a round, decompressed and added in rank order.
 
     Bytes sent by a rank: (N-1) * payload, which for top-k is 8 * k.
     """
 
-    compressor: FeedbackCompressor
-    algorithm: str = "auto"
+    compressor: Compressor
+    path: Path = Path("allgather")
+    names = ("allgather",)
+    verb = "allgather"
+
+    @classmethod
+    def carries(cls, compressor: Compressor) -> bool:
+        return compressor.compresses
+
+    @classmethod
+    def variants(cls, compressor: Compressor, layout: Layout, can: Capabilities) -> Sequence[Path]:
+        if not cls.carries(compressor):
+            return ()
+        # Libraries can be told an algorithm where all lengths are equal.
+        forced = can.allgathers if all(round_.fixed for round_ in compressor.wire(layout)) else ()
+        return [Path("allgather", algorithm) for algorithm in ("auto", *forced)]
+
+    def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:
+        rounds = self.compressor.wire(layout)
+        return tuple(Stage("allgather", self.path.algorithm, round_.nbytes) for round_ in rounds)
 
     def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
         return _AllGatherExchange(self, work, world_size)
@@ -29,42 +50,39 @@ class AllGather(Scheme):
 
 class _AllGatherExchange(Exchange):
     def __init__(self, scheme: AllGather, work: Work, world_size: int) -> None:
-        assert work.residual is not None
-        assert work.pending is not None
-        self._compressor, self._work, self._world_size = scheme.compressor, work, world_size
-        self._algorithm = scheme.algorithm
-        self._residual, self._pending = work.residual, work.pending
+        self._work, self._world_size, self._algorithm = work, world_size, scheme.path.algorithm
+        self._rounds, self._wire = scheme.compressor.rounds(work), scheme.compressor.wire(work.layout)
         self._own: Payload
         self._packed: torch.Tensor
         self._received: list[torch.Tensor] = []
 
     def encode(self) -> None:
-        work = self._work
-        self._own = self._compressor.compress_feedback(work.gradient, self._residual, self._pending, work.segments)
-        self._packed = work.lane.buffer("sent", self._own.packed_bytes, torch.uint8)
-        self._own.pack(work.step, work.bucket, self._packed, work.lane.place, work.note)
+        self._pack(next(self._rounds), 0)
+
+    def _pack(self, payload: Payload, number: int) -> None:
+        work, self._own = self._work, payload
+        self._packed = work.lane.buffer(f"sent {number}", payload.packed_bytes, torch.uint8)
+        payload.pack(work.step, work.bucket, self._packed, work.lane.place, work.note)
 
     def communicate(self, engine: Engine) -> None:
-        # Every rank has the same segments and settings, so all payloads have this length.
-        lengths = [self._packed.numel()] * self._world_size
-        inbox = self._work.lane.inbox("received", sum(lengths), torch.uint8)
-        self._received = engine.allgather(self._packed, lengths, self._algorithm, out=inbox)
+        last = len(self._wire) - 1
+        for number, round_ in enumerate(self._wire):
+            # Of a fixed size every rank's payload has this length, since all have the same layout and settings.
+            lengths = [self._packed.numel()] * self._world_size if round_.fixed else None
+            inbox = self._work.lane.inbox(f"received {number}", sum(lengths), torch.uint8) if lengths else None
+            self._received = engine.allgather(self._packed, lengths, self._algorithm, out=inbox)
+            if number < last:
+                with self._work.lane.turn():
+                    self._pack(self._rounds.send(self._unpacked()), number + 1)
 
-    def decode(self) -> torch.Tensor:
-        work = self._work
-        payloads = []
+    def _unpacked(self) -> list[Payload]:
+        work, payloads = self._work, []
         for rank, buffer in enumerate(self._received):
             with located(f"payload from rank {rank}"):
                 payloads.append(self._own.unpack(work.lane.fetch(buffer), work.step, work.bucket, header=buffer))
                 self.heard |= payloads[-1].note
-        # 16-bit gradients are summed in fp32 and rounded once.
-        exact = work.gradient.dtype == torch.float32
-        total = (
-            work.gradient
-            if exact
-            else torch.empty(work.gradient.numel(), dtype=torch.float32, device=work.gradient.device)
-        )
-        self._compressor.sum_into(total, payloads, work.scale, work.segments)
-        if total is not work.gradient:
-            work.gradient.copy_(total)
-        return all_finite(work.gradient)
+        return payloads
+
+    def decode(self) -> torch.Tensor:
+        finish(self._rounds, self._unpacked())
+        return all_finite(self._work.gradient)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor
-from hvd_compress.engines.base import Engine
+from hvd_compress.cost.paths import Path, Stage
+from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.layout import shard
-from hvd_compress.schemes.base import Exchange, Scheme, Work, all_finite
+from hvd_compress.schemes.base import Exchange, Scheme, Work, all_finite, send_residual
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,20 @@ class AllToAll(Scheme):
     """
 
     compressor: Compressor
+    path: Path = Path("alltoall")
+    names = ("alltoall",)
+
+    @classmethod
+    def carries(cls, compressor: Compressor) -> bool:
+        return not compressor.compresses
+
+    @classmethod
+    def variants(cls, compressor: Compressor, layout: Layout, can: Capabilities) -> Sequence[Path]:
+        return [Path("alltoall")] if cls.carries(compressor) and "alltoall" in can.verbs else ()
+
+    def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:
+        (sent,) = self.compressor.wire(layout)
+        return (Stage("alltoall", "auto", sent.nbytes), Stage("allgather", "auto", sent.nbytes / world_size))
 
     def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
         return _AllToAllExchange(self, work, rank, world_size)
@@ -33,9 +50,10 @@ class _AllToAllExchange(Exchange):
         self._own: torch.Tensor
 
     def encode(self) -> None:
-        payload = self._scheme.compressor.compress(self._work.gradient, self._work.segments)
+        send_residual(self._scheme.compressor, self._work)
+        payload = next(self._scheme.compressor.rounds(self._work))
         assert payload.summable
-        self._values = payload["values"]
+        (self._values,) = payload.tensors.values()
         self._own = self._work.lane.post("values", self._values)
 
     def communicate(self, engine: Engine) -> None:

@@ -3,38 +3,64 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from hvd_compress import native
-from hvd_compress.compressors.base import Sparsifier
-from hvd_compress.engines.base import Engine
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors.base import Compressor, Sparsifier
+from hvd_compress.cost.paths import Path, Stage
+from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.errors import PayloadError, located, received
 from hvd_compress.payload import Payload
 from hvd_compress.schemes.base import Exchange, Picked, Scheme, Work, all_finite
+
+INDEX_BYTES = VALUE_BYTES = 4
+"""On the wire a kept element has an int32 index and an fp32 value, whatever the gradient's dtype."""
+NORM_BYTES = 8
 
 
 @dataclass(frozen=True)
 class ARTopk(Scheme):
     """Algorithm 1 of Tyagi and Swany, "Flexible Communication for Optimal Distributed Learning", on a fused bucket.
 
-    `selection` says whose indices are used: "star" takes the ranks in turn (rank step % N), "var" the rank whose
-    selected values have the largest squared norm (lowest rank among equals).
+    The path's scheme says whose indices are used: "star" takes the ranks in turn (rank step % N), "var" the rank whose
+    selected values have the largest squared norm (lowest rank among equals). "artopk" leaves that open, for pricing.
 
-    `algorithm` is that of the allreduce, `broadcast` that of the broadcast.
+    The path's `algorithm` is that of the allreduce, its `broadcast` that of the broadcast.
 
     Bytes sent by a rank, on average: (N-1)/N * 4 * k for the broadcast of indices (more for "scatter_allgather"), and
     those of the engine's allreduce of 4 * k bytes; "var" adds an all-gather of 8 bytes.
     """
 
     compressor: Sparsifier
-    selection: str = "star"
-    algorithm: str = "auto"
-    broadcast: str = "auto"
+    path: Path = Path("star")
+    names = ("star", "var", "artopk")
+    verb = "allreduce"
+    broadcasts = True
+
+    @classmethod
+    def carries(cls, compressor: Compressor) -> bool:
+        return isinstance(compressor, Sparsifier)
+
+    @classmethod
+    def variants(cls, compressor: Compressor, layout: Layout, can: Capabilities) -> Sequence[Path]:
+        if not cls.carries(compressor):
+            return ()
+        ways = [(name, way) for name in ("auto", *can.algorithms) for way in ("auto", *can.broadcasts)]
+        return [Path(selection, *way) for selection in ("star", "var") for way in ways]
+
+    def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:
+        """Eq. 4: a broadcast of indices, an allreduce of values."""
+        k = self.compressor.kept(layout)
+        norms = (Stage("allgather", "auto", NORM_BYTES),) if self.path.scheme == "var" else ()
+        indices = Stage("broadcast", self.path.broadcast, k * INDEX_BYTES)
+        return (*norms, indices, Stage("allreduce", self.path.algorithm, k * VALUE_BYTES))
 
     def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
-        kind = _VarExchange if self.selection == "var" else _StarExchange
+        kind = _VarExchange if self.path.scheme == "var" else _StarExchange
         return kind(self, work, rank, world_size)
 
 
@@ -47,7 +73,7 @@ class _ARTopkExchange(Exchange):
         self._scheme, self._work, self._rank, self._world_size = scheme, work, rank, world_size
         self._residual, self._pending = work.residual, work.pending
         # What every rank expects from the chosen one.
-        indices = torch.zeros(scheme.compressor.kept(work.segments), dtype=torch.int32, device="cpu")
+        indices = torch.zeros(scheme.compressor.kept(work.layout), dtype=torch.int32, device="cpu")
         self._expected = Payload({"indices": indices}, work.gradient.numel())
         self._packed: torch.Tensor
         self._indices: torch.Tensor
@@ -72,7 +98,7 @@ class _ARTopkExchange(Exchange):
 
     def _share(self, engine: Engine, root: int) -> None:
         work, lane = self._work, self._work.lane
-        engine.broadcast(self._packed, root, self._scheme.broadcast)
+        engine.broadcast(self._packed, root, self._scheme.path.broadcast)
         with located(f"indices from rank {root}"), lane.turn():
             packed = lane.fetch(self._packed)
             selection = self._expected.unpack(packed, work.step, work.bucket, header=self._packed)
@@ -84,7 +110,7 @@ class _ARTopkExchange(Exchange):
                     values = self._take()
                     self._note(root, values)
                     self._sum = lane.post("values", values)
-        engine.allreduce(self._sum, self._scheme.algorithm)
+        engine.allreduce(self._sum, self._scheme.path.algorithm)
 
     def _note(self, root: int, values: torch.Tensor) -> None:
         if self._work.watched:
@@ -116,7 +142,7 @@ class _StarExchange(_ARTopkExchange):
             self._accumulate()
             return
         compressor = self._scheme.compressor
-        payload = compressor.compress_feedback(work.gradient, self._residual, self._pending, work.segments)
+        payload = compressor.compress_feedback(work.gradient, self._residual, self._pending, work.layout)
         self._pack(payload["indices"])
         self._note(self._root, payload["values"])
         # NaN and Inf are the largest of all, so they are among these.
@@ -131,7 +157,7 @@ class _VarExchange(_ARTopkExchange):
 
     def _compress(self) -> None:
         self._accumulate()
-        payload = self._scheme.compressor.compress(self._pending, self._work.segments)
+        payload = self._scheme.compressor.compress(self._pending, self._work.layout)
         self._pack(payload["indices"])
         self._variance = self._work.lane.post("variance", payload["values"].double().square().sum().reshape(1))
 

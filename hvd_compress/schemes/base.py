@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
+from hvd_compress import native
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors.base import Compressor, Input, Rounds
+from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.devices.lane import HOST, Lane
-from hvd_compress.engines.base import Engine
+from hvd_compress.engines.base import Capabilities, Engine
+from hvd_compress.payload import Payload
 
 
 @dataclass(frozen=True)
-class Work:
-    """One bucket in one step.
+class Work(Input):
+    """One bucket in one step, with its lane.
 
     Attributes:
-        gradient: (numel,) in the bucket's dtype. Holds this rank's gradient, and the result at the end.
-        residual: (numel,) fp32, what earlier steps did not send; never written. None where nothing is remembered.
-        pending: (numel,) fp32, receives what this step does not send; becomes the residual if the step succeeds.
-        segments: numel of each parameter.
-        scale: what the sum over ranks is multiplied by: 1 / world_size for an average.
         lane: what leads to the engine and back; engines take no tensor that did not come from it.
         watched: whether the controller wants to know whose indices were used, and what was sent (Exchange.picked).
         note: what this rank has to say to the others, in the header of its payload, if it sends one.
     """
 
-    gradient: torch.Tensor
-    residual: torch.Tensor | None
-    pending: torch.Tensor | None
-    segments: tuple[int, ...]
-    step: int
-    bucket: int
-    scale: float
     lane: Lane = HOST
     watched: bool = False
     note: int = 0
@@ -80,11 +75,66 @@ class Exchange(ABC):
 
 
 class Scheme(ABC):
-    """Answers: who sends what, in which rounds?"""
+    """Answers: who sends what, in which rounds?
+
+    A scheme is a frozen dataclass: a compressor, and a path that names the scheme and the algorithms of its
+    collectives. `schemes.SCHEMES` lists all of them.
+
+    Attributes:
+        names: what a path's scheme may be to mean this one.
+        verb: of its main collective, whose algorithm the path names; None where it has none to choose from.
+        broadcasts: whether the path names the algorithm of a broadcast, too.
+    """
+
+    names: ClassVar[tuple[str, ...]]
+    verb: ClassVar[str | None] = None
+    broadcasts: ClassVar[bool] = False
+    compressor: Compressor
+    path: Path
+
+    @classmethod
+    def carries(cls, compressor: Compressor) -> bool:
+        """Whether payloads of this compressor can travel so, over an engine that can do all."""
+        return True
+
+    @classmethod
+    @abstractmethod
+    def variants(cls, compressor: Compressor, layout: Layout, can: Capabilities) -> Sequence[Path]:
+        """Return the paths by which it can carry a compressor over an engine, perhaps none; "auto" first."""
+
+    @abstractmethod
+    def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:
+        """Return the collectives of one step in the order in which they run, for pricing."""
 
     @abstractmethod
     def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
         """Return the exchange of one bucket in one step."""
+
+
+def send_residual(compressor: Compressor, work: Work) -> None:
+    """Where a compressor without error feedback meets a residual, from before another decision, add it to the gradient.
+
+    Nothing is remembered afterwards but what rounding to the gradient's dtype takes.
+    """
+    gradient, residual, pending = work.gradient, work.residual, work.pending
+    if compressor.error_feedback or residual is None or pending is None:
+        return
+    if gradient.dtype == residual.dtype:
+        native.accumulate(gradient, residual, out=gradient)
+        pending.zero_()
+    else:
+        native.accumulate(gradient, residual, out=pending)
+        gradient.copy_(pending)
+        pending.sub_(gradient)
+
+
+def finish(rounds: Rounds, payloads: Sequence[Payload]) -> None:
+    """Send a compressor the payloads of its last round: the result is written."""
+    try:
+        rounds.send(payloads)
+    except StopIteration:
+        return
+    raise AssertionError("a compressor has more rounds than wire() says")
 
 
 def all_finite(tensor: torch.Tensor) -> torch.Tensor:

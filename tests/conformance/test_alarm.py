@@ -10,13 +10,16 @@ import pytest
 import torch
 
 from hvd_compress import reducer
+from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import TopK
 from hvd_compress.controller import watch
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.report import Timing
 from hvd_compress.cost.formulas import Formulas
+from hvd_compress.cost.paths import Path
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.schemes import AllGather, ARTopk, Work
 from hvd_compress.settings import Settings
 from hvd_compress.steering import Steering
@@ -29,8 +32,8 @@ RANKS, CHANGE, STEPS = 3, 100, 140
     ("scheme", "heard", "leading"),
     [
         (AllGather(TopK(0.1)), {0: 1, 1: 1, 2: 1}, {0, 1, 2}),
-        (ARTopk(TopK(0.1), "star"), {0: 0, 1: 0, 2: 1}, {2}),  # in step 2 it is the turn of rank 2
-        (ARTopk(TopK(0.1), "var"), {0: 1, 1: 0, 2: 0}, {0, 1, 2}),  # rank 0 holds most
+        (ARTopk(TopK(0.1), Path("star")), {0: 0, 1: 0, 2: 1}, {2}),  # in step 2 it is the turn of rank 2
+        (ARTopk(TopK(0.1), Path("var")), {0: 1, 1: 0, 2: 0}, {0, 1, 2}),  # rank 0 holds most
     ],
 )
 def test_what_a_rank_says_is_heard_by_all_alike(
@@ -40,8 +43,8 @@ def test_what_a_rank_says_is_heard_by_all_alike(
 
     def body(engine: InProcessEngine, speaker: int) -> int:
         gradient = torch.arange(100.0) / (1 + engine.rank)
-        memory = torch.zeros(100), torch.zeros(100)
-        work = Work(gradient, *memory, (100,), step=2, bucket=0, scale=1.0, note=int(engine.rank == speaker))
+        state = BucketState(Residual(torch.zeros(100), torch.zeros(100)))
+        work = Work(gradient, Layout.of(100), 2, 0, 1.0, state, note=int(engine.rank == speaker))
         exchange = scheme.exchange(work, engine.rank, engine.world_size)
         exchange.encode()
         exchange.communicate(engine)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from hvd_compress import native
+from hvd_compress.buckets.layout import Layout
 from hvd_compress.devices.device import DeviceLane
 from hvd_compress.devices.lane import Lane
 from hvd_compress.devices.staged import StagedLane
@@ -205,7 +206,7 @@ def crossed(engine: InProcessEngine, name: str, kind: str) -> tuple[int, int, in
         optimizer.step()
         optimizer.zero_grad()
     payload_bytes = sum(
-        decision.compressor.wire_bytes([parameters[n].numel() for n in names], torch.float32)
+        sum(r.nbytes for r in decision.compressor.wire(Layout.of(*(parameters[n].numel() for n in names))))
         for names, decision in optimizer.decisions.items()
     )
     assert optimizer.last_step is not None

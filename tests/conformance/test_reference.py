@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from hvd_compress.buckets.layout import Layout
 from hvd_compress.engines.inprocess import run_ranks
 from tests.harness import REQUESTS, SHAPES, backward, flat_gradient, gradient, on_engine
 
@@ -124,9 +125,9 @@ def test_one_rank_equals_plain_training_with_the_same_compressor(name: str) -> N
     for step in range(STEPS):
         for number, places in enumerate(bucket_slices(parts)):
             own = torch.cat([gradient(n, SHAPES[n], 0, step).reshape(-1) for n in places])
-            segments = [torch.Size(SHAPES[n]).numel() for n in places]
+            layout = Layout(tuple(places), tuple(SHAPES[n] for n in places))
             corrected = own + kept.get(number, torch.zeros_like(own))
-            sent = compressor.decompress(compressor.compress(corrected, segments), segments)
+            sent = compressor.decompress(compressor.compress(corrected, layout), layout)
             if name not in ("bf16", "dense"):
                 kept[number] = corrected - sent
             for n, place in places.items():

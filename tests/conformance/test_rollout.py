@@ -12,7 +12,7 @@ import torch
 
 from hvd_compress.compressors import TopK
 from hvd_compress.controller.goal import AutoRatio
-from hvd_compress.cost.candidates import Candidate
+from hvd_compress.cost import paths
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UsageError
@@ -120,13 +120,13 @@ def test_training_goes_on_to_the_bit_as_if_there_had_been_none(monkeypatch: pyte
 
     Of two ranks' values all algorithms make the same sum.
     """
-    ways = (Candidate("star"), Candidate("star", "ring"))
+    ways = (paths.Path("star"), paths.Path("star", "ring"))
     monkeypatch.setattr("hvd_compress.steering.ways", lambda *_: ways)
 
     def go_on(run: SimpleNamespace) -> list[torch.Tensor]:
         run.optimizer._reducer.steering = None
         for route in run.optimizer._reducer._routes:
-            route.decide(type(route.decision)(TopK(0.05), 0.05, "star"))
+            route.decide(type(route.decision)(TopK(0.05), paths.Path("star")))
         for _ in range(5):
             run.step()
         return state(run)

@@ -14,9 +14,10 @@ from hvd_compress.controller import watch
 from hvd_compress.controller.controller import Suspicion
 from hvd_compress.controller.policy import Policy, Round
 from hvd_compress.controller.report import Agreed
-from hvd_compress.cost.candidates import Candidate
+from hvd_compress.cost import paths
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.schemes import parse
 from hvd_compress.settings import Settings
 from tests.harness import backward, flat_gradient, flat_residual, gradient, make_optimizer, on_engine
 
@@ -48,7 +49,7 @@ def test_ranks_choose_alike_and_nothing_is_lost(tmp_path: Path, monkeypatch: pyt
             optimizer.synchronize()
             came += flat_gradient(parameters)
             bits.append(flat_gradient(parameters))
-            used.append([(d.scheme, d.algorithm, d.broadcast) for d in optimizer.decisions.values()])
+            used.append([str(d.path) for d in optimizer.decisions.values()])
             with optimizer.skip_synchronize():
                 optimizer.step()
         given = sum(_given(parameters, engine.rank, step) for step in range(STEPS))
@@ -61,7 +62,7 @@ def test_ranks_choose_alike_and_nothing_is_lost(tmp_path: Path, monkeypatch: pyt
     given, left = sum(rank[1] for rank in ranks) / 3, sum(rank[2] for rank in ranks) / 3
     torch.testing.assert_close(ranks[0][0] + left, given, rtol=1e-4, atol=1e-3)
     tried = {way for step in ranks[0][3] for way in step}
-    assert {"allgather", "star", "dense"} == {scheme for scheme, _, _ in tried}
+    assert {"allgather", "star", "dense"} == {parse(way).scheme for way in tried}
     assert {"begin", "choice", "window"} <= ranks[0][5]
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) > 3
 
@@ -139,7 +140,7 @@ def test_what_was_left_is_sent_when_a_bucket_goes_without_compression() -> None:
     """After one compressed step the residual travels with a dense one, in fp32 to the last bit."""
 
     def body(engine: InProcessEngine):
-        from hvd_compress.decision import steered
+        from hvd_compress.steering import steered
 
         parameters, optimizer = on_engine(engine, Request(TopK(0.05), "allgather"))
         reducer = optimizer._reducer
@@ -151,7 +152,7 @@ def test_what_was_left_is_sent_when_a_bucket_goes_without_compression() -> None:
             with optimizer.skip_synchronize():
                 optimizer.step()
             for route in reducer._routes:
-                route.decide(steered(route.decision, TopK(0.05), Candidate("dense"), "a test"))
+                route.decide(steered(route.decision, TopK(0.05), paths.Path("dense"), "a test"))
         given = [_given(parameters, engine.rank, step) for step in range(2)]
         return first + flat_gradient(parameters), sum(given), flat_residual(optimizer, parameters)
 

@@ -3,13 +3,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, EFSign, TopK
-from hvd_compress.decision import Decision, Request, decide, is_adaptive, ways, workers_open
+from hvd_compress.cost.paths import Path
+from hvd_compress.decision import Decision, Request, decide
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.errors import ConfigError
 from hvd_compress.schemes import AllGather, AllToAll, ARTopk, Dense
+from hvd_compress.steering import is_adaptive, ways, workers_open
 
-CAN = Capabilities(("allreduce",), ("ring",), (torch.float32, torch.float64))
+VERBS = ("allreduce", "allgather", "broadcast", "alltoall")
+CAN = Capabilities(VERBS, ("ring",), (torch.float32, torch.float64))
 
 
 @pytest.mark.parametrize("ratio", [0, 0.0, -0.1, 1.5, 10, float("nan"), float("inf"), "0.1", None, True])
@@ -20,8 +24,8 @@ def test_a_ratio_outside_its_range_is_refused(ratio: object) -> None:
 
 @pytest.mark.parametrize("ratio", [1, 1.0, 1e-9, 0.5])
 def test_a_ratio_within_its_range_keeps_at_least_one(ratio: float) -> None:
-    assert TopK(ratio).kept([10]) == max(1, round(ratio * 10))
-    assert TopK(ratio).kept([0]) == 0
+    assert TopK(ratio).kept(Layout.of(10)) == max(1, round(ratio * 10))
+    assert TopK(ratio).kept(Layout.of(0)) == 0
 
 
 @pytest.mark.parametrize(
@@ -45,9 +49,7 @@ def test_what_cannot_be_summed_has_no_allreduce_to_name() -> None:
         Request(EFSign(), algorithm="ring")
 
 
-FORCING = Capabilities(
-    ("allreduce",), ("ring", "tree"), (torch.float32,), broadcasts=("pipeline_16k",), allgathers=("bruck",)
-)
+FORCING = Capabilities(VERBS, ("ring", "tree"), (torch.float32,), broadcasts=("pipeline_16k",), allgathers=("bruck",))
 
 
 @pytest.mark.parametrize(
@@ -68,9 +70,9 @@ def test_the_controller_chooses_among_what_the_request_leaves_open(arguments: di
         return every if scheme != word else [word]
 
     request = Request(TopK(0.1), **arguments)
-    found = [str(way) for way in ways(request, torch.float32, FORCING)]
+    found = [str(way) for way in ways(request, Layout.of(10), FORCING)]
     assert found == [name for word in expected.split() for name in spelled(word)]
-    assert ways(request, torch.float64, FORCING) == ()
+    assert ways(request, Layout.of(10, dtype=torch.float64), FORCING) == ()
     fixed = arguments.keys() == {"scheme", "algorithm"}
     assert is_adaptive(request) != fixed
 
@@ -106,7 +108,7 @@ def test_schemes_are_for_sparsifiers() -> None:
 def test_every_request_finds_a_scheme_that_can_carry_it(
     request_: Request, dtype: torch.dtype, size: int, scheme: str
 ) -> None:
-    decision = decide(request_, dtype, size, CAN)
+    decision = decide(request_, Layout.of(100, dtype=dtype), size, CAN)
     assert decision.scheme == scheme
     assert decision.reason
     kinds = {"dense": Dense, "alltoall": AllToAll, "allgather": AllGather, "star": ARTopk, "var": ARTopk}
@@ -115,12 +117,12 @@ def test_every_request_finds_a_scheme_that_can_carry_it(
 
 def test_an_algorithm_is_refused_where_nothing_is_reduced() -> None:
     with pytest.raises(ConfigError, match="all-to-all"):
-        decide(Request(Cast(torch.bfloat16), algorithm="ring"), torch.float32, 4, CAN)
+        decide(Request(Cast(torch.bfloat16), algorithm="ring"), Layout.of(100), 4, CAN)
 
 
 def test_a_decision_that_nothing_can_carry_out_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot carry"):
-        Decision(EFSign(), 1.0, "star").build()
+        Decision(EFSign(), Path("star")).build()
 
 
 @pytest.mark.parametrize(
@@ -132,9 +134,9 @@ def test_compression_runs_where_the_gradients_are_unless_asked_otherwise(
 ) -> None:
     request = Request(TopK(0.1), device=asked)
     for dtype in (torch.float32, torch.float64):
-        assert decide(request, dtype, 2, CAN, gradients_on).device == device
+        assert decide(request, Layout.of(10, dtype=dtype), 2, CAN, gradients_on).device == device
 
 
 def test_a_gpu_cannot_compress_what_is_not_there() -> None:
     with pytest.raises(ConfigError, match=r"device='cuda' asks for compression on a GPU of gradients on the CPU: move"):
-        decide(Request(EFSign(), device="cuda"), torch.float32, 2, CAN, "cpu")
+        decide(Request(EFSign(), device="cuda"), Layout.of(10), 2, CAN, "cpu")

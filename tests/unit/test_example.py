@@ -26,6 +26,7 @@ from images.report import EpochReport, describe_choices  # noqa: E402
 from images.timing import StepMeter  # noqa: E402
 
 from hvd_compress.compressors import Cast, TopK  # noqa: E402
+from hvd_compress.cost import paths  # noqa: E402
 from hvd_compress.decision import Decision, Request  # noqa: E402
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks  # noqa: E402
 from hvd_compress.settings import Settings  # noqa: E402
@@ -285,8 +286,8 @@ def test_one_rank_trains_and_writes_its_results(folder, tmp_path):
 
 
 def test_the_last_line_says_what_was_chosen_and_why():
-    star = Decision(TopK(0.01), 0.01, "star", "ring", reason="4.00 ms measured, next dense with 9.00")
-    dense = Decision(Cast(), 1.0, "dense", reason="no compression pays here")
+    star = Decision(TopK(0.01), paths.Path("star", "ring"), reason="4.00 ms measured, next dense with 9.00")
+    dense = Decision(Cast(), paths.Path("dense"), reason="no compression pays here")
     one = describe_choices({("w", "b"): star})
     assert one == "chosen: star-ring with ratio 0.01, because 4.00 ms measured, next dense with 9.00"
     assert describe_choices({("w",): star, ("b",): dense}).splitlines()[1] == (

@@ -3,12 +3,12 @@ from __future__ import annotations
 import torch
 
 from hvd_compress.buckets.bucket import Bucket
-from hvd_compress.buckets.plan import BucketPlan
+from hvd_compress.buckets.layout import Layout
 
 
 def make() -> tuple[Bucket, dict[str, torch.nn.Parameter]]:
     parameters = {"a": torch.nn.Parameter(torch.ones(2, 3)), "b": torch.nn.Parameter(torch.ones(4))}
-    return Bucket(BucketPlan(("a", "b"), (6, 4), torch.float32), parameters), parameters
+    return Bucket(Layout(("a", "b"), ((2, 3), (4,))), parameters), parameters
 
 
 def test_gradients_move_into_the_bucket_once_and_stay_there() -> None:
@@ -51,7 +51,7 @@ def test_a_parameter_without_gradient_counts_as_zero() -> None:
 
 def test_a_strided_gradient_is_taken_in_by_its_elements() -> None:
     parameter = torch.nn.Parameter(torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last))
-    bucket = Bucket(BucketPlan(("p",), (96,), torch.float32), {"p": parameter})
+    bucket = Bucket(Layout(("p",), ((96,),)), {"p": parameter})
     weight = torch.randn(2, 3, 4, 4)
     (parameter * weight).sum().backward()
     bucket.adopt("p")

@@ -10,7 +10,7 @@ FLOAT, HALF = torch.float32, torch.float16
 
 
 def slots(**numels: int) -> dict[str, Slot]:
-    return {name: Slot(numel, HALF if name.startswith("h") else FLOAT) for name, numel in numels.items()}
+    return {name: Slot((numel,), HALF if name.startswith("h") else FLOAT) for name, numel in numels.items()}
 
 
 def names(plans) -> list[tuple[str, ...]]:
@@ -43,7 +43,7 @@ def test_devices_do_not_mix_either() -> None:
     """Not even within a group."""
     table = slots(a=10, b=10, c=10, h1=10)
     places = {"a": "cpu", "b": "cuda 1", "c": "cuda 1", "h1": "cuda 1"}
-    table = {name: Slot(slot.numel, slot.dtype, places[name]) for name, slot in table.items()}
+    table = {name: Slot(slot.shape, slot.dtype, places[name]) for name, slot in table.items()}
     plans = plan_buckets(["a", "b", "h1", "c"], table, 1000, groups=[("a", "b", "c")])
     assert names(plans) == [("a",), ("h1",), ("b", "c")]
     assert [plan.place for plan in plans] == ["cpu", "cuda 1", "cuda 1"]

@@ -56,7 +56,7 @@ def test_table_marks_the_fastest_of_what_training_can_run() -> None:
         ({"ratio": "5%%"}, "'5%%' is not a ratio, such as 0.01 or 1%"),
         ({"numel": "0"}, "numel"),
         ({"world_size": "0"}, "world-size"),
-        ({"candidates": "allgather,gossip"}, "unknown candidate 'gossip'"),
+        ({"candidates": "allgather,gossip"}, "unknown path 'gossip'"),
         ({"candidates": "dense-bruck"}, "algorithm of dense: 'bruck'"),
     ],
 )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hvd_compress.compressors import Cast, Compressor, EFSign, FeedbackCompressor, TopK
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors import Cast, EFSign, FeedbackCompressor, SingleRound, TopK
 from hvd_compress.errors import PayloadError
 from hvd_compress.payload import Payload
 
 SEGMENTS = (91, 7, 1, 0, 360)
-NUMEL = sum(SEGMENTS)
+LAYOUT = Layout.of(*SEGMENTS)
+NUMEL = LAYOUT.numel
 
 COMPRESSORS = {
     "topk": TopK(0.05),
@@ -29,16 +31,17 @@ def draw(seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_wire_bytes_needs_no_tensor_and_is_right(name: str) -> None:
+def test_wire_needs_no_tensor_and_is_right(name: str) -> None:
     compressor = COMPRESSORS[name]
-    assert compressor.wire_bytes(SEGMENTS, torch.float32) == compressor.compress(draw(), SEGMENTS).wire_bytes
+    (sent,) = compressor.wire(LAYOUT)
+    assert sent.nbytes == compressor.compress(draw(), LAYOUT).wire_bytes
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 def test_compressing_changes_nothing_and_depends_on_nothing_else(name: str) -> None:
     compressor, x = COMPRESSORS[name], draw()
     state = torch.get_rng_state()
-    first, second = compressor.compress(x, SEGMENTS), compressor.compress(x, SEGMENTS)
+    first, second = compressor.compress(x, LAYOUT), compressor.compress(x, LAYOUT)
     assert torch.equal(x, draw())
     assert torch.equal(torch.get_rng_state(), state)
     for key in first.tensors:
@@ -50,29 +53,29 @@ def test_the_fused_form_equals_the_three_steps(name: str) -> None:
     compressor = COMPRESSORS[name]
     assert isinstance(compressor, FeedbackCompressor)
     gradient, residual, pending = draw(1), draw(2), torch.empty(NUMEL)
-    payload = compressor.compress_feedback(gradient, residual, pending, SEGMENTS)
+    payload = compressor.compress_feedback(gradient, residual, pending, LAYOUT)
     corrected = gradient + residual
-    apart = compressor.compress(corrected, SEGMENTS)
+    apart = compressor.compress(corrected, LAYOUT)
     for key in apart.tensors:
         assert torch.equal(payload[key], apart[key])
-    torch.testing.assert_close(pending, corrected - compressor.decompress(payload, SEGMENTS))
+    torch.testing.assert_close(pending, corrected - compressor.decompress(payload, LAYOUT))
     assert torch.equal(residual, draw(2))
     assert torch.equal(gradient, draw(1))
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 def test_adding_scales(name: str) -> None:
-    compressor: Compressor = COMPRESSORS[name]
-    payload = compressor.compress(draw(), SEGMENTS)
+    compressor: SingleRound = COMPRESSORS[name]
+    payload = compressor.compress(draw(), LAYOUT)
     out = torch.ones(NUMEL)
-    compressor.add_to(out, payload, 0.25, SEGMENTS)
-    torch.testing.assert_close(out, 1 + 0.25 * compressor.decompress(payload, SEGMENTS))
+    compressor.add_to(out, payload, 0.25, LAYOUT)
+    torch.testing.assert_close(out, 1 + 0.25 * compressor.decompress(payload, LAYOUT))
 
 
 @pytest.mark.parametrize("layerwise", [False, True])
 def test_topk_keeps_the_largest(layerwise: bool) -> None:
     x, compressor = draw(), TopK(0.05, layerwise)
-    kept = compressor.decompress(compressor.compress(x, SEGMENTS), SEGMENTS)
+    kept = compressor.decompress(compressor.compress(x, LAYOUT), LAYOUT)
     for part, original in zip(kept.split(SEGMENTS), x.split(SEGMENTS), strict=True) if layerwise else [(kept, x)]:
         k = max(1, round(0.05 * original.numel())) if original.numel() else 0
         assert int((part != 0).sum()) == k
@@ -82,7 +85,7 @@ def test_topk_keeps_the_largest(layerwise: bool) -> None:
 
 def test_efsign_sends_one_scale_for_each_parameter() -> None:
     x = draw()
-    payload = EFSign().compress(x, SEGMENTS)
+    payload = EFSign().compress(x, LAYOUT)
     expected = [part.double().abs().mean().float() if part.numel() else torch.zeros(()) for part in x.split(SEGMENTS)]
     torch.testing.assert_close(payload["scales"], torch.stack(expected))
     assert payload["bits"].numel() == sum(-(-numel // 8) for numel in SEGMENTS)
@@ -108,5 +111,5 @@ def test_cast_never_widens() -> None:
 def test_a_bad_payload_is_refused_and_nothing_is_written(name: str, tensors: dict[str, torch.Tensor]) -> None:
     out = torch.ones(NUMEL)
     with pytest.raises(PayloadError):
-        COMPRESSORS[name].add_to(out, Payload(tensors, NUMEL), 1.0, SEGMENTS)
+        COMPRESSORS[name].add_to(out, Payload(tensors, NUMEL), 1.0, LAYOUT)
     assert torch.equal(out, torch.ones(NUMEL))

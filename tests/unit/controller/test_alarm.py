@@ -9,14 +9,14 @@ import pytest
 
 from hvd_compress.controller.alarm import DEAF, DEAFEST, USUAL_STEPS, Alarm, Ear
 from hvd_compress.controller.controller import Controller
-from hvd_compress.controller.expected import Bucket
 from hvd_compress.controller.history import History
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.report import Agreed, Timing, Took
-from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas
+from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import run_ranks
+from tests.controlled import known_bucket
 
 
 def taught(usual: float) -> Alarm:
@@ -114,8 +114,8 @@ def test_an_alarm_is_due_in_the_midst_of_a_window(changes: bool, monkeypatch: py
     """And what was measured there of another network is no trial of the round that follows."""
     monkeypatch.setattr(Network, "remeasured", lambda known, _: replace(known, latency=9.0))
     (engine,) = run_ranks(1, lambda engine: engine)
-    ways = (Candidate("allgather", "ring"), Candidate("star", "ring"))
-    bucket = Bucket(100_000, 4, 0.01, ways)
+    ways = (Path("allgather", "ring"), Path("star", "ring"))
+    bucket = known_bucket(100_000, 0.01, ways)
     controller = Controller([bucket], Network(Formulas(1e-3, 1e-9, 4)), Policy(), History())
     since, alarms = 0, []
     for step in range(104):

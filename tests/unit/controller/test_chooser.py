@@ -13,12 +13,14 @@ import pytest
 from hvd_compress.controller.chooser import Chooser
 from hvd_compress.controller.policy import Policy, Round
 from hvd_compress.controller.standing import Known
-from hvd_compress.cost.candidates import ALGORITHMS_OF, Candidate
 from hvd_compress.cost.formulas import Formulas
-from hvd_compress.cost.predict import predict
+from hvd_compress.cost.paths import Path
+from hvd_compress.engines.names import KNOWN
+from hvd_compress.schemes import verb_of
+from tests.controlled import predicted
 
 WAYS = tuple(
-    Candidate(*names)
+    Path(*names)
     for names in (
         ("dense", "ring"),
         ("dense", "tree"),
@@ -30,9 +32,9 @@ WAYS = tuple(
 NETWORKS = tuple(itertools.product((0.0002, 0.005, 0.02), (50e6, 1e9), (10**6, 25_600_000), (0.1, 0.001)))
 
 
-def cost(candidate: Candidate, alpha: float, bits_per_s: float, numel: int, ratio: float, kernels_s: float) -> float:
+def cost(candidate: Path, alpha: float, bits_per_s: float, numel: int, ratio: float, kernels_s: float) -> float:
     kernels = 0.0 if candidate.scheme == "dense" else kernels_s
-    return predict(candidate, numel, ratio, Formulas(alpha, 8 / bits_per_s, 4), 4, kernels).seconds
+    return predicted(candidate, numel, ratio, Formulas(alpha, 8 / bits_per_s, 4), kernels).seconds
 
 
 def run_round(chooser: Chooser, truth, noise: random.Random) -> int:
@@ -63,7 +65,7 @@ def test_a_wrong_prediction_is_corrected_by_trials(alpha: float, bits: float, nu
 def test_no_compression_is_chosen_where_kernels_cost_more_than_they_save() -> None:
     known = {"dense": 0.0}
 
-    def expected(way: Candidate) -> float:
+    def expected(way: Path) -> float:
         return cost(way, 2e-5, 20e9, 10**7, 0.01, 0.0) + known.get(way.scheme, max(known.values()))
 
     chooser = Chooser(WAYS, Policy())
@@ -78,7 +80,7 @@ def test_no_compression_is_chosen_where_kernels_cost_more_than_they_save() -> No
     assert "no compression pays here" in chooser.choice.reason
 
 
-def settle(chooser: Chooser, times: dict[Candidate, float]) -> Candidate:
+def settle(chooser: Chooser, times: dict[Path, float]) -> Path:
     chooser.begin_round(times.__getitem__)
     run_round(chooser, times.__getitem__, random.Random(0))
     assert chooser.choice is not None
@@ -86,7 +88,7 @@ def settle(chooser: Chooser, times: dict[Candidate, float]) -> Candidate:
 
 
 def test_what_is_in_use_stays_where_another_is_hardly_faster() -> None:
-    first, second = Candidate("dense", "ring"), Candidate("dense", "tree")
+    first, second = Path("dense", "ring"), Path("dense", "tree")
     chooser = Chooser((first, second), Policy(hysteresis=0.2))
     assert settle(chooser, {first: 0.100, second: 0.150}) == first
     assert settle(chooser, {first: 0.100, second: 0.090}) == first
@@ -94,7 +96,7 @@ def test_what_is_in_use_stays_where_another_is_hardly_faster() -> None:
 
 
 def test_what_is_faster_and_not_taken_is_not_called_the_next_best() -> None:
-    first, second = Candidate("dense", "ring"), Candidate("dense", "tree")
+    first, second = Path("dense", "ring"), Path("dense", "tree")
     chooser = Chooser((first, second), Policy(hysteresis=0.2))
     settle(chooser, {first: 0.100, second: 0.150})
     assert re.search(r"10\d\.\d\d ms measured, next dense-tree with 1[56]\d\.", chooser.choice.reason)
@@ -119,22 +121,22 @@ def test_what_was_faster_in_its_trials_alone_is_not_called_the_next_best() -> No
 
 
 def test_what_is_in_use_is_tried_again_although_it_is_predicted_slow() -> None:
-    first, second = Candidate("dense", "ring"), Candidate("dense", "tree")
+    first, second = Path("dense", "ring"), Path("dense", "tree")
     chooser = Chooser((first, second), Policy())
     settle(chooser, {first: 0.1, second: 0.15})
     chooser.begin_round({first: 9.0, second: 0.1}.__getitem__)
     assert {chooser.candidate(step) for step in range(chooser.trials_left)} == {first, second}
 
 
-def prepared(policy: Policy, *predicted: float) -> tuple[Chooser, tuple[Candidate, ...]]:
+def prepared(policy: Policy, *predicted: float) -> tuple[Chooser, tuple[Path, ...]]:
     names = ("ring", "tree", "rabenseifner", "recursive_doubling")
-    ways = tuple(Candidate("dense", name) for name in names[: len(predicted)])
+    ways = tuple(Path("dense", name) for name in names[: len(predicted)])
     chooser = Chooser(ways, policy)
     chooser.begin_round(dict(zip(ways, predicted, strict=True)).__getitem__)
     return chooser, ways
 
 
-def queue(chooser: Chooser) -> list[Candidate]:
+def queue(chooser: Chooser) -> list[Path]:
     return [chooser.candidate(step) for step in range(chooser.trials_left)]
 
 
@@ -150,7 +152,7 @@ def test_what_came_near_the_best_meets_it_in_a_final() -> None:
 
 
 def test_six_ways_meet_in_a_final_of_the_first_round_and_the_best_of_them_again() -> None:
-    ways = tuple(Candidate(scheme, name) for scheme in ("dense", "star") for name in ALGORITHMS_OF[scheme])[:8]
+    ways = tuple(Path(scheme, name) for scheme in ("dense", "star") for name in KNOWN[verb_of(scheme)])[:8]
     truth = {way: 0.1 + 0.005 * place for place, way in enumerate(ways)}
     chooser = Chooser(ways, Policy())
     chooser.begin_round(truth.__getitem__)
@@ -263,9 +265,9 @@ def test_a_network_that_changes_between_trials_and_final_upsets_the_round() -> N
 
 def test_ways_to_broadcast_are_tried_of_what_is_not_far_from_the_best() -> None:
     """Predictions of small messages are off by more than ways to broadcast differ."""
-    far, near = (Candidate("star", algorithm) for algorithm in ("ring", "rabenseifner"))
-    others = [Candidate("star", way.algorithm, "binomial") for way in (far, near)]
-    fast = Candidate("allgather")
+    far, near = (Path("star", algorithm) for algorithm in ("ring", "rabenseifner"))
+    others = [Path("star", way.algorithm, "binomial") for way in (far, near)]
+    fast = Path("allgather")
     chooser = Chooser((fast, far, near, *others), Policy(Round(related=1.6)))
     predicted = {fast: 0.1, far: 0.12, near: 0.13, others[0]: 0.19, others[1]: 0.19}
     chooser.begin_round(predicted.__getitem__)
@@ -275,8 +277,8 @@ def test_ways_to_broadcast_are_tried_of_what_is_not_far_from_the_best() -> None:
 
 
 def test_in_later_rounds_ways_to_broadcast_are_tried_of_what_is_nearer_to_the_best() -> None:
-    fast, near = Candidate("allgather"), Candidate("star", "ring")
-    other = Candidate("star", "ring", "binomial")
+    fast, near = Path("allgather"), Path("star", "ring")
+    other = Path("star", "ring", "binomial")
     chooser = Chooser((fast, near, other), Policy(Round(related=1.6, near=1.0), Round(related=1.3, near=1.0)))
     predicted = {fast: 0.1, near: 0.12, other: 0.19}
     tried = []
@@ -310,7 +312,7 @@ def test_a_single_step_that_was_lucky_wins_nothing() -> None:
 
 
 def test_a_round_begins_with_so_many_ways_at_most_and_the_one_in_use() -> None:
-    ways = tuple(Candidate("dense", name) for name in ("ring", "tree", "recursive_doubling", "rabenseifner"))
+    ways = tuple(Path("dense", name) for name in ("ring", "tree", "recursive_doubling", "rabenseifner"))
     expected = {way: 0.1 + 0.001 * place for place, way in enumerate(ways)}
     chooser = Chooser(ways, Policy(Round(most=3), Round(most=3)))
     chooser.begin_round(expected.__getitem__)
@@ -324,7 +326,7 @@ def test_a_round_begins_with_so_many_ways_at_most_and_the_one_in_use() -> None:
 
 
 def test_in_a_later_round_steps_are_left_for_a_final_however_many_ways_are_near() -> None:
-    ways = tuple(Candidate(scheme, name) for scheme in ("dense", "star", "allgather") for name in ALGORITHMS_OF[scheme])
+    ways = tuple(Path(scheme, name) for scheme in ("dense", "star", "allgather") for name in KNOWN[verb_of(scheme)])
     truth = {way: 0.1 + 0.002 * place for place, way in enumerate(ways)}
     chooser = Chooser(ways, Policy())
     settle(chooser, truth)
@@ -336,8 +338,8 @@ def test_in_a_later_round_steps_are_left_for_a_final_however_many_ways_are_near(
 
 def test_in_a_later_round_steps_are_left_for_broadcasts_however_many_ways_are_near() -> None:
     """By another broadcast, which is predicted to be slower, it takes three quarters."""
-    first = tuple(Candidate(scheme, name) for scheme in ("star", "allgather") for name in ALGORITHMS_OF[scheme])
-    other = Candidate("star", "ring", "pipeline_16k")
+    first = tuple(Path(scheme, name) for scheme in ("star", "allgather") for name in KNOWN[verb_of(scheme)])
+    other = Path("star", "ring", "pipeline_16k")
     predicted = {**{way: 0.1 + 0.002 * place for place, way in enumerate(first)}, other: 0.14}
     chooser = Chooser((*first, other), Policy())
     settle(chooser, predicted)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from hvd_compress.controller.controller import Controller, Suspicion
-from hvd_compress.controller.expected import Bucket
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import History
 from hvd_compress.controller.network import Network
@@ -16,9 +15,10 @@ from hvd_compress.controller.policy import Policy, Round
 from hvd_compress.controller.report import Agreed, Look, Pending, Timing, Took
 from hvd_compress.controller.sights import Sight, Workers
 from hvd_compress.controller.watch import COMPARED, SHORT_WINDOW, WINDOW
-from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas
+from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from tests.controlled import known_bucket
 
 GOAL = AutoRatio(0.5, low=0.01)
 RANKS = 4
@@ -58,9 +58,9 @@ def train(controller: Controller, steepness: float, steps: int, changed: bool = 
 @pytest.mark.parametrize("beside", [0, 2])
 @pytest.mark.parametrize(("steepness", "rounds"), [(6.5, False), (2.0, True)])
 def test_a_ratio_that_is_similar_travels_as_before_without_trials(steepness: float, rounds: bool, beside: int) -> None:
-    ways = (Candidate("allgather", "ring"), Candidate("star", "ring"))
+    ways = (Path("allgather", "ring"), Path("star", "ring"))
     network = Network(Formulas(1e-4, 1e-9, RANKS))
-    controller = Controller([Bucket(100_000, 4, GOAL.start, ways)], network, Policy(), History(), GOAL)
+    controller = Controller([known_bucket(100_000, GOAL.start, ways)], network, Policy(), History(), GOAL)
     assert train(controller, 8.0, 60) == ""
     assert controller.settled
     before, known = controller.ratios()[0], len(controller.history)
@@ -72,9 +72,9 @@ def test_a_ratio_that_is_similar_travels_as_before_without_trials(steepness: flo
 
 
 def test_a_network_that_changes_just_when_another_ratio_is_sent_is_seen() -> None:
-    ways = (Candidate("allgather", "ring"), Candidate("star", "ring"))
+    ways = (Path("allgather", "ring"), Path("star", "ring"))
     network = Network(Formulas(1e-4, 1e-9, RANKS))
-    controller = Controller([Bucket(100_000, 4, GOAL.start, ways)], network, Policy(), History(), GOAL)
+    controller = Controller([known_bucket(100_000, GOAL.start, ways)], network, Policy(), History(), GOAL)
     assert train(controller, 8.0, 60) == ""
     assert "took 40.00 ms instead of" in train(controller, 6.5, 60, changed=True)
 
@@ -84,8 +84,8 @@ def _with_var(var_s: float, changed_s: float = 0.0, allgather_s: float = 2000.0)
 
     With `changed_s` every exchange takes as long, from the third step with VAR on.
     """
-    way = Candidate("star", "ring")
-    bucket = Bucket(100_000, 4, 0.01, (way, Candidate("allgather", "ring")))
+    way = Path("star", "ring")
+    bucket = known_bucket(100_000, 0.01, (way, Path("allgather", "ring")))
 
     def body(engine: InProcessEngine) -> tuple[str, list[str]]:
         network, workers = Network(Formulas(1e-4, 1e-9, 2)), Workers((True,), 2)
@@ -134,8 +134,8 @@ def test_a_network_that_breaks_down_is_seen_while_var_is_on_trial() -> None:
 
 def rounds(times: list[float], agree_s: list[float]) -> list[str]:
     """Return what the agreements of a round say, in which all steps of one take as long."""
-    ways = (Candidate("allgather", "ring"), Candidate("star", "ring"))
-    bucket = Bucket(100_000, 4, 0.01, ways)
+    ways = (Path("allgather", "ring"), Path("star", "ring"))
+    bucket = known_bucket(100_000, 0.01, ways)
     policy = Policy(Round(margin=1e6, near=2.0))
     controller = Controller([bucket], Network(Formulas(1e-3, 1e-9, RANKS)), policy, History())
     found = []
@@ -167,9 +167,9 @@ def test_what_agreeing_took_for_no_reason_leaves_choices_as_they_are(
     longer: float, stands: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The network is measured, its latency found to be `longer`, and only where that is much ways are tried again."""
-    ways = (Candidate("allgather", "ring"), Candidate("star", "ring"))
+    ways = (Path("allgather", "ring"), Path("star", "ring"))
     network = Network(Formulas(1e-3, 1e-9, RANKS))
-    controller = Controller([Bucket(100_000, 4, 0.01, ways)], network, Policy(), History())
+    controller = Controller([known_bucket(100_000, 0.01, ways)], network, Policy(), History())
 
     def window(agree_s: float, beside: int = 0) -> Suspicion | None:
         while not controller.due:
@@ -202,7 +202,7 @@ def test_what_agreeing_took_for_no_reason_leaves_choices_as_they_are(
 @pytest.mark.parametrize(("step_s", "length"), [(0.1, WINDOW), (0.02, 25)])
 def test_of_a_window_the_last_steps_are_told(step_s: float, length: int) -> None:
     """Half a second has 25 steps of 20 ms."""
-    bucket = Bucket(100_000, 4, 0.01, (Candidate("star", "ring"),))
+    bucket = known_bucket(100_000, 0.01, (Path("star", "ring"),))
     controller = Controller([bucket], Network(Formulas(1e-3, 1e-9, RANKS)), Policy(), History())
     lengths = []
     for _ in range(8):

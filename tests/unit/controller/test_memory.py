@@ -9,19 +9,19 @@ import pytest
 from hvd_compress.controller import watch
 from hvd_compress.controller.chooser import Choice
 from hvd_compress.controller.controller import Controller
-from hvd_compress.controller.expected import Bucket
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.memory import MOST, Memory, Met
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.report import Look, Timing
-from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas
+from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld
+from tests.controlled import known_bucket
 
 COSTS = Formulas(1e-4, 1e-9, 4)
-ALLGATHER, STAR = Candidate("allgather", "ring"), Candidate("star", "ring")
+ALLGATHER, STAR = Path("allgather", "ring"), Path("star", "ring")
 FAST, SLOW = {ALLGATHER: 0.010, STAR: 0.014}, {ALLGATHER: 0.200, STAR: 0.100}
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -39,20 +39,20 @@ class Job:
         engine: InProcessEngine,
         buckets: int = 1,
         goal: AutoRatio | None = None,
-        ways: tuple[Candidate, ...] = (ALLGATHER, STAR),
+        ways: tuple[Path, ...] = (ALLGATHER, STAR),
     ) -> None:
         self._engine, self._step, self._factor = engine, 0, 1.0
         self.measured = 0  # how often the network was
         monkeypatch.setattr(watch, "WINDOW", watch.SHORT_WINDOW)
         monkeypatch.setattr(Network, "remeasured", lambda known, _: self._found(known))
-        bucket = Bucket(100_000, 4, goal.start if goal is not None else 0.01, ways)
+        bucket = known_bucket(100_000, goal.start if goal is not None else 0.01, ways)
         self._controller = Controller([bucket] * buckets, Network(COSTS), Policy(), History(), goal)
 
     def train(
         self,
-        times: dict[Candidate, float],
+        times: dict[Path, float],
         factor: float,
-        *others: dict[Candidate, float],
+        *others: dict[Path, float],
         steps: int = 60,
         steepness: float = 8.0,
     ) -> list[Event]:
@@ -91,7 +91,7 @@ class Job:
         return {(event.kind, event.candidate, event.ratio) for event in events}
 
     @property
-    def used(self) -> Candidate:
+    def used(self) -> Path:
         return self._controller.choices()[0].candidate
 
     @property
@@ -128,7 +128,7 @@ def test_a_network_that_comes_back_is_travelled_as_before_without_trials(job: Jo
 
 def test_what_travels_without_compression_is_logged_as_sent_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chosen by trials, watched, and recalled."""
-    dense = Candidate("dense", "ring")
+    dense = Path("dense", "ring")
     job = Job(monkeypatch, InProcessWorld(1).engine(0), ways=(dense, STAR))
     fast, slow = {dense: 0.010, STAR: 0.014}, {dense: 0.200, STAR: 0.100}
     job.train(fast, 1.0)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from hvd_compress.controller.chooser import Choice
-from hvd_compress.controller.expected import Bucket, Expected
+from hvd_compress.controller.expected import Expected
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import History
 from hvd_compress.controller.kernels import Kernels
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratio import RatioChooser
 from hvd_compress.controller.ratios import Ratios
-from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas
+from hvd_compress.cost.paths import Path
+from tests.controlled import known_bucket
 
 DEAR = math.inf
 """What no compression takes where it is out of the question."""
@@ -178,9 +180,9 @@ def test_kernels_are_expected_to_take_what_is_measured_nearby() -> None:
 
 
 def test_what_was_measured_corrects_what_is_expected_until_the_network_changes() -> None:
-    ways = (Candidate("dense", "ring"), Candidate("allgather"), Candidate("star", "tree", "binomial"))
+    ways = (Path("dense", "ring"), Path("allgather"), Path("star", "tree", "binomial"))
     network = Network(Formulas(0.001, 8e-9, 8))
-    expected = Expected(Bucket(10**6, 4, 0.01, ways), network)
+    expected = Expected(known_bucket(10**6, 0.01, ways), network)
     (before,) = expected.prices((0.01,)).values()
     dense_s = expected.dense_s
     fastest = expected.fastest(0.01)
@@ -197,14 +199,16 @@ def test_what_was_measured_corrects_what_is_expected_until_the_network_changes()
 
 
 def test_without_a_dense_way_there_is_no_bound() -> None:
-    expected = Expected(Bucket(1000, 2, 0.01, (Candidate("allgather"),)), Network(Formulas(0.001, 1e-9, 2)))
+    expected = Expected(
+        known_bucket(1000, 0.01, (Path("allgather"),), torch.float16), Network(Formulas(0.001, 1e-9, 2))
+    )
     assert expected.dense_s == math.inf
 
 
 def test_steps_without_compression_say_nothing_of_what_a_compressed_one_gains() -> None:
     """Nothing is left over from them, so the next gradient alone gains more than one that follows upon others."""
-    ways = (Candidate("dense"), Candidate("star"))
-    bucket = Bucket(1000, 4, 0.01, ways)
+    ways = (Path("dense"), Path("star"))
+    bucket = known_bucket(1000, 0.01, ways)
     ratios = Ratios(AutoRatio(0.5), [bucket], [Expected(bucket, Network(Formulas(1e-3, 1e-8, 4)))], History())
     dense, star = (Choice(way, 0.01, 0.01, "") for way in ways)
     count = len(AutoRatio(0.5).ratios)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_compress.controller.expected import Bucket, Expected
+from hvd_compress.controller.expected import Expected
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import History
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratios import LOOK_STEPS, Ratios
 from hvd_compress.controller.report import Agreed, Timing, Took
-from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas
+from hvd_compress.cost.paths import Path
+from tests.controlled import known_bucket
 
-WAY = Candidate("allgather", "ring")
+WAY = Path("allgather", "ring")
 WINDOW, SHARE = 4, 0.01
 
 
 def prepared(goal: AutoRatio) -> Ratios:
-    bucket = Bucket(100_000, 4, goal.start, (WAY, Candidate("dense", "ring")))
+    bucket = known_bucket(100_000, goal.start, (WAY, Path("dense", "ring")))
     return Ratios(goal, [bucket], [Expected(bucket, Network(Formulas(1e-4, 1e-9, 4)))], History())
 
 
@@ -64,9 +65,9 @@ def test_looks_are_so_many_steps_apart_in_windows_of_any_length(window: int, loo
 
 
 def test_of_the_rest_of_a_step_a_bucket_bears_its_part() -> None:
-    ways = (WAY, Candidate("star", "ring"))
+    ways = (WAY, Path("star", "ring"))
     goal, network = AutoRatio("pace"), Network(Formulas(1e-4, 1e-9, 4))
-    buckets = [Bucket(numel, 4, goal.start, ways) for numel in (100_000, 900_000)]
+    buckets = [known_bucket(numel, goal.start, ways) for numel in (100_000, 900_000)]
     ratios = Ratios(goal, buckets, [Expected(bucket, network) for bucket in buckets], History())
     gains = [0.1 + 0.01 * place for place in range(len(goal.ratios))]
     ratios.learn([[*gains, 0.1]] * 2, [None] * 2, [WAY] * 2, [0.1] * 2)

@@ -7,18 +7,18 @@ import math
 import pytest
 
 from hvd_compress.controller.controller import Controller
-from hvd_compress.controller.expected import Bucket
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.controller.history import History
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.report import Agreed, Look, Timing, Took
 from hvd_compress.controller.shares import Shares
-from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.formulas import Formulas
+from hvd_compress.cost.paths import Path
+from tests.controlled import known_bucket
 
 RANKS = 4
-WAYS = (Candidate("allgather", "ring"), Candidate("star", "ring"))
+WAYS = (Path("allgather", "ring"), Path("star", "ring"))
 RATIOS, CURVE = (0.01, 0.02, 0.04, 0.08), (0.2, 0.3, 0.45, 0.6)
 
 
@@ -62,7 +62,7 @@ def train(
     star_share: float,
     star_seconds: float,
     controller: Controller | None = None,
-    ways: tuple[Candidate, ...] = WAYS,
+    ways: tuple[Path, ...] = WAYS,
     measured: float = 1.0,
 ) -> Controller:
     """An all-gather takes a second for the ratio 1, STAR `star_seconds`, and sends a share of what its ratio says.
@@ -70,7 +70,7 @@ def train(
     `measured` is what curves of gain, which are not exact, make of a share.
     """
     if controller is None:
-        bucket = Bucket(1_000_000, 4, goal.start, ways)
+        bucket = known_bucket(1_000_000, goal.start, ways)
         controller = Controller([bucket], Network(Formulas(1e-4, 1e-9, RANKS)), Policy(), History(), goal)
     taken, look = [], None
     for step in range(150):
@@ -93,9 +93,9 @@ def train(
     return controller
 
 
-@pytest.mark.parametrize("ways", [WAYS, (*WAYS, Candidate("dense", "ring"))])
+@pytest.mark.parametrize("ways", [WAYS, (*WAYS, Path("dense", "ring"))])
 @pytest.mark.parametrize("measured", [0.9995, 0.99])
-def test_curves_that_are_not_exact_exclude_nothing(ways: tuple[Candidate, ...], measured: float) -> None:
+def test_curves_that_are_not_exact_exclude_nothing(ways: tuple[Path, ...], measured: float) -> None:
     """The gain that is wanted is out of reach, so the largest ratio is taken, which no larger one can make up for."""
     controller = train(AutoRatio(0.9, low=0.001, high=0.02), 1 / 3, 0.5, ways=ways, measured=measured)
     assert [choice.candidate for choice in controller.choices()] == [WAYS[0]]

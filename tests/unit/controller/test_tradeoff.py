@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 from hvd_compress import native
 from hvd_compress.controller.tradeoff import Option, grid, knee, nsga2, pareto_front, smallest_with_gain
-from hvd_compress.cost.candidates import kept
+from hvd_compress.cost.kept import kept
 from hvd_compress.errors import ConfigError
 
 OPTIONS = st.lists(

@@ -6,11 +6,11 @@ import pytest
 
 from hvd_compress.controller.sights import Sight, Workers
 from hvd_compress.controller.workers import STAR, VAR, Step, WorkerChooser, WorkerPolicy
-from hvd_compress.cost.candidates import Candidate
+from hvd_compress.cost.paths import Path
 
 RANKS = 4
 NONE_STARVED = tuple(range(RANKS))
-STAR_RING = Candidate("star", "ring")
+STAR_RING = Path("star", "ring")
 
 
 def seen(used: str, number: int, gains: dict[str, float], var_s: float = 0.01, roots=NONE_STARVED) -> Step:
@@ -303,7 +303,7 @@ def test_what_ranks_tell_each_other_comes_back_by_bucket() -> None:
     workers = pair.ranks[1]
     assert not workers.watches(0, star)
     assert workers.watches(1, star)
-    assert not workers.watches(1, Candidate("allgather"))
+    assert not workers.watches(1, Path("allgather"))
     for step in range(100):
         pair.saw(step, *((1, 2) if step % 4 in (1, 2) else (1,)))
         if step % 4 == 3:
@@ -312,8 +312,8 @@ def test_what_ranks_tell_each_other_comes_back_by_bucket() -> None:
     workers.forget()
     assert workers.told() == []
     assert workers.way(0, star) == star
-    assert workers.way(1, star) == Candidate("var", "ring")
-    assert workers.way(1, Candidate("allgather")) == Candidate("allgather")
+    assert workers.way(1, star) == Path("var", "ring")
+    assert workers.way(1, Path("allgather")) == Path("allgather")
     assert workers.gain(1, star) == pytest.approx(1 / 3)
     assert "VAR sends 0.333" in workers.reason(1, star, "4.00 ms measured")
     assert workers.way(2, star) == star

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_compress.cost.candidates import Candidate
 from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.cost.formulas import Formulas
-from hvd_compress.cost.predict import predict
+from hvd_compress.cost.paths import Path
 from hvd_compress.errors import ConfigError, UnsupportedError
+from tests.controlled import predicted
 
 
 def test_between_two_sizes_the_logarithms_are_linear():
@@ -66,14 +66,14 @@ def test_the_fit_is_never_negative():
 
 def test_curves_price_candidates_as_formulas_do():
     curves, costs = exact(8, 1e-3, 8e-9), Formulas(1e-3, 8e-9, 8)
-    candidate = Candidate("artopk", "tree", "pipeline_16k")
+    candidate = Path("artopk", "tree", "pipeline_16k")
     k = 262_144  # 1 MiB of each: a size on the grid
-    measured, formula = (predict(candidate, 100 * k, 0.01, prices) for prices in (curves, costs))
+    measured, formula = (predicted(candidate, 100 * k, 0.01, prices) for prices in (curves, costs))
     assert measured.seconds == pytest.approx(formula.seconds)
     with pytest.raises(
         UnsupportedError, match="broadcast binomial was not measured; there are curves of allreduce ring"
     ):
-        predict(Candidate("artopk", "tree", "binomial"), 100, 0.01, curves)
+        predicted(Path("artopk", "tree", "binomial"), 100, 0.01, curves)
 
 
 def test_json_and_back():

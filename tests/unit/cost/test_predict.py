@@ -5,16 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hvd_compress.compressors import Cast, TopK
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors import Cast, EFSign, TopK
 from hvd_compress.cost import wire
-from hvd_compress.cost.candidates import ALGORITHMS_OF, Candidate, candidates, kept
 from hvd_compress.cost.formulas import Formulas
-from hvd_compress.cost.predict import fastest, predict
-from hvd_compress.decision import Decision
+from hvd_compress.cost.kept import kept
+from hvd_compress.cost.paths import Path
+from hvd_compress.cost.predict import fastest
+from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessWorld, run_ranks
+from hvd_compress.engines.names import KNOWN
 from hvd_compress.errors import ConfigError
-from hvd_compress.schemes import Work
+from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.schemes import Work, build, carries, labels, parse, stages, variants, verb_of
 from hvd_compress.units import parse_bandwidth, parse_latency
+from tests.controlled import predicted
 
 PARAMETERS = {"ResNet18": 11_700_000, "ResNet50": 25_600_000, "AlexNet": 61_100_000, "ViT": 132_000_000}
 
@@ -65,7 +70,7 @@ def test_table_vi(model, bandwidth, ratio, allgather, ring, tree):
     """The winner is the paper's, and each of its measured times lies within 16 % of the formula."""
     costs = Formulas(parse_latency("1ms"), 1 / parse_bandwidth(bandwidth), 8)
     measured = {"allgather": allgather, "artopk-ring": ring, "artopk-tree": tree}
-    predictions = [predict(Candidate.parse(label), PARAMETERS[model], ratio, costs) for label in measured]
+    predictions = [predicted(parse(label), PARAMETERS[model], ratio, costs) for label in measured]
     assert str(fastest(predictions).candidate) == min(measured, key=measured.__getitem__)
     for prediction in predictions:
         assert 1e3 * prediction.seconds == pytest.approx(measured[str(prediction.candidate)], rel=0.16)
@@ -77,55 +82,60 @@ def test_the_table_is_whole():
 
 def test_a_prediction_is_broken_down():
     costs = Formulas(1e-3, 1e-9, 8)
-    prediction = predict(Candidate("artopk", "tree"), 10_000, 0.1, costs, compress_s=0.5, decompress_s=0.25)
+    prediction = predicted(Path("artopk", "tree"), 10_000, 0.1, costs, compress_s=0.5)
     (broadcast, broadcast_s), (allreduce, allreduce_s) = prediction.stages
     assert (broadcast.verb, broadcast.size, broadcast_s) == ("broadcast", 4000, pytest.approx(3e-3 + 3 * 4000e-9))
     assert (allreduce.verb, allreduce.size, allreduce_s) == ("allreduce", 4000, pytest.approx(6e-3 + 6 * 4000e-9))
     assert prediction.communicate_s == pytest.approx(9e-3 + 36e-6)  # Eq. 4b
-    assert prediction.seconds == 0.75 + prediction.communicate_s
+    assert prediction.seconds == 0.5 + prediction.communicate_s
 
 
 def test_the_first_of_equals_is_chosen():
     costs = Formulas(0.0, 0.0, 8)
-    predictions = [predict(Candidate("dense", name), 100, 1.0, costs) for name in ("tree", "ring")]
+    predictions = [predicted(Path("dense", name), 100, 1.0, costs) for name in ("tree", "ring")]
     assert fastest(predictions).candidate.algorithm == "tree"
 
 
 def test_each_scheme_has_its_collectives():
-    def stages(label: str) -> list[tuple[str, str, float]]:
-        return [(s.verb, s.algorithm, s.size) for s in Candidate.parse(label).stages(1000, 0.1, 2, 4)]
+    def launched(label: str) -> list[tuple[str, str, float]]:
+        path = parse(label)
+        sent = TopK(0.1) if carries(TopK(0.1), path) else Cast()
+        found = stages(sent, path, Layout.of(1000, dtype=torch.float16), 4)
+        return [(stage.verb, stage.algorithm, stage.size) for stage in found]
 
-    assert stages("dense-ring") == [("allreduce", "ring", 2000)]
-    assert stages("alltoall") == [("alltoall", "auto", 2000), ("allgather", "auto", 500)]
-    assert stages("allgather-bruck") == [("allgather", "bruck", 800)]
-    assert stages("star+binomial") == [("broadcast", "binomial", 400), ("allreduce", "auto", 400)]
-    assert stages("var")[0] == ("allgather", "auto", 8)
-    assert stages("parameter-server") == [("gather", "auto", 2000), ("broadcast", "linear", 2000)]
-    assert stages("alltoall-allgather") == [("alltoall", "auto", 800), ("allgather", "auto", 200)]
-    assert stages("gather-broadcast") == [("gather", "auto", 800), ("broadcast", "auto", 800)]
+    assert launched("dense-ring") == [("allreduce", "ring", 2000)]
+    assert launched("alltoall") == [("alltoall", "auto", 2000), ("allgather", "auto", 500)]
+    assert launched("allgather-bruck") == [("allgather", "bruck", 800)]
+    assert launched("star+binomial") == [("broadcast", "binomial", 400), ("allreduce", "auto", 400)]
+    assert launched("var")[0] == ("allgather", "auto", 8)
+    assert launched("parameter-server") == [("gather", "auto", 2000), ("broadcast", "linear", 2000)]
+    assert launched("alltoall-allgather") == [("alltoall", "auto", 800), ("allgather", "auto", 200)]
+    assert launched("gather-broadcast") == [("gather", "auto", 800), ("broadcast", "auto", 800)]
 
 
 def test_the_parameter_server_costs_what_table_i_says():
-    seconds = predict(Candidate("parameter-server"), 1000, 1.0, Formulas(1.0, 1e-3, 8)).seconds
+    seconds = predicted(Path("parameter-server"), 1000, 1.0, Formulas(1.0, 1e-3, 8)).seconds
     assert seconds == pytest.approx(2 + 2 * 7 * 4000 * 1e-3)
 
 
+CAN = InProcessWorld(1).engine(0).capabilities
 RUN = [
-    c for c in candidates(InProcessWorld(1).engine(0).capabilities, ("dense", "alltoall", "allgather", "star", "var"))
+    pytest.param(compressor, path, id=f"{type(compressor).__name__} {path}")
+    for compressor in (Cast(), TopK(0.25), EFSign())
+    for path in variants(compressor, Layout.of(6400), CAN)
 ]
 
 
-@pytest.mark.parametrize("candidate", RUN, ids=str)
-def test_what_runs_is_what_is_priced(candidate):
-    """The stages of a candidate are the collectives that the scheme launches; bytes differ by headers alone."""
-    numel, ratio, n = 6400, 0.25, 4
-    sparse = candidate.scheme in ("allgather", "star", "var")
-    compressor = TopK(ratio) if sparse else Cast()
-    scheme = Decision(compressor, ratio, candidate.scheme, candidate.algorithm, broadcast=candidate.broadcast).build()
+@pytest.mark.parametrize(("compressor", "path"), RUN)
+def test_what_runs_is_what_is_priced(compressor, path):
+    """The stages of a path are the collectives that the scheme launches; bytes differ by headers alone."""
+    numel, n, layout = 6400, 4, Layout.of(6400)
+    scheme = build(compressor, path)
 
     def body(engine):
         gradient = torch.randn(numel, generator=torch.Generator().manual_seed(engine.rank))
-        work = Work(gradient, torch.zeros(numel), torch.zeros(numel), (numel,), step=1, bucket=0, scale=0.25)
+        state = BucketState(Residual(torch.zeros(numel), torch.zeros(numel)))
+        work = Work(gradient, layout, step=1, bucket=0, scale=0.25, state=state)
         exchange = scheme.exchange(work, engine.rank, n)
         exchange.encode()
         exchange.communicate(engine)
@@ -133,54 +143,62 @@ def test_what_runs_is_what_is_priced(candidate):
         return engine.take_calls(), engine.sent_bytes
 
     ran = run_ranks(n, body)
-    stages = candidate.stages(numel, ratio, 4, n)
-    assert [(c.verb, c.algorithm) for c in ran[0][0]] == [(stage.verb, stage.algorithm) for stage in stages]
-    for call, stage in zip(ran[0][0], stages, strict=True):
+    expected = stages(compressor, path, layout, n)
+    assert [(c.verb, c.algorithm) for c in ran[0][0]] == [(stage.verb, stage.algorithm) for stage in expected]
+    for call, stage in zip(ran[0][0], expected, strict=True):
         assert stage.size <= call.tensor_bytes <= stage.size + 96
     formula = {"allreduce": wire.allreduce, "broadcast": wire.broadcast}
-    expected = 0
-    for stage in stages:
+    expected_bytes = 0
+    for stage in expected:
         if stage.verb in formula:
-            expected += formula[stage.verb](int(stage.size), n, stage.algorithm)
+            expected_bytes += formula[stage.verb](int(stage.size), n, stage.algorithm)
         else:
-            expected += getattr(wire, stage.verb)(int(stage.size), n)
+            expected_bytes += getattr(wire, stage.verb)(int(stage.size), n)
     sent = sum(bytes_sent for _, bytes_sent in ran) / n
-    assert expected <= sent <= expected + 96 * n
+    assert expected_bytes <= sent <= expected_bytes + 96 * n
 
 
 def test_k_is_counted_as_the_sparsifiers_do():
     for numel in (0, 1, 7, 1000, 99_999):
         for ratio in (0.001, 0.0155, 0.5, 1.0):
-            assert kept(numel, ratio) == TopK(ratio).kept((numel,))
+            assert kept(numel, ratio) == TopK(ratio).kept(Layout.of(numel))
 
 
 def test_labels_read_back():
-    for scheme, names in ALGORITHMS_OF.items():
-        for algorithm in ("auto", *names):
-            candidate = Candidate(scheme, algorithm)
-            assert Candidate.parse(str(candidate)) == candidate
-    assert Candidate.parse("artopk-ring+pipeline_16k") == Candidate("artopk", "ring", "pipeline_16k")
-    assert str(Candidate("artopk", broadcast="binomial")) == "artopk+binomial"
+    for scheme in labels():
+        for algorithm in ("auto", *KNOWN.get(verb_of(scheme), ())):
+            candidate = Path(scheme, algorithm)
+            assert parse(str(candidate)) == candidate
+    assert parse("artopk-ring+pipeline_16k") == Path("artopk", "ring", "pipeline_16k")
+    assert str(Path("artopk", broadcast="binomial")) == "artopk+binomial"
 
 
-def test_candidates_are_what_the_engine_can_force():
-    can = InProcessWorld(1).engine(0).capabilities
-    found = [str(candidate) for candidate in candidates(can)]
-    assert len(found) == len(set(found)) == 5 + 3 + 25
-    assert found[:2] == ["dense", "dense-ring"]
-    assert {"allgather-bruck", "artopk-tree+pipeline_60k"} <= set(found)
+@pytest.mark.parametrize(
+    ("compressor", "count", "some"),
+    [
+        (Cast(), 5 + 1, ("dense", "dense-ring", "alltoall")),
+        (TopK(0.1), 3 + 2 * 25, ("allgather", "allgather-bruck", "star-tree+pipeline_60k", "var")),
+        (EFSign(), 3, ("allgather", "allgather-ring", "allgather-bruck")),
+    ],
+)
+def test_variants_are_what_the_engine_can_force(compressor, count, some):
+    found = [str(path) for path in variants(compressor, Layout.of(100), CAN)]
+    assert len(found) == len(set(found)) == count
+    assert found[0] == some[0]
+    assert set(some) <= set(found)
+    assert not variants(Cast(torch.bfloat16), Layout.of(100), Capabilities(("allreduce",), (), (torch.float32,)))
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: Candidate("gossip"), "unknown scheme 'gossip'"),
-        (lambda: Candidate("dense", "bruck"), "algorithm of dense: 'bruck'"),
-        (lambda: Candidate("dense", "ring", "binomial"), "broadcast of dense"),
-        (lambda: Candidate("artopk", "ring", "ring"), "broadcast of artopk"),
-        (lambda: Candidate.parse("gossip-ring"), "unknown candidate 'gossip-ring'"),
-        (lambda: Candidate("allgather").stages(10, 0.0, 4, 2), "outside"),
-        (lambda: Candidate("allgather").stages(-1, 0.1, 4, 2), "negative"),
+        (lambda: build(Cast(), Path("gossip")), "unknown scheme 'gossip'"),
+        (lambda: build(Cast(), Path("dense", "bruck")), "algorithm of dense: 'bruck'"),
+        (lambda: build(Cast(), Path("dense", "ring", "binomial")), "broadcast of dense"),
+        (lambda: build(TopK(0.1), Path("artopk", "ring", "ring")), "broadcast of artopk"),
+        (lambda: parse("gossip-ring"), "unknown path 'gossip-ring'"),
+        (lambda: kept(10, 0.0), "outside"),
+        (lambda: kept(-1, 0.1), "negative"),
     ],
 )
 def test_bad_input_is_a_config_error(call, says):

@@ -31,8 +31,8 @@ def test_the_allocator_is_told_of_every_stream_that_uses_memory_of_another() -> 
     backward(parameters, 0, 0)
     optimizer.step()
     for route in optimizer._reducer._routes:
-        assert route.residual is not None
-        for tensor in (route.bucket.flat, route.residual.current, route.residual.pending):
+        assert route.state.residual is not None
+        for tensor in (route.bucket.flat, route.state.residual.current, route.state.residual.pending):
             assert {stream.name for kept, stream in streams.kept if kept is tensor} == {"outbound", "inbound"}
 
 

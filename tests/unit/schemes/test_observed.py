@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, TopK
+from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.schemes import AllGather, ARTopk, Dense, Observed, Scheme, Work
 
 NUMEL, KS = 5000, (5, 50, 500, 5000)
 SCHEMES = {
     "allgather": AllGather(TopK(0.01)),
-    "star": ARTopk(TopK(0.01), "star"),
-    "var": ARTopk(TopK(0.01), "var"),
+    "star": ARTopk(TopK(0.01), Path("star")),
+    "var": ARTopk(TopK(0.01), Path("var")),
     "dense": Dense(Cast()),
 }
 
@@ -22,7 +25,8 @@ def work(rank: int, dtype: torch.dtype = torch.float32) -> Work:
     generator = torch.Generator().manual_seed(rank)
     gradient = (torch.randn(NUMEL, generator=generator) ** 3).to(dtype)
     residual = torch.randn(NUMEL, generator=generator)
-    return Work(gradient, residual, torch.full((NUMEL,), torch.nan), (NUMEL,), 0, 0, 0.5)
+    state = BucketState(Residual(residual, torch.full((NUMEL,), torch.nan)))
+    return Work(gradient, Layout.of(NUMEL, dtype=dtype), 0, 0, 0.5, state)
 
 
 def run(engine: InProcessEngine, scheme: Scheme, ks: tuple[int, ...] | None, dtype: torch.dtype):
@@ -64,7 +68,8 @@ def test_without_ratios_it_sees_only_what_is_sent() -> None:
 
 def test_nothing_to_send_is_sent_in_full() -> None:
     def body(engine: InProcessEngine) -> list[float]:
-        zero = Work(torch.zeros(100), torch.zeros(100), torch.zeros(100), (100,), 0, 0, 1.0)
+        state = BucketState(Residual(torch.zeros(100), torch.zeros(100)))
+        zero = Work(torch.zeros(100), Layout.of(100), 0, 0, 1.0, state)
         observed = Observed(SCHEMES["allgather"].exchange(zero, engine.rank, engine.world_size), zero, (1,))
         observed.encode()
         observed.communicate(engine)

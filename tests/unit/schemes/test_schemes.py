@@ -7,10 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, EFSign, TopK
 from hvd_compress.cost import wire
+from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import PayloadError
+from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.payload import Payload
 from hvd_compress.schemes import AllGather, AllToAll, ARTopk, Dense, Scheme, Work
 
@@ -22,12 +25,11 @@ def make_work(rank: int, step: int = 0) -> Work:
     generator = torch.Generator().manual_seed(rank)
     return Work(
         gradient=torch.randn(NUMEL, generator=generator),
-        residual=torch.zeros(NUMEL),
-        pending=torch.empty(NUMEL),
-        segments=(NUMEL,),
+        layout=Layout.of(NUMEL),
         step=step,
         bucket=0,
         scale=1 / SIZE,
+        state=BucketState(Residual(torch.zeros(NUMEL), torch.empty(NUMEL))),
     )
 
 
@@ -43,17 +45,17 @@ def carry(scheme: Scheme, engine: InProcessEngine, step: int = 0) -> tuple[Work,
 @pytest.mark.parametrize(
     ("scheme", "verbs", "payload_bytes"),
     [
-        (Dense(Cast(), "ring"), ["allreduce"], wire.allreduce(4 * NUMEL, SIZE, "ring")),
+        (Dense(Cast(), Path("dense", "ring")), ["allreduce"], wire.allreduce(4 * NUMEL, SIZE, "ring")),
         (AllToAll(Cast(torch.bfloat16)), ["alltoall", "allgather"], 2 * 3 * (2 * NUMEL // SIZE)),
         (AllGather(TopK(RATIO)), ["allgather"], wire.allgather(8 * K, SIZE)),
         (AllGather(EFSign()), ["allgather"], wire.allgather(NUMEL // 8 + 4, SIZE)),
         (
-            ARTopk(TopK(RATIO), "star", "ring"),
+            ARTopk(TopK(RATIO), Path("star", "ring")),
             ["broadcast", "allreduce"],
             wire.broadcast(4 * K, SIZE) + wire.allreduce(4 * K, SIZE, "ring"),
         ),
         (
-            ARTopk(TopK(RATIO), "var", "tree"),
+            ARTopk(TopK(RATIO), Path("var", "tree")),
             ["allgather", "broadcast", "allreduce"],
             wire.allgather(8, SIZE) + wire.broadcast(4 * K, SIZE) + wire.allreduce(4 * K, SIZE, "tree"),
         ),
@@ -82,7 +84,7 @@ def test_var_takes_the_rank_with_the_largest_selected_norm() -> None:
         work = make_work(engine.rank)
         if engine.rank == 2:
             work.gradient.mul_(3)
-        exchange = ARTopk(TopK(RATIO), "var").exchange(work, engine.rank, SIZE)
+        exchange = ARTopk(TopK(RATIO), Path("var")).exchange(work, engine.rank, SIZE)
         exchange.encode()
         exchange.communicate(engine)
         exchange.decode()
@@ -116,7 +118,7 @@ def test_indices_are_checked_before_anything_is_taken(spoil: Callable[[torch.Ten
         exchange = scheme.exchange(work, engine.rank, SIZE)
         exchange.encode()
         if engine.rank == 0:
-            indices = scheme.compressor.compress(make_work(0).gradient, work.segments)["indices"]
+            indices = scheme.compressor.compress(make_work(0).gradient, work.layout)["indices"]
             packed = Payload({"indices": indices}, NUMEL).pack(step=0, bucket=0)
             spoil(packed)
             engine.broadcast(packed, 0)

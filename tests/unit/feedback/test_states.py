@@ -3,21 +3,32 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hvd_compress.feedback.residuals import Residuals
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.feedback.states import Residual, States
 
 NUMELS = {"a": 2, "b": 3, "c": 1}
 
 
+def layout(names: list[str], numels: list[int]) -> Layout:
+    return Layout(tuple(names), tuple((numel,) for numel in numels))
+
+
+def bind_residual(states: States, names: list[str], numels: list[int]) -> Residual:
+    residual = states.bind(layout(names, numels)).residual
+    assert residual is not None
+    return residual
+
+
 def test_residuals_begin_at_zero() -> None:
-    residuals = Residuals()
-    bucket = residuals.bind(["a", "b"], [2, 3])
+    residuals = States()
+    bucket = bind_residual(residuals, ["a", "b"], [2, 3])
     assert bucket.current.tolist() == [0.0] * 5
     assert {name: value.tolist() for name, value in residuals.state_dict().items()} == {"a": [0, 0], "b": [0, 0, 0]}
 
 
 def test_what_a_step_prepares_counts_after_commit_only() -> None:
-    residuals = Residuals()
-    bucket = residuals.bind(["a", "b"], [2, 3])
+    residuals = States()
+    bucket = bind_residual(residuals, ["a", "b"], [2, 3])
     bucket.pending.copy_(torch.arange(5.0))
     assert not residuals.state_dict()["b"].any()
     bucket.commit()
@@ -25,30 +36,30 @@ def test_what_a_step_prepares_counts_after_commit_only() -> None:
 
 
 def test_residuals_outlive_a_change_of_buckets() -> None:
-    residuals = Residuals()
-    bucket = residuals.bind(["a", "b", "c"], [2, 3, 1])
+    residuals = States()
+    bucket = bind_residual(residuals, ["a", "b", "c"], [2, 3, 1])
     bucket.pending.copy_(torch.arange(6.0))
     bucket.commit()
-    residuals.bind(["c"], [1])
-    other = residuals.bind(["b", "a"], [3, 2])
+    bind_residual(residuals, ["c"], [1])
+    other = bind_residual(residuals, ["b", "a"], [3, 2])
     assert other.current.tolist() == [2, 3, 4, 0, 1]
     assert residuals.state_dict()["c"].tolist() == [5]
 
 
 def test_a_checkpoint_can_come_before_the_buckets_and_after() -> None:
     saved = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0, 4.0, 5.0])}
-    residuals = Residuals()
+    residuals = States()
     residuals.load_state_dict(saved, NUMELS)
     assert residuals.state_dict().keys() == {"a", "b"}
-    bucket = residuals.bind(["b", "c", "a"], [3, 1, 2])
+    bucket = bind_residual(residuals, ["b", "c", "a"], [3, 1, 2])
     assert bucket.current.tolist() == [3, 4, 5, 0, 1, 2]
     residuals.load_state_dict({"c": torch.tensor([7.0])}, NUMELS)
     assert bucket.current.tolist() == [0, 0, 0, 7, 0, 0], "what a checkpoint lacks starts again from zero"
 
 
 def test_state_dict_is_a_copy() -> None:
-    residuals = Residuals()
-    bucket = residuals.bind(["a"], [2])
+    residuals = States()
+    bucket = bind_residual(residuals, ["a"], [2])
     state = residuals.state_dict()
     bucket.current.fill_(1)
     assert not state["a"].any()
@@ -59,8 +70,8 @@ def test_state_dict_is_a_copy() -> None:
     [({"x": torch.zeros(2)}, "no such parameter"), ({"b": torch.zeros(2)}, "2 elements instead of 3")],
 )
 def test_a_checkpoint_of_another_model_changes_nothing(state: dict[str, torch.Tensor], words: str) -> None:
-    residuals = Residuals()
-    bucket = residuals.bind(["a", "b", "c"], [2, 3, 1])
+    residuals = States()
+    bucket = bind_residual(residuals, ["a", "b", "c"], [2, 3, 1])
     bucket.current.fill_(1)
     with pytest.raises(ValueError, match=words):
         residuals.load_state_dict({"a": torch.zeros(2), **state}, NUMELS)
@@ -68,9 +79,9 @@ def test_a_checkpoint_of_another_model_changes_nothing(state: dict[str, torch.Te
 
 
 def test_scaling_reaches_all() -> None:
-    residuals = Residuals()
+    residuals = States()
     residuals.load_state_dict({"a": torch.ones(2), "c": torch.ones(1)}, NUMELS)
-    bucket = residuals.bind(["a"], [2])
+    bucket = bind_residual(residuals, ["a"], [2])
     residuals.scale(0.5)
     assert bucket.current.tolist() == [0.5, 0.5]
     assert residuals.state_dict()["c"].tolist() == [0.5]
@@ -78,6 +89,6 @@ def test_scaling_reaches_all() -> None:
 
 @pytest.mark.parametrize("numel", [0, 1, 1000, 65_536, 131_072, 3_000_001])
 def test_a_norm_of_many_elements_is_estimated_from_some(numel: int) -> None:
-    bucket = Residuals().bind(["a"], [numel])
+    bucket = bind_residual(States(), ["a"], [numel])
     bucket.current.normal_(generator=torch.Generator().manual_seed(1))
     assert float(bucket.square_norm()) == pytest.approx(float(bucket.current.double().square().sum()), rel=0.02)

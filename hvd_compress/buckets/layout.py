@@ -1,0 +1,50 @@
+"""The layout of a bucket: which parameters lie in it, in which order. The same on every rank."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Parameters that travel together: all of one dtype and place, in the order in which they lie in the bucket.
+
+    Attributes:
+        names: of the parameters.
+        shapes: of the parameters.
+        dtype: of all of them.
+        place: tells devices of a rank apart, the same on all ranks.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype = torch.float32
+    place: str = "cpu"
+
+    def __post_init__(self) -> None:
+        assert len(self.names) == len(self.shapes), f"{len(self.names)} names for {len(self.shapes)} shapes"
+
+    @classmethod
+    def of(cls, *shapes: int | tuple[int, ...], dtype: torch.dtype = torch.float32) -> Layout:
+        """Return the layout of parameters that are named by their numbers."""
+        return cls(
+            tuple(map(str, range(len(shapes)))), tuple((s,) if isinstance(s, int) else tuple(s) for s in shapes), dtype
+        )
+
+    @cached_property
+    def segments(self) -> tuple[int, ...]:
+        """The numel of each parameter; they add up to the bucket's."""
+        return tuple(math.prod(shape) for shape in self.shapes)
+
+    @cached_property
+    def numel(self) -> int:
+        return sum(self.segments)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the gradient."""
+        return self.numel * self.dtype.itemsize

@@ -1,0 +1,206 @@
+"""PowerSGD: send a low-rank approximation of each matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from hvd_compress import native
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors.base import Compressor, Input, Round, Rounds
+from hvd_compress.errors import ConfigError, PayloadError
+from hvd_compress.feedback.states import Key
+from hvd_compress.payload import Payload
+
+KIND = "powersgd.q"
+DEPENDENT = 1e-5
+"""A column that Gram-Schmidt leaves so little of, relative to what it was, depends on those before it: in fp32 the rest
+is rounding, and as a unit vector it would not be orthogonal to them."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A parameter that is approximated: where it lies, and as which matrix of which rank."""
+
+    name: str
+    start: int
+    rows: int
+    cols: int
+    rank: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.rows * self.cols
+
+    def of(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return the view (rows, cols) of a bucket's tensor."""
+        return flat[self.start : self.stop].view(self.rows, self.cols)
+
+
+@dataclass(frozen=True)
+class PowerSGD(Compressor):
+    """Rank-r approximation with a warm start and error feedback (Vogels et al. 2019, Algorithms 1 and 2).
+
+    A parameter of two or more dimensions is a matrix M of its first dimension by the others. P = sum of M Q over ranks
+    is orthogonalised, Q = sum of M^T P, and the result is P Q^T; Q is kept for the next step. What this rank
+    contributed is P P^T M, so the residual is exact as its Algorithm 2 has it. Vectors, and matrices that would not
+    shrink enough, travel dense, in fp32, beside the factors of the first round.
+
+    Bytes of a payload: 4 (rows * r + dense elements), then 4 * cols * r; summed over the matrices. In steps before
+    start_step: 4 * numel, then nothing.
+
+    Results have the same bits on all ranks whose processors and numbers of threads are the same, as its matrix
+    products are those of torch.
+
+    Attributes:
+        rank: r, the columns of the factors, 1 or more; less for a matrix that is smaller.
+        start_step: the first step that is compressed, counted from 0; all elements are sent before.
+        min_compression_rate: a matrix is approximated where rows * cols is more than this many times the elements of
+            its factors.
+    """
+
+    rank: int = 4
+    start_step: int = 0
+    min_compression_rate: float = 2.0
+    error_feedback = True
+
+    def __post_init__(self) -> None:
+        for name, low in (("rank", 1), ("start_step", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise ConfigError(f"{name} = {value!r} is not a whole number, {low} or more")
+        rate = self.min_compression_rate
+        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate < math.inf:
+            raise ConfigError(f"min_compression_rate = {rate!r} is not a number, 0 or more")
+
+    def matrices(self, layout: Layout) -> tuple[Matrix, ...]:
+        """Return the parameters that are approximated."""
+        return _matrices(self, layout)
+
+    def wire(self, layout: Layout) -> tuple[Round, ...]:
+        matrices = self.matrices(layout)
+        dense = layout.numel - sum(m.rows * m.cols for m in matrices)
+        first = Round(4 * (dense + sum(m.rows * m.rank for m in matrices)), torch.float32)
+        return (first, Round(4 * sum(m.cols * m.rank for m in matrices), torch.float32)) if matrices else (first,)
+
+    def new_state(self, layout: Layout, device: torch.device) -> Mapping[Key, torch.Tensor]:
+        """Q of each matrix, (cols, rank) fp32: normal numbers, the same on every rank."""
+        return {
+            (KIND, m.name): torch.randn(m.cols, m.rank, generator=_generator(m.name), device="cpu").to(device)
+            for m in self.matrices(layout)
+        }
+
+    def rounds(self, work: Input) -> Rounds:
+        """Two rounds, of P with all that travels dense, and of Q; one where there is no matrix."""
+        assert work.residual is not None
+        assert work.pending is not None
+        corrected, layout = work.pending, work.layout
+        matrices = self.matrices(layout)
+        native.accumulate(work.gradient, work.residual, out=corrected)
+        if work.step < self.start_step:
+            yield from self._dense_rounds(work, corrected, bool(matrices))
+            return
+        dense = list(_between(matrices, layout.numel))
+        factors = [m.of(corrected) @ work.state.current[KIND, m.name] for m in matrices]
+        sent = [*(factor.reshape(-1) for factor in factors), *(corrected[part] for part in dense)]
+        values = torch.cat(sent) if sent else corrected.new_empty(0)
+        payloads = yield Payload({"p": values}, layout.numel, summable=True)
+        total = _sum(payloads, "p", values.numel()).mul_(work.scale)
+        parts = iter(torch.split(total, [part.numel() for part in sent]))
+        bases = [_orthogonal(next(parts).view(m.rows, m.rank)) for m in matrices]
+        for part, result in zip(dense, parts, strict=True):
+            work.gradient[part] = result.to(work.gradient.dtype)
+            corrected[part] = 0.0
+        if not matrices:
+            return
+        own = [m.of(corrected).T @ basis for m, basis in zip(matrices, bases, strict=True)]
+        for m, basis, q in zip(matrices, bases, own, strict=True):
+            m.of(corrected).addmm_(basis, q.T, alpha=-1.0)  # corrected - transmitted
+        values = torch.cat([q.reshape(-1) for q in own])
+        payloads = yield Payload({"q": values}, layout.numel, summable=True)
+        total = _sum(payloads, "q", values.numel()).mul_(work.scale)
+        parts = iter(torch.split(total, [q.numel() for q in own]))
+        for m, basis in zip(matrices, bases, strict=True):
+            q = next(parts).view(m.cols, m.rank)
+            m.of(work.gradient).copy_(basis @ q.T)
+            work.state.pending[KIND, m.name] = _warm(q, work.state.current[KIND, m.name])
+
+    def _dense_rounds(self, work: Input, corrected: torch.Tensor, two: bool) -> Rounds:
+        """Send every element, in the first of as many rounds as there are in later steps."""
+        payloads = yield Payload({"p": corrected.clone()}, work.layout.numel, summable=True)
+        work.gradient.copy_(_sum(payloads, "p", work.layout.numel).mul_(work.scale))
+        corrected.zero_()
+        if two:
+            yield Payload({}, work.layout.numel, summable=True)
+
+
+@lru_cache(maxsize=4096)
+def _matrices(settings: PowerSGD, layout: Layout) -> tuple[Matrix, ...]:
+    found, start = [], 0
+    for name, shape, numel in zip(layout.names, layout.shapes, layout.segments, strict=True):
+        if len(shape) >= 2 and numel:
+            rows, cols = shape[0], numel // shape[0]
+            rank = min(settings.rank, rows, cols)
+            if (rows + cols) * rank * settings.min_compression_rate < numel:
+                found.append(Matrix(name, start, rows, cols, rank))
+        start += numel
+    return tuple(found)
+
+
+def _between(matrices: Sequence[Matrix], numel: int) -> Iterator[slice]:
+    """Yield what lies between the matrices of a bucket."""
+    start = 0
+    for matrix in matrices:
+        if matrix.start > start:
+            yield slice(start, matrix.start)
+        start = matrix.stop
+    if numel > start:
+        yield slice(start, numel)
+
+
+def _sum(payloads: Sequence[Payload], name: str, numel: int) -> torch.Tensor:
+    """Return the sum in rank order; a single payload is the sum already.
+
+    Raises:
+        PayloadError: a payload has another length; it names the rank.
+    """
+    for rank, payload in enumerate(payloads):
+        if payload[name].numel() != numel:
+            raise PayloadError(f"payload from rank {rank}: {payload[name].numel()} values instead of {numel}")
+    total = payloads[0][name]
+    for payload in payloads[1:]:
+        total = total + payload[name]
+    return total
+
+
+def _orthogonal(p: torch.Tensor) -> torch.Tensor:
+    """Return an orthonormal basis of the columns of p (rows, rank), by the modified Gram-Schmidt process.
+
+    A column that is zero, or depends on those before it, becomes zero. Nothing here waits for a GPU.
+    """
+    basis = p.T.clone()  # a row is contiguous
+    for number, column in enumerate(basis):
+        before = torch.linalg.vector_norm(column)
+        for earlier in basis[:number]:
+            column.sub_(earlier * torch.dot(earlier, column))
+        norm = torch.linalg.vector_norm(column)
+        # A NaN compares as False, so it stays one and reaches all ranks.
+        column.copy_(torch.where(norm <= DEPENDENT * before, torch.zeros_like(column), column / norm))
+    return basis.T
+
+
+def _warm(q: torch.Tensor, earlier: torch.Tensor) -> torch.Tensor:
+    """Return what to begin the next step with: q, but for its zero columns those of the step before.
+
+    Else a parameter without a gradient would never have one again.
+    """
+    return torch.where((q != 0).any(dim=0, keepdim=True), q, earlier)
+
+
+def _generator(name: str) -> torch.Generator:
+    """Return one that is seeded by a parameter's name."""
+    return torch.Generator().manual_seed(int.from_bytes(name.encode(), "little") % (2**63 - 25))

@@ -1,0 +1,207 @@
+"""What buckets remember between steps: residuals, and what compressors keep beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from hvd_compress.buckets.layout import Layout
+
+_CPU = torch.device("cpu")
+
+SAMPLE_BLOCK, SAMPLE_BLOCKS = 256, 256
+"""A norm is estimated from so many blocks of so many elements, evenly spread."""
+
+Key = tuple[str, str]
+"""The kind of a compressor's own state, such as "powersgd.q", and the parameter that it belongs to."""
+
+
+@dataclass
+class Residual:
+    """The residual of one bucket, and the buffer in which a step prepares its successor.
+
+    A step reads `current` and writes `pending`; commit() exchanges the two. Until then nothing has changed, so a step
+    that ends in a non-finite gradient or an error leaves the residual as it was. Both are fp32, (numel,), and lie where
+    the bucket is compressed.
+    """
+
+    current: torch.Tensor
+    pending: torch.Tensor
+
+    def commit(self) -> None:
+        self.current, self.pending = self.pending, self.current
+
+    def square_norm(self) -> torch.Tensor:
+        """Return ||current||^2, as a tensor () of float64; 65,536 elements stand for more."""
+        whole = self.current
+        apart = whole.numel() // (SAMPLE_BLOCKS * SAMPLE_BLOCK) * SAMPLE_BLOCK
+        sample = whole.as_strided((SAMPLE_BLOCKS, SAMPLE_BLOCK), (apart, 1)) if apart > SAMPLE_BLOCK else whole
+        norm: torch.Tensor = torch.linalg.vector_norm(sample)
+        return norm.double().square() * (whole.numel() / max(1, sample.numel()))
+
+
+@dataclass
+class BucketState:
+    """What one bucket remembers between steps. Every part of a step is committed, or none.
+
+    Attributes:
+        residual: None where the compressor has no error feedback.
+        current: what the compressor keeps beside it, as the last committed step left it; never written in place.
+        pending: what the step under way puts in the place of it; keys that it leaves out stay as they are.
+    """
+
+    residual: Residual | None = None
+    current: dict[Key, torch.Tensor] = field(default_factory=dict)
+    pending: dict[Key, torch.Tensor] = field(default_factory=dict)
+
+    def commit(self) -> None:
+        """The step succeeded on all ranks."""
+        if self.residual is not None:
+            self.residual.commit()
+        self.current.update(self.pending)
+        self.pending.clear()
+
+    def discard(self) -> None:
+        """The step is not to count: an error, or a gradient that is not finite."""
+        self.pending.clear()
+
+
+class States:
+    """All that a rank remembers, keyed by parameter name, so that it outlives a change of buckets.
+
+    Memory: 8 bytes an element of the buckets with error feedback, and what compressors keep.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, torch.Tensor] = {}  # residuals of a checkpoint, or of parameters in no bucket
+        self._unclaimed: dict[Key, torch.Tensor] = {}  # the same of compressors' state
+        self._places: dict[str, tuple[Residual, int, int]] = {}
+        self._buckets: dict[tuple[str, ...], BucketState] = {}
+
+    def bind(
+        self,
+        layout: Layout,
+        device: torch.device = _CPU,
+        error_feedback: bool = True,
+        own: Mapping[Key, torch.Tensor] | None = None,
+    ) -> BucketState:
+        """Return what a bucket remembers: of its parameters' earlier buckets, or of a checkpoint, or nothing yet.
+
+        Args:
+            device: where the bucket is compressed.
+            error_feedback: whether there is a residual.
+            own: what the compressor keeps, to begin with; what is remembered in the same shape takes its place, and
+                what has no place in it is forgotten.
+        """
+        state = BucketState(self._bind_residual(layout, device) if error_feedback else None)
+        known = {**self._unclaimed, **dict(self._own())}
+        for key, initial in (own or {}).items():
+            kept = known.get(key)
+            fits = kept is not None and kept.shape == initial.shape
+            state.current[key] = kept.to(initial.device, initial.dtype) if kept is not None and fits else initial
+            self._unclaimed.pop(key, None)
+        self._buckets = {n: b for n, b in self._buckets.items() if not set(n) & set(layout.names)}
+        self._buckets[layout.names] = state
+        return state
+
+    def _bind_residual(self, layout: Layout, device: torch.device) -> Residual:
+        """Give the parameters of a bucket their place in one flat buffer, with what is remembered of them."""
+        residual = Residual(*(torch.zeros(layout.numel, dtype=torch.float32, device=device) for _ in range(2)))
+        start = 0
+        for name, length in zip(layout.names, layout.segments, strict=True):
+            kept = self._read(name)
+            if kept is not None:
+                residual.current[start : start + length] = kept
+            self._waiting.pop(name, None)
+            self._places[name] = (residual, start, start + length)
+            start += length
+        return residual
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return a copy of every residual, (numel,) fp32, on the CPU wherever it lies, by parameter name."""
+        names = sorted({**self._waiting, **self._places})
+        return {name: residual.to(_CPU, copy=True) for name in names if (residual := self._read(name)) is not None}
+
+    def own_state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return a copy of what compressors keep, on the CPU, by kind and parameter name."""
+        found: dict[str, dict[str, torch.Tensor]] = {}
+        for (kind, name), tensor in sorted({**self._unclaimed, **dict(self._own())}.items(), key=lambda item: item[0]):
+            found.setdefault(kind, {})[name] = tensor.to(_CPU, copy=True)
+        return found
+
+    def load_state_dict(
+        self,
+        residuals: Mapping[str, torch.Tensor],
+        numels: Mapping[str, int],
+        own: Mapping[str, Mapping[str, torch.Tensor]] | None = None,
+    ) -> None:
+        """Replace all that is remembered. Parameters whose residual is missing start again from zero.
+
+        Args:
+            residuals: as state_dict() gives them.
+            numels: numel of each parameter that there is.
+            own: as own_state_dict() gives it; what is missing stays as it is.
+
+        Raises:
+            ValueError: a residual is of an unknown parameter, or has another numel; nothing has changed then.
+        """
+        own = own or {}
+        for name in (*residuals, *(name for tensors in own.values() for name in tensors)):
+            if name not in numels:
+                raise ValueError(
+                    f"a residual of parameter {name!r} was saved, and there is no such parameter: pass the same "
+                    "named_parameters as when it was saved, or remove state['hvd_compress'] to start from zero"
+                )
+        for name, residual in residuals.items():
+            if residual.numel() != numels[name]:
+                raise ValueError(f"the residual of {name!r} has {residual.numel()} elements instead of {numels[name]}")
+        self._waiting = {}
+        for name in numels:
+            value = residuals.get(name)
+            if name in self._places:
+                place, start, stop = self._places[name]
+                place.current[start:stop] = 0 if value is None else value.reshape(-1)
+            elif value is not None:
+                self._waiting[name] = value.detach().reshape(-1).to(_CPU, torch.float32, copy=True)
+        self._load_own({(kind, name): tensor for kind, tensors in own.items() for name, tensor in tensors.items()})
+
+    def _load_own(self, loaded: Mapping[Key, torch.Tensor]) -> None:
+        """Each where a bucket keeps it in that shape; the rest waits for one that does."""
+        self._unclaimed = {key: tensor.detach().to(_CPU, copy=True) for key, tensor in loaded.items()}
+        for state in self._buckets.values():
+            for key, kept in state.current.items():
+                if key in self._unclaimed and self._unclaimed[key].shape == kept.shape:
+                    state.current[key] = self._unclaimed.pop(key).to(kept.device, kept.dtype)
+
+    def keep(self) -> Callable[[], None]:
+        """Copy what is remembered where it lies; return what brings it back to the bit, as often as it is called."""
+        residuals = {id(residual): residual for residual, _, _ in self._places.values()}.values()
+        kept = [(residual, residual.current.clone()) for residual in residuals]
+        own = [(state, dict(state.current)) for state in self._buckets.values()]
+
+        def restore() -> None:
+            for residual, copied in kept:
+                residual.current.copy_(copied)
+            for state, tensors in own:
+                state.current = dict(tensors)
+
+        return restore
+
+    def scale(self, factor: float) -> None:
+        """Multiply every residual, for instance when the loss scale of mixed precision changes by `factor`."""
+        for waiting in self._waiting.values():
+            waiting.mul_(factor)
+        for residual, start, stop in self._places.values():
+            residual.current[start:stop].mul_(factor)
+
+    def _own(self) -> Iterator[tuple[Key, torch.Tensor]]:
+        for state in self._buckets.values():
+            yield from state.current.items()
+
+    def _read(self, name: str) -> torch.Tensor | None:
+        if name in self._places:
+            residual, start, stop = self._places[name]
+            return residual.current[start:stop]
+        return self._waiting.get(name)

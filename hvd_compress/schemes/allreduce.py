@@ -1,0 +1,103 @@
+"""Allreduce: payloads of all ranks, summed by the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors.base import Compressor
+from hvd_compress.cost.paths import Path, Stage
+from hvd_compress.engines.base import Capabilities, Engine
+from hvd_compress.payload import Payload
+from hvd_compress.schemes.base import Exchange, Scheme, Work, all_finite, finish, send_residual
+
+
+@dataclass(frozen=True)
+class AllReduce(Scheme):
+    """One allreduce for each tensor of a payload and each round.
+
+    Bytes: those of the engine's allreduce of each round's payload.
+    """
+
+    compressor: Compressor
+    path: Path = Path("allreduce")
+    names = ("allreduce",)
+    verb = "allreduce"
+
+    @classmethod
+    def carries(cls, compressor: Compressor) -> bool:
+        return compressor.compresses and _summable(compressor)
+
+    @classmethod
+    def variants(cls, compressor: Compressor, layout: Layout, can: Capabilities) -> Sequence[Path]:
+        if not cls.carries(compressor) or any(r.sum_dtype not in can.sum_dtypes for r in compressor.wire(layout)):
+            return ()
+        return [Path(cls.names[0], algorithm) for algorithm in ("auto", *can.algorithms)]
+
+    def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:
+        rounds = self.compressor.wire(layout)
+        return tuple(Stage("allreduce", self.path.algorithm, round_.nbytes) for round_ in rounds)
+
+    def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
+        return _AllReduceExchange(self, work)
+
+
+@dataclass(frozen=True)
+class Dense(AllReduce):
+    """The allreduce of a compressor that loses nothing.
+
+    Where a bucket was compressed before and a residual is left, that is sent along, and what rounding to the gradient's
+    dtype takes from it is what remains.
+    """
+
+    path: Path = Path("dense")
+    names = ("dense",)
+
+    @classmethod
+    def carries(cls, compressor: Compressor) -> bool:
+        return not compressor.compresses and _summable(compressor)
+
+
+class _AllReduceExchange(Exchange):
+    def __init__(self, scheme: AllReduce, work: Work) -> None:
+        self._scheme, self._work = scheme, work
+        self._rounds = scheme.compressor.rounds(work)
+        self._last = len(scheme.compressor.wire(work.layout)) - 1
+        self._own: Payload
+        self._sums: dict[str, torch.Tensor]
+
+    def encode(self) -> None:
+        send_residual(self._scheme.compressor, self._work)
+        self._post(next(self._rounds), 0)
+
+    def _post(self, payload: Payload, number: int) -> None:
+        assert payload.summable
+        self._own = payload
+        self._sums = {
+            name: self._work.lane.post(f"{name} {number}", tensor) for name, tensor in payload.tensors.items()
+        }
+
+    def communicate(self, engine: Engine) -> None:
+        for number in range(self._last + 1):
+            for total in self._sums.values():
+                engine.allreduce(total, self._scheme.path.algorithm)
+            if number < self._last:
+                with self._work.lane.turn():
+                    self._post(self._rounds.send([self._fetched()]), number + 1)
+
+    def _fetched(self) -> Payload:
+        """The sum over ranks, where compression runs."""
+        own, lane = self._own, self._work.lane
+        tensors = {name: lane.fetch(total, into=own[name]) for name, total in self._sums.items()}
+        return Payload(tensors, own.numel, summable=True)
+
+    def decode(self) -> torch.Tensor:
+        finish(self._rounds, [self._fetched()])
+        return all_finite(self._work.gradient)
+
+
+def _summable(compressor: Compressor) -> bool:
+    return all(round_.sum_dtype is not None for round_ in compressor.wire(Layout.of(1)))

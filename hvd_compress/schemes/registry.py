@@ -1,0 +1,100 @@
+"""All schemes, in one list; what can be asked of it by name."""
+
+from __future__ import annotations
+
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors.base import Compressor
+from hvd_compress.cost.paths import Path, Stage
+from hvd_compress.engines.base import Capabilities
+from hvd_compress.engines.names import BROADCASTS, KNOWN
+from hvd_compress.errors import ConfigError
+from hvd_compress.schemes.allgather import AllGather
+from hvd_compress.schemes.allreduce import AllReduce, Dense
+from hvd_compress.schemes.alltoall import AllToAll
+from hvd_compress.schemes.artopk import ARTopk
+from hvd_compress.schemes.base import Scheme
+from hvd_compress.schemes.priced import Priced
+
+RUN: tuple[type[Scheme], ...] = (Dense, AllToAll, AllReduce, AllGather, ARTopk)
+"""In the order in which paths are tried, and equals are preferred."""
+SCHEMES: tuple[type[Scheme], ...] = (*RUN, Priced)
+"""Those that can be run, and those that only have a price."""
+ARTOPK = "artopk"
+"""Leaves open whose indices are used."""
+
+
+def build(compressor: Compressor, path: Path) -> Scheme:
+    """Return the scheme of a path. Raises ConfigError for names that are unknown or do not go together."""
+    scheme = _scheme_of(checked(path))
+    if not scheme.carries(compressor):
+        raise ConfigError(f"scheme {path.scheme!r} cannot carry {compressor}")
+    return scheme(compressor, path)  # type: ignore[call-arg]
+
+
+def variants(compressor: Compressor, layout: Layout, can: Capabilities) -> tuple[Path, ...]:
+    """Return every path by which an engine can carry a compressor. The same order on every rank."""
+    return tuple(path for scheme in SCHEMES for path in scheme.variants(compressor, layout, can))
+
+
+def stages(compressor: Compressor, path: Path, layout: Layout, world_size: int) -> tuple[Stage, ...]:
+    """Return the collectives of one step of a bucket in the order in which they run, for pricing."""
+    return build(compressor, path).stages(layout, world_size)
+
+
+def labels() -> tuple[str, ...]:
+    """Return the names of all schemes."""
+    return tuple(name for scheme in SCHEMES for name in scheme.names)
+
+
+def names_for(compressor: Compressor) -> tuple[str, ...]:
+    """Return the names by which a user may ask for a scheme that carries a compressor."""
+    return tuple(sorted(name for scheme in RUN if scheme.carries(compressor) for name in scheme.names))
+
+
+def meanings(name: str) -> tuple[str, ...]:
+    """Return the schemes that a name leaves open; itself where it leaves none."""
+    return tuple(n for n in ARTopk.names if n != ARTOPK) if name == ARTOPK else (name,)
+
+
+def carries(compressor: Compressor, path: Path) -> bool:
+    """Whether a path's scheme carries a compressor."""
+    return _scheme_of(path).carries(compressor)
+
+
+def sums(compressor: Compressor) -> bool:
+    """Whether any scheme that carries a compressor has an allreduce."""
+    return any(scheme.verb == "allreduce" and scheme.carries(compressor) for scheme in RUN)
+
+
+def verb_of(name: str) -> str | None:
+    """Return the collective whose algorithm a path with this scheme names."""
+    return _scheme_of(Path(name)).verb
+
+
+def checked(path: Path) -> Path:
+    """Return the path. Raises ConfigError for names that are unknown or do not go together."""
+    scheme = _scheme_of(path)
+    _one_of(f"algorithm of {path.scheme}", path.algorithm, KNOWN.get(scheme.verb or "", ()))
+    _one_of(f"broadcast of {path.scheme}", path.broadcast, BROADCASTS if scheme.broadcasts else ())
+    return path
+
+
+def parse(label: str) -> Path:
+    """Read what `str(path)` writes: "allgather", "star-ring", "star-ring+pipeline_16k". Raises ConfigError."""
+    for name in sorted(labels(), key=len, reverse=True):  # alltoall-allgather is not an algorithm of alltoall
+        if label == name or label.startswith((name + "-", name + "+")):
+            algorithm, _, broadcast = label.removeprefix(name).removeprefix("-").partition("+")
+            return checked(Path(name, algorithm or "auto", broadcast or "auto"))
+    raise ConfigError(f"unknown path {label!r}; schemes are {', '.join(labels())}")
+
+
+def _scheme_of(path: Path) -> type[Scheme]:
+    for scheme in SCHEMES:
+        if path.scheme in scheme.names:
+            return scheme
+    raise ConfigError(f"unknown scheme {path.scheme!r}; known are {', '.join(labels())}")
+
+
+def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value != "auto" and value not in known:
+        raise ConfigError(f"unknown {what}: {value!r}; known are {', '.join(('auto', *known))}")
