@@ -62,7 +62,7 @@ lint: setup ## ruff and clang-format, changing nothing
 
 types: setup ## mypy on the package, with the annotations of the default torch
 ifeq ($(TORCH_REQUIREMENT:+cpu=),$(DEFAULT_TORCH))
-	@mypy --num-workers 2 hvd_compress
+	@mypy hvd_compress
 else
 	@echo "skipped: the annotations of torch differ from release to release; types are checked with $(DEFAULT_TORCH)"
 endif

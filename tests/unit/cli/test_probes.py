@@ -91,6 +91,10 @@ def test_more_ranks_than_slots_need_the_two_options() -> None:
 
 
 def test_slots_are_those_of_a_hostfile_that_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open MPI reads hostfiles only where it finds ssh, which a bare Debian lacks; for its own host it runs none."""
+    (tmp_path / "ssh").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "hosts").write_text(f"{socket.gethostname()} slots=7\n")
     monkeypatch.setenv("PRTE_MCA_prte_default_hostfile", str(tmp_path / "hosts"))
     assert probes.run("slots").values == {"slots": 7, "hosts": 1}
