@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from hvd_compress.compressors import Cast, EFSign, TopK
+from hvd_compress.compressors import Cast, EFSign, PowerSGD, TopK
 from hvd_compress.decision import Request
 from hvd_compress.devices import lane_for
 from hvd_compress.engines.base import Engine
@@ -29,6 +29,8 @@ REQUESTS = {
     "star-all": Request(TopK(1.0), "star"),
     "efsign": Request(EFSign()),
     "efsign-bucket": Request(EFSign(layerwise=False)),
+    "powersgd": Request(PowerSGD(2)),
+    "powersgd-allgather": Request(PowerSGD(2), "allgather"),
     "bf16": Request(Cast(torch.bfloat16)),
     "dense": Request(Cast()),
 }

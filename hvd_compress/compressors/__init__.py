@@ -3,6 +3,7 @@
 from hvd_compress.compressors.base import Compressor, FeedbackCompressor, Input, Round, Rounds, SingleRound, Sparsifier
 from hvd_compress.compressors.cast import Cast
 from hvd_compress.compressors.efsign import EFSign
+from hvd_compress.compressors.powersgd import PowerSGD
 from hvd_compress.compressors.topk import TopK
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "EFSign",
     "FeedbackCompressor",
     "Input",
+    "PowerSGD",
     "Round",
     "Rounds",
     "SingleRound",

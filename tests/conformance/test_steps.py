@@ -88,9 +88,10 @@ def test_what_is_not_sent_is_remembered_exactly(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", WORLD_SIZES)
-def test_sign_feedback_loses_nothing_but_rounding(size: int) -> None:
+@pytest.mark.parametrize("name", ["efsign", "powersgd", "powersgd-allgather"])
+def test_feedback_loses_nothing_but_rounding(name: str, size: int) -> None:
     """Summed over the steps, what was applied and what is remembered make up all gradients."""
-    ranks = run_ranks(size, lambda engine: observe(engine, REQUESTS["efsign"]))
+    ranks = run_ranks(size, lambda engine: observe(engine, REQUESTS[name]))
     gradients = sum(mean_gradient(ranks, step).double() for step in range(STEPS))
     applied = sum(ranks[0][step].result.double() for step in range(STEPS))
     remembered = torch.stack([history[-1].residual_after.double() for history in ranks]).mean(0)

@@ -1,0 +1,187 @@
+"""PowerSGD: what it approximates, how well, and what it keeps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors.base import Input
+from hvd_compress.compressors.powersgd import KIND, PowerSGD, _orthogonal
+from hvd_compress.errors import ConfigError, PayloadError
+from hvd_compress.feedback.states import BucketState, States
+from hvd_compress.payload import Payload
+
+LAYOUT = Layout(("conv", "bias", "small", "dense"), ((16, 3, 3, 3), (16,), (2, 2), (30, 20)))
+
+
+def draw(seed: int, layout: Layout = LAYOUT) -> torch.Tensor:
+    return torch.randn(layout.numel, generator=torch.Generator().manual_seed(seed))
+
+
+def new_state(compressor: PowerSGD, layout: Layout = LAYOUT) -> BucketState:
+    return States().bind(layout, own=compressor.new_state(layout, torch.device("cpu")))
+
+
+def step(
+    compressor: PowerSGD, gradient: torch.Tensor, state: BucketState, number: int = 0, layout: Layout = LAYOUT
+) -> list[Payload]:
+    """Exchange with one rank, commit, and return the payloads as they were sent; `gradient` holds the result."""
+    rounds = compressor.rounds(Input(gradient, layout, number, 0, 1.0, state))
+    sent, answer = [], None
+    while True:
+        try:
+            payload = rounds.send(answer)  # type: ignore[arg-type]
+        except StopIteration:
+            state.commit()
+            return sent
+        sent.append(Payload({name: tensor.clone() for name, tensor in payload.tensors.items()}, payload.numel))
+        answer = [payload]
+
+
+def parts(flat: torch.Tensor, layout: Layout = LAYOUT) -> dict[str, torch.Tensor]:
+    pieces = torch.split(flat, list(layout.segments))
+    return {n: part.view(s) for n, part, s in zip(layout.names, pieces, layout.shapes, strict=True)}
+
+
+def residual(state: BucketState) -> torch.Tensor:
+    assert state.residual is not None
+    return state.residual.current
+
+
+@pytest.mark.parametrize("compressor", [PowerSGD(), PowerSGD(2), PowerSGD(1, 3), PowerSGD(4, 0, 100.0)])
+def test_wire_is_what_is_sent(compressor: PowerSGD) -> None:
+    sent = step(compressor, draw(0), new_state(compressor), compressor.start_step)
+    rounds = compressor.wire(LAYOUT)
+    assert [payload.wire_bytes for payload in sent] == [round_.nbytes for round_ in rounds]
+    assert all(round_.sum_dtype == torch.float32 for round_ in rounds)
+
+
+def test_matrices_that_shrink_enough_are_approximated() -> None:
+    """With rank 4 conv has 2.51 times the elements of its factors, dense 3 times, small half of them."""
+    found = [(m.name, m.rows, m.cols, m.rank) for m in PowerSGD(4).matrices(LAYOUT)]
+    assert found == [("conv", 16, 27, 4), ("dense", 30, 20, 4)]
+    for rate, names in ((0.4, ["conv", "small", "dense"]), (2.6, ["dense"]), (3.0, [])):
+        assert [m.name for m in PowerSGD(4, min_compression_rate=rate).matrices(LAYOUT)] == names
+    assert [m.rank for m in PowerSGD(8, min_compression_rate=0.9).matrices(Layout.of((3, 1000)))] == [3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_result_and_residual_make_up_the_corrected_gradient(dtype: torch.dtype) -> None:
+    layout = Layout(LAYOUT.names, LAYOUT.shapes, dtype)
+    compressor = PowerSGD(2)
+    state = new_state(compressor, layout)
+    for number in range(4):
+        gradient, before = draw(number).to(dtype), residual(state).clone()
+        corrected = gradient.float() + before
+        step(compressor, gradient, state, number, layout)
+        tolerance = 1e-5 if dtype == torch.float32 else 0.05
+        torch.testing.assert_close(gradient.float() + residual(state), corrected, rtol=tolerance, atol=tolerance)
+        after = parts(residual(state))
+        assert not after["bias"].any()
+        assert not after["small"].any()
+
+
+def test_a_matrix_of_low_rank_is_sent_exactly() -> None:
+    layout, compressor = Layout.of((40, 30)), PowerSGD(3)
+    generator = torch.Generator().manual_seed(0)
+    gradient = (torch.randn(40, 2, generator=generator) @ torch.randn(2, 30, generator=generator)).reshape(-1)
+    before, state = gradient.clone(), new_state(compressor, layout)
+    step(compressor, gradient, state, layout=layout)
+    torch.testing.assert_close(gradient, before, rtol=1e-4, atol=1e-4)
+    assert residual(state).abs().max() < 1e-4
+
+
+def test_a_warm_start_finds_the_best_approximation() -> None:
+    """Power iteration on one matrix, step by step: its error becomes that of the singular value decomposition."""
+    layout, compressor = Layout.of((40, 30)), PowerSGD(4)
+    matrix = draw(3, layout).view(40, 30)
+    singular = torch.linalg.svdvals(matrix)
+    best = float(singular[4:].square().sum().sqrt())
+    state, errors = new_state(compressor, layout), []
+    for number in range(60):
+        gradient = matrix.clone().reshape(-1)
+        step(compressor, gradient, state, number, layout)
+        residual(state).zero_()
+        errors.append(float(torch.linalg.vector_norm(gradient - matrix.reshape(-1))))
+    assert errors[0] > 1.05 * best
+    assert errors[-1] < 1.02 * best
+
+
+def test_a_matrix_that_was_zero_is_sent_again() -> None:
+    compressor = PowerSGD(2)
+    state = new_state(compressor)
+    before = {key: q.clone() for key, q in state.current.items()}
+    zero = torch.zeros(LAYOUT.numel)
+    step(compressor, zero, state)
+    assert not zero.any()
+    assert all(torch.equal(state.current[key], q) for key, q in before.items())
+    gradient = draw(1)
+    step(compressor, gradient, state, 1)
+    assert all(part.any() for part in parts(gradient).values())
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_columns_are_orthonormal_or_zero(rank: int) -> None:
+    generator = torch.Generator().manual_seed(rank)
+    columns = torch.randn(50, rank, generator=generator)
+    repeated = torch.cat([columns, columns @ torch.ones(rank, 1), torch.zeros(50, 1)], dim=1)
+    basis = _orthogonal(repeated)
+    expected = torch.diag(torch.tensor([1.0] * rank + [0.0, 0.0]))
+    torch.testing.assert_close(basis.T @ basis, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", [0, 430, 440, 800])
+def test_what_is_not_finite_reaches_the_result(bad: float, where: int) -> None:
+    compressor, gradient = PowerSGD(2), draw(0)
+    gradient[where] = bad
+    step(compressor, gradient, new_state(compressor))
+    assert not torch.isfinite(gradient).all()
+
+
+def test_before_its_first_step_all_is_sent() -> None:
+    compressor, gradient = PowerSGD(2, start_step=2), draw(0)
+    state = new_state(compressor)
+    residual(state).fill_(1.0)
+    sent = step(compressor, gradient, state, 1)
+    torch.testing.assert_close(gradient, draw(0) + 1.0)
+    assert not residual(state).any()
+    assert [payload.wire_bytes for payload in sent] == [4 * LAYOUT.numel, 0]
+
+
+@pytest.mark.parametrize("bad", ["p", "q"])
+def test_a_payload_of_another_length_names_its_rank(bad: str) -> None:
+    compressor = PowerSGD(2)
+    rounds = compressor.rounds(Input(draw(0), LAYOUT, 0, 0, 0.5, new_state(compressor)))
+    own = next(rounds)
+    if bad == "q":
+        own = rounds.send([own, own])
+    with pytest.raises(PayloadError, match="payload from rank 1"):
+        rounds.send([own, Payload({bad: own[bad][1:]}, LAYOUT.numel)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"rank": 0}, "rank = 0"),
+        ({"rank": 2.0}, "rank = 2.0"),
+        ({"rank": True}, "rank = True"),
+        ({"start_step": -1}, "start_step = -1"),
+        ({"min_compression_rate": -1}, "min_compression_rate = -1"),
+        ({"min_compression_rate": math.inf}, "min_compression_rate = inf"),
+    ],
+)
+def test_settings_out_of_range_are_refused(arguments: dict[str, float], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        PowerSGD(**arguments)  # type: ignore[arg-type]
+
+
+def test_q_is_the_same_on_all_ranks_and_differs_between_parameters() -> None:
+    compressor = PowerSGD(2)
+    first, second = (compressor.new_state(LAYOUT, torch.device("cpu")) for _ in range(2))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    other = compressor.new_state(Layout(("a", "b"), ((30, 20), (30, 20))), torch.device("cpu"))
+    assert not torch.equal(other[KIND, "a"], other[KIND, "b"])
