@@ -75,9 +75,10 @@ def test_the_page_names_every_kernel(check: ModuleType) -> None:
 
 def test_what_is_known_so_far_is_written(check: ModuleType, tmp_path: Path) -> None:
     early = report(sanitizers=dict.fromkeys(check.SANITIZERS, check.NOT_YET), queue=[], training=check.NOT_YET)
-    page = check.write(early, tmp_path / "results")
+    page = check.write(early, tmp_path / "results", tmp_path / "raw")
     assert page.name == "gpu-h200.md"
-    assert page.with_suffix(".json").exists()
+    assert (tmp_path / "raw" / "gpu-h200.json").exists()
+    assert [path.name for path in page.parent.iterdir()] == [page.name]
     assert check.NOT_YET in page.read_text()
 
 
