@@ -31,7 +31,7 @@ CPP_SOURCES = $(shell find csrc tests -name '*.hpp' -o -name '*.cpp' -o -name '*
 # Jobs first: they wait much, beside tests that compute. Whoever runs out of tests takes some of another's.
 SERIAL_TESTS = $(wildcard tests/jobs tests/unit tests/native tests/conformance)
 
-.PHONY: help setup native demo test lint types unit sanitize test-parallel format gpu-check clean
+.PHONY: help setup native demo test lint types unit sanitize test-parallel test-benchmarks format gpu-check clean
 
 help: ## print this
 	@echo "Targets:"
@@ -73,6 +73,9 @@ unit: native ## the tests that run in one process
 
 test-parallel: native ## the tests that run under mpirun and horovodrun
 	@$(PARALLEL_ENV) python tools/parallel_tests.py
+
+test-benchmarks: native ## the tests of the scripts in benchmarks/, of which `make test` runs none
+	@python -m pytest -n 2 tests/benchmarks
 
 format: setup ## let ruff and clang-format rewrite the sources
 	@ruff check --fix $(PYTHON_SOURCES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -14,19 +13,12 @@ import torch
 from click.testing import CliRunner
 
 from hvd_compress import native
+from tests.benchmarks.scripts import load
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "check.py"
 
-
-@pytest.fixture(scope="module")
-def check() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load("gpu/check.py", monkeypatch)
 
 
 def test_the_cpu_agrees_with_itself(check: ModuleType) -> None:
