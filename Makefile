@@ -36,7 +36,7 @@ SERIAL_TESTS = $(wildcard tests/jobs tests/unit tests/native tests/conformance)
 help: ## print this
 	@echo "Targets:"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r name text; do \
-	    printf '%-16s %s\n' "$$name" "$$text"; done
+	    printf '%-20s %s\n' "$$name" "$$text"; done
 	@echo "Variables:"
 	@echo "  PYTHON             the Python 3.10-3.13 to use (now: $${PYTHON:-the first one found})"
 	@echo "  TORCH_REQUIREMENT  which torch pip installs (now: $(TORCH_REQUIREMENT)); smaller:"
@@ -50,7 +50,7 @@ demo: native ## train on the bundled digits with 4 ranks and compare the compres
 sanitize: native ## the kernels' tests with AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 	@python tools/sanitize.py
 
-test: native ## everything that CI checks: all of what follows, though a part fails; what failed stands at the end
+test: native ## everything that CI checks: lint, types, unit, sanitize and test-parallel, though one fails; what failed stands at the end
 	@python tools/run_phases.py "$(MAKE) --no-print-directory" lint types unit sanitize test-parallel
 
 lint: setup ## ruff and clang-format, changing nothing
