@@ -25,6 +25,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # For every build from here, also the one inside set-up: another value would compile everything again.
 export HVD_COMPRESS_WERROR := ON
 
+# Of torch's operators, for more processes than cores: a thread of OpenMP spins while it waits for one that has no core.
 PARALLEL_ENV = env OMP_NUM_THREADS=1
 PYTHON_SOURCES = hvd_compress tests examples benchmarks tools setup.py
 CPP_SOURCES = $(shell find csrc tests -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
@@ -69,13 +70,13 @@ endif
 
 unit: native ## the tests that run in one process
 	@cmake --build build/native-$$(python -c 'import sys; print(sys.implementation.cache_tag)') --target tiles -- --quiet
-	@python -m pytest -n 4 --dist worksteal $(if $(TEST_RESULTS),--junitxml='$(TEST_RESULTS)/results.xml') $(SERIAL_TESTS)
+	@$(PARALLEL_ENV) python -m pytest -n 4 --dist worksteal $(if $(TEST_RESULTS),--junitxml='$(TEST_RESULTS)/results.xml') $(SERIAL_TESTS)
 
 test-parallel: native ## the tests that run under mpirun and horovodrun
 	@$(PARALLEL_ENV) python tools/parallel_tests.py
 
 test-benchmarks: native ## the tests of the scripts in benchmarks/, of which `make test` runs none
-	@python -m pytest -n 2 tests/benchmarks
+	@$(PARALLEL_ENV) python -m pytest -n 2 tests/benchmarks
 
 format: setup ## let ruff and clang-format rewrite the sources
 	@ruff check --fix $(PYTHON_SOURCES)
