@@ -25,18 +25,19 @@ export PYTHONDONTWRITEBYTECODE :=
 # For every build from here, also the one inside set-up: another value would compile everything again.
 export HVD_COMPRESS_WERROR := ON
 
+# Of torch's operators, for more processes than cores: a thread of OpenMP spins while it waits for one that has no core.
 PARALLEL_ENV = env OMP_NUM_THREADS=1
 PYTHON_SOURCES = hvd_compress tests examples benchmarks tools setup.py
 CPP_SOURCES = $(shell find csrc tests -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 # Jobs first: they wait much, beside tests that compute. Whoever runs out of tests takes some of another's.
 SERIAL_TESTS = $(wildcard tests/jobs tests/unit tests/native tests/conformance)
 
-.PHONY: help setup native demo test lint types unit sanitize test-parallel format gpu-check clean
+.PHONY: help setup native demo test lint types unit sanitize test-parallel test-benchmarks format gpu-check clean
 
 help: ## print this
 	@echo "Targets:"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r name text; do \
-	    printf '%-16s %s\n' "$$name" "$$text"; done
+	    printf '%-20s %s\n' "$$name" "$$text"; done
 	@echo "Variables:"
 	@echo "  PYTHON             the Python 3.10-3.13 to use (now: $${PYTHON:-the first one found})"
 	@echo "  TORCH_REQUIREMENT  which torch pip installs (now: $(TORCH_REQUIREMENT)); smaller:"
@@ -50,7 +51,7 @@ demo: native ## train on the bundled digits with 4 ranks and compare the compres
 sanitize: native ## the kernels' tests with AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 	@python tools/sanitize.py
 
-test: native ## everything that CI checks: all of what follows, though a part fails; what failed stands at the end
+test: native ## everything that CI checks: lint, types, unit, sanitize and test-parallel, though one fails; what failed stands at the end
 	@python tools/run_phases.py "$(MAKE) --no-print-directory" lint types unit sanitize test-parallel
 
 lint: setup ## ruff and clang-format, changing nothing
@@ -69,10 +70,13 @@ endif
 
 unit: native ## the tests that run in one process
 	@cmake --build build/native-$$(python -c 'import sys; print(sys.implementation.cache_tag)') --target tiles -- --quiet
-	@python -m pytest -n 4 --dist worksteal $(if $(TEST_RESULTS),--junitxml='$(TEST_RESULTS)/results.xml') $(SERIAL_TESTS)
+	@$(PARALLEL_ENV) python -m pytest -n 4 --dist worksteal $(if $(TEST_RESULTS),--junitxml='$(TEST_RESULTS)/results.xml') $(SERIAL_TESTS)
 
 test-parallel: native ## the tests that run under mpirun and horovodrun
 	@$(PARALLEL_ENV) python tools/parallel_tests.py
+
+test-benchmarks: native ## the tests of the scripts in benchmarks/, of which `make test` runs none
+	@$(PARALLEL_ENV) python -m pytest -n 2 tests/benchmarks
 
 format: setup ## let ruff and clang-format rewrite the sources
 	@ruff check --fix $(PYTHON_SOURCES)

@@ -4,7 +4,7 @@
 
 Each run is a launch of examples/train_images.py under mpirun. What a run found is kept in build/accuracy, so that an
 interrupted benchmark goes on where it stopped; a run with other settings, or --fresh, is done anew. The table goes to
-benchmarks/results/accuracy-fashion-mnist.md, all figures beside it as JSON.
+benchmarks/results/accuracy-fashion-mnist.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from table import summarise, to_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "build" / "accuracy"
-RESULT = ROOT / "benchmarks" / "results" / "accuracy-fashion-mnist"
+PAGE = ROOT / "benchmarks" / "results" / "accuracy-fashion-mnist.md"
 OVERSUBSCRIBED = "--map-by :OVERSUBSCRIBE --bind-to none"
 METHODS: dict[str, dict[str, Any]] = {
     "dense": {},
@@ -115,9 +115,8 @@ def main(epochs: int, seeds: int, ranks: int, data_dir: Path | None, fresh: bool
         click.echo(f"\n{done + 1} of {len(missing)}: {run.method}, seed {run.seed}{rest}")
         found[run] = run.launch()
     summary = summarise([found[run] for run in runs])
-    RESULT.parent.mkdir(parents=True, exist_ok=True)
-    RESULT.with_suffix(".json").write_text(json.dumps({**summary, "runs": list(found.values())}, indent=1) + "\n")
-    RESULT.with_suffix(".md").write_text(to_markdown(summary))
+    PAGE.parent.mkdir(parents=True, exist_ok=True)
+    PAGE.write_text(to_markdown(summary))
     click.echo("\n" + to_markdown(summary))
 
 

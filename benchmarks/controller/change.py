@@ -3,8 +3,8 @@
 As root: `python benchmarks/controller/change.py`. Four hosts exchange one gradient, after a pause that stands for
 forward and backward pass; the lab goes from one network to the next and back, each time after a choice has stood for a
 while. After 30 steps every candidate is measured, and then the chosen one and the fastest anew, in turns. Prints, and
-writes to benchmarks/results/controller-change.json, for each change: the steps until the last choice was made, and how
-much longer the chosen one takes than the best, by either measurement.
+writes to build/controller/change.json, for each change: the steps until the last choice was made, and how much longer
+the chosen one takes than the best, by either measurement.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import time
 from pathlib import Path
 
 import launching
+from figures import FOLDER, save
 from rich.console import Console
 from rich.table import Table
 from tables import best, head, outdone, regret, row
 
 from hvd_compress.netlab import Lab
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "controller-change.json"
+RESULTS = FOLDER / "change.json"
 STEPS = 30
 """The bound: within so many steps after a change, the choice is right again."""
 NETWORKS = (("1ms", "1gbit"), ("1ms", "50mbit"), ("20ms", "1gbit"), ("0.2ms", "200mbit"), ("1ms", "1gbit"))
@@ -46,7 +47,7 @@ def main() -> None:
     rows = []
     for numel, ratio in JOBS[: arguments.jobs]:
         rows += run(arguments.hosts, numel, ratio, arguments.computing)
-        arguments.results.write_text(json.dumps(rows, indent=1))
+        save(arguments.results, rows)
     show(rows)
 
 

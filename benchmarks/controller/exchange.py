@@ -1,7 +1,7 @@
 """One large AR-Topk exchange on an emulated network, beside dense Horovod and the network's floor.
 
 As root: `python benchmarks/controller/exchange.py`. By default the exchange that the project's bound is about: 25.6 M
-elements at ratio 0.01, 4 hosts, 1 ms, 1 Gbit/s. Prints, and writes to benchmarks/results/exchange.json, every way to
+elements at ratio 0.01, 4 hosts, 1 ms, 1 Gbit/s. Prints, and writes to build/controller/exchange.json, every way to
 carry it; dense Horovod and dense by this package were measured in the same run.
 """
 
@@ -13,6 +13,7 @@ import math
 from pathlib import Path
 
 import launching
+from figures import FOLDER, save
 from rich.console import Console
 from rich.table import Table
 from tables import head, row
@@ -20,7 +21,7 @@ from tables import head, row
 from hvd_compress.netlab import Lab
 from hvd_compress.units import parse_bandwidth, parse_latency
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "exchange.json"
+RESULTS = FOLDER / "exchange.json"
 
 
 def main() -> None:
@@ -42,7 +43,7 @@ def main() -> None:
         rows = launching.run(lab, "exchanging.py", given.numel, given.ratio, given.repetitions)
     floor_s = floor(given.hosts, given.latency, given.bandwidth, given.numel, given.ratio)
     described = {name: value for name, value in vars(given).items() if name not in ("results", "repetitions", "page")}
-    given.results.write_text(json.dumps({**described, "floor_s": floor_s, "rows": rows}, indent=1))
+    save(given.results, {**described, "floor_s": floor_s, "rows": rows})
     show(rows, floor_s)
 
 

@@ -1,27 +1,28 @@
 """Is the controller's choice the right one? Every candidate is measured on an emulated network, and compared.
 
-As root: `python benchmarks/controller/grid.py [--reduced]`. Writes benchmarks/results/controller-grid.json, cell by
-cell, and prints the controller's choice and the formulas' choice against the best measured candidate of each. It takes
-an hour; with --latency, --bandwidth and --numels it can be done in pieces, which come together in the same file.
+As root: `python benchmarks/controller/grid.py [--reduced]`. Writes build/controller/grid.json, cell by cell, and prints
+the controller's choice and the formulas' choice against the best measured candidate of each. It takes an hour; with
+--latency, --bandwidth and --numels it can be done in pieces, which come together in the same file. What is committed is
+benchmarks/results/controller-grid.json: `--results` names it, for `--page` or to replace cells of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import time
 from pathlib import Path
 
 import launching
+from figures import FOLDER, read_grid, save_grid
 from rich.console import Console
 from rich.table import Table
 from tables import best, head, regret, row
 
 from hvd_compress.netlab import Lab
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "controller-grid.json"
+RESULTS = FOLDER / "grid.json"
 FULL = {
     "latency": ("0.2ms", "1ms", "5ms", "20ms"),
     "bandwidth": ("1gbit", "200mbit", "50mbit"),
@@ -42,20 +43,20 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="measure nothing, print the tables of what was measured")
     arguments = parser.parse_args()
     if arguments.page:
-        print(page(json.loads(arguments.results.read_text())))
+        print(page(read_grid(arguments.results)))
         return
     grid = dict(REDUCED if arguments.reduced else FULL)
     grid["numels"] = arguments.numels or grid["numels"]
     for name in ("latency", "bandwidth"):
         grid[name] = tuple((getattr(arguments, name) or ",".join(grid[name])).split(","))
-    cells = json.loads(arguments.results.read_text()) if arguments.results.exists() else []
+    cells = read_grid(arguments.results) if arguments.results.exists() else []
     with Lab(arguments.hosts, "1ms", "1gbit") as lab:
         for latency, bandwidth in itertools.product(grid["latency"], grid["bandwidth"]):
             lab.set(latency, bandwidth)
             fresh = run(lab, latency, bandwidth, grid["numels"], grid["ratios"])
             replaced = {place(cell) for cell in fresh}
             cells = [cell for cell in cells if place(cell) not in replaced] + fresh
-            arguments.results.write_text(json.dumps(cells, indent=1))
+            save_grid(arguments.results, cells)
     show(cells)
 
 

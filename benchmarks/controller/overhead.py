@@ -3,8 +3,8 @@
 As root: `python benchmarks/controller/overhead.py`. Four hosts exchange gradients. Each job runs twice: with a pause
 that stands for forward and backward pass, and without one, so that little hides what the controller does. Windows with
 it, from behind one comparison until behind the next, and as many steps without it (the same choices, pinned) alternate
-in one run. Prints, and writes to benchmarks/results/controller-overhead.json, the shares of the step's time; behind the
-median, how far off it may be, nine times of ten.
+in one run. Prints, and writes to build/controller/overhead.json, the shares of the step's time; behind the median, how
+far off it may be, nine times of ten.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from itertools import product
 from pathlib import Path
 
 import launching
+from figures import FOLDER, save
 from rich.console import Console
 from rich.table import Table
 from tables import head, row
 
 from hvd_compress.netlab import Lab
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "controller-overhead.json"
+RESULTS = FOLDER / "overhead.json"
 JOBS = (("0.2ms", "1gbit", 1_000_000, 1), ("1ms", "1gbit", 1_000_000, 8), ("1ms", "200mbit", 4_000_000, 4))
 COMPUTING_S = (0.05, 0.0)
 
@@ -43,7 +44,7 @@ def main() -> None:
             (found,) = launching.run(lab, "steady.py", numel, buckets, given.pairs, computing_s)
             job = {"latency": latency, "bandwidth": bandwidth, "numel": numel, "buckets": buckets}
             rows.append({**job, "computing_s": computing_s, **found})
-            given.results.write_text(json.dumps(rows, indent=1))
+            save(given.results, rows)
     show(rows)
 
 

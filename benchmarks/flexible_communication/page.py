@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,10 +34,9 @@ kept from one job to the next, as on a cluster. With all but plain Horovod, whic
 
 
 def write_page(records: Sequence[Record], result: Path) -> None:
-    """Write `result`.md, .json and pictures beside them."""
+    """Write `result`.md and its pictures beside it."""
     schedules = sorted({record["schedule"] for record in records if record["schedule"]})
     tables = {schedule: rows(records, schedule) for schedule in schedules}
-    result.with_suffix(".json").write_text("[\n" + ",\n".join(json.dumps(_kept(r)) for r in records) + "\n]\n")
     page = result.with_suffix(".md")
     kept = page.read_text().partition(MARK)[0] if page.exists() else "# Training on a network that changes\n\n"
     page.write_text(kept + MARK + "\n" + _page(records, tables, result.name))
@@ -52,11 +50,6 @@ def write_page(records: Sequence[Record], result: Path) -> None:
         ]
         draw_steps(drawn, result.with_name(f"{result.name}-{schedule}.png"))
     draw_accuracy(records, schedules, result.with_name(f"{result.name}-accuracy.png"))
-
-
-def _kept(record: Record) -> Record:
-    """A record without the windows in which nothing happened."""
-    return {**record, "events": [event for event in record["events"] if event["kind"] != "window"]}
 
 
 def _page(records: Sequence[Record], tables: dict[str, list[Row]], name: str) -> str:

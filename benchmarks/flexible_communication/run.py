@@ -3,8 +3,8 @@
     python benchmarks/flexible_communication/run.py          (root; an hour and a half)
 
 Each job is a launch of job.py on four emulated hosts. What it found is added to build/flexible_communication/runs.jsonl
-method by method, so that an interrupted benchmark goes on where it stopped. The page with its pictures goes to
-benchmarks/results/flexible-communication.md, all figures beside it as JSON.
+method by method, so that an interrupted benchmark goes on where it stopped. The page goes to
+benchmarks/results/flexible-communication.md, its pictures beside it.
 """
 
 from __future__ import annotations

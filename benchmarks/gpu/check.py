@@ -4,9 +4,10 @@ sanitizers, measure, and train with two ranks that share the GPU.
 Needs nvcc, a torch that sees the GPU, and what builds the package (CMake, ninja, pybind11); it fetches nothing. With
 the headers of CCCL 3.2 or later cub::DeviceTopK is measured, too: unpack the package nvidia-cuda-cccl, and pass the
 folder that holds cub/ as --cccl, or carry it along as build/cccl. The exit status is 1 where a result differs from the
-CPU's, a graph or a sanitizer finds a fault, or the training fails; a bound that is missed is only marked.
+CPU's, a graph or a sanitizer finds a fault, or the training fails; a bound that is missed is only marked. The page goes
+to --out, all figures as JSON to --raw.
 
-python benchmarks/gpu/check.py [--parity-only] [--rounds N] [--largest N] [--cccl FOLDER] [--out FOLDER]
+python benchmarks/gpu/check.py [--parity-only] [--rounds N] [--largest N] [--cccl FOLDER] [--out FOLDER] [--raw FOLDER]
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ TIMES_TORCH = 15
 @click.option("--largest", default=SIZES[-1], show_default=True, type=int, help="Number of elements to compare.")
 @click.option("--cccl", default=ROOT / "build" / "cccl", type=click.Path(path_type=Path), show_default=True)
 @click.option("--out", default=ROOT / "benchmarks" / "results", type=click.Path(path_type=Path), show_default=True)
+@click.option("--raw", default=ROOT / "build" / "gpu", type=click.Path(path_type=Path), show_default=True)
 @click.option("--sanitizers/--no-sanitizers", default=True, show_default=True, help="They take longest, and come last.")
-def main(parity_only: bool, rounds: int, largest: int, cccl: Path, out: Path, sanitizers: bool) -> None:
+def main(parity_only: bool, rounds: int, largest: int, cccl: Path, out: Path, raw: Path, sanitizers: bool) -> None:
     if not torch.cuda.is_available():
         raise click.ClickException("torch sees no GPU here; run this on a machine that has one")
     if not parity_only:
@@ -75,24 +77,26 @@ def main(parity_only: bool, rounds: int, largest: int, cccl: Path, out: Path, sa
         "graphs": captured, "sanitizers": dict.fromkeys(SANITIZERS, NOT_YET), "queue": [], "training": NOT_YET,
         "figures": measure(build_cub(cccl)),
     }  # fmt: skip
-    write(report, out)  # after each part, since a machine may be lent for a limited time
+    write(report, out, raw)  # after each part, since a machine may be lent for a limited time
     report["queue"] = measure_queue()
     report["training"] = train()
-    write(report, out)
+    write(report, out, raw)
     for tool in SANITIZERS if sanitizers else ():
         report["sanitizers"] = {**_texts(report["sanitizers"]), tool: sanitize(tool)}
-        write(report, out)
-    click.echo(write(report, out).read_text())
+        write(report, out, raw)
+    click.echo(write(report, out, raw).read_text())
     sys.exit(1 if faults(report) else 0)
 
 
-def write(report: dict[str, object], out: Path) -> Path:
-    """Write what is known so far as JSON and as a page; return where the page is."""
-    out.mkdir(parents=True, exist_ok=True)
-    stem = out / f"gpu-{str(report['card']).lower().replace(' ', '-')}"
-    stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(page(report))
-    return stem.with_suffix(".md")
+def write(report: dict[str, object], out: Path, raw: Path) -> Path:
+    """Write what is known so far as a page to `out` and as JSON to `raw`; return where the page is."""
+    name = f"gpu-{str(report['card']).lower().replace(' ', '-')}"
+    for folder in (out, raw):
+        folder.mkdir(parents=True, exist_ok=True)
+    (raw / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    written = out / f"{name}.md"
+    written.write_text(page(report))
+    return written
 
 
 def _texts(value: object) -> dict[str, str]:

@@ -82,13 +82,10 @@ def test_weights_that_are_none(weights: tuple[float, ...]) -> None:
         knee(realistic(0.002, 1.0, 8.0), weights)
 
 
-@pytest.mark.parametrize("latency_s", [0.001, 0.05])
 @pytest.mark.parametrize("per_ratio_s", [0.05, 1.0, 20.0])
 @pytest.mark.parametrize("steepness", [2.0, 8.0, 30.0])
-def test_nsga2_finds_the_same_knee_within_a_step_of_the_grid(
-    latency_s: float, per_ratio_s: float, steepness: float
-) -> None:
-    options = realistic(latency_s, per_ratio_s, steepness)
+def test_nsga2_finds_the_same_knee_within_a_step_of_the_grid(per_ratio_s: float, steepness: float) -> None:
+    options = realistic(0.002, per_ratio_s, steepness)
     exact, found = knee(options), knee(nsga2(options))
     assert abs(options.index(exact) - options.index(found)) <= 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -14,19 +13,14 @@ from click.testing import CliRunner
 
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import run_ranks
+from tests.benchmarks.scripts import load
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "training.py"
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def training() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_training", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load("gpu/training.py", monkeypatch)
 
 
 def test_ranks_meet_over_gloo_and_report(training: ModuleType, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ Times are not compared: a busy machine may make any near candidate the fastest. 
 
 from __future__ import annotations
 
-import importlib.util
 from types import ModuleType
 
 import pytest
@@ -13,20 +12,14 @@ import pytest
 from hvd_compress.controller.policy import Policy
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.netlab import Lab
-from tests.jobs.launch import CHECKOUT
+from tests.benchmarks.scripts import load
 
 NUMEL, RATIO = 200_000, 0.01
 
 
 @pytest.fixture
 def grid(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(CHECKOUT / "benchmarks" / "controller")
-    spec = importlib.util.spec_from_file_location("grid", CHECKOUT / "benchmarks" / "controller" / "grid.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("controller/grid.py", monkeypatch)
 
 
 @pytest.mark.parametrize(("latency", "bandwidth", "slow"), [("1ms", "1gbit", False), ("10ms", "20mbit", True)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -14,19 +13,12 @@ import torch
 from click.testing import CliRunner
 
 from hvd_compress import native
+from tests.benchmarks.scripts import load
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "check.py"
 
-
-@pytest.fixture(scope="module")
-def check() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load("gpu/check.py", monkeypatch)
 
 
 def test_the_cpu_agrees_with_itself(check: ModuleType) -> None:
@@ -75,9 +67,10 @@ def test_the_page_names_every_kernel(check: ModuleType) -> None:
 
 def test_what_is_known_so_far_is_written(check: ModuleType, tmp_path: Path) -> None:
     early = report(sanitizers=dict.fromkeys(check.SANITIZERS, check.NOT_YET), queue=[], training=check.NOT_YET)
-    page = check.write(early, tmp_path / "results")
+    page = check.write(early, tmp_path / "results", tmp_path / "raw")
     assert page.name == "gpu-h200.md"
-    assert page.with_suffix(".json").exists()
+    assert (tmp_path / "raw" / "gpu-h200.json").exists()
+    assert [path.name for path in page.parent.iterdir()] == [page.name]
     assert check.NOT_YET in page.read_text()
 
 
