@@ -32,7 +32,7 @@ CPP_SOURCES = $(shell find csrc tests -name '*.hpp' -o -name '*.cpp' -o -name '*
 # Jobs first: they wait much, beside tests that compute. Whoever runs out of tests takes some of another's.
 SERIAL_TESTS = $(wildcard tests/jobs tests/unit tests/native tests/conformance)
 
-.PHONY: help setup native demo test lint types unit sanitize test-parallel test-benchmarks format gpu-check clean
+.PHONY: help setup native wheel demo test lint types unit sanitize test-parallel test-benchmarks format gpu-check clean
 
 help: ## print this
 	@echo "Targets:"
@@ -88,6 +88,9 @@ setup: ## create .venv and install everything into it, where that is not done ye
 
 native: setup ## rebuild the native extension where csrc changed
 	@python setup.py --quiet build_ext --inplace
+
+wheel: setup ## build a wheel into dist/, and try it in an environment of its own with torch alone (5.3 GB in build/)
+	@python tools/build_wheel.py
 
 gpu-check: ## build, compare, sanitize and measure the CUDA kernels on this machine's GPU, with the python on PATH
 	@$${PYTHON:-python3} benchmarks/gpu/check.py

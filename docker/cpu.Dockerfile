@@ -23,7 +23,7 @@ RUN pip install --extra-index-url "$TORCH_INDEX" "$TORCH_REQUIREMENT"
 COPY --chown=hvd:hvd tools/compiler.py tools/install_horovod.py tools/progress.py tools/torch_version.py tools/
 RUN python tools/install_horovod.py
 COPY --chown=hvd:hvd requirements/dev.txt requirements/
-RUN pip install -c requirements/dev.txt numpy mpi4py click rich scikit-learn pytest hypothesis
+RUN pip install -c requirements/dev.txt numpy pydantic mpi4py click rich scikit-learn pytest hypothesis
 
 FROM development AS installed
 COPY --chown=hvd:hvd . .

@@ -34,7 +34,7 @@ RUN HOROVOD_GPU_OPERATIONS=NCCL \
     HOROVOD_CUDA_HOME=$CUDA_HOME HOROVOD_BUILD_CUDA_CC_LIST=80,90,100 HOROVOD_WITHOUT_NVTX=1 \
     PATH=$CUDA_HOME/bin:$PATH python tools/install_horovod.py
 COPY --chown=hvd:hvd requirements/dev.txt requirements/
-RUN pip install -c requirements/dev.txt numpy mpi4py click rich scikit-learn pytest hypothesis
+RUN pip install -c requirements/dev.txt numpy pydantic mpi4py click rich scikit-learn pytest hypothesis
 
 FROM development AS installed
 COPY --chown=hvd:hvd . .

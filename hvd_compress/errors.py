@@ -14,6 +14,10 @@ class ConfigError(HvdCompressError, ValueError):
     """A setting is wrong, or differs between ranks. Raised before anything is communicated with it."""
 
 
+class MissingPackageError(ConfigError, ImportError):
+    """An optional package is missing or cannot be imported. The message names the extra that brings it (extras.py)."""
+
+
 class MismatchError(ConfigError):
     """Tensors of a call do not fit each other: an index lies outside, or lengths differ.
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, MissingPackageError
+from hvd_compress.extras import needed
 
 DEFAULT_FUSION_THRESHOLD_BYTES = 64 * 1024 * 1024
 DEFAULT_TIMEOUT_S = 300.0
@@ -134,10 +135,10 @@ def _refusal(name: str, path: Path, folder: Path) -> str:
 
 def _no_tensorboard() -> str:
     try:
-        import_module("torch.utils.tensorboard")
-    except Exception as error:  # a broken installation raises anything
-        needs = "which HVD_COMPRESS_TENSORBOARD needs: pip install 'hvd_compress[tensorboard]'"
-        return f"has no tensorboard that works ({error}), {needs}"
+        with needed("tensorboard", "HVD_COMPRESS_TENSORBOARD"):
+            import_module("torch.utils.tensorboard")
+    except MissingPackageError as error:
+        return f"has no tensorboard that works: {error}"
     return ""
 
 

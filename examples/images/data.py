@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from hvd_compress.extras import needed
+
 IMAGE_SIZE = 28
 CLASSES = 10
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
@@ -67,7 +69,8 @@ def load_fashion_mnist(folder: Path) -> ImageData:
 
 def load_digits() -> ImageData:
     """Load the 1797 digits that come with scikit-learn, scaled up from 8 x 8; every fifth is for testing."""
-    from sklearn import datasets  # here, since it takes a second to import and Fashion-MNIST does not need it
+    with needed("sklearn", "load_digits"):  # here, since it takes a second, and Fashion-MNIST does not need it
+        from sklearn import datasets
 
     pixels, labels = datasets.load_digits(return_X_y=True)
     small = torch.from_numpy(pixels).float().view(-1, 1, 8, 8) * (255 / 16)

@@ -25,7 +25,7 @@ def command(as_json: bool) -> None:
         click.echo(json.dumps({"training_can_run": not obstacles, "findings": rows}, indent=2))
     else:
         _print_table(found)
-        click.echo(f"Training cannot run without: {', '.join(obstacles)}." if obstacles else "Training can run.")
+        click.echo(_verdict(found, obstacles))
     sys.exit(1 if obstacles else 0)
 
 
@@ -47,6 +47,14 @@ def examine() -> list[Finding]:
         findings.cuda(results["native"], results["torch"]),
         findings.network_namespaces(results["namespaces"]),
     ]
+
+
+def _verdict(found: Sequence[Finding], obstacles: Sequence[str]) -> str:
+    if obstacles:
+        return f"Training cannot run without: {', '.join(obstacles)}."
+    if any(finding.name == "Horovod" and finding.state != "ok" for finding in found):
+        return "Training can run over torch.distributed, but not by hvd_compress.torch, which needs Horovod."
+    return "Training can run."
 
 
 def _print_table(found: Sequence[Finding]) -> None:

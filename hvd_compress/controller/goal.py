@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 
 from hvd_compress.controller.tradeoff import coarse_grid, grid
 from hvd_compress.errors import ConfigError
+from hvd_compress.extras import require
 
 TARGETS = ("knee", "pace")
 GAINS = ("curve", "rollout")
@@ -62,8 +62,8 @@ class AutoRatio:
             raise ConfigError(f"unknown gain {self.gain!r}; known are {', '.join(GAINS)}")
         if self.solver not in SOLVERS:
             raise ConfigError(f"unknown solver {self.solver!r}; known are {', '.join(SOLVERS)}")
-        if self.solver == "nsga2" and find_spec("pymoo") is None:
-            raise ConfigError("solver='nsga2' needs pymoo: pip install 'hvd_compress[adaptive]'; or use solver='exact'")
+        if self.solver == "nsga2":
+            require("pymoo", "solver='nsga2'", otherwise="use solver='exact'")
 
     def _check_target(self) -> None:
         target = self.target

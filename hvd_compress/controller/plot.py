@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hvd_compress.controller.history import Event
 from hvd_compress.errors import ConfigError
+from hvd_compress.extras import needed
 
 
 def draw(events: Sequence[Event], path: Path) -> None:
@@ -15,13 +16,12 @@ def draw(events: Sequence[Event], path: Path) -> None:
 
     The last one only where ratios were chosen.
 
-    Raises ConfigError where there is nothing to draw, where matplotlib is missing, and where `path` cannot be written.
+    Raises ConfigError where there is nothing to draw or `path` cannot be written, MissingPackageError where matplotlib
+    is missing.
     """
-    try:
+    with needed("matplotlib", "hvd-compress report"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(f"plots need matplotlib: pip install 'hvd_compress[report]' ({error})") from None
     used = [event for event in events if event.kind in ("choice", "window")]
     if not used:
         raise ConfigError("the log holds no choice yet: train for some more steps")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hvd_compress.controller.history import Event
 from hvd_compress.errors import ConfigError
+from hvd_compress.extras import needed
 
 SCALARS = ("ratio", "gain", "measured_s", "predicted_s")
 CHOSEN = {
@@ -34,13 +35,9 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raises ConfigError where tensorboard is missing, or the folder cannot be written."""
-        try:
+        """Raises ConfigError where the folder cannot be written, MissingPackageError where tensorboard is missing."""
+        with needed("tensorboard", "HVD_COMPRESS_TENSORBOARD"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigError(
-                f"HVD_COMPRESS_TENSORBOARD needs tensorboard: pip install 'hvd_compress[tensorboard]' ({error})"
-            ) from None
         try:
             self._folder, self._ended = folder, False
             self._writer = SummaryWriter(str(folder), flush_secs=FLUSH_S)

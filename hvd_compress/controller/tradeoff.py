@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hvd_compress.errors import ConfigError
+from hvd_compress.extras import needed
 
 RATIOS_A_FACTOR_OF_TWO = 6
 """How dense the grid of ratios is: neighbours are 12 % apart."""
@@ -126,15 +127,14 @@ def nsga2(options: Sequence[Option], generations: int = 60, seed: int = 0) -> li
     The variable is the place on the grid, in [0, len(options) - 1]; objectives between two ratios are interpolated. The
     generator of random numbers is NSGA-II's own and seeded, so that all ranks find the same.
 
-    Raises ConfigError where pymoo is not installed.
+    Raises MissingPackageError where pymoo is not installed.
     """
-    try:
-        import numpy as np
+    import numpy as np
+
+    with needed("pymoo", "solver='nsga2'", otherwise="use solver='exact'"):
         from pymoo.algorithms.moo.nsga2 import NSGA2
         from pymoo.core.problem import Problem
         from pymoo.optimize import minimize
-    except ImportError as error:
-        raise ConfigError(f"NSGA-II needs pymoo: pip install 'hvd_compress[adaptive]' ({error})") from None
     table = np.array([option.objectives for option in options])
     places = np.arange(len(options))
 

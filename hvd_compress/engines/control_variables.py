@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 
-from mpi4py import MPI
+from hvd_compress.engines.mpi_library import MPI
 
 _NAME_BYTES = 256
 

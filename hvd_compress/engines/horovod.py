@@ -14,6 +14,7 @@ from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.leave import fail_at_exit
 from hvd_compress.engines.names import ALGORITHMS, ALLGATHERS, BROADCASTS
 from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.extras import needed
 
 _SUM_DTYPES = (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64)
 _MOVE_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -33,14 +34,16 @@ class HorovodEngine(Engine):
     no gather. Allreduce and broadcast take tensors of any size, the other verbs up to 2^31 - 1 elements over all ranks
     (UnsupportedError above).
 
-    Raises UsageError where Horovod is not initialised, ConfigError where this rank is not in the process set.
+    Raises UsageError where Horovod is not initialised, ConfigError where this rank is not in the process set,
+    MissingPackageError without Horovod.
     """
 
     name = "Horovod"
 
     def __init__(self, process_set: Any = None) -> None:
         super().__init__()
-        import horovod.torch as hvd
+        with needed("horovod", "engine 'horovod'"):
+            import horovod.torch as hvd
 
         if not hvd.is_initialized():
             raise UsageError("call hvd.init() before an engine is made")

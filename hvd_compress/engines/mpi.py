@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from mpi4py import MPI
 
 from hvd_compress.engines import layout, limits
 from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, BROADCASTS, Capabilities, Engine
 from hvd_compress.engines.leave import fail_at_exit
 from hvd_compress.engines.mpi_algorithms import CARRIER, forced_communicators, forcible_algorithms
+from hvd_compress.engines.mpi_library import MPI
 from hvd_compress.engines.mpi_shutdown import watch
 from hvd_compress.errors import ConfigError, UnsupportedError
 

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpi4py import MPI
-
 from hvd_compress.engines import control_variables
 from hvd_compress.engines.base import ALGORITHMS
 from hvd_compress.engines.layout import largest_power_of_two
+from hvd_compress.engines.mpi_library import MPI
 from hvd_compress.engines.names import SEGMENT_BYTES
 
 # Open MPI's numbers. An allreduce by reduce + broadcast uses the broadcast of its communicator, so a tree of both needs

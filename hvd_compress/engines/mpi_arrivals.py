@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpi4py import MPI
-
 from hvd_compress.engines.arrivals import GroupArrivals
+from hvd_compress.engines.mpi_library import MPI
 
 
 class MpiArrivals(GroupArrivals):

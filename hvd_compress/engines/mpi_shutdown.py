@@ -8,9 +8,8 @@ import time
 import weakref
 from functools import cache
 
-from mpi4py import MPI
-
 from hvd_compress.engines.base import Engine
+from hvd_compress.engines.mpi_library import MPI
 
 GRACE_S = 2.0
 """A rank that has ended has done its part of all that ran before: what the others are still in ends within this."""

@@ -12,7 +12,7 @@ from hvd_compress.engines.base import ENGINES, Engine
 from hvd_compress.engines.horovod import HorovodEngine, process_set_ranks
 from hvd_compress.engines.mpi_environment import launched_by_mpi
 from hvd_compress.engines.rendezvous_arrivals import RendezvousArrivals, rendezvous_url
-from hvd_compress.errors import ConfigError, UnsupportedError
+from hvd_compress.errors import ConfigError, MissingPackageError, UnsupportedError
 
 
 def choose_engine(name: str = "auto", process_set: Any = None) -> Engine:
@@ -88,9 +88,9 @@ def _obstacle_to_mpi(name: str) -> str | None:
     if not launched_by_mpi() and (name == "auto" or hvd.size() > 1):
         return "not launched by mpirun"
     try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        return f"mpi4py cannot be imported ({error})"
+        from hvd_compress.engines.mpi_library import MPI
+    except MissingPackageError as error:
+        return str(error)
     if MPI.Is_finalized():
         return "MPI has been shut down"
     if (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) != (hvd.rank(), hvd.size()):

@@ -1,10 +1,10 @@
 """Everything of horovod.torch, with a DistributedOptimizer that compresses: `import hvd_compress.torch as hvd`."""
 
-try:
+from hvd_compress.extras import needed as _needed
+
+with _needed("horovod", "hvd_compress.torch"):
     import horovod.torch as _horovod
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"{error}: hvd_compress.torch needs Horovod; `hvd-compress doctor` says more") from error
-from horovod.torch import *  # noqa: F403
+    from horovod.torch import *  # noqa: F403
 
 from hvd_compress.engines.mpi_environment import prepare as _prepare
 from hvd_compress.pipeline import StepReport

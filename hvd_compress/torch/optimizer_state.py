@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import torch
 from horovod.torch import mpi_ops
 from horovod.torch.functions import allgather_object, broadcast_object
 
 from hvd_compress.errors import ConfigError
+from hvd_compress.extras import needed
+
+with needed("cloudpickle", "broadcast_optimizer_state"):
+    import cloudpickle
 
 _NAME = "hvd_compress.optimizer_state"
 

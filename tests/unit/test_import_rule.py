@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from hvd_compress.extras import PACKAGES
+
 PACKAGE = Path(__file__).parents[2] / "hvd_compress"
 
 ALLOWED = {
     "payload": {"errors"},
+    "extras": {"errors"},
     "native": {"native", "_native", "errors"},
     "feedback": {"buckets.layout", "errors", "feedback"},
     "buckets": {"buckets", "errors"},
@@ -18,7 +21,7 @@ ALLOWED = {
     "cost": {"cost", "__version__", "engines.base", "engines.layout", "engines.names", "errors"},
     "compressors": {"buckets.layout", "compressors", "errors", "feedback.states", "native", "payload"},
     "netlab": {"netlab", "errors", "units"},
-    "engines": {"engines", "errors", "cost"},
+    "engines": {"engines", "errors", "extras", "cost"},
     "schemes": {
         "schemes",
         "buckets.layout",
@@ -41,8 +44,12 @@ FRAMEWORKS = {"horovod": {"torch", "engines/horovod.py", "engines/select.py", "c
 
 def imports(path: Path) -> list[str]:
     """Modules that a file imports, also within functions."""
+    return imported(ast.parse(path.read_text()))
+
+
+def imported(tree: ast.AST) -> list[str]:
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -87,6 +94,22 @@ def test_frameworks_are_known_to_their_adapters_alone(framework: str) -> None:
     assert users
     for user in users:
         assert any(user == place or user.startswith(place + "/") for place in FRAMEWORKS[framework]), user
+
+
+CHECKED_BEFORE = ("torch/", "engines/horovod.py", "engines/select.py", "cli/probes.py")
+"""The drop-in and the constructor of HorovodEngine have imported Horovod; the doctor wants Python's own words."""
+
+
+def test_a_missing_optional_package_is_one_error() -> None:
+    """Its import stands in a block `with needed(...)`, which names the extra."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if not path.relative_to(PACKAGE).as_posix().startswith(CHECKED_BEFORE):
+            tree = ast.parse(path.read_text())
+            for block in [node for node in ast.walk(tree) if isinstance(node, ast.With)]:
+                if "needed(" in ast.unparse(block.items[0]):
+                    block.body = [ast.Pass()]
+            left = {name.split(".")[0] for name in imported(tree)} & PACKAGES.keys()
+            assert not left, f"{path.relative_to(PACKAGE)} imports {left} outside of `with needed(...)`"
 
 
 def test_controller_and_planner_do_not_know_each_other() -> None:

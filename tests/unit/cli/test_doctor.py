@@ -13,7 +13,7 @@ from hvd_compress.cli import doctor, findings, probes
 from hvd_compress.cli.probes import Result
 
 HEALTHY = {
-    "torch": Result({"version": "2.13.0", "cuda": None, "devices": 0}),
+    "torch": Result({"version": "2.13.0", "cuda": None, "devices": 0, "gloo": True}),
     "horovod": Result({"version": "0.28.1", "built": ["MPI", "Gloo"], "not_built": ["NCCL", "CUDA"]}),
     "mpi": Result({"vendor": "Open MPI", "version": "5.0.11", "library": "Open MPI v5.0.11", "threads": "multiple"}),
     "slots": Result({"slots": 2, "hosts": 1}),
@@ -23,6 +23,8 @@ HEALTHY = {
     "namespaces": Result({"kind": "direct", "tun": True}),
 }
 BROKEN = Result(error="ModuleNotFoundError: No module named '[it]'")
+ABSENT = Result(error="ModuleNotFoundError: No module named 'horovod'")
+NO_MPI4PY = Result(error="ModuleNotFoundError: No module named 'mpi4py'")
 
 
 def _doctor(monkeypatch: pytest.MonkeyPatch, *arguments: str, **changed: Result) -> tuple[int, str]:
@@ -44,6 +46,28 @@ def test_what_training_needs(monkeypatch: pytest.MonkeyPatch, part: str) -> None
     assert code == 1
     assert "Training cannot run without" in output
     assert "'[it]'" in output  # not taken for markup
+
+
+def test_a_horovod_that_is_not_installed_leaves_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, output = _doctor(monkeypatch, "--json", horovod=ABSENT, mpi=NO_MPI4PY, algorithms=NO_MPI4PY)
+    report = json.loads(output)
+    rows = {row["name"]: row for row in report["findings"]}
+    assert (code, report["training_can_run"]) == (0, True)
+    assert (rows["Horovod"]["state"], rows["MPI"]["state"], rows["engine gloo"]["state"]) == ("note", "note", "ok")
+    assert "'hvd_compress[horovod]'" in rows["Horovod"]["hint"]
+    assert "`python tools/install_horovod.py`" in rows["Horovod"]["hint"]
+    assert "'hvd_compress[mpi]'" in rows["MPI"]["hint"]
+    assert "missing" not in {row["state"] for row in report["findings"]}
+    _, output = _doctor(monkeypatch, horovod=ABSENT)
+    assert output.splitlines()[-1].startswith("Training can run over torch.distributed, but not by hvd_compress.torch")
+
+
+def test_neither_horovod_nor_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = Result(HEALTHY["torch"].values | {"gloo": False})
+    assert _doctor(monkeypatch, torch=torch)[0] == 0
+    code, output = _doctor(monkeypatch, torch=torch, horovod=ABSENT)
+    assert code == 1
+    assert "Training cannot run without: engine gloo." in output
 
 
 @pytest.mark.parametrize("part", ["mpi", "slots", "localhost", "algorithms", "namespaces"])

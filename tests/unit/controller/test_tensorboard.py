@@ -15,7 +15,7 @@ from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.tensorboard import TensorBoard
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, MissingPackageError
 from hvd_compress.settings import Settings
 from tests.harness import backward, on_engine
 
@@ -107,7 +107,7 @@ def test_without_tensorboard_the_command_that_installs_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"pip install 'hvd_compress\[tensorboard\]'"):
+    with pytest.raises(MissingPackageError, match=r"pip install 'hvd_compress\[tensorboard\]'"):
         TensorBoard(tmp_path)
 
 

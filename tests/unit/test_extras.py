@@ -1,0 +1,180 @@
+"""An optional package that is missing is one error, which names its extra; what needs none imports without any."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hvd_compress
+from hvd_compress.errors import ConfigError, MissingPackageError, located
+from hvd_compress.extras import PACKAGES, needed, require
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(hvd_compress.__file__).parent
+MPI_MODULES = ("mpi", "mpi_algorithms", "mpi_arrivals", "mpi_library", "mpi_shutdown", "control_variables")
+NEEDING = ("hvd_compress.torch", *(f"hvd_compress.engines.{name}" for name in MPI_MODULES))
+"""What needs Horovod or mpi4py as soon as it is imported, with all that is in it."""
+MODULES = [
+    ".".join(path.relative_to(FOLDER.parent).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted(FOLDER.rglob("*.py"))
+]
+WITHOUT_EXTRAS = [name for name in MODULES if not f"{name}.".startswith(tuple(f"{one}." for one in NEEDING))]
+
+IMPORT = f"""
+import importlib, sys
+for name in {WITHOUT_EXTRAS}:
+    importlib.import_module(name)
+print(sorted({set(PACKAGES)} & sys.modules.keys()))
+"""
+
+HIDE = """
+import sys
+
+class Hider:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in HIDDEN:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hider())
+"""
+"""Hides packages as if they were not installed."""
+
+USES = {
+    "the drop-in": ("horovod", "import hvd_compress.torch"),
+    "the drop-in, named first": ("horovod", "import hvd_compress; hvd_compress.torch.DistributedOptimizer"),
+    "a module of the drop-in": ("horovod", "import hvd_compress.torch.compression"),
+    "patched Horovod": ("horovod", "import hvd_compress; hvd_compress.patch_horovod()"),
+    "Horovod's engine": ("horovod", "from hvd_compress.engines.horovod import HorovodEngine; HorovodEngine()"),
+    **{name: ("mpi4py", f"import hvd_compress.engines.{name}") for name in MPI_MODULES},
+    "a plot": ("matplotlib", "from hvd_compress.controller import plot; plot.draw([], None)"),
+    "NSGA-II": ("pymoo", "from hvd_compress.controller.tradeoff import nsga2; nsga2([])"),
+    "the solver": ("pymoo", "from hvd_compress.controller.goal import AutoRatio; AutoRatio(solver='nsga2')"),
+    "scalars": ("tensorboard", "from hvd_compress.controller.tensorboard import TensorBoard; TensorBoard('.')"),
+    "digits": ("sklearn", "from examples.images.data import load_digits; load_digits()"),
+}
+"""For each use: the package that it needs, and statements."""
+
+TELL = """
+import json
+told = {}
+for use, (_, statements) in USES.items():
+    try:
+        exec(statements, {})
+    except Exception as error:
+        told[use] = [type(error).__name__, str(error)]
+print(json.dumps(told))
+"""
+
+
+def run_without(hidden: set[str], program: str) -> str:
+    command = [sys.executable, "-c", f"HIDDEN = {hidden}\n{HIDE}\n{program}"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, list[str]]:
+    """For each use, the error where no optional package is there: its type and its words."""
+    told: dict[str, list[str]] = json.loads(run_without(set(PACKAGES), f"USES = {USES}\n{TELL}"))
+    return told
+
+
+def test_what_a_front_end_without_horovod_uses_is_among_them() -> None:
+    names = ("reducer", "optimizer", "decision", "compressors", "schemes", "engines.gloo", "engines.inprocess", "cost")
+    assert {f"hvd_compress.{name}" for name in (*names, "controller", "cli.main")} <= set(WITHOUT_EXTRAS)
+
+
+def test_what_needs_no_extra_imports_without_any() -> None:
+    run_without({*PACKAGES, "psutil", "yaml", "scipy"}, IMPORT)
+
+
+def test_what_needs_no_extra_imports_none_that_is_there() -> None:
+    assert run_without(set(), IMPORT) == "[]\n"
+
+
+@pytest.mark.parametrize("use", USES)
+def test_what_needs_an_extra_names_it(told: dict[str, list[str]], use: str) -> None:
+    package = PACKAGES[USES[use][0]]
+    kind, words = told[use]
+    assert kind == "MissingPackageError"
+    assert words.startswith(f"{package.name} is missing, which ")
+    assert f" needs: pip install 'hvd_compress[{package.extra}]'" in words
+    assert "\n" not in words
+
+
+def test_horovod_is_built_by_a_command(told: dict[str, list[str]]) -> None:
+    for word in ("which hvd_compress.torch needs", "`python tools/install_horovod.py`", "`make setup`"):
+        assert word in told["the drop-in"][1]
+
+
+def test_the_papers_search_can_be_done_without(told: dict[str, list[str]]) -> None:
+    assert told["the solver"][1].endswith("; or use solver='exact'")
+
+
+def test_cloudpickle_for_the_state_of_an_optimizer() -> None:
+    """Horovod asks for it, too: it is missing only where Horovod was installed without what it needs."""
+    program = """
+from hvd_compress.errors import MissingPackageError
+try:
+    import hvd_compress.torch
+except MissingPackageError as error:
+    print(error)
+"""
+    assert "'hvd_compress[horovod]'" in run_without({"cloudpickle"}, program)
+
+
+def test_a_command_ends_with_the_sentence(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("")
+    program = f"""
+import os
+from click.testing import CliRunner
+from hvd_compress.cli.main import main
+os.environ["PMIX_RANK"] = "0"  # as under mpirun
+for arguments in (["report", {str(tmp_path / "log")!r}], ["probe"]):
+    result = CliRunner().invoke(main, arguments)
+    print(result.exit_code, result.stderr.strip())
+"""
+    report, probe = run_without(set(PACKAGES), program).splitlines()
+    assert report == "2 Error: matplotlib is missing, which hvd-compress report needs: pip install 'hvd_compress[plot]'"
+    assert probe.startswith("2 Error: mpi4py is missing, which engine 'mpi' needs: pip install 'hvd_compress[mpi]'")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_missing_package(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    require(package, "this test")  # it is there
+    monkeypatch.setitem(sys.modules, package, None)
+    words = rf"^{PACKAGES[package].name} is missing, which this test needs: pip install 'hvd_compress\[\w+\]'"
+    with pytest.raises(MissingPackageError, match=words), needed(package, "this test"):
+        importlib.import_module(package)
+    with pytest.raises(MissingPackageError, match=words):
+        require(package, "this test")
+
+
+def test_a_package_that_is_broken_says_why() -> None:
+    words = r"^mpi4py cannot be imported \(RuntimeError: cannot load MPI library\), which this test needs: pip install"
+    with pytest.raises(MissingPackageError, match=words) as caught, needed("mpi4py", "this test"):
+        raise RuntimeError("cannot load MPI library")
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_a_package_that_lacks_another_one_is_broken() -> None:
+    words = "cannot be imported .*No module named 'scipy'.*, which this test needs: .*; or do without$"
+    with pytest.raises(MissingPackageError, match=words), needed("pymoo", "this test", otherwise="do without"):
+        raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
+
+
+def test_the_error_is_one_of_ours_and_of_pythons() -> None:
+    """It keeps its type where a place is added, and code that tries an import can catch it."""
+    error = MissingPackageError("matplotlib is missing")
+    assert isinstance(error, ConfigError)
+    assert isinstance(error, ImportError)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    with pytest.raises(MissingPackageError, match=r"^rank 1: matplotlib"), located("rank 1"):
+        raise error

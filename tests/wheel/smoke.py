@@ -1,0 +1,153 @@
+"""Does an installed wheel work where there is torch, and neither Horovod nor MPI? Run by tools/build_wheel.py.
+
+Not a test of pytest's: the environment holds nothing but the wheel and what it names.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+RANKS, STEPS, NUMEL, RATIO = 2, 30, 10_000, 0.01
+OPTIONAL = ("horovod", "mpi4py", "matplotlib", "pymoo", "tensorboard", "cloudpickle", "psutil", "yaml", "sklearn")
+MODULES = (
+    "reducer", "optimizer", "decision", "compressors", "schemes", "engines.gloo", "engines.inprocess", "cost",
+    "cost.predict", "controller", "controller.controller", "timeline.trace", "netlab",
+    *(f"cli.{name}" for name in ("main", "bench", "choose", "doctor", "netlab", "probe", "report")),
+)  # fmt: skip
+
+
+def main() -> None:
+    for check in (imports, kernels, exchange_of_threads, training_over_gloo, commands, missing_extras):
+        check()
+        print(f"{check.__name__}: ok", flush=True)
+
+
+def imports() -> None:
+    there = [name for name in OPTIONAL if find_spec(name)]
+    assert not there, f"not a fresh environment: {', '.join(there)}"
+    package = importlib.import_module("hvd_compress")
+    folder = Path(package.__file__ or "").parent
+    assert folder.is_relative_to(sys.prefix), f"imported from {folder}"
+    assert version("hvd_compress") == package.__version__
+    for name in MODULES:
+        importlib.import_module(f"hvd_compress.{name}")
+    assert os.access(folder / "netlab" / "netlab_relay", os.X_OK)
+    subprocess.run([folder / "netlab" / "netlab_relay"], capture_output=True, timeout=60, check=False)  # it can start
+
+
+def kernels() -> None:
+    """Top-k and signs there and back, with the native kernels."""
+    from hvd_compress.compressors import EFSign, TopK
+
+    gradient = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1))
+    residual, pending = torch.zeros(NUMEL), torch.empty(NUMEL)
+    for compressor in (TopK(RATIO), EFSign()):
+        payload = compressor.compress_feedback(gradient, residual, pending, [NUMEL])
+        transmitted = compressor.decompress(payload, [NUMEL])
+        assert torch.allclose(transmitted + pending, gradient, atol=1e-5), compressor
+    kept = TopK(RATIO).decompress(TopK(RATIO).compress(gradient, [NUMEL]), [NUMEL])
+    assert set(kept.nonzero()[:, 0].tolist()) == set(gradient.abs().topk(int(RATIO * NUMEL)).indices.tolist())
+
+
+def exchange_of_threads() -> None:
+    """Ranks that are threads of this process."""
+    from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+
+    def reduce(engine: InProcessEngine) -> torch.Tensor:
+        tensor = torch.full((NUMEL,), engine.rank + 1.0)
+        engine.allreduce(tensor)
+        return tensor
+
+    for total in run_ranks(RANKS, reduce):
+        assert (total == sum(range(1, RANKS + 1))).all()
+
+
+def training_over_gloo() -> None:
+    """Ranks that are processes, which compress the gradients of a regression."""
+    mp.spawn(train, (os.getcwd(),), nprocs=RANKS)
+
+
+def train(rank: int, folder: str) -> None:
+    from hvd_compress.compressors import TopK
+    from hvd_compress.decision import Request
+    from hvd_compress.engines.gloo import GlooEngine
+    from hvd_compress.optimizer import name_parameters, trainable, wrap
+    from hvd_compress.reducer import ReduceOptions, Reducer
+    from hvd_compress.settings import Settings
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
+    torch.manual_seed(0)  # the same model and the same task on all ranks
+    model, truth = torch.nn.Linear(500, 10), torch.nn.Linear(500, 10)
+    torch.manual_seed(rank + 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    names = name_parameters(optimizer, model.named_parameters())
+    named = {name: parameter for parameter, name in trainable(names).items()}
+    reducer = Reducer(named, Request(TopK(0.1)), GlooEngine, ReduceOptions(), Settings.from_environment())
+    wrapped = wrap(optimizer, names, reducer, 1, rank, RANKS)
+    losses = []
+    for _ in range(STEPS):
+        inputs = torch.randn(64, 500)
+        wrapped.zero_grad()
+        loss = (model(inputs) - truth(inputs).detach()).square().mean()
+        loss.backward()
+        wrapped.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0], losses
+    assert wrapped.last_step is not None
+    everywhere = [torch.empty_like(model.weight) for _ in range(RANKS)]
+    dist.all_gather(everywhere, model.weight.detach())
+    assert all((weight == everywhere[0]).all() for weight in everywhere), "the ranks disagree"
+    dist.destroy_process_group()
+
+
+def commands() -> None:
+    assert "doctor" in command("--help")
+    told = command("doctor")
+    assert "Training can run over torch.distributed" in told, told
+    assert "hvd_compress[horovod]" in "".join(told.split()), told  # whatever the lines
+    flags = ["--numel", "25.6M", "--ratio", "1%", "--world-size", "8", "--latency", "1ms", "--bandwidth", "5gbit"]
+    assert "fastest" in command("choose", *flags)
+    assert "topk" in command("bench", "kernels", "--size", "64K", "--kernel", "topk", "--repetitions", "1")
+
+
+def missing_extras() -> None:
+    from hvd_compress.errors import MissingPackageError
+
+    for module, extra in (("torch", "horovod"), ("engines.mpi", "mpi")):
+        told = "nothing"
+        try:
+            importlib.import_module(f"hvd_compress.{module}")
+        except MissingPackageError as error:
+            told = str(error)
+        assert f"pip install 'hvd_compress[{extra}]'" in told, told
+    Path("log").write_text("")
+    assert "pip install 'hvd_compress[plot]'" in command("report", "log", code=2)
+
+
+def command(*words: str, code: int = 0) -> str:
+    """Return what a command of ours prints, and require its exit code."""
+    line: Sequence[str | Path] = [Path(sys.executable).with_name("hvd-compress"), *words]
+    done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600, check=False)
+    assert done.returncode == code, f"hvd-compress {' '.join(words)} ended with {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as empty:
+        os.chdir(empty)
+        os.environ["HVD_COMPRESS_CACHE"] = f"{empty}/cache"
+        main()
+        os.chdir("/")
