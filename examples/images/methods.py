@@ -44,6 +44,7 @@ METHODS = {
     "var": Method("AR-Topk, VAR", partial(hvd.Compression.topk, scheme="var"), _TOPK_OPTIONS),
     "artopk": Method("AR-Topk, STAR or VAR", partial(hvd.Compression.topk, scheme="artopk"), _TOPK_OPTIONS),
     "efsign": Method("EF-sign", hvd.Compression.efsign, ("engine",)),
+    "powersgd": Method("PowerSGD, rank 4", hvd.Compression.powersgd, ("engine",)),
 }
 
 

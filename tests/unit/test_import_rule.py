@@ -116,3 +116,34 @@ def test_controller_and_planner_do_not_know_each_other() -> None:
     for room, other in (("controller", "planner"), ("planner", "controller")):
         for path in sorted((PACKAGE / room).rglob("*.py")):
             assert not any(module.startswith(f"hvd_compress.{other}") for module in imports(path))
+
+
+COMPRESSORS = {"Cast", "Compressor", "EFSign", "FeedbackCompressor", "PowerSGD", "SingleRound", "Sparsifier", "TopK"}
+SCHEME_NAMES = {"dense", "star", "var", "artopk", "parameter-server", "alltoall-allgather", "gather-broadcast"}
+"""But "allreduce", "alltoall" and "allgather", which are collectives, too."""
+
+
+def modules(*without: str) -> list[Path]:
+    return [
+        path
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if not path.relative_to(PACKAGE).as_posix().startswith(tuple(without))
+    ]
+
+
+def test_no_compressor_is_told_by_its_class() -> None:
+    """Outside of compressors/ and schemes/ they are told by what they promise."""
+    for path in modules("compressors/", "schemes/"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass"):
+                named = {n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name)}
+                assert not named & COMPRESSORS, f"{path}:{node.lineno}"
+
+
+def test_no_scheme_is_told_by_its_name() -> None:
+    """Outside of schemes/; the controller tells dense, STAR and VAR apart until the adaptive policy is replaced."""
+    for path in modules("schemes/", "controller/"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare):
+                named = {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+                assert not named & SCHEME_NAMES, f"{path}:{node.lineno}"

@@ -65,7 +65,14 @@ def test_compression_has_horovods_members_and_more() -> None:
     assert hvd.Compression.none is stock.Compression.none
     assert hvd.Compression.fp16 is stock.Compression.fp16
     assert issubclass(hvd.Compression, stock.Compression)
-    assert public(hvd.Compression) - public(stock.Compression) == {"topk", "auto", "efsign", "bf16", "dense"}
+    assert public(hvd.Compression) - public(stock.Compression) == {
+        "topk",
+        "auto",
+        "efsign",
+        "powersgd",
+        "bf16",
+        "dense",
+    }
 
 
 @pytest.mark.parametrize("compression", ["topk", 0.01, None])
