@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
 
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError
@@ -59,13 +55,13 @@ def agree(engine: Engine, offer: Offer) -> Agreement:
         "step": offer.step,
         "hindrance": offer.hindrance,
     }
-    answers = exchange_json(engine, message)
+    answers = engine.allgather_json(message)
     hindered = [f"rank {rank} {answer['hindrance']}" for rank, answer in enumerate(answers) if answer.get("hindrance")]
     if hindered:
         raise ConfigError("; ".join(hindered))
     settings = [answer["settings"] for answer in answers]
     if any(other["parameters"] != settings[0]["parameters"] for other in settings):
-        raise ConfigError(_parameter_difference(exchange_json(engine, list(offer.parameters))))
+        raise ConfigError(_parameter_difference(engine.allgather_json(list(offer.parameters))))
     differences = [_setting_difference(key, settings) for key in sorted({k for own in settings for k in own})]
     if any(differences):
         raise ConfigError("settings differ between ranks: " + "; ".join(filter(None, differences)))
@@ -74,12 +70,6 @@ def agree(engine: Engine, offer: Offer) -> Agreement:
         sparse=tuple(sorted({name for answer in answers for name in answer["sparse"]})),
         step=int(answers[0]["step"]),
     )
-
-
-def exchange_json(engine: Engine, value: Any) -> list[Any]:
-    """Return what every rank passed, in rank order."""
-    raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    return [json.loads(bytes(answer.numpy())) for answer in engine.allgather(raw)]
 
 
 def _setting_difference(key: str, settings: Sequence[Mapping[str, str]]) -> str:

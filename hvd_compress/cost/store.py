@@ -14,9 +14,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
-
-import torch
 
 from hvd_compress import __version__
 from hvd_compress.cost.calibrate import BUDGET_S, calibrate, matching, measurable
@@ -69,7 +66,7 @@ def default_folder() -> Path:
 
 def job_shape(engine: Engine) -> JobShape:
     """Ask all ranks where they are. Collective; the same on all ranks."""
-    answers = _exchange(engine, {"host": socket.gethostname(), "library": engine.library})
+    answers = engine.allgather_json({"host": socket.gethostname(), "library": engine.library})
     hosts = tuple(str(answer["host"]) for answer in answers)
     return JobShape(engine.name, engine.world_size, hosts, str(answers[0]["library"]))
 
@@ -132,7 +129,7 @@ def load(engine: Engine, shape: JobShape, folder: Path | None = None, budget_s: 
     """
     path = (folder or default_folder()) / shape.file_name()
     found = _read(path, shape, measurable(engine)) if engine.rank == 0 else []
-    rows = _exchange(engine, [curves.to_json() for seconds, curves in found if seconds >= budget_s])[0]
+    rows = engine.allgather_json([curves.to_json() for seconds, curves in found if seconds >= budget_s])[0]
     return tuple(Curves.from_json(shape.world_size, row) for row in rows)
 
 
@@ -183,11 +180,3 @@ def _read(path: Path, shape: JobShape, needed: tuple[tuple[str, str], ...]) -> l
         lacking = sorted({" ".join(key) for _, curves in rows for key in needed if key not in curves.by_key})
         warnings.warn(f"{path} is ignored: it lacks {', '.join(lacking)}", stacklevel=4)
     return whole
-
-
-def _exchange(engine: Engine, value: Any) -> list[Any]:
-    """Return what every rank passed, in rank order."""
-    raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    with engine.aside():
-        answers = engine.allgather(raw)
-    return [json.loads(bytes(answer.numpy())) for answer in answers]

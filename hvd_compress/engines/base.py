@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -206,6 +208,12 @@ class Engine(ABC):
             yield self.calls
         finally:
             self.calls = of_steps
+
+    def allgather_json(self, value: Any) -> list[Any]:
+        """Return what every rank passed, in rank order: anything that JSON knows. It belongs to no step."""
+        raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        with self.aside():
+            return [json.loads(bytes(answer.cpu().numpy())) for answer in self.allgather(raw)]
 
     def _timed(self, verb: str, algorithm: str, sent_bytes: int, size_bytes: int) -> _Timed:
         return _Timed(self, verb, algorithm, sent_bytes, size_bytes)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
-
-import torch
 
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import ENGINES, Engine
@@ -27,7 +24,7 @@ def choose_engine(name: str = "auto", process_set: Any = None) -> Engine:
     horovod = HorovodEngine(process_set)
     ranks = process_set_ranks(process_set) if process_set is not None else None
     obstacle = _obstacle_to_mpi(name) if name in ("auto", "mpi") else None
-    answers = _exchange(horovod, (name, obstacle))
+    answers = dict(zip(horovod.ranks, map(tuple, horovod.allgather_json((name, obstacle))), strict=True))
     _require_one_name(answers)
     obstacles = {rank: obstacle for rank, (_, obstacle) in answers.items() if obstacle is not None}
     if name == "mpi" and obstacles:
@@ -56,15 +53,6 @@ def choose_arrivals(name: str = "auto", process_set: Any = None) -> Arrivals:
         return MpiArrivals(ranks)
     url = rendezvous_url()
     return RendezvousArrivals(url, ranks, hvd.rank()) if url is not None else Arrivals()
-
-
-def _exchange(engine: HorovodEngine, answer: tuple[str, str | None]) -> dict[int, tuple[str, str | None]]:
-    """Return every member's answer by its global rank."""
-    data = bytearray(json.dumps(answer).encode())
-    with engine.aside():
-        gathered = engine.allgather(torch.frombuffer(data, dtype=torch.uint8))
-    decoded = [json.loads(bytes(answer.tolist())) for answer in gathered]
-    return {rank: (name, obstacle) for rank, (name, obstacle) in zip(engine.ranks, decoded, strict=True)}
 
 
 def _require_one_name(answers: dict[int, tuple[str, str | None]]) -> None:
