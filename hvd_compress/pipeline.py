@@ -73,7 +73,7 @@ Span = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Passed:
+class PhaseSpans:
     """When a bucket was in which phase, and the collectives of its exchange, in their order."""
 
     encode: Span
@@ -81,34 +81,39 @@ class Passed:
     decode: Span
     calls: tuple[Call, ...]
 
+    @property
+    def compress_s(self) -> float:
+        return _length(self.encode)
+
+    @property
+    def communicate_s(self) -> float:
+        return _length(self.communicate)
+
+    @property
+    def decompress_s(self) -> float:
+        return _length(self.decode)
+
 
 @dataclass(frozen=True)
 class Exchanged:
     """What finish() returns: numbers of buckets that are not finite, seconds by phase, bytes sent and over the bus.
 
-    `passed` is in the order of bucket numbers.
+    `spans` is in the order of bucket numbers.
     """
 
     nonfinite: tuple[int, ...]
     seconds: dict[str, float]
     sent_bytes: int
     bus_bytes: int
-    passed: tuple[Passed, ...] = ()
+    spans: tuple[PhaseSpans, ...] = ()
 
     @property
     def finite(self) -> bool:
         return not self.nonfinite
 
-    @property
-    def timings(self) -> tuple[tuple[float, float, float, float], ...]:
-        """Seconds of compressing, communicating and decompressing, and when communicating began, by bucket number."""
-        return tuple(
-            (_length(p.encode), _length(p.communicate), _length(p.decode), p.communicate[0]) for p in self.passed
-        )
-
 
 @dataclass
-class _Passage:
+class _InFlight:
     """A bucket on its way, with its phases so far."""
 
     exchange: Exchange
@@ -141,7 +146,7 @@ class Pipeline:
         self._begin()
 
     def _begin(self) -> None:
-        self._passages: dict[int, tuple[_Passage, Future[None]]] = {}
+        self._in_flight: dict[int, tuple[_InFlight, Future[None]]] = {}
         self._communicated: list[Future[Future[torch.Tensor]]] = []
 
     def connect(self, connect: Callable[[], Engine], agree: Callable[[Engine], T], measuring_s: float = 0.0) -> T:
@@ -184,11 +189,11 @@ class Pipeline:
         """
         if self._failure is not None:
             return
-        assert number not in self._passages, f"bucket {number} was handed over twice"
-        passage = _Passage(exchange, lane, f"rank {self._engine.rank}, {label}")
+        assert number not in self._in_flight, f"bucket {number} was handed over twice"
+        bucket = _InFlight(exchange, lane, f"rank {self._engine.rank}, {label}")
         lane.depart()
-        self._passages[number] = (passage, self._kernels.submit(partial(self._encode, passage)))
-        while (following := len(self._communicated)) in self._passages:
+        self._in_flight[number] = (bucket, self._kernels.submit(partial(self._encode, bucket)))
+        while (following := len(self._communicated)) in self._in_flight:
             self._communicated.append(self._collectives.submit(partial(self._communicate, following)))
 
     def finish(self) -> Exchanged:
@@ -202,27 +207,27 @@ class Pipeline:
         self._begin_wait()
         answers = []
         for number, communicated in enumerate(self._communicated):
-            label = self._passages[number][0].label
+            label = self._in_flight[number][0].label
             answers.append(self._wait(self._wait(communicated, deadline, label), deadline, label))
         self._refuse_after_failure()
-        assert len(self._communicated) == len(self._passages), "a bucket is missing"
-        passages = [self._passages[number][0] for number in range(len(self._passages))]
-        for passage in passages:
-            passage.lane.arrive()
+        assert len(self._communicated) == len(self._in_flight), "a bucket is missing"
+        buckets = [self._in_flight[number][0] for number in range(len(self._in_flight))]
+        for bucket in buckets:
+            bucket.lane.arrive()
         nonfinite = _nonfinite(answers)
-        calls = [call for passage in passages for call in passage.calls]
+        calls = [call for bucket in buckets for call in bucket.calls]
         seconds = {
-            "encode": sum(_length(passage.encode) for passage in passages),
+            "encode": sum(_length(bucket.encode) for bucket in buckets),
             "communicate": sum(call.seconds for call in calls),
-            "decode": sum(_length(passage.decode) for passage in passages),
+            "decode": sum(_length(bucket.decode) for bucket in buckets),
         }
         self._begin()
         return Exchanged(
             nonfinite,
             seconds,
             sum(call.sent_bytes for call in calls),
-            sum(passage.lane.take_bus_bytes() for passage in passages),
-            tuple(Passed(passage.encode, passage.communicate, passage.decode, passage.calls) for passage in passages),
+            sum(bucket.lane.take_bus_bytes() for bucket in buckets),
+            tuple(PhaseSpans(bucket.encode, bucket.communicate, bucket.decode, bucket.calls) for bucket in buckets),
         )
 
     def begin(self, call: Callable[[Engine], T], label: str) -> Callable[[], T]:
@@ -232,7 +237,7 @@ class Pipeline:
         step's buckets behind it. finish() does not wait for it. Every rank calls this at the same place.
         """
         if self._failure is None:  # else finish(), or who waits, will say why
-            assert len(self._communicated) == len(self._passages), "a bucket has not been launched"
+            assert len(self._communicated) == len(self._in_flight), "a bucket has not been launched"
         label = f"rank {self._engine.rank}, {label}"
 
         def located_call() -> T:
@@ -263,7 +268,7 @@ class Pipeline:
 
     def stop(self) -> None:
         """Let both threads end. Buckets that have left and were not waited for are a failure: others miss them."""
-        if self._passages:
+        if self._in_flight:
             self.fail(
                 CommunicationError("the optimizer was dropped, or the program ended, between backward() and step()")
             )
@@ -288,30 +293,30 @@ class Pipeline:
         if first and hasattr(self, "_engine"):
             self._engine.abandon()
 
-    def _encode(self, passage: _Passage) -> None:
-        with located(f"{passage.label}, compressing"), passage.lane.encoding():
-            passage.encode = _span(passage.exchange.encode)
+    def _encode(self, bucket: _InFlight) -> None:
+        with located(f"{bucket.label}, compressing"), bucket.lane.encoding():
+            bucket.encode = _span(bucket.exchange.encode)
 
     def _communicate(self, number: int) -> Future[torch.Tensor]:
-        passage, encoded = self._passages[number]
+        bucket, encoded = self._in_flight[number]
         try:
-            self._engine.place = passage.label
+            self._engine.place = bucket.label
             encoded.result()
-            with located(passage.label):
+            with located(bucket.label):
                 self._refuse_after_failure()
-            with located(lambda: f"{passage.label}, {self._engine.pending}"), passage.lane.communicating():
-                passage.communicate = _span(partial(passage.exchange.communicate, self._engine))
-                passage.calls = tuple(self._engine.take_calls())
+            with located(lambda: f"{bucket.label}, {self._engine.pending}"), bucket.lane.communicating():
+                bucket.communicate = _span(partial(bucket.exchange.communicate, self._engine))
+                bucket.calls = tuple(self._engine.take_calls())
         except BaseException as error:
             self.fail(error)
             raise
-        return self._kernels.submit(partial(self._decode, passage))
+        return self._kernels.submit(partial(self._decode, bucket))
 
-    def _decode(self, passage: _Passage) -> torch.Tensor:
+    def _decode(self, bucket: _InFlight) -> torch.Tensor:
         start = time.perf_counter()
-        with located(f"{passage.label}, decompressing"), passage.lane.decoding():
-            finite = passage.exchange.decode()
-        passage.decode = start, time.perf_counter()
+        with located(f"{bucket.label}, decompressing"), bucket.lane.decoding():
+            finite = bucket.exchange.decode()
+        bucket.decode = start, time.perf_counter()
         return finite
 
     def _wait(self, future: Future[T], deadline: float, label: str) -> T:

@@ -40,7 +40,7 @@ from hvd_compress.route import Route
 from hvd_compress.schemes.sparse_rows import SparseRows
 from hvd_compress.settings import Settings
 from hvd_compress.steering import Steering, is_adaptive
-from hvd_compress.timeline.trace import Timeline, Trip
+from hvd_compress.timeline.trace import Timeline, TraceRecord
 
 log = logging.getLogger("hvd_compress")
 
@@ -179,7 +179,7 @@ class Reducer:
             self._take_results(exchanged.finite, rows)
             self._trace(exchanged, start)
             if self.steering is not None:
-                self.steering.after(self.step, exchanged.timings)
+                self.steering.after(self.step, exchanged.spans)
             for route in self._routes:
                 route.forget()
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
@@ -327,8 +327,11 @@ class Reducer:
         training = list(zip(("FORWARD", "BACKWARD", "WAIT"), pairwise(moments), strict=True))
         went = [(r.name, r.decision.facts(), r.decision.reason) for r in self._routes]
         went += [(name, {"candidate": "sparse rows"}, "its gradient is sparse") for name in self._sparse]
-        passed = zip(went, exchanged.passed, strict=True)
-        self._timeline.step(self.step, training, [Trip(name, how, p, reason) for (name, how, reason), p in passed])
+        records = [
+            TraceRecord(name, how, spans, reason)
+            for (name, how, reason), spans in zip(went, exchanged.spans, strict=True)
+        ]
+        self._timeline.step(self.step, training, records)
 
     def _decide(self, layout: Layout, device: torch.device) -> Decision:
         return decide(self._request, layout, self._engine.world_size, self._engine.capabilities, device.type)
@@ -392,8 +395,7 @@ class Reducer:
             route.lane.gather()
             bucket.flat.mul_(1.0 / self._options.predivide_factor)
         scale = self._options.predivide_factor / self._divisor
-        looking = self.steering.looking(route) if self.steering is not None else None
-        exchange = route.leave(self.step, scale, self._engine.rank, self._engine.world_size, looking)
+        exchange = route.leave(self.step, scale, self._engine.rank, self._engine.world_size)
         self._pipeline.submit(route.number, exchange, self._label(route.number, route.name), route.lane)
 
     def _launch_sparse(self) -> dict[str, SparseRows]:

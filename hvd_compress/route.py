@@ -9,11 +9,11 @@ import torch
 from hvd_compress.buckets.bucket import Bucket
 from hvd_compress.controller.report import Timing
 from hvd_compress.controller.sights import Sight
-from hvd_compress.cost.kept import kept
 from hvd_compress.decision import Decision
 from hvd_compress.devices import Lane
 from hvd_compress.feedback.states import BucketState
-from hvd_compress.schemes import Exchange, Observed, Scheme, Work
+from hvd_compress.pipeline import PhaseSpans
+from hvd_compress.schemes import Exchange, Observed, Probe, ProbeReport, Scheme, Work
 
 
 @dataclass(eq=False)
@@ -24,10 +24,8 @@ class Route:
         number: its place in the order in which buckets leave.
         workspace: where its gradient lies for the lane.
         launched: whether it has left in this step.
-        watched: whether AR-Topk says in the coming step what it saw.
-        note: what this rank says to the others in the coming step.
+        probe: what is to be known of the exchange of the coming step.
         exchange: of this step.
-        observed: the same, where gains are looked at.
     """
 
     number: int
@@ -38,10 +36,8 @@ class Route:
     lane: Lane
     workspace: torch.Tensor
     launched: bool = False
-    watched: bool = False
-    note: int = 0
+    probe: Probe = Probe()
     exchange: Exchange | None = None
-    observed: Observed | None = None
 
     @property
     def name(self) -> str:
@@ -54,15 +50,8 @@ class Route:
             self.scheme = decision.build()
         self.decision = decision
 
-    def leave(
-        self, step: int, scale: float, rank: int, world_size: int, looking: tuple[float, ...] | None = None
-    ) -> Exchange:
-        """Return the exchange of this step.
-
-        Args:
-            scale: what the sum over ranks is multiplied by.
-            looking: ratios whose gains are to be read, perhaps none; None where gains are not looked at.
-        """
+    def leave(self, step: int, scale: float, rank: int, world_size: int) -> Exchange:
+        """Return the exchange of this step. `scale` is what the sum over ranks is multiplied by."""
         work = Work(
             gradient=self.workspace,
             layout=self.bucket.layout,
@@ -71,38 +60,35 @@ class Route:
             scale=scale,
             state=self.state,
             lane=self.lane,
-            watched=self.watched,
-            note=self.note,
+            probe=self.probe,
         )
-        self.exchange = self.scheme.exchange(work, rank, world_size)
-        if looking is None:
-            return self.exchange
-        self.observed = Observed(self.exchange, work, [kept(self.bucket.layout.numel, ratio) for ratio in looking])
-        return self.observed
+        exchange = self.scheme.exchange(work, rank, world_size)
+        self.exchange = exchange if self.probe.ks is None else Observed(exchange, work)
+        return self.exchange
 
     def forget(self) -> None:
         """The step is over: what its exchange holds is not needed any more."""
-        self.exchange = self.observed = None
+        self.exchange = None
 
     @property
-    def heard(self) -> int:
-        """What ranks had to say in the step that is over."""
-        return self.exchange.heard if self.exchange is not None else 0
+    def report(self) -> ProbeReport:
+        """What is known of the exchange that is over."""
+        return self.exchange.report if self.exchange is not None else ProbeReport()
 
-    def timing(self, passed: tuple[float, float, float, float]) -> Timing:
-        """Return what the exchange took, without what it took to look at it; `passed` is one of Exchanged.timings."""
-        before_s, after_s = (self.observed.before_s, self.observed.after_s) if self.observed else (0.0, 0.0)
-        compress_s, communicate_s, decompress_s, began_s = passed
-        leads = self.exchange is None or self.exchange.leads
-        return Timing(compress_s - before_s, communicate_s, decompress_s - after_s, began_s, leads)
+    def timing(self, spans: PhaseSpans) -> Timing:
+        """Return what the exchange took, without what it took to look at it."""
+        report, sample = self.report, self.report.sample
+        before_s, after_s = (sample.before_s, sample.after_s) if sample is not None else (0.0, 0.0)
+        compress_s, decompress_s = spans.compress_s - before_s, spans.decompress_s - after_s
+        return Timing(compress_s, spans.communicate_s, decompress_s, spans.communicate[0], report.on_critical_path)
 
-    def sight(self, passed: tuple[float, float, float, float]) -> Sight | None:
+    def sight(self, spans: PhaseSpans) -> Sight | None:
         """Return what this rank saw of the step that is over; the host may wait for a GPU here."""
-        exchange, residual = self.exchange, self.state.residual
-        if not self.watched or exchange is None or exchange.picked is None or residual is None:
+        stats, residual = self.report.root_stats, self.state.residual
+        if stats is None or residual is None:
             return None
         left = float(residual.square_norm())
-        return Sight(exchange.picked.root, float(exchange.picked.sent), left, self.timing(passed).seconds)
+        return Sight(stats.root, float(stats.sent), left, self.timing(spans).seconds)
 
 
 def called(names: tuple[str, ...]) -> str:

@@ -23,11 +23,13 @@ from hvd_compress.controller.report import Agreed, Look
 from hvd_compress.controller.sights import Workers
 from hvd_compress.controller.tensorboard import TensorBoard
 from hvd_compress.controller.workers import VAR
+from hvd_compress.cost.kept import kept
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.base import Capabilities, Engine
-from hvd_compress.pipeline import Pipeline
+from hvd_compress.pipeline import PhaseSpans, Pipeline
 from hvd_compress.route import Route
+from hvd_compress.schemes import Probe
 from hvd_compress.settings import Settings
 
 
@@ -56,6 +58,7 @@ class Steering:
         self._since = 0  # the step behind whose exchanges it was launched
         self._ended_s = perf_counter()
         self._stands = False  # whether nothing can change until ranks have agreed again
+        self._watched: tuple[bool, ...] = ()  # by bucket: whether AR-Topk says in the coming step what it saw
         self._routes, buckets = [], []
         for route in routes:
             layout = route.bucket.layout
@@ -73,18 +76,14 @@ class Steering:
         self.controller = Controller(buckets, network, Policy(), history, request.ratio, workers)
         self.follow()
 
-    def looking(self, route: Route) -> tuple[float, ...] | None:
-        """Return the ratios whose gains to read of a bucket in the coming step; None where gains are not looked at."""
-        return self.controller.looking if route in self._routes else None
-
-    def after(self, step: int, timings: Sequence[tuple[float, float, float, float]]) -> None:
+    def after(self, step: int, spans: Sequence[PhaseSpans]) -> None:
         """Show the controller what the step took, by number of the bucket, and do in the next one what it says."""
         now = perf_counter()
         step_s, self._ended_s = now - self._ended_s, now
         controller, routes = self.controller, self._routes
-        controller.saw([route.sight(timings[route.number]) for route in routes])
-        controller.hear(reduce(or_, (route.heard for route in routes), 0))
-        controller.record([route.timing(timings[route.number]) for route in routes], step_s, _seen(routes))
+        controller.saw([route.sight(spans[route.number]) for route in routes])
+        controller.hear(reduce(or_, (route.report.flags for route in routes), 0))
+        controller.record([route.timing(spans[route.number]) for route in routes], step_s, _seen(routes))
         if controller.due and not controller.settled:
             self._agree(step)
         if not controller.settled or step > self._since:
@@ -94,7 +93,7 @@ class Steering:
             if suspicion := controller.alarm:
                 self._measure(step, suspicion)
         if self._stands:
-            self._speak()
+            self._probe()
         else:
             self.follow()
 
@@ -148,16 +147,17 @@ class Steering:
         chosen = zip(self._routes, controller.candidates(), controller.ratios(), controller.reasons(), strict=True)
         for route, candidate, ratio, reason in chosen:
             route.decide(steered(route.decision, compressor.with_ratio(ratio), candidate, reason))
-        for route, watched in zip(self._routes, controller.watched(), strict=True):
-            route.watched = watched
+        self._watched = controller.watched()
         self._stands = controller.settled
-        self._speak()
+        self._probe()
 
-    def _speak(self) -> None:
-        """Let this rank tell the others what it has to say."""
-        note = self.controller.note
-        for route in self._routes:
-            route.note = note
+    def _probe(self) -> None:
+        """Say what is to be known of the exchanges of the coming step."""
+        flags, ratios = self.controller.note, self.controller.looking
+        for route, watched in zip(self._routes, self._watched, strict=True):
+            numel = route.bucket.layout.numel
+            ks = None if ratios is None else tuple(kept(numel, ratio) for ratio in ratios)
+            route.probe = Probe(flags, watched, ks)
 
     def close(self) -> None:
         """Let what is written be complete."""
@@ -216,7 +216,8 @@ def steered(before: Decision, compressor: Compressor, path: Path, reason: str) -
 
 def _seen(routes: Sequence[Route]) -> Look | None:
     """Return what was seen of the step that is over, if it was looked at; the host waits for a GPU then."""
-    observed = [route.observed for route in routes if route.observed is not None]
-    if not observed:
+    samples = [route.report.sample for route in routes]
+    seen = [sample for sample in samples if sample is not None]
+    if not seen:
         return None
-    return Look(tuple(tuple(o.gains()) for o in observed), sum(o.before_s + o.after_s for o in observed))
+    return Look(tuple(tuple(sample.gains()) for sample in seen), sum(s.before_s + s.after_s for s in seen))

@@ -35,6 +35,7 @@ from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, BROADCASTS, Capabi
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.schemes.base import Exchange, Work
 from hvd_compress.schemes.observed import Observed
+from hvd_compress.schemes.probe import Probe
 from hvd_compress.steering import bucket_of, ways
 
 CAN = Capabilities((), ALGORITHMS, (torch.float32,), BROADCASTS, ALLGATHERS)
@@ -80,8 +81,8 @@ def main(gradient: Path | None, numel: int, repetitions: int) -> None:
     ks = [kept(values.numel(), ratio) for ratio in goal.ratios]
     residual = torch.zeros_like(values)
     state = BucketState(Residual(residual, torch.zeros_like(values)))
-    work = Work(values, Layout.of(values.numel()), 0, 0, 1.0, state)
-    observed = Observed(_Nothing(), work, ks)
+    work = Work(values, Layout.of(values.numel()), 0, 0, 1.0, state, probe=Probe(ks=tuple(ks)))
+    observed = Observed(_Nothing(), work)
 
     def look() -> None:
         observed.encode()

@@ -23,7 +23,7 @@ class Timing:
 
     Attributes:
         began_s: when communicating did, by the clock of this rank.
-        leads: whether other ranks wait for what is compressed here (`Exchange.leads`).
+        leads: whether other ranks wait for what is compressed here (`ProbeReport.on_critical_path`).
     """
 
     compress_s: float

@@ -6,6 +6,7 @@ from hvd_compress.schemes.alltoall import AllToAll
 from hvd_compress.schemes.artopk import ARTopk
 from hvd_compress.schemes.base import Exchange, Scheme, Work
 from hvd_compress.schemes.observed import Observed
+from hvd_compress.schemes.probe import Probe, ProbeReport
 from hvd_compress.schemes.registry import (
     SCHEMES,
     build,
@@ -29,6 +30,8 @@ __all__ = [
     "Dense",
     "Exchange",
     "Observed",
+    "Probe",
+    "ProbeReport",
     "Scheme",
     "Work",
     "build",

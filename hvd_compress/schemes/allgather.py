@@ -14,6 +14,7 @@ from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.errors import located
 from hvd_compress.payload import Payload
 from hvd_compress.schemes.base import Exchange, Scheme, Work, all_finite, finish
+from hvd_compress.schemes.probe import ProbeReport
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class _AllGatherExchange(Exchange):
     def _pack(self, payload: Payload, number: int) -> None:
         work, self._own = self._work, payload
         self._packed = work.lane.buffer(f"sent {number}", payload.packed_bytes, torch.uint8)
-        payload.pack(work.step, work.bucket, self._packed, work.lane.place, work.note)
+        payload.pack(work.step, work.bucket, self._packed, work.lane.place, work.probe.flags)
 
     def communicate(self, engine: Engine) -> None:
         last = len(self._wire) - 1
@@ -76,11 +77,12 @@ class _AllGatherExchange(Exchange):
                     self._pack(self._rounds.send(self._unpacked()), number + 1)
 
     def _unpacked(self) -> list[Payload]:
-        work, payloads = self._work, []
+        work, payloads, flags = self._work, [], self.report.flags
         for rank, buffer in enumerate(self._received):
             with located(f"payload from rank {rank}"):
                 payloads.append(self._own.unpack(work.lane.fetch(buffer), work.step, work.bucket, header=buffer))
-                self.heard |= payloads[-1].note
+                flags |= payloads[-1].flags
+        self.report = ProbeReport(flags)
         return payloads
 
     def decode(self) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,7 +15,8 @@ from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.errors import PayloadError, located, received
 from hvd_compress.payload import Payload
-from hvd_compress.schemes.base import Exchange, Picked, Scheme, Work, all_finite
+from hvd_compress.schemes.base import Exchange, Scheme, Work, all_finite
+from hvd_compress.schemes.probe import ProbeReport, RootStats
 
 INDEX_BYTES = VALUE_BYTES = 4
 """On the wire a kept element has an int32 index and an fp32 value, whatever the gradient's dtype."""
@@ -94,7 +95,7 @@ class _ARTopkExchange(Exchange):
     def _pack(self, indices: torch.Tensor) -> None:
         work = self._work
         selection = Payload({"indices": indices}, work.gradient.numel())
-        selection.pack(work.step, work.bucket, self._packed, work.lane.place, work.note)
+        selection.pack(work.step, work.bucket, self._packed, work.lane.place, work.probe.flags)
 
     def _share(self, engine: Engine, root: int) -> None:
         work, lane = self._work, self._work.lane
@@ -102,19 +103,21 @@ class _ARTopkExchange(Exchange):
         with located(f"indices from rank {root}"), lane.turn():
             packed = lane.fetch(self._packed)
             selection = self._expected.unpack(packed, work.step, work.bucket, header=self._packed)
-            self._indices, self.heard = selection["indices"], selection.note
+            self._indices = selection["indices"]
+            self.report = replace(self.report, flags=selection.flags)
             if self._indices.numel() != self._expected["indices"].numel():
                 raise PayloadError(f"{self._indices.numel()} indices instead of {self._expected['indices'].numel()}")
             if self._sum is None:
                 with native.about(f"bucket {work.bucket}, indices from rank {root}"):
                     values = self._take()
-                    self._note(root, values)
+                    self._record(root, values)
                     self._sum = lane.post("values", values)
         engine.allreduce(self._sum, self._scheme.path.algorithm)
 
-    def _note(self, root: int, values: torch.Tensor) -> None:
-        if self._work.watched:
-            self.picked = Picked(root, torch.linalg.vector_norm(values).double().square())
+    def _record(self, root: int, values: torch.Tensor) -> None:
+        if self._work.probe.root_stats:
+            stats = RootStats(root, torch.linalg.vector_norm(values).double().square())
+            self.report = replace(self.report, root_stats=stats)
 
     def _take(self) -> torch.Tensor:
         """This rank's values; NaN where the bucket is not finite, perhaps at none of these indices: all must see it."""
@@ -137,14 +140,14 @@ class _StarExchange(_ARTopkExchange):
     def _compress(self) -> None:
         work = self._work
         self._root = work.step % self._world_size
-        self.leads = self._rank == self._root
+        self.report = ProbeReport(on_critical_path=self._rank == self._root)
         if self._rank != self._root:
             self._accumulate()
             return
         compressor = self._scheme.compressor
         payload = compressor.compress_feedback(work.gradient, self._residual, self._pending, work.layout)
         self._pack(payload["indices"])
-        self._note(self._root, payload["values"])
+        self._record(self._root, payload["values"])
         # NaN and Inf are the largest of all, so they are among these.
         self._sum = work.lane.post("values", payload["values"])
 

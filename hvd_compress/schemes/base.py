@@ -16,6 +16,7 @@ from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.devices.lane import HOST, Lane
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.payload import Payload
+from hvd_compress.schemes.probe import Probe, ProbeReport
 
 
 @dataclass(frozen=True)
@@ -24,38 +25,21 @@ class Work(Input):
 
     Attributes:
         lane: what leads to the engine and back; engines take no tensor that did not come from it.
-        watched: whether the controller wants to know whose indices were used, and what was sent (Exchange.picked).
-        note: what this rank has to say to the others, in the header of its payload, if it sends one.
+        probe: what the policy wants to know of this exchange.
     """
 
     lane: Lane = HOST
-    watched: bool = False
-    note: int = 0
-
-
-@dataclass(frozen=True)
-class Picked:
-    """The rank whose indices were used, the same on all ranks, and the squared norm of what this rank sent.
-
-    `sent` is a tensor () of float64, where compression runs.
-    """
-
-    root: int
-    sent: torch.Tensor
+    probe: Probe = Probe()
 
 
 class Exchange(ABC):
     """The three phases of one bucket's way through a scheme, called once each, in this order.
 
-    Where the work is watched, `picked` is set after communicate() by schemes in which one rank's indices count. `heard`
-    is after decode() what ranks had to say, or-ed bit by bit: those whose payload all ranks received, so it is the same
-    on every rank; 0 where no payload has a header. `leads` is False on a rank whose encoding nobody waits for, as that
-    of another one takes longer by nature.
+    Attributes:
+        report: what is known of it after decode(), the answer to work.probe.
     """
 
-    picked: Picked | None = None
-    heard: int = 0
-    leads: bool = True
+    report: ProbeReport = ProbeReport()
 
     @abstractmethod
     def encode(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -23,10 +23,10 @@ class Observed(Exchange):
         before_s, after_s: seconds of the host that encode() and decode() took longer for it.
     """
 
-    def __init__(self, exchange: Exchange, work: Work, ks: Sequence[int]) -> None:
+    def __init__(self, exchange: Exchange, work: Work) -> None:
         assert work.residual is not None
         assert work.pending is not None
-        self._exchange, self._gradient, self._ks = exchange, work.gradient, ks
+        self._exchange, self._gradient, self._ks = exchange, work.gradient, work.probe.ks or ()
         self._residual, self._pending = work.residual, work.pending
         self._gains = torch.empty(0)
         self._all: torch.Tensor
@@ -50,6 +50,7 @@ class Observed(Exchange):
         start = time.perf_counter()
         self._left = torch.linalg.vector_norm(self._pending)
         self.after_s = time.perf_counter() - start
+        self.report = replace(self._exchange.report, sample=self)
         return finite
 
     def gains(self) -> list[float]:

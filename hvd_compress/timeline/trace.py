@@ -11,7 +11,7 @@ from typing import Any
 
 from hvd_compress.controller.history import Event
 from hvd_compress.errors import ConfigError
-from hvd_compress.pipeline import Passed, Span
+from hvd_compress.pipeline import PhaseSpans, Span
 from hvd_compress.timeline.array_file import JsonArrayFile
 
 TRAINING = 0
@@ -21,12 +21,12 @@ PHASES = ("ENCODE", "COMMUNICATE", "DECODE")
 
 
 @dataclass(frozen=True)
-class Trip:
+class TraceRecord:
     """A bucket in one step: which parameters, how it travelled, when, and why so."""
 
     name: str
     how: Mapping[str, Any]
-    passed: Passed
+    spans: PhaseSpans
     reason: str = ""
 
 
@@ -56,22 +56,22 @@ class Timeline:
         since = {"start_time_since_epoch_in_micros": int((time.time() - ago_s) * 1e6)}
         self._write([*_process(TRAINING, f"training, rank {rank}", ("STEP",), **since)])
 
-    def step(self, number: int, training: Sequence[tuple[str, Span]], trips: Sequence[Trip]) -> None:
+    def step(self, number: int, training: Sequence[tuple[str, Span]], travelled: Sequence[TraceRecord]) -> None:
         """Add one step.
 
         Args:
             number: of the step.
             training: what the thread that trains did, as names and times, one after the other.
-            trips: by number of the bucket.
+            travelled: by number of the bucket.
         """
         records: list[dict[str, Any]] = []
         for name, span in training:
             records += self._pair(name, TRAINING, 0, span, {"step": number})
-        for bucket, trip in enumerate(trips):
+        for bucket, record in enumerate(travelled):
             if bucket not in self._named:
                 self._named.add(bucket)
-                records += _process(bucket + 1, f"bucket {bucket} ({trip.name})", PHASES, first=1)
-            records += self._trip(number, bucket + 1, trip)
+                records += _process(bucket + 1, f"bucket {bucket} ({record.name})", PHASES, first=1)
+            records += self._bucket(number, bucket + 1, record)
         self._write(records)
 
     def event(self, event: Event) -> None:
@@ -89,18 +89,18 @@ class Timeline:
             self._file.close()
             self._file = None
 
-    def _trip(self, step: int, pid: int, trip: Trip) -> list[dict[str, Any]]:
-        passed, how = trip.passed, {"step": step, **trip.how}
-        sent = {"sent_bytes": sum(call.sent_bytes for call in passed.calls)}
-        begin, end = self._pair(PHASES[1], pid, 2, passed.communicate, {**how, **sent})
+    def _bucket(self, step: int, pid: int, record: TraceRecord) -> list[dict[str, Any]]:
+        spans, how = record.spans, {"step": step, **record.how}
+        sent = {"sent_bytes": sum(call.sent_bytes for call in spans.calls)}
+        begin, end = self._pair(PHASES[1], pid, 2, spans.communicate, {**how, **sent})
         calls = []
-        for call in passed.calls:
+        for call in spans.calls:
             facts = {"algorithm": call.algorithm, "tensor_bytes": call.tensor_bytes, "sent_bytes": call.sent_bytes}
             span = (call.started_s, call.started_s + call.seconds)
             calls += self._pair(f"{self._engine}_{call.verb}".upper(), pid, 2, span, facts)
         encode, decode = (
             self._pair(PHASES[row - 1], pid, row, span, args)
-            for row, span, args in ((1, passed.encode, {**how, "reason": trip.reason}), (3, passed.decode, how))
+            for row, span, args in ((1, spans.encode, {**how, "reason": record.reason}), (3, spans.decode, how))
         )
         return [*encode, begin, *calls, end, *decode]
 

@@ -20,7 +20,8 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.feedback.states import BucketState, Residual
-from hvd_compress.schemes import AllGather, ARTopk, Work
+from hvd_compress.pipeline import PhaseSpans
+from hvd_compress.schemes import AllGather, ARTopk, Probe, Work
 from hvd_compress.settings import Settings
 from hvd_compress.steering import Steering
 from tests.harness import backward, make_optimizer, make_parameters
@@ -44,13 +45,13 @@ def test_what_a_rank_says_is_heard_by_all_alike(
     def body(engine: InProcessEngine, speaker: int) -> int:
         gradient = torch.arange(100.0) / (1 + engine.rank)
         state = BucketState(Residual(torch.zeros(100), torch.zeros(100)))
-        work = Work(gradient, Layout.of(100), 2, 0, 1.0, state, note=int(engine.rank == speaker))
+        work = Work(gradient, Layout.of(100), 2, 0, 1.0, state, probe=Probe(int(engine.rank == speaker)))
         exchange = scheme.exchange(work, engine.rank, engine.world_size)
         exchange.encode()
         exchange.communicate(engine)
         exchange.decode()
-        assert exchange.leads == (engine.rank in leading)
-        return exchange.heard
+        assert exchange.report.on_critical_path == (engine.rank in leading)
+        return exchange.report.flags
 
     for speaker, expected in heard.items():
         assert run_ranks(RANKS, lambda engine, speaker=speaker: body(engine, speaker)) == [expected] * RANKS
@@ -69,9 +70,10 @@ def train(scheme: str, slow: Callable[[int], bool], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(reducer, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))
     after = Steering.after
 
-    def played(self: Steering, step: int, timings: Sequence[object]) -> None:
+    def played(self: Steering, step: int, spans: Sequence[object]) -> None:
         seconds = 0.05 if step >= CHANGE and slow(self._pipeline._engine.rank) else 0.01
-        after(self, step, [(0.0, seconds, 0.0, 0.0) for _ in timings])
+        nothing = (0.0, 0.0)
+        after(self, step, [PhaseSpans(nothing, (0.0, seconds), nothing, ()) for _ in spans])
 
     monkeypatch.setattr(Steering, "after", played)
 

@@ -15,10 +15,11 @@ import torch
 from hvd_compress import reducer
 from hvd_compress.compressors import TopK
 from hvd_compress.controller import watch
+from hvd_compress.controller.report import Timing
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.pipeline import Exchanged
+from hvd_compress.route import Route
 from hvd_compress.settings import Settings
 from tests.harness import make_optimizer
 from tests.played import LANES, lane_maker
@@ -37,7 +38,7 @@ def no_time_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reducer, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))
     monkeypatch.setattr(watch, "WINDOW", watch.SHORT_WINDOW)
     monkeypatch.setattr(watch, "WINDOW_S", 0.0)
-    monkeypatch.setattr(Exchanged, "timings", property(lambda self: ((0.001, 0.001, 0.001, 0.0),) * len(self.passed)))
+    monkeypatch.setattr(Route, "timing", lambda self, _: Timing(0.001, 0.001, 0.001, 0.0, self.report.on_critical_path))
 
 
 def train(

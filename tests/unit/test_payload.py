@@ -59,10 +59,10 @@ def test_a_payload_cut_off_anywhere_is_refused(length: int) -> None:
             payload(12).unpack(packed[:length].clone(), 0, 0)
 
 
-@pytest.mark.parametrize("note", [0, 1, 65535])
-def test_what_the_sender_has_to_say_travels_in_the_header(note: int) -> None:
-    packed = payload().pack(step=7, bucket=1, note=note)
-    assert payload().unpack(packed, 7, 1).note == note
+@pytest.mark.parametrize("flags", [0, 1, 65535])
+def test_what_the_sender_has_to_say_travels_in_the_header(flags: int) -> None:
+    packed = payload().pack(step=7, bucket=1, flags=flags)
+    assert payload().unpack(packed, 7, 1).flags == flags
     assert packed.numel() == payload().packed_bytes
 
 

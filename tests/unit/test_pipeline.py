@@ -19,7 +19,7 @@ from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessWorld
 from hvd_compress.errors import CommunicationError, ConfigError, PayloadError
-from hvd_compress.pipeline import Exchanged, Passed, Pipeline
+from hvd_compress.pipeline import PhaseSpans, Pipeline
 from hvd_compress.schemes.base import Exchange
 
 PATIENCE_S, TIMEOUT_S = 120.0, 0.3
@@ -439,7 +439,7 @@ def test_a_collective_behind_the_last_bucket_belongs_to_no_step(pipeline: Pipeli
         "communicate 1",
         "agreement",
     ]
-    assert [[call.tensor_bytes for call in passed.calls] for passed in exchanged.passed] == [[20], [20]]
+    assert [[call.tensor_bytes for call in spans.calls] for spans in exchanged.spans] == [[20], [20]]
 
 
 def test_behind_a_bucket_that_fails_nothing_is_launched(pipeline: Pipeline) -> None:
@@ -494,5 +494,5 @@ def test_a_time_out_tells_what_is_under_way_and_not_only_what_waits_for_it(
 
 
 def test_what_is_told_of_a_step_is_how_long_its_phases_took_and_when_ranks_met() -> None:
-    passed = Passed((1.0, 1.5), (2.0, 4.0), (5.0, 5.25), ())
-    assert Exchanged((), {}, 0, 0, (passed,)).timings == ((0.5, 2.0, 0.25, 2.0),)
+    spans = PhaseSpans((1.0, 1.5), (2.0, 4.0), (5.0, 5.25), ())
+    assert (spans.compress_s, spans.communicate_s, spans.decompress_s) == (0.5, 2.0, 0.25)

@@ -10,7 +10,7 @@ from hvd_compress.compressors import Cast, TopK
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.feedback.states import BucketState, Residual
-from hvd_compress.schemes import AllGather, ARTopk, Dense, Observed, Scheme, Work
+from hvd_compress.schemes import AllGather, ARTopk, Dense, Observed, Probe, Scheme, Work
 
 NUMEL, KS = 5000, (5, 50, 500, 5000)
 SCHEMES = {
@@ -21,18 +21,18 @@ SCHEMES = {
 }
 
 
-def work(rank: int, dtype: torch.dtype = torch.float32) -> Work:
+def work(rank: int, dtype: torch.dtype = torch.float32, ks: tuple[int, ...] | None = None) -> Work:
     generator = torch.Generator().manual_seed(rank)
     gradient = (torch.randn(NUMEL, generator=generator) ** 3).to(dtype)
     residual = torch.randn(NUMEL, generator=generator)
     state = BucketState(Residual(residual, torch.full((NUMEL,), torch.nan)))
-    return Work(gradient, Layout.of(NUMEL, dtype=dtype), 0, 0, 0.5, state)
+    return Work(gradient, Layout.of(NUMEL, dtype=dtype), 0, 0, 0.5, state, probe=Probe(ks=ks))
 
 
 def run(engine: InProcessEngine, scheme: Scheme, ks: tuple[int, ...] | None, dtype: torch.dtype):
-    own = work(engine.rank, dtype)
+    own = work(engine.rank, dtype, ks)
     exchange = scheme.exchange(own, engine.rank, engine.world_size)
-    observed = Observed(exchange, own, ks) if ks is not None else exchange
+    observed = Observed(exchange, own) if ks is not None else exchange
     observed.encode()
     observed.communicate(engine)
     assert bool(observed.decode())
@@ -69,8 +69,8 @@ def test_without_ratios_it_sees_only_what_is_sent() -> None:
 def test_nothing_to_send_is_sent_in_full() -> None:
     def body(engine: InProcessEngine) -> list[float]:
         state = BucketState(Residual(torch.zeros(100), torch.zeros(100)))
-        zero = Work(torch.zeros(100), Layout.of(100), 0, 0, 1.0, state)
-        observed = Observed(SCHEMES["allgather"].exchange(zero, engine.rank, engine.world_size), zero, (1,))
+        zero = Work(torch.zeros(100), Layout.of(100), 0, 0, 1.0, state, probe=Probe(ks=(1,)))
+        observed = Observed(SCHEMES["allgather"].exchange(zero, engine.rank, engine.world_size), zero)
         observed.encode()
         observed.communicate(engine)
         observed.decode()
