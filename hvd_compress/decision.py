@@ -47,7 +47,7 @@ class Request:
     ratio: AutoRatio | None = None
 
     def __post_init__(self) -> None:
-        known = schemes.names_for(self.compressor)
+        known = schemes.names_for(self.compressor) if self.compressor.compresses else ()
         _one_of("scheme", self.scheme, ("auto", *known) if len(known) > 1 else ("auto",))
         _one_of("algorithm", self.algorithm, ("auto", *KNOWN.get(self.verb or "", ())))
         _one_of("engine", self.engine, ENGINES)
@@ -143,9 +143,9 @@ def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities
     compressor, algorithm = request.compressor, request.algorithm
     if layout.dtype == torch.float64:
         algorithm = algorithm if request.verb == "allreduce" else "auto"
-        return _uncompressed(layout, can, algorithm, "float64 gradients are not compressed")
+        return _uncompressed(algorithm, "float64 gradients are not compressed")
     if request.ratio is not None and world_size == 1:
-        return _uncompressed(layout, can, "auto", "no compression pays with one rank")
+        return _uncompressed("auto", "no compression pays with one rank")
     if request.scheme != "auto":
         selections = schemes.meanings(request.scheme)
         reason = "asked for" if len(selections) == 1 else "asked for; ranks take turns at first"
@@ -160,6 +160,8 @@ def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities
             )
         reason = "an algorithm was asked for" if compressor.compresses else "asked for"
         return Decision(compressor, found[0], reason=reason)
+    if not found:
+        raise ConfigError(f"no scheme carries {compressor} over this engine, which has {', '.join(can.verbs)}")
     if not compressor.compresses:
         summed = _sent_dtype(compressor, layout) in can.sum_dtypes
         reason = "asked for" if summed else f"the engine cannot sum {_sent_dtype(compressor, layout)}"
@@ -169,9 +171,8 @@ def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities
     return Decision(compressor, path, reason=reason)
 
 
-def _uncompressed(layout: Layout, can: Capabilities, algorithm: str, reason: str) -> Decision:
-    path = schemes.variants(Cast(), layout, can)[0]
-    return Decision(Cast(), replace(path, algorithm=algorithm), reason=reason)
+def _uncompressed(algorithm: str, reason: str) -> Decision:
+    return Decision(Cast(), Path("dense", algorithm), reason=reason)
 
 
 def _sent_dtype(compressor: Compressor, layout: Layout) -> torch.dtype | None:

@@ -271,7 +271,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
             self._reducer.step = own["step"]
         if own["loss_scale"] is not None:
             self._residual_scale = own["loss_scale"]
-        residuals = own["residuals"]
+        residuals, states = own["residuals"], own.get("states", {})
         if (own["rank"], own["world_size"]) != (self._rank, self._size):
             warnings.warn(
                 f"residuals of rank {own['rank']} of {own['world_size']} are not loaded on rank {self._rank} of "
@@ -279,9 +279,11 @@ class ReducingOptimizer(torch.optim.Optimizer):
                 stacklevel=2,
             )
             residuals = {}
+            known = set(self._names.values())
+            states = {kind: {n: t for n, t in own_.items() if n in known} for kind, own_ in states.items()}
         numels = {name: parameter.numel() for parameter, name in self._names.items()}
         try:
-            self._reducer.states.load_state_dict(residuals, numels, own.get("states"))
+            self._reducer.states.load_state_dict(residuals, numels, states)
         except ValueError as error:
             raise ConfigError(f"rank {self._rank}: {error}") from error
 

@@ -45,7 +45,8 @@ REQUESTS = {
     "bf16": Request(Cast(torch.bfloat16)),
     **{f"dense-{a}": Request(Cast(), "auto", a) for a in ("auto", *TREES, "recursive_doubling", "rabenseifner")},
 }
-"""Every compressor with every scheme that carries it; of algorithms, those that all engines here can force."""
+"""Every compressor with every scheme that carries it, but for PowerSGD, whose products are torch's; of algorithms,
+those that all engines here can force."""
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}
 

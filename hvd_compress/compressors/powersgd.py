@@ -182,7 +182,7 @@ def _orthogonal(p: torch.Tensor) -> torch.Tensor:
 
     A column that is zero, or depends on those before it, becomes zero. Nothing here waits for a GPU.
     """
-    basis = p.T.clone()  # a row is contiguous
+    basis = _scaled(p.T.clone(memory_format=torch.contiguous_format))  # a column of p is a contiguous row
     for number, column in enumerate(basis):
         before = torch.linalg.vector_norm(column)
         for earlier in basis[:number]:
@@ -193,12 +193,22 @@ def _orthogonal(p: torch.Tensor) -> torch.Tensor:
     return basis.T
 
 
+def _scaled(rows: torch.Tensor) -> torch.Tensor:
+    """Return each row divided by its largest magnitude, so that its squares neither overflow nor vanish.
+
+    Zero stays zero; what is not finite becomes NaN, and NaN stays.
+    """
+    top = rows.abs().amax(dim=1, keepdim=True)
+    return torch.where(top == 0, rows, rows / top)
+
+
 def _warm(q: torch.Tensor, earlier: torch.Tensor) -> torch.Tensor:
-    """Return what to begin the next step with: q, but for its zero columns those of the step before.
+    """Return what to begin the next step with: q, of which only the directions count, and where a column of it is zero
+    that of the step before.
 
     Else a parameter without a gradient would never have one again.
     """
-    return torch.where((q != 0).any(dim=0, keepdim=True), q, earlier)
+    return torch.where((q != 0).any(dim=0, keepdim=True), _scaled(q.T).T, earlier)
 
 
 def _generator(name: str) -> torch.Generator:

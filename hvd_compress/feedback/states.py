@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -64,7 +65,7 @@ class BucketState:
         self.pending.clear()
 
     def discard(self) -> None:
-        """The step is not to count: an error, or a gradient that is not finite."""
+        """A gradient was not finite: the step is not to count."""
         self.pending.clear()
 
 
@@ -76,7 +77,7 @@ class States:
 
     def __init__(self) -> None:
         self._waiting: dict[str, torch.Tensor] = {}  # residuals of a checkpoint, or of parameters in no bucket
-        self._unclaimed: dict[Key, torch.Tensor] = {}  # the same of compressors' state
+        self._unclaimed: dict[Key, torch.Tensor] = {}  # the same of compressors' states
         self._places: dict[str, tuple[Residual, int, int]] = {}
         self._buckets: dict[tuple[str, ...], BucketState] = {}
 
@@ -98,12 +99,11 @@ class States:
         state = BucketState(self._bind_residual(layout, device) if error_feedback else None)
         known = {**self._unclaimed, **dict(self._own())}
         for key, initial in (own or {}).items():
-            kept = known.get(key)
-            fits = kept is not None and kept.shape == initial.shape
-            state.current[key] = kept.to(initial.device, initial.dtype) if kept is not None and fits else initial
-            self._unclaimed.pop(key, None)
+            state.current[key] = _fitting(key, known.get(key), initial)
         self._buckets = {n: b for n, b in self._buckets.items() if not set(n) & set(layout.names)}
         self._buckets[layout.names] = state
+        remembered = dict(self._own())
+        self._unclaimed = {k: t for k, t in known.items() if k not in remembered and k[1] not in layout.names}
         return state
 
     def _bind_residual(self, layout: Layout, device: torch.device) -> Residual:
@@ -145,15 +145,20 @@ class States:
             own: as own_state_dict() gives it; what is missing stays as it is.
 
         Raises:
-            ValueError: a residual is of an unknown parameter, or has another numel; nothing has changed then.
+            ValueError: something is of an unknown parameter, a residual has another numel, or a compressor's tensor is
+                not finite; nothing has changed then.
+
+        Warns of what a compressor keeps in another shape now: it starts anew.
         """
         own = own or {}
-        for name in (*residuals, *(name for tensors in own.values() for name in tensors)):
+        for kind, name in (*(("residual", n) for n in residuals), *((k, n) for k in own for n in own[k])):
             if name not in numels:
                 raise ValueError(
-                    f"a residual of parameter {name!r} was saved, and there is no such parameter: pass the same "
+                    f"a {kind} of parameter {name!r} was saved, and there is no such parameter: pass the same "
                     "named_parameters as when it was saved, or remove state['hvd_compress'] to start from zero"
                 )
+            if kind in own and not bool(torch.isfinite(own[kind][name]).all()):
+                raise ValueError(f"the {kind} of {name!r} is not finite")
         for name, residual in residuals.items():
             if residual.numel() != numels[name]:
                 raise ValueError(f"the residual of {name!r} has {residual.numel()} elements instead of {numels[name]}")
@@ -171,9 +176,8 @@ class States:
         """Each where a bucket keeps it in that shape; the rest waits for one that does."""
         self._unclaimed = {key: tensor.detach().to(_CPU, copy=True) for key, tensor in loaded.items()}
         for state in self._buckets.values():
-            for key, kept in state.current.items():
-                if key in self._unclaimed and self._unclaimed[key].shape == kept.shape:
-                    state.current[key] = self._unclaimed.pop(key).to(kept.device, kept.dtype)
+            for key, kept in list(state.current.items()):
+                state.current[key] = _fitting(key, self._unclaimed.pop(key, None), kept)
 
     def keep(self) -> Callable[[], None]:
         """Copy what is remembered where it lies; return what brings it back to the bit, as often as it is called."""
@@ -205,3 +209,17 @@ class States:
             residual, start, stop = self._places[name]
             return residual.current[start:stop]
         return self._waiting.get(name)
+
+
+def _fitting(key: Key, kept: torch.Tensor | None, otherwise: torch.Tensor) -> torch.Tensor:
+    """Return what is remembered where it has the shape that is wanted."""
+    if kept is None:
+        return otherwise
+    if kept.shape != otherwise.shape:
+        warnings.warn(
+            f"the {key[0]} of parameter {key[1]!r} is remembered with shape {tuple(kept.shape)} and starts anew with "
+            f"{tuple(otherwise.shape)}: the compression has other settings",
+            stacklevel=2,
+        )
+        return otherwise
+    return kept.to(otherwise.device, otherwise.dtype)

@@ -13,7 +13,7 @@ from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.errors import located
 from hvd_compress.payload import Payload
-from hvd_compress.schemes.base import Exchange, Scheme, Work, all_finite, finish
+from hvd_compress.schemes.base import Exchange, Scheme, Work, all_finite, finish, send_residual
 from hvd_compress.schemes.probe import ProbeReport
 
 
@@ -54,14 +54,18 @@ class _AllGatherExchange(Exchange):
         self._work, self._world_size, self._algorithm = work, world_size, scheme.path.algorithm
         self._rounds, self._wire = scheme.compressor.rounds(work), scheme.compressor.wire(work.layout)
         self._own: Payload
+        self._compressor = scheme.compressor
+        self._kept: list[Payload] = []  # until the step is over: a stream may still read what a round has sent
         self._packed: torch.Tensor
         self._received: list[torch.Tensor] = []
 
     def encode(self) -> None:
+        send_residual(self._compressor, self._work)
         self._pack(next(self._rounds), 0)
 
     def _pack(self, payload: Payload, number: int) -> None:
         work, self._own = self._work, payload
+        self._kept.append(payload)
         self._packed = work.lane.buffer(f"sent {number}", payload.packed_bytes, torch.uint8)
         payload.pack(work.step, work.bucket, self._packed, work.lane.place, work.probe.flags)
 

@@ -67,6 +67,7 @@ class _AllReduceExchange(Exchange):
         self._rounds = scheme.compressor.rounds(work)
         self._last = len(scheme.compressor.wire(work.layout)) - 1
         self._own: Payload
+        self._kept: list[Payload] = []  # until the step is over: a stream may still read what a round has sent
         self._sums: dict[str, torch.Tensor]
 
     def encode(self) -> None:
@@ -76,6 +77,7 @@ class _AllReduceExchange(Exchange):
     def _post(self, payload: Payload, number: int) -> None:
         assert payload.summable
         self._own = payload
+        self._kept.append(payload)
         self._sums = {
             name: self._work.lane.post(f"{name} {number}", tensor) for name, tensor in payload.tensors.items()
         }

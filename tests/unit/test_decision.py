@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import Cast, EFSign, TopK
+from hvd_compress.compressors import Cast, EFSign, PowerSGD, TopK
 from hvd_compress.cost.paths import Path
 from hvd_compress.decision import Decision, Request, decide
 from hvd_compress.engines.base import Capabilities
@@ -82,6 +82,26 @@ def test_artopk_with_a_named_algorithm_leaves_star_and_var_open() -> None:
     assert is_adaptive(request)
     assert workers_open(request)
     assert not workers_open(Request(TopK(0.1), "star"))
+
+
+def test_an_engine_that_can_carry_nothing_is_named() -> None:
+    can = Capabilities(("allreduce",), (), (torch.float32,))
+    with pytest.raises(ConfigError, match=r"no scheme carries Cast.* over this engine, which has allreduce"):
+        decide(Request(Cast(torch.bfloat16)), Layout.of(10), 2, can)
+    assert decide(Request(Cast()), Layout.of(10, dtype=torch.float64), 2, can).path == Path("dense")
+
+
+def test_powersgd_goes_by_allreduce_or_by_all_gather() -> None:
+    assert decide(Request(PowerSGD()), Layout.of((100, 100)), 4, CAN).path == Path("allreduce")
+    assert decide(Request(PowerSGD(), "allgather"), Layout.of((100, 100)), 4, CAN).path == Path("allgather")
+    assert decide(Request(PowerSGD(), algorithm="ring"), Layout.of((100, 100)), 4, CAN).path == Path(
+        "allreduce", "ring"
+    )
+    with pytest.raises(ConfigError, match="unknown scheme 'star'; known here are auto, allgather, allreduce"):
+        Request(PowerSGD(), "star")
+    for scheme in ("dense", "alltoall"):
+        with pytest.raises(ConfigError, match="unknown scheme"):
+            Request(Cast(), scheme)
 
 
 def test_schemes_are_for_sparsifiers() -> None:

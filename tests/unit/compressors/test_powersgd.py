@@ -123,10 +123,25 @@ def test_a_matrix_that_was_zero_is_sent_again() -> None:
     assert all(part.any() for part in parts(gradient).values())
 
 
+@pytest.mark.parametrize("scale", [1e-15, 1e-9, 1e10, 1e15])
+def test_no_scale_stops_it(scale: float) -> None:
+    """Squares of such numbers, or products of two, overflow or vanish in fp32."""
+    layout, compressor = Layout.of((64, 64)), PowerSGD(2)
+    state = new_state(compressor, layout)
+    for number in range(6):
+        gradient = draw(number, layout) * (scale if number == 1 or scale < 1 else 1.0)
+        corrected = gradient + residual(state)
+        step(compressor, gradient, state, number, layout)
+        size = float(torch.linalg.vector_norm(corrected.double()))
+        assert 0.05 * size < float(torch.linalg.vector_norm(gradient.double())) < 1.001 * size
+        assert torch.linalg.vector_norm((gradient + residual(state) - corrected).double()) < 1e-5 * size
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 @pytest.mark.parametrize("rank", [1, 2, 4])
-def test_columns_are_orthonormal_or_zero(rank: int) -> None:
+def test_columns_are_orthonormal_or_zero(rank: int, scale: float) -> None:
     generator = torch.Generator().manual_seed(rank)
-    columns = torch.randn(50, rank, generator=generator)
+    columns = scale * torch.randn(50, rank, generator=generator)
     repeated = torch.cat([columns, columns @ torch.ones(rank, 1), torch.zeros(50, 1)], dim=1)
     basis = _orthogonal(repeated)
     expected = torch.diag(torch.tensor([1.0] * rank + [0.0, 0.0]))

@@ -92,3 +92,62 @@ def test_a_norm_of_many_elements_is_estimated_from_some(numel: int) -> None:
     bucket = bind_residual(States(), ["a"], [numel])
     bucket.current.normal_(generator=torch.Generator().manual_seed(1))
     assert float(bucket.square_norm()) == pytest.approx(float(bucket.current.double().square().sum()), rel=0.02)
+
+
+KEY = ("q", "a")
+OWN = {KEY: torch.zeros(2), ("q", "b"): torch.zeros(3)}
+
+
+def test_what_a_compressor_keeps_changes_with_a_commit_alone() -> None:
+    states = States()
+    bucket = states.bind(layout(["a", "b"], [2, 3]), own=OWN)
+    bucket.pending[KEY] = torch.ones(2)
+    bucket.discard()
+    bucket.commit()
+    assert not states.own_state_dict()["q"]["a"].any()
+    bucket.pending[KEY] = torch.ones(2)
+    bucket.commit()
+    assert states.own_state_dict()["q"]["a"].tolist() == [1, 1]
+    assert not bucket.pending
+
+
+def test_what_a_compressor_keeps_outlives_a_change_of_buckets() -> None:
+    states = States()
+    bucket = states.bind(layout(["a", "b"], [2, 3]), own=OWN)
+    bucket.pending.update({key: torch.full_like(own, 7.0) for key, own in OWN.items()})
+    bucket.commit()
+    for name, numel in (("a", 2), ("b", 3)):
+        apart = states.bind(layout([name], [numel]), own={("q", name): torch.zeros(numel)})
+        assert apart.current["q", name].tolist() == [7.0] * numel
+    states.bind(layout(["a"], [2]))
+    assert states.own_state_dict().keys() == {"q"}
+    assert states.own_state_dict()["q"].keys() == {"b"}, "another compressor has no place for it"
+
+
+def test_what_a_compressor_keeps_comes_back_from_a_checkpoint_before_and_after_buckets() -> None:
+    saved = {"q": {"a": torch.ones(2)}}
+    states = States()
+    states.load_state_dict({}, NUMELS, saved)
+    assert states.bind(layout(["a"], [2]), own={KEY: torch.zeros(2)}).current[KEY].tolist() == [1, 1]
+    states.load_state_dict({}, NUMELS, {"q": {"a": torch.full((2,), 2.0)}})
+    assert states.own_state_dict()["q"]["a"].tolist() == [2, 2]
+    with pytest.warns(
+        UserWarning, match=r"the q of parameter 'a' is remembered with shape \(5,\) and starts anew with \(2,\)"
+    ):
+        states.load_state_dict({}, NUMELS, {"q": {"a": torch.ones(5)}})
+    assert states.own_state_dict()["q"]["a"].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("saved", "words"),
+    [
+        ({"x": torch.ones(2)}, "a q of parameter 'x' was saved"),
+        ({"a": torch.tensor([1.0, torch.nan])}, "is not finite"),
+    ],
+)
+def test_what_a_compressor_cannot_use_is_refused(saved: dict[str, torch.Tensor], words: str) -> None:
+    states = States()
+    states.bind(layout(["a"], [2]), own={KEY: torch.zeros(2)})
+    with pytest.raises(ValueError, match=words):
+        states.load_state_dict({}, NUMELS, {"q": saved})
+    assert not states.own_state_dict()["q"]["a"].any()
