@@ -13,7 +13,7 @@ from hvd_compress.buckets.layout import Layout
 _CPU = torch.device("cpu")
 
 SAMPLE_BLOCK, SAMPLE_BLOCKS = 256, 256
-"""A norm is estimated from so many blocks of so many elements, evenly spread."""
+"""Elements in a block, and blocks, evenly spread, from which a norm is estimated."""
 
 Key = tuple[str, str]
 """The kind of a compressor's own state, such as "powersgd.q", and the parameter that it belongs to."""

@@ -56,7 +56,7 @@ class ProbeReport:
     Attributes:
         flags: of the ranks whose payload all ranks received, or-ed bit by bit: the same on every rank; 0 where no
             payload has a header.
-        on_critical_path: False on a rank whose encoding nobody waits for, as that of another takes longer by nature.
+        on_critical_path: False on a rank whose encoding no other rank waits for: with STAR the root alone selects.
         root_stats: None where they were not wanted, or no single rank's indices count.
         sample: None where captured energy was not looked at.
     """

@@ -64,7 +64,7 @@ def connected(timeout_s: float, arrivals: Arrivals | None = None) -> Pipeline:
 
 
 def passes(monkeypatch: pytest.MonkeyPatch, begun: threading.Event, seconds: float = math.inf) -> None:
-    """Let so many seconds pass for who waits next, as soon as what he waits for has begun."""
+    """Let these seconds pass for who waits next, as soon as what he waits for has begun."""
     asked = []
 
     def monotonic() -> float:
