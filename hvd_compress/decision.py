@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
-
-import torch
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hvd_compress import schemes
-from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import Cast, Compressor
+from hvd_compress.compressors import Compressor
 from hvd_compress.controller.goal import AutoRatio
-from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.paths import Path
-from hvd_compress.engines.base import ENGINES, Capabilities
+from hvd_compress.engines.base import ENGINES
 from hvd_compress.engines.names import KNOWN
 from hvd_compress.errors import ConfigError
 from hvd_compress.schemes import Scheme
 
+if TYPE_CHECKING:
+    from hvd_compress.policies.base import DecisionPolicy
+
 DEVICES = ("auto", "cpu", "cuda")
+
+
+class PolicySettings(Protocol):
+    """A frozen dataclass of what a policy is told; its repr is compared between ranks."""
+
+    def make(self, request: Request) -> DecisionPolicy:
+        """Return a new policy."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,7 @@ class Request:
         device: what compresses: "auto" (where the gradient lies), "cpu" or "cuda".
         ratio: how the ratio is chosen while training, together with scheme and algorithm; that of the compressor is the
             one to begin with. None where it is fixed.
+        policy: what decides in the place of the request itself.
 
     What is "auto" of a sparsifier is chosen while training runs.
     """
@@ -45,6 +53,7 @@ class Request:
     engine: str = "auto"
     device: str = "auto"
     ratio: AutoRatio | None = None
+    policy: PolicySettings | None = None
 
     def __post_init__(self) -> None:
         known = schemes.names_for(self.compressor) if self.compressor.compresses else ()
@@ -110,19 +119,6 @@ class Decision:
         return schemes.build(self.compressor, self.path)
 
 
-def decide(request: Request, layout: Layout, world_size: int, can: Capabilities, gradients_on: str = "cpu") -> Decision:
-    """Turn a request into the decision for a bucket. Pure: the same arguments give the same decision.
-
-    Args:
-        can: what the engine can do.
-        gradients_on: the kind of device where the gradients lie.
-
-    Raises:
-        ConfigError: the request has no meaning for such a bucket.
-    """
-    return replace(_decide(request, layout, world_size, can), device=compression_device(request, gradients_on))
-
-
 def compression_device(request: Request, gradients_on: str) -> str:
     """Return the kind of device that compresses gradients on a device of kind `gradients_on`.
 
@@ -137,57 +133,6 @@ def compression_device(request: Request, gradients_on: str) -> str:
             "the model there, or leave device at 'auto', which compresses where gradients are"
         )
     return request.device
-
-
-def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities) -> Decision:
-    compressor, algorithm = request.compressor, request.algorithm
-    if layout.dtype == torch.float64:
-        algorithm = algorithm if request.verb == "allreduce" else "auto"
-        return _uncompressed(algorithm, "float64 gradients are not compressed")
-    if request.ratio is not None and world_size == 1:
-        return _uncompressed("auto", "no compression pays with one rank")
-    if request.scheme != "auto":
-        selections = schemes.meanings(request.scheme)
-        reason = "asked for" if len(selections) == 1 else "asked for; ranks take turns at first"
-        return Decision(compressor, Path(selections[0], algorithm), reason=reason)
-    found = [path for path in schemes.variants(compressor, layout, can) if path == Path(path.scheme)]
-    if algorithm != "auto":
-        found = [Path(path.scheme, algorithm) for path in found if schemes.verb_of(path.scheme) == "allreduce"]
-        if not found:
-            raise ConfigError(
-                f"algorithm={algorithm!r} names an allreduce, and {_sent_dtype(compressor, layout)} travels by "
-                "all-to-all, which sums it in float32: leave it at 'auto'"
-            )
-        reason = "an algorithm was asked for" if compressor.compresses else "asked for"
-        return Decision(compressor, found[0], reason=reason)
-    if not found:
-        raise ConfigError(f"no scheme carries {compressor} over this engine, which has {', '.join(can.verbs)}")
-    if not compressor.compresses:
-        summed = _sent_dtype(compressor, layout) in can.sum_dtypes
-        reason = "asked for" if summed else f"the engine cannot sum {_sent_dtype(compressor, layout)}"
-        return Decision(compressor, found[0], reason=reason)
-    path = _fewest_bytes(found, compressor, layout, world_size)
-    reason = f"fewest bytes with {world_size} ranks" if len(found) > 1 else "no other scheme carries its payloads"
-    return Decision(compressor, path, reason=reason)
-
-
-def _uncompressed(algorithm: str, reason: str) -> Decision:
-    return Decision(Cast(), Path("dense", algorithm), reason=reason)
-
-
-def _sent_dtype(compressor: Compressor, layout: Layout) -> torch.dtype | None:
-    return compressor.wire(layout)[0].sum_dtype
-
-
-def _fewest_bytes(found: list[Path], compressor: Compressor, layout: Layout, world_size: int) -> Path:
-    """Return the path with the smallest bandwidth term, the first among equals."""
-    bandwidth = Formulas(0.0, 1.0, world_size)
-
-    def longest_chain(path: Path) -> float:
-        stages = schemes.stages(compressor, path, layout, world_size)
-        return sum(bandwidth.seconds(stage.verb, stage.algorithm, stage.size) for stage in stages)
-
-    return min(found, key=longest_chain)
 
 
 def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:

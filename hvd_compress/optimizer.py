@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 
-from hvd_compress.controller.controller import Controller
-from hvd_compress.controller.rollout import HOW, Rollout
-from hvd_compress.controller.snapshot import keep
 from hvd_compress.decision import Decision
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.pipeline import StepReport
 from hvd_compress.reducer import Reducer
+from hvd_compress.rollout import HOW, Rollout, roll_out
+from hvd_compress.snapshot import keep
 from hvd_compress.watchers import register, replaced
 
 STATE_KEY = "hvd_compress"
@@ -96,8 +95,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
         return self._reducer.last_step if self._reducer else None
 
     @property
-    def controller(self) -> Controller | None:
-        return self._reducer.controller if self._reducer else None
+    def controller(self) -> Any:
+        return self._reducer.session.controller if self._reducer else None
 
     @property
     def decisions(self) -> Mapping[tuple[str, ...], Decision]:
@@ -203,7 +202,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
             raise replaced("rollout()")
         self._require_rest("rollout()")
         self._rolls_out = True
-        if self._reducer is None or not self._reducer.rollout_due:
+        if self._reducer is None or not self._reducer.session.rollout_due:
             return False
         scale = self._residual_scale
         try:
@@ -219,7 +218,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
             self._residual_scale = scale
 
         try:
-            self._reducer.roll_out(asked.step, restore, asked.steps)
+            roll_out(self._reducer.session, asked, restore)
         except BaseException as error:
             self._reducer.fail(error)  # other ranks may wait for this one: it must be able to end
             raise
@@ -242,7 +241,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
             state[STATE_KEY] = {
                 "rank": self._rank,
                 "world_size": self._size,
-                "step": self._reducer.step,
+                "step": self._reducer.session.step,
                 "loss_scale": self._residual_scale,
                 "residuals": self._reducer.states.state_dict(),
                 "states": self._reducer.states.own_state_dict(),
@@ -268,7 +267,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         if self._reducer is None or own is None:
             return
         if self._reducer.last_step is None:
-            self._reducer.step = own["step"]
+            self._reducer.session.step = own["step"]
         if own["loss_scale"] is not None:
             self._residual_scale = own["loss_scale"]
         residuals, states = own["residuals"], own.get("states", {})
@@ -334,7 +333,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     def _require_rollout(self) -> None:
         """Without this, a rollout that was asked for would never come, and no ratio be chosen."""
-        if not self._rolls_out and self._reducer is not None and self._reducer.rollout_due:
+        if not self._rolls_out and self._reducer is not None and self._reducer.session.rollout_due:
             raise UsageError(HOW)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from hvd_compress.compressors import TopK
 from hvd_compress.controller.expected import Bucket
 from hvd_compress.cost.paths import Path
 from hvd_compress.cost.predict import Costs, Prediction, predict
-from hvd_compress.steering import bucket_of
+from hvd_compress.policies.adaptive import bucket_of
 
 
 def known_bucket(numel: int, ratio: float, ways: tuple[Path, ...], dtype: torch.dtype = torch.float32) -> Bucket:

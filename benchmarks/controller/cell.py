@@ -17,7 +17,7 @@ from hvd_compress.compressors import TopK
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.predict import predict
 from hvd_compress.decision import Request
-from hvd_compress.steering import bucket_of, ways
+from hvd_compress.policies.adaptive import bucket_of, ways
 from hvd_compress.units import parse_bandwidth, parse_latency
 
 

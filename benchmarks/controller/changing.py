@@ -27,7 +27,7 @@ def main() -> None:
         wait = partial(change, folder=Path(folder), network=network)
         wait(engine) if network == 0 else job.between_steps(wait)
         seen = len(job.controller.history) if network else 0
-        first = job.reducer.step
+        first = job.reducer.session.step
         if network == 0:
             job.step()  # calibrates
             job.settle(100, pause_s)

@@ -27,8 +27,8 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.base import Engine
 from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.policies.adaptive import steered, ways
 from hvd_compress.schemes import Work
-from hvd_compress.steering import steered, ways
 
 # isort: split
 from mpi4py import MPI  # starts MPI, for which hvd_compress.torch has prepared it

@@ -18,9 +18,10 @@ from hvd_compress.controller.controller import Controller
 from hvd_compress.cost.paths import Path
 from hvd_compress.decision import Request
 from hvd_compress.engines.base import Engine
+from hvd_compress.policies import FixedPolicy
+from hvd_compress.policies.adaptive import steered, ways
 from hvd_compress.reducer import ReduceOptions, Reducer
 from hvd_compress.settings import Settings
-from hvd_compress.steering import steered, ways
 
 T = TypeVar("T")
 
@@ -52,8 +53,8 @@ class Job:
 
     @property
     def controller(self) -> Controller:
-        assert self.reducer.controller is not None
-        return self.reducer.controller
+        assert self.reducer.session.controller is not None
+        return self.reducer.session.controller
 
     def step(self) -> float:
         """Return its seconds here."""
@@ -75,8 +76,8 @@ class Job:
 
     def use(self, way: Path) -> None:
         """Send the one bucket so from now on. The steering must be out of the way."""
-        (route,) = self.reducer._routes
-        route.decide(steered(route.decision, self._compressor, way, "measured"))
+        (bucket,) = self.reducer.session._exchanges
+        bucket.decide(steered(bucket.decision, self._compressor, way, "measured"))
 
     def compare(self) -> dict[str, float]:
         """Return the seconds of a step by every candidate that may be the best, as rank 0 sees them. VAR goes as STAR.
@@ -110,15 +111,16 @@ class Job:
         return {name: statistics.median(blocks) for name, blocks in found.items()}
 
     def _ways(self) -> tuple[Path, ...]:
-        return ways(Request(self._compressor), self.reducer._routes[0].bucket.layout, self._engine.capabilities)
+        return ways(Request(self._compressor), self.reducer.session.layouts[0], self._engine.capabilities)
 
     @contextmanager
     def _unsteered(self) -> Iterator[None]:
-        steering, self.reducer.steering = self.reducer.steering, None
-        assert steering is not None
+        session = self.reducer.session
+        adaptive, session.policy = session.policy, FixedPolicy(Request(self._compressor))
         yield
-        self.reducer.steering = steering
-        steering.resume()
+        session.policy = adaptive
+        adaptive.resume()
+        session.follow(session.step)
 
     def _passes(self, known: Mapping[Path, float], chosen: Path) -> dict[str, float]:
         """Compare; `known` are predictions."""
@@ -154,10 +156,10 @@ class Job:
 
     def between_steps(self, call: Callable[[Engine], T]) -> T:
         """Run a collective, behind whatever the controller has under way."""
-        return self.reducer._pipeline.begin(call, "of the benchmark")()
+        return self.reducer.session._pipeline.begin(call, "of the benchmark")()
 
     def close(self) -> None:
-        self.reducer._pipeline.stop()
+        self.reducer.session._pipeline.stop()
 
     def agreed(self, seconds: float) -> float:
         """What is done next depends on it, so that of rank 0 counts on all ranks. Between two steps."""

@@ -13,6 +13,8 @@ from job import Job
 from launching import answer, begin, gradient
 
 from hvd_compress.compressors import TopK
+from hvd_compress.decision import Request
+from hvd_compress.policies import FixedPolicy
 
 T = TypeVar("T")
 
@@ -43,8 +45,10 @@ def main() -> None:
     job.step()
     controller, steering, agreeing, taken = job.controller, Stopwatch(), Stopwatch(), Stopwatch()
     report = controller.report
-    hands = job.reducer.steering
-    hands.after, hands.launched = steering.around(hands.after), steering.around(hands.launched)
+    session = job.reducer.session
+    hands, none = session.policy, FixedPolicy(Request(TopK(0.01)))
+    hands.observe, hands.launched = steering.around(hands.observe), steering.around(hands.launched)
+    hands.decide, hands.probes = steering.around(hands.decide), steering.around(hands.probes)
     controller.take = taken.around(controller.take)
     controller.report = lambda: agreeing.around(report())
 
@@ -64,10 +68,11 @@ def main() -> None:
         return block(lambda _: taken.calls > before)
 
     def without(steps: int) -> list[float]:
-        job.reducer.steering = None
+        session.policy = none
         found = block(lambda done: done == steps)
-        job.reducer.steering = hands
+        session.policy = hands
         hands.resume()
+        session.follow(session.step)
         return found
 
     measured = []

@@ -95,8 +95,10 @@ class Training:
         network.at(turn[0])
         hvd.allreduce(torch.zeros(1), name=f"turn {self.method}")
         reducer = getattr(self._optimizer, "_reducer", None)  # plain Horovod has none
-        if reducer is not None and reducer.steering is not None:
-            reducer.steering.resume()
+        adaptive = reducer is not None and reducer.session.controller is not None
+        if adaptive:
+            reducer.session.policy.resume()
+            reducer.session.follow(reducer.session.step)
         for step in turn:
             network.at(step)
             start = time.perf_counter()
@@ -105,8 +107,8 @@ class Training:
             functional.cross_entropy(self._model(images), labels).backward()
             self._optimizer.step()
             self._rates.step()
-            if step == turn[-1] and reducer is not None and reducer.steering is not None:
-                reducer.steering.wait(reducer.step)
+            if step == turn[-1] and adaptive:
+                reducer.session.policy.wait(reducer.session.step)
             self._step_s.append(time.perf_counter() - start)
             self._used.append(way(self._optimizer))
             if (step + 1) * SNAPSHOTS // self._wanted["steps"] > step * SNAPSHOTS // self._wanted["steps"]:

@@ -18,12 +18,14 @@ class Layout:
         shapes: of the parameters.
         dtype: of all of them.
         place: tells devices of a rank apart, the same on all ranks.
+        sparse: whether the gradient is sparse on some rank: its rows travel. One parameter then.
     """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtype: torch.dtype = torch.float32
     place: str = "cpu"
+    sparse: bool = False
 
     def __post_init__(self) -> None:
         assert len(self.names) == len(self.shapes), f"{len(self.names)} names for {len(self.shapes)} shapes"
@@ -43,6 +45,16 @@ class Layout:
     @cached_property
     def numel(self) -> int:
         return sum(self.segments)
+
+    @property
+    def device_type(self) -> str:
+        """The kind of device on which the gradients lie."""
+        return self.place.partition(" ")[0]
+
+    @property
+    def called(self) -> str:
+        """Its first parameter, and how many there are beside it: what messages call it."""
+        return self.names[0] if len(self.names) == 1 else f"{self.names[0]} and {len(self.names) - 1} more"
 
     @property
     def nbytes(self) -> int:

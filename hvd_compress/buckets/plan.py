@@ -21,6 +21,15 @@ class Slot:
     dtype: torch.dtype
     place: str = "cpu"
 
+    def describe(self, name: str) -> str:
+        """Return in words what must be equal on all ranks."""
+        words = f"{name}: {self.shape} {self.dtype}"
+        return words if self.place == "cpu" else f"{words} on {self.place}"
+
+    def layout(self, name: str, sparse: bool = False) -> Layout:
+        """Return the layout of this parameter by itself."""
+        return Layout((name,), (self.shape,), *self.kind, sparse=sparse)
+
     @property
     def nbytes(self) -> int:
         """Bytes of the gradient."""
@@ -30,6 +39,20 @@ class Slot:
     def kind(self) -> Kind:
         """What all parameters of a bucket have in common."""
         return self.dtype, self.place
+
+
+def slots_of(parameters: Mapping[str, torch.Tensor]) -> tuple[dict[str, Slot], dict[str, torch.device]]:
+    """Return what a plan of buckets needs to know of parameters, and the device of each place.
+
+    Devices are named by the order in which parameters lie on them: ranks use GPUs of different numbers.
+    """
+    devices = dict.fromkeys(parameter.device for parameter in parameters.values())
+    places = {
+        device: device.type if device.type == "cpu" else f"{device.type} {number}"
+        for number, device in enumerate(devices)
+    }
+    slots = {name: Slot(tuple(p.shape), p.dtype, places[p.device]) for name, p in parameters.items()}
+    return slots, {place: device for device, place in places.items()}
 
 
 def plan_buckets(

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -20,39 +19,6 @@ from hvd_compress.errors import ConfigError
 
 SHARE = 0.1
 """Of all steps, how many may be taken for rollouts, after the first."""
-
-HOW = (
-    "gain='rollout' measures gains by training some steps with each ratio and taking them back. Call "
-    "optimizer.rollout(step, model, data) on every rank at the end of each iteration, where step() does zero_grad(), "
-    "forward, backward and optimizer.step(), and data holds what else it changes; or use gain='curve'"
-)
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """What it takes to train some steps and to take them back.
-
-    Attributes:
-        step: trains one step.
-        model: what it trains.
-        data: what else it changes: objects with state_dict() and load_state_dict().
-        steps: how many steps each ratio gets.
-
-    Raises ConfigError for what is none of this.
-    """
-
-    step: Callable[[], object]
-    model: torch.nn.Module
-    data: tuple[Any, ...] = ()
-    steps: int = 10
-
-    def __post_init__(self) -> None:
-        if not callable(self.step):
-            raise ConfigError(f"step = {self.step!r} must be a function without arguments that trains one step")
-        if not isinstance(self.model, torch.nn.Module):
-            raise ConfigError(f"model is a {type(self.model).__name__}, not a torch.nn.Module")
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
-            raise ConfigError(f"steps = {self.steps!r} must be a whole number, 1 or more")
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -105,6 +105,10 @@ class States:
         remembered = dict(self._own())
         self._unclaimed = {k: t for k, t in known.items() if k not in remembered and k[1] not in layout.names}
         return state
+
+    def has_residual(self, names: Iterable[str]) -> bool:
+        """Whether there is a residual of any of these parameters, which a bucket would have to send."""
+        return any(name in self._places or name in self._waiting for name in names)
 
     def _bind_residual(self, layout: Layout, device: torch.device) -> Residual:
         """Give the parameters of a bucket their place in one flat buffer, with what is remembered of them."""

@@ -37,9 +37,11 @@ class Exchange(ABC):
 
     Attributes:
         report: what is known of it after decode(), the answer to work.probe.
+        result: after decode(), the result, where it does not lie in work.gradient.
     """
 
     report: ProbeReport = ProbeReport()
+    result: torch.Tensor | None = None
 
     @abstractmethod
     def encode(self) -> None:
@@ -75,6 +77,11 @@ class Scheme(ABC):
     broadcasts: ClassVar[bool] = False
     compressor: Compressor
     path: Path
+
+    @property
+    def error_feedback(self) -> bool:
+        """Whether what is not sent is remembered."""
+        return self.compressor.error_feedback
 
     @classmethod
     def carries(cls, compressor: Compressor) -> bool:

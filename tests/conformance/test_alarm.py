@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
 import pytest
 import torch
 
-from hvd_compress import reducer
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import TopK
 from hvd_compress.controller import watch
@@ -21,9 +21,9 @@ from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.pipeline import PhaseSpans
+from hvd_compress.policies import BucketMetrics, adaptive
 from hvd_compress.schemes import AllGather, ARTopk, Probe, Work
 from hvd_compress.settings import Settings
-from hvd_compress.steering import Steering
 from tests.harness import backward, make_optimizer, make_parameters
 
 RANKS, CHANGE, STEPS = 3, 100, 140
@@ -67,15 +67,15 @@ def train(scheme: str, slow: Callable[[int], bool], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(watch, "WINDOW_S", 0.0)
     other = partial(Network, latency=found, transfer=found)
     monkeypatch.setattr(Network, "remeasured", lambda known, _: known if found == 1.0 else other(known.costs))
-    monkeypatch.setattr(reducer, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))
-    after = Steering.after
+    monkeypatch.setattr(adaptive, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))
+    observe = adaptive.AdaptivePolicy.observe
 
-    def played(self: Steering, step: int, spans: Sequence[object]) -> None:
-        seconds = 0.05 if step >= CHANGE and slow(self._pipeline._engine.rank) else 0.01
+    def played(self: adaptive.AdaptivePolicy, step: int, metrics: Sequence[BucketMetrics]) -> None:
+        seconds = 0.05 if step >= CHANGE and slow(self.rank) else 0.01
         nothing = (0.0, 0.0)
-        after(self, step, [PhaseSpans(nothing, (0.0, seconds), nothing, ()) for _ in spans])
+        observe(self, step, [replace(of, spans=PhaseSpans(nothing, (0.0, seconds), nothing, ())) for of in metrics])
 
-    monkeypatch.setattr(Steering, "after", played)
+    monkeypatch.setattr(adaptive.AdaptivePolicy, "observe", played)
 
     def body(engine: InProcessEngine) -> list[tuple[int, str]]:
         parameters = make_parameters()
@@ -114,7 +114,7 @@ def test_one_rank_that_sees_what_others_do_not_is_answered_and_not_believed_for_
 def test_ranks_tell_when_their_exchanges_began_and_whose_compressing_others_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reducer, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))
+    monkeypatch.setattr(adaptive, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))
 
     def body(engine: InProcessEngine) -> list[tuple[float, Timing, float]]:
         parameters, seen, told = make_parameters(), [], []

@@ -16,6 +16,7 @@ from hvd_compress.cost import paths
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.policies import FixedPolicy
 from hvd_compress.settings import Settings
 from tests.harness import flat_residual, make_optimizer
 
@@ -80,7 +81,7 @@ def state(run: SimpleNamespace) -> list[torch.Tensor]:
     found = [*run.model.state_dict().values(), flat_residual(optimizer, dict(run.model.named_parameters()))]
     found += [p.grad for p in run.model.parameters() if p.grad is not None]
     found += [optimizer.state[p]["momentum_buffer"] for p in run.model.parameters()]
-    found += [run.data.generator.get_state(), torch.tensor([run.data.position, optimizer._reducer.step])]
+    found += [run.data.generator.get_state(), torch.tensor([run.data.position, optimizer._reducer.session.step])]
     found.append(torch.tensor(optimizer.param_groups[0]["lr"], dtype=torch.float64))
     return [tensor.clone() for tensor in found]
 
@@ -121,12 +122,13 @@ def test_training_goes_on_to_the_bit_as_if_there_had_been_none(monkeypatch: pyte
     Of two ranks' values all algorithms make the same sum.
     """
     ways = (paths.Path("star"), paths.Path("star", "ring"))
-    monkeypatch.setattr("hvd_compress.steering.ways", lambda *_: ways)
+    monkeypatch.setattr("hvd_compress.policies.adaptive.ways", lambda *_: ways)
 
     def go_on(run: SimpleNamespace) -> list[torch.Tensor]:
-        run.optimizer._reducer.steering = None
-        for route in run.optimizer._reducer._routes:
-            route.decide(type(route.decision)(TopK(0.05), paths.Path("star")))
+        session = run.optimizer._reducer.session
+        session.policy = FixedPolicy(Request(TopK(0.05), "star"))
+        for bucket in session._exchanges:
+            bucket.decide(type(bucket.decision)(TopK(0.05), paths.Path("star")))
         for _ in range(5):
             run.step()
         return state(run)
@@ -217,10 +219,10 @@ def test_what_ranks_are_comparing_is_taken_before_a_rollout_begins() -> None:
         run = training(engine)
         run.step()
         assert run.optimizer.rollout(run.step, run.model, [run.data, run.schedule], steps=1)
-        steering = run.optimizer._reducer.steering
+        policy = run.optimizer._reducer.session.policy
         for _ in range(600):
             run.step()
-            if steering._agreeing is not None:
+            if policy._agreeing is not None:
                 break
         known = len(run.optimizer.controller.history)
         run.optimizer.controller._ratios.rollout_due = "a test"

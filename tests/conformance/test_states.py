@@ -120,13 +120,13 @@ def test_a_decision_that_changes_by_its_reason_changes_nothing() -> None:
     def body(engine: InProcessEngine) -> None:
         parameters, optimizer = on_engine(engine, REQUEST)
         train(optimizer, parameters, engine.rank, range(2))
-        before, routes = kept(optimizer), optimizer._reducer._routes
-        for route in routes:
-            scheme, decision = route.scheme, replace(route.decision, reason="told anew")
-            assert decision == route.decision
-            route.decide(decision)
-            assert route.scheme is scheme
-            assert route.decision.reason == "told anew"
+        before, buckets = kept(optimizer), optimizer._reducer.session._exchanges
+        for bucket in buckets:
+            scheme, decision = bucket.scheme, replace(bucket.decision, reason="told anew")
+            assert decision == bucket.decision
+            bucket.decide(decision)
+            assert bucket.scheme is scheme
+            assert bucket.decision.reason == "told anew"
         assert equal(kept(optimizer), before)
 
     run_ranks(SIZE, body)

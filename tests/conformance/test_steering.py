@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from hvd_compress import steering
 from hvd_compress.compressors import Cast, TopK
 from hvd_compress.controller import watch
 from hvd_compress.controller.controller import Suspicion
@@ -17,6 +16,7 @@ from hvd_compress.controller.report import Agreed
 from hvd_compress.cost import paths
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.policies import adaptive
 from hvd_compress.schemes import parse
 from hvd_compress.settings import Settings
 from tests.harness import backward, flat_gradient, flat_residual, gradient, make_optimizer, on_engine
@@ -38,7 +38,7 @@ def settings(log: Path | None = None) -> Settings:
 
 def test_ranks_choose_alike_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All ways are tried, dense among them: what was given equals what came back and what is left, in sum."""
-    monkeypatch.setattr(steering, "Policy", partial(Policy, Round(margin=1e6, most=16, steps=16)))
+    monkeypatch.setattr(adaptive, "Policy", partial(Policy, Round(margin=1e6, most=16, steps=16)))
 
     def body(engine: InProcessEngine):
         parameters, optimizer = on_engine(engine, AUTO, settings=settings(tmp_path / "log.jsonl"))
@@ -100,7 +100,7 @@ def test_while_a_choice_stands_ways_are_asked_for_once_a_window(monkeypatch: pyt
                 optimizer.zero_grad()
                 backward(parameters, engine.rank, step)
                 optimizer.step()
-                beside = beside or optimizer._reducer.steering._agreeing is not None
+                beside = beside or optimizer._reducer.session.policy._agreeing is not None
 
         train(2)
         while not optimizer.controller.settled:
@@ -113,10 +113,10 @@ def test_while_a_choice_stands_ways_are_asked_for_once_a_window(monkeypatch: pyt
             return reasons()
 
         monkeypatch.setattr(optimizer.controller, "reasons", counted)
-        steering_, take, apart = optimizer._reducer.steering, optimizer.controller.take, set()
+        policy, take, apart = optimizer._reducer.session.policy, optimizer.controller.take, set()
 
         def taken(step: int, agreed: Agreed) -> Suspicion | None:
-            apart.add(step - steering_._since)
+            apart.add(step - policy._since)
             return take(step, agreed)
 
         monkeypatch.setattr(optimizer.controller, "take", taken)
@@ -140,10 +140,10 @@ def test_what_was_left_is_sent_when_a_bucket_goes_without_compression() -> None:
     """After one compressed step the residual travels with a dense one, in fp32 to the last bit."""
 
     def body(engine: InProcessEngine):
-        from hvd_compress.steering import steered
+        from hvd_compress.policies.adaptive import steered
 
         parameters, optimizer = on_engine(engine, Request(TopK(0.05), "allgather"))
-        reducer = optimizer._reducer
+        session = optimizer._reducer.session
         for step in range(2):
             optimizer.zero_grad()
             backward(parameters, engine.rank, step)
@@ -151,8 +151,8 @@ def test_what_was_left_is_sent_when_a_bucket_goes_without_compression() -> None:
             first = flat_gradient(parameters) if step == 0 else first  # noqa: F821
             with optimizer.skip_synchronize():
                 optimizer.step()
-            for route in reducer._routes:
-                route.decide(steered(route.decision, TopK(0.05), paths.Path("dense"), "a test"))
+            for bucket in session._exchanges:
+                bucket.decide(steered(bucket.decision, TopK(0.05), paths.Path("dense"), "a test"))
         given = [_given(parameters, engine.rank, step) for step in range(2)]
         return first + flat_gradient(parameters), sum(given), flat_residual(optimizer, parameters)
 

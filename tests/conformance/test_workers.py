@@ -12,14 +12,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hvd_compress import reducer
 from hvd_compress.compressors import TopK
 from hvd_compress.controller import watch
 from hvd_compress.controller.report import Timing
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.route import Route
+from hvd_compress.policies import adaptive
 from hvd_compress.settings import Settings
 from tests.harness import make_optimizer
 from tests.played import LANES, lane_maker
@@ -35,10 +34,10 @@ pytestmark = pytest.mark.usefixtures("clock")
 @pytest.fixture(autouse=True)
 def no_time_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every exchange takes as long, and no window is longer for it."""
-    monkeypatch.setattr(reducer, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))
+    monkeypatch.setattr(adaptive, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))
     monkeypatch.setattr(watch, "WINDOW", watch.SHORT_WINDOW)
     monkeypatch.setattr(watch, "WINDOW_S", 0.0)
-    monkeypatch.setattr(Route, "timing", lambda self, _: Timing(0.001, 0.001, 0.001, 0.0, self.report.on_critical_path))
+    monkeypatch.setattr(adaptive, "timing", lambda of: Timing(0.001, 0.001, 0.001, 0.0, of.report.on_critical_path))
 
 
 def train(

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, EFSign, PowerSGD, TopK
 from hvd_compress.cost.paths import Path
-from hvd_compress.decision import Decision, Request, decide
+from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.errors import ConfigError
+from hvd_compress.policies.adaptive import is_adaptive, ways, workers_open
+from hvd_compress.policies.fixed import decide
 from hvd_compress.schemes import AllGather, AllToAll, ARTopk, Dense
-from hvd_compress.steering import is_adaptive, ways, workers_open
 
 VERBS = ("allreduce", "allgather", "broadcast", "alltoall")
 CAN = Capabilities(VERBS, ("ring",), (torch.float32, torch.float64))
@@ -154,9 +157,9 @@ def test_compression_runs_where_the_gradients_are_unless_asked_otherwise(
 ) -> None:
     request = Request(TopK(0.1), device=asked)
     for dtype in (torch.float32, torch.float64):
-        assert decide(request, Layout.of(10, dtype=dtype), 2, CAN, gradients_on).device == device
+        assert decide(request, replace(Layout.of(10, dtype=dtype), place=gradients_on), 2, CAN).device == device
 
 
 def test_a_gpu_cannot_compress_what_is_not_there() -> None:
     with pytest.raises(ConfigError, match=r"device='cuda' asks for compression on a GPU of gradients on the CPU: move"):
-        decide(Request(EFSign(), device="cuda"), Layout.of(10), 2, CAN, "cpu")
+        decide(Request(EFSign(), device="cuda"), Layout.of(10), 2, CAN)

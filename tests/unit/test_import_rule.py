@@ -35,6 +35,42 @@ ALLOWED = {
         "errors",
         "native",
     },
+    "policies": {
+        "policies",
+        "buckets.layout",
+        "compressors",
+        "controller",
+        "cost",
+        "decision",
+        "engines.base",
+        "errors",
+        "feedback.states",
+        "pipeline",
+        "schemes",
+        "settings",
+    },
+    "controller": {"controller", "cost", "engines.base", "errors", "extras"},
+    "exchange": {"buckets.layout", "decision", "devices", "feedback.states", "schemes"},
+    "session": {
+        "__version__",
+        "buckets",
+        "compressors",
+        "cost",
+        "decision",
+        "devices",
+        "engines.arrivals",
+        "engines.base",
+        "errors",
+        "exchange",
+        "feedback.states",
+        "handshake",
+        "native",
+        "pipeline",
+        "policies",
+        "schemes",
+        "settings",
+        "timeline",
+    },
 }
 """What the modules of a room may import of this package. Rooms that are not listed see everything."""
 
@@ -110,6 +146,30 @@ def test_a_missing_optional_package_is_one_error() -> None:
                     block.body = [ast.Pass()]
             left = {name.split(".")[0] for name in imported(tree)} & PACKAGES.keys()
             assert not left, f"{path.relative_to(PACKAGE)} imports {left} outside of `with needed(...)`"
+
+
+CONTROLLER = {
+    "hvd_compress.controller.goal": {"decision.py", "torch/compression.py"},
+    "hvd_compress.controller.history": {"timeline/trace.py", "cli/report.py"},
+    "hvd_compress.controller.plot": {"cli/report.py"},
+}
+"""Who may know what of it beside its policy: what a user asks for, and what is written down."""
+
+
+def test_the_controller_is_known_to_its_policy_alone() -> None:
+    for path in modules("controller/"):
+        for module in imports(path):
+            if module.startswith("hvd_compress.controller"):
+                place = path.relative_to(PACKAGE).as_posix()
+                assert place == "policies/adaptive.py" or place in CONTROLLER.get(module, set()), (place, module)
+
+
+def test_what_lies_below_a_front_end_knows_no_modules() -> None:
+    """Nor optimizers: a session takes tensors."""
+    for path in modules("torch/", "optimizer.py", "snapshot.py", "rollout.py"):
+        text = path.read_text()
+        assert "torch.nn" not in text, path
+        assert "torch.optim" not in text.replace("neither Horovod nor torch.optim", ""), path
 
 
 def test_controller_and_planner_do_not_know_each_other() -> None:

@@ -39,7 +39,7 @@ def test_the_earlier_one_retires() -> None:
     with pytest.raises(UsageError, match=r"rollout\(\) of an optimizer that was replaced"):
         old.rollout(lambda: None, torch.nn.Linear(1, 1))
     assert old.last_step.step == 0
-    for worker in (old._reducer._pipeline._kernels, old._reducer._pipeline._collectives):
+    for worker in (old._reducer.session._pipeline._kernels, old._reducer.session._pipeline._collectives):
         worker._thread.join(PATIENCE_S)
         assert not worker._thread.is_alive()
 

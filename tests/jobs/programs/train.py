@@ -63,7 +63,7 @@ def main(engine: str, misfortune: str, unlucky_step: int) -> None:
     hvd.barrier()
     for step in range(STEPS):
         if step == unlucky_step:
-            lose_patience(optimizer._reducer._pipeline)
+            lose_patience(optimizer._reducer.session._pipeline)
         if hvd.rank() == 1 and step == unlucky_step:
             MISFORTUNES[misfortune]()
         optimizer.zero_grad()

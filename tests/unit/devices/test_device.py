@@ -30,9 +30,9 @@ def test_the_allocator_is_told_of_every_stream_that_uses_memory_of_another() -> 
     parameters, optimizer = on_engine(alone(), REQUESTS["topk-star"], make_lane=lane_maker(StagedLane, streams))
     backward(parameters, 0, 0)
     optimizer.step()
-    for route in optimizer._reducer._routes:
-        assert route.state.residual is not None
-        for tensor in (route.bucket.flat, route.state.residual.current, route.state.residual.pending):
+    for bucket in optimizer._reducer.session._exchanges:
+        assert bucket.state.residual is not None
+        for tensor in (bucket.flat, bucket.state.residual.current, bucket.state.residual.pending):
             assert {stream.name for kept, stream in streams.kept if kept is tensor} == {"outbound", "inbound"}
 
 

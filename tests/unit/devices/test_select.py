@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hvd_compress import reducer
+from hvd_compress.buckets.plan import slots_of
 from hvd_compress.devices import HOST, lane_for
 from hvd_compress.devices.cuda import CudaStreams
 from hvd_compress.devices.device import DeviceLane
@@ -65,8 +65,10 @@ def test_a_gpu_for_parameters_on_the_cpu_is_refused_before_anything_is_communica
 
 def test_a_rank_on_another_device_is_found_in_the_handshake() -> None:
     """GPUs have other numbers on other ranks, so what is compared is how many devices came before."""
-    places = reducer._places([torch.empty(1, device="meta"), torch.empty(1), torch.empty(1, device="meta")])
-    assert places == {torch.device("meta"): "meta 0", torch.device("cpu"): "cpu"}
+    on_meta = {name: torch.empty(1, device="meta") for name in ("a", "c")}
+    slots, devices = slots_of({**on_meta, "b": torch.empty(1)})
+    assert devices == {"meta 0": torch.device("meta"), "cpu": torch.device("cpu")}
+    assert [slots[name].place for name in "abc"] == ["meta 0", "cpu", "meta 0"]
 
     def body(engine: InProcessEngine) -> None:
         place = "cpu" if engine.rank == 0 else "cuda 0"

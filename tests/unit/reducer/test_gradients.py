@@ -305,7 +305,7 @@ def test_an_optimizer_that_is_dropped_takes_its_threads_along() -> None:
     parameters, optimizer = on_engine(alone(), DENSE)
     backward(parameters, 0, 0)
     optimizer.step()
-    pipeline = optimizer._reducer._pipeline
+    pipeline = optimizer._reducer.session._pipeline
     threads = [pipeline._kernels._thread, pipeline._collectives._thread]
     gone = weakref.ref(optimizer)
     del optimizer, pipeline

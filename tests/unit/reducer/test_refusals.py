@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import threading
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 
 import pytest
 import torch
 
-from hvd_compress import __version__, reducer
+from hvd_compress import __version__, session
 from hvd_compress.compressors import Cast, TopK
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.decision import Request
@@ -47,16 +48,20 @@ def test_different_settings_are_found_in_the_first_step() -> None:
 def test_another_version_of_the_package_is_found_in_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank chooses by itself what to launch, by rules that change from version to version."""
     seen: list[Offer] = []
-    compare = reducer.agree
-    monkeypatch.setattr(reducer, "agree", lambda engine, offer: (seen.append(offer), compare(engine, offer))[1])
+    compare = session.agree
+    monkeypatch.setattr(session, "agree", lambda engine, offer: (seen.append(offer), compare(engine, offer))[1])
     goal = AutoRatio(solver="nsga2")
-    for request in (DENSE, Request(TopK(goal.start), ratio=goal)):
-        parameters, optimizer = on_engine(alone(), request)
-        backward(parameters, 0, 0)
+
+    def body(engine: InProcessEngine, request: Request) -> None:
+        parameters, optimizer = on_engine(engine, request, settings=Settings(600, 60, adapt=True, calibration_s=0.0))
+        backward(parameters, engine.rank, 0)
         optimizer.step()
+
+    for request in (DENSE, Request(TopK(goal.start), ratio=goal)):
+        run_ranks(2, partial(body, request=request))
     assert seen[0].settings["the version of hvd_compress"] == __version__
     assert "the version of pymoo" not in seen[0].settings
-    assert seen[1].settings["the version of pymoo"] == version("pymoo")
+    assert seen[-1].settings["the version of pymoo"] == version("pymoo")
 
 
 @pytest.mark.parametrize(
@@ -195,7 +200,7 @@ def test_a_step_that_was_interrupted_by_halves_does_not_go_on() -> None:
     backward(parameters, 0, 0)
     optimizer.step()
     optimizer.zero_grad()
-    bucket = optimizer._reducer._routes[0].bucket
+    bucket = optimizer._reducer._buckets[0]
 
     def interrupted() -> None:
         raise KeyboardInterrupt

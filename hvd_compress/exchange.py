@@ -1,0 +1,100 @@
+"""A bucket's exchange from step to step: its decision, the scheme that carries it out, and what is remembered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.decision import Decision
+from hvd_compress.devices import Lane
+from hvd_compress.feedback.states import BucketState, States
+from hvd_compress.schemes import Exchange, Observed, Probe, ProbeReport, Scheme, Work
+
+
+@dataclass(eq=False)
+class BucketExchange:
+    """One bucket, from step to step.
+
+    Attributes:
+        number: its place in the order in which buckets leave.
+        launched: whether it has left in this step.
+        probe: what is to be known of the exchange of the coming step.
+        exchange: of this step.
+    """
+
+    number: int
+    layout: Layout
+    decision: Decision
+    lane: Lane
+    states: States
+    launched: bool = False
+    probe: Probe = Probe()
+    exchange: Exchange | None = None
+
+    def __post_init__(self) -> None:
+        self.scheme: Scheme = self.decision.build()
+        self.state: BucketState
+        self.flat: torch.Tensor | None = None
+        self._workspace: torch.Tensor
+        self._bind()
+
+    def decide(self, decision: Decision) -> None:
+        """Travel so from the coming step on. What is remembered stays, also where this decision has no use for it."""
+        if decision != self.decision:
+            self.scheme = decision.build()
+            if not self._has_state():
+                self._bind()
+        self.decision = decision
+
+    def _has_state(self) -> bool:
+        own = self.scheme.compressor.new_state(self.layout, self.lane.device)
+        kept = self.state.current
+        fits = all(key in kept and kept[key].shape == tensor.shape for key, tensor in own.items())
+        return fits and (self.state.residual is not None or not self.scheme.error_feedback)
+
+    def _bind(self) -> None:
+        before = getattr(self, "state", BucketState())
+        own = self.scheme.compressor.new_state(self.layout, self.lane.device)
+        feedback = self.scheme.error_feedback or self.states.has_residual(self.layout.names)
+        self.state = self.states.bind(self.layout, self.lane.device, feedback, {**before.current, **own})
+        self.flat = None
+
+    def start(self, gradient: torch.Tensor, step: int, scale: float, rank: int, world_size: int) -> Exchange:
+        """Return the exchange of this step, of what hold() was given.
+
+        Args:
+            gradient: the bucket's, or a parameter's, where that is sparse.
+            scale: what the sum over ranks is multiplied by.
+        """
+        work = Work(
+            gradient=gradient if self.layout.sparse else self._workspace,
+            layout=self.layout,
+            step=step,
+            bucket=self.number,
+            scale=scale,
+            state=self.state,
+            lane=self.lane,
+            probe=self.probe,
+        )
+        exchange = self.scheme.exchange(work, rank, world_size)
+        self.exchange = exchange if self.probe.ks is None else Observed(exchange, work)
+        return self.exchange
+
+    def hold(self, flat: torch.Tensor) -> None:
+        """Work on this memory, in which the bucket's gradient lies."""
+        if self.flat is not None and self.flat.data_ptr() == flat.data_ptr():
+            return
+        residual = self.state.residual
+        kept = (residual.current, residual.pending) if residual is not None else ()
+        self.flat, self._workspace = flat, self.lane.workspace(flat, *kept)
+
+    def forget(self) -> None:
+        """The step is over: what its exchange holds is not needed any more."""
+        self.exchange, self.launched = None, False
+
+    @property
+    def report(self) -> ProbeReport:
+        """What is known of the exchange that is over."""
+        return self.exchange.report if self.exchange is not None else ProbeReport()

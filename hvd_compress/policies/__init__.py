@@ -1,0 +1,17 @@
+"""Which decision, for each bucket and step? `policy_for` gives the policy of a request."""
+
+from hvd_compress.policies.adaptive import AdaptivePolicy, is_adaptive
+from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, Launch
+from hvd_compress.policies.fixed import FixedPolicy, decide
+from hvd_compress.policies.select import policy_for
+
+__all__ = [
+    "AdaptivePolicy",
+    "BucketMetrics",
+    "DecisionPolicy",
+    "FixedPolicy",
+    "Launch",
+    "decide",
+    "is_adaptive",
+    "policy_for",
+]

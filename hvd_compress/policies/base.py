@@ -1,0 +1,116 @@
+"""What every policy promises."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.decision import Decision
+from hvd_compress.engines.base import Capabilities, Engine
+from hvd_compress.feedback.states import BucketState
+from hvd_compress.pipeline import PhaseSpans
+from hvd_compress.schemes import Probe, ProbeReport
+
+T = TypeVar("T")
+
+
+class Launch(Protocol):
+    """Runs a collective behind all that was launched before; call what is returned to wait for its result.
+
+    `label` says in messages what it is for. Every rank calls this at the same place.
+    """
+
+    def __call__(self, call: Callable[[Engine], T], label: str) -> Callable[[], T]: ...
+
+
+@dataclass(frozen=True)
+class BucketMetrics:
+    """What this rank measured of one bucket's exchange in the step that is over.
+
+    Attributes:
+        spans: when it was in which phase.
+        report: the answer to the policy's probe.
+        state: what the bucket remembers, with this step.
+    """
+
+    spans: PhaseSpans
+    report: ProbeReport
+    state: BucketState
+
+
+class DecisionPolicy(ABC):
+    """Answers: which decision, for each bucket and step? The same on every rank: local figures decide nothing.
+
+    Called in this order: fingerprint() for the handshake, prepare(), setup(); then for each step decide() and probes(),
+    launched() when its last bucket was handed over, observe() when it is over. setup() comes again where buckets are
+    cut anew. fingerprint() and prepare() run in the engine's thread, the rest in the one that trains.
+
+    Attributes:
+        keeps_history: whether it writes what HVD_COMPRESS_LOG and HVD_COMPRESS_TENSORBOARD name.
+        watchers: are told of every event that it has.
+        rollout_due: why steps are to be rolled out now, or nothing.
+    """
+
+    keeps_history: bool = False
+    rollout_due: str = ""
+    rank: int
+    world_size: int
+    capabilities: Capabilities
+
+    @property
+    def controller(self) -> Any:
+        """What chooses while training, with its `history`; None where nothing is chosen."""
+        return None
+
+    @property
+    def watchers(self) -> list[Callable[[Any], None]]:
+        return []
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Return what must be equal on all ranks beside the request and the settings, in words."""
+        return {}
+
+    def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
+        """Ranks have shaken hands: look at the engine, and perhaps measure it. Collective, in the engine's thread.
+
+        Args:
+            parameters: the layout of each parameter by itself.
+
+        Raises:
+            ConfigError, UnsupportedError: what is wanted cannot be done; on every rank alike.
+        """
+        self.rank, self.world_size, self.capabilities = engine.rank, engine.world_size, engine.capabilities
+
+    def buckets(self, names: Sequence[str]) -> Sequence[Sequence[str]]:
+        """Return the parameters, of these, that are to be one bucket each time; the rest is cut as usual.
+
+        Raises PlanError where they cannot.
+        """
+        return ()
+
+    @abstractmethod
+    def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
+        """Return how each bucket travels in step `step`, the coming one or the one under way."""
+
+    def decide(self, step: int) -> Mapping[int, Decision]:
+        """Return the decisions that change with the coming step, by number of the bucket."""
+        return {}
+
+    def probes(self, step: int) -> Mapping[int, Probe]:
+        """Return what is wanted of the exchanges of the coming step; nothing of buckets that are left out."""
+        return {}
+
+    def launched(self, step: int) -> None:  # noqa: B027 (most policies ask nothing)
+        """All exchanges of a step are launched: a collective may be launched behind them, and awaited later."""
+
+    def observe(self, step: int, metrics: Sequence[BucketMetrics]) -> None:  # noqa: B027
+        """Take what a step took, by number of the bucket."""
+
+    def resume(self) -> None:  # noqa: B027
+        """What passed since the last step belongs to no step."""
+
+    def close(self) -> None:  # noqa: B027
+        """Let what is written be complete."""

@@ -1,0 +1,60 @@
+"""Skip: a bucket that is not sent in this step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hvd_compress import native
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors.base import Compressor
+from hvd_compress.cost.paths import Path, Stage
+from hvd_compress.engines.base import Capabilities, Engine
+from hvd_compress.schemes.base import Exchange, Scheme, Work, all_finite
+
+
+@dataclass(frozen=True)
+class Skip(Scheme):
+    """No collective: the result is zero, and the whole gradient joins the residual, whatever the compressor.
+
+    A gradient that is not finite is dropped, and the residual stays: other ranks cannot know, so the step counts as
+    finite. Only a policy names it. Bytes: none.
+    """
+
+    compressor: Compressor
+    path: Path = Path("skip")
+    names = ("skip",)
+
+    @property
+    def error_feedback(self) -> bool:
+        return True
+
+    @classmethod
+    def variants(cls, compressor: Compressor, layout: Layout, can: Capabilities) -> Sequence[Path]:
+        return ()
+
+    def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:
+        return ()
+
+    def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
+        return _SkipExchange(work)
+
+
+class _SkipExchange(Exchange):
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def encode(self) -> None:
+        work = self._work
+        assert work.residual is not None
+        assert work.pending is not None
+        native.accumulate(work.gradient, work.residual, out=work.pending)
+        torch.where(all_finite(work.pending), work.pending, work.residual, out=work.pending)
+
+    def communicate(self, engine: Engine) -> None: ...
+
+    def decode(self) -> torch.Tensor:
+        self._work.gradient.zero_()
+        return torch.ones((), dtype=torch.bool, device=self._work.gradient.device)

@@ -1,0 +1,377 @@
+"""The exchange session: a policy, a pipeline and what buckets remember, without parameters. Every front end has one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from hvd_compress import __version__, native
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.buckets.plan import Slot
+from hvd_compress.compressors import Cast
+from hvd_compress.cost import wire
+from hvd_compress.cost.paths import Path
+from hvd_compress.decision import Decision, Request, compression_device
+from hvd_compress.devices import Lane, lane_for
+from hvd_compress.engines.arrivals import Arrivals
+from hvd_compress.engines.base import Engine
+from hvd_compress.errors import located, received
+from hvd_compress.exchange import BucketExchange
+from hvd_compress.feedback.states import States
+from hvd_compress.handshake import Agreement, Offer, agree
+from hvd_compress.native.cuda import kernels as cuda_kernels
+from hvd_compress.pipeline import Exchanged, Pipeline, StepReport
+from hvd_compress.policies import BucketMetrics, DecisionPolicy, policy_for
+from hvd_compress.schemes import Probe
+from hvd_compress.settings import Settings
+from hvd_compress.timeline.trace import Timeline, TraceRecord
+
+log = logging.getLogger("hvd_compress")
+
+LaneMaker = Callable[[torch.device, str, Sequence[str]], Lane]
+"""Takes where gradients lie, the kind of device that compresses, and the kinds whose memory the engine takes."""
+
+
+class ExchangeSession:
+    """Exchanges the buckets of one step after the other, over the ranks of an engine.
+
+    open() once, plan() whenever buckets are cut; then in each step submit() for every bucket, in any order, and
+    end_step(). A step is a transaction: what buckets remember changes when all of it succeeded, or not at all.
+
+    Attributes:
+        states: what buckets remember, by parameter name.
+        step: of the coming exchange; the same on all ranks from open() on.
+        last_step: a report of the last exchange; None before the first.
+        policy: what decides; None before open().
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        settings: Settings,
+        connect: Callable[[], Engine],
+        *,
+        average: bool = True,
+        predivide_factor: float = 1.0,
+        make_lane: LaneMaker = lane_for,
+        arrivals: Arrivals | None = None,
+    ) -> None:
+        """Nothing is communicated yet.
+
+        Args:
+            request: what the user asked for.
+            connect: creates the engine; called once, in the communication thread, by open().
+            average: divide the sum over ranks by their number.
+            predivide_factor: gradients are divided by it before the sum and multiplied by it after.
+            arrivals: by what ranks tell each other who waits, for the message of a timeout.
+        """
+        self._request, self._settings, self._connect = request, settings, connect
+        self._average, self._predivide_factor, self._make_lane = average, predivide_factor, make_lane
+        self._pipeline = Pipeline(settings.timeout_s, arrivals)
+        self._engine: Engine
+        self._exchanges: list[BucketExchange] = []
+        self.states = States()
+        self.step = 0
+        self.last_step: StepReport | None = None
+        self.policy: DecisionPolicy | None = None
+        self._timeline: Timeline | None = None
+        self._begun_s: float | None = None
+        self._returned_s = perf_counter()
+        self._cut_anew = False  # within a step
+        self._told_nonfinite = False
+        self._results: dict[int, torch.Tensor] = {}
+
+    @property
+    def controller(self) -> Any:
+        """What chooses how buckets travel; None before the first exchange, and where all is fixed."""
+        return self.policy.controller if self.policy is not None else None
+
+    @property
+    def decisions(self) -> dict[tuple[str, ...], Decision]:
+        """What is decided for each bucket, by the names of its parameters; empty before the first exchange."""
+        return {e.layout.names: e.decision for e in self._exchanges if not e.layout.sparse}
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The buckets, by number; empty before plan()."""
+        return tuple(exchange.layout for exchange in self._exchanges)
+
+    @property
+    def engine(self) -> Engine:
+        """What moves the bytes, from open() on."""
+        return self._engine
+
+    def open(
+        self, parameters: Mapping[str, Slot], order: Sequence[str], sparse: Sequence[str] = (), options: str = ""
+    ) -> Agreement:
+        """Connect and shake hands. All ranks call it, at the end of the first step.
+
+        Args:
+            parameters: by name, in an order that is the same on all ranks.
+            order: names in the order in which gradients became ready; that of rank 0 counts.
+            sparse: names of those whose gradient was sparse here.
+            options: of the front end, compared between ranks.
+
+        Raises:
+            ConfigError, UnsupportedError: ranks differ, or the engine cannot do what was asked for; on all ranks alike.
+        """
+        offer = (parameters, order, sparse, options)
+        agreement = self._pipeline.connect(
+            self._connect, lambda engine: self._agree(engine, *offer), self._settings.calibration_s
+        )
+        assert self.policy is not None
+        self.step = agreement.step
+        file = self._settings.timeline_of(self._engine.rank)
+        if file:
+            self._timeline = Timeline(file, self._engine.rank, self._engine.name, self._returned_s)
+            self.policy.watchers.append(self._timeline.event)
+        self._note_float64(parameters)
+        return agreement
+
+    def _agree(
+        self, engine: Engine, parameters: Mapping[str, Slot], order: Sequence[str], sparse: Sequence[str], options: str
+    ) -> Agreement:
+        """Shake hands; then what the engine cannot do of what all have asked for is an error, on every rank alike."""
+        self._engine, settings = engine, self._settings
+        self.policy = policy_for(self._request, settings, engine.world_size)
+        words = {
+            "the version of hvd_compress": __version__,
+            "compression": repr(self._request),
+            "options": options,
+            "memory that the engine takes": " and ".join(engine.capabilities.devices),
+            "HOROVOD_FUSION_THRESHOLD": str(settings.fusion_threshold_bytes),
+            "HVD_COMPRESS_ADAPT": str(int(settings.adapt)),
+            "HVD_COMPRESS_CALIBRATION_S": str(settings.calibration_s),  # says what is measured
+            **self.policy.fingerprint(),
+        }
+        hindrance = settings.hindrance(engine.rank, self.policy.keeps_history)
+        described = [slot.describe(name) for name, slot in parameters.items()]
+        with engine.aside():  # the handshake belongs to no step
+            agreement = agree(engine, Offer(words, described, order, sparse, self.step, hindrance))
+        self.policy.prepare(engine, [slot.layout(name) for name, slot in parameters.items()])
+        return agreement
+
+    def plan(self, layouts: Sequence[Layout], devices: Mapping[str, torch.device]) -> None:
+        """Exchange these buckets, and no others, from now on; buckets of sparse gradients come last.
+
+        What is remembered follows its parameters. Buckets that are as before keep what they have, also in the middle of
+        a step.
+
+        Args:
+            devices: where gradients lie, by the layouts' places.
+        """
+        assert self.policy is not None
+        self._cut_anew = any(bucket.launched for bucket in self._exchanges)
+        dense = [layout for layout in layouts if not layout.sparse]
+        decisions = list(self.policy.setup(self.step, dense, self._pipeline.begin))
+        decisions += [_as_rows(layout) for layout in layouts[len(dense) :]]
+        before = dict(enumerate(self._exchanges))
+        self._exchanges = []
+        for number, (layout, decision) in enumerate(zip(layouts, decisions, strict=True)):
+            known = before.get(number)
+            if known is None or known.layout != layout:
+                lane = self._make_lane(devices[layout.place], decision.device, self._engine.capabilities.devices)
+                known = BucketExchange(number, layout, decision, lane, self.states)
+            elif not known.launched:
+                known.decide(decision)
+            self._exchanges.append(known)
+        if not self._cut_anew:
+            self.follow(self.step)
+
+    def mark_begun(self) -> None:
+        """The first gradient of the step is there; for the timeline."""
+        self._begun_s = self._begun_s or perf_counter()
+
+    def mark_ready(self, number: int) -> None:
+        """The calling thread has put a gradient into a bucket."""
+        self._exchanges[number].lane.arrived()
+
+    def is_launched(self, number: int) -> bool:
+        """Whether a bucket has been handed over in this step."""
+        return self._exchanges[number].launched
+
+    def submit(self, number: int, gradient: torch.Tensor) -> None:
+        """Hand over a bucket's gradient, in any order of numbers; each once a step. The result will lie there.
+
+        Args:
+            gradient: (numel,), in the layout's dtype, where its place says; or a sparse one, of a sparse layout.
+        """
+        bucket, rank = self._exchanges[number], self._engine.rank
+        assert not bucket.launched, f"bucket {number} would leave twice in step {self.step}"
+        bucket.launched = True
+        factor = 1.0 if bucket.layout.sparse else self._predivide_factor
+        if not bucket.layout.sparse:
+            bucket.hold(gradient)
+        if factor != 1.0:
+            bucket.lane.gather()
+            gradient.mul_(1.0 / factor)
+        divisor = self._engine.world_size if self._average else 1
+        exchange = bucket.start(gradient, self.step, factor / divisor, rank, self._engine.world_size)
+        self._pipeline.submit(
+            number, exchange, f"step {self.step}, bucket {number} ({bucket.layout.called})", bucket.lane
+        )
+
+    def result(self, number: int) -> torch.Tensor:
+        """Return the result of a sparse layout, between end_step() and the next one."""
+        return self._results[number]
+
+    def end_step(self, waited_from_s: float | None = None) -> StepReport:
+        """Wait for all buckets; what they remember is kept if all is finite. The next step travels as the policy says.
+
+        Args:
+            waited_from_s: when the front end began to wait, by time.perf_counter(); now, if not given.
+
+        Raises:
+            CommunicationError, PayloadError: the exchange failed. What is remembered is as it was before the step.
+        """
+        start_s = perf_counter() if waited_from_s is None else waited_from_s
+        policy = self.policy
+        assert policy is not None
+        try:
+            policy.launched(self.step)
+            exchanged = self._pipeline.finish()
+            with located(f"rank {self._engine.rank}, step {self.step}"), received():
+                native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
+            self._commit(exchanged.finite)
+            self._trace(exchanged, start_s)
+            if self._cut_anew:
+                policy.resume()  # it knows nothing of how this step travelled
+            else:
+                metrics = zip(exchanged.spans, self._exchanges, strict=True)
+                policy.observe(self.step, [BucketMetrics(spans, b.report, b.state) for spans, b in metrics])
+            for bucket in self._exchanges:
+                bucket.forget()
+            self._cut_anew = False
+            self.follow(self.step + 1)
+        except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
+            self.fail(error)
+            raise
+        if not exchanged.finite:
+            self._note_nonfinite(exchanged.nonfinite)
+        self.last_step = self._report(exchanged, perf_counter() - start_s)
+        self.step += 1
+        self._begun_s, self._returned_s = None, perf_counter()
+        return self.last_step
+
+    def follow(self, step: int) -> None:
+        """Let buckets travel as the policy says, from step `step` on; between two steps."""
+        assert self.policy is not None
+        for number, decision in self.policy.decide(step).items():
+            self._exchanges[number].decide(decision)
+        probes = self.policy.probes(step)
+        for number, bucket in enumerate(self._exchanges):
+            bucket.probe = probes.get(number, Probe())
+
+    @property
+    def rollout_due(self) -> str:
+        """Why the policy wants a rollout now, or nothing. The same on all ranks."""
+        finite = self.last_step is not None and self.last_step.finite
+        return self.policy.rollout_due if self.policy is not None and finite else ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error has ended all exchanges."""
+        return self._pipeline.failed
+
+    def fail(self, error: BaseException) -> None:
+        """The caller met an error of its own in a step: exchange nothing more."""
+        self._pipeline.fail(error)
+        native.forget_pending()  # it belongs to this step, and must not fail that of another optimizer
+
+    def close(self) -> None:
+        """Let the threads end, and what is written be complete."""
+        with ExitStack() as closing:  # each, also where another one fails
+            closing.callback(self._pipeline.stop)
+            for written in (self._timeline, self.policy):
+                if written is not None:
+                    closing.callback(written.close)
+
+    def _commit(self, finite: bool) -> None:
+        self._results = {}
+        for bucket in self._exchanges:
+            if finite:
+                bucket.state.commit()
+            else:
+                bucket.state.discard()
+            assert bucket.exchange is not None
+            result = bucket.exchange.result
+            if result is not None:
+                self._results[bucket.number] = result
+                bucket.lane.arrive(result._indices(), result._values())
+
+    def _trace(self, exchanged: Exchanged, wait_from_s: float) -> None:
+        """Show the timeline the step that is over, if it is one of those that it samples."""
+        if self._timeline is None or self.step % self._settings.timeline_every:
+            return
+        moments = (self._returned_s, self._begun_s or wait_from_s, wait_from_s, perf_counter())
+        training = list(zip(("FORWARD", "BACKWARD", "WAIT"), pairwise(moments), strict=True))
+        records = [
+            TraceRecord(bucket.layout.called, bucket.decision.facts(), spans, bucket.decision.reason)
+            for bucket, spans in zip(self._exchanges, exchanged.spans, strict=True)
+        ]
+        self._timeline.step(self.step, training, records)
+
+    def _report(self, exchanged: Exchanged, wait_s: float) -> StepReport:
+        before = self.last_step.nonfinite_steps if self.last_step is not None else 0
+        world_size = self._engine.world_size
+        dense = [wire.allreduce(layout.nbytes, world_size, "ring") for layout in self.layouts if not layout.sparse]
+        return StepReport(
+            step=self.step,
+            compress_s=exchanged.seconds["encode"],
+            communicate_s=exchanged.seconds["communicate"],
+            decompress_s=exchanged.seconds["decode"],
+            wait_s=wait_s,
+            sent_bytes=exchanged.sent_bytes,
+            dense_bytes=sum(dense),
+            finite=exchanged.finite,
+            bus_bytes=exchanged.bus_bytes,
+            nonfinite_steps=before + (not exchanged.finite),
+        )
+
+    def _note_nonfinite(self, numbers: Sequence[int]) -> None:
+        """Tell of the first step that is not finite, on rank 0."""
+        if self._told_nonfinite or self._engine.rank:
+            return
+        self._told_nonfinite = True
+        log.warning(
+            "hvd_compress: step %d: gradients are NaN or infinite on some rank, in bucket %s; residuals stay as they "
+            "were. last_step.nonfinite_steps counts such steps, and this is told once",
+            self.step,
+            ", ".join(f"{number} ({self._exchanges[number].layout.called})" for number in numbers),
+        )
+
+    def _note_float64(self, parameters: Mapping[str, Slot]) -> None:
+        """Tell, on rank 0, that what was to be compressed is not."""
+        names = [name for name, slot in parameters.items() if slot.dtype == torch.float64]
+        if names and self._request != Request(Cast()) and not self._engine.rank:
+            log.warning(
+                "hvd_compress: %d of %d parameters are float64 (%s first) and travel dense, without compression: only "
+                "float32, float16 and bfloat16 gradients are compressed",
+                len(names),
+                len(parameters),
+                names[0],
+            )
+
+
+def _as_rows(layout: Layout) -> Decision:
+    return Decision(Cast(), Path("sparse-rows"), layout.device_type, "its gradient is sparse")
+
+
+def check_devices(parameters: Mapping[str, torch.Tensor], request: Request) -> None:
+    """Raise what makes compression impossible on this rank, before any other rank is asked.
+
+    Raises:
+        ConfigError: parameters are not where the request wants them to be.
+        UnsupportedError: they are on a GPU, and there are no kernels for it.
+    """
+    for name, parameter in parameters.items():
+        with located(f"parameter {name!r}"):
+            device = compression_device(request, parameter.device.type)
+            if device == "cuda" and request.compressor.compresses:
+                cuda_kernels(parameter.device)
