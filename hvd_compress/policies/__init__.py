@@ -2,12 +2,14 @@
 
 from hvd_compress.policies.adaptive import AdaptivePolicy, is_adaptive
 from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, Launch
+from hvd_compress.policies.covap import Covap
 from hvd_compress.policies.fixed import FixedPolicy, decide
 from hvd_compress.policies.select import policy_for
 
 __all__ = [
     "AdaptivePolicy",
     "BucketMetrics",
+    "Covap",
     "DecisionPolicy",
     "FixedPolicy",
     "Launch",

@@ -10,6 +10,7 @@ import torch
 from hvd_compress.compressors import Cast, EFSign, PowerSGD, TopK
 from hvd_compress.controller.goal import HIGH, AutoRatio, Target, default_low
 from hvd_compress.decision import Request
+from hvd_compress.policies import Covap
 
 LITTLE_GAIN = 0.05
 """The largest elements hold more than this of nearly any gradient: who asks for it probably means a ratio."""
@@ -139,6 +140,22 @@ class Compression(horovod.torch.Compression):  # type: ignore[misc]
             ConfigError: a value is out of range.
         """
         return Request(PowerSGD(rank, start_step, min_compression_rate), engine=engine, device=device)
+
+    @staticmethod
+    def covap(interval: int = 4, *, engine: str = "auto", device: str = "auto") -> Request:
+        """Send each bucket in one of `interval` steps, whole, with error feedback: the filter of COVAP.
+
+        In its other steps a bucket's result is zero; what it missed is sent with its next one. Let the model have several
+        times `interval` buckets (HOROVOD_FUSION_THRESHOLD), so that each step sends about as much.
+
+        Args:
+            interval: bucket t is sent in step s iff (t + s) mod interval = 0.
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range.
+        """
+        return Request(Cast(), engine=engine, device=device, policy=Covap(interval))
 
     @staticmethod
     def bf16(*, engine: str = "auto", device: str = "auto") -> Request:
