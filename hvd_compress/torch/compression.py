@@ -145,8 +145,8 @@ class Compression(horovod.torch.Compression):  # type: ignore[misc]
     def covap(interval: int = 4, *, engine: str = "auto", device: str = "auto") -> Request:
         """Send each bucket in one of `interval` steps, whole, with error feedback: the filter of COVAP.
 
-        In its other steps a bucket's result is zero; what it missed is sent with its next one. Let the model have several
-        times `interval` buckets (HOROVOD_FUSION_THRESHOLD), so that each step sends about as much.
+        In its other steps a bucket's result is zero; what it missed is sent with its next one. With several times
+        `interval` buckets (HOROVOD_FUSION_THRESHOLD) each step sends about as much.
 
         Args:
             interval: bucket t is sent in step s iff (t + s) mod interval = 0.
