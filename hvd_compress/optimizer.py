@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import warnings
 import weakref
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hvd_compress import checkpoint
 from hvd_compress.decision import Decision
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.pipeline import StepReport
@@ -55,9 +55,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self._should_synchronize = True
         self._dirty = False
         self._hooking = threading.RLock()
-        self._scaler: Any = None
         self._rolls_out = False
-        self._residual_scale: float | None = None  # the loss scale in whose units the residuals are
         self._retired = False
         self._detach: Callable[[], object] = lambda: None
         register(self, names)
@@ -131,7 +129,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
                 )
             try:
                 if not self._dirty:
-                    self._follow_loss_scale()  # this rank has no gradient, but what it remembers
+                    self._reducer.session.loss_scale.update()  # this rank has no gradient, but what it remembers
                 self._check_parameters()
             except BaseException as error:
                 self._reducer.fail(error)  # other ranks may wait for this one: it must be able to end
@@ -204,7 +202,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self._rolls_out = True
         if self._reducer is None or not self._reducer.session.rollout_due:
             return False
-        scale = self._residual_scale
+        loss_scale = self._reducer.session.loss_scale
+        scale = loss_scale.scale
         try:
             kept = keep(asked.model, self, asked.data)
         except ConfigError:  # what is asked for cannot be had, on any rank, and nothing has begun
@@ -215,7 +214,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
         def restore() -> None:
             kept()
-            self._residual_scale = scale
+            loss_scale.scale = scale
 
         try:
             roll_out(self._reducer.session, asked, restore)
@@ -237,15 +236,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
         state = super().state_dict()
         if self._reducer is not None:
             if not self._dirty:
-                self._follow_loss_scale()
-            state[STATE_KEY] = {
-                "rank": self._rank,
-                "world_size": self._size,
-                "step": self._reducer.session.step,
-                "loss_scale": self._residual_scale,
-                "residuals": self._reducer.states.state_dict(),
-                "states": self._reducer.states.own_state_dict(),
-            }
+                self._reducer.session.loss_scale.update()
+            state[STATE_KEY] = checkpoint.save(self._reducer.session, self._rank, self._size)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -266,25 +258,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self._should_synchronize = True
         if self._reducer is None or own is None:
             return
-        if self._reducer.last_step is None:
-            self._reducer.session.step = own["step"]
-        if own["loss_scale"] is not None:
-            self._residual_scale = own["loss_scale"]
-        residuals, states = own["residuals"], own.get("states", {})
-        if (own["rank"], own["world_size"]) != (self._rank, self._size):
-            warnings.warn(
-                f"residuals of rank {own['rank']} of {own['world_size']} are not loaded on rank {self._rank} of "
-                f"{self._size}, which starts from zero: save and load one checkpoint a rank to keep them",
-                stacklevel=2,
-            )
-            residuals = {}
-            known = set(self._names.values())
-            states = {kind: {n: t for n, t in own_.items() if n in known} for kind, own_ in states.items()}
         numels = {name: parameter.numel() for parameter, name in self._names.items()}
-        try:
-            self._reducer.states.load_state_dict(residuals, numels, states)
-        except ValueError as error:
-            raise ConfigError(f"rank {self._rank}: {error}") from error
+        checkpoint.load(self._reducer.session, own, numels, self._rank, self._size)
 
     def follow_loss_scale(self, scaler: Any) -> None:
         """Keep residuals in the units of a torch.amp.GradScaler: when its scale changes, they are rescaled with it.
@@ -292,18 +267,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
         Checkpoints hold the scale, so it does not matter whether it is this optimizer or the scaler that is loaded
         first.
         """
-        self._scaler = scaler
-        if self._residual_scale is None:
-            self._residual_scale = scaler.get_scale()
-
-    def _follow_loss_scale(self) -> None:
-        """Before the first bucket of a step leaves with its residual, and before residuals are saved."""
-        if self._scaler is None or self._residual_scale is None or self._reducer is None:
-            return
-        scale = self._scaler.get_scale()
-        if scale != self._residual_scale and min(scale, self._residual_scale) > 0 and math.isfinite(scale):
-            self._reducer.states.scale(scale / self._residual_scale)
-            self._residual_scale = scale
+        if self._reducer is not None:
+            self._reducer.session.loss_scale.follow(scaler)
 
     def _require_rest(self, call: str, hint: str = "") -> None:
         if self._dirty:
@@ -323,7 +288,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
     def _gradient_ready(self, parameter: torch.Tensor) -> None:
         if not self._dirty:
             self._check_parameters()  # while nothing of this step is on its way
-            self._follow_loss_scale()
+            if self._reducer is not None:
+                self._reducer.session.loss_scale.update()
             self._require_rollout()
         self._dirty = True
         self._delay[parameter] -= 1

@@ -23,6 +23,7 @@ from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import located, received
 from hvd_compress.exchange import BucketExchange
+from hvd_compress.feedback.loss_scale import LossScale
 from hvd_compress.feedback.states import States
 from hvd_compress.handshake import Agreement, Offer, agree
 from hvd_compress.native.cuda import kernels as cuda_kernels
@@ -46,6 +47,7 @@ class ExchangeSession:
 
     Attributes:
         states: what buckets remember, by parameter name.
+        loss_scale: the units of residuals in mixed precision.
         step: of the coming exchange; the same on all ranks from open() on.
         last_step: a report of the last exchange; None before the first.
         policy: what decides; None before open().
@@ -77,6 +79,7 @@ class ExchangeSession:
         self._engine: Engine
         self._exchanges: list[BucketExchange] = []
         self.states = States()
+        self.loss_scale = LossScale(self.states)
         self.step = 0
         self.last_step: StepReport | None = None
         self.policy: DecisionPolicy | None = None

@@ -1,0 +1,62 @@
+"""What a session remembers, as a dictionary for a checkpoint, and back."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from hvd_compress.errors import ConfigError
+from hvd_compress.session import ExchangeSession
+
+
+def save(session: ExchangeSession, rank: int, world_size: int) -> dict[str, Any]:
+    """Return this rank's residuals and compressors' states by parameter name, all on the CPU."""
+    return {
+        "rank": rank,
+        "world_size": world_size,
+        "step": session.step,
+        "loss_scale": session.loss_scale.scale,
+        "residuals": session.states.state_dict(),
+        "states": session.states.own_state_dict(),
+    }
+
+
+def load(
+    session: ExchangeSession, saved: Mapping[str, Any], numels: Mapping[str, int], rank: int, world_size: int
+) -> None:
+    """Load what save() returned. Residuals of another rank, or of a job of another size, start from zero.
+
+    The step counter is taken over before the first exchange, and only counts after it, because all ranks must agree.
+
+    Args:
+        numels: numel of each parameter that there is, by name.
+
+    Raises:
+        ConfigError: it is not what save() returns, or of unknown parameters or other lengths; nothing has changed then.
+
+    Warns where residuals are not loaded.
+    """
+    missing = [key for key in ("rank", "world_size", "step", "loss_scale", "residuals") if key not in saved]
+    if missing:
+        raise ConfigError(
+            f"rank {rank}: this is not the state of a compression: {', '.join(missing)} are missing; load what "
+            "state_dict() returned"
+        )
+    residuals, states = saved["residuals"], saved.get("states", {})
+    if (saved["rank"], saved["world_size"]) != (rank, world_size):
+        warnings.warn(
+            f"residuals of rank {saved['rank']} of {saved['world_size']} are not loaded on rank {rank} of "
+            f"{world_size}, which starts from zero: save and load one checkpoint a rank to keep them",
+            stacklevel=3,
+        )
+        residuals = {}
+        states = {kind: {n: t for n, t in own.items() if n in numels} for kind, own in states.items()}
+    try:
+        session.states.load_state_dict(residuals, numels, states)
+    except ValueError as error:
+        raise ConfigError(f"rank {rank}: {error}") from error
+    if session.last_step is None:
+        session.step = saved["step"]
+    if saved["loss_scale"] is not None:
+        session.loss_scale.scale = saved["loss_scale"]

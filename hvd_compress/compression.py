@@ -1,0 +1,164 @@
+"""The `Compression` namespace: what a user may ask for."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from hvd_compress.compressors import Cast, EFSign, PowerSGD, TopK
+from hvd_compress.controller.goal import HIGH, AutoRatio, Target, default_low
+from hvd_compress.decision import Request
+from hvd_compress.policies import Covap
+
+LITTLE_GAIN = 0.05
+"""The largest elements hold more than this of nearly any gradient: who asks for it probably means a ratio."""
+
+
+class Compression:
+    """What to pass as `compression=` to a front end. Each function returns a request."""
+
+    @staticmethod
+    def topk(
+        ratio: float = 0.01,
+        scheme: str = "auto",
+        algorithm: str = "auto",
+        *,
+        layerwise: bool = False,
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send the elements of largest magnitude, with error feedback.
+
+        Args:
+            ratio: share of the elements that is sent, in (0, 1]; 0.01 is one per cent.
+            scheme: "allgather" (every rank's own top-k), "star" or "var" (AR-Topk: one rank's indices, taken in turn
+                or by the largest squared norm), "artopk" (STAR or VAR, whichever gains more, chosen while training),
+                or "auto" (any of these or no compression, whichever is fastest).
+            algorithm: of every allreduce: "ring", "tree", "recursive_doubling", "rabenseifner"; with
+                scheme="allgather" of the all-gather: "ring", "bruck"; or "auto", the fastest. Where scheme and
+                algorithm are both named, nothing is chosen or measured.
+            layerwise: select in each parameter by itself (LWTopk) instead of in the fused bucket.
+            engine: "mpi", "horovod", or "auto": MPI where mpirun launched the job, else Horovod.
+            device: what compresses: "cuda", "cpu" (gradients on a GPU are copied to the host and back), or "auto",
+                where the gradients are.
+
+        Raises:
+            ConfigError: a value is out of range or unknown.
+
+        Warns of ratio=1: one per cent was probably meant.
+        """
+        request = Request(TopK(ratio, layerwise), scheme, algorithm, engine, device)
+        if ratio == 1 and isinstance(ratio, int):
+            warnings.warn(
+                "Compression.topk(ratio=1) sends every element, with its index; one per cent is 0.01, and "
+                "Compression.dense() sends all without indices",
+                stacklevel=2,
+            )
+        return request
+
+    @staticmethod
+    def auto(
+        target: Target = "knee",
+        *,
+        low: float | None = None,
+        high: float = HIGH,
+        gain_change: float = 0.1,
+        gain: str = "curve",
+        solver: str = "exact",
+        layerwise: bool = False,
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send the elements of largest magnitude, as many as pay, in the way that is fastest; or all, where none pays.
+
+        Scheme, algorithm and ratio of each bucket are chosen while training (Eq. 6 of Tyagi and Swany, "Flexible
+        Communication for Optimal Distributed Learning"): from what all ranks measured, and from the gain, the share of
+        the corrected gradient's squared norm that is sent. With HVD_COMPRESS_ADAPT=0 the ratio in the middle is kept.
+
+        Args:
+            target: "knee", the best compromise between compression time, communication time and gain; "pace", the most
+                gain a second of training, so that more is sent where the network is fast (with high=1.0 everything, if
+                that is best); a gain in (0, 1], to be reached with the smallest ratio that does; or three weights of
+                the two times and of 1 / gain.
+            low, high: bounds of the ratio, in (0, 1]. AR-Topk needs a larger one than an all-gather for the same gain.
+                The knee lies between them: a lower one brings more speed and less accuracy. Without `low` it is 0.02,
+                or 0.001 where a gain is wanted, which is the bound then.
+            gain_change: the relative change of the gain at which the ratio is chosen anew; 0.1 is ten per cent.
+            gain: "curve" reads it from the gradient for all ratios at once; "rollout" trains some steps with each of a
+                few ratios and takes them back (see optimizer.rollout), as the paper does.
+            solver: "exact" compares all ratios of a grid; "nsga2" searches, as the paper does (needs pymoo).
+            layerwise: select in each parameter by itself instead of in the fused bucket.
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range or unknown.
+
+        Warns of a gain so small that a ratio was probably meant.
+        """
+        low = default_low(target, high) if low is None else low
+        goal = AutoRatio(target, low, high, gain_change, gain, solver)
+        if goal.wanted_gain is not None and goal.wanted_gain <= LITTLE_GAIN:
+            warnings.warn(
+                f"Compression.auto({target}) asks for {goal.wanted_gain:.3g} of the gradient's squared norm, which is "
+                f"very little; to send so many of its elements, it is Compression.topk(ratio={target})",
+                stacklevel=2,
+            )
+        return Request(TopK(goal.start, layerwise), engine=engine, device=device, ratio=goal)
+
+    @staticmethod
+    def efsign(*, layerwise: bool = True, engine: str = "auto", device: str = "auto") -> Request:
+        """Send one bit an element and one scale a parameter (or a bucket), with error feedback."""
+        return Request(EFSign(layerwise), engine=engine, device=device)
+
+    @staticmethod
+    def powersgd(
+        rank: int = 4,
+        start_step: int = 0,
+        min_compression_rate: float = 2.0,
+        *,
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send a low-rank approximation of each matrix, with error feedback and a warm start (Vogels et al. 2019).
+
+        Vectors, and matrices that would not shrink enough, travel dense beside it.
+
+        Args:
+            rank: columns of the two factors, 1 or more. More keeps more of the gradient, and takes more bytes.
+            start_step: the first step that is compressed; all elements are sent before, which helps where gradients
+                change fast at first.
+            min_compression_rate: a matrix is approximated where it has more than this many times the elements of its
+                factors.
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range.
+        """
+        return Request(PowerSGD(rank, start_step, min_compression_rate), engine=engine, device=device)
+
+    @staticmethod
+    def covap(interval: int = 4, *, engine: str = "auto", device: str = "auto") -> Request:
+        """Send each bucket in one of `interval` steps, whole, with error feedback: the filter of COVAP.
+
+        In its other steps a bucket's result is zero; what it missed is sent with its next one. With several times
+        `interval` buckets (HOROVOD_FUSION_THRESHOLD) each step sends about as much.
+
+        Args:
+            interval: bucket t is sent in step s iff (t + s) mod interval = 0.
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range.
+        """
+        return Request(Cast(), engine=engine, device=device, policy=Covap(interval))
+
+    @staticmethod
+    def bf16(*, engine: str = "auto", device: str = "auto") -> Request:
+        """Send every element as bfloat16; sums are made in fp32."""
+        return Request(Cast(torch.bfloat16), engine=engine, device=device)
+
+    @staticmethod
+    def dense(algorithm: str = "auto", *, engine: str = "auto", device: str = "auto") -> Request:
+        """Send every element as it is, through this package's pipeline: what the others are measured against."""
+        return Request(Cast(), algorithm=algorithm, engine=engine, device=device)
