@@ -69,6 +69,7 @@ def test_compression_has_horovods_members_and_more() -> None:
         "topk",
         "auto",
         "efsign",
+        "covap",
         "powersgd",
         "bf16",
         "dense",
