@@ -139,8 +139,13 @@ class Engine(ABC):
 
     def _adopt(self, child: Engine) -> None:
         """Record the collectives of `child` here, and close it with this engine."""
-        child.ledger = self.ledger
+        child._record_in(self.ledger)
         self._children.append(child)
+
+    def _record_in(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        for child in self._children:
+            child._record_in(ledger)
 
     def _no_split(self) -> str:
         return f"the {self.name} engine cannot be split into smaller groups"

@@ -227,9 +227,10 @@ def torch_spec(
         from hvd_compress.engines.torch_distributed import TorchEngine, backend_of
 
         backend = backend_of(group)
-        if isinstance(bootstrap, TorchEngine) and bootstrap.backend == backend:
-            return bootstrap
-        return TorchEngine(ranks=bootstrap.ranks, backend=backend, device=device, timeout_s=timeout_s)
+        control = bootstrap if isinstance(bootstrap, TorchEngine) else None
+        if control is not None and control.backend == backend:
+            return control
+        return TorchEngine(ranks=bootstrap.ranks, backend=backend, device=device, timeout_s=timeout_s, control=control)
 
     return EngineSpec("torch", obstacle, make)
 

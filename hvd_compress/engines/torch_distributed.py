@@ -41,6 +41,7 @@ class TorchEngine(Engine):
         device: this rank's GPU, for NCCL; by default the one that the group is bound to, or torch's current one.
         timeout_s: how long a collective may take, by default torch's own limit.
         shared: use `group` itself, with its backend; the caller launches nothing else on it meanwhile.
+        control: with NCCL, an engine over gloo and the same ranks that nobody else uses; by default a new one.
 
     Raises ConfigError where torch.distributed is not initialised, this rank is not in the group, or the backend is
     unknown; UnsupportedError for NCCL without a GPU, and for MPI over a part of the job or in a torch without it.
@@ -57,6 +58,7 @@ class TorchEngine(Engine):
         device: torch.device | None = None,
         timeout_s: float | None = None,
         shared: bool = False,
+        control: TorchEngine | None = None,
     ) -> None:
         super().__init__()
         members = list(ranks) if ranks is not None else group_ranks(group)
@@ -73,7 +75,7 @@ class TorchEngine(Engine):
         self._group = _existing(group) if shared else self._new_group(self.ranks, self.backend)
         self._control: TorchEngine | None = None
         if self.backend == "nccl":
-            self._control = TorchEngine(ranks=self.ranks, backend="gloo", timeout_s=timeout_s)
+            self._control = control or TorchEngine(ranks=self.ranks, backend="gloo", timeout_s=timeout_s)
             self._adopt(self._control)
         self.capabilities = Capabilities(
             ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter"),
@@ -214,7 +216,7 @@ def obstacle_to(backend: str) -> str | None:
         return None if dist.is_mpi_available() else "this torch was built without MPI: use backend='gloo'"
     if not dist.is_nccl_available():
         return "this torch was built without NCCL: use backend='gloo'"
-    return None if torch.cuda.is_available() else "backend 'nccl' needs a GPU, and torch sees none: use backend='gloo'"
+    return None if torch.cuda.is_available() else "backend 'nccl' needs a GPU and torch sees none: use backend='gloo'"
 
 
 def _require_backend(backend: str) -> None:
