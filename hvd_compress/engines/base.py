@@ -140,7 +140,7 @@ class Engine(ABC):
     def _adopt(self, child: Engine) -> None:
         """Record the collectives of `child` here, and close it with this engine."""
         child._record_in(self.ledger)
-        self._children.append(child)
+        self._children = [one for one in self._children if not one._closed] + [child]
 
     def _record_in(self, ledger: Ledger) -> None:
         self.ledger = ledger
