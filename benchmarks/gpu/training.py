@@ -148,11 +148,11 @@ def _connect(transport: str, folder: Path, rank: int | None, ranks: int) -> Engi
         from hvd_compress.engines.mpi import MpiEngine
 
         return MpiEngine()
-    from hvd_compress.engines.gloo import GlooEngine
+    from hvd_compress.engines.torch_distributed import TorchEngine
 
     assert rank is not None
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
-    return GlooEngine()
+    return TorchEngine()
 
 
 def compare(engine: Engine, device: torch.device, name: str, request: Request, numel: int) -> int:

@@ -85,9 +85,10 @@ def _measured(engine: Engine) -> tuple[float, float, int]:
     def mean_s(*sizes: int) -> list[float]:
         with engine.aside() as calls:
             for size in sizes:
-                engine.allreduce(torch.zeros(size // 4), algorithm)
+                engine.allreduce(torch.zeros(size // 4, device=engine.device), algorithm)
             mine = torch.tensor([call.seconds for call in calls], dtype=torch.float64)
-            found: list[float] = torch.stack(engine.allgather(mine, [len(sizes)] * engine.world_size)).mean(0).tolist()
+            ranks = engine.control.allgather(mine, [len(sizes)] * engine.world_size)
+            found: list[float] = torch.stack(ranks).mean(0).tolist()
             return found
 
     first, second, large = mean_s(SMALL, SMALL, LARGE)

@@ -162,8 +162,8 @@ def agree(
     vector = [*own, step_s, before.seconds, look.seconds, before.began_s, *seen, *told]
     with engine.aside() as calls:
         sent = torch.tensor(vector, dtype=torch.float64)
-        ranks = [part.tolist() for part in engine.allgather(sent, [len(vector)] * engine.world_size)]
-        engine.allgather(torch.zeros(1, dtype=torch.float64), [1] * engine.world_size)
+        ranks = [part.tolist() for part in engine.control.allgather(sent, [len(vector)] * engine.world_size)]
+        engine.control.allgather(torch.zeros(1, dtype=torch.float64), [1] * engine.world_size)
     took = Took(calls[-1].seconds, calls[-1].started_s)
     buckets = len(steps[0]) if steps else 0
     places = [[4 * (step * buckets + bucket) for bucket in range(buckets)] for step in range(len(steps))]

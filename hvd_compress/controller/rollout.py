@@ -41,7 +41,7 @@ def same_steps(steps: int, engine: Engine) -> None:
     Raises ConfigError where they differ, on all ranks alike.
     """
     with engine.aside():
-        asked = [int(part) for part in engine.allgather(torch.tensor([steps]), [1] * engine.world_size)]
+        asked = [int(part) for part in engine.control.allgather(torch.tensor([steps]), [1] * engine.world_size)]
     if len(set(asked)) > 1:
         raise ConfigError(f"rollout(steps=...) must be the same on all ranks, and is, by rank, {asked}")
 

@@ -71,7 +71,7 @@ class Calibrator:
     def _warm_up(self) -> None:
         """Let every rank talk to every other: transports connect when the first message is sent."""
         with self._engine.aside():
-            self._engine.alltoall([torch.zeros(1)] * self._engine.world_size)
+            self._engine.alltoall([torch.zeros(1, device=self._engine.device)] * self._engine.world_size)
 
     def curves(self) -> Curves:
         """Return a curve for each key that was measured so far. The same on all ranks.
@@ -117,7 +117,7 @@ class Calibrator:
             # The exchange itself belongs to the next measurement's share of the budget: it has not ended yet.
             mine = torch.tensor([seconds, time.perf_counter() - start + self._exchange_s], dtype=torch.float64)
             exchange = time.perf_counter()
-            ranks = torch.stack(engine.allgather(mine, [2] * engine.world_size))
+            ranks = torch.stack(engine.control.allgather(mine, [2] * engine.world_size))
             self._exchange_s = time.perf_counter() - exchange
         # Ranks enter some message's time apart: what one gains the others wait, so the mean is that of a common start.
         # But the root of a broadcast is done when it has sent: there the last rank counts.
@@ -127,7 +127,7 @@ class Calibrator:
 
     def _launch(self, key: Key, size: int) -> None:
         verb, algorithm = key
-        n, tensor = self._engine.world_size, torch.zeros(size // 4)
+        n, tensor = self._engine.world_size, torch.zeros(size // 4, device=self._engine.device)
         if verb == "allreduce":
             self._engine.allreduce(tensor, algorithm)
         elif verb == "broadcast":

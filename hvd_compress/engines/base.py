@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,12 +12,14 @@ from typing import Any
 import torch
 
 from hvd_compress.cost import wire
+from hvd_compress.engines.calls import Call, Ledger, Timed, in_ledger
+from hvd_compress.engines.hosts import host_identity, numbered
 from hvd_compress.engines.names import ALGORITHMS, ALLGATHERS, BROADCASTS, KNOWN
-from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError
+from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 
 __all__ = ["ALGORITHMS", "ALLGATHERS", "BROADCASTS", "ENGINES", "Call", "Capabilities", "Engine"]
 
-ENGINES = ("auto", "mpi", "horovod")
+ENGINES = ("auto", "mpi", "horovod", "torch")
 """What a user may ask for by name."""
 
 
@@ -27,7 +28,8 @@ class Capabilities:
     """What an engine can do.
 
     `algorithms`, `broadcasts` and `allgathers` are what it can force of an allreduce, a broadcast and an all-gather,
-    "auto" aside; `devices` the kinds of devices whose memory it takes.
+    "auto" aside; `devices` the kinds of devices whose memory it takes, the one to measure with first; `splits` whether
+    `Engine.split` works.
     """
 
     verbs: tuple[str, ...]
@@ -36,26 +38,11 @@ class Capabilities:
     broadcasts: tuple[str, ...] = ()
     allgathers: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu",)
+    splits: bool = False
 
     def forcible(self, verb: str) -> tuple[str, ...]:
         """Return the algorithms of `verb` that can be forced; none for verbs that have only one way."""
         return {"allreduce": self.algorithms, "broadcast": self.broadcasts, "allgather": self.allgathers}.get(verb, ())
-
-
-@dataclass(frozen=True)
-class Call:
-    """One finished collective: what it was, how many bytes a rank sent on average, and how long it took here.
-
-    `tensor_bytes` is the size of this rank's tensor, by which calibrated curves are looked up; `started_s` is by
-    time.perf_counter().
-    """
-
-    verb: str
-    algorithm: str
-    sent_bytes: int
-    seconds: float
-    tensor_bytes: int = 0
-    started_s: float = 0.0
 
 
 class Engine(ABC):
@@ -63,23 +50,112 @@ class Engine(ABC):
 
     All verbs block, take contiguous one-dimensional tensors (on the CPU; some engines take others, see capabilities),
     and must be called by every rank of the group in the same order, from one thread. Errors of the transport rise as
-    they are; the pipeline adds rank, bucket and step. `library` names what moves the bytes, with its version. `calls`
-    collects one Call a collective until somebody takes them with `take_calls`; `running` is whether one runs now;
-    `pending` says in words which, for the message of a timeout, and `place` for what rank, step and bucket; `lost` why
-    none can run any more, if so.
+    they are; the pipeline adds rank, bucket and step.
+
+    Attributes:
+        library: what moves the bytes, with its version.
+        ranks: by rank its number in the whole job, and `job_size` how many that has.
+        calls: one Call a collective until somebody takes them with `take_calls`.
+        running: whether a collective runs now.
+        pending: which, in words, for the message of a timeout; `place` says for what rank, step and bucket.
+        lost: why no collective can run any more, if so.
+
+    All from `calls` on are shared with the engines that were split from this one, and with `control`.
     """
 
     name: str
     library: str = ""
     rank: int
     world_size: int
+    ranks: Sequence[int]
+    job_size: int
     capabilities: Capabilities
 
+    calls: list[Call] = in_ledger()
+    pending: str = in_ledger()
+    place: str = in_ledger()
+    running: bool = in_ledger()
+    lost: str | None = in_ledger()
+
     def __init__(self) -> None:
-        self.calls: list[Call] = []
-        self.pending, self.place = "before the first collective", ""
-        self.running = False
-        self.lost: str | None = None
+        self.ledger = Ledger()
+        self._children: list[Engine] = []
+        self._hosts: tuple[int, ...] | None = None
+        self._closed = False
+
+    @property
+    def control(self) -> Engine:
+        """The engine that takes small tensors on the CPU: this one, unless it takes a GPU's memory alone."""
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors lie that are made to measure this engine."""
+        return torch.device(self.capabilities.devices[0])
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """By rank, the number of the host it runs on: from 0, in the order of the first rank on each.
+
+        Raises UsageError before `locate`, but for one rank alone.
+        """
+        if self._hosts is None:
+            if self.world_size == 1:
+                return (0,)
+            raise UsageError(f"call locate() of the {self.name} engine on all ranks before its hosts are asked for")
+        return self._hosts
+
+    def locate(self) -> tuple[int, ...]:
+        """Find out which ranks share a host, and return `hosts`. Collective; it belongs to no step."""
+        if self._hosts is None:
+            self._hosts = numbered(self.allgather_json(host_identity()))
+        return self._hosts
+
+    def split(self, color: int | None) -> Engine | None:
+        """Return a smaller engine over the ranks that passed the same color, in the order of their ranks here.
+
+        Collective over all ranks of this engine. None takes part in no group, and gets None. The smaller engine is
+        closed and abandoned with this one, and its collectives are recorded here, each with the bytes in its own group.
+
+        Raises UnsupportedError where `capabilities.splits` is false, ConfigError, on all ranks alike, where a color is
+        no whole number.
+        """
+        if not self.capabilities.splits:
+            raise UnsupportedError(self._no_split())
+        valid = color is None or (isinstance(color, int) and not isinstance(color, bool))
+        colors = self.allgather_json(color if valid else repr(color))
+        for rank, other in enumerate(colors):
+            if isinstance(other, str):
+                raise ConfigError(f"the color of a split must be a whole number or None, not {other} (rank {rank})")
+        if color is None:
+            self._leave_out()
+            return None
+        members = [rank for rank, other in enumerate(colors) if other == color]
+        child = self._split(members)
+        self._adopt(child)
+        if self._hosts is not None:
+            child._hosts = numbered([self._hosts[rank] for rank in members])
+        return child
+
+    def _adopt(self, child: Engine) -> None:
+        """Record the collectives of `child` here, and close it with this engine."""
+        child._record_in(self.ledger)
+        self._children = [one for one in self._children if not one._closed] + [child]
+
+    def _record_in(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        for child in self._children:
+            child._record_in(ledger)
+
+    def _no_split(self) -> str:
+        return f"the {self.name} engine cannot be split into smaller groups"
+
+    def _split(self, members: Sequence[int]) -> Engine:
+        """Return an engine over these ranks of this one. Called by all of them; others call it with their own group."""
+        raise NotImplementedError
+
+    def _leave_out(self) -> None:  # noqa: B027 (most engines have nothing to do)
+        """Called instead of `_split` on a rank that takes part in no group."""
 
     def require(self, verb: str, algorithm: str = "auto", dtype: torch.dtype | None = None) -> None:
         """Raise UnsupportedError, or ConfigError for an unknown name, unless this engine can do what is asked."""
@@ -213,10 +289,10 @@ class Engine(ABC):
         """Return what every rank passed, in rank order: anything that JSON knows. It belongs to no step."""
         raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         with self.aside():
-            return [json.loads(bytes(answer.cpu().numpy())) for answer in self.allgather(raw)]
+            return [json.loads(bytes(answer.numpy())) for answer in self.control.allgather(raw)]
 
-    def _timed(self, verb: str, algorithm: str, sent_bytes: int, size_bytes: int) -> _Timed:
-        return _Timed(self, verb, algorithm, sent_bytes, size_bytes)
+    def _timed(self, verb: str, algorithm: str, sent_bytes: int, size_bytes: int) -> Timed:
+        return Timed(self, verb, algorithm, sent_bytes, size_bytes)
 
     @abstractmethod
     def _allreduce(self, tensor: torch.Tensor, algorithm: str) -> None: ...
@@ -249,36 +325,21 @@ class Engine(ABC):
     def abandon(self) -> None:
         """Called once after a failure that may have left a collective unfinished: make sure that the process can end.
 
-        Without it an exit could wait for ever for ranks that are gone.
+        Without it an exit could wait for ever for ranks that are gone. It covers the engines that were split from this
+        one.
         """
 
-    def close(self) -> None:  # noqa: B027 (most engines hold nothing)
-        """Release what the engine holds. Every rank calls it, when no collective is running."""
+    def close(self) -> None:
+        """Release what this engine and those split from it hold. Every rank calls it, when no collective is running."""
+        if self._closed:
+            return
+        self._closed = True
+        for child in reversed(self._children):
+            child.close()
+        self._release()
 
-
-class _Timed:
-    """Notes what runs, and appends a Call when it finished without an error."""
-
-    def __init__(self, engine: Engine, verb: str, algorithm: str, sent_bytes: int, size_bytes: int) -> None:
-        self._engine, self._verb, self._algorithm, self._sent_bytes = engine, verb, algorithm, sent_bytes
-        self._size_bytes = size_bytes
-        self._words = f"{verb} ({algorithm}) of {size_bytes} bytes"
-
-    def __enter__(self) -> None:
-        self._engine.pending = self._words
-        self._engine.running = True  # before `lost` is read: whoever sets it looks at this afterwards
-        if self._engine.lost is not None:
-            self._engine.running = False
-            raise CommunicationError(self._engine.lost)
-        self._start = time.perf_counter()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._engine.running = False
-        if kind is None:
-            seconds = time.perf_counter() - self._start
-            call = Call(self._verb, self._algorithm, self._sent_bytes, seconds, self._size_bytes, self._start)
-            self._engine.note(call)
-            self._engine.pending = f"after {self._words}"
+    def _release(self) -> None:  # noqa: B027 (most engines hold nothing)
+        """Release what this engine alone holds."""
 
 
 def _bytes(tensor: torch.Tensor) -> int:

@@ -53,7 +53,7 @@ class HorovodEngine(Engine):
         self.ranks = process_set_ranks(self._set)
         if hvd.rank() not in self.ranks:
             raise ConfigError(f"rank {hvd.rank()} is not in the process set of ranks {self.ranks}")
-        self.rank, self.world_size = self.ranks.index(hvd.rank()), len(self.ranks)
+        self.rank, self.world_size, self.job_size = self.ranks.index(hvd.rank()), len(self.ranks), hvd.size()
         verbs = ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter")
         # Built with any GPU operation, it takes tensors of GPUs in all of them, and brings those of the others itself.
         devices = ("cpu", "cuda") if hvd.cuda_built() else ("cpu",)
@@ -107,6 +107,12 @@ class HorovodEngine(Engine):
 
     def _gather(self, tensor: torch.Tensor, root: int) -> list[torch.Tensor] | None:
         raise AssertionError("capabilities leave gather out")
+
+    def _no_split(self) -> str:
+        return (
+            "the Horovod engine cannot be split into smaller groups: launch the job with mpirun, and pass engine='mpi' "
+            "to the compression"
+        )
 
     def abandon(self) -> None:
         fail_at_exit(lambda: None)

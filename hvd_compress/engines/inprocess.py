@@ -29,6 +29,8 @@ class InProcessWorld:
         self.world_size = world_size
         self.timeout_s = timeout_s
         self.failure: str | None = None
+        self._lock = threading.Lock()
+        self._parts: dict[tuple[int, tuple[int, ...]], InProcessWorld] = {}
         self._queues: list[list[SimpleQueue[torch.Tensor | None]]] = [
             [SimpleQueue() for _ in range(world_size)] for _ in range(world_size)
         ]
@@ -41,33 +43,57 @@ class InProcessWorld:
         """Return the messages under way from one rank to another. None among them means that the world has failed."""
         return self._queues[source][destination]
 
+    def part(self, number: int, members: Sequence[int]) -> InProcessWorld:
+        """Return the world of some ranks, the same one to each of them; `number` counts the splits."""
+        with self._lock:
+            key = (number, tuple(members))
+            if key not in self._parts:
+                self._parts[key] = InProcessWorld(len(members), self.timeout_s)
+                self._parts[key].failure = self.failure
+            return self._parts[key]
+
     def abort(self, failure: str) -> None:
         """Wake every rank that waits: its receive raises CommunicationError with `failure`, as do all later calls."""
-        self.failure = self.failure or failure
+        with self._lock:
+            self.failure = self.failure or failure
+            parts = list(self._parts.values())
+        for part in parts:
+            part.abort(failure)
         for row in self._queues:
             for queue in row:
                 queue.put(None)
 
 
 class InProcessEngine(Engine):
-    """One rank of an InProcessWorld. `sent_bytes` and `sent_messages` count what this rank really sent."""
+    """One rank of an InProcessWorld.
+
+    `sent_bytes` and `sent_messages` count what this rank really sent, also over the engines split from this one.
+    """
 
     name = "in-process"
 
     def __init__(self, world: InProcessWorld, rank: int) -> None:
         super().__init__()
         self.world, self.rank, self.world_size = world, rank, world.world_size
+        self.ranks, self.job_size = range(world.world_size), world.world_size
         self.sent_bytes = 0
         self.sent_messages = 0
+        self._parent: InProcessEngine | None = None
+        self._splits = 0
         verbs = ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter", "gather")
-        self.capabilities = Capabilities(verbs, ALGORITHMS, _FLOATS + _INTS, BROADCASTS, ALLGATHERS)
+        self.capabilities = Capabilities(verbs, ALGORITHMS, _FLOATS + _INTS, BROADCASTS, ALLGATHERS, splits=True)
 
     def send(self, destination: int, tensor: torch.Tensor) -> None:
         """Hand a copy of `tensor` to rank `destination`, without waiting for it."""
         self._check_alive()
-        self.sent_bytes += tensor.numel() * tensor.element_size()
-        self.sent_messages += 1
+        self._count(tensor.numel() * tensor.element_size())
         self.world.queue(self.rank, destination).put(tensor.clone())
+
+    def _count(self, sent_bytes: int) -> None:
+        self.sent_bytes += sent_bytes
+        self.sent_messages += 1
+        if self._parent is not None:
+            self._parent._count(sent_bytes)
 
     def recv(self, source: int) -> torch.Tensor:
         """Wait for the next tensor from rank `source`. Raises CommunicationError on the world's timeout or failure."""
@@ -107,7 +133,20 @@ class InProcessEngine(Engine):
     def _gather(self, tensor: torch.Tensor, root: int) -> list[torch.Tensor] | None:
         return algorithms.flat_gather(self, tensor.clone(), root)
 
+    def _split(self, members: Sequence[int]) -> InProcessEngine:
+        self._splits += 1
+        child = self.world.part(self._splits, members).engine(members.index(self.rank))
+        child.ranks, child.job_size = [self.ranks[rank] for rank in members], self.job_size
+        child._parent = self
+        return child
+
+    def _leave_out(self) -> None:
+        self._splits += 1
+
     def abandon(self) -> None:
+        if self._parent is not None:
+            self._parent.abandon()
+            return
         self.world.abort(f"rank {self.rank} gave up during {self.pending}")
 
 

@@ -49,15 +49,19 @@ class MpiEngine(Engine):
         _require_threads()
         self._comm = _duplicate(comm or MPI.COMM_WORLD, ranks)
         self.rank, self.world_size = self._comm.rank, self._comm.size
+        world = MPI.COMM_WORLD.group
+        self.ranks = MPI.Group.Translate_ranks(self._comm.group, range(self.world_size), world)
+        self.job_size = world.size
         self._forced = forced_communicators(self._comm) if self.world_size > 1 else {}
         verbs = ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter", "gather")
         watch(self)
         if self.world_size == 1:
-            self.capabilities = Capabilities(verbs, ALGORITHMS, tuple(_SUM_TYPES), BROADCASTS, ALLGATHERS)
+            self.capabilities = Capabilities(verbs, ALGORITHMS, tuple(_SUM_TYPES), BROADCASTS, ALLGATHERS, splits=True)
             return
         broadcasts = tuple(name for name in BROADCASTS if CARRIER["broadcast", name] in self._forced)
         allgathers = tuple(name for name in ALLGATHERS if CARRIER["allgather", name] in self._forced)
-        self.capabilities = Capabilities(verbs, tuple(self._forced), tuple(_SUM_TYPES), broadcasts, allgathers)
+        forced = tuple(self._forced)
+        self.capabilities = Capabilities(verbs, forced, tuple(_SUM_TYPES), broadcasts, allgathers, splits=True)
 
     def _carrier(self, verb: str, algorithm: str) -> MPI.Intracomm:
         """Return the communicator on which Open MPI runs `algorithm` for `verb`."""
@@ -119,10 +123,13 @@ class MpiEngine(Engine):
         self._comm.Allgather([_memory(mine), 1, MPI.INT64_T], [_memory(lengths), 1, MPI.INT64_T])
         return lengths.tolist()
 
+    def _split(self, members: Sequence[int]) -> MpiEngine:
+        return MpiEngine(self._comm, members)
+
     def abandon(self) -> None:
         fail_at_exit(_abort)
 
-    def close(self) -> None:
+    def _release(self) -> None:
         if not MPI.Is_finalized():
             for comm in (*self._forced.values(), self._comm):
                 comm.Free()

@@ -1,40 +1,111 @@
-"""Which engine carries the bytes: one answer for all ranks, found before anything else is communicated."""
+"""Which engine carries the bytes: one answer for all ranks, found before anything else is communicated.
+
+Each engine is an `EngineSpec` in SPECS. The functions of a spec import its adapter, since most programs lack
+some of the packages.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from hvd_compress.engines.arrivals import Arrivals
-from hvd_compress.engines.base import ENGINES, Engine
-from hvd_compress.engines.horovod import HorovodEngine, process_set_ranks
+from hvd_compress.engines.base import Engine
 from hvd_compress.engines.mpi_environment import launched_by_mpi
-from hvd_compress.engines.rendezvous_arrivals import RendezvousArrivals, rendezvous_url
 from hvd_compress.errors import ConfigError, MissingPackageError, UnsupportedError
+from hvd_compress.extras import needed
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """An engine that can be asked for by name.
+
+    Attributes:
+        obstacle: says why this process cannot use it over the ranks of an engine that exists, or returns None. Local.
+        make: returns it over the same ranks; it may be that engine itself. Collective over them.
+    """
+
+    name: str
+    obstacle: Callable[[Engine], str | None]
+    make: Callable[[Engine], Engine]
+
+
+def agree_on_engine(
+    name: str, bootstrap: Engine, preferred: Sequence[str], specs: Sequence[EngineSpec] | None = None
+) -> Engine:
+    """Return the engine `name` over the ranks of `bootstrap`. Collective: one allgather of a few hundred bytes.
+
+    "auto" takes the first of `preferred`, the same on all ranks, that every rank can use. A process is asked for
+    obstacles to those alone that are in question: to look for one may start a library.
+
+    Args:
+        specs: the engines there are (SPECS).
+
+    Raises, on every rank alike: ConfigError for an unknown name or different names on different ranks;
+    UnsupportedError where some rank cannot use the engine of this name, or any of `preferred`.
+    """
+    by_name = {spec.name: spec for spec in (SPECS if specs is None else specs)}
+    asked = preferred if name == "auto" else [name]
+    mine = {one: by_name[one].obstacle(bootstrap) for one in asked if one in by_name}
+    answers = dict(zip(bootstrap.ranks, bootstrap.allgather_json([name, mine]), strict=True))
+    _require_one_name({rank: asked_name for rank, (asked_name, _) in answers.items()}, ("auto", *by_name))
+    reasons = {
+        one: [(rank, told[one]) for rank, (_, told) in answers.items() if told[one] is not None] for one in asked
+    }
+    for one in asked:
+        if not reasons[one]:
+            return by_name[one].make(bootstrap)
+    words = "; ".join(
+        f"{one} on " * (name == "auto") + f"rank {rank}: {why}" for one in asked for rank, why in reasons[one]
+    )
+    raise UnsupportedError(f"engine {name!r} cannot be used ({words})")
 
 
 def choose_engine(name: str = "auto", process_set: Any = None) -> Engine:
     """Return the engine `name` over a Horovod process set (default: all ranks). Collective over its members.
 
     "auto" takes MPI where the job was started by mpirun and every member can use it, else Horovod. The members agree
-    over Horovod first, in one allgather of a few hundred bytes.
+    over Horovod first.
 
-    Raises, on every member alike: ConfigError for an unknown name or different names on different ranks;
-    UnsupportedError where "mpi" was asked for and some rank cannot use it.
+    Raises as `agree_on_engine` does, and as HorovodEngine does.
     """
-    horovod = HorovodEngine(process_set)
-    ranks = process_set_ranks(process_set) if process_set is not None else None
-    obstacle = _obstacle_to_mpi(name) if name in ("auto", "mpi") else None
-    answers = dict(zip(horovod.ranks, map(tuple, horovod.allgather_json((name, obstacle))), strict=True))
-    _require_one_name(answers)
-    obstacles = {rank: obstacle for rank, (_, obstacle) in answers.items() if obstacle is not None}
-    if name == "mpi" and obstacles:
-        reasons = "; ".join(f"rank {rank}: {obstacle}" for rank, obstacle in obstacles.items())
-        raise UnsupportedError(f"engine 'mpi' cannot be used ({reasons})")
-    if name == "horovod" or obstacles:
-        return horovod
-    from hvd_compress.engines.mpi import MpiEngine
+    from hvd_compress.engines.horovod import HorovodEngine
 
-    return MpiEngine(ranks=ranks)
+    bootstrap = HorovodEngine(process_set)
+    # MPI is of no use to a process that was not launched for it, though it may have it where it asks by name.
+    alone = bootstrap.job_size == 1 and not launched_by_mpi()
+    return agree_on_engine(name, bootstrap, ("horovod",) if alone else ("mpi", "horovod"))
+
+
+def choose_torch_engine(
+    name: str = "auto",
+    group: dist.ProcessGroup | None = None,
+    *,
+    device: torch.device | None = None,
+    timeout_s: float | None = None,
+) -> Engine:
+    """Return the engine `name` over a process group of torch.distributed (default: all ranks). Collective over it.
+
+    "auto" takes torch.distributed, with the backend of `group`. "mpi" takes a job that mpirun started, "horovod" one
+    that has called hvd.init(), each with the ranks of torch.distributed. The members agree over gloo first.
+
+    Args:
+        device: this rank's GPU, for NCCL, if it is not torch's current one.
+        timeout_s: how long a collective of torch.distributed may take, by default torch's own limit.
+
+    Raises as `agree_on_engine` does, and ConfigError where torch.distributed is not initialised or this rank is not in
+    `group`.
+    """
+    from hvd_compress.engines.torch_distributed import TorchEngine
+
+    bootstrap = TorchEngine(group, backend="gloo", timeout_s=timeout_s)
+    spec = torch_spec(group, device, timeout_s)
+    return agree_on_engine(name, bootstrap, ("torch",), [spec if one.name == "torch" else one for one in SPECS])
 
 
 def choose_arrivals(name: str = "auto", process_set: Any = None) -> Arrivals:
@@ -46,8 +117,11 @@ def choose_arrivals(name: str = "auto", process_set: Any = None) -> Arrivals:
     """
     import horovod.torch as hvd
 
+    from hvd_compress.engines.horovod import process_set_ranks
+    from hvd_compress.engines.rendezvous_arrivals import RendezvousArrivals, rendezvous_url
+
     ranks = process_set_ranks(process_set) if process_set is not None else list(range(hvd.size()))
-    if name != "horovod" and _obstacle_to_mpi("auto") is None:
+    if name != "horovod" and launched_by_mpi() and mpi_obstacle(hvd.rank(), hvd.size(), "Horovod") is None:
         from hvd_compress.engines.mpi_arrivals import MpiArrivals
 
         return MpiArrivals(ranks)
@@ -55,25 +129,34 @@ def choose_arrivals(name: str = "auto", process_set: Any = None) -> Arrivals:
     return RendezvousArrivals(url, ranks, hvd.rank()) if url is not None else Arrivals()
 
 
-def _require_one_name(answers: dict[int, tuple[str, str | None]]) -> None:
-    asked = {name: [rank for rank in answers if answers[rank][0] == name] for name, _ in answers.values()}
+def choose_torch_arrivals(group: dist.ProcessGroup | None = None) -> Arrivals:
+    """Return by what the members of a process group (default: all ranks) tell each other who waits: the job's store.
+
+    Nothing is communicated. Raises ConfigError where torch.distributed is not initialised or this rank is not in
+    `group`.
+    """
+    from hvd_compress.engines.store_arrivals import StoreArrivals
+
+    return StoreArrivals.of(group)
+
+
+def _require_one_name(names: dict[int, str], known: Sequence[str]) -> None:
+    asked = {name: [rank for rank in names if names[rank] == name] for name in names.values()}
     if len(asked) > 1:
         words = ", ".join(f"{name!r} on ranks {ranks}" for name, ranks in asked.items())
         raise ConfigError(f"all ranks must ask for the same engine, but they asked for {words}")
     (name,) = asked
-    if name not in ENGINES:
-        raise ConfigError(f"unknown engine {name!r}; known are {', '.join(ENGINES)}")
+    if name not in known:
+        raise ConfigError(f"unknown engine {name!r}; known are {', '.join(known)}")
 
 
-def _obstacle_to_mpi(name: str) -> str | None:
-    """Say why this process cannot use MPI in the place of Horovod, or return None where it can.
+def mpi_obstacle(rank: int, size: int, counted_by: str) -> str | None:
+    """Say why this process cannot use MPI in a job where it is `rank` of `size`, or return None where it can.
 
-    Importing mpi4py starts MPI, which is of no use in a process that was not launched for it; a single process that
-    asks for MPI by name may have it all the same.
+    Importing mpi4py starts MPI, which is of no use in a process that was not launched for it; a single process may
+    have it all the same.
     """
-    import horovod.torch as hvd
-
-    if not launched_by_mpi() and (name == "auto" or hvd.size() > 1):
+    if not launched_by_mpi() and size > 1:
         return "not launched by mpirun"
     try:
         from hvd_compress.engines.mpi_library import MPI
@@ -81,9 +164,88 @@ def _obstacle_to_mpi(name: str) -> str | None:
         return str(error)
     if MPI.Is_finalized():
         return "MPI has been shut down"
-    if (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) != (hvd.rank(), hvd.size()):
-        mpi, horovod = (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size), (hvd.rank(), hvd.size())
-        return f"MPI counts rank {mpi[0]} of {mpi[1]} where Horovod counts rank {horovod[0]} of {horovod[1]}"
+    if (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) != (rank, size):
+        mpi = f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}"
+        return f"MPI counts {mpi} where {counted_by} counts rank {rank} of {size}"
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return "MPI was started without MPI_THREAD_MULTIPLE"
     return None
+
+
+def _obstacle_to_mpi(bootstrap: Engine) -> str | None:
+    return mpi_obstacle(bootstrap.ranks[bootstrap.rank], bootstrap.job_size, bootstrap.name)
+
+
+def _make_mpi(bootstrap: Engine) -> Engine:
+    from hvd_compress.engines.mpi import MpiEngine
+
+    return MpiEngine(ranks=bootstrap.ranks if bootstrap.world_size < bootstrap.job_size else None)
+
+
+def _obstacle_to_horovod(bootstrap: Engine) -> str | None:
+    from hvd_compress.engines.horovod import HorovodEngine
+
+    if isinstance(bootstrap, HorovodEngine):
+        return None
+    if bootstrap.world_size < bootstrap.job_size:
+        return "Horovod has no process set of this group"
+    try:
+        with needed("horovod", "engine 'horovod'"):
+            import horovod.torch as hvd
+    except MissingPackageError as error:
+        return str(error)
+    if not hvd.is_initialized():
+        return "hvd.init() has not been called"
+    return _differing("Horovod", hvd.rank(), hvd.size(), bootstrap)
+
+
+def _make_horovod(bootstrap: Engine) -> Engine:
+    from hvd_compress.engines.horovod import HorovodEngine
+
+    return bootstrap if isinstance(bootstrap, HorovodEngine) else HorovodEngine()
+
+
+def torch_spec(
+    group: dist.ProcessGroup | None = None, device: torch.device | None = None, timeout_s: float | None = None
+) -> EngineSpec:
+    """Return the spec of TorchEngine, with the backend of `group` and these of its arguments."""
+
+    def obstacle(bootstrap: Engine) -> str | None:
+        import torch.distributed as dist
+
+        from hvd_compress.engines.torch_distributed import BACKENDS, backend_of, obstacle_to
+
+        if not dist.is_available() or not dist.is_initialized():
+            return "torch.distributed.init_process_group() has not been called"
+        backend = backend_of(group)
+        if backend not in BACKENDS:
+            return f"it knows the backends {', '.join(BACKENDS)}, and this process group has {backend!r}"
+        differing = _differing("torch.distributed", dist.get_rank(), dist.get_world_size(), bootstrap)
+        return differing or obstacle_to(backend)
+
+    def make(bootstrap: Engine) -> Engine:
+        from hvd_compress.engines.torch_distributed import TorchEngine, backend_of
+
+        backend = backend_of(group)
+        control = bootstrap if isinstance(bootstrap, TorchEngine) else None
+        if control is not None and control.backend == backend:
+            return control
+        return TorchEngine(ranks=bootstrap.ranks, backend=backend, device=device, timeout_s=timeout_s, control=control)
+
+    return EngineSpec("torch", obstacle, make)
+
+
+def _differing(counted_by: str, rank: int, size: int, bootstrap: Engine) -> str | None:
+    """Say that a package counts the ranks of the job in another way than `bootstrap`, or return None."""
+    own = bootstrap.ranks[bootstrap.rank]
+    if (rank, size) == (own, bootstrap.job_size):
+        return None
+    return f"{counted_by} counts rank {rank} of {size} where {bootstrap.name} counts rank {own} of {bootstrap.job_size}"
+
+
+SPECS = [
+    EngineSpec("mpi", _obstacle_to_mpi, _make_mpi),
+    EngineSpec("horovod", _obstacle_to_horovod, _make_horovod),
+    torch_spec(),
+]
+"""The engines that are known by name: ENGINES in base.py without "auto", in the same order."""

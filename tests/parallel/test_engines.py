@@ -1,10 +1,11 @@
-"""The MPI, Horovod and Gloo engines keep every promise of an engine, between real processes."""
+"""The engines over MPI, Horovod and torch.distributed keep every promise of an engine, between real processes."""
 
 from __future__ import annotations
 
 import json
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,26 +17,26 @@ from hvd_compress.cost.calibrate import calibrate, measurable
 from hvd_compress.cost.store import job_shape, load, save
 from hvd_compress.engines import limits, select
 from hvd_compress.engines.base import ALGORITHMS, Engine
-from hvd_compress.engines.gloo import GlooEngine
 from hvd_compress.engines.horovod import HorovodEngine
+from hvd_compress.engines.torch_distributed import TorchEngine
 from hvd_compress.errors import ConfigError, UnsupportedError
 from tests.parallel.training import ENGINES
 from tests.unit.engines.promises import PROMISES
 
 
 @pytest.fixture(scope="module")
-def gloo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def over_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """An engine over torch.distributed, whose ranks meet in a file of rank 0."""
     meeting = hvd.broadcast_object(str(tmp_path_factory.mktemp("gloo") / "meeting"), root_rank=0)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=hvd.rank(), world_size=hvd.size())
-    yield GlooEngine()
+    yield TorchEngine()
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def engines(gloo: Engine) -> dict[str, Engine]:
+def engines(over_torch: Engine) -> dict[str, Engine]:
     """Return an engine of each kind that this launch offers."""
-    made: dict[str, Engine] = {"horovod": HorovodEngine(), "gloo": gloo}
+    made: dict[str, Engine] = {"horovod": HorovodEngine(), "torch": over_torch}
     if "mpi" in ENGINES:
         from hvd_compress.engines.mpi import MpiEngine
 
@@ -43,7 +44,7 @@ def engines(gloo: Engine) -> dict[str, Engine]:
     return made
 
 
-@pytest.fixture(params=[*ENGINES, "gloo"])
+@pytest.fixture(params=[*ENGINES, "torch"])
 def engine(request, engines) -> Engine:
     return engines[request.param]
 
@@ -66,7 +67,7 @@ def test_two_engines_of_a_kind_do_not_mix(engines):
         assert torch.equal(tensor, torch.full((5,), float(hvd.size())))
 
 
-@pytest.mark.parametrize("engine", ENGINES, indirect=True)  # Gloo counts in 64 bits
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)  # torch counts in 64 bits
 def test_more_elements_than_a_call_can_count(engine, monkeypatch):
     """Sums and broadcasts go in parts; what cannot be split says so, on every rank."""
     monkeypatch.setattr(limits, "MAX_COUNT", 7)
@@ -150,7 +151,7 @@ class TestChoice:
         name = "pigeon" if hvd.rank() == 0 else "auto"
         with pytest.raises(ConfigError, match=r"'pigeon' on ranks \[0\], 'auto' on ranks \[1"):
             select.choose_engine(name)
-        with pytest.raises(ConfigError, match="unknown engine 'pigeon'; known are auto, mpi, horovod"):
+        with pytest.raises(ConfigError, match="unknown engine 'pigeon'; known are auto, mpi, horovod, torch"):
             select.choose_engine("pigeon")
 
     def test_different_names_are_an_error_everywhere(self):
@@ -160,7 +161,36 @@ class TestChoice:
 
     def test_one_rank_without_mpi_decides_for_all(self, monkeypatch):
         last = hvd.size() - 1
-        monkeypatch.setattr(select, "_obstacle_to_mpi", lambda name: "no MPI here" if hvd.rank() == last else None)
+        mpi, *others = select.SPECS
+        lacking = replace(mpi, obstacle=lambda engine: "no MPI here" if hvd.rank() == last else None)
+        monkeypatch.setattr(select, "SPECS", [lacking, *others])
         assert select.choose_engine("auto").name == "Horovod"
         with pytest.raises(UnsupportedError, match=rf"\(rank {last}: no MPI here\)"):
             select.choose_engine("mpi")
+
+    def test_torch_by_name(self, over_torch):
+        assert select.choose_engine("torch").name == "torch"
+
+    def test_an_engine_for_distributed_data_parallel(self, over_torch):
+        """Which has a process group, and may ask for any engine that counts ranks as that does."""
+        for name, expected in (("auto", "torch"), ("torch", "torch"), ("horovod", "Horovod")):
+            assert select.choose_torch_engine(name).name == expected
+        if "mpi" in ENGINES:
+            assert select.choose_torch_engine("mpi").name == "MPI"
+        else:
+            with pytest.raises(UnsupportedError, match="rank 0: not launched by mpirun"):
+                select.choose_torch_engine("mpi")
+
+    def test_of_a_part_of_the_ranks(self, over_torch):
+        """A process group of two ranks, and of the others, has no process set."""
+        groups = [list(range(min(2, hvd.size()))), list(range(2, hvd.size()))]
+        mine = next(dist.new_group(ranks, use_local_synchronization=True) for ranks in groups if hvd.rank() in ranks)
+        engine = select.choose_torch_engine(group=mine)
+        assert (engine.rank, engine.world_size) == (dist.get_rank(mine), dist.get_world_size(mine))
+        if "mpi" in ENGINES:
+            over_mpi = select.choose_torch_engine("mpi", mine)
+            assert list(over_mpi.ranks) == list(engine.ranks)
+            over_mpi.close()
+        if len(groups[1]):
+            with pytest.raises(UnsupportedError, match="Horovod has no process set of this group"):
+                select.choose_torch_engine("horovod", mine)

@@ -87,7 +87,16 @@ def told() -> dict[str, list[str]]:
 
 
 def test_what_a_front_end_without_horovod_uses_is_among_them() -> None:
-    names = ("reducer", "optimizer", "decision", "compressors", "schemes", "engines.gloo", "engines.inprocess", "cost")
+    names = (
+        "reducer",
+        "optimizer",
+        "decision",
+        "compressors",
+        "schemes",
+        "engines.torch_distributed",
+        "engines.inprocess",
+        "cost",
+    )
     assert {f"hvd_compress.{name}" for name in (*names, "controller", "cli.main")} <= set(WITHOUT_EXTRAS)
 
 

@@ -22,8 +22,8 @@ import torch.multiprocessing as mp
 RANKS, STEPS, NUMEL, RATIO = 2, 30, 10_000, 0.01
 OPTIONAL = ("horovod", "mpi4py", "matplotlib", "pymoo", "tensorboard", "cloudpickle", "psutil", "yaml", "sklearn")
 MODULES = (
-    "reducer", "optimizer", "decision", "compressors", "schemes", "engines.gloo", "engines.inprocess", "cost",
-    "cost.predict", "controller", "controller.controller", "timeline.trace", "netlab",
+    "reducer", "optimizer", "decision", "compressors", "schemes", "engines.torch_distributed", "engines.inprocess",
+    "cost", "cost.predict", "controller", "controller.controller", "timeline.trace", "netlab",
     *(f"cli.{name}" for name in ("main", "bench", "choose", "doctor", "netlab", "probe", "report")),
 )  # fmt: skip
 
@@ -82,7 +82,7 @@ def training_over_gloo() -> None:
 def train(rank: int, folder: str) -> None:
     from hvd_compress.compressors import TopK
     from hvd_compress.decision import Request
-    from hvd_compress.engines.gloo import GlooEngine
+    from hvd_compress.engines.torch_distributed import TorchEngine
     from hvd_compress.optimizer import name_parameters, trainable, wrap
     from hvd_compress.reducer import ReduceOptions, Reducer
     from hvd_compress.settings import Settings
@@ -95,7 +95,7 @@ def train(rank: int, folder: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     names = name_parameters(optimizer, model.named_parameters())
     named = {name: parameter for parameter, name in trainable(names).items()}
-    reducer = Reducer(named, Request(TopK(0.1)), GlooEngine, ReduceOptions(), Settings.from_environment())
+    reducer = Reducer(named, Request(TopK(0.1)), TorchEngine, ReduceOptions(), Settings.from_environment())
     wrapped = wrap(optimizer, names, reducer, 1, rank, RANKS)
     losses = []
     for _ in range(STEPS):

@@ -13,7 +13,7 @@ import torch
 
 from hvd_compress.engines import layout
 from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, BROADCASTS, Engine
-from hvd_compress.errors import ConfigError, UnsupportedError
+from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError
 
 MOVED_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8, torch.int32, torch.int64)
 ALL_DTYPES = (*MOVED_DTYPES, torch.int8, torch.int16)
@@ -254,6 +254,116 @@ def bad_arguments_are_config_errors(engine: Engine) -> None:
     assert engine.take_calls() == []
 
 
+def control_takes_tensors_on_the_cpu(engine: Engine) -> None:
+    engine.take_calls()
+    mine = torch.full((2,), float(engine.rank))
+    assert (engine.control.rank, engine.control.world_size) == (engine.rank, engine.world_size)
+    assert [block.tolist() for block in engine.control.allgather(mine)] == [[r, r] for r in range(engine.world_size)]
+    assert [call.verb for call in engine.take_calls()] == ["allgather"], "it is recorded in the engine itself"
+    assert engine.device.type in engine.capabilities.devices
+
+
+def hosts_are_numbered_by_rank(engine: Engine) -> None:
+    """All ranks of these tests share a host."""
+    engine.take_calls()
+    assert engine.locate() == (0,) * engine.world_size
+    assert engine.hosts == (0,) * engine.world_size
+    assert engine.take_calls() == [], "where a rank runs belongs to no step"
+    assert engine.ranks[engine.rank] < engine.job_size
+    assert sorted(set(engine.ranks)) == list(engine.ranks)
+
+
+def what_cannot_be_split_says_so(engine: Engine) -> bool:
+    if not engine.capabilities.splits:
+        with pytest.raises(UnsupportedError, match=f"the {engine.name} engine cannot be split into smaller groups"):
+            engine.split(0)
+    return not engine.capabilities.splits
+
+
+def ranks_of_one_color_form_an_engine(engine: Engine) -> None:
+    """By parity, by halves, each alone, all together: collectives of several groups run at once."""
+    if what_cannot_be_split_says_so(engine):
+        return
+    n, rank = engine.world_size, engine.rank
+    colorings = ([r % 2 for r in range(n)], [r // max(1, n // 2) for r in range(n)], [-r for r in range(n)], [7] * n)
+    for colors in colorings:
+        part = engine.split(colors[rank])
+        assert part is not None
+        members = [r for r in range(n) if colors[r] == colors[rank]]
+        assert (part.rank, part.world_size) == (members.index(rank), len(members))
+        assert list(part.ranks) == [engine.ranks[r] for r in members]
+        assert part.job_size == engine.job_size
+        assert part.allgather_json(rank) == members
+        assert part.locate() == (0,) * len(members)
+        for numel in (0, 1, 1001):
+            tensor = values(rank, numel)
+            part.allreduce(tensor)
+            assert_sum(tensor, sum((values(r, numel).double() for r in members), torch.zeros(numel).double()))
+            blocks = part.allgather(values(rank, numel))
+            assert all(torch.equal(block, values(r, numel)) for r, block in zip(members, blocks, strict=True))
+            root = len(members) - 1
+            tensor = values(rank, numel)
+            part.broadcast(tensor, root)
+            assert torch.equal(tensor, values(members[root], numel))
+        received = part.alltoall([torch.tensor([rank, r]) for r in members])
+        assert [block.tolist() for block in received] == [[r, rank] for r in members]
+        part.close()
+    with pytest.raises(ConfigError, match=rf"whole number or None, not 'red' \(rank {n - 1}\)"):
+        engine.split("red" if rank == n - 1 else 0)  # type: ignore[arg-type]
+
+
+def who_takes_part_in_no_group_gets_none(engine: Engine) -> None:
+    """And does not keep the others from making groups afterwards."""
+    if what_cannot_be_split_says_so(engine):
+        return
+    first = engine.split(None if engine.rank else 5)
+    assert (first is None) == (engine.rank > 0)
+    if first is not None:
+        assert (first.rank, first.world_size, first.hosts) == (0, 1, (0,))
+    everybody = engine.split(1)
+    assert everybody is not None
+    tensor = torch.ones(3)
+    everybody.allreduce(tensor)
+    assert torch.equal(tensor, torch.full((3,), float(engine.world_size)))
+    assert engine.split(None) is None
+
+
+def collectives_of_a_part_are_recorded_in_the_whole(engine: Engine) -> None:
+    if what_cannot_be_split_says_so(engine):
+        return
+    engine.take_calls()
+    part = engine.split(engine.rank % 2)
+    assert part is not None
+    assert engine.take_calls() == [], "to split belongs to no step"
+    n = part.world_size
+    engine.allreduce(torch.ones(10))
+    part.allreduce(torch.ones(6))
+    grandchild = part.split(0)
+    assert grandchild is not None
+    grandchild.allgather(torch.ones(2, dtype=torch.uint8))
+    assert engine.pending == part.pending == "after allgather (auto) of 2 bytes"
+    with engine.aside() as aside:
+        part.allreduce(torch.ones(2))
+    assert [call.tensor_bytes for call in aside] == [8]
+    calls = engine.take_calls()
+    assert [(call.verb, call.tensor_bytes) for call in calls] == [
+        ("allreduce", 40),
+        ("allreduce", 24),
+        ("allgather", 2),
+    ]
+    assert [call.sent_bytes for call in calls[1:]] == [2 * (n - 1) * 24 // n, (n - 1) * 2]
+    assert part.take_calls() == []
+    engine.place = "step 3"
+    assert grandchild.place == "step 3"
+    part.lost, lost = "the transport is gone", engine.lost
+    for one in (engine, part, grandchild):
+        with pytest.raises(CommunicationError, match="the transport is gone"):
+            one.allreduce(torch.ones(1))
+    engine.lost = lost
+    part.close()
+    part.close()
+
+
 PROMISES: tuple[Callable[[Engine], None], ...] = (
     allreduce_sums_and_leaves_the_same_bits,
     allgather_keeps_lengths_order_and_dtype,
@@ -268,4 +378,9 @@ PROMISES: tuple[Callable[[Engine], None], ...] = (
     each_call_is_noted,
     what_cannot_be_done_is_a_typed_error,
     bad_arguments_are_config_errors,
+    control_takes_tensors_on_the_cpu,
+    hosts_are_numbered_by_rank,
+    ranks_of_one_color_form_an_engine,
+    who_takes_part_in_no_group_gets_none,
+    collectives_of_a_part_are_recorded_in_the_whole,
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
+from hvd_compress.engines import base, hosts
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
-from hvd_compress.errors import CommunicationError
+from hvd_compress.errors import CommunicationError, UsageError
 from tests.unit.engines.promises import PROMISES
 
 
@@ -77,3 +80,74 @@ def test_the_sender_may_overwrite_what_it_sent():
         return engine.recv(1 - engine.rank).tolist()
 
     assert run_ranks(2, body) == [[1.0, 1.0], [0.0, 0.0]]
+
+
+def test_hosts_are_unknown_before_they_are_asked_for():
+    with pytest.raises(UsageError, match=r"call locate\(\) of the in-process engine"):
+        _ = InProcessWorld(2).engine(0).hosts
+    assert InProcessWorld(1).engine(0).hosts == (0,)
+
+
+def test_hosts_count_by_their_first_rank(monkeypatch):
+    """And again within a part of the ranks."""
+    places = threading.local()
+    monkeypatch.setattr(base, "host_identity", lambda: places.name)
+
+    def body(engine: InProcessEngine):
+        places.name = ["b", "a", "b", "c", "a"][engine.rank]
+        engine.locate()
+        part = engine.split(int(engine.rank > 1))
+        return engine.hosts, part.hosts
+
+    whole, low, high = (0, 1, 0, 2, 1), (0, 1), (0, 1, 2)
+    assert run_ranks(5, body) == [(whole, low)] * 2 + [(whole, high)] * 3
+
+
+def test_hosts_of_one_machine_that_have_names_are_several(monkeypatch):
+    """Those of an emulated network: each has a name of its own, and one kernel runs them all."""
+    found = {}
+    for name in ("host1", "host2"):
+        monkeypatch.setattr(hosts.socket, "gethostname", lambda name=name: name)
+        found[name] = hosts.host_identity()
+    assert found["host1"] != found["host2"]
+    assert hosts.host_identity() == found["host2"]
+
+
+def test_machines_of_one_name_are_told_apart_by_their_boot(monkeypatch, tmp_path):
+    found = []
+    for boot in ("one", "two"):
+        (tmp_path / boot).write_text(boot + "\n")
+        monkeypatch.setattr(hosts, "_BOOT_ID", tmp_path / boot)
+        found.append(hosts.host_identity())
+    assert found[0] != found[1]
+    monkeypatch.setattr(hosts, "_BOOT_ID", tmp_path / "missing")
+    assert hosts.host_identity().strip()
+
+
+def test_a_failure_reaches_the_parts_and_that_of_a_part_the_whole():
+    have_split = threading.Barrier(4)
+
+    def sum_for_ever(engine: InProcessEngine) -> None:
+        while True:
+            engine.allreduce(torch.ones(3))
+
+    def body(engine: InProcessEngine) -> None:
+        part = engine.split(engine.rank % 2)
+        have_split.wait()
+        if engine.rank == 0:
+            part.abandon()
+        for one in (part, engine):
+            with pytest.raises(CommunicationError, match="rank 0 gave up"):
+                sum_for_ever(one)
+
+    run_ranks(4, body, timeout_s=600)
+
+
+def test_what_a_part_sends_is_counted_in_the_whole():
+    def body(engine: InProcessEngine) -> tuple[int, int]:
+        part = engine.split(engine.rank % 2)
+        before = engine.sent_bytes
+        part.allreduce(torch.ones(64))
+        return engine.sent_bytes - before, part.sent_bytes
+
+    assert run_ranks(4, body) == [(256, 256)] * 4

@@ -1,0 +1,251 @@
+"""Bytes over torch.distributed: its process groups with gloo or NCCL, or with MPI where torch was built with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from hvd_compress.engines import layout
+from hvd_compress.engines.base import Capabilities, Engine
+from hvd_compress.engines.leave import fail_at_exit
+from hvd_compress.errors import ConfigError, UnsupportedError
+
+_INTS = (torch.int32, torch.int64, torch.int8, torch.uint8)
+_SUM_DTYPES = {
+    "gloo": (torch.float32, torch.float64, torch.float16, *_INTS),
+    "nccl": (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_INTS),
+    "mpi": (torch.float32, torch.float64, *_INTS),
+}
+BACKENDS = tuple(_SUM_DTYPES)
+
+
+class TorchEngine(Engine):
+    """Collectives over a process group of its own, of the ranks of `group` (default: all ranks of the job).
+
+    No algorithm can be forced, and there is no gather. Ranks count by their numbers in the job. The constructor is
+    collective over those ranks. The group is a new one, since the collectives of one group must be launched in the same
+    order on all ranks, and DistributedDataParallel launches its own from another thread. It lives until
+    torch.distributed.destroy_process_group(): releases of torch give a new group the name of a destroyed one, under
+    which the store still holds its addresses. torch counts groups in their names, so no other thread may make one
+    meanwhile, and the ranks of a job should make as many engines.
+
+    NCCL takes tensors on this rank's GPU alone; `control` then is an engine over gloo.
+
+    Args:
+        group: whose ranks; `ranks` (numbers in the job) can be given in its place.
+        backend: "gloo", "nccl" or "mpi"; by default that of `group`, and of several NCCL where there is a GPU.
+        device: this rank's GPU, for NCCL; by default the one that the group is bound to, or torch's current one.
+        timeout_s: how long a collective may take, by default torch's own limit.
+        shared: use `group` itself, with its backend; the caller launches nothing else on it meanwhile.
+        control: with NCCL, an engine over gloo and the same ranks that nobody else uses; by default a new one.
+
+    Raises ConfigError where torch.distributed is not initialised, this rank is not in the group, or the backend is
+    unknown; UnsupportedError for NCCL without a GPU, and for MPI over a part of the job or in a torch without it.
+    """
+
+    name = "torch"
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        backend: str | None = None,
+        device: torch.device | None = None,
+        timeout_s: float | None = None,
+        shared: bool = False,
+        control: TorchEngine | None = None,
+    ) -> None:
+        super().__init__()
+        members = list(ranks) if ranks is not None else group_ranks(group)
+        self.backend = backend or backend_of(group)
+        _require_backend(self.backend)
+        if dist.get_rank() not in members:
+            raise ConfigError(f"rank {dist.get_rank()} is not in the process group of ranks {members}")
+        self.ranks = members if shared else sorted(members)
+        self.rank, self.world_size = self.ranks.index(dist.get_rank()), len(members)
+        self.job_size = dist.get_world_size()
+        self._timeout_s = timeout_s
+        self._device = _gpu(device, group) if self.backend == "nccl" else torch.device("cpu")
+        self.library = f"{_version(self.backend)} of torch {torch.__version__}"
+        self._group = _existing(group) if shared else self._new_group(self.ranks, self.backend)
+        self._control: TorchEngine | None = None
+        if self.backend == "nccl":
+            self._control = control or TorchEngine(ranks=self.ranks, backend="gloo", timeout_s=timeout_s)
+            self._adopt(self._control)
+        self.capabilities = Capabilities(
+            ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter"),
+            (),
+            _SUM_DTYPES[self.backend],
+            devices=(self._device.type,),
+            splits=self.backend != "mpi",
+        )
+
+    @property
+    def control(self) -> Engine:
+        return self._control or self
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def _new_group(self, ranks: Sequence[int], backend: str) -> dist.ProcessGroup:
+        timeout = timedelta(seconds=self._timeout_s) if self._timeout_s is not None else None
+        if backend == "mpi" and len(ranks) < self.job_size:
+            raise UnsupportedError("torch makes groups over MPI with all ranks of the job at once: use backend='gloo'")
+        group = dist.new_group(ranks, timeout, backend, use_local_synchronization=backend != "mpi")
+        assert isinstance(group, dist.ProcessGroup)  # this rank is in it
+        return group
+
+    def _split(self, members: Sequence[int]) -> TorchEngine:
+        return TorchEngine(
+            ranks=[self.ranks[rank] for rank in members],
+            backend=self.backend,
+            device=self._device,
+            timeout_s=self._timeout_s,
+        )
+
+    def _leave_out(self) -> None:
+        """Make as many groups as the others do: torch counts them in the names of later ones."""
+        self._split([self.rank])
+
+    def _no_split(self) -> str:
+        return f"{super()._no_split()} with backend {self.backend!r}: use backend='gloo'"
+
+    def _finish(self) -> None:
+        """Wait for what NCCL has only launched so far, without keeping a core busy."""
+        if self.backend == "nccl":
+            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self._device))
+            event.synchronize()
+
+    def _allreduce(self, tensor: torch.Tensor, algorithm: str) -> None:
+        if tensor.numel():
+            dist.all_reduce(tensor, group=self._group)
+            self._finish()
+
+    def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None, algorithm: str) -> list[torch.Tensor]:
+        lengths = self._exchange_lengths(tensor.numel()) if lengths is None else lengths
+        return self._allgather_into(tensor.new_empty(sum(lengths)), tensor, lengths, algorithm)
+
+    def _allgather_into(
+        self, out: torch.Tensor, tensor: torch.Tensor, lengths: Sequence[int], algorithm: str
+    ) -> list[torch.Tensor]:
+        parts = list(torch.split(out, list(lengths)))
+        if len(set(lengths)) == 1:
+            if tensor.numel():
+                dist.all_gather([_bytes_of(part) for part in parts], _bytes_of(tensor), group=self._group)
+                self._finish()
+            return parts
+        for source, part in enumerate(parts):  # an all-gather of torch takes equal lengths only
+            if source == self.rank:
+                part.copy_(tensor)
+            self._broadcast(part, source, algorithm)
+        return parts
+
+    def _broadcast(self, tensor: torch.Tensor, root: int, algorithm: str) -> None:
+        if tensor.numel():
+            dist.broadcast(_bytes_of(tensor), self.ranks[root], group=self._group)
+            self._finish()
+
+    def _alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        sent = torch.tensor([part.numel() for part in parts], device=self._device)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=self._group)
+        outgoing, lengths = torch.cat(tuple(parts)), received.tolist()
+        incoming = outgoing.new_empty(sum(lengths))
+        size = outgoing.element_size()
+        dist.all_to_all_single(
+            _bytes_of(incoming),
+            _bytes_of(outgoing),
+            [size * length for length in lengths],
+            [size * part.numel() for part in parts],
+            group=self._group,
+        )
+        self._finish()
+        return list(torch.split(incoming, lengths))
+
+    def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Each rank sums its shard itself, in rank order: as many bytes as a ring."""
+        shards = [tensor[layout.shard(tensor.numel(), self.world_size, rank)] for rank in range(self.world_size)]
+        received = self._alltoall(shards)
+        for part in received[1:]:
+            received[0] += part
+        return received[0]
+
+    def _gather(self, tensor: torch.Tensor, root: int) -> list[torch.Tensor] | None:
+        raise AssertionError("capabilities leave gather out")
+
+    def _exchange_lengths(self, numel: int) -> list[int]:
+        lengths = torch.empty(self.world_size, dtype=torch.int64, device=self._device)
+        mine = torch.tensor([numel], device=self._device)
+        dist.all_gather(list(torch.split(lengths, 1)), mine, group=self._group)
+        return lengths.tolist()
+
+    def abandon(self) -> None:
+        fail_at_exit(lambda: None)
+
+
+def group_ranks(group: dist.ProcessGroup | None) -> list[int]:
+    """Return the numbers in the job of a group's ranks. Raises ConfigError where this rank is not one of them."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise ConfigError("call torch.distributed.init_process_group() before an engine is made")
+    if group is not None and dist.get_rank(group) < 0:
+        raise ConfigError(f"rank {dist.get_rank()} is not in this process group")
+    return dist.get_process_group_ranks(group)
+
+
+def backend_of(group: dist.ProcessGroup | None) -> str:
+    """Return the backend of a group; of one for each kind of device, NCCL where torch sees a GPU, else gloo."""
+    named = str(dist.get_backend(group))
+    offered = re.split("[,:]", dist.get_backend_config(group) if named == "undefined" else named)
+    if "nccl" in offered and (named == "nccl" or torch.cuda.is_available()):
+        return "nccl"
+    return "gloo" if "gloo" in offered else named
+
+
+def obstacle_to(backend: str) -> str | None:
+    """Say why this process cannot use a backend that is known, or return None."""
+    if backend == "gloo":
+        return None if dist.is_gloo_available() else "this torch was built without gloo"
+    if backend == "mpi":
+        return None if dist.is_mpi_available() else "this torch was built without MPI: use backend='gloo'"
+    if not dist.is_nccl_available():
+        return "this torch was built without NCCL: use backend='gloo'"
+    return None if torch.cuda.is_available() else "backend 'nccl' needs a GPU and torch sees none: use backend='gloo'"
+
+
+def _require_backend(backend: str) -> None:
+    if backend not in BACKENDS:
+        raise ConfigError(f"unknown backend {backend!r} of torch.distributed; known are {', '.join(BACKENDS)}")
+    obstacle = obstacle_to(backend)
+    if obstacle is not None:
+        raise UnsupportedError(f"rank {dist.get_rank()}: {obstacle}")
+
+
+def _existing(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    world = dist.group.WORLD
+    assert world is not None
+    return world if group is None else group
+
+
+def _gpu(device: torch.device | None, group: dist.ProcessGroup | None) -> torch.device:
+    if device is not None and device.index is not None:
+        return device
+    bound = _existing(group).bound_device_id
+    return bound if bound is not None else torch.device("cuda", torch.cuda.current_device())
+
+
+def _version(backend: str) -> str:
+    if backend == "nccl":
+        return f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"  # type: ignore[no-untyped-call]
+    return {"gloo": "Gloo", "mpi": "MPI"}[backend]
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What is not summed moves as bytes, so that the backend need not know the dtype."""
+    return tensor.view(torch.uint8)
