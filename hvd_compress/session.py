@@ -157,6 +157,7 @@ class ExchangeSession:
         described = [slot.describe(name) for name, slot in parameters.items()]
         with engine.aside():  # the handshake belongs to no step
             agreement = agree(engine, Offer(words, described, order, sparse, self.step, hindrance))
+        engine.locate()
         self.policy.prepare(engine, [slot.layout(name) for name, slot in parameters.items()])
         return agreement
 

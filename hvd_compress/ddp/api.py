@@ -1,0 +1,179 @@
+"""What a program calls: compression of a DDP model, and what is known of it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_compress import checkpoint, compression
+from hvd_compress.compressors import Cast
+from hvd_compress.ddp.hook import GradBucket, GradientHook, Result
+from hvd_compress.decision import Decision, Request
+from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engine
+from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from hvd_compress.pipeline import StepReport
+from hvd_compress.settings import Settings
+
+
+class Compression(compression.Compression):
+    """What to pass to `compress`. `none` sends every element as it is, and `fp16` as float16."""
+
+    none = Request(Cast())
+    fp16 = Request(Cast(torch.float16))
+
+
+_hooks: weakref.WeakKeyDictionary[torch.nn.Module, GradientHook] = weakref.WeakKeyDictionary()
+"""By the DDP model."""
+_wrapper_of: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+"""The compressed DDP model, by the module within it."""
+
+
+def compress(model: DistributedDataParallel, compression: Request) -> None:
+    """Send the gradients of a DDP model compressed, from its next backward pass on.
+
+    Registers DDP's communication hook. Call it on every rank, after the model was wrapped. Nothing is communicated
+    before the first backward pass, in which ranks compare their settings. DDP's own features work as without it:
+    no_sync(), static_graph, find_unused_parameters, gradient_as_bucket_view, join().
+
+    Args:
+        model: wrapped in DistributedDataParallel, over gloo, nccl or mpi.
+        compression: what a function of `Compression` returns. Its `engine` is "torch" by default; "mpi" and "horovod"
+            take a job that one of them started, with the same ranks.
+
+    Raises:
+        ConfigError: the model is not wrapped, or this is no compression; parameters are not where it wants them.
+        UsageError: the model has a communication hook already, or its parameters are compressed by another one.
+        UnsupportedError: sparse gradients, or a compression that needs the optimizer (gain="rollout").
+    """
+    _check(model, compression)
+    parameters = _reduced(model)
+    settings, group = Settings.from_environment(), model.process_group
+    connect = partial(
+        choose_torch_engine,
+        compression.engine,
+        group,
+        device=next((p.device for p in parameters.values() if p.is_cuda), None),
+        timeout_s=settings.timeout_s,
+    )
+    hook = GradientHook(parameters, compression, settings, connect, choose_torch_arrivals(group))
+    model.register_comm_hook(hook, _exchange)
+    _hooks[model], _wrapper_of[model.module] = hook, weakref.ref(model)
+    model.module.register_forward_pre_hook(_refuse_another_wrapper)
+    weakref.finalize(model, hook.session.close)
+
+
+def last_step(model: DistributedDataParallel) -> StepReport | None:
+    """Return the report of the last exchange; None before the first. Raises UsageError for other models."""
+    return _hook_of(model).session.last_step
+
+
+def decisions(model: DistributedDataParallel) -> Mapping[tuple[str, ...], Decision]:
+    """Return what was decided for each bucket, by the names of its parameters; empty before the first exchange."""
+    return _hook_of(model).session.decisions
+
+
+def controller(model: DistributedDataParallel) -> Any:
+    """Return what chooses while training, with its `history`; None where nothing is to choose."""
+    return _hook_of(model).session.controller
+
+
+def state_dict(model: DistributedDataParallel) -> dict[str, Any]:
+    """Return what this rank's compression remembers: residuals and compressors' states, by parameter name.
+
+    Nothing is communicated. Residuals differ from rank to rank: save one file a rank to keep them all.
+    """
+    session = _hook_of(model).session
+    session.loss_scale.update()
+    return checkpoint.save(session, *_place(model))
+
+
+def load_state_dict(model: DistributedDataParallel, state: Mapping[str, Any]) -> None:
+    """Load what state_dict() gave. Nothing is communicated.
+
+    Residuals come back only on the rank that saved them, in a job of the same size; elsewhere they start from zero,
+    with a warning: another rank's residual would be applied twice.
+
+    Raises:
+        ConfigError: it is not such a state, or of unknown parameters or other lengths.
+        UsageError: the model is not compressed.
+    """
+    hook = _hook_of(model)
+    checkpoint.load(hook.session, state, hook.numels, *_place(model))
+
+
+def follow_loss_scale(model: DistributedDataParallel, scaler: Any) -> None:
+    """Keep residuals in the units of a torch.amp.GradScaler: when its scale changes, they are rescaled with it."""
+    _hook_of(model).session.loss_scale.follow(scaler)
+
+
+def _exchange(hook: GradientHook, bucket: GradBucket) -> Result:
+    """DDP's communication hook."""
+    return hook(bucket)
+
+
+_exchange.__annotations__.clear()  # DDP compares them with the types themselves, and ours are words
+
+
+def _hook_of(model: DistributedDataParallel) -> GradientHook:
+    hook = _hooks.get(model) if isinstance(model, torch.nn.Module) else None
+    if hook is None:
+        raise UsageError(f"this {type(model).__name__} is not compressed: call compress(model, ...) first")
+    return hook
+
+
+def _place(model: DistributedDataParallel) -> tuple[int, int]:
+    return dist.get_rank(model.process_group), dist.get_world_size(model.process_group)
+
+
+def _check(model: Any, asked: Any) -> None:
+    if not isinstance(model, DistributedDataParallel):
+        raise ConfigError(
+            f"compress() takes a model that is wrapped: model = DistributedDataParallel(model), then "
+            f"compress(model, ...); this is a {type(model).__name__}"
+        )
+    if not isinstance(asked, Request):
+        raise ConfigError(
+            f"{asked!r} is no compression: pass what a function of Compression returns, as topk(0.01) does"
+        )
+    if asked.ratio is not None and asked.ratio.gain == "rollout":
+        raise UnsupportedError(
+            "gain='rollout' takes training steps back, which needs hvd_compress.torch's optimizer: use gain='curve'"
+        )
+    if model in _hooks:
+        raise UsageError("compress() was called for this model already: wrap the module anew to change its compression")
+    if getattr(model, "_comm_hooks", None):
+        raise UsageError("the model has a communication hook already, and DDP takes one: wrap the module anew")
+    other = _wrapper_of.get(model.module)
+    if other is not None and other() is not None:
+        raise UsageError(
+            "the module is compressed in another DistributedDataParallel, which is alive: delete that one first"
+        )
+    sparse = [name for name, module in model.module.named_modules() if getattr(module, "sparse", False) is True]
+    if sparse:
+        raise UnsupportedError(
+            f"{sparse[0]!r} has sparse gradients, which DDP does not hand to a hook: make it with sparse=False, or use "
+            "hvd_compress.torch"
+        )
+
+
+def _reduced(model: DistributedDataParallel) -> dict[str, torch.Tensor]:
+    """Return the parameters that DDP reduces, by their names in the module that was wrapped."""
+    ignored = set(model.parameters_to_ignore)
+    return {n: p for n, p in model.module.named_parameters() if p.requires_grad and n not in ignored}
+
+
+def _refuse_another_wrapper(module: torch.nn.Module, _: Any) -> None:
+    """DDP has no word for who calls its module: another wrapper over it would reduce without compression, unseen."""
+    own = _wrapper_of.get(module)
+    active = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    if own is not None and active is not None and own() is not None and active is not own():
+        raise UsageError(
+            "the module was wrapped again after compress(), and the other DistributedDataParallel would not compress: "
+            "wrap it once, then call compress()"
+        )
