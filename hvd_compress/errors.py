@@ -14,6 +14,10 @@ class ConfigError(HvdCompressError, ValueError):
     """A setting is wrong, or differs between ranks. Raised before anything is communicated with it."""
 
 
+class PlanError(ConfigError):
+    """A plan is no plan, or does not fit the model or the job. The message names the differences."""
+
+
 class MissingPackageError(ConfigError, ImportError):
     """An optional package is missing or cannot be imported. The message names the extra that brings it (extras.py)."""
 

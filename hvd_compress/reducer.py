@@ -186,7 +186,8 @@ class Reducer:
         self._was_sparse = set(agreement.sparse)
         self._sparse = [] if self._options.sparse_as_dense else list(agreement.sparse)
         order = [name for name in agreement.order if name not in self._sparse]
-        layouts = plan_buckets(order, self._slots, self._settings.fusion_threshold_bytes, self._groups(order))
+        parts = self.session.parts(order)
+        layouts = plan_buckets(order, self._slots, self._settings.fusion_threshold_bytes, self._groups(order), parts)
         rows = [self._slots[name].layout(name, sparse=True) for name in self._sparse]
         self._buckets = [Bucket(layout, self._parameters) for layout in layouts]
         self.session.plan([*layouts, *rows], self._devices)

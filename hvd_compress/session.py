@@ -13,7 +13,7 @@ import torch
 
 from hvd_compress import __version__, native
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.buckets.plan import Slot
+from hvd_compress.buckets.plan import Part, Slot
 from hvd_compress.compressors import Cast
 from hvd_compress.cost import wire
 from hvd_compress.cost.paths import Path
@@ -158,7 +158,8 @@ class ExchangeSession:
         with engine.aside():  # the handshake belongs to no step
             agreement = agree(engine, Offer(words, described, order, sparse, self.step, hindrance))
         engine.locate()
-        self.policy.prepare(engine, [slot.layout(name) for name, slot in parameters.items()])
+        rows = set(agreement.sparse)
+        self.policy.prepare(engine, [slot.layout(name, sparse=name in rows) for name, slot in parameters.items()])
         return agreement
 
     def plan(self, layouts: Sequence[Layout], devices: Mapping[str, torch.device]) -> None:
@@ -187,6 +188,11 @@ class ExchangeSession:
             self._exchanges.append(known)
         if not self._cut_anew:
             self.follow(self.step)
+
+    def parts(self, names: Sequence[str]) -> Sequence[Part]:
+        """Return which of these parameters must not share a bucket with others, by the policy. After open()."""
+        assert self.policy is not None
+        return self.policy.parts(names)
 
     def mark_begun(self) -> None:
         """The first gradient of the step is there; for the timeline."""

@@ -55,15 +55,47 @@ def slots_of(parameters: Mapping[str, torch.Tensor]) -> tuple[dict[str, Slot], d
     return slots, {place: device for device, place in places.items()}
 
 
+@dataclass(frozen=True)
+class Part:
+    """Parameters that share no bucket with others: if `whole`, they are one bucket, in this order; else cut as usual."""
+
+    names: tuple[str, ...]
+    whole: bool = False
+
+
 def plan_buckets(
-    order: Sequence[str], slots: Mapping[str, Slot], threshold_bytes: int, groups: Sequence[Sequence[str]] = ()
+    order: Sequence[str],
+    slots: Mapping[str, Slot],
+    threshold_bytes: int,
+    groups: Sequence[Sequence[str]] = (),
+    parts: Sequence[Part] = (),
 ) -> list[Layout]:
     """Cut `order` into buckets of at most `threshold_bytes`, one dtype and one device each.
 
     A bucket holds at least one unit (a parameter, or all of a group that have one dtype and device), however large; a
     threshold of 0 puts every unit into a bucket of its own. A unit takes the place of its last parameter in `order`:
     it is complete then. Buckets are numbered in the order in which they are complete.
+
+    Args:
+        parts: what is cut by itself; its parameters are in `order`, each in one part. A whole one has one dtype and
+            device.
     """
+    place = {name: position for position, name in enumerate(order)}
+    plans, taken = [], {name for part in parts for name in part.names}
+    for part in parts:
+        if part.whole:
+            plans.append(
+                Layout(part.names, tuple(slots[name].shape for name in part.names), *slots[part.names[0]].kind)
+            )
+        else:
+            plans += _cut(sorted(part.names, key=place.__getitem__), slots, threshold_bytes, groups)
+    plans += _cut([name for name in order if name not in taken], slots, threshold_bytes, groups)
+    return sorted(plans, key=lambda plan: max(place[name] for name in plan.names))
+
+
+def _cut(
+    order: Sequence[str], slots: Mapping[str, Slot], threshold_bytes: int, groups: Sequence[Sequence[str]]
+) -> list[Layout]:
     open_units: dict[Kind, list[str]] = {}
     sizes: dict[Kind, int] = {}
     plans: list[Layout] = []
@@ -85,8 +117,7 @@ def plan_buckets(
             close(kind)
     for kind in list(open_units):
         close(kind)
-    place = {name: position for position, name in enumerate(order)}
-    return sorted(plans, key=lambda plan: max(place[name] for name in plan.names))
+    return plans
 
 
 def _units(order: Sequence[str], slots: Mapping[str, Slot], groups: Sequence[Sequence[str]]) -> list[list[str]]:

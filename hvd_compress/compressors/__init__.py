@@ -6,7 +6,11 @@ from hvd_compress.compressors.efsign import EFSign
 from hvd_compress.compressors.powersgd import PowerSGD
 from hvd_compress.compressors.topk import TopK
 
+COMPRESSORS: dict[str, type[Compressor]] = {"cast": Cast, "topk": TopK, "efsign": EFSign, "powersgd": PowerSGD}
+"""By the names that plans use; their settings are the fields of these dataclasses."""
+
 __all__ = [
+    "COMPRESSORS",
     "Cast",
     "Compressor",
     "EFSign",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.buckets.plan import Part
 from hvd_compress.decision import Decision
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.feedback.states import BucketState
@@ -77,18 +78,15 @@ class DecisionPolicy(ABC):
         """Ranks have shaken hands: look at the engine, and perhaps measure it. Collective, in the engine's thread.
 
         Args:
-            parameters: the layout of each parameter by itself.
+            parameters: the layout of each parameter by itself; sparse where its gradient was sparse on some rank.
 
         Raises:
             ConfigError, UnsupportedError: what is wanted cannot be done; on every rank alike.
         """
         self.rank, self.world_size, self.capabilities = engine.rank, engine.world_size, engine.capabilities
 
-    def buckets(self, names: Sequence[str]) -> Sequence[Sequence[str]]:
-        """Return the parameters, of these, that are to be one bucket each time; the rest is cut as usual.
-
-        Raises PlanError where they cannot.
-        """
+    def parts(self, names: Sequence[str]) -> Sequence[Part]:
+        """Return which of these parameters must not share a bucket with others; those that are left may."""
         return ()
 
     @abstractmethod

@@ -38,6 +38,7 @@ ALLOWED = {
     "policies": {
         "policies",
         "buckets.layout",
+        "buckets.plan",
         "compressors",
         "controller",
         "cost",
