@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import torch
 
 from hvd_compress.compressors import Cast, EFSign, PowerSGD, TopK
 from hvd_compress.controller.goal import HIGH, AutoRatio, Target, default_low
 from hvd_compress.decision import Request
-from hvd_compress.policies import Covap
+from hvd_compress.policies import Covap, PlanFile
 
 LITTLE_GAIN = 0.05
 """The largest elements hold more than this of nearly any gradient: who asks for it probably means a ratio."""
@@ -152,6 +153,22 @@ class Compression:
             ConfigError: a value is out of range.
         """
         return Request(Cast(), engine=engine, device=device, policy=Covap(interval))
+
+    @staticmethod
+    def plan(path: str | Path, *, engine: str = "auto") -> Request:
+        """Send each bucket as a plan says: a JSON file by hand, or what `optimizer.save_plan(path)` has written.
+
+        It says per bucket, or per pattern of parameter names, compressor, scheme, algorithms and device, and which
+        parameters share a bucket. `hvd-compress plan check FILE` reads it without a model.
+
+        Args:
+            engine: as topk().
+
+        Raises:
+            PlanError: it cannot be read or is no plan. In the first step, on every rank and with the differences, where
+                it does not fit the model, the number of ranks or the engine.
+        """
+        return Request(Cast(), engine=engine, policy=PlanFile.read(path))
 
     @staticmethod
     def bf16(*, engine: str = "auto", device: str = "auto") -> Request:

@@ -57,7 +57,7 @@ def slots_of(parameters: Mapping[str, torch.Tensor]) -> tuple[dict[str, Slot], d
 
 @dataclass(frozen=True)
 class Part:
-    """Parameters that share no bucket with others: if `whole`, they are one bucket, in this order; else cut as usual."""
+    """Parameters that share no bucket with others: one bucket in this order if `whole`, else cut as usual."""
 
     names: tuple[str, ...]
     whole: bool = False

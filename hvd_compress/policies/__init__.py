@@ -4,6 +4,7 @@ from hvd_compress.policies.adaptive import AdaptivePolicy, is_adaptive
 from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, Launch
 from hvd_compress.policies.covap import Covap
 from hvd_compress.policies.fixed import FixedPolicy, decide
+from hvd_compress.policies.plan import PlanFile
 from hvd_compress.policies.select import policy_for
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "DecisionPolicy",
     "FixedPolicy",
     "Launch",
+    "PlanFile",
     "decide",
     "is_adaptive",
     "policy_for",

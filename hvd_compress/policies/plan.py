@@ -1,0 +1,368 @@
+"""A plan: per bucket, or per pattern of parameter names, how its gradients travel; from a file, checked first."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from hvd_compress import schemes
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.buckets.plan import Part
+from hvd_compress.compressors import COMPRESSORS, Cast, Compressor
+from hvd_compress.cost.paths import Path
+from hvd_compress.decision import Decision, Request, compression_device
+from hvd_compress.engines.base import Engine
+from hvd_compress.errors import ConfigError, PlanError, UsageError
+from hvd_compress.policies.base import DecisionPolicy, Launch
+from hvd_compress.policies.fixed import decide
+
+VERSION = 1
+TOLD = 8
+"""Of the differences between a plan and a job, so many are in the message."""
+
+log = logging.getLogger("hvd_compress")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Treatment(_Strict):
+    """How buckets travel.
+
+    Attributes:
+        compressor: its `name` in COMPRESSORS, and its settings.
+        scheme, algorithm: as a path has them; "auto" is what the request of that compressor alone would take.
+        broadcast: of AR-Topk's indices.
+        device: what compresses: "auto", "cpu" or "cuda".
+    """
+
+    compressor: dict[str, Any] = Field(default_factory=lambda: {"name": "cast"})
+    scheme: str = "auto"
+    algorithm: str = "auto"
+    broadcast: str = "auto"
+    device: str = "auto"
+
+    @field_validator("compressor")
+    @classmethod
+    def _known(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        _built(settings)
+        return settings
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Treatment:
+        compressor = self.built()
+        names = [name for name in schemes.names_for(compressor) if len(schemes.meanings(name)) == 1]
+        if self.scheme not in ("auto", *names):
+            raise ValueError(f"scheme {self.scheme!r} cannot carry {compressor}; auto, {', '.join(names)} can")
+        if self.scheme == "auto" and self.broadcast != "auto":
+            raise ValueError(f"broadcast {self.broadcast!r} needs a scheme that broadcasts: name it")
+        self.request()
+        if self.scheme != "auto":
+            schemes.build(compressor, self.path)
+        return self
+
+    @property
+    def path(self) -> Path:
+        """Its path; its scheme may be "auto"."""
+        return Path(self.scheme, self.algorithm, self.broadcast)
+
+    def built(self) -> Compressor:
+        """Return the compressor."""
+        return _built(self.compressor)
+
+    def request(self) -> Request:
+        """Return what is asked for where the scheme is open."""
+        algorithm = self.algorithm if self.scheme == "auto" else "auto"
+        return Request(self.built(), algorithm=algorithm, device=self.device)
+
+    def describe(self) -> str:
+        """Return it in words."""
+        return f"{self.built()} by {self.path}"
+
+
+class BucketEntry(Treatment):
+    """Parameters that are one bucket, in this order."""
+
+    parameters: tuple[str, ...] = Field(min_length=1)
+
+
+class PatternEntry(Treatment):
+    """Parameters whose names match, as `*.weight` does; cut into buckets as usual, which they share with no others."""
+
+    pattern: str
+
+
+class Parameter(_Strict):
+    """What a parameter must be like."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Plan(_Strict):
+    """A whole plan.
+
+    Attributes:
+        version: of this schema.
+        world_size: of the job that it is for; None for any.
+        model: the parameters that it was made for, by name; None for any.
+        buckets, patterns: each parameter is in one of them, at most.
+        default: how all others travel; without it a parameter in no entry is an error.
+    """
+
+    version: Literal[1]
+    world_size: int | None = Field(default=None, ge=1)
+    model: dict[str, Parameter] | None = None
+    buckets: tuple[BucketEntry, ...] = ()
+    patterns: tuple[PatternEntry, ...] = ()
+    default: Treatment | None = None
+
+    @model_validator(mode="after")
+    def _once(self) -> Plan:
+        seen: set[str] = set()
+        for entry in self.buckets:
+            for name in entry.parameters:
+                if name in seen:
+                    raise ValueError(f"parameter {name!r} is in two places of `buckets`")
+                seen.add(name)
+        twice = {e.pattern for e in self.patterns if [o.pattern for o in self.patterns].count(e.pattern) > 1}
+        if twice:
+            raise ValueError(f"pattern {min(twice)!r} comes twice")
+        return self
+
+    def differences(self, parameters: Sequence[Layout], world_size: int) -> Iterator[str]:
+        """Yield in words what does not fit a model and a job.
+
+        Args:
+            parameters: the layout of each parameter by itself; sparse ones travel by their rows, whatever is said.
+        """
+        layouts = {layout.names[0]: layout for layout in parameters}
+        if self.world_size is not None and self.world_size != world_size:
+            yield f"it is for {self.world_size} ranks, and there are {world_size}"
+        for name, wanted in (self.model or {}).items():
+            layout = layouts.get(name)
+            if layout is None:
+                yield f"it knows a parameter {name!r}, which the model does not have"
+            elif (layout.shapes[0], _word(layout.dtype)) != (wanted.shape, wanted.dtype):
+                yield (
+                    f"{name!r} is {list(layout.shapes[0])} {_word(layout.dtype)}, and {list(wanted.shape)} "
+                    f"{wanted.dtype} in the plan"
+                )
+        yield from self._of_buckets(layouts)
+        for entry in self.patterns:
+            if not fnmatch.filter(layouts, entry.pattern):
+                yield f"pattern {entry.pattern!r} matches no parameter"
+        for name, layout in layouts.items():
+            found = self._entries(name)
+            if len(found) > 1:
+                yield f"{name!r} is in several entries: {' and '.join(map(_called, found))}"
+            if not found and self.default is None and not layout.sparse:
+                yield f"{name!r} is in no entry, and there is no default"
+
+    def _of_buckets(self, layouts: Mapping[str, Layout]) -> Iterator[str]:
+        for entry in self.buckets:
+            missing = [name for name in entry.parameters if name not in layouts]
+            if missing and (self.model is None or missing[0] not in self.model):
+                yield f"a bucket names a parameter {missing[0]!r}, which the model does not have"
+            kinds = {(layouts[n].dtype, layouts[n].place) for n in entry.parameters if n in layouts}
+            if len(kinds) > 1:
+                yield f"{_called(entry)} has parameters of several dtypes or devices"
+
+    def treatment(self, name: str) -> Treatment:
+        """Return how a parameter travels; dense where nothing is said."""
+        found = self._entries(name)
+        return _only(found[0]) if found else self.default or Treatment()
+
+    def _entries(self, name: str) -> list[BucketEntry | PatternEntry]:
+        found: list[BucketEntry | PatternEntry] = [entry for entry in self.buckets if name in entry.parameters]
+        return found + [entry for entry in self.patterns if fnmatch.fnmatchcase(name, entry.pattern)]
+
+    def write(self, path: FilePath) -> None:
+        """Write the file. Raises PlanError where it cannot be written."""
+        text = json.dumps(self.model_dump(mode="json", exclude_defaults=True) | {"version": VERSION}, indent=1)
+        try:
+            path.write_text(text + "\n")
+        except OSError as error:
+            raise PlanError(f"cannot write the plan {path}: {error.strerror}") from None
+
+
+def read(path: str | FilePath) -> Plan:
+    """Read a plan. Raises PlanError that says where it is none."""
+    try:
+        return Plan.model_validate(json.loads(FilePath(path).read_text()))
+    except OSError as error:
+        raise PlanError(f"cannot read the plan {path}: {error.strerror}") from None
+    except ValidationError as error:
+        words = [f"{'.'.join(map(str, each['loc'])) or 'the plan'}: {each['msg']}" for each in error.errors()]
+        raise PlanError(f"{path} is no plan: {_told(words)}") from None
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"{path} is no plan: not JSON ({error})") from None
+
+
+def record(buckets: Mapping[tuple[str, ...], Decision], layouts: Sequence[Layout], world_size: int) -> Plan:
+    """Return the plan that says what is in use.
+
+    Args:
+        buckets: the decision of each bucket, by the names of its parameters.
+        layouts: of all buckets; those of sparse gradients are left out.
+
+    Raises UsageError where a bucket is skipped: a plan is the same in each step.
+    """
+    dense = [layout for layout in layouts if not layout.sparse]
+    for layout, decision in zip(dense, buckets.values(), strict=True):
+        if not schemes.stages(decision.compressor, decision.path, layout, world_size):
+            raise UsageError(
+                f"the bucket of {layout.called} is skipped in the coming step, and a plan is the same in each: pass "
+                "Compression.covap() itself"
+            )
+    entries = [
+        BucketEntry(
+            parameters=layout.names,
+            compressor=_settings(decision.compressor),
+            scheme=decision.path.scheme,
+            algorithm=decision.path.algorithm,
+            broadcast=decision.path.broadcast,
+            device=decision.device,
+        )
+        for layout, decision in zip(dense, buckets.values(), strict=True)
+    ]
+    model = {
+        name: Parameter(shape=shape, dtype=_word(layout.dtype))
+        for layout in dense
+        for name, shape in zip(layout.names, layout.shapes, strict=True)
+    }
+    return Plan(version=1, world_size=world_size, model=model, buckets=tuple(entries))
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanFile:
+    """A plan that was read; ranks compare the digest of what it says."""
+
+    digest: str
+    plan: Plan = dataclasses.field(repr=False)
+
+    @classmethod
+    def read(cls, path: str | FilePath) -> PlanFile:
+        """Read a file. Raises PlanError."""
+        plan = read(path)
+        return cls(hashlib.sha256(plan.model_dump_json().encode()).hexdigest()[:16], plan)
+
+    def make(self, request: Request) -> PlannedPolicy:
+        return PlannedPolicy(self.plan)
+
+
+class PlannedPolicy(DecisionPolicy):
+    """Decides as a plan says. Where a front end cuts buckets itself, as DDP does, a bucket with several treatments is
+    sent dense."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._told = False
+
+    def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
+        """Check that the plan fits. Raises PlanError with the differences, on every rank alike."""
+        super().prepare(engine, parameters)
+        found = list(self._plan.differences(parameters, engine.world_size))
+        if not found:
+            found = [words for layout in parameters if (words := self._obstacle(layout))]
+        if found:
+            raise PlanError(f"the plan does not fit: {_told(found)}")
+
+    def _obstacle(self, layout: Layout) -> str:
+        """Return why a parameter cannot travel as the plan says, or nothing."""
+        treatment = self._plan.treatment(layout.names[0])
+        try:
+            decision = self._decide(treatment, layout)
+        except ConfigError as error:
+            return f"{layout.called}: {error}"
+        offered = schemes.variants(decision.compressor, layout, self.capabilities)
+        if decision.path in offered or layout.sparse:
+            return ""
+        names = ", ".join(map(str, offered))
+        return f"{layout.called}: {decision.path} cannot carry it over this engine, which offers {names}"
+
+    def parts(self, names: Sequence[str]) -> Sequence[Part]:
+        known = set(names)
+        whole = [Part(entry.parameters, whole=True) for entry in self._plan.buckets if known >= set(entry.parameters)]
+        matched = [tuple(fnmatch.filter(names, entry.pattern)) for entry in self._plan.patterns]
+        return [*whole, *(Part(part) for part in matched if part)]
+
+    def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
+        return [self._decision(layout) for layout in buckets]
+
+    def _decision(self, layout: Layout) -> Decision:
+        first, *others = dict.fromkeys(self._plan.treatment(name).model_dump_json() for name in layout.names)
+        if not others:
+            return self._decide(Treatment.model_validate_json(first), layout)
+        if not self._told and self.rank == 0:
+            self._told = True
+            log.warning(
+                "hvd_compress: the bucket of %s has parameters that the plan treats in %d ways: it travels dense. DDP "
+                "cuts buckets by bucket_cap_mb, and anew after the first step; this is told once",
+                layout.called,
+                1 + len(others),
+            )
+        device = compression_device(Request(Cast()), layout.device_type)
+        return Decision(Cast(), Path("dense"), device, "the plan treats its parameters in several ways")
+
+    def _decide(self, treatment: Treatment, layout: Layout) -> Decision:
+        request = treatment.request()
+        if treatment.scheme == "auto" or layout.dtype == torch.float64:
+            decided = decide(request, layout, self.world_size, self.capabilities)
+            return dataclasses.replace(decided, reason=f"planned: {decided.reason}")
+        device = compression_device(request, layout.device_type)
+        return Decision(treatment.built(), treatment.path, device, "planned")
+
+
+def _built(settings: Mapping[str, Any]) -> Compressor:
+    """Return the compressor of a plan's settings. Raises ValueError that says what is wrong with them."""
+    name = settings.get("name")
+    if name not in COMPRESSORS:
+        raise ValueError(f"unknown compressor {name!r}; known are {', '.join(COMPRESSORS)}")
+    known = {field.name for field in dataclasses.fields(COMPRESSORS[name])}  # type: ignore[arg-type]
+    given = {key: value for key, value in settings.items() if key != "name"}
+    if unknown := sorted(given.keys() - known):
+        raise ValueError(f"{name} has no setting {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}")
+    if isinstance(given.get("dtype"), str):
+        given["dtype"] = getattr(torch, given["dtype"], given["dtype"])
+        if not isinstance(given["dtype"], torch.dtype):
+            raise ValueError(f"unknown dtype {given['dtype']!r}")
+    try:
+        return COMPRESSORS[name](**given)
+    except TypeError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _settings(compressor: Compressor) -> dict[str, Any]:
+    """Return the settings that `_built` reads."""
+    name = next(name for name, kind in COMPRESSORS.items() if type(compressor) is kind)
+    values = {field.name: getattr(compressor, field.name) for field in dataclasses.fields(compressor)}  # type: ignore[arg-type]
+    return {"name": name} | {k: _word(v) if isinstance(v, torch.dtype) else v for k, v in values.items()}
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _only(entry: Treatment) -> Treatment:
+    """Return the treatment of an entry alone."""
+    return Treatment(**{name: getattr(entry, name) for name in Treatment.model_fields})
+
+
+def _called(entry: BucketEntry | PatternEntry) -> str:
+    return f"pattern {entry.pattern!r}" if isinstance(entry, PatternEntry) else f"the bucket of {entry.parameters[0]!r}"
+
+
+def _told(words: Sequence[str]) -> str:
+    more = f"; and {len(words) - TOLD} more" if len(words) > TOLD else ""
+    return "; ".join(words[:TOLD]) + more
