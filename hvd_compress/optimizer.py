@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -260,6 +261,20 @@ class ReducingOptimizer(torch.optim.Optimizer):
             return
         numels = {name: parameter.numel() for parameter, name in self._names.items()}
         checkpoint.load(self._reducer.session, own, numels, self._rank, self._size)
+
+    def save_plan(self, path: str | Path) -> None:
+        """Write how buckets travel now to a file, so that Compression.plan(path) lets another run do the same.
+
+        Nothing is communicated, and all ranks would write the same: call it on one.
+
+        Raises:
+            UsageError: before the first step, outside of the process set, or where buckets are skipped in the coming
+                step, as with Compression.covap().
+            PlanError: the file cannot be written.
+        """
+        if self._reducer is None:
+            raise UsageError("save_plan() on a rank outside of the process set, where nothing is exchanged")
+        self._reducer.session.save_plan(path)
 
     def follow_loss_scale(self, scaler: Any) -> None:
         """Keep residuals in the units of a torch.amp.GradScaler: when its scale changes, they are rescaled with it.

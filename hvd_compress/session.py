@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
+from pathlib import Path as FilePath
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +22,7 @@ from hvd_compress.decision import Decision, Request, compression_device
 from hvd_compress.devices import Lane, lane_for
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import located, received
+from hvd_compress.errors import UsageError, located, received
 from hvd_compress.exchange import BucketExchange
 from hvd_compress.feedback.loss_scale import LossScale
 from hvd_compress.feedback.states import States
@@ -29,6 +30,7 @@ from hvd_compress.handshake import Agreement, Offer, agree
 from hvd_compress.native.cuda import kernels as cuda_kernels
 from hvd_compress.pipeline import Exchanged, Pipeline, StepReport
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, policy_for
+from hvd_compress.policies.plan import record
 from hvd_compress.schemes import Probe
 from hvd_compress.settings import Settings
 from hvd_compress.timeline.trace import Timeline, TraceRecord
@@ -193,6 +195,17 @@ class ExchangeSession:
         """Return which of these parameters must not share a bucket with others, by the policy. After open()."""
         assert self.policy is not None
         return self.policy.parts(names)
+
+    def save_plan(self, path: str | FilePath) -> None:
+        """Write what is in use to a file, for Compression.plan(path). Nothing is communicated.
+
+        Raises:
+            UsageError: nothing was exchanged yet, or some buckets are skipped in the coming step.
+            PlanError: the file cannot be written.
+        """
+        if not self._exchanges:
+            raise UsageError("nothing is in use before the first step: call save_plan() after it")
+        record(self.decisions, self.layouts, self._engine.world_size).write(FilePath(path))
 
     def mark_begun(self) -> None:
         """The first gradient of the step is there; for the timeline."""

@@ -12,6 +12,7 @@ from hvd_compress.ddp.api import (
     follow_loss_scale,
     last_step,
     load_state_dict,
+    save_plan,
     state_dict,
 )
 from hvd_compress.pipeline import StepReport
@@ -25,5 +26,6 @@ __all__ = [
     "follow_loss_scale",
     "last_step",
     "load_state_dict",
+    "save_plan",
     "state_dict",
 ]

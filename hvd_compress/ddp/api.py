@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -105,6 +106,19 @@ def load_state_dict(model: DistributedDataParallel, state: Mapping[str, Any]) ->
     """
     hook = _hook_of(model)
     checkpoint.load(hook.session, state, hook.numels, *_place(model))
+
+
+def save_plan(model: DistributedDataParallel, path: str | Path) -> None:
+    """Write how buckets travel now to a file, so that Compression.plan(path) lets another run do the same.
+
+    Nothing is communicated, and all ranks would write the same: call it on one.
+
+    Raises:
+        UsageError: before the first exchange, or where buckets are skipped in the coming step; the model is not
+            compressed.
+        PlanError: the file cannot be written.
+    """
+    _hook_of(model).session.save_plan(path)
 
 
 def follow_loss_scale(model: DistributedDataParallel, scaler: Any) -> None:

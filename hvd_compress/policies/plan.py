@@ -7,7 +7,7 @@ import fnmatch
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
@@ -26,6 +26,13 @@ from hvd_compress.policies.base import DecisionPolicy, Launch
 from hvd_compress.policies.fixed import decide
 
 VERSION = 1
+DTYPES = ("float32", "float16", "bfloat16")
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "bool": lambda value: isinstance(value, bool),
+    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "float": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
+}
+"""By the annotation of a setting."""
 TOLD = 8
 """Of the differences between a plan and a job, so many are in the message."""
 
@@ -203,7 +210,10 @@ def read(path: str | FilePath) -> Plan:
     except OSError as error:
         raise PlanError(f"cannot read the plan {path}: {error.strerror}") from None
     except ValidationError as error:
-        words = [f"{'.'.join(map(str, each['loc'])) or 'the plan'}: {each['msg']}" for each in error.errors()]
+        words = [
+            f"{'.'.join(map(str, each['loc'])) or 'the plan'}: {each['msg'].removeprefix('Value error, ')}"
+            for each in error.errors()
+        ]
         raise PlanError(f"{path} is no plan: {_told(words)}") from None
     except (ValueError, RecursionError) as error:
         raise PlanError(f"{path} is no plan: not JSON ({error})") from None
@@ -329,18 +339,30 @@ def _built(settings: Mapping[str, Any]) -> Compressor:
     name = settings.get("name")
     if name not in COMPRESSORS:
         raise ValueError(f"unknown compressor {name!r}; known are {', '.join(COMPRESSORS)}")
-    known = {field.name for field in dataclasses.fields(COMPRESSORS[name])}  # type: ignore[arg-type]
+    known = {field.name: str(field.type) for field in dataclasses.fields(COMPRESSORS[name])}  # type: ignore[arg-type]
     given = {key: value for key, value in settings.items() if key != "name"}
-    if unknown := sorted(given.keys() - known):
-        raise ValueError(f"{name} has no setting {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}")
-    if isinstance(given.get("dtype"), str):
-        given["dtype"] = getattr(torch, given["dtype"], given["dtype"])
-        if not isinstance(given["dtype"], torch.dtype):
-            raise ValueError(f"unknown dtype {given['dtype']!r}")
+    for key, value in given.items():
+        if key not in known:
+            raise ValueError(f"{name} has no setting {key!r}; it has {', '.join(known) or 'none'}")
+        if not _KINDS.get(known[key], _any)(value):
+            raise ValueError(f"{key} of {name} is {value!r}, which is no {known[key]}")
+    if given.get("dtype") is not None:
+        given["dtype"] = _dtype(given["dtype"])
     try:
         return COMPRESSORS[name](**given)
     except TypeError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+def _any(_: Any) -> bool:
+    return True
+
+
+def _dtype(word: Any) -> torch.dtype:
+    if word not in DTYPES:
+        raise ValueError(f"unknown dtype {word!r}; known are {', '.join(DTYPES)}")
+    dtype: torch.dtype = getattr(torch, word)
+    return dtype
 
 
 def _settings(compressor: Compressor) -> dict[str, Any]:

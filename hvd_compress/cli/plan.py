@@ -1,0 +1,55 @@
+"""`hvd-compress plan`: what can be said of a plan without a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hvd_compress.policies.plan import Plan, Treatment, read
+
+
+@click.group("plan", help="Check a plan for Compression.plan().")
+def command() -> None: ...
+
+
+@command.command("check", help="Read FILE, and print what it says; exit with 2 where it is no plan.")
+@click.argument("file", type=click.Path(path_type=Path))
+def check(file: Path) -> None:
+    plan = read(file)
+    console = Console()
+    console.print(_table(plan))
+    console.print(Text(f"{file}: a plan for {_for_whom(plan)}; whether it fits is checked in the first step"))
+
+
+def _for_whom(plan: Plan) -> str:
+    ranks = "any number of ranks" if plan.world_size is None else f"{plan.world_size} ranks"
+    model = "any model with such names" if plan.model is None else f"a model of {len(plan.model)} parameters"
+    return f"{ranks} and {model}"
+
+
+def _table(plan: Plan) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in ("parameters", "compressor", "path", "device"):
+        table.add_column(heading, overflow="fold")
+    rows: list[tuple[str, Treatment]] = [(_bucket(entry.parameters), entry) for entry in plan.buckets]
+    rows += [(entry.pattern, entry) for entry in plan.patterns]
+    if plan.default is not None:
+        rows.append(("all others", plan.default))
+    for name, treatment in rows:
+        words = (name, _compressor(treatment), str(treatment.path), treatment.device)
+        table.add_row(*map(Text, words))  # Text, as names may contain what rich takes for markup
+    return table
+
+
+def _bucket(names: tuple[str, ...]) -> str:
+    return f"one bucket: {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def _compressor(treatment: Treatment) -> str:
+    settings = {key: value for key, value in treatment.compressor.items() if key != "name"}
+    return " ".join([treatment.compressor["name"], *(f"{key}={value}" for key, value in settings.items())])
