@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import Cast, EFSign, TopK
+from hvd_compress.compressors import Cast, EFSign, PowerSGD, TopK
 from hvd_compress.cost import wire
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.kept import kept
@@ -121,20 +121,21 @@ def test_the_parameter_server_costs_what_table_i_says():
 CAN = InProcessWorld(1).engine(0).capabilities
 RUN = [
     pytest.param(compressor, path, id=f"{type(compressor).__name__} {path}")
-    for compressor in (Cast(), TopK(0.25), EFSign())
-    for path in variants(compressor, Layout.of(6400), CAN)
+    for compressor in (Cast(), TopK(0.25), EFSign(), PowerSGD(2))
+    for path in variants(compressor, Layout.of((80, 80)), CAN)
 ]
 
 
 @pytest.mark.parametrize(("compressor", "path"), RUN)
 def test_what_runs_is_what_is_priced(compressor, path):
     """The stages of a path are the collectives that the scheme launches; bytes differ by headers alone."""
-    numel, n, layout = 6400, 4, Layout.of(6400)
+    numel, n, layout = 6400, 4, Layout.of((80, 80))
     scheme = build(compressor, path)
 
     def body(engine):
         gradient = torch.randn(numel, generator=torch.Generator().manual_seed(engine.rank))
-        state = BucketState(Residual(torch.zeros(numel), torch.zeros(numel)))
+        own = compressor.new_state(layout, torch.device("cpu"))
+        state = BucketState(Residual(torch.zeros(numel), torch.zeros(numel)), dict(own))
         work = Work(gradient, layout, step=1, bucket=0, scale=0.25, state=state)
         exchange = scheme.exchange(work, engine.rank, n)
         exchange.encode()
