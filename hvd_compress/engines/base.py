@@ -287,7 +287,9 @@ class Engine(ABC):
 
     def allgather_json(self, value: Any) -> list[Any]:
         """Return what every rank passed, in rank order: anything that JSON knows. It belongs to no step."""
-        raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        # Cloned: a thread of gloo may be the last to hold it. To free a bytearray it would need Python's lock, and a
+        # process that is ending would abort.
+        raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).clone()
         with self.aside():
             return [json.loads(bytes(answer.numpy())) for answer in self.control.allgather(raw)]
 

@@ -15,9 +15,10 @@ from hvd_compress.engines.leave import fail_at_exit
 from hvd_compress.errors import ConfigError, UnsupportedError
 
 _INTS = (torch.int32, torch.int64, torch.int8, torch.uint8)
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _SUM_DTYPES = {
-    "gloo": (torch.float32, torch.float64, torch.float16, *_INTS),
-    "nccl": (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_INTS),
+    "gloo": (*_FLOATS, *_INTS),
+    "nccl": (*_FLOATS, *_INTS),
     "mpi": (torch.float32, torch.float64, *_INTS),
 }
 BACKENDS = tuple(_SUM_DTYPES)
@@ -196,7 +197,7 @@ def group_ranks(group: dist.ProcessGroup | None) -> list[int]:
         raise ConfigError("call torch.distributed.init_process_group() before an engine is made")
     if group is not None and dist.get_rank(group) < 0:
         raise ConfigError(f"rank {dist.get_rank()} is not in this process group")
-    return dist.get_process_group_ranks(group)
+    return dist.get_process_group_ranks(_existing(group))
 
 
 def backend_of(group: dist.ProcessGroup | None) -> str:
