@@ -172,7 +172,11 @@ class Compression:
 
     @staticmethod
     def bf16(*, engine: str = "auto", device: str = "auto") -> Request:
-        """Send every element as bfloat16; sums are made in fp32."""
+        """Send every element as bfloat16.
+
+        Sums are made in fp32 where the engine cannot sum bfloat16 (MPI, Horovod), by as many bytes; torch.distributed
+        sums in bfloat16.
+        """
         return Request(Cast(torch.bfloat16), engine=engine, device=device)
 
     @staticmethod

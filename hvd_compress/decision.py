@@ -38,7 +38,7 @@ class Request:
             whichever gains more.
         algorithm: of every allreduce, one of ALGORITHMS, or with scheme="allgather" of the all-gather, one of
             ALLGATHERS; or "auto".
-        engine: "auto", "mpi" or "horovod".
+        engine: "auto", "mpi", "horovod" or "torch".
         device: what compresses: "auto" (where the gradient lies), "cpu" or "cuda".
         ratio: how the ratio is chosen while training, together with scheme and algorithm; that of the compressor is the
             one to begin with. None where it is fixed.

@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ class Capabilities:
 
     `algorithms`, `broadcasts` and `allgathers` are what it can force of an allreduce, a broadcast and an all-gather,
     "auto" aside; `devices` the kinds of devices whose memory it takes, the one to measure with first; `splits` whether
-    `Engine.split` works.
+    `Engine.split` works; `hosts` as `Engine.hosts`, empty before `Engine.locate`.
     """
 
     verbs: tuple[str, ...]
@@ -39,6 +39,7 @@ class Capabilities:
     allgathers: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu",)
     splits: bool = False
+    hosts: tuple[int, ...] = ()
 
     def forcible(self, verb: str) -> tuple[str, ...]:
         """Return the algorithms of `verb` that can be forced; none for verbs that have only one way."""
@@ -109,6 +110,7 @@ class Engine(ABC):
         """Find out which ranks share a host, and return `hosts`. Collective; it belongs to no step."""
         if self._hosts is None:
             self._hosts = numbered(self.allgather_json(host_identity()))
+            self.capabilities = replace(self.capabilities, hosts=self._hosts)
         return self._hosts
 
     def split(self, color: int | None) -> Engine | None:
