@@ -20,7 +20,7 @@ class Offer:
         order: parameter names in the order in which their gradients became ready; that of rank 0 counts.
         sparse: names of parameters with sparse gradients.
         step: the step at which to begin; that of rank 0 counts.
-        hindrance: what keeps this rank from beginning, in words, or nothing: no other shall wait for it.
+        obstacle: what keeps this rank from beginning, in words, or nothing: no other shall wait for it.
     """
 
     settings: Mapping[str, str]
@@ -28,7 +28,7 @@ class Offer:
     order: Sequence[str]
     sparse: Sequence[str]
     step: int
-    hindrance: str = ""
+    obstacle: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ def agree(engine: Engine, offer: Offer) -> Agreement:
         "order": list(offer.order) if engine.rank == 0 else [],
         "sparse": list(offer.sparse),
         "step": offer.step,
-        "hindrance": offer.hindrance,
+        "obstacle": offer.obstacle,
     }
     answers = engine.allgather_json(message)
-    hindered = [f"rank {rank} {answer['hindrance']}" for rank, answer in enumerate(answers) if answer.get("hindrance")]
-    if hindered:
-        raise ConfigError("; ".join(hindered))
+    obstacles = [f"rank {rank} {answer['obstacle']}" for rank, answer in enumerate(answers) if answer.get("obstacle")]
+    if obstacles:
+        raise ConfigError("; ".join(obstacles))
     settings = [answer["settings"] for answer in answers]
     if any(other["parameters"] != settings[0]["parameters"] for other in settings):
         raise ConfigError(_parameter_difference(engine.allgather_json(list(offer.parameters))))

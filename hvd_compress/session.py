@@ -155,10 +155,10 @@ class ExchangeSession:
             "HVD_COMPRESS_CALIBRATION_S": str(settings.calibration_s),  # says what is measured
             **self.policy.fingerprint(),
         }
-        hindrance = settings.hindrance(engine.rank, self.policy.keeps_history)
+        obstacle = settings.obstacle(engine.rank, self.policy.keeps_history)
         described = [slot.describe(name) for name, slot in parameters.items()]
         with engine.aside():  # the handshake belongs to no step
-            agreement = agree(engine, Offer(words, described, order, sparse, self.step, hindrance))
+            agreement = agree(engine, Offer(words, described, order, sparse, self.step, obstacle))
         engine.locate()
         rows = set(agreement.sparse)
         self.policy.prepare(engine, [slot.layout(name, sparse=name in rows) for name, slot in parameters.items()])

@@ -101,7 +101,7 @@ class Settings:
             return None
         return Path(str(self.timeline).replace("{rank}", str(rank)))
 
-    def hindrance(self, rank: int, adapts: bool) -> str:
+    def obstacle(self, rank: int, adapts: bool) -> str:
         """Return in words what a rank is to write and cannot, or nothing. Nothing is left behind but folders.
 
         Args:

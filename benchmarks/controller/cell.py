@@ -17,7 +17,7 @@ from hvd_compress.compressors import TopK
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.predict import predict
 from hvd_compress.decision import Request
-from hvd_compress.policies.adaptive import bucket_of, ways
+from hvd_compress.policies.adaptive import bucket_of, open_paths
 from hvd_compress.units import parse_bandwidth, parse_latency
 
 
@@ -44,7 +44,7 @@ def measure(engine, values, ratio, patience, latency, bandwidth) -> dict:
     chosen_s = time.perf_counter() - start
     costs = Formulas(parse_latency(latency), 1 / parse_bandwidth(bandwidth), engine.world_size)
     layout = Layout.of(numel)
-    found = ways(Request(compressor), layout, engine.capabilities)
+    found = open_paths(Request(compressor), layout, engine.capabilities)
     stages = bucket_of(layout, compressor, found).stages
     formulas = {way: predict(way, stages(way, ratio, engine.world_size), costs).seconds for way in found}
     measured = job.compare()

@@ -33,13 +33,13 @@ from hvd_compress.cost.kept import kept
 from hvd_compress.decision import Request
 from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, BROADCASTS, Capabilities
 from hvd_compress.feedback.states import BucketState, Residual
-from hvd_compress.policies.adaptive import bucket_of, ways
+from hvd_compress.policies.adaptive import bucket_of, open_paths
 from hvd_compress.schemes.base import Exchange, Work
 from hvd_compress.schemes.observed import Observed
 from hvd_compress.schemes.probe import Probe
 
 CAN = Capabilities((), ALGORITHMS, (torch.float32,), BROADCASTS, ALLGATHERS)
-WAYS = ways(Request(TopK(0.01)), Layout.of(1), CAN)
+WAYS = open_paths(Request(TopK(0.01)), Layout.of(1), CAN)
 
 
 class _Nothing(Exchange):

@@ -27,7 +27,7 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.base import Engine
 from hvd_compress.feedback.states import BucketState, Residual
-from hvd_compress.policies.adaptive import steered, ways
+from hvd_compress.policies.adaptive import along, open_paths
 from hvd_compress.schemes import Work
 
 # isort: split
@@ -46,7 +46,7 @@ def main() -> None:
     values = gradient(engine, numel)
     answer(engine, horovod(values))
     layout = Layout.of(values.numel())
-    found = [way for way in ways(Request(TopK(ratio)), layout, engine.capabilities) if way.scheme != "dense"]
+    found = [way for way in open_paths(Request(TopK(ratio)), layout, engine.capabilities) if way.scheme != "dense"]
     for way in [Path("dense", "ring"), *found]:
         answer(engine, measure(engine, way, TopK(ratio), values, repetitions if way.scheme != "dense" else 2))
     engine.close()
@@ -55,7 +55,7 @@ def main() -> None:
 
 def measure(engine: Engine, way: Path, compressor: TopK, values: torch.Tensor, repetitions: int) -> dict:
     """Return the medians over steps of the longest phases of a rank."""
-    scheme = steered(NO_DECISION, compressor, way, "measured").build()
+    scheme = along(NO_DECISION, compressor, way, "measured").build()
     buffer, residual, pending = (torch.empty_like(values) for _ in range(3))
     residual.copy_(values)
     layout = Layout.of(values.numel())

@@ -19,7 +19,7 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.decision import Request
 from hvd_compress.engines.base import Engine
 from hvd_compress.policies import FixedPolicy
-from hvd_compress.policies.adaptive import steered, ways
+from hvd_compress.policies.adaptive import along, open_paths
 from hvd_compress.reducer import ReduceOptions, Reducer
 from hvd_compress.settings import Settings
 
@@ -77,7 +77,7 @@ class Job:
     def use(self, way: Path) -> None:
         """Send the one bucket so from now on. The steering must be out of the way."""
         (bucket,) = self.reducer.session._exchanges
-        bucket.decide(steered(bucket.decision, self._compressor, way, "measured"))
+        bucket.decide(along(bucket.decision, self._compressor, way, "measured"))
 
     def compare(self) -> dict[str, float]:
         """Return the seconds of a step by every candidate that may be the best, as rank 0 sees them. VAR goes as STAR.
@@ -111,7 +111,7 @@ class Job:
         return {name: statistics.median(blocks) for name, blocks in found.items()}
 
     def _ways(self) -> tuple[Path, ...]:
-        return ways(Request(self._compressor), self.reducer.session.layouts[0], self._engine.capabilities)
+        return open_paths(Request(self._compressor), self.reducer.session.layouts[0], self._engine.capabilities)
 
     @contextmanager
     def _unsteered(self) -> Iterator[None]:

@@ -97,7 +97,7 @@ class AdaptivePolicy(FixedPolicy):
         request, self._numbers, self._layouts, known = self._request, [], [], []
         self._first = decisions
         for number, layout in enumerate(buckets):
-            found = ways(request, layout, self.capabilities)
+            found = open_paths(request, layout, self.capabilities)
             if layout.numel and (len(found) > 1 or (found and workers_open(request))):  # else nothing is open
                 self._numbers.append(number)
                 self._layouts.append(layout)
@@ -164,7 +164,7 @@ class AdaptivePolicy(FixedPolicy):
         controller, compressor = self.controller, self._request.compressor
         chosen = zip(self._numbers, controller.candidates(), controller.ratios(), controller.reasons(), strict=True)
         decisions = {
-            number: steered(self._first[number], compressor.with_ratio(ratio), path, reason)
+            number: along(self._first[number], compressor.with_ratio(ratio), path, reason)
             for number, path, ratio, reason in chosen
         }
         self._watched = controller.watched()
@@ -227,7 +227,7 @@ def workers_open(request: Request) -> bool:
     return request.compressor.has_ratio and (request.scheme == "auto" or len(schemes.meanings(request.scheme)) > 1)
 
 
-def ways(request: Request, layout: Layout, can: Capabilities) -> tuple[Path, ...]:
+def open_paths(request: Request, layout: Layout, can: Capabilities) -> tuple[Path, ...]:
     """Return every path by which an adaptive request can send a bucket; none for what is not compressed.
 
     Where STAR and VAR are open, "star" stands for both. A named algorithm leaves an all-gather's open: it has no
@@ -260,7 +260,7 @@ def carried(compressor: Compressor, path: Path) -> Compressor:
     return compressor if schemes.carries(compressor, path) else Cast()
 
 
-def steered(before: Decision, compressor: Compressor, path: Path, reason: str) -> Decision:
+def along(before: Decision, compressor: Compressor, path: Path, reason: str) -> Decision:
     """Return the decision that sends a bucket as `path` says, or else as before."""
     return replace(before, compressor=carried(compressor, path), path=path, reason=reason, is_trial=reason == TRIED)
 

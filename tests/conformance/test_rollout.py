@@ -122,7 +122,7 @@ def test_training_goes_on_to_the_bit_as_if_there_had_been_none(monkeypatch: pyte
     Of two ranks' values all algorithms make the same sum.
     """
     ways = (paths.Path("star"), paths.Path("star", "ring"))
-    monkeypatch.setattr("hvd_compress.policies.adaptive.ways", lambda *_: ways)
+    monkeypatch.setattr("hvd_compress.policies.adaptive.open_paths", lambda *_: ways)
 
     def go_on(run: SimpleNamespace) -> list[torch.Tensor]:
         session = run.optimizer._reducer.session

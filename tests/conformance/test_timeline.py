@@ -126,13 +126,13 @@ def test_what_the_controller_cannot_write_is_an_error_of_all_ranks(name: str, tm
 def test_where_no_controller_writes_nothing_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     settings = Settings(log=tmp_path / "file" / "log", tensorboard=tmp_path / "file" / "board")
-    assert settings.hindrance(0, adapts=False) == ""
-    assert settings.hindrance(1, adapts=True) == ""
+    assert settings.obstacle(0, adapts=False) == ""
+    assert settings.obstacle(1, adapts=True) == ""
 
 
 def test_to_ask_leaves_no_file_behind(tmp_path: Path) -> None:
     settings = Settings(log=tmp_path / "new" / "log", timeline=tmp_path / "trace.json", tensorboard=tmp_path / "board")
-    assert settings.hindrance(0, adapts=True) == ""
+    assert settings.obstacle(0, adapts=True) == ""
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
 
 

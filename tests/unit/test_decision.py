@@ -11,7 +11,7 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.errors import ConfigError
-from hvd_compress.policies.adaptive import is_adaptive, ways, workers_open
+from hvd_compress.policies.adaptive import is_adaptive, open_paths, workers_open
 from hvd_compress.policies.fixed import decide
 from hvd_compress.schemes import AllGather, AllToAll, ARTopk, Dense
 
@@ -73,9 +73,9 @@ def test_the_controller_chooses_among_what_the_request_leaves_open(arguments: di
         return every if scheme != word else [word]
 
     request = Request(TopK(0.1), **arguments)
-    found = [str(way) for way in ways(request, Layout.of(10), FORCING)]
+    found = [str(way) for way in open_paths(request, Layout.of(10), FORCING)]
     assert found == [name for word in expected.split() for name in spelled(word)]
-    assert ways(request, Layout.of(10, dtype=torch.float64), FORCING) == ()
+    assert open_paths(request, Layout.of(10, dtype=torch.float64), FORCING) == ()
     fixed = arguments.keys() == {"scheme", "algorithm"}
     assert is_adaptive(request) != fixed
 

@@ -44,8 +44,8 @@ def test_a_setting_that_one_rank_lacks_is_a_difference() -> None:
 
 
 def test_what_hinders_some_ranks_is_told_by_all_before_what_differs() -> None:
-    hindered = replace(OFFER, hindrance="cannot write x: choose y", parameters=[])
-    messages = everywhere([OFFER, hindered, OFFER, replace(OFFER, hindrance="has no z")])
+    obstacles = replace(OFFER, obstacle="cannot write x: choose y", parameters=[])
+    messages = everywhere([OFFER, obstacles, OFFER, replace(OFFER, obstacle="has no z")])
     assert set(messages) == {"rank 1 cannot write x: choose y; rank 3 has no z"}
 
 

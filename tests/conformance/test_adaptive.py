@@ -140,7 +140,7 @@ def test_what_was_left_is_sent_when_a_bucket_goes_without_compression() -> None:
     """After one compressed step the residual travels with a dense one, in fp32 to the last bit."""
 
     def body(engine: InProcessEngine):
-        from hvd_compress.policies.adaptive import steered
+        from hvd_compress.policies.adaptive import along
 
         parameters, optimizer = on_engine(engine, Request(TopK(0.05), "allgather"))
         session = optimizer._reducer.session
@@ -152,7 +152,7 @@ def test_what_was_left_is_sent_when_a_bucket_goes_without_compression() -> None:
             with optimizer.skip_synchronize():
                 optimizer.step()
             for bucket in session._exchanges:
-                bucket.decide(steered(bucket.decision, TopK(0.05), paths.Path("dense"), "a test"))
+                bucket.decide(along(bucket.decision, TopK(0.05), paths.Path("dense"), "a test"))
         given = [_given(parameters, engine.rank, step) for step in range(2)]
         return first + flat_gradient(parameters), sum(given), flat_residual(optimizer, parameters)
 
