@@ -23,13 +23,14 @@ RANKS, STEPS, NUMEL, RATIO = 2, 30, 10_000, 0.01
 OPTIONAL = ("horovod", "mpi4py", "matplotlib", "pymoo", "tensorboard", "cloudpickle", "psutil", "yaml", "sklearn")
 MODULES = (
     "reducer", "optimizer", "decision", "compressors", "schemes", "engines.torch_distributed", "engines.inprocess",
-    "cost", "cost.predict", "controller", "controller.controller", "timeline.trace", "netlab",
-    *(f"cli.{name}" for name in ("main", "bench", "choose", "doctor", "netlab", "probe", "report")),
+    "cost", "cost.predict", "controller", "controller.controller", "timeline.trace", "netlab", "session", "policies",
+    "compression", "ddp",
+    *(f"cli.{name}" for name in ("main", "bench", "choose", "doctor", "netlab", "plan", "probe", "report")),
 )  # fmt: skip
 
 
 def main() -> None:
-    for check in (imports, kernels, exchange_of_threads, training_over_gloo, commands, missing_extras):
+    for check in (imports, kernels, exchange_of_threads, training_with_ddp, commands, missing_extras):
         check()
         print(f"{check.__name__}: ok", flush=True)
 
@@ -49,15 +50,17 @@ def imports() -> None:
 
 def kernels() -> None:
     """Top-k and signs there and back, with the native kernels."""
+    from hvd_compress.buckets.layout import Layout
     from hvd_compress.compressors import EFSign, TopK
 
+    layout = Layout.of(NUMEL)
     gradient = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1))
     residual, pending = torch.zeros(NUMEL), torch.empty(NUMEL)
     for compressor in (TopK(RATIO), EFSign()):
-        payload = compressor.compress_feedback(gradient, residual, pending, [NUMEL])
-        transmitted = compressor.decompress(payload, [NUMEL])
+        payload = compressor.compress_feedback(gradient, residual, pending, layout)
+        transmitted = compressor.decompress(payload, layout)
         assert torch.allclose(transmitted + pending, gradient, atol=1e-5), compressor
-    kept = TopK(RATIO).decompress(TopK(RATIO).compress(gradient, [NUMEL]), [NUMEL])
+    kept = TopK(RATIO).decompress(TopK(RATIO).compress(gradient, layout), layout)
     assert set(kept.nonzero()[:, 0].tolist()) == set(gradient.abs().topk(int(RATIO * NUMEL)).indices.tolist())
 
 
@@ -74,42 +77,41 @@ def exchange_of_threads() -> None:
         assert (total == sum(range(1, RANKS + 1))).all()
 
 
-def training_over_gloo() -> None:
-    """Ranks that are processes, which compress the gradients of a regression."""
+def training_with_ddp() -> None:
+    """Ranks that are processes, which compress the gradients of a regression, over gloo."""
     mp.spawn(train, (os.getcwd(),), nprocs=RANKS)
 
 
 def train(rank: int, folder: str) -> None:
-    from hvd_compress.compressors import TopK
-    from hvd_compress.decision import Request
-    from hvd_compress.engines.torch_distributed import TorchEngine
-    from hvd_compress.optimizer import name_parameters, trainable, wrap
-    from hvd_compress.reducer import ReduceOptions, Reducer
-    from hvd_compress.settings import Settings
+    from torch.nn.parallel import DistributedDataParallel
+
+    import hvd_compress.ddp as hc
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
     torch.manual_seed(0)  # the same model and the same task on all ranks
-    model, truth = torch.nn.Linear(500, 10), torch.nn.Linear(500, 10)
+    module, truth = torch.nn.Linear(500, 10), torch.nn.Linear(500, 10)
     torch.manual_seed(rank + 1)
+    model = DistributedDataParallel(module)
+    hc.compress(model, hc.Compression.topk(0.1, "star"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    names = name_parameters(optimizer, model.named_parameters())
-    named = {name: parameter for parameter, name in trainable(names).items()}
-    reducer = Reducer(named, Request(TopK(0.1)), TorchEngine, ReduceOptions(), Settings.from_environment())
-    wrapped = wrap(optimizer, names, reducer, 1, rank, RANKS)
     losses = []
     for _ in range(STEPS):
         inputs = torch.randn(64, 500)
-        wrapped.zero_grad()
+        optimizer.zero_grad()
         loss = (model(inputs) - truth(inputs).detach()).square().mean()
         loss.backward()
-        wrapped.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0], losses
-    assert wrapped.last_step is not None
-    everywhere = [torch.empty_like(model.weight) for _ in range(RANKS)]
-    dist.all_gather(everywhere, model.weight.detach())
+    report = hc.last_step(model)
+    assert report is not None
+    assert 0 < report.sent_bytes < 0.2 * report.dense_bytes, report
+    everywhere = [torch.empty_like(module.weight) for _ in range(RANKS)]
+    dist.all_gather(everywhere, module.weight.detach())
     assert all((weight == everywhere[0]).all() for weight in everywhere), "the ranks disagree"
+    if rank == 0:
+        hc.save_plan(model, "plan.json")
     dist.destroy_process_group()
 
 
@@ -120,6 +122,7 @@ def commands() -> None:
     assert "hvd_compress[horovod]" in "".join(told.split()), told  # whatever the lines
     flags = ["--numel", "25.6M", "--ratio", "1%", "--world-size", "8", "--latency", "1ms", "--bandwidth", "5gbit"]
     assert "fastest" in command("choose", *flags)
+    assert "one bucket: bias and 1 more" in command("plan", "check", "plan.json")
     assert "topk" in command("bench", "kernels", "--size", "64K", "--kernel", "topk", "--repetitions", "1")
 
 
