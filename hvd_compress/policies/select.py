@@ -12,7 +12,9 @@ from hvd_compress.settings import Settings
 def policy_for(request: Request, settings: Settings, world_size: int) -> DecisionPolicy:
     """Return the policy that the request names; else the controller where it leaves something open."""
     if request.policy is not None:
-        return request.policy.make(request)
+        policy = request.policy.make(request)
+        assert isinstance(policy, DecisionPolicy)
+        return policy
     if settings.adapt and is_adaptive(request) and world_size > 1:
         return AdaptivePolicy(request, settings)
     return FixedPolicy(request)
