@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import torch
 
 from hvd_compress import schemes
 from hvd_compress.compressors import Compressor
@@ -11,7 +14,8 @@ from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import ENGINES
 from hvd_compress.engines.names import KNOWN
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, located
+from hvd_compress.native.cuda import kernels as cuda_kernels
 from hvd_compress.schemes import Scheme
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -130,6 +134,20 @@ def compression_device(request: Request, gradients_on: str) -> str:
             "the model there, or leave device at 'auto', which compresses where gradients are"
         )
     return request.device
+
+
+def check_devices(parameters: Mapping[str, torch.Tensor], request: Request) -> None:
+    """Raise what makes compression impossible on this rank, before any other rank is asked.
+
+    Raises:
+        ConfigError: parameters are not where the request wants them to be.
+        UnsupportedError: they are on a GPU, and there are no kernels for it.
+    """
+    for name, parameter in parameters.items():
+        with located(f"parameter {name!r}"):
+            device = compression_device(request, parameter.device.type)
+            if device == "cuda" and request.compressor.compresses:
+                cuda_kernels(parameter.device)
 
 
 def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:

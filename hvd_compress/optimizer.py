@@ -17,10 +17,10 @@ import torch
 from hvd_compress import checkpoint
 from hvd_compress.decision import Decision
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
-from hvd_compress.pipeline import StepReport
 from hvd_compress.reducer import Reducer
 from hvd_compress.rollout import HOW, Rollout, roll_out
 from hvd_compress.snapshot import keep
+from hvd_compress.step_report import StepReport
 from hvd_compress.watchers import register, replaced
 
 STATE_KEY = "hvd_compress"

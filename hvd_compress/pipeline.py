@@ -19,6 +19,7 @@ from hvd_compress.engines.base import Call, Engine
 from hvd_compress.engines.leave import fail_at_exit
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, located
 from hvd_compress.schemes.base import Exchange
+from hvd_compress.step_report import Exchanged, PhaseSpans, Span, length
 from hvd_compress.worker import Worker
 
 T = TypeVar("T")
@@ -36,80 +37,6 @@ LATE = (
 SLOW = "Where the network is slow, raise HVD_COMPRESS_TIMEOUT_S, on all ranks"
 ANSWER_S = 10.0
 """How long a message of a timeout waits for the launcher to say who is missing."""
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """One step as this rank saw it. Times in seconds; phases of different buckets overlap, so they do not add up.
-
-    Attributes:
-        step: counted from 0.
-        compress_s, communicate_s, decompress_s: time spent in each phase, all buckets together.
-        wait_s: how long synchronize() blocked: what is left when the backward pass has hidden the rest.
-        sent_bytes: mean over ranks of the bytes that a rank sent, by the collectives' textbook counts.
-        dense_bytes: the same for a ring allreduce of the whole gradient.
-        finite: whether the result was finite; residuals change in no other step.
-        bus_bytes: what this rank copied between GPUs and host.
-        nonfinite_steps: how many steps so far, this one included, were not finite.
-
-    On a GPU kernels are only launched by the host: compress_s and decompress_s are the time that takes, and
-    communicate_s begins when the payload has been computed and copied.
-    """
-
-    step: int
-    compress_s: float
-    communicate_s: float
-    decompress_s: float
-    wait_s: float
-    sent_bytes: int
-    dense_bytes: int
-    finite: bool
-    bus_bytes: int = 0
-    nonfinite_steps: int = 0
-
-
-Span = tuple[float, float]
-"""Start and end, in seconds of time.perf_counter()."""
-
-
-@dataclass(frozen=True)
-class PhaseSpans:
-    """When a bucket was in which phase, and the collectives of its exchange, in their order."""
-
-    encode: Span
-    communicate: Span
-    decode: Span
-    calls: tuple[Call, ...]
-
-    @property
-    def compress_s(self) -> float:
-        return _length(self.encode)
-
-    @property
-    def communicate_s(self) -> float:
-        return _length(self.communicate)
-
-    @property
-    def decompress_s(self) -> float:
-        return _length(self.decode)
-
-
-@dataclass(frozen=True)
-class Exchanged:
-    """What finish() returns: numbers of buckets that are not finite, seconds by phase, bytes sent and over the bus.
-
-    `spans` is in the order of bucket numbers.
-    """
-
-    nonfinite: tuple[int, ...]
-    seconds: dict[str, float]
-    sent_bytes: int
-    bus_bytes: int
-    spans: tuple[PhaseSpans, ...] = ()
-
-    @property
-    def finite(self) -> bool:
-        return not self.nonfinite
 
 
 @dataclass
@@ -217,9 +144,9 @@ class Pipeline:
         nonfinite = _nonfinite(answers)
         calls = [call for bucket in buckets for call in bucket.calls]
         seconds = {
-            "encode": sum(_length(bucket.encode) for bucket in buckets),
+            "encode": sum(length(bucket.encode) for bucket in buckets),
             "communicate": sum(call.seconds for call in calls),
-            "decode": sum(_length(bucket.decode) for bucket in buckets),
+            "decode": sum(length(bucket.decode) for bucket in buckets),
         }
         self._begin()
         return Exchanged(
@@ -375,10 +302,6 @@ def _span(call: Callable[[], None]) -> Span:
     start = time.perf_counter()
     call()
     return start, time.perf_counter()
-
-
-def _length(span: Span) -> float:
-    return span[1] - span[0]
 
 
 def _nonfinite(answers: list[torch.Tensor]) -> tuple[int, ...]:

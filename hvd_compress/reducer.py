@@ -14,16 +14,16 @@ import torch
 from hvd_compress.buckets.bucket import Bucket
 from hvd_compress.buckets.plan import plan_buckets, slots_of
 from hvd_compress.buckets.under_way import stand_in
-from hvd_compress.decision import Decision, Request
+from hvd_compress.decision import Decision, Request, check_devices
 from hvd_compress.devices import lane_for
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.feedback.states import States
-from hvd_compress.pipeline import StepReport
 from hvd_compress.schemes.sparse_rows import no_rows
-from hvd_compress.session import ExchangeSession, LaneMaker, check_devices
+from hvd_compress.session import ExchangeSession, LaneMaker
 from hvd_compress.settings import Settings
+from hvd_compress.step_report import StepReport
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from hvd_compress.buckets.plan import Part, Slot
 from hvd_compress.compressors import Cast
 from hvd_compress.cost import wire
 from hvd_compress.cost.paths import Path
-from hvd_compress.decision import Decision, Request, compression_device
+from hvd_compress.decision import Decision, Request
 from hvd_compress.devices import Lane, lane_for
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
@@ -27,12 +27,12 @@ from hvd_compress.exchange import BucketExchange
 from hvd_compress.feedback.loss_scale import LossScale
 from hvd_compress.feedback.states import States
 from hvd_compress.handshake import Agreement, Offer, agree
-from hvd_compress.native.cuda import kernels as cuda_kernels
-from hvd_compress.pipeline import Exchanged, Pipeline, StepReport
+from hvd_compress.pipeline import Pipeline
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, policy_for
 from hvd_compress.policies.plan import record
 from hvd_compress.schemes import Probe
 from hvd_compress.settings import Settings
+from hvd_compress.step_report import Exchanged, StepReport
 from hvd_compress.timeline.trace import Timeline, TraceRecord
 
 log = logging.getLogger("hvd_compress")
@@ -277,7 +277,8 @@ class ExchangeSession:
             raise
         if not exchanged.finite:
             self._note_nonfinite(exchanged.nonfinite)
-        self.last_step = self._report(exchanged, perf_counter() - start_s)
+        before = self.last_step.nonfinite_steps if self.last_step is not None else 0
+        self.last_step = StepReport.of(exchanged, self.step, perf_counter() - start_s, self._dense_bytes, before)
         self.step += 1
         self._begun_s, self._returned_s = None, perf_counter()
         return self.last_step
@@ -328,6 +329,12 @@ class ExchangeSession:
                 self._results[bucket.number] = result
                 bucket.lane.arrive(result._indices(), result._values())
 
+    @property
+    def _dense_bytes(self) -> int:
+        """What a ring allreduce of all gradients that are not sparse would send."""
+        size = self._engine.world_size
+        return sum(wire.allreduce(layout.nbytes, size, "ring") for layout in self.layouts if not layout.sparse)
+
     def _trace(self, exchanged: Exchanged, wait_from_s: float) -> None:
         """Show the timeline the step that is over, if it is one of those that it samples."""
         if self._timeline is None or self.step % self._settings.timeline_every:
@@ -339,23 +346,6 @@ class ExchangeSession:
             for bucket, spans in zip(self._exchanges, exchanged.spans, strict=True)
         ]
         self._timeline.step(self.step, training, records)
-
-    def _report(self, exchanged: Exchanged, wait_s: float) -> StepReport:
-        before = self.last_step.nonfinite_steps if self.last_step is not None else 0
-        world_size = self._engine.world_size
-        dense = [wire.allreduce(layout.nbytes, world_size, "ring") for layout in self.layouts if not layout.sparse]
-        return StepReport(
-            step=self.step,
-            compress_s=exchanged.seconds["encode"],
-            communicate_s=exchanged.seconds["communicate"],
-            decompress_s=exchanged.seconds["decode"],
-            wait_s=wait_s,
-            sent_bytes=exchanged.sent_bytes,
-            dense_bytes=sum(dense),
-            finite=exchanged.finite,
-            bus_bytes=exchanged.bus_bytes,
-            nonfinite_steps=before + (not exchanged.finite),
-        )
 
     def _note_nonfinite(self, numbers: Sequence[int]) -> None:
         """Tell of the first step that is not finite, on rank 0."""
@@ -384,17 +374,3 @@ class ExchangeSession:
 
 def _as_rows(layout: Layout) -> Decision:
     return Decision(Cast(), Path("sparse-rows"), layout.device_type, "its gradient is sparse")
-
-
-def check_devices(parameters: Mapping[str, torch.Tensor], request: Request) -> None:
-    """Raise what makes compression impossible on this rank, before any other rank is asked.
-
-    Raises:
-        ConfigError: parameters are not where the request wants them to be.
-        UnsupportedError: they are on a GPU, and there are no kernels for it.
-    """
-    for name, parameter in parameters.items():
-        with located(f"parameter {name!r}"):
-            device = compression_device(request, parameter.device.type)
-            if device == "cuda" and request.compressor.compresses:
-                cuda_kernels(parameter.device)

@@ -15,7 +15,7 @@ from hvd_compress.ddp.api import (
     save_plan,
     state_dict,
 )
-from hvd_compress.pipeline import StepReport
+from hvd_compress.step_report import StepReport
 
 __all__ = [
     "Compression",

@@ -18,8 +18,8 @@ from hvd_compress.ddp.hook import GradBucket, GradientHook, Result
 from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
-from hvd_compress.pipeline import StepReport
 from hvd_compress.settings import Settings
+from hvd_compress.step_report import StepReport
 
 
 class Compression(compression.Compression):

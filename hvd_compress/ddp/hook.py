@@ -9,11 +9,11 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import slots_of
-from hvd_compress.decision import Request
+from hvd_compress.decision import Request, check_devices
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.session import ExchangeSession, check_devices
+from hvd_compress.session import ExchangeSession
 from hvd_compress.settings import Settings
 
 

@@ -12,8 +12,8 @@ from hvd_compress.buckets.plan import Part
 from hvd_compress.decision import Decision
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.feedback.states import BucketState
-from hvd_compress.pipeline import PhaseSpans
 from hvd_compress.schemes import Probe, ProbeReport
+from hvd_compress.step_report import PhaseSpans
 
 T = TypeVar("T")
 

@@ -20,10 +20,10 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.feedback.states import BucketState, Residual
-from hvd_compress.pipeline import PhaseSpans
 from hvd_compress.policies import BucketMetrics, adaptive
 from hvd_compress.schemes import AllGather, ARTopk, Probe, Work
 from hvd_compress.settings import Settings
+from hvd_compress.step_report import PhaseSpans
 from tests.harness import backward, make_optimizer, make_parameters
 
 RANKS, CHANGE, STEPS = 3, 100, 140

@@ -46,9 +46,9 @@ ALLOWED = {
         "engines.base",
         "errors",
         "feedback.states",
-        "pipeline",
         "schemes",
         "settings",
+        "step_report",
     },
     "controller": {"controller", "cost", "engines.base", "errors", "extras"},
     "exchange": {"buckets.layout", "decision", "devices", "feedback.states", "schemes"},
@@ -70,6 +70,7 @@ ALLOWED = {
         "policies",
         "schemes",
         "settings",
+        "step_report",
         "timeline",
     },
 }

@@ -19,8 +19,9 @@ from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessWorld
 from hvd_compress.errors import CommunicationError, ConfigError, PayloadError
-from hvd_compress.pipeline import PhaseSpans, Pipeline
+from hvd_compress.pipeline import Pipeline
 from hvd_compress.schemes.base import Exchange
+from hvd_compress.step_report import PhaseSpans
 
 PATIENCE_S, TIMEOUT_S = 120.0, 0.3
 """How long a test waits for what must happen: it passes long before, or fails. And the time-out that must be over."""

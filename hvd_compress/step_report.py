@@ -1,0 +1,101 @@
+"""What a step took: each bucket's phases, and the report of the whole step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvd_compress.engines.base import Call
+
+Span = tuple[float, float]
+"""Start and end, in seconds of time.perf_counter()."""
+
+
+def length(span: Span) -> float:
+    """Return its seconds."""
+    return span[1] - span[0]
+
+
+@dataclass(frozen=True)
+class PhaseSpans:
+    """When a bucket was in which phase, and the collectives of its exchange, in their order."""
+
+    encode: Span
+    communicate: Span
+    decode: Span
+    calls: tuple[Call, ...]
+
+    @property
+    def compress_s(self) -> float:
+        return length(self.encode)
+
+    @property
+    def communicate_s(self) -> float:
+        return length(self.communicate)
+
+    @property
+    def decompress_s(self) -> float:
+        return length(self.decode)
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What finish() returns: numbers of buckets that are not finite, seconds by phase, bytes sent and over the bus.
+
+    `spans` is in the order of bucket numbers.
+    """
+
+    nonfinite: tuple[int, ...]
+    seconds: dict[str, float]
+    sent_bytes: int
+    bus_bytes: int
+    spans: tuple[PhaseSpans, ...] = ()
+
+    @property
+    def finite(self) -> bool:
+        return not self.nonfinite
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step as this rank saw it. Times in seconds; phases of different buckets overlap, so they do not add up.
+
+    Attributes:
+        step: counted from 0.
+        compress_s, communicate_s, decompress_s: time spent in each phase, all buckets together.
+        wait_s: how long synchronize() blocked: what is left when the backward pass has hidden the rest.
+        sent_bytes: mean over ranks of the bytes that a rank sent, by the collectives' textbook counts.
+        dense_bytes: the same for a ring allreduce of the whole gradient.
+        finite: whether the result was finite; residuals change in no other step.
+        bus_bytes: what this rank copied between GPUs and host.
+        nonfinite_steps: how many steps so far, this one included, were not finite.
+
+    On a GPU kernels are only launched by the host: compress_s and decompress_s are the time that takes, and
+    communicate_s begins when the payload has been computed and copied.
+    """
+
+    step: int
+    compress_s: float
+    communicate_s: float
+    decompress_s: float
+    wait_s: float
+    sent_bytes: int
+    dense_bytes: int
+    finite: bool
+    bus_bytes: int = 0
+    nonfinite_steps: int = 0
+
+    @classmethod
+    def of(cls, exchanged: Exchanged, step: int, wait_s: float, dense_bytes: int, nonfinite_before: int) -> StepReport:
+        """Return the report of a step. `nonfinite_before` steps before it were not finite."""
+        return cls(
+            step=step,
+            compress_s=exchanged.seconds["encode"],
+            communicate_s=exchanged.seconds["communicate"],
+            decompress_s=exchanged.seconds["decode"],
+            wait_s=wait_s,
+            sent_bytes=exchanged.sent_bytes,
+            dense_bytes=dense_bytes,
+            finite=exchanged.finite,
+            bus_bytes=exchanged.bus_bytes,
+            nonfinite_steps=nonfinite_before + (not exchanged.finite),
+        )
