@@ -149,8 +149,8 @@ class States:
             own: as own_state_dict() gives it; what is missing stays as it is.
 
         Raises:
-            ValueError: something is of an unknown parameter, a residual has another numel, or a compressor's tensor is
-                not finite; nothing has changed then.
+            ValueError: something is of an unknown parameter, a residual has another numel, or a tensor is not finite;
+                nothing has changed then.
 
         Warns of what a compressor keeps in another shape now: it starts anew.
         """
@@ -166,6 +166,8 @@ class States:
         for name, residual in residuals.items():
             if residual.numel() != numels[name]:
                 raise ValueError(f"the residual of {name!r} has {residual.numel()} elements instead of {numels[name]}")
+            if not bool(torch.isfinite(residual).all()):
+                raise ValueError(f"the residual of {name!r} is not finite")
         self._waiting = {}
         for name in numels:
             value = residuals.get(name)
