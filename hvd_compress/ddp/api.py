@@ -64,6 +64,7 @@ def compress(model: DistributedDataParallel, compression: Request) -> None:
     hook = GradientHook(parameters, compression, settings, connect, choose_torch_arrivals(group))
     model.register_comm_hook(hook, _exchange)
     _hooks[model], _wrapper_of[model.module] = hook, weakref.ref(model)
+    model.register_forward_pre_hook(_refuse_after_failure)
     model.module.register_forward_pre_hook(_refuse_another_wrapper)
     weakref.finalize(model, hook.session.close)
 
@@ -103,8 +104,9 @@ def load_state_dict(model: DistributedDataParallel, state: Mapping[str, Any]) ->
         ConfigError: it is not such a state, or of unknown parameters or other lengths.
         UsageError: the model is not compressed.
     """
-    hook = _hook_of(model)
-    checkpoint.load(hook.session, state, hook.numels, *_place(model))
+    session = _hook_of(model).session
+    numels = {name: parameter.numel() for name, parameter in model.module.named_parameters()}  # frozen ones, too
+    checkpoint.load(session, state, numels, *_place(model))
 
 
 def follow_loss_scale(model: DistributedDataParallel, scaler: Any) -> None:
@@ -166,6 +168,12 @@ def _reduced(model: DistributedDataParallel) -> dict[str, torch.Tensor]:
     """Return the parameters that DDP reduces, by their names in the module that was wrapped."""
     ignored = set(model.parameters_to_ignore)
     return {n: p for n, p in model.module.named_parameters() if p.requires_grad and n not in ignored}
+
+
+def _refuse_after_failure(model: torch.nn.Module, _: Any) -> None:
+    """DDP itself would say that an assertion within torch failed."""
+    if torch.is_grad_enabled() and model in _hooks:
+        _hooks[model].require_working()
 
 
 def _refuse_another_wrapper(module: torch.nn.Module, _: Any) -> None:

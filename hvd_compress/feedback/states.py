@@ -158,8 +158,8 @@ class States:
         for kind, name in (*(("residual", n) for n in residuals), *((k, n) for k in own for n in own[k])):
             if name not in numels:
                 raise ValueError(
-                    f"a {kind} of parameter {name!r} was saved, and there is no such parameter: pass the same "
-                    "named_parameters as when it was saved, or remove state['hvd_compress'] to start from zero"
+                    f"a {kind} of parameter {name!r} was saved, and there is no such parameter: name "
+                    "parameters as when it was saved, or load no state of a compression to start from zero"
                 )
             if kind in own and not bool(torch.isfinite(own[kind][name]).all()):
                 raise ValueError(f"the {kind} of {name!r} is not finite")

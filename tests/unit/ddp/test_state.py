@@ -200,31 +200,24 @@ GARBAGE = {
 
 @pytest.mark.parametrize("what", GARBAGE)
 def test_garbage_is_refused(what: str) -> None:
-    for told in run_ranks(load_garbage, what, ranks=2):
-        assert told == ["ConfigError"] * 2
+    run_ranks(load_garbage, what, ranks=2)
 
 
-def load_garbage(rank: int, what: str) -> list[str]:
+def load_garbage(rank: int, what: str) -> None:
     wrong, told = GARBAGE[what]
     ddp = compressed(make_model(), "powersgd")
     optimizer = optimizer_of(ddp)
-    found = []
     for steps in (0, 2):
         train(ddp, optimizer, rank, range(steps))
         good = hc.state_dict(ddp)
         bad = {**good, **wrong} if isinstance(wrong, dict) and wrong.keys() & good.keys() else wrong
-        try:
+        with pytest.raises(ConfigError, match=f"rank {rank}: .*{told}"):
             hc.load_state_dict(ddp, bad)
-        except ConfigError as error:
-            found.append(type(error).__name__)
-            assert f"rank {rank}" in str(error), error
-            assert told in str(error), error
         kept = hc.state_dict(ddp)
         assert kept["residuals"].keys() == good["residuals"].keys()
         assert all(torch.equal(kept["residuals"][n], good["residuals"][n]) for n in good["residuals"])
     train(ddp, optimizer, rank, range(2, 4))
     check_ranks_equal(ddp, what)
-    return found
 
 
 def test_the_state_of_another_model_is_refused() -> None:

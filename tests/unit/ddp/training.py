@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -41,9 +42,7 @@ def make_model(seed: int = 0) -> torch.nn.Module:
     """Four layers whose sizes fit no round number, the same on every rank."""
     torch.manual_seed(seed)
     sizes = (13, 41, 37, 29)
-    layers = [
-        (torch.nn.Linear(before, after), torch.nn.Tanh()) for before, after in zip(sizes, sizes[1:], strict=False)
-    ]
+    layers = [(torch.nn.Linear(before, after), torch.nn.Tanh()) for before, after in pairwise(sizes)]
     return torch.nn.Sequential(*(part for layer in layers for part in layer), torch.nn.Linear(29, 3))
 
 
