@@ -237,6 +237,28 @@ def train_two(rank: int) -> None:
     train(second, rank, 3)
 
 
+def test_a_model_of_some_ranks() -> None:
+    run_ranks(train_in_part)
+
+
+def train_in_part(rank: int) -> None:
+    group = dist.new_group([0, 2])
+    if rank != 1:
+        ddp = compressed(make_model(), "star", process_group=group, find_unused_parameters=True)
+        optimizer = optimizer_of(ddp)
+        for step in range(6):
+            optimizer.zero_grad()
+            loss_of(ddp, rank, step).backward()
+            optimizer.step()
+        assert {hc.state_dict(ddp)[key] for key in ("rank", "world_size")} == {rank // 2, 2}
+        assert hc.last_step(ddp).step == 5
+    weights = flat(ddp) if rank != 1 else torch.zeros_like(flat(make_model()))
+    others = [torch.empty_like(weights) for _ in range(3)]
+    dist.all_gather(others, weights)
+    assert torch.equal(others[0], others[2])
+    assert not torch.equal(others[0], flat(make_model()))
+
+
 def test_what_is_not_sent_outlives_a_change_of_buckets() -> None:
     run_ranks(conserve)
 
