@@ -39,7 +39,8 @@ def compress(model: DistributedDataParallel, compression: Request) -> None:
 
     Registers DDP's communication hook. Call it on every rank, after the model was wrapped. Nothing is communicated
     before the first backward pass, in which ranks compare their settings. DDP's own features work as without it:
-    no_sync(), static_graph, find_unused_parameters, gradient_as_bucket_view, join().
+    no_sync(), static_graph, find_unused_parameters, gradient_as_bucket_view, join(), which always divides by the number
+    of ranks that began. After an error in an exchange the model's next forward pass raises CommunicationError.
 
     Args:
         model: wrapped in DistributedDataParallel, over gloo, nccl or mpi.

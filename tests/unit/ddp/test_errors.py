@@ -151,8 +151,8 @@ def differ_in_names(rank: int) -> None:
 
 def test_a_rank_without_a_backward_pass_is_named() -> None:
     start_s = time.monotonic()
-    run_ranks(leave_out, HVD_COMPRESS_TIMEOUT_S="1.5")
-    assert time.monotonic() - start_s < 20
+    run_ranks(leave_out, HVD_COMPRESS_TIMEOUT_S="3")
+    assert time.monotonic() - start_s < 30
 
 
 def leave_out(rank: int) -> None:
@@ -169,7 +169,7 @@ def leave_out(rank: int) -> None:
         store.wait(["seen 0", "seen 2"])
         return
     start_s = time.monotonic()
-    named = f"rank {rank}, step 2, bucket 0 .*no answer within 1.5 s .*rank 1 has not arrived"
+    named = f"rank {rank}, step 2, bucket 0 .*no answer within 3 s .*rank 1 has not arrived"
     with pytest.raises(CommunicationError, match=named):
         loss_of(ddp, rank, 2).backward()
     assert time.monotonic() - start_s < 10
@@ -200,7 +200,7 @@ def test_a_process_ends_though_a_rank_is_missing() -> None:
     """Past torch's own clean-up, which would wait: rank 1 stays until rank 0 has ended."""
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("late.py")],
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1", "HVD_COMPRESS_TIMEOUT_S": "2"},
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1", "HVD_COMPRESS_TIMEOUT_S": "3"},
         capture_output=True,
         text=True,
         timeout=100,

@@ -68,7 +68,7 @@ def train_adaptively(rank: int, name: str) -> None:
     ddp = compressed(make_model(), name)
     assert hc.controller(ddp) is None
     train(ddp, rank, 30)
-    assert hc.controller(ddp).history
+    assert hc.controller(ddp).history.events
 
 
 @pytest.mark.parametrize(("ranks", "exact"), [(2, True), (3, False)])
