@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from hvd_compress.errors import ConfigError
 from hvd_compress.session import ExchangeSession
 
@@ -37,11 +39,10 @@ def load(
 
     Warns where residuals are not loaded.
     """
-    missing = [key for key in ("rank", "world_size", "step", "loss_scale", "residuals") if key not in saved]
-    if missing:
+    wrong = _what_is_wrong(saved)
+    if wrong:
         raise ConfigError(
-            f"rank {rank}: this is not the state of a compression: {', '.join(missing)} are missing; load what "
-            "state_dict() returned"
+            f"rank {rank}: this is not the state of a compression: {wrong}; load what state_dict() returned"
         )
     residuals, states = saved["residuals"], saved.get("states", {})
     if (saved["rank"], saved["world_size"]) != (rank, world_size):
@@ -60,3 +61,25 @@ def load(
         session.step = saved["step"]
     if saved["loss_scale"] is not None:
         session.loss_scale.scale = saved["loss_scale"]
+
+
+def _what_is_wrong(saved: Any) -> str:
+    """Say why this cannot have come from save(), or nothing."""
+    if not isinstance(saved, Mapping):
+        return f"it is a {type(saved).__name__}"
+    missing = [key for key in ("rank", "world_size", "step", "loss_scale", "residuals") if key not in saved]
+    if missing:
+        return f"{', '.join(missing)} are missing"
+    odd = [key for key in ("rank", "world_size", "step") if not isinstance(saved[key], int)]
+    if not isinstance(saved["loss_scale"], (int, float, type(None))):
+        odd.append("loss_scale")
+    if not _holds_tensors(saved["residuals"]):
+        odd.append("residuals")
+    states = saved.get("states", {})
+    if not isinstance(states, Mapping) or not all(map(_holds_tensors, states.values())):
+        odd.append("states")
+    return f"{', '.join(odd)} are of another type" if odd else ""
+
+
+def _holds_tensors(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(tensor, torch.Tensor) for tensor in value.values())

@@ -22,9 +22,10 @@ import torch
 from figures import EPOCHS, TURN
 from images.data import ImageData, load_images, rank_batches
 from images.model import SmallConvNet
+from images.training import evaluate, lr_factor
 from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
-from train_images import evaluate, lr_factor
+from train_images import ranks
 
 import hvd_compress.torch as hvd
 from hvd_compress.netlab import Schedule
@@ -120,7 +121,7 @@ class Training:
         accuracies = []
         for step, state in self._snapshots:
             self._model.load_state_dict(state)
-            accuracies.append((step, evaluate(self._model, self._data.test)))
+            accuracies.append((step, evaluate(self._model, self._data.test, ranks())))
         controller = getattr(self._optimizer, "controller", None)
         return {
             **{key: self._wanted[key] for key in ("schedule", "seed", "steps", "batch_size", "lr")},

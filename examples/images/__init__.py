@@ -1,1 +1,1 @@
-"""The parts of the example that are not about Horovod: data, network, progress display, bookkeeping, demo."""
+"""The parts of the examples that are the same with Horovod and with DDP: data, network, loop, command line, report."""

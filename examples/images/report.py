@@ -50,7 +50,7 @@ def sent_against_dense(step: Mapping[str, float]) -> str:
 
 
 def describe_choices(decisions: Mapping[tuple[str, ...], Any]) -> str:
-    """Say how each bucket travels in the end, and why, or that nothing is chosen; `decisions` are the optimizer's."""
+    """Say how each bucket travels in the end, and why, or that nothing is chosen; `decisions` are the front end's."""
     several = len(decisions) > 1
     lines = []
     for number, (names, decision) in enumerate(decisions.items()):

@@ -14,7 +14,7 @@ _REPORTED = ("compress_s", "communicate_s", "decompress_s", "sent_bytes", "dense
 class StepMeter:
     """Averages, over the steps of an epoch, the seconds of each phase and the bytes sent by this rank.
 
-    The compressions of hvd_compress report each step in `optimizer.last_step`. Horovod's own do not: for them, what
+    The compressions of hvd_compress report each step in `last_step`. Horovod's own do not: for them, what
     synchronize() blocked counts as communication, and the bytes are those of a ring allreduce.
 
     Gradients leave during the backward pass. So compress, communicate and decompress overlap with `backward_s`; what
@@ -40,8 +40,13 @@ class StepMeter:
         yield
         self._sums[name] += time.perf_counter() - start
 
+    def move(self, seconds: float, of: str, to: str) -> None:
+        """Count seconds of one phase as those of another, which ran within it."""
+        self._sums[of] -= seconds
+        self._sums[to] += seconds
+
     def end_step(self, last_step: Any | None) -> None:
-        """Count a step; `last_step` is the optimizer's report about it, None where it gives none."""
+        """Count a step; `last_step` is the report about it, None where it gives none."""
         waited_s = self._sums["wait_s"] - self._waited_before
         report = vars(last_step) if last_step is not None else {"communicate_s": waited_s, **self._stock}
         for name in _REPORTED:

@@ -40,7 +40,8 @@ def compress(model: DistributedDataParallel, compression: Request) -> None:
 
     Registers DDP's communication hook. Call it on every rank, after the model was wrapped. Nothing is communicated
     before the first backward pass, in which ranks compare their settings. DDP's own features work as without it:
-    no_sync(), static_graph, find_unused_parameters, gradient_as_bucket_view, join().
+    no_sync(), static_graph, find_unused_parameters, gradient_as_bucket_view, join(), which always divides by the number
+    of ranks that began. After an error in an exchange the model's next forward pass raises CommunicationError.
 
     Args:
         model: wrapped in DistributedDataParallel, over gloo, nccl or mpi.
@@ -65,6 +66,7 @@ def compress(model: DistributedDataParallel, compression: Request) -> None:
     hook = GradientHook(parameters, compression, settings, connect, choose_torch_arrivals(group))
     model.register_comm_hook(hook, _exchange)
     _hooks[model], _wrapper_of[model.module] = hook, weakref.ref(model)
+    model.register_forward_pre_hook(_refuse_after_failure)
     model.module.register_forward_pre_hook(_refuse_another_wrapper)
     weakref.finalize(model, hook.session.close)
 
@@ -104,8 +106,9 @@ def load_state_dict(model: DistributedDataParallel, state: Mapping[str, Any]) ->
         ConfigError: it is not such a state, or of unknown parameters or other lengths.
         UsageError: the model is not compressed.
     """
-    hook = _hook_of(model)
-    checkpoint.load(hook.session, state, hook.numels, *_place(model))
+    session = _hook_of(model).session
+    numels = {name: parameter.numel() for name, parameter in model.module.named_parameters()}  # frozen ones, too
+    checkpoint.load(session, state, numels, *_place(model))
 
 
 def save_plan(model: DistributedDataParallel, path: str | Path) -> None:
@@ -180,6 +183,12 @@ def _reduced(model: DistributedDataParallel) -> dict[str, torch.Tensor]:
     """Return the parameters that DDP reduces, by their names in the module that was wrapped."""
     ignored = set(model.parameters_to_ignore)
     return {n: p for n, p in model.module.named_parameters() if p.requires_grad and n not in ignored}
+
+
+def _refuse_after_failure(model: torch.nn.Module, _: Any) -> None:
+    """DDP itself would say that an assertion within torch failed."""
+    if torch.is_grad_enabled() and model in _hooks:
+        _hooks[model].require_working()
 
 
 def _refuse_another_wrapper(module: torch.nn.Module, _: Any) -> None:

@@ -12,7 +12,7 @@ from hvd_compress.buckets.plan import slots_of
 from hvd_compress.decision import Request, check_devices
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import UnsupportedError
+from hvd_compress.errors import CommunicationError, UnsupportedError
 from hvd_compress.session import ExchangeSession
 from hvd_compress.settings import Settings
 
@@ -40,7 +40,6 @@ class GradientHook:
 
     Attributes:
         session: what exchanges the buckets.
-        numels: of the parameters that it exchanges, by name.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class GradientHook:
             ConfigError, UnsupportedError: as check_devices().
         """
         check_devices(parameters, request)
-        self.numels = {name: parameter.numel() for name, parameter in parameters.items()}
         self._parameters = dict(parameters)  # holds what _names tells apart by id
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._slots, self._devices = slots_of(parameters)
@@ -71,6 +69,7 @@ class GradientHook:
         self._step: list[tuple[Layout, torch.Tensor, Result]] = []  # the buckets of this step so far
         self._held = False  # whether one of them was not known
         self._opened = False
+        self._failure: str | None = None
 
     def __call__(self, bucket: GradBucket) -> Result:
         """Take one bucket; the future holds the average over ranks, which lies in the bucket, when the step is over.
@@ -83,7 +82,15 @@ class GradientHook:
             return self._take(bucket)
         except BaseException as error:  # other ranks may wait for this one: it must be able to end
             self.session.fail(error)
+            self._failure = str(error)
             raise
+
+    def require_working(self) -> None:
+        """Raise CommunicationError after an error: DDP's own state is that of a step that was taken by halves."""
+        if self._failure is not None:
+            raise CommunicationError(
+                f"nothing is exchanged any more, since an earlier exchange failed: {self._failure}"
+            )
 
     def _take(self, bucket: GradBucket) -> Result:
         number, flat = bucket.index(), bucket.buffer()

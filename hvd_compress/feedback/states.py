@@ -149,8 +149,8 @@ class States:
             own: as own_state_dict() gives it; what is missing stays as it is.
 
         Raises:
-            ValueError: something is of an unknown parameter, a residual has another numel, or a compressor's tensor is
-                not finite; nothing has changed then.
+            ValueError: something is of an unknown parameter, a residual has another numel, or a tensor is not finite;
+                nothing has changed then.
 
         Warns of what a compressor keeps in another shape now: it starts anew.
         """
@@ -158,14 +158,16 @@ class States:
         for kind, name in (*(("residual", n) for n in residuals), *((k, n) for k in own for n in own[k])):
             if name not in numels:
                 raise ValueError(
-                    f"a {kind} of parameter {name!r} was saved, and there is no such parameter: pass the same "
-                    "named_parameters as when it was saved, or remove state['hvd_compress'] to start from zero"
+                    f"a {kind} of parameter {name!r} was saved, and there is no such parameter: name "
+                    "parameters as when it was saved, or load no state of a compression to start from zero"
                 )
             if kind in own and not bool(torch.isfinite(own[kind][name]).all()):
                 raise ValueError(f"the {kind} of {name!r} is not finite")
         for name, residual in residuals.items():
             if residual.numel() != numels[name]:
                 raise ValueError(f"the residual of {name!r} has {residual.numel()} elements instead of {numels[name]}")
+            if not bool(torch.isfinite(residual).all()):
+                raise ValueError(f"the residual of {name!r} is not finite")
         self._waiting = {}
         for name in numels:
             value = residuals.get(name)

@@ -1,4 +1,4 @@
-"""The example's parts: data files, shares of ranks, network, bookkeeping; and one run on one rank."""
+"""The examples' parts: data files, shares of ranks, network, bookkeeping; and one run on one rank."""
 
 from __future__ import annotations
 
@@ -243,6 +243,17 @@ class TestMeter:
         for word in ("backward", "compress", "communicate", "decompress", "sent 2.000 of 4.000 MB (50.0% of dense)"):
             assert word in text
 
+    def test_seconds_of_a_phase_within_another_are_moved(self):
+        meter = StepMeter(parameters=1, value_bytes=4, world_size=2)
+        with meter.phase("backward_s"):
+            pass
+        before = meter._sums["backward_s"]
+        meter.move(before / 4, "backward_s", "wait_s")
+        meter.end_step(None)
+        means = meter.means()
+        assert (means["backward_s"], means["wait_s"]) == pytest.approx((0.75 * before, 0.25 * before))
+        assert means["step_s"] == pytest.approx(before)
+
 
 class TestProgress:
     def test_in_a_log_there_are_lines_only(self, capsys, monkeypatch):
@@ -285,6 +296,41 @@ def test_one_rank_trains_and_writes_its_results(folder, tmp_path):
     assert "chosen:" not in done.stdout
 
 
+def test_ddp_trains_on_two_ranks_without_horovod(folder, tmp_path):
+    (tmp_path / "absent" / "horovod").mkdir(parents=True)
+    (tmp_path / "absent" / "horovod" / "__init__.py").write_text("raise ImportError('Horovod is not installed')")
+    result = tmp_path / "run.json"
+    options = ["--compression", "covap", "--epochs", "1", "--batch-size", "8", "--data-dir", folder, "--json", result]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, EXAMPLES / "train_ddp.py", *options],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path / 'absent'}:{ROOT}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"Fashion-MNIST from {folder}" in done.stdout
+    content = json.loads(result.read_text())
+    assert (content["world_size"], content["settings"]["compression"]) == (2, "covap")
+    (epoch,) = content["results"]["covap"]
+    assert 0 < epoch["step"]["sent_bytes"] < epoch["step"]["dense_bytes"]
+    assert 0 < epoch["step"]["wait_s"] < epoch["step"]["step_s"]
+
+
+@pytest.mark.parametrize("script", ["train_images.py", "train_ddp.py"])
+def test_both_scripts_take_the_same_options(script):
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / script, "--help"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[none|fp16|bf16|dense|auto|topk|star|var|artopk|efsign|powersgd|covap]" in done.stdout
+    for option in ("--ratio", "--algorithm", "--engine", "--epochs", "--seed", "--json", "--device", "--demo"):
+        assert f"  {option} " in done.stdout
+
+
 def test_the_last_line_says_what_was_chosen_and_why():
     star = Decision(TopK(0.01), paths.Path("star", "ring"), reason="4.00 ms measured, next dense with 9.00")
     dense = Decision(Cast(), paths.Path("dense"), reason="no compression pays here")
@@ -318,9 +364,10 @@ def test_after_too_few_steps_nothing_is_chosen_yet(tmp_path, monkeypatch):
     assert all(line.startswith("chosen: bucket") for line in late.splitlines())
 
 
-def test_a_missing_folder_is_one_clear_sentence(tmp_path):
+@pytest.mark.parametrize("script", ["train_images.py", "train_ddp.py"])
+def test_a_missing_folder_is_one_clear_sentence(tmp_path, script):
     done = subprocess.run(
-        [sys.executable, EXAMPLES / "train_images.py", "--data-dir", tmp_path / "absent"],
+        [sys.executable, EXAMPLES / script, "--data-dir", tmp_path / "absent"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -1,0 +1,114 @@
+"""Ranks as processes over gloo. They are forked from a server that has imported torch, so a job starts at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
+from multiprocessing.forkserver import ensure_running
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+LIMIT_S = 60.0
+"""Only what hangs takes so long."""
+_IMPORTED = ["torch.nn.parallel", "torch._dynamo", "pytest", "hvd_compress.ddp", "tests.unit.ddp.job", "tests.harness"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank ended: with what its body returned, or with an error, or, where it has died, with neither."""
+
+    value: Any = None
+    error: str | None = None
+    died: bool = False
+
+
+def run_ranks(body: Callable[..., Any], *arguments: Any, ranks: int = 3, **variables: str) -> list[Any]:
+    """Return what body(rank, *arguments) returned in each of some processes, which are one job of torch.distributed.
+
+    `variables` are set in their environment. Raises AssertionError with what a rank has raised.
+    """
+    ended = end_of_ranks(body, *arguments, ranks=ranks, **variables)
+    errors = [f"rank {rank}: {end.error or 'died'}" for rank, end in enumerate(ended) if end.error or end.died]
+    assert not errors, "\n".join(errors)
+    return [end.value for end in ended]
+
+
+def end_of_ranks(body: Callable[..., Any], *arguments: Any, ranks: int = 3, **variables: str) -> list[Ended]:
+    """Return how each rank of a job has ended. Raises AssertionError where one does not."""
+    context = _server()
+    store = dist.TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
+    pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
+    processes = [
+        context.Process(target=_rank, args=(rank, ranks, store.port, pipe, variables, body, arguments), daemon=True)
+        for rank, (_, pipe) in enumerate(pipes)
+    ]
+    for process, (_, pipe) in zip(processes, pipes, strict=True):
+        process.start()
+        pipe.close()  # else its end would not be seen
+    try:
+        return _collect([pipe for pipe, _ in pipes])
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _collect(pipes: Sequence[Connection]) -> list[Ended]:
+    ended: dict[Connection, Ended] = {}
+    while len(ended) < len(pipes):
+        ready = wait([pipe for pipe in pipes if pipe not in ended], LIMIT_S)
+        late = [rank for rank, pipe in enumerate(pipes) if pipe not in ended]
+        assert ready, f"ranks {late} have not ended within {LIMIT_S:g} s; the others: {list(ended.values())}"
+        for pipe in ready:
+            assert isinstance(pipe, Connection)
+            try:
+                ended[pipe] = pickle.loads(pipe.recv_bytes())
+            except EOFError:
+                ended[pipe] = Ended(died=True)
+    return [ended[pipe] for pipe in pipes]
+
+
+@cache
+def _server() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED)
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "OMP_NUM_THREADS")}
+    os.environ.update(PYTHONPATH=str(Path(__file__).parents[3]), OMP_NUM_THREADS="1")
+    try:
+        ensure_running()
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+    return context
+
+
+def _rank(
+    rank: int,
+    ranks: int,
+    port: int,
+    pipe: Connection,
+    variables: Mapping[str, str],
+    body: Callable[..., Any],
+    arguments: Sequence[Any],
+) -> None:
+    os.environ.update({"HVD_COMPRESS_ADAPT": "0", "HVD_COMPRESS_TIMEOUT_S": "30", **variables})
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", port), rank=rank, world_size=ranks)
+        ended = Ended(body(rank, *arguments))
+    except BaseException:
+        ended = Ended(error=traceback.format_exc())
+    pipe.send_bytes(pickle.dumps(ended))
+    wait([pipe], LIMIT_S)  # until the test has seen all: rank 0 may not take its connections away from the others

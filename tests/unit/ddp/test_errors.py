@@ -1,0 +1,210 @@
+"""What DDP's front end refuses, and how a job ends in which ranks do not do the same."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import os
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+import hvd_compress.ddp as hc
+from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
+from tests.unit.ddp.job import end_of_ranks, run_ranks
+from tests.unit.ddp.training import batch, check_ranks_equal, compressed, loss_of, make_model, optimizer_of
+
+CHECKOUT = Path(__file__).parents[3]
+TOPK = hc.Compression.topk(0.1, "star")
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A job with one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    gc.collect()  # models must end before what they communicate with
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+class TestRefusal:
+    def test_a_model_that_is_not_wrapped(self) -> None:
+        with pytest.raises(ConfigError, match=r"model = DistributedDataParallel\(model\), .*; this is a Sequential"):
+            hc.compress(make_model(), TOPK)
+
+    @pytest.mark.parametrize("what", [hc.Compression.topk, hc.Compression, 0.01, None, "topk"])
+    def test_what_is_no_compression(self, what: Any) -> None:
+        with pytest.raises(ConfigError, match="is no compression: pass what a function of Compression returns"):
+            hc.compress(DistributedDataParallel(make_model()), what)
+
+    def test_a_second_call(self) -> None:
+        ddp = compressed(make_model(), TOPK)
+        with pytest.raises(UsageError, match="was called for this model already"):
+            hc.compress(ddp, TOPK)
+        loss_of(ddp, 0, 0).backward()
+        assert hc.last_step(ddp).finite
+
+    def test_a_model_with_another_hook(self) -> None:
+        ddp = DistributedDataParallel(make_model())
+        ddp.register_comm_hook(None, default_hooks.allreduce_hook)
+        with pytest.raises(UsageError, match="has a communication hook already"):
+            hc.compress(ddp, TOPK)
+
+    def test_sparse_gradients(self) -> None:
+        model = torch.nn.Sequential(torch.nn.Embedding(5, 3, sparse=True), torch.nn.Linear(3, 2))
+        with pytest.raises(UnsupportedError, match="'0' has sparse gradients"):
+            hc.compress(DistributedDataParallel(model), TOPK)
+
+    def test_rollouts(self) -> None:
+        with pytest.raises(UnsupportedError, match="use gain='curve'"):
+            hc.compress(DistributedDataParallel(make_model()), hc.Compression.auto(gain="rollout"))
+
+    def test_questions_about_a_model_that_is_not_compressed(self) -> None:
+        for model in (DistributedDataParallel(make_model()), make_model(), None):
+            for ask in (hc.last_step, hc.decisions, hc.controller, hc.state_dict):
+                with pytest.raises(UsageError, match=f"this {type(model).__name__} is not compressed"):
+                    ask(model)
+            with pytest.raises(UsageError, match="is not compressed"):
+                hc.load_state_dict(model, {})
+            with pytest.raises(UsageError, match="is not compressed"):
+                hc.follow_loss_scale(model, torch.amp.GradScaler("cpu"))
+
+    def test_a_wrong_variable_of_the_environment(self, monkeypatch) -> None:
+        ddp = DistributedDataParallel(make_model())
+        monkeypatch.setenv("HVD_COMPRESS_TIMEOUT_S", "soon")
+        with pytest.raises(ConfigError, match="HVD_COMPRESS_TIMEOUT_S = 'soon'"):
+            hc.compress(ddp, TOPK)
+        monkeypatch.delenv("HVD_COMPRESS_TIMEOUT_S")
+        hc.compress(ddp, TOPK)  # nothing was registered
+
+    def test_a_module_that_was_wrapped_again(self) -> None:
+        ddp = compressed(make_model(), TOPK)
+        loss_of(ddp, 0, 0).backward()
+        again = DistributedDataParallel(ddp.module)
+        with pytest.raises(UsageError, match=r"wrapped again after compress\(\)"):
+            again(batch(0, 0)[0])
+        with pytest.raises(UsageError, match="is compressed in another DistributedDataParallel"):
+            hc.compress(again, TOPK)
+        assert ddp.module(batch(0, 0)[0]).shape == (16, 3), "the module by itself can be used"
+        module = ddp.module
+        del ddp
+        gc.collect()
+        hc.compress(again, TOPK)
+        loss_of(again, 0, 1).backward()
+        assert hc.last_step(again).step == 0
+        assert again.module is module
+
+    def test_the_module_can_be_copied_and_saved(self) -> None:
+        ddp = compressed(make_model(), TOPK)
+        loss_of(ddp, 0, 0).backward()
+        file = io.BytesIO()
+        torch.save(ddp.module, file)
+        file.seek(0)
+        for module in (copy.deepcopy(ddp.module), torch.load(file, weights_only=False)):
+            images, _ = batch(0, 0)
+            assert torch.equal(module(images), ddp.module(images))
+            other = compressed(module, TOPK)
+            loss_of(other, 0, 0).backward()
+            assert hc.last_step(other).step == 0
+
+
+def test_ranks_that_ask_for_different_compressions() -> None:
+    run_ranks(differ)
+
+
+def differ(rank: int) -> None:
+    ddp = compressed(make_model(), "star" if rank == 1 else "efsign")
+    with pytest.raises(ConfigError, match=f"rank {rank}.*settings differ.* on ranks 0, 2 and .* on rank 1"):
+        loss_of(ddp, rank, 0).backward()
+    with pytest.raises(CommunicationError, match=r"nothing is exchanged any more, .*settings differ"):
+        loss_of(ddp, rank, 1)
+    with torch.no_grad():
+        loss_of(ddp.module, rank, 1)
+
+
+def test_ranks_of_different_models() -> None:
+    """DDP itself compares shapes alone."""
+    run_ranks(differ_in_names)
+
+
+def differ_in_names(rank: int) -> None:
+    model = make_model()
+    if rank == 2:
+        model = torch.nn.Sequential(OrderedDict((f"other{name}", part) for name, part in model.named_children()))
+    ddp = compressed(model, "star")
+    told = f"rank {rank}, .*rank 2 optimizes other parameters than rank 0 .*'0.weight: .*'other0.weight: "
+    with pytest.raises(ConfigError, match=told):
+        loss_of(ddp, rank, 0).backward()
+
+
+def test_a_rank_without_a_backward_pass_is_named() -> None:
+    start_s = time.monotonic()
+    run_ranks(leave_out, HVD_COMPRESS_TIMEOUT_S="3")
+    assert time.monotonic() - start_s < 30
+
+
+def leave_out(rank: int) -> None:
+    ddp = compressed(make_model(), "star")
+    optimizer = optimizer_of(ddp)
+    for step in range(2):
+        optimizer.zero_grad()
+        loss_of(ddp, rank, step).backward()
+        optimizer.step()
+    check_ranks_equal(ddp, 2)
+    left = hc.state_dict(ddp)["residuals"]
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait(["seen 0", "seen 2"])
+        return
+    start_s = time.monotonic()
+    named = f"rank {rank}, step 2, bucket 0 .*no answer within 3 s .*rank 1 has not arrived"
+    with pytest.raises(CommunicationError, match=named):
+        loss_of(ddp, rank, 2).backward()
+    assert time.monotonic() - start_s < 10
+    assert all(torch.equal(left[n], each) for n, each in hc.state_dict(ddp)["residuals"].items())
+    with pytest.raises(CommunicationError, match=r"nothing is exchanged any more, .*rank 1 has not arrived"):
+        loss_of(ddp, rank, 3)
+    store.set(f"seen {rank}", "")
+
+
+def test_a_rank_that_dies_is_an_error_of_the_others() -> None:
+    """gloo tells them of a connection that is closed, without the number of the rank."""
+    first, second, third = end_of_ranks(die, HVD_COMPRESS_TIMEOUT_S="5")
+    assert second.died
+    assert (first.error, third.error) == (None, None)
+
+
+def die(rank: int) -> None:
+    ddp = compressed(make_model(), "star")
+    for step in range(2):
+        loss_of(ddp, rank, step).backward()
+    if rank == 1:
+        os._exit(3)
+    with pytest.raises(CommunicationError, match=f"rank {rank}, step 2, bucket 0"):
+        loss_of(ddp, rank, 2).backward()
+
+
+def test_a_process_ends_though_a_rank_is_missing() -> None:
+    """Past torch's own clean-up, which would wait: rank 1 stays until rank 0 has ended."""
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("late.py")],
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1", "HVD_COMPRESS_TIMEOUT_S": "3"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 1
+    assert "CommunicationError: rank 0, step 2" in done.stderr
+    assert "rank 1 has not arrived" in done.stderr

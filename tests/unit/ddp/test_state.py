@@ -1,0 +1,229 @@
+"""What a compressed DDP model remembers: in mixed precision, where gradients are not finite, and in checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import hvd_compress.ddp as hc
+from hvd_compress.errors import ConfigError
+from tests.unit.ddp.job import run_ranks
+from tests.unit.ddp.training import Given, check_ranks_equal, compressed, flat, loss_of, make_model, optimizer_of
+
+METHODS = ("star", "allgather", "efsign", "powersgd", "covap")
+"""All with error feedback."""
+
+
+def residuals(ddp: DistributedDataParallel) -> torch.Tensor:
+    return torch.cat(list(hc.state_dict(ddp)["residuals"].values()))
+
+
+def train(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, rank: int, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(ddp, rank, step).backward()
+        optimizer.step()
+
+
+def test_a_step_that_is_not_finite_changes_nothing() -> None:
+    run_ranks(overflow)
+
+
+def overflow(rank: int) -> None:
+    for name in METHODS:
+        ddp = compressed(make_model(), name)
+        optimizer, scaler = optimizer_of(ddp), torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+        hc.follow_loss_scale(ddp, scaler)
+        for step in range(8):
+            factor = float("inf") if (rank, step) == (1, 2) else 1.0
+            before, left, scale = flat(ddp), residuals(ddp) if step else None, scaler.get_scale()
+            optimizer.zero_grad()
+            scaler.scale(factor * loss_of(ddp, rank, step)).backward()
+            if step == 2:
+                assert not hc.last_step(ddp).finite
+                assert torch.equal(residuals(ddp), left), name
+            else:
+                assert hc.last_step(ddp).finite
+            scaler.step(optimizer)
+            scaler.update()
+            if step == 2:
+                assert torch.equal(flat(ddp), before), name
+                assert scaler.get_scale() == scale / 2
+                assert torch.equal(residuals(ddp), left / 2), "in the units of the new scale"
+            elif step == 5:
+                assert scaler.get_scale() == scale * 2
+            check_ranks_equal(ddp, step)
+        assert hc.last_step(ddp).nonfinite_steps == 1
+        assert hc.state_dict(ddp)["loss_scale"] == 1024.0
+        assert residuals(ddp).abs().sum() > 0
+
+
+def test_scaling_by_powers_of_two_changes_no_result() -> None:
+    run_ranks(compare_scaled)
+
+
+def compare_scaled(rank: int) -> None:
+    for name in ("star", "covap"):
+        plain, scaled = compressed(make_model(), name), compressed(make_model(), name)
+        optimizers = optimizer_of(plain), optimizer_of(scaled)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+        hc.follow_loss_scale(scaled, scaler)
+        train(plain, optimizers[0], rank, range(8))
+        for step in range(8):
+            optimizers[1].zero_grad()
+            scaler.scale(loss_of(scaled, rank, step)).backward()
+            scaler.step(optimizers[1])
+            scaler.update()
+        assert scaler.get_scale() == 64.0
+        assert torch.equal(flat(plain), flat(scaled)), name
+
+
+def test_nan_on_one_rank_in_a_bucket_that_is_skipped() -> None:
+    """Nothing of it is communicated in that step, so only this rank knows: it drops the gradient."""
+    run_ranks(skip_nan)
+
+
+def skip_nan(rank: int) -> None:
+    ddp = compressed(Given(), "covap", find_unused_parameters=True, bucket_cap_mb=0.0006)
+    optimizer = optimizer_of(ddp)
+    for step in range(8):
+        # those of the coming step
+        skipped = [names for names, decision in hc.decisions(ddp).items() if decision.path.scheme == "skip"]
+        before = hc.state_dict(ddp)["residuals"]
+        optimizer.zero_grad()
+        if step == 4 and rank == 1:
+            (parameter, *_), *_ = skipped
+            handle = ddp.module.get_parameter(parameter).register_hook(lambda g: torch.full_like(g, float("nan")))
+            ddp(rank, step).backward()
+            handle.remove()
+            assert torch.equal(hc.state_dict(ddp)["residuals"][parameter], before[parameter])
+        else:
+            ddp(rank, step).backward()
+        optimizer.step()
+        check_ranks_equal(ddp, step)
+        assert (hc.last_step(ddp).step, hc.last_step(ddp).nonfinite_steps) == (step, 0)
+        assert residuals(ddp).isfinite().all()
+
+
+def through_a_file(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def test_to_resume_is_to_go_on_to_the_bit() -> None:
+    run_ranks(resume)
+
+
+def resume(rank: int) -> None:
+    for name in METHODS:
+        going = compressed(make_model(), name, find_unused_parameters=True)
+        optimizer = optimizer_of(going)
+        train(going, optimizer, rank, range(5))
+        kept = copy.deepcopy((going.module.state_dict(), optimizer.state_dict(), hc.state_dict(going)))
+        train(going, optimizer, rank, range(5, 10))
+        # ranks have agreed on their step then, on which these depend
+        for late in (False,) if name in ("star", "covap") else (False, True):
+            again = compressed(make_model(3), name, find_unused_parameters=True)
+            anew = optimizer_of(again)
+            if late:
+                train(again, anew, rank, range(2))
+            saved = through_a_file(kept)
+            again.module.load_state_dict(saved[0])
+            anew.load_state_dict(saved[1])
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                hc.load_state_dict(again, saved[2])
+            train(again, anew, rank, range(5, 10))
+            assert torch.equal(flat(again), flat(going)), f"{name}, loaded late: {late}"
+            assert torch.equal(residuals(again), residuals(going)), name
+            assert late or hc.last_step(again).step == 9
+
+
+def test_the_checkpoint_of_one_rank_is_loaded_by_all() -> None:
+    run_ranks(load_from_one)
+
+
+def load_from_one(rank: int) -> None:
+    for name in METHODS:
+        ddp = compressed(make_model(), name)
+        optimizer = optimizer_of(ddp)
+        train(ddp, optimizer, rank, range(3))
+        saved = [through_a_file(hc.state_dict(ddp)) if rank == 0 else None]  # the others need not do anything
+        dist.broadcast_object_list(saved, 0)
+        again = compressed(make_model(), name)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            hc.load_state_dict(again, saved[0])
+        if rank == 0:
+            assert not told
+            assert torch.equal(residuals(again), residuals(ddp))
+        else:
+            assert [f"not loaded on rank {rank} of 3, which starts from zero" in str(w.message) for w in told] == [True]
+            assert told[0].filename == __file__, "where it was called"
+            assert not hc.state_dict(again)["residuals"]
+        again.module.load_state_dict(ddp.module.state_dict())
+        optimizer = optimizer_of(again)
+        train(again, optimizer, rank, range(3, 6))
+        check_ranks_equal(again, name)
+        assert hc.last_step(again).step == 5
+
+
+GARBAGE = {
+    "nothing": ({}, "not the state of a compression"),
+    "another's": (torch.nn.Linear(2, 2).state_dict(), "not the state of a compression"),
+    "no mapping": ("weights", "not the state of a compression"),
+    "nothing at all": (None, "not the state of a compression"),
+    "unknown parameter": ({"residuals": {"unknown": torch.zeros(3)}}, "parameter 'unknown'"),
+    "other length": ({"residuals": {"0.weight": torch.zeros(3)}}, "'0.weight' has 3 elements instead of 533"),
+    "no tensor": ({"residuals": {"0.weight": "lost"}}, "residuals are of another type"),
+    "no residuals": ({"residuals": 7}, "residuals are of another type"),
+    "states of no kind": ({"states": ["q"], "step": "last"}, "step, states are of another type"),
+    "NaN": ({"residuals": {"0.weight": torch.full((533,), float("nan"))}}, "the residual of '0.weight' is not finite"),
+    "NaN in a state": ({"states": {"powersgd.q": {"0.weight": torch.tensor([float("nan")])}}}, "not finite"),
+}
+"""What is no state of this model, and what is told of it."""
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_garbage_is_refused(what: str) -> None:
+    run_ranks(load_garbage, what, ranks=2)
+
+
+def load_garbage(rank: int, what: str) -> None:
+    wrong, told = GARBAGE[what]
+    ddp = compressed(make_model(), "powersgd")
+    optimizer = optimizer_of(ddp)
+    for steps in (0, 2):
+        train(ddp, optimizer, rank, range(steps))
+        good = hc.state_dict(ddp)
+        bad = {**good, **wrong} if isinstance(wrong, dict) and wrong.keys() & good.keys() else wrong
+        with pytest.raises(ConfigError, match=f"rank {rank}: .*{told}"):
+            hc.load_state_dict(ddp, bad)
+        kept = hc.state_dict(ddp)
+        assert kept["residuals"].keys() == good["residuals"].keys()
+        assert all(torch.equal(kept["residuals"][n], good["residuals"][n]) for n in good["residuals"])
+    train(ddp, optimizer, rank, range(2, 4))
+    check_ranks_equal(ddp, what)
+
+
+def test_the_state_of_another_model_is_refused() -> None:
+    run_ranks(load_anothers)
+
+
+def load_anothers(rank: int) -> None:
+    other = compressed(Given(), "star")
+    other(rank, 0).backward()
+    ddp = compressed(make_model(), "star")
+    for steps in (0, 1):
+        train(ddp, optimizer_of(ddp), rank, range(steps))
+        with pytest.raises(ConfigError, match=f"rank {rank}: a residual of parameter 'first_bias' was saved"):
+            hc.load_state_dict(ddp, hc.state_dict(other))
