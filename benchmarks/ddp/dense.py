@@ -22,7 +22,7 @@ from windows import Step, cells, in_turns, run_job, table_head
 import hvd_compress.ddp as hc
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
-from images.model import SmallConvNet  # noqa: E402
+from images.model import SmallConvNet
 
 BATCH = 16
 WIDTH, DEPTH = 2000, 6

@@ -31,8 +31,8 @@ from windows import Step, cells, in_turns, run_job, table_head
 import hvd_compress.ddp as hc
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
-from images.data import load_digits, rank_batches  # noqa: E402
-from images.model import SmallConvNet  # noqa: E402
+from images.data import load_digits, rank_batches
+from images.model import SmallConvNet
 
 RANKS, START, BATCH = 4, 2, 16
 ONE_BUCKET_MB = 200
