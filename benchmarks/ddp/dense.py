@@ -4,8 +4,7 @@
 
 A step is forward, backward and allreduce. Each job has three DDP models of one architecture: two stock ones and one
 with hc.Compression.dense(). A round is a window of each. The ratio is dense to the first stock one, the noise the
-second stock one to the first: medians over rounds, with 95 % intervals by bootstrap. `--no-hooked` makes the third a
-stock one, too.
+second stock one to the first: medians over rounds, with 95 % intervals by bootstrap.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ MODELS = {"convnet, 1.2 M": (SmallConvNet, 20), "MLP, 25.6 M": (mlp, 2)}
 """By name: what makes it, and the steps of a window."""
 
 
-def compare(name: str, rounds: int, hooked: bool = True) -> list[list[float]]:
+def compare(name: str, rounds: int) -> list[list[float]]:
     """Return seconds of a step in each round: stock, stock, dense."""
-    return in_turns([_step(name, False), _step(name, False), _step(name, hooked)], rounds, MODELS[name][1])
+    return in_turns([_step(name, False), _step(name, False), _step(name, True)], rounds, MODELS[name][1])
 
 
 def _step(name: str, hooked: bool) -> Step:
@@ -62,13 +61,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=42)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--no-hooked", action="store_true")
     asked = parser.parse_args()
     print(f"torch {torch.__version__}, {asked.rounds} rounds\n")
     print(table_head(["model", "ranks"], "DDP", "dense"))
     for name in asked.models:
         for ranks in asked.ranks:
-            rows = run_job(ranks, compare, name, asked.rounds, not asked.no_hooked)
+            rows = run_job(ranks, compare, name, asked.rounds)
             print(f"| {' | '.join([name, str(ranks), *cells(rows)])} |", flush=True)
 
 

@@ -37,7 +37,7 @@ from images.model import SmallConvNet
 RANKS, START, BATCH = 4, 2, 16
 ONE_BUCKET_MB = 200
 KINDS = ("dense", "torch", "ours")
-EPOCHS = (1, 2, 4, 8)
+EPOCHS = (1, 2, 3, 4)
 """Those whose loss is shown."""
 LR, MOMENTUM = 0.02, 0.9
 
@@ -118,6 +118,11 @@ def losses(kind: str, rank: int, seed: int) -> list[float]:
     return found
 
 
+def all_losses(rank: int, seeds: int) -> dict[str, list[list[float]]]:
+    """Return the curves of each kind, one a seed."""
+    return {kind: [losses(kind, rank, seed) for seed in range(1, seeds + 1)] for kind in KINDS}
+
+
 def compare(name: str, rank: int, rounds: int) -> list[list[float]]:
     """Return seconds of a step in each round: torch's, torch's, ours."""
     return in_turns([_step(name, kind, rank) for kind in ("torch", "torch", "ours")], rounds, MODELS[name][1])
@@ -143,8 +148,7 @@ def _step(name: str, kind: str, rank: int) -> Step:
 def print_losses(rank: int, seeds: int) -> None:
     print("| hook | " + " | ".join(f"epoch {epoch}" for epoch in EPOCHS) + " |")
     print("| --- |" + " --- |" * len(EPOCHS))
-    for kind in KINDS:
-        found = [run_job(RANKS, losses, kind, rank, seed) for seed in range(1, seeds + 1)]
+    for kind, found in run_job(RANKS, all_losses, rank, seeds).items():
         columns = [[curve[epoch - 1] for curve in found] for epoch in EPOCHS]
         shown = [f"{sum(c) / len(c):.4f} ({min(c):.4f} to {max(c):.4f})" for c in columns]
         print(f"| {kind} | {' | '.join(shown)} |", flush=True)
