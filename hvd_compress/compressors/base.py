@@ -17,8 +17,11 @@ from hvd_compress.payload import Payload
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Rounds = Generator[Payload, Sequence[Payload], None]
-"""Yields this rank's payload of a round; is sent those of all ranks in rank order, or their sum as the only one."""
+Rounds = Generator[Payload, Sequence[Payload], torch.Tensor | None]
+"""Yields this rank's payload of a round; is sent those of all ranks in rank order, or their sum as the only one.
+
+Returns whether the result is finite, as a tensor () of bool, where the compressor knows it anyway; else None.
+"""
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,7 @@ class SingleRound(Compressor):
         self.sum_into(total, payloads, work.scale, work.layout)
         if total is not work.gradient:
             work.gradient.copy_(total)
+        return None
 
     def _encode(self, work: Input) -> Payload:
         return self.compress(work.gradient, work.layout)

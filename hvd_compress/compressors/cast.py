@@ -8,6 +8,7 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Input, Round, Rounds, SingleRound
+from hvd_compress.compressors.finite import scale_finite
 from hvd_compress.errors import PayloadError
 from hvd_compress.payload import Payload
 
@@ -36,7 +37,7 @@ class Cast(SingleRound):
         total = payloads[0]["values"]
         if total.data_ptr() != work.gradient.data_ptr():
             work.gradient.copy_(total)
-        work.gradient.mul_(work.scale)
+        return scale_finite(work.gradient, work.scale)
 
     def compress(self, corrected: torch.Tensor, layout: Layout) -> Payload:
         return Payload({"values": corrected.to(self.sum_dtype(corrected.dtype))}, corrected.numel(), summable=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -103,7 +103,7 @@ class PowerSGD(Compressor):
         native.accumulate(work.gradient, work.residual, out=corrected)
         if work.step < self.start_step:
             yield from self._dense_rounds(work, corrected, bool(matrices))
-            return
+            return None
         dense = list(_between(matrices, layout.numel))
         factors = [m.of(corrected) @ work.state.current[KIND, m.name] for m in matrices]
         sent = [*(factor.reshape(-1) for factor in factors), *(corrected[part] for part in dense)]
@@ -111,12 +111,12 @@ class PowerSGD(Compressor):
         payloads = yield Payload({"p": values}, layout.numel, summable=True)
         total = _sum(payloads, "p", values.numel()).mul_(work.scale)
         parts = iter(torch.split(total, [part.numel() for part in sent]))
-        bases = [_orthogonal(next(parts).view(m.rows, m.rank)) for m in matrices]
+        bases = _batched(_orthogonal, [next(parts).view(m.rows, m.rank) for m in matrices])
         for part, result in zip(dense, parts, strict=True):
             work.gradient[part] = result.to(work.gradient.dtype)
             corrected[part] = 0.0
         if not matrices:
-            return
+            return None
         own = [m.of(corrected).T @ basis for m, basis in zip(matrices, bases, strict=True)]
         for m, basis, q in zip(matrices, bases, own, strict=True):
             m.of(corrected).addmm_(basis, q.T, alpha=-1.0)  # corrected - transmitted
@@ -124,10 +124,13 @@ class PowerSGD(Compressor):
         payloads = yield Payload({"q": values}, layout.numel, summable=True)
         total = _sum(payloads, "q", values.numel()).mul_(work.scale)
         parts = iter(torch.split(total, [q.numel() for q in own]))
-        for m, basis in zip(matrices, bases, strict=True):
-            q = next(parts).view(m.cols, m.rank)
-            m.of(work.gradient).copy_(basis @ q.T)
-            work.state.pending[KIND, m.name] = _warm(q, work.state.current[KIND, m.name])
+        factors = [next(parts).view(m.cols, m.rank) for m in matrices]
+        for m, basis, q in zip(matrices, bases, factors, strict=True):
+            _product(basis, q.T, m.of(work.gradient))
+        before = [work.state.current[KIND, m.name] for m in matrices]
+        warm = _batched(_warm, factors, before)
+        work.state.pending.update({(KIND, m.name): q for m, q in zip(matrices, warm, strict=True)})
+        return None
 
     def _dense_rounds(self, work: Input, corrected: torch.Tensor, two: bool) -> Rounds:
         """Send every element, in the first of as many rounds as there are in later steps."""
@@ -136,6 +139,7 @@ class PowerSGD(Compressor):
         corrected.zero_()
         if two:
             yield Payload({}, work.layout.numel, summable=True)
+        return None
 
 
 @lru_cache(maxsize=4096)
@@ -177,38 +181,58 @@ def _sum(payloads: Sequence[Payload], name: str, numel: int) -> torch.Tensor:
     return total
 
 
+def _batched(call: Callable[..., torch.Tensor], *operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return `call` of each row of operands, calling it once for all whose first operand has the same shape."""
+    groups: dict[torch.Size, list[int]] = {}
+    for number, first in enumerate(operands[0]):
+        groups.setdefault(first.shape, []).append(number)
+    found: dict[int, torch.Tensor] = {}
+    for numbers in groups.values():
+        results = call(*(torch.stack([operand[number] for number in numbers]) for operand in operands))
+        found.update(zip(numbers, results.unbind(), strict=True))
+    return [found[number] for number in range(len(operands[0]))]
+
+
+def _product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    if out.dtype == left.dtype:
+        torch.mm(left, right, out=out)
+    else:
+        out.copy_(left @ right)
+
+
 def _orthogonal(p: torch.Tensor) -> torch.Tensor:
-    """Return an orthonormal basis of the columns of p (rows, rank), by the modified Gram-Schmidt process.
+    """Return an orthonormal basis of the columns of p (..., rows, rank), by the modified Gram-Schmidt process.
 
     A column that is zero, or depends on those before it, becomes zero. Nothing here waits for a GPU.
     """
-    basis = _scaled(p.T.clone(memory_format=torch.contiguous_format))  # a column of p is a contiguous row
-    for number, column in enumerate(basis):
-        before = torch.linalg.vector_norm(column)
-        for earlier in basis[:number]:
-            column.sub_(earlier * torch.dot(earlier, column))
-        norm = torch.linalg.vector_norm(column)
+    basis = _scaled(p.mT.clone(memory_format=torch.contiguous_format))  # a column of p is a contiguous row
+    columns = basis.unbind(-2)
+    for number, column in enumerate(columns):
+        before = torch.linalg.vector_norm(column, dim=-1, keepdim=True)
+        for earlier in columns[:number]:
+            column.sub_(earlier * (earlier * column).sum(-1, keepdim=True))
+        norm = torch.linalg.vector_norm(column, dim=-1, keepdim=True)
         # A NaN compares as False, so it stays one and reaches all ranks.
         column.copy_(torch.where(norm <= DEPENDENT * before, torch.zeros_like(column), column / norm))
-    return basis.T
+    return basis.mT
 
 
 def _scaled(rows: torch.Tensor) -> torch.Tensor:
-    """Return each row divided by its largest magnitude, so that its squares neither overflow nor vanish.
+    """Return each row (..., numel) divided by its largest magnitude, so that its squares neither overflow nor vanish.
 
     Zero stays zero; what is not finite becomes NaN, and NaN stays.
     """
-    top = rows.abs().amax(dim=1, keepdim=True)
+    top = rows.abs().amax(dim=-1, keepdim=True)
     return torch.where(top == 0, rows, rows / top)
 
 
 def _warm(q: torch.Tensor, earlier: torch.Tensor) -> torch.Tensor:
-    """Return what to begin the next step with: q, of which only the directions count, and where a column of it is zero
-    that of the step before.
+    """Return what to begin the next step with: q (..., cols, rank), of which only the directions count, and where a
+    column of it is zero that of the step before.
 
     Else a parameter without a gradient would never have one again.
     """
-    return torch.where((q != 0).any(dim=0, keepdim=True), _scaled(q.T).T, earlier)
+    return torch.where((q != 0).any(dim=-2, keepdim=True), _scaled(q.mT).mT, earlier).contiguous()
 
 
 def _generator(name: str) -> torch.Generator:

@@ -9,10 +9,11 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor
+from hvd_compress.compressors.finite import all_finite
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.payload import Payload
-from hvd_compress.schemes.base import Exchange, Scheme, Work, all_finite, finish, send_residual
+from hvd_compress.schemes.base import Exchange, Scheme, Work, finish, send_residual
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,8 @@ class _AllReduceExchange(Exchange):
         return Payload(tensors, own.numel, summable=True)
 
     def decode(self) -> torch.Tensor:
-        finish(self._rounds, [self._fetched()])
-        return all_finite(self._work.gradient)
+        known = finish(self._rounds, [self._fetched()])
+        return all_finite(self._work.gradient) if known is None else known
 
 
 def _summable(compressor: Compressor) -> bool:

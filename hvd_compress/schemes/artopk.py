@@ -11,11 +11,12 @@ import torch
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor, Sparsifier
+from hvd_compress.compressors.finite import all_finite
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.errors import PayloadError, located, received
 from hvd_compress.payload import Payload
-from hvd_compress.schemes.base import Exchange, Scheme, Work, all_finite
+from hvd_compress.schemes.base import Exchange, Scheme, Work
 from hvd_compress.schemes.probe import ProbeReport, RootStats
 
 INDEX_BYTES = VALUE_BYTES = 4

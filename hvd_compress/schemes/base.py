@@ -119,18 +119,15 @@ def send_residual(compressor: Compressor, work: Work) -> None:
         pending.sub_(gradient)
 
 
-def finish(rounds: Rounds, payloads: Sequence[Payload]) -> None:
-    """Send a compressor the payloads of its last round: the result is written."""
+def finish(rounds: Rounds, payloads: Sequence[Payload]) -> torch.Tensor | None:
+    """Send a compressor the payloads of its last round: the result is written.
+
+    Returns:
+        Whether the result is finite, where the compressor knows it; else None.
+    """
     try:
         rounds.send(payloads)
-    except StopIteration:
-        return
+    except StopIteration as end:
+        known: torch.Tensor | None = end.value
+        return known
     raise AssertionError("a compressor has more rounds than wire() says")
-
-
-def all_finite(tensor: torch.Tensor) -> torch.Tensor:
-    """Whether no element is NaN or infinite, in one pass, as a tensor () of bool."""
-    if tensor.numel() == 0:
-        return torch.ones((), dtype=torch.bool, device=tensor.device)
-    low, high = torch.aminmax(tensor)  # both are NaN as soon as one element is
-    return torch.isfinite(low) & torch.isfinite(high)

@@ -10,9 +10,10 @@ import torch
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor
+from hvd_compress.compressors.finite import all_finite
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
-from hvd_compress.schemes.base import Exchange, Scheme, Work, all_finite
+from hvd_compress.schemes.base import Exchange, Scheme, Work
 
 
 @dataclass(frozen=True)

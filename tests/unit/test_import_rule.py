@@ -26,6 +26,7 @@ ALLOWED = {
         "schemes",
         "buckets.layout",
         "compressors.base",
+        "compressors.finite",
         "cost.paths",
         "devices.lane",
         "engines.base",

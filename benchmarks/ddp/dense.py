@@ -1,0 +1,74 @@
+"""What does dense exchange cost over DDP's own? Windows of both in turns, in one job over gloo.
+
+    python benchmarks/ddp/dense.py
+
+A step is forward, backward and allreduce. Each job has three DDP models of one architecture: two stock ones and one
+with hc.Compression.dense(). A round is a window of each. The ratio is dense to the first stock one, the noise the
+second stock one to the first: medians over rounds, with 95 % intervals by bootstrap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from windows import Step, cells, in_turns, run_job, table_head
+
+import hvd_compress.ddp as hc
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
+from images.model import SmallConvNet
+
+BATCH = 16
+WIDTH, DEPTH = 2000, 6
+
+
+def mlp() -> nn.Module:
+    """25.6 million parameters: five buckets."""
+    hidden = [layer for _ in range(DEPTH) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, WIDTH), nn.ReLU(), *hidden, nn.Linear(WIDTH, 10))
+
+
+MODELS = {"convnet, 1.2 M": (SmallConvNet, 20), "MLP, 25.6 M": (mlp, 2)}
+"""By name: what makes it, and the steps of a window."""
+
+
+def compare(name: str, rounds: int) -> list[list[float]]:
+    """Return seconds of a step in each round: stock, stock, dense."""
+    return in_turns([_step(name, False), _step(name, False), _step(name, True)], rounds, MODELS[name][1])
+
+
+def _step(name: str, hooked: bool) -> Step:
+    torch.manual_seed(1)
+    model = DistributedDataParallel(MODELS[name][0]())
+    if hooked:
+        hc.compress(model, hc.Compression.dense())
+    images, labels = torch.randn(BATCH, 1, 28, 28), torch.randint(10, (BATCH,))
+
+    def step() -> None:
+        model.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+
+    return step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=42)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    asked = parser.parse_args()
+    print(f"torch {torch.__version__}, {asked.rounds} rounds\n")
+    print(table_head(["model", "ranks"], "DDP", "dense"))
+    for name in asked.models:
+        for ranks in asked.ranks:
+            rows = run_job(ranks, compare, name, asked.rounds)
+            print(f"| {' | '.join([name, str(ranks), *cells(rows)])} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Whether results are finite, in as few passes over memory as it takes."""
+
+from __future__ import annotations
+
+import torch
+
+CHUNK = 1 << 18
+"""Elements that stay in a core's cache between two operations."""
+
+
+def all_finite(tensor: torch.Tensor) -> torch.Tensor:
+    """Whether no element is NaN or infinite, as a tensor () of bool; in one pass, where the host need not wait."""
+    if tensor.numel() == 0:
+        return torch.ones((), dtype=torch.bool, device=tensor.device)
+    if tensor.device.type == "cpu" and bool(torch.isfinite(tensor.sum())):  # faster; but it may overflow
+        return torch.ones((), dtype=torch.bool, device="cpu")
+    low, high = torch.aminmax(tensor)  # both are NaN as soon as one element is
+    return torch.isfinite(low) & torch.isfinite(high)
+
+
+def scale_finite(tensor: torch.Tensor, scale: float) -> torch.Tensor:
+    """Multiply a flat tensor by `scale`, and return whether all of it is finite then, as all_finite()."""
+    if tensor.device.type != "cpu":
+        return all_finite(tensor.mul_(scale))
+    sums = [chunk.mul_(scale).sum() for chunk in torch.split(tensor, CHUNK)]
+    if bool(torch.isfinite(torch.stack(sums)).all()):
+        return torch.ones((), dtype=torch.bool, device="cpu")
+    return all_finite(tensor)
