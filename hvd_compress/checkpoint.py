@@ -57,6 +57,7 @@ def load(
         session.states.load_state_dict(residuals, numels, states)
     except ValueError as error:
         raise ConfigError(f"rank {rank}: {error}") from error
+    session.claim()
     if session.last_step is None:
         session.step = saved["step"]
     if saved["loss_scale"] is not None:

@@ -146,7 +146,7 @@ def check_devices(parameters: Mapping[str, torch.Tensor], request: Request) -> N
     for name, parameter in parameters.items():
         with located(f"parameter {name!r}"):
             device = compression_device(request, parameter.device.type)
-            if device == "cuda" and request.compressor.compresses:
+            if device == "cuda" and (request.compressor.compresses or request.policy is not None):
                 cuda_kernels(parameter.device)
 
 

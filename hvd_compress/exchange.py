@@ -42,6 +42,7 @@ class BucketExchange:
 
     def decide(self, decision: Decision) -> None:
         """Travel so from the coming step on. What is remembered stays, also where this decision has no use for it."""
+        assert decision.device == self.decision.device, "a bucket's lane leads to one device"
         if decision != self.decision:
             self.scheme = decision.build()
             if not self._has_state():
@@ -57,9 +58,19 @@ class BucketExchange:
     def _bind(self) -> None:
         before = getattr(self, "state", BucketState())
         own = self.scheme.compressor.new_state(self.layout, self.lane.device)
-        feedback = self.scheme.error_feedback or self.states.has_residual(self.layout.names)
+        feedback = self.scheme.error_feedback or self._may_claim()
         self.state = self.states.bind(self.layout, self.lane.device, feedback, {**before.current, **own})
         self.flat = None
+
+    def claim(self) -> None:
+        """Take over a residual that a checkpoint has brought, though the decision has no error feedback."""
+        if self.state.residual is None and self._may_claim():
+            self._bind()
+
+    def _may_claim(self) -> bool:
+        """Whether there is a residual of these parameters that can be sent with their gradient."""
+        sends = not self.layout.sparse and self.layout.dtype != torch.float64
+        return sends and self.states.has_residual(self.layout.names)
 
     def start(self, gradient: torch.Tensor, step: int, scale: float, rank: int, world_size: int) -> Exchange:
         """Return the exchange of this step, of what hold() was given.

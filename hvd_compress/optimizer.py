@@ -129,8 +129,6 @@ class ReducingOptimizer(torch.optim.Optimizer):
                     stacklevel=3,
                 )
             try:
-                if not self._dirty:
-                    self._reducer.session.loss_scale.update()  # this rank has no gradient, but what it remembers
                 self._check_parameters()
             except BaseException as error:
                 self._reducer.fail(error)  # other ranks may wait for this one: it must be able to end
@@ -303,8 +301,6 @@ class ReducingOptimizer(torch.optim.Optimizer):
     def _gradient_ready(self, parameter: torch.Tensor) -> None:
         if not self._dirty:
             self._check_parameters()  # while nothing of this step is on its way
-            if self._reducer is not None:
-                self._reducer.session.loss_scale.update()
             self._require_rollout()
         self._dirty = True
         self._delay[parameter] -= 1

@@ -95,7 +95,7 @@ class Reducer:
         self._number_of: dict[str, int] = {}
         self._sparse: list[str] = []
         self._was_sparse: set[str] = set()
-        self._planned = False
+        self._is_set_up = False
 
     @property
     def states(self) -> States:
@@ -115,10 +115,10 @@ class Reducer:
     def ready(self, name: str) -> None:
         """The gradient of a parameter is final for this step. Call it at most once a step and parameter."""
         parameter = self._parameters[name]
-        self.session.mark_begun()
+        self.session.begin_step()
         if parameter.grad is not None and parameter.grad.is_sparse:
             self._meet_sparse(name)
-        if not self._planned:
+        if not self._is_set_up:
             self._ready.append(name)
             if parameter.grad is not None:
                 self._held[name] = parameter.grad
@@ -141,7 +141,8 @@ class Reducer:
         """
         start_s = perf_counter()
         try:
-            if not self._planned:
+            self.session.begin_step()
+            if not self._is_set_up:
                 self._let_go()
                 self._set_up()
             for number, bucket in enumerate(self._buckets):
@@ -181,7 +182,11 @@ class Reducer:
     def _set_up(self) -> None:
         never = [name for name in self._parameters if name not in self._ready]
         agreement = self.session.open(
-            self._slots, [*self._ready, *never], sorted(self._was_sparse), repr(self._options)
+            self._slots,
+            [*self._ready, *never],
+            sorted(self._was_sparse),
+            repr(self._options),
+            by_rows=not self._options.sparse_as_dense,
         )
         self._was_sparse = set(agreement.sparse)
         self._sparse = [] if self._options.sparse_as_dense else list(agreement.sparse)
@@ -190,9 +195,9 @@ class Reducer:
         layouts = plan_buckets(order, self._slots, self._settings.fusion_threshold_bytes, self._groups(order), parts)
         rows = [self._slots[name].layout(name, sparse=True) for name in self._sparse]
         self._buckets = [Bucket(layout, self._parameters) for layout in layouts]
-        self.session.plan([*layouts, *rows], self._devices)
+        self.session.set_buckets([*layouts, *rows], self._devices)
         self._number_of = {name: number for number, layout in enumerate(layouts) for name in layout.names}
-        self._planned = True
+        self._is_set_up = True
 
     def _groups(self, order: Sequence[str]) -> Sequence[Sequence[str]]:
         groups = self._options.groups
@@ -219,14 +224,14 @@ class Reducer:
             self._parameters[name].grad = self.session.result(number)
 
     def _meet_sparse(self, name: str) -> None:
-        if not self._planned:
+        if not self._is_set_up:
             self._was_sparse.add(name)
         self._check_dense(name)
 
     def _check_dense(self, name: str) -> None:
         """A sparse gradient may not come as a surprise after the handshake."""
         gradient = self._parameters[name].grad
-        expected = self._options.sparse_as_dense or not self._planned or name in self._sparse
+        expected = self._options.sparse_as_dense or not self._is_set_up or name in self._sparse
         if gradient is not None and gradient.is_sparse and not expected:
             raise UnsupportedError(
                 f"step {self.session.step}: the gradient of {name!r} is sparse, and was dense or absent on all ranks "

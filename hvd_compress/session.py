@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 from pathlib import Path as FilePath
 from time import perf_counter
@@ -25,11 +26,11 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UsageError, located, received
 from hvd_compress.exchange import BucketExchange
 from hvd_compress.feedback.loss_scale import LossScale
-from hvd_compress.feedback.states import States
+from hvd_compress.feedback.states import BucketState, States
 from hvd_compress.handshake import Agreement, Offer, agree
 from hvd_compress.pipeline import Pipeline
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, policy_for
-from hvd_compress.policies.plan import record
+from hvd_compress.policies.plan import plan_in_use
 from hvd_compress.schemes import Probe
 from hvd_compress.settings import Settings
 from hvd_compress.step_report import Exchanged, StepReport
@@ -44,8 +45,10 @@ LaneMaker = Callable[[torch.device, str, Sequence[str]], Lane]
 class ExchangeSession:
     """Exchanges the buckets of one step after the other, over the ranks of an engine.
 
-    open() once, plan() whenever buckets are cut; then in each step submit() for every bucket, in any order, and
-    end_step(). A step is a transaction: what buckets remember changes when all of it succeeded, or not at all.
+    A front end calls open() at the end of the first step, and set_buckets() there and whenever buckets are cut anew;
+    in each step begin_step(), mark_ready() where it has put a gradient into a bucket, submit() for every bucket, in any
+    order, and end_step(). It calls fail() for an error of its own in a step, and close() at the end. A step is a
+    transaction: what buckets remember changes when all of it succeeded, or not at all.
 
     Attributes:
         states: what buckets remember, by parameter name.
@@ -89,6 +92,8 @@ class ExchangeSession:
         self._begun_s: float | None = None
         self._returned_s = perf_counter()
         self._cut_anew = False  # within a step
+        self._later: dict[int, Decision] = {}  # of buckets that had left when the policy decided anew
+        self._committed: list[tuple[BucketExchange, BucketState]] = []  # in this step
         self._told_nonfinite = False
         self._results: dict[int, torch.Tensor] = {}
 
@@ -113,7 +118,12 @@ class ExchangeSession:
         return self._engine
 
     def open(
-        self, parameters: Mapping[str, Slot], order: Sequence[str], sparse: Sequence[str] = (), options: str = ""
+        self,
+        parameters: Mapping[str, Slot],
+        order: Sequence[str],
+        sparse: Sequence[str] = (),
+        options: str = "",
+        by_rows: bool = True,
     ) -> Agreement:
         """Connect and shake hands. All ranks call it, at the end of the first step.
 
@@ -122,25 +132,32 @@ class ExchangeSession:
             order: names in the order in which gradients became ready; that of rank 0 counts.
             sparse: names of those whose gradient was sparse here.
             options: of the front end, compared between ranks.
+            by_rows: whether sparse gradients will travel by their rows.
 
         Raises:
             ConfigError, UnsupportedError: ranks differ, or the engine cannot do what was asked for; on all ranks alike.
         """
-        offer = (parameters, order, sparse, options)
-        agreement = self._pipeline.connect(
-            self._connect, lambda engine: self._agree(engine, *offer), self._settings.calibration_s
+        agree_on = partial(
+            self._agree, parameters=parameters, order=order, sparse=sparse, options=options, by_rows=by_rows
         )
+        agreement = self._pipeline.connect(self._connect, agree_on, self._settings.calibration_s)
         assert self.policy is not None
         self.step = agreement.step
         file = self._settings.timeline_of(self._engine.rank)
         if file:
             self._timeline = Timeline(file, self._engine.rank, self._engine.name, self._returned_s)
-            self.policy.watchers.append(self._timeline.event)
+            self.policy.watch(self._timeline.event)
         self._note_float64(parameters)
         return agreement
 
     def _agree(
-        self, engine: Engine, parameters: Mapping[str, Slot], order: Sequence[str], sparse: Sequence[str], options: str
+        self,
+        engine: Engine,
+        parameters: Mapping[str, Slot],
+        order: Sequence[str],
+        sparse: Sequence[str],
+        options: str,
+        by_rows: bool,
     ) -> Agreement:
         """Shake hands; then what the engine cannot do of what all have asked for is an error, on every rank alike."""
         self._engine, settings = engine, self._settings
@@ -160,11 +177,11 @@ class ExchangeSession:
         with engine.aside():  # the handshake belongs to no step
             agreement = agree(engine, Offer(words, described, order, sparse, self.step, obstacle))
         engine.locate()
-        rows = set(agreement.sparse)
+        rows = set(agreement.sparse) if by_rows else set()
         self.policy.prepare(engine, [slot.layout(name, sparse=name in rows) for name, slot in parameters.items()])
         return agreement
 
-    def plan(self, layouts: Sequence[Layout], devices: Mapping[str, torch.device]) -> None:
+    def set_buckets(self, layouts: Sequence[Layout], devices: Mapping[str, torch.device]) -> None:
         """Exchange these buckets, and no others, from now on; buckets of sparse gradients come last.
 
         What is remembered follows its parameters. Buckets that are as before keep what they have, also in the middle of
@@ -185,11 +202,18 @@ class ExchangeSession:
             if known is None or known.layout != layout:
                 lane = self._make_lane(devices[layout.place], decision.device, self._engine.capabilities.devices)
                 known = BucketExchange(number, layout, decision, lane, self.states)
-            elif not known.launched:
+            elif known.launched:
+                self._later[number] = decision
+            else:
                 known.decide(decision)
             self._exchanges.append(known)
         if not self._cut_anew:
             self.follow(self.step)
+
+    def claim(self) -> None:
+        """Take over what a checkpoint has brought, between two steps: also of buckets that had no residual."""
+        for bucket in self._exchanges:
+            bucket.claim()
 
     def parts(self, names: Sequence[str]) -> Sequence[Part]:
         """Return which of these parameters must not share a bucket with others, by the policy. After open()."""
@@ -205,11 +229,13 @@ class ExchangeSession:
         """
         if not self._exchanges:
             raise UsageError("nothing is in use before the first step: call save_plan() after it")
-        record(self.decisions, self.layouts, self._engine.world_size).write(FilePath(path))
+        plan_in_use(self.decisions, self.layouts, self._engine.world_size).write(FilePath(path))
 
-    def mark_begun(self) -> None:
-        """The first gradient of the step is there; for the timeline."""
-        self._begun_s = self._begun_s or perf_counter()
+    def begin_step(self) -> None:
+        """A step begins: before its first bucket is handed over. Later calls in the same step change nothing."""
+        if self._begun_s is None:
+            self._begun_s = perf_counter()
+            self.loss_scale.update()
 
     def mark_ready(self, number: int) -> None:
         """The calling thread has put a gradient into a bucket."""
@@ -225,6 +251,8 @@ class ExchangeSession:
         Args:
             gradient: (numel,), in the layout's dtype, where its place says; or a sparse one, of a sparse layout.
         """
+        if self.failed:
+            return  # end_step() will say why
         bucket, rank = self._exchanges[number], self._engine.rank
         assert not bucket.launched, f"bucket {number} would leave twice in step {self.step}"
         bucket.launched = True
@@ -254,14 +282,14 @@ class ExchangeSession:
             CommunicationError, PayloadError: the exchange failed. What is remembered is as it was before the step.
         """
         start_s = perf_counter() if waited_from_s is None else waited_from_s
-        policy = self.policy
+        policy, self._committed = self.policy, []
         assert policy is not None
         try:
             policy.launched(self.step)
             exchanged = self._pipeline.finish()
             with located(f"rank {self._engine.rank}, step {self.step}"), received():
                 native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
-            self._commit(exchanged.finite)
+            self._commit(exchanged)
             self._trace(exchanged, start_s)
             if self._cut_anew:
                 policy.resume()  # it knows nothing of how this step travelled
@@ -270,10 +298,15 @@ class ExchangeSession:
                 policy.observe(self.step, [BucketMetrics(spans, b.report, b.state) for spans, b in metrics])
             for bucket in self._exchanges:
                 bucket.forget()
-            self._cut_anew = False
+            for number, decision in self._later.items():
+                self._exchanges[number].decide(decision)
+            self._cut_anew, self._later = False, {}
             self.follow(self.step + 1)
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
             self.fail(error)
+            for bucket, state in self._committed:
+                if bucket.state is state:
+                    state.revert()
             raise
         if not exchanged.finite:
             self._note_nonfinite(exchanged.nonfinite)
@@ -316,11 +349,13 @@ class ExchangeSession:
                 if written is not None:
                     closing.callback(written.close)
 
-    def _commit(self, finite: bool) -> None:
+    def _commit(self, exchanged: Exchanged) -> None:
+        """Keep what buckets remember, unless the step was not finite; end_step() takes it back after an error."""
         self._results = {}
         for bucket in self._exchanges:
-            if finite:
+            if exchanged.finite:
                 bucket.state.commit()
+                self._committed.append((bucket, bucket.state))
             else:
                 bucket.state.discard()
             assert bucket.exchange is not None
@@ -362,7 +397,8 @@ class ExchangeSession:
     def _note_float64(self, parameters: Mapping[str, Slot]) -> None:
         """Tell, on rank 0, that what was to be compressed is not."""
         names = [name for name, slot in parameters.items() if slot.dtype == torch.float64]
-        if names and self._request != Request(Cast()) and not self._engine.rank:
+        compresses = (self._request.compressor, self._request.policy) != (Cast(), None)
+        if names and compresses and not self._engine.rank:
             log.warning(
                 "hvd_compress: %d of %d parameters are float64 (%s first) and travel dense, without compression: only "
                 "float32, float16 and bfloat16 gradients are compressed",

@@ -63,7 +63,8 @@ def compress(model: DistributedDataParallel, compression: Request) -> None:
         device=next((p.device for p in parameters.values() if p.is_cuda), None),
         timeout_s=settings.timeout_s,
     )
-    hook = GradientHook(parameters, compression, settings, connect, choose_torch_arrivals(group))
+    leaves_out = partial(_leaves_out, weakref.ref(model))
+    hook = GradientHook(parameters, compression, settings, connect, choose_torch_arrivals(group), leaves_out)
     model.register_comm_hook(hook, _exchange)
     _hooks[model], _wrapper_of[model.module] = hook, weakref.ref(model)
     model.register_forward_pre_hook(_refuse_after_failure)
@@ -177,6 +178,12 @@ def _check(model: Any, asked: Any) -> None:
             f"{sparse[0]!r} has sparse gradients, which DDP does not hand to a hook: make it with sparse=False, or use "
             "hvd_compress.torch"
         )
+
+
+def _leaves_out(reference: weakref.ref[DistributedDataParallel]) -> bool:
+    """Whether DDP looks for parameters that no rank has used."""
+    model = reference()
+    return model is not None and bool(model.find_unused_parameters or model.static_graph)
 
 
 def _reduced(model: DistributedDataParallel) -> dict[str, torch.Tensor]:

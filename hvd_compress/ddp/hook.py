@@ -12,7 +12,7 @@ from hvd_compress.buckets.plan import slots_of
 from hvd_compress.decision import Request, check_devices
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import CommunicationError, UnsupportedError
+from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError
 from hvd_compress.session import ExchangeSession
 from hvd_compress.settings import Settings
 
@@ -49,6 +49,7 @@ class GradientHook:
         settings: Settings,
         connect: Callable[[], Engine],
         arrivals: Arrivals | None = None,
+        leaves_out: Callable[[], bool] = bool,
     ) -> None:
         """Nothing is communicated yet.
 
@@ -56,6 +57,7 @@ class GradientHook:
             parameters: those that DDP reduces, by name, in the same order on all ranks.
             connect: creates the engine, in the first backward pass.
             arrivals: by what ranks tell each other who waits, for the message of a timeout.
+            leaves_out: whether DDP gives no gradient to a parameter that no rank has used.
 
         Raises:
             ConfigError, UnsupportedError: as check_devices().
@@ -68,7 +70,7 @@ class GradientHook:
         self._layouts: dict[tuple[int, ...], Layout] = {}  # by the ids of their parameters
         self._step: list[tuple[Layout, torch.Tensor, Result]] = []  # the buckets of this step so far
         self._held = False  # whether one of them was not known
-        self._opened = False
+        self._opened, self._leaves_out = False, leaves_out
         self._failure: str | None = None
 
     def __call__(self, bucket: GradBucket) -> Result:
@@ -108,10 +110,8 @@ class GradientHook:
         return future
 
     def _begin(self) -> None:
-        """A backward pass begins: one that an error ended has left nothing behind."""
         self._step, self._held = [], False
-        self.session.loss_scale.update()
-        self.session.mark_begun()
+        self.session.begin_step()
 
     def _finish(self) -> None:
         """All buckets are there: send what was held, wait for all, and give DDP the results."""
@@ -120,13 +120,35 @@ class GradientHook:
         self.session.end_step()
         for _, flat, future in self._step:
             future.set_result(flat)
+        in_backward = torch._C._current_graph_task_id() != -1  # not where join() lets a rank that is done take part
+        if in_backward and self._leaves_out():
+            results = [(layout, flat) for layout, flat, _ in self._step]
+            engine = torch.autograd.Variable._execution_engine
+            # DDP ends the backward pass in a callback that is queued after this one: another one follows it.
+            engine.queue_callback(lambda: engine.queue_callback(lambda: self._give(results)))
         self._step = []
+
+    @torch.no_grad()
+    def _give(self, results: Sequence[tuple[Layout, torch.Tensor]]) -> None:
+        """Give parameters their results where DDP does not, the same on all ranks, as results are.
+
+        It leaves the gradient of a parameter that no rank has used as it is, and what earlier steps have not sent of it
+        would be lost.
+        """
+        for layout, flat in results:
+            for name, part in zip(layout.names, torch.split(flat, list(layout.segments)), strict=True):
+                parameter = self._parameters[name]
+                result = _shaped(part, parameter)
+                if parameter.grad is None and bool(result.any()):
+                    parameter.grad = result.clone()
+                elif parameter.grad is not None and not torch.equal(parameter.grad, result):
+                    parameter.grad.copy_(result)
 
     def _plan(self, layouts: Sequence[Layout]) -> None:
         if not self._opened:
             self.session.open(self._slots, [name for layout in layouts for name in layout.names], options="DDP")
             self._opened = True
-        self.session.plan(layouts, self._devices)
+        self.session.set_buckets(layouts, self._devices)
         for number, (_, flat, _) in enumerate(self._step):
             if not self.session.is_launched(number):
                 self.session.mark_ready(number)
@@ -137,6 +159,11 @@ class GradientHook:
         parameters = bucket.parameters()
         key = tuple(map(id, parameters))
         if key not in self._layouts:
+            if unknown := [tuple(p.shape) for p in parameters if id(p) not in self._names]:
+                raise ConfigError(
+                    f"DDP reduces a parameter of shape {unknown[0]} that was frozen when compress() was called: freeze "
+                    "and unfreeze parameters before the model is wrapped"
+                )
             names = tuple(self._names[each] for each in key)
             shapes = tuple(tuple(parameter.shape) for parameter in parameters)
             layout = Layout(names, shapes, bucket.buffer().dtype, self._slots[names[0]].place)
@@ -147,3 +174,11 @@ class GradientHook:
                 )
             self._layouts[key] = layout
         return self._layouts[key]
+
+
+def _shaped(part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return a part of DDP's bucket as the gradient of a parameter, which it holds in the order of its memory."""
+    dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
+    if not dense:
+        return part.view(parameter.shape)
+    return part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())

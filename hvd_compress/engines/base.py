@@ -137,6 +137,7 @@ class Engine(ABC):
         self._adopt(child)
         if self._hosts is not None:
             child._hosts = numbered([self._hosts[rank] for rank in members])
+            child.capabilities = replace(child.capabilities, hosts=child._hosts)
         return child
 
     def _adopt(self, child: Engine) -> None:

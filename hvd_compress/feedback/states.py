@@ -56,13 +56,21 @@ class BucketState:
     residual: Residual | None = None
     current: dict[Key, torch.Tensor] = field(default_factory=dict)
     pending: dict[Key, torch.Tensor] = field(default_factory=dict)
+    _before: dict[Key, torch.Tensor] = field(default_factory=dict)
 
     def commit(self) -> None:
         """The step succeeded on all ranks."""
         if self.residual is not None:
             self.residual.commit()
+        self._before = {key: self.current[key] for key in self.pending if key in self.current}
         self.current.update(self.pending)
         self.pending.clear()
+
+    def revert(self) -> None:
+        """Take the last commit back: what came after it in the step has failed."""
+        if self.residual is not None:
+            self.residual.commit()
+        self.current.update(self._before)
 
     def discard(self) -> None:
         """A gradient was not finite: the step is not to count."""
@@ -93,8 +101,8 @@ class States:
         Args:
             device: where the bucket is compressed.
             error_feedback: whether there is a residual.
-            own: what the compressor keeps, to begin with; what is remembered in the same shape takes its place, and
-                what has no place in it is forgotten.
+            own: what the compressor keeps, to begin with; what is remembered in the same shape takes its place. What
+                has no place in it waits for a compressor that has one.
         """
         state = BucketState(self._bind_residual(layout, device) if error_feedback else None)
         known = {**self._unclaimed, **dict(self._own())}
@@ -103,7 +111,7 @@ class States:
         self._buckets = {n: b for n, b in self._buckets.items() if not set(n) & set(layout.names)}
         self._buckets[layout.names] = state
         remembered = dict(self._own())
-        self._unclaimed = {k: t for k, t in known.items() if k not in remembered and k[1] not in layout.names}
+        self._unclaimed = {k: t for k, t in known.items() if k not in remembered}
         return state
 
     def has_residual(self, names: Iterable[str]) -> bool:
@@ -192,8 +200,12 @@ class States:
         own = [(state, dict(state.current)) for state in self._buckets.values()]
 
         def restore() -> None:
+            born = {id(residual): residual for residual, _, _ in self._places.values()}
             for residual, copied in kept:
                 residual.current.copy_(copied)
+                born.pop(id(residual), None)
+            for residual in born.values():  # there was none of these parameters
+                residual.current.zero_()
             for state, tensors in own:
                 state.current = dict(tensors)
 

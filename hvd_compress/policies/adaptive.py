@@ -8,7 +8,6 @@ from functools import partial, reduce
 from importlib.metadata import version
 from operator import or_
 from time import perf_counter
-from typing import Any
 
 import torch
 
@@ -64,15 +63,15 @@ class AdaptivePolicy(FixedPolicy):
         self._layouts: list[Layout] = []
         self._first: Sequence[Decision] = ()  # of all buckets
         self._board: TensorBoard | None = None
+        self._history: History | None = None
 
     @property
     def controller(self) -> Controller:
         assert self._controller is not None
         return self._controller
 
-    @property
-    def watchers(self) -> list[Callable[[Any], None]]:
-        return self._watchers
+    def watch(self, watcher: Callable[[Event], None]) -> None:
+        self._watchers.append(watcher)
 
     def fingerprint(self) -> Mapping[str, str]:
         goal = self._request.ratio
@@ -94,7 +93,8 @@ class AdaptivePolicy(FixedPolicy):
         if self._agreeing is not None:
             self._agreeing()  # about other buckets
             self._agreeing = None
-        request, self._numbers, self._layouts, known = self._request, [], [], []
+        request, self._layouts, known = self._request, [], []
+        self._numbers.clear()
         self._first = decisions
         for number, layout in enumerate(buckets):
             found = open_paths(request, layout, self.capabilities)
@@ -102,16 +102,20 @@ class AdaptivePolicy(FixedPolicy):
                 self._numbers.append(number)
                 self._layouts.append(layout)
                 known.append(bucket_of(layout, request.compressor, found))
+        history = self._history = self._history or self._new_history()
+        workers = Workers([workers_open(request) for _ in known], self.world_size)
+        self._controller = Controller(known, self._network, Policy(), history, request.ratio, workers)
+        self._stands = False
+
+    def _new_history(self) -> History:
+        """Return what all controllers of this policy write to; its numbers are those of the buckets of the last one."""
         tells = self.rank == 0
-        if self._board is None and self._settings.tensorboard is not None and tells:
+        if self._settings.tensorboard is not None and tells:
             self._board = TensorBoard(self._settings.tensorboard)
         told: list[Callable[[Event], None]] = [*self._watchers]
         if self._board is not None:
             told.append(self._board)
-        history = History(self._settings.log if tells else None, told, self._numbers)
-        workers = Workers([workers_open(request) for _ in known], self.world_size)
-        self._controller = Controller(known, self._network, Policy(), history, request.ratio, workers)
-        self._stands = False
+        return History(self._settings.log if tells else None, told, self._numbers)
 
     def observe(self, step: int, metrics: Sequence[BucketMetrics]) -> None:
         """Show the controller what the step took, and take what follows from it."""

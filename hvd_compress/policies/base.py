@@ -45,13 +45,12 @@ class BucketMetrics:
 class DecisionPolicy(ABC):
     """Answers: which decision, for each bucket and step? The same on every rank: local figures decide nothing.
 
-    Called in this order: fingerprint() for the handshake, prepare(), setup(); then for each step decide() and probes(),
-    launched() when its last bucket was handed over, observe() when it is over. setup() comes again where buckets are
-    cut anew. fingerprint() and prepare() run in the engine's thread, the rest in the one that trains.
+    Called in this order: fingerprint() for the handshake, prepare(), parts(), setup(); then for each step decide() and
+    probes(), launched() when its last bucket was handed over, observe() when it is over. setup() comes again where
+    buckets are cut anew. fingerprint() and prepare() run in the engine's thread, the rest in the one that trains.
 
     Attributes:
         keeps_history: whether it writes what HVD_COMPRESS_LOG and HVD_COMPRESS_TENSORBOARD name.
-        watchers: are told of every event that it has.
         rollout_due: why steps are to be rolled out now, or nothing.
     """
 
@@ -66,9 +65,8 @@ class DecisionPolicy(ABC):
         """What chooses while training, with its `history`; None where nothing is chosen."""
         return None
 
-    @property
-    def watchers(self) -> list[Callable[[Any], None]]:
-        return []
+    def watch(self, watcher: Callable[[Any], None]) -> None:  # noqa: B027 (most policies have no events)
+        """Tell `watcher` of every event from now on."""
 
     def fingerprint(self) -> Mapping[str, str]:
         """Return what must be equal on all ranks beside the request and the settings, in words."""

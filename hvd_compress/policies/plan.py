@@ -219,7 +219,7 @@ def read(path: str | FilePath) -> Plan:
         raise PlanError(f"{path} is no plan: not JSON ({error})") from None
 
 
-def record(buckets: Mapping[tuple[str, ...], Decision], layouts: Sequence[Layout], world_size: int) -> Plan:
+def plan_in_use(buckets: Mapping[tuple[str, ...], Decision], layouts: Sequence[Layout], world_size: int) -> Plan:
     """Return the plan that says what is in use.
 
     Args:
@@ -265,7 +265,8 @@ class PlanFile:
     def read(cls, path: str | FilePath) -> PlanFile:
         """Read a file. Raises PlanError."""
         plan = read(path)
-        return cls(hashlib.sha256(plan.model_dump_json().encode()).hexdigest()[:16], plan)
+        said = json.dumps(plan.model_dump(mode="json"), sort_keys=True)
+        return cls(hashlib.sha256(said.encode()).hexdigest()[:16], plan)
 
     def make(self, request: Request) -> PlannedPolicy:
         return PlannedPolicy(self.plan)
@@ -303,7 +304,8 @@ class PlannedPolicy(DecisionPolicy):
 
     def parts(self, names: Sequence[str]) -> Sequence[Part]:
         known = set(names)
-        whole = [Part(entry.parameters, whole=True) for entry in self._plan.buckets if known >= set(entry.parameters)]
+        named = [tuple(name for name in entry.parameters if name in known) for entry in self._plan.buckets]
+        whole = [Part(part, whole=True) for part in named if part]  # others travel by their rows
         matched = [tuple(fnmatch.filter(names, entry.pattern)) for entry in self._plan.patterns]
         return [*whole, *(Part(part) for part in matched if part)]
 
@@ -311,23 +313,27 @@ class PlannedPolicy(DecisionPolicy):
         return [self._decision(layout) for layout in buckets]
 
     def _decision(self, layout: Layout) -> Decision:
-        first, *others = dict.fromkeys(self._plan.treatment(name).model_dump_json() for name in layout.names)
-        if not others:
-            return self._decide(Treatment.model_validate_json(first), layout)
+        treatments: list[Treatment] = []
+        for treatment in map(self._plan.treatment, layout.names):
+            if treatment not in treatments:
+                treatments.append(treatment)
+        if len(treatments) == 1:
+            return self._decide(treatments[0], layout)
         if not self._told and self.rank == 0:
             self._told = True
             log.warning(
                 "hvd_compress: the bucket of %s has parameters that the plan treats in %d ways: it travels dense. DDP "
                 "cuts buckets by bucket_cap_mb, and anew after the first step; this is told once",
                 layout.called,
-                1 + len(others),
+                len(treatments),
             )
         device = compression_device(Request(Cast()), layout.device_type)
         return Decision(Cast(), Path("dense"), device, "the plan treats its parameters in several ways")
 
     def _decide(self, treatment: Treatment, layout: Layout) -> Decision:
         request = treatment.request()
-        if treatment.scheme == "auto" or layout.dtype == torch.float64:
+        kept = layout.dtype == torch.float64 and treatment.built().compresses  # it travels dense
+        if treatment.scheme == "auto" or kept:
             decided = decide(request, layout, self.world_size, self.capabilities)
             return dataclasses.replace(decided, reason=f"planned: {decided.reason}")
         device = compression_device(request, layout.device_type)

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 
+from hvd_compress import checkpoint
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Slot
 from hvd_compress.compressors import Cast, PowerSGD, TopK
 from hvd_compress.cost.paths import Path
 from hvd_compress.decision import Decision, Request
-from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
+from hvd_compress.errors import CommunicationError
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, Launch
 from hvd_compress.session import ExchangeSession
 from hvd_compress.settings import Settings
@@ -86,7 +88,7 @@ def residual(session: ExchangeSession, names: Sequence[str]) -> torch.Tensor:
 def test_a_session_needs_no_parameters() -> None:
     def body(engine: InProcessEngine):
         session = opened(engine)
-        session.plan([layout("a", "b"), layout("c", "d")], DEVICES)
+        session.set_buckets([layout("a", "b"), layout("c", "d")], DEVICES)
         return [take(session, engine.rank, step) for step in range(2)]
 
     for found in run_ranks(2, body):
@@ -100,7 +102,7 @@ def test_a_policy_is_asked_in_the_promised_order() -> None:
     def body(engine: InProcessEngine):
         policy = Playing([DENSE])
         session = opened(engine, policy)
-        session.plan([layout("a", "b"), layout("c", "d")], DEVICES)
+        session.set_buckets([layout("a", "b"), layout("c", "d")], DEVICES)
         for step in range(2):
             take(session, engine.rank, step)
         session.close()
@@ -117,7 +119,7 @@ def test_what_is_remembered_outlives_every_change_of_decision(decisions: list[De
 
     def body(engine: InProcessEngine):
         session = opened(engine, Playing(decisions))
-        session.plan([layout("a", "b"), layout("c", "d")], DEVICES)
+        session.set_buckets([layout("a", "b"), layout("c", "d")], DEVICES)
         came, kept = 0, []
         for step in range(len(decisions)):
             came = came + torch.cat(take(session, engine.rank, step))
@@ -139,7 +141,7 @@ def test_buckets_that_are_cut_anew_within_a_step_keep_what_is_remembered() -> No
     def body(engine: InProcessEngine):
         policy = Playing([TOPK])
         session = opened(engine, policy)
-        session.plan([layout("a"), layout("b", "c"), layout("d")], DEVICES)
+        session.set_buckets([layout("a"), layout("b", "c"), layout("d")], DEVICES)
         came = {name: 0 for name in SHAPES}
 
         def collect(flats: list[torch.Tensor]) -> None:
@@ -152,7 +154,7 @@ def test_buckets_that_are_cut_anew_within_a_step_keep_what_is_remembered() -> No
         before = residual(session, "abcd")
         flats = [drawn(200, engine.rank, 1, 0), drawn(97, engine.rank, 1, 1)]
         session.submit(0, flats[0])
-        session.plan([layout("a"), layout("d", "b", "c")], DEVICES)
+        session.set_buckets([layout("a"), layout("d", "b", "c")], DEVICES)
         assert session.is_launched(0)
         assert not session.is_launched(1)
         assert torch.equal(residual(session, "bcd"), before[200:])
@@ -173,3 +175,120 @@ def test_buckets_that_are_cut_anew_within_a_step_keep_what_is_remembered() -> No
     assert ("setup", 1, [("a",), ("d", "b", "c")]) in asked
     assert ("observe", 1, 2) not in asked  # half of it travelled by what another set-up had said
     assert ("observe", 2, 2) in asked
+
+
+def test_the_step_of_rank_0_counts() -> None:
+    def body(engine: InProcessEngine) -> int:
+        session = ExchangeSession(Request(Cast()), SETTINGS, lambda: engine)
+        session.step = 5 - engine.rank
+        session.open({"a": Slot((4,), torch.float32)}, ["a"])
+        return session.step
+
+    assert run_ranks(2, body) == [5, 5]
+
+
+def test_a_compressors_state_of_another_shape_starts_anew() -> None:
+    def body(engine: InProcessEngine) -> list[int]:
+        policy = Playing([POWERSGD, Decision(PowerSGD(3), Path("allreduce")), POWERSGD])
+        session = opened(engine, policy)
+        session.set_buckets([layout("a", "b")], DEVICES)
+        found = []
+        for step in range(3):
+            take(session, engine.rank, step)
+            found.append(session.states.own_state_dict()["powersgd.q"]["a"].shape[1])
+        return found
+
+    with pytest.warns(UserWarning, match="the compression has other settings"):
+        assert run_ranks(2, body) == [[3, 2, 2]] * 2  # each as the next step wants it
+
+
+class Failing(Playing):
+    """Fails after what buckets remember has been committed."""
+
+    def observe(self, step: int, metrics: Sequence[BucketMetrics]) -> None:
+        if step == 1:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("decision", [TOPK, POWERSGD], ids=("topk", "powersgd"))
+def test_a_step_that_fails_after_the_exchange_leaves_what_is_remembered(decision: Decision) -> None:
+    def body(engine: InProcessEngine) -> None:
+        session = opened(engine, Failing([decision]))
+        session.set_buckets([layout("a", "b"), layout("c", "d")], DEVICES)
+        take(session, engine.rank, 0)
+        before, own = session.states.state_dict(), session.states.own_state_dict()
+        with pytest.raises(KeyboardInterrupt):
+            take(session, engine.rank, 1)
+        after = session.states.state_dict()
+        assert any(residual.any() for residual in before.values())
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        for kind, tensors in session.states.own_state_dict().items():
+            assert all(torch.equal(own[kind][name], tensor) for name, tensor in tensors.items())
+        for _ in range(2):  # and says so each time
+            with pytest.raises(CommunicationError, match="nothing is exchanged any more"):
+                take(session, engine.rank, 1)
+
+    body(InProcessWorld(1).engine(0))
+
+
+def test_a_residual_that_is_loaded_between_steps_is_sent_by_whatever_decides() -> None:
+    def body(engine: InProcessEngine):
+        session = opened(engine)
+        session.set_buckets([layout("a", "b"), layout("c", "d")], DEVICES)
+        take(session, engine.rank, 0)
+        saved = checkpoint.save(session, engine.rank, 2)
+        saved["residuals"] = {"b": torch.full((30,), 2.0)}
+        numels = {name: torch.Size(shape).numel() for name, shape in SHAPES.items()}
+        checkpoint.load(session, saved, numels, engine.rank, 2)
+        return take(session, engine.rank, 1)[0][200:], residual(session, "b")
+
+    expected = sum(drawn(230, rank, 1, 0)[200:] for rank in range(2)) / 2 + 2.0
+    for came, left in run_ranks(2, body):
+        torch.testing.assert_close(came, expected)
+        assert not left.any()
+
+
+@pytest.mark.parametrize("kind", ["float64", "sparse"])
+def test_a_residual_waits_where_it_cannot_be_sent(kind: str) -> None:
+    """float64 gradients and rows of sparse ones travel without: nothing fails, and nothing is lost."""
+
+    def body(engine: InProcessEngine):
+        dtype = torch.float64 if kind == "float64" else torch.float32
+        session = ExchangeSession(Request(Cast()), SETTINGS, lambda: engine)
+        kept = torch.arange(12.0) if engine.rank == 0 else None
+        session.states.load_state_dict({"a": kept} if kept is not None else {}, {"a": 12})
+        session.open({"a": Slot((4, 3), dtype)}, ["a"])
+        session.set_buckets([Layout(("a",), ((4, 3),), dtype, sparse=kind == "sparse")], DEVICES)
+        for _ in range(2):
+            gradient = torch.ones(4, 3, dtype=dtype)
+            session.submit(0, gradient.to_sparse(1) if kind == "sparse" else gradient.reshape(-1))
+            session.end_step()
+        return session.states.state_dict().get("a"), kept
+
+    for left, kept in run_ranks(2, body):
+        assert (left is None) == (kept is None)
+        assert kept is None or torch.equal(left, kept)
+
+
+def test_a_bucket_that_had_left_travels_by_the_new_decision_from_the_next_step_on() -> None:
+    """Also where the policy says only what changes."""
+
+    class Sparing(Playing):
+        def decide(self, step: int) -> Mapping[int, Decision]:
+            return {}
+
+    def body(engine: InProcessEngine):
+        policy = Sparing([DENSE, TOPK])
+        session = opened(engine, policy)
+        session.set_buckets([layout("a"), layout("b", "c"), layout("d")], DEVICES)
+        take(session, engine.rank, 0)
+        session.submit(0, drawn(200, engine.rank, 1, 0))
+        session.set_buckets([layout("a"), layout("d", "b", "c")], DEVICES)
+        session.submit(1, drawn(97, engine.rank, 1, 1))
+        before = session.decisions[("a",)]
+        session.end_step()
+        return before, session.decisions
+
+    for before, after in run_ranks(2, body):
+        assert before == DENSE
+        assert set(after.values()) == {TOPK}

@@ -227,3 +227,48 @@ def load_anothers(rank: int) -> None:
         train(ddp, optimizer_of(ddp), rank, range(steps))
         with pytest.raises(ConfigError, match=f"rank {rank}: a residual of parameter 'first_bias' was saved"):
             hc.load_state_dict(ddp, hc.state_dict(other))
+
+
+def test_what_a_parameter_that_nobody_uses_still_owes_is_not_lost() -> None:
+    """DDP leaves the gradient of such a parameter as it is; its residual is on the way all the same."""
+    run_ranks(owe, ranks=2)
+
+
+class Sometimes(torch.nn.Module):
+    """Uses its second weight in some steps only. The first is not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always = torch.nn.Parameter(torch.zeros(2, 3, 4, 5).contiguous(memory_format=torch.channels_last))
+        self.sometimes = torch.nn.Parameter(torch.zeros(40))
+
+    def forward(self, factor: torch.Tensor, uses: bool) -> torch.Tensor:
+        pattern = torch.arange(120.0).reshape(2, 3, 4, 5)
+        loss = (self.always * pattern * factor).sum()
+        return loss + (self.sometimes * torch.arange(1.0, 41.0) * factor).sum() if uses else loss
+
+
+def owe(rank: int) -> None:
+    for name in ("covap", "star", "dense"):
+        ddp = compressed(Sometimes(), name, find_unused_parameters=True, bucket_cap_mb=0.0001)
+        came = {n: torch.zeros_like(p) for n, p in ddp.module.named_parameters()}
+        given = {n: torch.zeros_like(p) for n, p in ddp.module.named_parameters()}
+        for step in range(9):
+            uses = step in (1, 2, 3)
+            for parameter in ddp.parameters():
+                parameter.grad = None
+            ddp(torch.tensor(1.0 + rank + step), uses).backward()
+            given["always"] += torch.arange(120.0).reshape(2, 3, 4, 5) * (1.5 + step)
+            given["sometimes"] += torch.arange(1.0, 41.0) * (1.5 + step) * uses
+            for n, parameter in ddp.module.named_parameters():
+                if parameter.grad is not None:
+                    came[n] += parameter.grad
+        left = hc.state_dict(ddp)["residuals"]
+        for n, total in came.items():
+            owed = left.get(n, torch.zeros(total.numel()))
+            dist.all_reduce(owed)
+            assert name != "covap" or n == "always" or not owed.any()  # all of it has come
+            if n == "sometimes":
+                torch.testing.assert_close(total.reshape(-1) + owed / 2, given[n].reshape(-1))
+            else:  # the residual is in the order of memory
+                torch.testing.assert_close(total.sum() + owed.sum() / 2, given[n].sum())
