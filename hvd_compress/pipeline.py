@@ -73,7 +73,7 @@ class Pipeline:
         self._begin()
 
     def _begin(self) -> None:
-        self._in_flight: dict[int, tuple[_InFlight, Future[None]]] = {}
+        self._in_flight: dict[int, tuple[_InFlight, Future[None] | None]] = {}
         self._communicated: list[Future[Future[torch.Tensor]]] = []
 
     def connect(self, connect: Callable[[], Engine], agree: Callable[[Engine], T], measuring_s: float = 0.0) -> T:
@@ -119,7 +119,9 @@ class Pipeline:
         assert number not in self._in_flight, f"bucket {number} was handed over twice"
         bucket = _InFlight(exchange, lane, f"rank {self._engine.rank}, {label}")
         lane.depart()
-        self._in_flight[number] = (bucket, self._kernels.submit(partial(self._encode, bucket)))
+        # What is light runs in the thread of the collectives: to wake another one takes longer.
+        is_light = exchange.is_light and lane is HOST
+        self._in_flight[number] = (bucket, None if is_light else self._kernels.submit(partial(self._encode, bucket)))
         while (following := len(self._communicated)) in self._in_flight:
             self._communicated.append(self._collectives.submit(partial(self._communicate, following)))
 
@@ -228,7 +230,10 @@ class Pipeline:
         bucket, encoded = self._in_flight[number]
         try:
             self._engine.place = bucket.label
-            encoded.result()
+            if encoded is not None:
+                encoded.result()
+            else:
+                self._encode(bucket)
             with located(bucket.label):
                 self._refuse_after_failure()
             with located(lambda: f"{bucket.label}, {self._engine.pending}"), bucket.lane.communicating():
@@ -237,7 +242,11 @@ class Pipeline:
         except BaseException as error:
             self.fail(error)
             raise
-        return self._kernels.submit(partial(self._decode, bucket))
+        if encoded is not None:
+            return self._kernels.submit(partial(self._decode, bucket))
+        decoded: Future[torch.Tensor] = Future()
+        decoded.set_result(self._decode(bucket))
+        return decoded
 
     def _decode(self, bucket: _InFlight) -> torch.Tensor:
         start = time.perf_counter()

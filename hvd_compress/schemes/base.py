@@ -38,10 +38,12 @@ class Exchange(ABC):
     Attributes:
         report: what is known of it after decode(), the answer to work.probe.
         result: after decode(), the result, where it does not lie in work.gradient.
+        is_light: whether encode() and decode() take less than handing them to another thread does.
     """
 
     report: ProbeReport = ProbeReport()
     result: torch.Tensor | None = None
+    is_light: bool = False
 
     @abstractmethod
     def encode(self) -> None:
