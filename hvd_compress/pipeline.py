@@ -118,7 +118,7 @@ class Pipeline:
             return
         assert number not in self._in_flight, f"bucket {number} was handed over twice"
         bucket = _InFlight(exchange, lane, f"rank {self._engine.rank}, {label}")
-        lane.depart()
+        lane.record_input()
         # What is light runs in the thread of the collectives: to wake another one takes longer.
         is_light = exchange.is_light and lane is HOST
         self._in_flight[number] = (bucket, None if is_light else self._kernels.submit(partial(self._encode, bucket)))
@@ -142,7 +142,7 @@ class Pipeline:
         assert len(self._communicated) == len(self._in_flight), "a bucket is missing"
         buckets = [self._in_flight[number][0] for number in range(len(self._in_flight))]
         for bucket in buckets:
-            bucket.lane.arrive()
+            bucket.lane.wait_output()
         nonfinite = _nonfinite(answers)
         calls = [call for bucket in buckets for call in bucket.calls]
         seconds = {

@@ -239,7 +239,7 @@ class ExchangeSession:
 
     def mark_ready(self, number: int) -> None:
         """The calling thread has put a gradient into a bucket."""
-        self._exchanges[number].lane.arrived()
+        self._exchanges[number].lane.mark_ready()
 
     def is_launched(self, number: int) -> bool:
         """Whether a bucket has been handed over in this step."""
@@ -362,7 +362,7 @@ class ExchangeSession:
             result = bucket.exchange.result
             if result is not None:
                 self._results[bucket.number] = result
-                bucket.lane.arrive(result._indices(), result._values())
+                bucket.lane.wait_output(result._indices(), result._values())
 
     @property
     def _dense_bytes(self) -> int:

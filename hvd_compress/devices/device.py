@@ -14,7 +14,7 @@ from hvd_compress.devices.streams import Moment, Stream, Streams
 class DeviceLane(Lane):
     """Kernels on the compression streams of the gradients' device. The engine takes memory of the device, too.
 
-        training:  gradients ... depart() --.                          .--> arrive() ... optimizer
+        training:  gradients ... record_input() --.                          .--> wait_output() ... optimizer
         outbound:                            '-> encode --.           /
         inbound:                                           '-> decode
 
@@ -38,7 +38,7 @@ class DeviceLane(Lane):
             self._streams.keep(tensor, self._streams.inbound)
         return flat
 
-    def arrived(self) -> None:
+    def mark_ready(self) -> None:
         current = self._streams.current()
         if current not in self._sources:  # nearly always there is one
             self._sources.append(current)
@@ -50,8 +50,8 @@ class DeviceLane(Lane):
                 self._streams.after(current, self._streams.mark(stream, *self._owned))
         self._sources = [current]
 
-    def depart(self) -> None:
-        self.arrived()
+    def record_input(self) -> None:
+        self.mark_ready()
         self._departed = [self._streams.mark(stream, *self._owned) for stream in self._sources]
         self._sources = []
 
@@ -70,7 +70,7 @@ class DeviceLane(Lane):
             yield
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def between_collectives(self) -> Iterator[None]:
         with self._inbound():
             yield
 
@@ -80,7 +80,7 @@ class DeviceLane(Lane):
             yield
         self._decoded = self._streams.mark(self._streams.inbound, *self._owned)
 
-    def arrive(self, *results: torch.Tensor) -> None:
+    def wait_output(self, *results: torch.Tensor) -> None:
         current = self._streams.current()
         self._streams.after(current, self._decoded)
         for result in results:

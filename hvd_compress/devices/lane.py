@@ -11,8 +11,8 @@ import torch
 class Lane(ABC):
     """What pipeline and schemes call instead of asking where a bucket lies. One lane a bucket; it outlives steps.
 
-    A step goes: arrived() and depart() in the training thread; encoding() in the kernels thread; communicating(), and
-    within it perhaps turn(), in the collectives thread; decoding() in the kernels thread; arrive() in the training
+    A step goes: mark_ready() and record_input() in the training thread; encoding() in the kernels thread; communicating(), and
+    within it perhaps between_collectives(), in the collectives thread; decoding() in the kernels thread; wait_output() in the training
     thread. Three kinds of memory: where gradients lie, where compression runs (`device`), and what the engine takes.
 
     Attributes:
@@ -34,34 +34,34 @@ class Lane(ABC):
         """
 
     @abstractmethod
-    def arrived(self) -> None:
+    def mark_ready(self) -> None:
         """A gradient has been put into the bucket by the calling thread."""
 
     def gather(self) -> None:  # noqa: B027 (where there are no streams, nothing is to be done)
         """What the calling thread does to the bucket from now on comes after all that has been put into it."""
 
     @abstractmethod
-    def depart(self) -> None:
+    def record_input(self) -> None:
         """The bucket is full: what the training has been told to write to it until now belongs to it."""
 
     @abstractmethod
     def encoding(self) -> AbstractContextManager[None]:
-        """Within it, what kernels read of the workspace is what it held at depart()."""
+        """Within it, what kernels read of the workspace is what it held at record_input()."""
 
     @abstractmethod
     def communicating(self) -> AbstractContextManager[None]:
         """Within it, what post() and buffers were given while encoding is there for the engine to read."""
 
     @abstractmethod
-    def turn(self) -> AbstractContextManager[None]:
+    def between_collectives(self) -> AbstractContextManager[None]:
         """Within it, kernels may run between two collectives; when it ends, what post() was given is there."""
 
     @abstractmethod
     def decoding(self) -> AbstractContextManager[None]:
-        """Within it, kernels see what encoding and turn() left, and may write the result."""
+        """Within it, kernels see what encoding and between_collectives() left, and may write the result."""
 
     @abstractmethod
-    def arrive(self, *results: torch.Tensor) -> None:
+    def wait_output(self, *results: torch.Tensor) -> None:
         """What the training does from now on sees the result in the bucket, and `results`, made while decoding."""
 
     @abstractmethod
@@ -77,7 +77,7 @@ class Lane(ABC):
     def post(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Begin to bring `tensor` from where compression runs to where the engine takes it; return it there.
 
-        Call it within encoding() or turn(). The result may be `tensor` itself.
+        Call it within encoding() or between_collectives(). The result may be `tensor` itself.
         """
         return tensor
 
@@ -88,7 +88,7 @@ class Lane(ABC):
     def fetch(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
         """Begin to bring what an engine left in `tensor` to where compression runs (to `into`); return it there.
 
-        Call it within decoding() or turn(). The result may be `tensor` itself.
+        Call it within decoding() or between_collectives(). The result may be `tensor` itself.
         """
         return tensor if into is None or into is tensor else into.copy_(tensor)
 
@@ -105,9 +105,9 @@ class HostLane(Lane):
     def workspace(self, flat: torch.Tensor, *kept: torch.Tensor) -> torch.Tensor:
         return flat
 
-    def arrived(self) -> None: ...
+    def mark_ready(self) -> None: ...
 
-    def depart(self) -> None: ...
+    def record_input(self) -> None: ...
 
     def encoding(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -115,13 +115,13 @@ class HostLane(Lane):
     def communicating(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def turn(self) -> AbstractContextManager[None]:
+    def between_collectives(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def decoding(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def arrive(self, *results: torch.Tensor) -> None: ...
+    def wait_output(self, *results: torch.Tensor) -> None: ...
 
     def buffer(self, name: str, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(numel, dtype=dtype, device="cpu")  # zeros: gaps between tensors travel, too

@@ -29,14 +29,14 @@ class OffloadLane(HostLane):
         self._mirror = self._streams.pinned(flat.numel(), flat.dtype)
         return self._mirror
 
-    def arrived(self) -> None:
-        self._way.arrived()
+    def mark_ready(self) -> None:
+        self._way.mark_ready()
 
     def gather(self) -> None:
         self._way.gather()
 
-    def depart(self) -> None:
-        self._way.depart()
+    def record_input(self) -> None:
+        self._way.record_input()
 
     @contextmanager
     def encoding(self) -> Iterator[None]:
@@ -51,8 +51,8 @@ class OffloadLane(HostLane):
         with self._way.decoding():
             self._way.place(self._flat, self._mirror)
 
-    def arrive(self, *results: torch.Tensor) -> None:
-        self._way.arrive(*results)
+    def wait_output(self, *results: torch.Tensor) -> None:
+        self._way.wait_output(*results)
 
     def take_bus_bytes(self) -> int:
         return self._way.take_bus_bytes()

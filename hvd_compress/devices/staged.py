@@ -33,7 +33,7 @@ class StagedLane(DeviceLane):
         yield
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def between_collectives(self) -> Iterator[None]:
         with self._inbound():
             yield
         self._streams.wait(self._streams.mark(self._streams.inbound, *self._owned))

@@ -78,7 +78,7 @@ class _AllGatherExchange(Exchange):
             inbox = self._work.lane.inbox(f"received {number}", sum(lengths), torch.uint8) if lengths else None
             self._received = engine.allgather(self._packed, lengths, self._algorithm, out=inbox)
             if number < last:
-                with self._work.lane.turn():
+                with self._work.lane.between_collectives():
                     self._pack(self._rounds.send(self._unpacked()), number + 1)
 
     def _unpacked(self) -> list[Payload]:

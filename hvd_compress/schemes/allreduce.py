@@ -89,7 +89,7 @@ class _AllReduceExchange(Exchange):
             for total in self._sums.values():
                 engine.allreduce(total, self._scheme.path.algorithm)
             if number < self._last:
-                with self._work.lane.turn():
+                with self._work.lane.between_collectives():
                     self._post(self._rounds.send([self._fetched()]), number + 1)
 
     def _fetched(self) -> Payload:

@@ -101,7 +101,7 @@ class _ARTopkExchange(Exchange):
     def _share(self, engine: Engine, root: int) -> None:
         work, lane = self._work, self._work.lane
         engine.broadcast(self._packed, root, self._scheme.path.broadcast)
-        with located(f"indices from rank {root}"), lane.turn():
+        with located(f"indices from rank {root}"), lane.between_collectives():
             packed = lane.fetch(self._packed)
             selection = self._expected.unpack(packed, work.step, work.bucket, header=self._packed)
             self._indices = selection["indices"]

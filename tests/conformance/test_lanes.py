@@ -120,8 +120,8 @@ class ReadsTooEarly(StagedLane):
 class EncodesTooEarly(StagedLane):
     """Compression does not wait for the gradients."""
 
-    def depart(self) -> None:
-        super().depart()
+    def record_input(self) -> None:
+        super().record_input()
         self._departed = []
 
 
@@ -129,7 +129,7 @@ class TurnsTooEarly(StagedLane):
     """Between two collectives nobody waits for the copy."""
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def between_collectives(self) -> Iterator[None]:
         with self._inbound():
             yield
 
@@ -146,7 +146,7 @@ class DecodesTooEarly(DeviceLane):
 class ArrivesTooEarly(StagedLane):
     """The training goes on before the result is there."""
 
-    def arrive(self, *results: torch.Tensor) -> None: ...
+    def wait_output(self, *results: torch.Tensor) -> None: ...
 
 
 @pytest.mark.parametrize(

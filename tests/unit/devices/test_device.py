@@ -16,9 +16,9 @@ def test_gradients_of_several_streams_are_waited_for_on_each() -> None:
     lane.workspace(torch.zeros(4))
     other = PlayedStream("other", eager=True)
     with streams.use(other):
-        lane.arrived()
-    lane.arrived()
-    lane.depart()
+        lane.mark_ready()
+    lane.mark_ready()
+    lane.record_input()
     with lane.encoding():
         pass
     waits = [(what, stream) for what, stream, _ in streams.log if what.startswith("after")]
@@ -53,7 +53,7 @@ def test_what_is_done_to_a_full_bucket_comes_after_the_gradients_of_all_streams(
     lane = DeviceLane(streams)
     lane.workspace(torch.zeros(4))
     with streams.use(PlayedStream("other", eager=True)):
-        lane.arrived()
+        lane.mark_ready()
     lane.gather()  # in the training's stream, which will divide the bucket, for example
     assert [(what, stream) for what, stream, _ in streams.log if what.startswith("after")] == [
         ("after other", "training")
