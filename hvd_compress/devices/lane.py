@@ -11,9 +11,10 @@ import torch
 class Lane(ABC):
     """What pipeline and schemes call instead of asking where a bucket lies. One lane a bucket; it outlives steps.
 
-    A step goes: mark_ready() and record_input() in the training thread; encoding() in the kernels thread; communicating(), and
-    within it perhaps between_collectives(), in the collectives thread; decoding() in the kernels thread; wait_output() in the training
-    thread. Three kinds of memory: where gradients lie, where compression runs (`device`), and what the engine takes.
+    A step goes: mark_ready() and record_input() in the training thread; encoding() in the kernels thread;
+    communicating(), and within it perhaps between_collectives(), in the collectives thread; decoding() in the kernels
+    thread; wait_output() in the training thread. What is light is encoded and decoded in the collectives thread, too.
+    Three kinds of memory: where gradients lie, where compression runs (`device`), and what the engine takes.
 
     Attributes:
         device: where compression runs, and residuals live.
