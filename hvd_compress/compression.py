@@ -40,8 +40,8 @@ class Compression:
                 scheme="allgather" of the all-gather: "ring", "bruck"; or "auto", the fastest. Where scheme and
                 algorithm are both named, nothing is chosen or measured.
             layerwise: select in each parameter by itself (LWTopk) instead of in the fused bucket.
-            engine: "mpi", "horovod", "torch", or "auto": MPI where mpirun launched the job, else Horovod; with PyTorch DDP
-                torch.distributed.
+            engine: "mpi", "horovod", "torch", or "auto": MPI where mpirun launched the job, else Horovod; under PyTorch
+                DDP torch.distributed.
             device: what compresses: "cuda", "cpu" (gradients on a GPU are copied to the host and back), or "auto",
                 where the gradients are.
 
