@@ -63,7 +63,8 @@ def agree_on_engine(
     words = "; ".join(
         f"{one} on " * (name == "auto") + f"rank {rank}: {why}" for one in asked for rank, why in reasons[one]
     )
-    raise UnsupportedError(f"engine {name!r} cannot be used ({words})")
+    remedy = "" if name == "auto" else ": leave `engine` at 'auto', or launch the job as that engine needs it"
+    raise UnsupportedError(f"engine {name!r} cannot be used ({words}){remedy}")
 
 
 def choose_engine(name: str = "auto", process_set: Any = None) -> Engine:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hvd_compress.engines import layout
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.leave import fail_at_exit
-from hvd_compress.errors import ConfigError, UnsupportedError
+from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError
 
 _INTS = (torch.int32, torch.int64, torch.int8, torch.uint8)
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -98,7 +98,13 @@ class TorchEngine(Engine):
         timeout = timedelta(seconds=self._timeout_s) if self._timeout_s is not None else None
         if backend == "mpi" and len(ranks) < self.job_size:
             raise UnsupportedError("torch makes groups over MPI with all ranks of the job at once: use backend='gloo'")
-        group = dist.new_group(ranks, timeout, backend, use_local_synchronization=backend != "mpi")
+        try:
+            group = dist.new_group(ranks, timeout, backend, use_local_synchronization=backend != "mpi")
+        except RuntimeError as error:
+            raise CommunicationError(
+                f"ranks {list(ranks)} have not all come to make a process group: compress the model on every rank, "
+                f"with the same settings; a rank may have ended, too ({error})"
+            ) from error
         assert isinstance(group, dist.ProcessGroup)  # this rank is in it
         return group
 

@@ -33,6 +33,15 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "float": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
 }
 """By the annotation of a setting."""
+_WORDS = {
+    "extra_forbidden": "unknown field",
+    "missing": "is missing",
+    "tuple_type": "must be a list",
+    "dict_type": 'must be an object, such as {"name": "topk", "ratio": 0.01}',
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+}
+"""What is wrong with a field, by pydantic's type of the error."""
 TOLD = 8
 """Of the differences between a plan and a job, so many are in the message."""
 
@@ -210,13 +219,16 @@ def read(path: str | FilePath) -> Plan:
     except OSError as error:
         raise PlanError(f"cannot read the plan {path}: {error.strerror}") from None
     except ValidationError as error:
-        words = [
-            f"{'.'.join(map(str, each['loc'])) or 'the plan'}: {each['msg'].removeprefix('Value error, ')}"
-            for each in error.errors()
-        ]
+        words = [f"{'.'.join(map(str, each['loc'])) or 'the plan'}: {_word_of(each)}" for each in error.errors()]
         raise PlanError(f"{path} is no plan: {_told(words)}") from None
     except (ValueError, RecursionError) as error:
         raise PlanError(f"{path} is no plan: not JSON ({error})") from None
+
+
+def _word_of(error: Mapping[str, Any]) -> str:
+    """Return what pydantic found, in words that know nothing of Python."""
+    words: str = error["msg"].removeprefix("Value error, ")
+    return _WORDS.get(error["type"], words)
 
 
 def plan_in_use(buckets: Mapping[tuple[str, ...], Decision], layouts: Sequence[Layout], world_size: int) -> Plan:
@@ -226,7 +238,7 @@ def plan_in_use(buckets: Mapping[tuple[str, ...], Decision], layouts: Sequence[L
         buckets: the decision of each bucket, by the names of its parameters.
         layouts: of all buckets; those of sparse gradients are left out.
 
-    Raises UsageError where a bucket is skipped: a plan is the same in each step.
+    Raises UsageError where a bucket is skipped, as a plan is the same in each step, or only tries how to travel.
     """
     dense = [layout for layout in layouts if not layout.sparse]
     for layout, decision in zip(dense, buckets.values(), strict=True):
@@ -234,6 +246,10 @@ def plan_in_use(buckets: Mapping[tuple[str, ...], Decision], layouts: Sequence[L
             raise UsageError(
                 f"the bucket of {layout.called} is skipped in the coming step, and a plan is the same in each: pass "
                 "Compression.covap() itself"
+            )
+        if decision.is_trial:
+            raise UsageError(
+                f"the bucket of {layout.called} still tries how to travel ({decision.path}): train more steps, then save"
             )
     entries = [
         BucketEntry(
@@ -264,6 +280,8 @@ class PlanFile:
     @classmethod
     def read(cls, path: str | FilePath) -> PlanFile:
         """Read a file. Raises PlanError."""
+        if not isinstance(path, (str, FilePath)):
+            raise PlanError(f"a plan is the path of a file, not {path!r}")
         plan = read(path)
         said = json.dumps(plan.model_dump(mode="json"), sort_keys=True)
         return cls(hashlib.sha256(said.encode()).hexdigest()[:16], plan)
@@ -287,7 +305,9 @@ class PlannedPolicy(DecisionPolicy):
         if not found:
             found = [words for layout in parameters if (words := self._obstacle(layout))]
         if found:
-            raise PlanError(f"the plan does not fit: {_told(found)}")
+            raise PlanError(
+                f"the plan does not fit: {_told(found)}. Write one for this job with save_plan(), or change it"
+            )
 
     def _obstacle(self, layout: Layout) -> str:
         """Return why a parameter cannot travel as the plan says, or nothing."""
@@ -323,7 +343,8 @@ class PlannedPolicy(DecisionPolicy):
             self._told = True
             log.warning(
                 "hvd_compress: the bucket of %s has parameters that the plan treats in %d ways: it travels dense. DDP "
-                "cuts buckets by bucket_cap_mb, and anew after the first step; this is told once",
+                "cuts buckets by bucket_cap_mb, and anew after the first step: treat all of them alike, or make buckets "
+                "smaller; this is told once",
                 layout.called,
                 len(treatments),
             )

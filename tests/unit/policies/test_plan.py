@@ -241,7 +241,10 @@ def test_sparse_gradients_travel_by_their_rows_whatever_a_plan_says(tmp_path: Pa
 
 
 BROKEN = {
-    "an unknown key": ({"bucket": []}, "bucket: Extra inputs are not permitted"),
+    "no version": ({"version": None}, "version: Input should be 1"),
+    "buckets that are no list": ({"buckets": {}}, "buckets: must be a list"),
+    "a compressor by its name alone": ({"default": {"compressor": "topk"}}, "default.compressor: must be an object"),
+    "an unknown key": ({"bucket": []}, "bucket: unknown field"),
     "an unknown version": ({"version": 2}, "version: Input should be 1"),
     "no compressor": (
         {"default": {"compressor": {"name": "zip"}}},
@@ -287,7 +290,7 @@ def test_what_is_no_plan_is_refused_before_training(case: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("{", "not JSON"), ("[]", "the plan: Input should be"), (None, "cannot read")]
+    ("text", "words"), [("{", "not JSON"), ("[]", "the plan: must be an object"), (None, "cannot read")]
 )
 def test_what_is_no_json_is_refused(text: str | None, words: str, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
