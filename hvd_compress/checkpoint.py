@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -71,15 +72,16 @@ def _what_is_wrong(saved: Any) -> str:
     missing = [key for key in ("rank", "world_size", "step", "loss_scale", "residuals") if key not in saved]
     if missing:
         return f"{', '.join(missing)} are missing"
-    odd = [key for key in ("rank", "world_size", "step") if not isinstance(saved[key], int)]
-    if not isinstance(saved["loss_scale"], (int, float, type(None))):
+    odd = [key for key in ("rank", "world_size", "step") if type(saved[key]) is not int or not 0 <= saved[key] < 2**63]
+    scale = saved["loss_scale"]
+    if scale is not None and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
         odd.append("loss_scale")
     if not _holds_tensors(saved["residuals"]):
         odd.append("residuals")
     states = saved.get("states", {})
     if not isinstance(states, Mapping) or not all(map(_holds_tensors, states.values())):
         odd.append("states")
-    return f"{', '.join(odd)} are of another type" if odd else ""
+    return f"{', '.join(odd)} are not what they should be" if odd else ""
 
 
 def _holds_tensors(value: object) -> bool:

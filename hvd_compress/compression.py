@@ -144,7 +144,7 @@ class Compression:
         """Send each bucket in one of `interval` steps, whole, with error feedback: the filter of COVAP.
 
         In its other steps a bucket's result is zero; what it missed is sent with its next one. With several times
-        `interval` buckets (HOROVOD_FUSION_THRESHOLD) each step sends about as much.
+        `interval` buckets (HOROVOD_FUSION_THRESHOLD; bucket_cap_mb of DDP) each step sends about as much.
 
         Args:
             interval: bucket t is sent in step s iff (t + s) mod interval = 0.

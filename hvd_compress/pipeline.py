@@ -95,7 +95,7 @@ class Pipeline:
                 with located(self._engine.place):
                     return agree(self._engine)
             except (ConfigError, UnsupportedError) as error:
-                self._failure = str(error)
+                self._failure = str(error) or type(error).__name__  # an interrupt has no words
                 raise
 
         future = self._collectives.submit(call)
@@ -218,7 +218,7 @@ class Pipeline:
         with self._lock:
             first = self._failure is None
             if first:
-                self._failure = str(error)
+                self._failure = str(error) or type(error).__name__  # an interrupt has no words
         if first and hasattr(self, "_engine"):
             self._engine.abandon()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Mapping
 from functools import partial
@@ -35,22 +36,30 @@ _wrapper_of: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Any]] = weak
 """The compressed DDP model, by the module within it."""
 
 
-def compress(model: DistributedDataParallel, compression: Request) -> None:
+def compress(model: DistributedDataParallel, compression: Request) -> DistributedDataParallel:
     """Send the gradients of a DDP model compressed, from its next backward pass on.
 
     Registers DDP's communication hook. Call it on every rank, after the model was wrapped. Nothing is communicated
     before the first backward pass, in which ranks compare their settings. DDP's own features work as without it:
     no_sync(), static_graph, find_unused_parameters, gradient_as_bucket_view, join(), which always divides by the number
-    of ranks that began. After an error in an exchange the model's next forward pass raises CommunicationError.
+    of ranks that began.
+
+    A module that is wrapped and compressed again is the new model's, and the old one refuses to run. All processes of
+    the job compress as many models, also where a model belongs to some of them: torch counts process groups in their
+    names. Each model keeps a process group until the job ends. After an error in an exchange the model's next forward
+    pass raises CommunicationError.
 
     Args:
         model: wrapped in DistributedDataParallel, over gloo, nccl or mpi.
         compression: what a function of `Compression` returns. Its `engine` is "torch" by default; "mpi" and "horovod"
             take a job that one of them started, with the same ranks.
 
+    Returns:
+        The model itself.
+
     Raises:
         ConfigError: the model is not wrapped, or this is no compression; parameters are not where it wants them.
-        UsageError: the model has a communication hook already, or its parameters are compressed by another one.
+        UsageError: the model has a communication hook already.
         UnsupportedError: sparse gradients, or a compression that needs the optimizer (gain="rollout").
     """
     _check(model, compression)
@@ -64,12 +73,15 @@ def compress(model: DistributedDataParallel, compression: Request) -> None:
         timeout_s=settings.timeout_s,
     )
     leaves_out = partial(_leaves_out, weakref.ref(model))
-    hook = GradientHook(parameters, compression, settings, connect, choose_torch_arrivals(group), leaves_out)
+    options = f"DDP with static_graph={model.static_graph}, find_unused_parameters={model.find_unused_parameters}"
+    hook = GradientHook(parameters, compression, settings, connect, choose_torch_arrivals(group), leaves_out, options)
     model.register_comm_hook(hook, _exchange)
-    _hooks[model], _wrapper_of[model.module] = hook, weakref.ref(model)
+    if model.module not in _wrapper_of:
+        model.module.register_forward_pre_hook(_refuse_another_wrapper)
+    _hooks[model], _wrapper_of[model.module] = hook, weakref.ref(model)  # an earlier wrapper is refused from now on
     model.register_forward_pre_hook(_refuse_after_failure)
-    model.module.register_forward_pre_hook(_refuse_another_wrapper)
     weakref.finalize(model, hook.session.close)
+    return model
 
 
 def last_step(model: DistributedDataParallel) -> StepReport | None:
@@ -78,7 +90,7 @@ def last_step(model: DistributedDataParallel) -> StepReport | None:
 
 
 def decisions(model: DistributedDataParallel) -> Mapping[tuple[str, ...], Decision]:
-    """Return what was decided for each bucket, by the names of its parameters; empty before the first exchange."""
+    """Return how each bucket travels in the next step, by the names of its parameters; empty before the first."""
     return _hook_of(model).session.decisions
 
 
@@ -141,7 +153,10 @@ _exchange.__annotations__.clear()  # DDP compares them with the types themselves
 def _hook_of(model: DistributedDataParallel) -> GradientHook:
     hook = _hooks.get(model) if isinstance(model, torch.nn.Module) else None
     if hook is None:
-        raise UsageError(f"this {type(model).__name__} is not compressed: call compress(model, ...) first")
+        raise UsageError(
+            f"this {type(model).__name__} is not compressed: pass the DistributedDataParallel model that compress() was "
+            "called for"
+        )
     return hook
 
 
@@ -156,9 +171,8 @@ def _check(model: Any, asked: Any) -> None:
             f"compress(model, ...); this is a {type(model).__name__}"
         )
     if not isinstance(asked, Request):
-        raise ConfigError(
-            f"{asked!r} is no compression: pass what a function of Compression returns, as topk(0.01) does"
-        )
+        what = f"Compression.{asked.__name__}" if inspect.isfunction(asked) else repr(asked)
+        raise ConfigError(f"{what} is no compression: pass what a function of Compression returns, as topk(0.01) does")
     if asked.ratio is not None and asked.ratio.gain == "rollout":
         raise UnsupportedError(
             "gain='rollout' takes training steps back, which needs hvd_compress.torch's optimizer: use gain='curve'"
@@ -167,11 +181,6 @@ def _check(model: Any, asked: Any) -> None:
         raise UsageError("compress() was called for this model already: wrap the module anew to change its compression")
     if getattr(model, "_comm_hooks", None):
         raise UsageError("the model has a communication hook already, and DDP takes one: wrap the module anew")
-    other = _wrapper_of.get(model.module)
-    if other is not None and other() is not None:
-        raise UsageError(
-            "the module is compressed in another DistributedDataParallel, which is alive: delete that one first"
-        )
     sparse = [name for name, module in model.module.named_modules() if getattr(module, "sparse", False) is True]
     if sparse:
         raise UnsupportedError(
@@ -204,6 +213,6 @@ def _refuse_another_wrapper(module: torch.nn.Module, _: Any) -> None:
     active = getattr(DistributedDataParallel, "_active_ddp_module", None)
     if own is not None and active is not None and own() is not None and active is not own():
         raise UsageError(
-            "the module was wrapped again after compress(), and the other DistributedDataParallel would not compress: "
-            "wrap it once, then call compress()"
+            "the module is compressed in another DistributedDataParallel than this one: use that one, or call "
+            "compress() for this one, which takes over"
         )

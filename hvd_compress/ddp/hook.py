@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -12,7 +12,7 @@ from hvd_compress.buckets.plan import slots_of
 from hvd_compress.decision import Request, check_devices
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError
+from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
 from hvd_compress.session import ExchangeSession
 from hvd_compress.settings import Settings
 
@@ -50,6 +50,7 @@ class GradientHook:
         connect: Callable[[], Engine],
         arrivals: Arrivals | None = None,
         leaves_out: Callable[[], bool] = bool,
+        options: str = "DDP",
     ) -> None:
         """Nothing is communicated yet.
 
@@ -58,9 +59,10 @@ class GradientHook:
             connect: creates the engine, in the first backward pass.
             arrivals: by what ranks tell each other who waits, for the message of a timeout.
             leaves_out: whether DDP gives no gradient to a parameter that no rank has used.
+            options: of DDP, compared between ranks.
 
         Raises:
-            ConfigError, UnsupportedError: as check_devices().
+            ConfigError, UnsupportedError, UsageError: as check_devices().
         """
         check_devices(parameters, request)
         self._parameters = dict(parameters)  # holds what _names tells apart by id
@@ -70,7 +72,7 @@ class GradientHook:
         self._layouts: dict[tuple[int, ...], Layout] = {}  # by the ids of their parameters
         self._step: list[tuple[Layout, torch.Tensor, Result]] = []  # the buckets of this step so far
         self._held = False  # whether one of them was not known
-        self._opened, self._leaves_out = False, leaves_out
+        self._opened, self._leaves_out, self._options = False, leaves_out, options
         self._failure: str | None = None
 
     def __call__(self, bucket: GradBucket) -> Result:
@@ -84,8 +86,15 @@ class GradientHook:
             return self._take(bucket)
         except BaseException as error:  # other ranks may wait for this one: it must be able to end
             self.session.fail(error)
-            self._failure = str(error)
+            self._failure = str(error) or type(error).__name__
             raise
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """Not supported: it holds threads and connections."""
+        raise UsageError(
+            "a compressed DistributedDataParallel cannot be pickled or copied: copy or save model.module, as in "
+            "AveragedModel(model.module), and what state_dict(model) of hvd_compress.ddp returns"
+        )
 
     def require_working(self) -> None:
         """Raise CommunicationError after an error: DDP's own state is that of a step that was taken by halves."""
@@ -146,7 +155,7 @@ class GradientHook:
 
     def _plan(self, layouts: Sequence[Layout]) -> None:
         if not self._opened:
-            self.session.open(self._slots, [name for layout in layouts for name in layout.names], options="DDP")
+            self.session.open(self._slots, [name for layout in layouts for name in layout.names], options=self._options)
             self._opened = True
         self.session.set_buckets(layouts, self._devices)
         for number, (_, flat, _) in enumerate(self._step):

@@ -7,7 +7,9 @@ import fnmatch
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
@@ -151,9 +153,9 @@ class Plan(_Strict):
                 if name in seen:
                     raise ValueError(f"parameter {name!r} is in two places of `buckets`")
                 seen.add(name)
-        twice = {e.pattern for e in self.patterns if [o.pattern for o in self.patterns].count(e.pattern) > 1}
-        if twice:
-            raise ValueError(f"pattern {min(twice)!r} comes twice")
+        for pattern, count in Counter(entry.pattern for entry in self.patterns).items():
+            if count > 1:
+                raise ValueError(f"pattern {pattern!r} comes twice")
         return self
 
     def differences(self, parameters: Sequence[Layout], world_size: int) -> Iterator[str]:
@@ -199,8 +201,12 @@ class Plan(_Strict):
         found = self._entries(name)
         return _only(found[0]) if found else self.default or Treatment()
 
+    @cached_property
+    def _bucket_of(self) -> dict[str, BucketEntry]:
+        return {name: entry for entry in self.buckets for name in entry.parameters}
+
     def _entries(self, name: str) -> list[BucketEntry | PatternEntry]:
-        found: list[BucketEntry | PatternEntry] = [entry for entry in self.buckets if name in entry.parameters]
+        found: list[BucketEntry | PatternEntry] = [self._bucket_of[name]] if name in self._bucket_of else []
         return found + [entry for entry in self.patterns if fnmatch.fnmatchcase(name, entry.pattern)]
 
     def write(self, path: FilePath) -> None:
@@ -215,14 +221,27 @@ class Plan(_Strict):
 def read(path: str | FilePath) -> Plan:
     """Read a plan. Raises PlanError that says where it is none."""
     try:
-        return Plan.model_validate(json.loads(FilePath(path).read_text()))
+        text = FilePath(path).read_text()
+        json.dumps(
+            json.loads(text, object_pairs_hook=_once_each), ensure_ascii=False
+        ).encode()  # has no half characters
+        return Plan.model_validate_json(text, strict=True)
     except OSError as error:
         raise PlanError(f"cannot read the plan {path}: {error.strerror}") from None
     except ValidationError as error:
         words = [f"{'.'.join(map(str, each['loc'])) or 'the plan'}: {_word_of(each)}" for each in error.errors()]
         raise PlanError(f"{path} is no plan: {_told(words)}") from None
     except (ValueError, RecursionError) as error:
-        raise PlanError(f"{path} is no plan: not JSON ({error})") from None
+        raise PlanError(f"{path} is no plan: not JSON that can be read ({error})") from None
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object, in which a field may stand once: of two, the reader would drop one in silence."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the field {twice!r} stands twice in an object")
+    return found
 
 
 def _word_of(error: Mapping[str, Any]) -> str:
@@ -249,7 +268,7 @@ def plan_in_use(buckets: Mapping[tuple[str, ...], Decision], layouts: Sequence[L
             )
         if decision.is_trial:
             raise UsageError(
-                f"the bucket of {layout.called} still tries how to travel ({decision.path}): train more steps, then save"
+                f"the bucket of {layout.called} is still trying {decision.path}: train more steps, then save"
             )
     entries = [
         BucketEntry(
@@ -343,8 +362,8 @@ class PlannedPolicy(DecisionPolicy):
             self._told = True
             log.warning(
                 "hvd_compress: the bucket of %s has parameters that the plan treats in %d ways: it travels dense. DDP "
-                "cuts buckets by bucket_cap_mb, and anew after the first step: treat all of them alike, or make buckets "
-                "smaller; this is told once",
+                "cuts buckets by bucket_cap_mb, and anew after the first step: treat all of them alike, or make "
+                "buckets smaller; this is told once",
                 layout.called,
                 len(treatments),
             )
@@ -364,7 +383,7 @@ class PlannedPolicy(DecisionPolicy):
 def _built(settings: Mapping[str, Any]) -> Compressor:
     """Return the compressor of a plan's settings. Raises ValueError that says what is wrong with them."""
     name = settings.get("name")
-    if name not in COMPRESSORS:
+    if not isinstance(name, str) or name not in COMPRESSORS:
         raise ValueError(f"unknown compressor {name!r}; known are {', '.join(COMPRESSORS)}")
     known = {field.name: str(field.type) for field in dataclasses.fields(COMPRESSORS[name])}  # type: ignore[arg-type]
     given = {key: value for key, value in settings.items() if key != "name"}

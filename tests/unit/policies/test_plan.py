@@ -241,6 +241,9 @@ def test_sparse_gradients_travel_by_their_rows_whatever_a_plan_says(tmp_path: Pa
 
 
 BROKEN = {
+    "a number for a list": ({"buckets": 3}, "buckets: must be a list"),
+    "a name that is none": ({"default": {"compressor": {"name": []}}}, "unknown compressor []"),
+    "a world in words": ({"world_size": "3"}, "world_size: Input should be a valid integer"),
     "no version": ({"version": None}, "version: Input should be 1"),
     "buckets that are no list": ({"buckets": {}}, "buckets: must be a list"),
     "a compressor by its name alone": ({"default": {"compressor": "topk"}}, "default.compressor: must be an object"),
@@ -290,7 +293,14 @@ def test_what_is_no_plan_is_refused_before_training(case: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("{", "not JSON"), ("[]", "the plan: must be an object"), (None, "cannot read")]
+    ("text", "words"),
+    [
+        ("{", "not JSON"),
+        ("[]", "the plan: must be an object"),
+        (None, "cannot read"),
+        ('{"version": 1, "default": {}, "default": {}}', "the field 'default' stands twice"),
+        ('{"version": 1, "patterns": [{"pattern": "\\ud800"}]}', "not JSON that can be read"),
+    ],
 )
 def test_what_is_no_json_is_refused(text: str | None, words: str, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
