@@ -154,7 +154,7 @@ def _hook_of(model: DistributedDataParallel) -> GradientHook:
     hook = _hooks.get(model) if isinstance(model, torch.nn.Module) else None
     if hook is None:
         raise UsageError(
-            f"this {type(model).__name__} is not compressed: pass the DistributedDataParallel model that compress() was "
+            f"this {type(model).__name__} is not compressed: pass the DistributedDataParallel that compress() was "
             "called for"
         )
     return hook
