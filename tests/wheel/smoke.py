@@ -87,6 +87,7 @@ def train(rank: int, folder: str) -> None:
 
     import hvd_compress.ddp as hc
 
+    os.environ["HVD_COMPRESS_ADAPT"] = "0"  # a plan can be saved at once
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
     torch.manual_seed(0)  # the same model and the same task on all ranks
