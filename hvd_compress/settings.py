@@ -112,6 +112,9 @@ class Settings:
         places = [(name, path, path.parent) for name, path in files.items() if path is not None]
         if tells and self.tensorboard is not None:
             places.append(("TENSORBOARD", self.tensorboard, self.tensorboard))
+        trace = files["TIMELINE"]
+        if trace is not None and trace.exists() and not trace.is_file():
+            return f"cannot write {PREFIX}TIMELINE = {trace}: it is no regular file, and would be replaced"
         words = [_refusal(*place) for place in places]
         if tells and self.tensorboard is not None:
             words.append(_no_tensorboard())

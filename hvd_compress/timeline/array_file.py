@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -22,7 +23,12 @@ class JsonArrayFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Replace what is there by an empty array. Raises OSError where that cannot be written."""
+        """Replace what is there by an empty array.
+
+        Raises OSError where that cannot be written, or where it is a device or a pipe, which must not be replaced.
+        """
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "it is no regular file")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path, self._empty, self._fd = path, True, -1
         self._used, self._blank_until = 0, 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hvd_compress.settings import Settings
 from hvd_compress.timeline.array_file import BLANK_BYTES, PAGE_BYTES, JsonArrayFile
 
 
@@ -56,3 +57,14 @@ def test_a_file_that_is_replaced_meanwhile_is_not_written_to_by_halves(tmp_path:
     second.add({"of": "second"})
     first.add({"of": "first"})
     assert json.loads(path.read_text()) == [{"of": "second"}]
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    """As root, /dev/null would be gone for the whole machine."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="no regular file"):
+        JsonArrayFile(pipe)
+    assert pipe.is_fifo()
+    words = Settings(timeline=pipe).obstacle(0, adapts=False)
+    assert words == f"cannot write HVD_COMPRESS_TIMELINE = {pipe}: it is no regular file, and would be replaced"
