@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.decision import Decision
 from hvd_compress.devices import Lane
-from hvd_compress.feedback.states import BucketState, States
+from hvd_compress.feedback.states import BucketState, Key, States
 from hvd_compress.schemes import Exchange, Observed, Probe, ProbeReport, Scheme, Work
 
 
@@ -38,26 +39,28 @@ class BucketExchange:
         self.state: BucketState
         self.flat: torch.Tensor | None = None
         self._workspace: torch.Tensor
-        self._bind()
+        self._bind(self._own())
 
     def decide(self, decision: Decision) -> None:
         """Travel so from the coming step on. What is remembered stays, also where this decision has no use for it."""
         assert decision.device == self.decision.device, "a bucket's lane leads to one device"
         if decision != self.decision:
             self.scheme = decision.build()
-            if not self._has_state():
-                self._bind()
+            own = self._own()
+            if not self._has_state(own):
+                self._bind(own)
         self.decision = decision
 
-    def _has_state(self) -> bool:
-        own = self.scheme.compressor.new_state(self.layout, self.lane.device)
+    def _own(self) -> Mapping[Key, torch.Tensor]:
+        return self.scheme.compressor.new_state(self.layout, self.lane.device)
+
+    def _has_state(self, own: Mapping[Key, torch.Tensor]) -> bool:
         kept = self.state.current
         fits = all(key in kept and kept[key].shape == tensor.shape for key, tensor in own.items())
         return fits and (self.state.residual is not None or not self.scheme.error_feedback)
 
-    def _bind(self) -> None:
+    def _bind(self, own: Mapping[Key, torch.Tensor]) -> None:
         before = getattr(self, "state", BucketState())
-        own = self.scheme.compressor.new_state(self.layout, self.lane.device)
         feedback = self.scheme.error_feedback or self._may_claim()
         self.state = self.states.bind(self.layout, self.lane.device, feedback, {**before.current, **own})
         self.flat = None
@@ -65,7 +68,7 @@ class BucketExchange:
     def claim(self) -> None:
         """Take over a residual that a checkpoint has brought, though the decision has no error feedback."""
         if self.state.residual is None and self._may_claim():
-            self._bind()
+            self._bind(self._own())
 
     def _may_claim(self) -> bool:
         """Whether there is a residual of these parameters that can be sent with their gradient."""

@@ -55,6 +55,8 @@ class _InFlight:
 class Pipeline:
     """Two threads: one compresses and decompresses, one launches all collectives, in the order of bucket numbers.
 
+    An exchange that is light has all its phases in the latter.
+
     After the first failure nothing is launched any more: ranks would disagree on which collective comes next.
     """
 

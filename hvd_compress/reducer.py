@@ -19,7 +19,6 @@ from hvd_compress.devices import lane_for
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.feedback.states import States
 from hvd_compress.schemes.sparse_rows import no_rows
 from hvd_compress.session import ExchangeSession, LaneMaker
 from hvd_compress.settings import Settings
@@ -96,11 +95,6 @@ class Reducer:
         self._sparse: list[str] = []
         self._was_sparse: set[str] = set()
         self._is_set_up = False
-
-    @property
-    def states(self) -> States:
-        """What buckets remember."""
-        return self.session.states
 
     @property
     def last_step(self) -> StepReport | None:

@@ -222,9 +222,8 @@ def read(path: str | FilePath) -> Plan:
     """Read a plan. Raises PlanError that says where it is none."""
     try:
         text = FilePath(path).read_text()
-        json.dumps(
-            json.loads(text, object_pairs_hook=_once_each), ensure_ascii=False
-        ).encode()  # has no half characters
+        said = json.loads(text, object_pairs_hook=_once_each)
+        json.dumps(said, ensure_ascii=False).encode()  # raises for half a character, which could not be printed
         return Plan.model_validate_json(text, strict=True)
     except OSError as error:
         raise PlanError(f"cannot read the plan {path}: {error.strerror}") from None

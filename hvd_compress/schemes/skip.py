@@ -10,7 +10,6 @@ import torch
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor
-from hvd_compress.compressors.finite import all_finite
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.schemes.base import Exchange, Scheme, Work
@@ -51,8 +50,10 @@ class _SkipExchange(Exchange):
         work = self._work
         assert work.residual is not None
         assert work.pending is not None
-        native.accumulate(work.gradient, work.residual, out=work.pending)
-        torch.where(all_finite(work.pending), work.pending, work.residual, out=work.pending)
+        finite = native.accumulate(work.gradient, work.residual, out=work.pending)
+        if finite is not True:  # of a GPU it is a tensor, into which the host does not look
+            kept = torch.as_tensor(finite, dtype=torch.bool, device=work.pending.device)
+            torch.where(kept, work.pending, work.residual, out=work.pending)
 
     def communicate(self, engine: Engine) -> None: ...
 
