@@ -78,6 +78,7 @@ def quantized(v: torch.Tensor, form: BlockFormat, key: RandomKey | None) -> tupl
         unit = torch.where(above.any(1), unit, 0.0)
         unit = torch.where(threshold.isfinite(), unit, threshold)
     units = unit.bfloat16()
+    units[~units.isfinite()] = torch.nan
     units[units.abs() < 2.0**-126] = 0.0
     sends = units.isfinite() & (units > 0)
     inverse = torch.where(sends, 1 / units.float(), 0.0)[:, None]
@@ -211,6 +212,7 @@ def test_one_that_is_not_finite_is_seen_by_who_receives(value: float, form: Bloc
     grad[70] = value
     found = native.block_quantize(grad, residual, form)
     assert found.units.isfinite().tolist() == [True, False, True, True]
+    assert found.units.view(torch.int16)[1] == 0x7FC0
     out = torch.empty(200)
     assert not native.block_sum([found], out, form, 1.0)
     assert_same(residual, torch.where(torch.arange(200) // 64 == 1, grad, residual))

@@ -20,9 +20,8 @@ struct Unit {
 inline Unit stored(float unit, std::uint32_t above, std::uint16_t* place) {
     const BFloat16 rounded = from_float<BFloat16>(unit);
     const float own = to_float(rounded);
-    const bool too_small = own < 0x1p-126f;  // false for NaN
-    *place = too_small ? std::uint16_t{0} : rounded.bits;
-    const bool sends = !too_small && (to_bits(own) & 0x7fffffffu) < kInfinity;
+    const bool finite = Traits<float>::key(own) < kInfinity, sends = finite && own >= 0x1p-126f;
+    *place = sends ? rounded.bits : finite ? std::uint16_t{0} : std::uint16_t{0x7fc0};
     return {own, 1.0f / own, above, sends};
 }
 

@@ -6,8 +6,8 @@
 //   2016).
 //             Both sums are fp32: element i of a block goes to lane i % 16, what comes first is added first, and lanes
 //             are added pairwise as in sum.hpp;
-// and rounded to bf16, to nearest even. Below 2^-126 it is 0; it is not finite exactly if an element is not, or if |v|
-// is next to the largest fp32. Then, and where u is 0, every q of the block is 0.
+// and rounded to bf16, to nearest even. Below 2^-126 it is 0; it is NaN, 0x7fc0, if an element is not finite, or if the
+// unit would not be. Then, and where u is 0, every q of the block is 0.
 //
 // q, within -levels..levels, is
 //   kMax      v * (1 / u) rounded to nearest even; or, with a key, |v| * (1 / u) * 2^16, at most levels * 2^16, cut to
