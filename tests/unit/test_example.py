@@ -326,7 +326,7 @@ def test_both_scripts_take_the_same_options(script):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "[none|fp16|bf16|dense|auto|topk|star|var|artopk|efsign|powersgd|covap]" in done.stdout
+    assert "[none|fp16|bf16|dense|auto|topk|star|var|artopk|efsign|int8|int4|int2|powersgd|covap]" in done.stdout
     for option in ("--ratio", "--algorithm", "--engine", "--epochs", "--seed", "--json", "--device", "--demo"):
         assert f"  {option} " in done.stdout
 
