@@ -6,8 +6,8 @@
 //   2016).
 //             Both sums are fp32: element i of a block goes to lane i % 16, what comes first is added first, and lanes
 //             are added pairwise as in sum.hpp;
-// and rounded to bf16, to nearest even. Below 2^-126 it is 0; it is not finite exactly if an element is not, or if |v|
-// is next to the largest fp32. Then, and where u is 0, every q of the block is 0.
+// and rounded to bf16, to nearest even. Below 2^-126 it is 0; it is NaN, 0x7fc0, if an element is not finite, or if the
+// unit would not be. Then, and where u is 0, every q of the block is 0.
 //
 // q, within -levels..levels, is
 //   kMax      v * (1 / u) rounded to nearest even; or, with a key, |v| * (1 / u) * 2^16, at most levels * 2^16, cut to
@@ -57,6 +57,21 @@ HVD_COMPRESS_HD constexpr bool is_block_format(BlockFormat format) noexcept {
     const bool bits = format.bits == 2 || format.bits == 4 || format.bits == 8;
     const bool block = format.block >= kBlockGroup && format.block <= kMaxBlock && !(format.block & (format.block - 1));
     return bits && block && (format.fit == BlockFit::kMax || (format.fit == BlockFit::kTernary && format.bits == 2));
+}
+
+// A block's unit as it is stored, and what its elements are divided by. Where it does not send, every q is 0.
+struct BlockUnit {
+    float unit, inverse;
+    std::uint16_t stored;
+    bool sends;
+};
+
+HVD_COMPRESS_HD inline BlockUnit block_unit(float found) noexcept {
+    const BFloat16 rounded = from_float<BFloat16>(found);
+    const float unit = to_float(rounded);
+    const bool finite = Traits<float>::key(unit) < Traits<float>::kInfinityKey, sends = finite && unit >= 0x1p-126f;
+    const std::uint16_t stored = sends ? rounded.bits : finite ? std::uint16_t{0} : std::uint16_t{0x7fc0};
+    return {unit, 1.0f / unit, stored, sends};
 }
 
 // v = residual + grad in fp32; codes and units as above; out = v - q * u.
