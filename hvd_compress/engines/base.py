@@ -106,6 +106,14 @@ class Engine(ABC):
             raise UsageError(f"call locate() of the {self.name} engine on all ranks before its hosts are asked for")
         return self._hosts
 
+    @property
+    def piece_bytes(self) -> int | None:
+        """How much a collective best moves at a time; None where one call moves all, whatever its size.
+
+        The same on all ranks. allreduce() heeds it by itself; who works on what another verb moves cuts it so.
+        """
+        return None
+
     def locate(self) -> tuple[int, ...]:
         """Find out which ranks share a host, and return `hosts`. Collective; it belongs to no step."""
         if self._hosts is None:
@@ -230,16 +238,24 @@ class Engine(ABC):
         with self._timed("broadcast", algorithm, sent, _bytes(tensor)):
             self._broadcast(tensor, root, algorithm)
 
-    def alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Send `parts[r]` to rank r; return what each rank sent here, in rank order. One dtype, any lengths."""
+    def alltoall(self, parts: Sequence[torch.Tensor], lengths: Sequence[int] | None = None) -> list[torch.Tensor]:
+        """Send `parts[r]` to rank r; return what each rank sent here, in rank order. One dtype, any lengths.
+
+        `lengths` are the numel of what each rank sends here, where the caller knows them, which may save a round in
+        which they are exchanged; either all ranks give them or none, and they must be true.
+        """
         self.require("alltoall")
         if len(parts) != self.world_size or len({part.dtype for part in parts}) != 1:
             raise ConfigError(f"alltoall takes {self.world_size} parts of one dtype, not {[p.dtype for p in parts]}")
         for part in parts:
             self._check_layout(part)
+        if lengths is not None and (len(lengths) != self.world_size or lengths[self.rank] != parts[self.rank].numel()):
+            raise ConfigError(
+                f"lengths {list(lengths)} do not fit {parts[self.rank].numel()} elements of rank {self.rank}"
+            )
         total = sum(_bytes(part) for part in parts)
         with self._timed("alltoall", "auto", total - _bytes(parts[self.rank]), total):
-            return self._alltoall(parts)
+            return self._alltoall(parts, lengths)
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return this rank's shard of the sum over all ranks; shard r is `layout.shard(numel, world_size, r)`."""
@@ -318,7 +334,7 @@ class Engine(ABC):
     def _broadcast(self, tensor: torch.Tensor, root: int, algorithm: str) -> None: ...
 
     @abstractmethod
-    def _alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]: ...
+    def _alltoall(self, parts: Sequence[torch.Tensor], lengths: Sequence[int] | None) -> list[torch.Tensor]: ...
 
     @abstractmethod
     def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor: ...

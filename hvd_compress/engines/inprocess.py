@@ -124,7 +124,7 @@ class InProcessEngine(Engine):
     def _broadcast(self, tensor: torch.Tensor, root: int, algorithm: str) -> None:
         algorithms.BROADCAST[algorithm](self, tensor, root)
 
-    def _alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _alltoall(self, parts: Sequence[torch.Tensor], lengths: Sequence[int] | None) -> list[torch.Tensor]:
         return algorithms.pairwise_alltoall(self, parts)
 
     def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,9 @@ _SUM_TYPES = {
 _MOVE_TYPES = {1: MPI.UINT8_T, 2: MPI.INT16_T, 4: MPI.INT32_T, 8: MPI.INT64_T}
 """What is not summed moves as integers of its size, so that MPI need not know the dtype."""
 
+PIECE_BYTES = 1 << 20
+"""Of a collective among ranks of one host. Their buffers of three or four such pieces fit into a core's cache."""
+
 
 class MpiEngine(Engine):
     """Collectives of mpi4py over duplicates of `comm` (default COMM_WORLD), or over those of its ranks in `ranks`.
@@ -63,13 +66,19 @@ class MpiEngine(Engine):
         forced = tuple(self._forced)
         self.capabilities = Capabilities(verbs, forced, tuple(_SUM_TYPES), broadcasts, allgathers, splits=True)
 
+    @property
+    def piece_bytes(self) -> int | None:
+        """Within one host's memory a large collective waits for memory, where pieces stay in the cache."""
+        return PIECE_BYTES if self._hosts is not None and len(set(self._hosts)) == 1 else None
+
     def _carrier(self, verb: str, algorithm: str) -> MPI.Intracomm:
         """Return the communicator on which Open MPI runs `algorithm` for `verb`."""
         return self._forced.get(CARRIER.get((verb, algorithm), ""), self._comm)
 
     def _allreduce(self, tensor: torch.Tensor, algorithm: str) -> None:
-        comm = self._forced.get(algorithm, self._comm)
-        for part in torch.split(tensor, limits.MAX_COUNT):
+        comm, piece_bytes = self._forced.get(algorithm, self._comm), self.piece_bytes
+        most = limits.MAX_COUNT if piece_bytes is None else piece_bytes // tensor.element_size()
+        for part in torch.split(tensor, most):
             comm.Allreduce(MPI.IN_PLACE, _to_sum(part), op=MPI.SUM)
 
     def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None, algorithm: str) -> list[torch.Tensor]:
@@ -92,15 +101,19 @@ class MpiEngine(Engine):
         for part in torch.split(tensor, limits.MAX_COUNT):
             comm.Bcast(_to_move(part), root=root)
 
-    def _alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        sent = torch.tensor([part.numel() for part in parts])
-        received = torch.empty_like(sent)
-        self._comm.Alltoall([_memory(sent), 1, MPI.INT64_T], [_memory(received), 1, MPI.INT64_T])
-        limits.require_countable(int(sent.sum()))
-        outgoing, incoming = torch.cat(tuple(parts)), _empty(int(received.sum()), parts[0])
+    def _alltoall(self, parts: Sequence[torch.Tensor], lengths: Sequence[int] | None) -> list[torch.Tensor]:
+        sent = [part.numel() for part in parts]
+        received = self._alltoall_lengths(sent) if lengths is None else list(lengths)
+        limits.require_countable(sum(sent))
+        outgoing, incoming = torch.cat(tuple(parts)), _empty(sum(received), parts[0])
         kind = _move_type(incoming)
-        self._comm.Alltoallv([_memory(outgoing), sent.tolist(), kind], [_memory(incoming), received.tolist(), kind])
-        return list(torch.split(incoming, received.tolist()))
+        self._comm.Alltoallv([_memory(outgoing), sent, kind], [_memory(incoming), received, kind])
+        return list(torch.split(incoming, received))
+
+    def _alltoall_lengths(self, sent: Sequence[int]) -> list[int]:
+        outgoing, incoming = torch.tensor(sent), torch.empty(len(sent), dtype=torch.int64)
+        self._comm.Alltoall([_memory(outgoing), 1, MPI.INT64_T], [_memory(incoming), 1, MPI.INT64_T])
+        return incoming.tolist()
 
     def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         limits.require_countable(tensor.numel())

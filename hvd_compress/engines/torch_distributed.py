@@ -159,11 +159,13 @@ class TorchEngine(Engine):
             dist.broadcast(_bytes_of(tensor), self.ranks[root], group=self._group)
             self._finish()
 
-    def _alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        sent = torch.tensor([part.numel() for part in parts], device=self._device)
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=self._group)
-        outgoing, lengths = torch.cat(tuple(parts)), received.tolist()
+    def _alltoall(self, parts: Sequence[torch.Tensor], lengths: Sequence[int] | None) -> list[torch.Tensor]:
+        if lengths is None:
+            sent = torch.tensor([part.numel() for part in parts], device=self._device)
+            received = torch.empty_like(sent)
+            dist.all_to_all_single(received, sent, group=self._group)
+            lengths = received.tolist()
+        outgoing = torch.cat(tuple(parts))
         incoming = outgoing.new_empty(sum(lengths))
         size = outgoing.element_size()
         dist.all_to_all_single(
@@ -174,12 +176,12 @@ class TorchEngine(Engine):
             group=self._group,
         )
         self._finish()
-        return list(torch.split(incoming, lengths))
+        return list(torch.split(incoming, list(lengths)))
 
     def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Each rank sums its shard itself, in rank order: as many bytes as a ring."""
         shards = [tensor[layout.shard(tensor.numel(), self.world_size, rank)] for rank in range(self.world_size)]
-        received = self._alltoall(shards)
+        received = self._alltoall(shards, [shards[self.rank].numel()] * self.world_size)
         for part in received[1:]:
             received[0] += part
         return received[0]
