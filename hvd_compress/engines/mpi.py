@@ -30,7 +30,7 @@ _MOVE_TYPES = {1: MPI.UINT8_T, 2: MPI.INT16_T, 4: MPI.INT32_T, 8: MPI.INT64_T}
 """What is not summed moves as integers of its size, so that MPI need not know the dtype."""
 
 PIECE_BYTES = 1 << 20
-"""Of a collective among ranks of one host. Their buffers of three or four such pieces fit into a core's cache."""
+"""Of a collective among ranks of one host: what is made of it stays in the cache, and its memory is not given back."""
 
 
 class MpiEngine(Engine):
@@ -40,6 +40,7 @@ class MpiEngine(Engine):
     and tries them, so `capabilities.algorithms` holds what was seen to run; the algorithms of broadcast and all-gather
     live on the same communicators (`mpi_algorithms.CARRIER`). No memory is copied on the way to MPI. Allreduce and
     broadcast take tensors of any size, the other verbs up to 2^31 - 1 elements over all ranks (UnsupportedError above).
+    An allreduce among ranks of one host goes in pieces (`piece_bytes`).
 
     Raises UnsupportedError without MPI_THREAD_MULTIPLE, ConfigError where this rank is not in `ranks`.
     """
@@ -68,7 +69,7 @@ class MpiEngine(Engine):
 
     @property
     def piece_bytes(self) -> int | None:
-        """Within one host's memory a large collective waits for memory, where pieces stay in the cache."""
+        """Within one host a collective costs microseconds, and a large one waits for memory and page faults."""
         return PIECE_BYTES if self._hosts is not None and len(set(self._hosts)) == 1 else None
 
     def _carrier(self, verb: str, algorithm: str) -> MPI.Intracomm:
