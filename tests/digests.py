@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from hvd_compress.compressors import Cast, EFSign, TopK
+from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, TopK
 from hvd_compress.decision import Request
 from tests.harness import SHAPES, hash_name
 
@@ -41,6 +41,10 @@ REQUESTS = {
     "topk-artopk": Request(TopK(0.05), "artopk"),
     "efsign": Request(EFSign()),
     "efsign-bucket": Request(EFSign(layerwise=False)),
+    "int8": Request(BlockQuantizer(8), "alltoall-allgather"),
+    "int4": Request(BlockQuantizer(4), "allgather"),
+    "int4-stochastic": Request(BlockQuantizer(4, stochastic=True), "alltoall-allgather"),
+    "int2": Request(BlockQuantizer(2, 128), "alltoall-allgather"),
     "fp16": Request(Cast(torch.float16)),
     "bf16": Request(Cast(torch.bfloat16)),
     **{f"dense-{a}": Request(Cast(), "auto", a) for a in ("auto", *TREES, "recursive_doubling", "rabenseifner")},

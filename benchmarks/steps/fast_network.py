@@ -1,6 +1,7 @@
-"""Is any compression a trap where the network is fast? A step of each beside Horovod's own, in one job of one machine.
+r"""Is any compression a trap where the network is fast? A step of each beside Horovod's own, in one job of one machine.
 
-    mpirun -np 2 --bind-to none --mca mpi_yield_when_idle 1 python benchmarks/steps/fast_network.py
+    mpirun -np 2 --map-by :OVERSUBSCRIBE --bind-to none --mca mpi_yield_when_idle 1 \
+        python benchmarks/steps/fast_network.py
 
 A step is forward, backward, exchange and the optimizer's step. Each kind has its own model. A round is a window of each
 kind; the ratio is its window to that of Horovod's own dense exchange in the same round: medians over rounds, with 95 %
@@ -33,6 +34,8 @@ KINDS = {
     "fp16": hvd.Compression.fp16,
     "dense": hvd.Compression.dense(),
     "bf16": hvd.Compression.bf16(),
+    "int8": hvd.Compression.int8(),
+    "int4": hvd.Compression.int4(),
 }
 """What each kind passes to DistributedOptimizer. A new compression is one line."""
 

@@ -26,7 +26,8 @@ class BlockQuantizer(Requantizer):
     With error feedback an element v of a block is sent as the nearest of -levels..levels times the scale, which is the
     largest magnitude of the block / levels: 127, 7 or 1. With 2 bits the scale is that of Ternary Weight Networks (Li
     and Liu 2016): the mean of the magnitudes above 0.7 times the mean magnitude; what lies below is sent as 0. A code
-    times its scale is exact in fp32, and so is what is left: residual + transmitted = corrected, to the last bit.
+    times its scale is exact in fp32, and with 8 and 4 bits so is what is left: residual + transmitted = corrected, to
+    the last bit. With 2 bits what is left is rounded to fp32.
 
     Without error feedback rounding is random and right on average (QSGD, Alistarh et al. 2017, Section 3, with the
     largest magnitude as norm): by a counter, keyed by seed, step, bucket, rank and shard.

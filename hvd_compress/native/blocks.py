@@ -92,8 +92,9 @@ def block_quantize(
 ) -> BlockCodes:
     """Round corrected = residual + grad to whole multiples of a unit for each block; write what is lost to `out`.
 
-    Without a key `out` + what is sent is `corrected`, element by element and to the last bit. A block with an element
-    that is not finite has a unit that is NaN, and stays in `out`; so does one whose unit would be below 2^-126.
+    With fit="max" and no key `out` + what is sent is `corrected`, element by element and to the last bit; else `out` is
+    rounded to fp32. A block with an element that is not finite has a unit that is NaN, and stays in `out`; so does one
+    whose unit would be below 2^-126.
 
     Args:
         grad: (n,) fp32, fp16 or bf16.

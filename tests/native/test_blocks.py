@@ -140,7 +140,7 @@ def test_without_a_residual_the_gradient_stays(data: st.DataObject, form: BlockF
     assert_same(grad, before)
 
 
-@given(data=st.data(), form=FORMATS)
+@given(data=st.data(), form=FORMATS.filter(lambda form: form.fit == "max"))
 @examples(100)
 def test_nothing_is_lost_to_the_last_bit(data: st.DataObject, form: BlockFormat) -> None:
     """In exact arithmetic, which fp64 is for sums of two fp32 that are near each other."""

@@ -13,8 +13,8 @@
 //   kMax with a key: |v| * (1 / u) * 2^16, at most levels * 2^16, cut to a whole number, plus 16 random bits, shifted
 //     right by 16, with the sign of v: the expected value of q * u is v, to 2^-16 of a unit;
 //   kTernary: the sign of v where |v| > 0.7 * mean |v|, else 0.
-// q * u is exact in fp32, as u has 8 significant bits. Without a key v - q * u is exact, too: both are multiples of the
-// last place of v, or of a smaller one, and the difference is no larger than v.
+// q * u is exact in fp32, as u has 8 significant bits. With kMax and no key v - q * u is exact, too: both are multiples
+// of the last place of v, or of a smaller one, and the difference is no larger than v.
 //
 // Codes are stored in groups of 64 elements, 8 * bits bytes each, two's complement. With m = 8 * bits bytes in a group,
 // element j of it lies in byte j % m, at bit j / m * bits. What is missing at the end is 0.
