@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from figures import EVERY, STEPS, loss_at
 from methods import BASELINE, DDP, METHODS
 from store import BUILD, circumstances, read, write
 from tasks import TASKS
-from training import Enough, at, in_process, in_processes
+from training import Enough, in_process, in_processes
 
 import hvd_compress.ddp as hc
 
-STEPS, EVERY, MOST = 240, 20, 480
-"""All runs take STEPS; those that have not reached dense's loss by then go on until they have, up to MOST."""
+MOST = 480
+"""A method that has not reached dense's loss after STEPS goes on until it has, but for so many steps at most."""
 
 Tell = Callable[[int, float], None]
 
@@ -55,11 +56,11 @@ class LossRun:
     def train(self, tell: Tell, most: int = MOST) -> dict[str, Any]:
         """Train, and return and keep what was found. Dense of the same seed must have been trained before."""
         method, start = METHODS[self.method], time.monotonic()
-        enough = Enough(STEPS, EVERY)
+        enough = Enough(STEPS + EVERY, EVERY)
         if self.method != BASELINE:
             dense = LossRun(self.task, BASELINE, self.seed).finished()
             assert dense is not None, "dense comes first"
-            enough = Enough(STEPS, EVERY, most, at(dense["losses"], STEPS))
+            enough = Enough(STEPS + EVERY, EVERY, most, loss_at(dense["losses"], STEPS))
         if method.front_end == DDP:
             losses = in_processes(method, self.task, self.seed, enough)
         else:

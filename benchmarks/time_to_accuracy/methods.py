@@ -26,6 +26,7 @@ class Method:
         curve: the method whose loss against steps is this one's, as the arithmetic is the same up to the order of
             sums; its own by default.
         searches: whether it chooses while training; then what it has chosen in the lab is what is compared.
+        one_bucket: whether DDP must put all gradients into one.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Method:
     front_end: str = HOROVOD
     curve: str = ""
     searches: bool = False
+    one_bucket: bool = False
 
     @property
     def trained_as(self) -> str:
@@ -45,7 +47,7 @@ def torch_fp16(model: DistributedDataParallel) -> None:
 
 
 def torch_powersgd(model: DistributedDataParallel) -> None:
-    """PowerSGD of rank 4 from its earliest step on."""
+    """PowerSGD of rank 4 from its earliest step on. Over several buckets and gloo torch's hook waits for ever."""
     model.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2), powerSGD_hook)
 
 
@@ -61,7 +63,7 @@ METHODS = {
         Method("horovod-fp16", "Horovod fp16", lambda c: c.fp16, curve="fp16"),
         Method("ddp", "DDP dense", lambda model: None, DDP, curve="dense"),
         Method("ddp-fp16", "DDP, fp16 hook", torch_fp16, DDP, curve="fp16"),
-        Method("ddp-powersgd", "DDP, PowerSGD hook, rank 4", torch_powersgd, DDP),
+        Method("ddp-powersgd", "DDP, PowerSGD hook, rank 4", torch_powersgd, DDP, one_bucket=True),
         Method("dense", "`dense()`", lambda c: c.dense()),
         Method("fp16", "`fp16`, in DDP", lambda c: c.fp16, OURS_IN_DDP),
         Method("bf16", "`bf16()`", lambda c: c.bf16()),

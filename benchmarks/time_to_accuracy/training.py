@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from methods import Method
+from figures import Losses, smoothed
 from tasks import RANKS, TASKS, Task
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -23,23 +24,21 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "ddp"))
 from windows import run_job
 
 ONE_BUCKET_MB = 200
-"""Torch's PowerSGD hook waits for ever over several buckets and gloo."""
-
-Losses = list[tuple[int, float]]
-"""Steps taken, and the validation loss after them."""
-
 
 class Enough:
-    """When to measure the loss, and when to stop: after `steps`, or as soon after them as the loss is `target`."""
+    """When to measure the loss, and when to stop: after `steps`, or as soon after them as the loss is `target`.
+
+    A single loss is noisy: here as in the figures, three in a row count as one.
+    """
 
     def __init__(self, steps: int, every: int, most: int = 0, target: float = float("inf")) -> None:
         self.steps, self.every, self.most, self.target = steps, every, max(most, steps), target
 
     def due(self, taken: int) -> bool:
-        return taken % self.every == 0 or taken == self.most
+        return taken % self.every == 0
 
-    def reached(self, taken: int, loss: float) -> bool:
-        return taken >= self.most or (taken >= self.steps and loss <= self.target)
+    def reached(self, losses: Losses) -> bool:
+        return losses[-1][0] >= self.steps and len(losses) > 2 and smoothed(losses)[-1][1] <= self.target
 
 
 class Replicas:
@@ -125,7 +124,7 @@ def _by_ddp(method: str, name: str, seed: int, enough: Enough) -> Losses:
 
     task, rank = TASKS[name], dist.get_rank()
     torch.manual_seed(seed)
-    model = DistributedDataParallel(task.model(), bucket_cap_mb=ONE_BUCKET_MB)
+    model = DistributedDataParallel(task.model(), bucket_cap_mb=ONE_BUCKET_MB if METHODS[method].one_bucket else None)
     METHODS[method].build(model)
     optimizer = task.optimizer(model.parameters())
 
@@ -150,11 +149,6 @@ def _losses(
         if enough.due(number + 1):
             found.append((number + 1, task.validation_loss(model)))
             tell(*found[-1])
-            if enough.reached(*found[-1]):
+            if enough.reached(found):
                 break
     return found
-
-
-def at(losses: Sequence[Sequence[float]], steps: int) -> float:
-    """Return the loss after so many steps. Raises KeyError where it was not measured."""
-    return {int(taken): loss for taken, loss in losses}[steps]
