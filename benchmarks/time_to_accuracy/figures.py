@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -47,7 +48,7 @@ def steps_to(losses: Losses, target: float) -> float | None:
     found = smoothed(losses)
     if found[0][1] <= target:
         return float(found[0][0])
-    for (before, above), (after, below) in zip(found, found[1:], strict=False):
+    for (before, above), (after, below) in pairwise(found):
         if below <= target:
             return before + (after - before) * (above - target) / (above - below)
     return None

@@ -7,15 +7,15 @@ from statistics import fmean
 
 from figures import EVERY, GOALS, SHOWN, STEPS, Figures, Ratio, Steps
 from lab import NETWORKS
-from methods import BASELINE, METHODS, REFERENCE
+from methods import METHODS, REFERENCE
 from tasks import RANKS, TASKS
 
 HEAD = """\
 # Time to a given loss
 
-How long does training take to the loss that dense reaches after so many steps? Two halves, multiplied: the steps that a
-method needs, {ranks} ranks in one process, without a network; and the seconds of its step in the lab, {ranks} hosts on the
-{cores} cores of one machine. The figures are in [time-to-accuracy.json](time-to-accuracy.json), from which
+How long does training take to the loss that dense reaches after so many steps? Two halves, multiplied: the steps that
+a method needs, {ranks} ranks in one process, without a network; and the seconds of its step in the lab, {ranks} hosts
+on the {cores} cores of one machine. The figures are in [time-to-accuracy.json](time-to-accuracy.json), from which
 `python benchmarks/time_to_accuracy/run.py page --again` makes this page without measuring.
 
     python benchmarks/time_to_accuracy/run.py loss
@@ -31,15 +31,17 @@ HOW = """\
 
 - *Steps.* Each seed is compared with dense of the same seed. The loss is measured every {every} steps on the same
   validation data; three in a row count as one, and between two of them it goes on a line. A method that has not reached
-  dense's loss goes on until it has, or up to 480 steps: `>` then says what it takes at least.
+  dense's loss goes on until it has, or is given up after up to 480 steps: `>` then says what it takes at least.
 - *Seconds.* All methods take windows of steps in turns, in another order each round, within one job; a step is forward,
-  backward, exchange and optimizer, of the slowest rank. A ratio is the median over rounds of seconds to those of Horovod
-  dense in the same round, with its 95 % interval by bootstrap. The interval of a time to a loss draws rounds and seeds.
-- *Rivals.* Horovod's are `Compression.none` and `.fp16` of Horovod's own optimizer; DDP's are torch's own, over gloo, the
-  PowerSGD hook with rank 4 from its earliest step, 2, on and all gradients in one bucket, without which it waits for ever.
-  Loss against steps of dense and fp16 counts for all front ends: their arithmetic is the same up to the order of sums.
-- `auto()` was let to choose in the lab first, on each network by itself; what it chose is what is trained and timed. The
-  steps and seconds of that search are not part of the times: they are listed.
+  backward, exchange and optimizer, of the slowest rank. A ratio is the median over rounds of seconds to those of
+  Horovod dense in the same round, with its 95 % interval by bootstrap. The interval of a time to a loss draws rounds
+  and seeds.
+- *Rivals.* Horovod's are `Compression.none` and `.fp16` of Horovod's own optimizer; DDP's are torch's own, over gloo,
+  the PowerSGD hook with rank 4 from its earliest step, 2, on and all gradients in one bucket, without which it waits
+  for ever. Loss against steps of dense and fp16 counts for all front ends: their arithmetic is the same up to the order
+  of sums.
+- `auto()` was let to choose in the lab first, on each network by itself; what it chose is what is trained and timed.
+  The steps and seconds of that search are not part of the times: they are listed.
 - Ranks share cores with each other and with Horovod's thread, which polls every millisecond (`HOROVOD_CYCLE_TIME`) also
   while ours or DDP's exchange: with hosts of their own all methods but Horovod's would gain.
 """
@@ -112,8 +114,9 @@ def _losses(figures: Figures, task: str) -> str:
         by_seed = [dict(losses) for losses in figures.losses(task, curve).values()]
         cells = [_spread([losses[steps] for losses in by_seed]) for steps in SHOWN]
         rows.append([_called(curve), *cells, *(_steps(figures.steps(task, curve, goal)) for goal in GOALS)])
-    return "Validation loss in nats, and steps, the mean over seeds, in brackets the least and the largest:\n\n" + _table(
-        head, rows
+    return (
+        "Validation loss in nats, and steps, the mean over seeds, in brackets the least and the largest:\n\n"
+        + _table(head, rows)
     )
 
 

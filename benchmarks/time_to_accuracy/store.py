@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
+
+from images.report import machine
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "time_to_accuracy"
 RESULT = ROOT / "benchmarks" / "results" / "time-to-accuracy"
 """Without its suffix: the page, the picture and the figures."""
-
-sys.path.append(str(ROOT / "examples"))
-from images.report import machine
 
 
 def read(path: Path) -> Any:

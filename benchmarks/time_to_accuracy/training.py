@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from methods import Method
 from figures import Losses, smoothed
+from methods import Method
 from tasks import RANKS, TASKS, Task
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -24,6 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "ddp"))
 from windows import run_job
 
 ONE_BUCKET_MB = 200
+
 
 class Enough:
     """When to measure the loss, and when to stop: after `steps`, or as soon after them as the loss is `target`.

@@ -39,7 +39,9 @@ def falling(slope: float, count: int = STEPS) -> list[tuple[int, float]]:
 def made_up(count: int = 24) -> dict[str, Any]:
     """Dense, and a method that takes twice its steps, and half its seconds a step."""
     losses = {"dense": falling(0.01), "topk": falling(0.005, count)}
-    by_seed = {name: {"1": [loss for _, loss in found], "2": [loss for _, loss in found]} for name, found in losses.items()}
+    by_seed = {
+        name: {"1": [loss for _, loss in found], "2": [loss for _, loss in found]} for name, found in losses.items()
+    }
     seconds = {"horovod": [1.0, 2.0, 3.0], "topk": [0.5, 1.0, None]}
     return {
         "circumstances": {"cpu": "one", "cores": 2, "python": "3", "torch": "2", "commit": "c"},
