@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import Any
 
 import lab
-from figures import EVERY, STEPS, steps_to
+from figures import EVERY, steps_to
 from lab import NETWORKS
 from methods import METHODS
 from store import BUILD, circumstances, read
@@ -84,7 +84,7 @@ def _trainings(task: str, network: str) -> Kept:
         if steps is not None:
             whole = int(steps)
             seconds = sum(each["step_s"][:whole]) + (steps - whole) * each["step_s"][whole]
-            found[each["method"]] = {"steps": round(steps, 1), "seconds": round(seconds, 1), "until": STEPS}
+            found[each["method"]] = {"steps": round(steps, 1), "seconds": round(seconds, 1)}
     return found
 
 

@@ -20,10 +20,10 @@ def draw(figures: Figures, path: Path) -> None:
     tasks = [task for task in figures.tasks if figures.networks(task)]
     figure = Figure(figsize=(13, 4.2 * len(tasks) + 1), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(len(tasks), len(NETWORKS), sharey="row", squeeze=False)
+    panels = figure.subplots(len(tasks), max(len(figures.networks(t)) for t in tasks), sharey="row", squeeze=False)
     shown: dict[str, Any] = {}
     for row, task in zip(panels, tasks, strict=True):
-        for panel, network in zip(row, figures.networks(task), strict=False):
+        for panel, network in zip(row, figures.networks(task), strict=False):  # a task may have fewer
             _panel(panel, figures, task, network, shown)
             panel.set_title(NETWORKS[network].label)
             panel.set_xlabel("seconds of training")

@@ -49,7 +49,7 @@ def made_up(count: int = 24) -> dict[str, Any]:
         "losses": {"language": by_seed},
         "seconds": {"language": {"20mbit-20ms": seconds}},
         "searches": {},
-        "trainings": {"language": {"20mbit-20ms": {"horovod": {"steps": 240.0, "seconds": 500.0, "until": 240}}}},
+        "trainings": {"language": {"20mbit-20ms": {"horovod": {"steps": 240.0, "seconds": 500.0}}}},
     }
 
 
