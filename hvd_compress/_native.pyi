@@ -132,3 +132,41 @@ def quantize_accumulate(
     /,
 ) -> None: ...
 def quantize_add(packed: int, norm: int, out: int, out_dtype: int, n: int, bits: int, weight: float, /) -> None: ...
+def block_quantize(
+    grad: int,
+    grad_dtype: int,
+    residual: int,
+    out: int,
+    n: int,
+    bits: int,
+    block: int,
+    fit: int,
+    random: bool,
+    seed: int,
+    step: int,
+    bucket: int,
+    codes: int,
+    units: int,
+    /,
+) -> None: ...
+def block_sum(
+    sources: list[tuple[int, int]], n: int, bits: int, block: int, weight: float, out: int, out_dtype: int, /
+) -> bool: ...
+def block_sum_quantize(
+    own: int,
+    own_dtype: int,
+    others: list[tuple[int, int]],
+    place: int,
+    rest: int,
+    n: int,
+    bits: int,
+    block: int,
+    fit: int,
+    random: bool,
+    seed: int,
+    step: int,
+    bucket: int,
+    codes: int,
+    units: int,
+    /,
+) -> None: ...

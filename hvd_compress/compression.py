@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from hvd_compress.compressors import Cast, EFSign, PowerSGD, TopK
+from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, PowerSGD, TopK
 from hvd_compress.controller.goal import HIGH, AutoRatio, Target, default_low
 from hvd_compress.decision import Request
 from hvd_compress.policies import Covap, PlanFile
@@ -112,6 +112,64 @@ class Compression:
     def efsign(*, layerwise: bool = True, engine: str = "auto", device: str = "auto") -> Request:
         """Send one bit an element and one scale a parameter (or a bucket), with error feedback."""
         return Request(EFSign(layerwise), engine=engine, device=device)
+
+    @staticmethod
+    def int8(
+        block: int = 64,
+        stochastic: bool = False,
+        *,
+        seed: int = 0,
+        scheme: str = "auto",
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send 8 bits an element and a bf16 scale for each block of elements: a quarter of the bytes of dense.
+
+        The sum over ranks is rounded again, by the rank that owns that shard of the bucket.
+
+        Args:
+            block: elements that share a scale: a power of two from 64 to 1024. With 64 it takes 1/4 of a bit an
+                element.
+            stochastic: round at random, right on average, without error feedback. Else round to nearest; what that
+                loses is sent with the next gradient.
+            seed: of the random numbers.
+            scheme: "alltoall-allgather" (each rank owns a shard), "allgather" (nobody rounds again),
+                "gather-broadcast" (one rank owns everything), or "auto": by number of ranks and bytes of the bucket.
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range or unknown.
+        """
+        return Request(BlockQuantizer(8, block, stochastic, seed), scheme, engine=engine, device=device)
+
+    @staticmethod
+    def int4(
+        block: int = 64,
+        stochastic: bool = False,
+        *,
+        seed: int = 0,
+        scheme: str = "auto",
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send 4 bits an element and a bf16 scale a block, as int8(): an eighth of the bytes of dense."""
+        return Request(BlockQuantizer(4, block, stochastic, seed), scheme, engine=engine, device=device)
+
+    @staticmethod
+    def int2(
+        block: int = 64,
+        stochastic: bool = False,
+        *,
+        seed: int = 0,
+        scheme: str = "auto",
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send -1, 0 or 1 an element and a bf16 scale a block, as int8(): a fourteenth of the bytes of dense.
+
+        It loses so much that training takes more steps.
+        """
+        return Request(BlockQuantizer(2, block, stochastic, seed), scheme, engine=engine, device=device)
 
     @staticmethod
     def powersgd(

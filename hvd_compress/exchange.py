@@ -88,6 +88,7 @@ class BucketExchange:
             step=step,
             bucket=self.number,
             scale=scale,
+            rank=rank,
             state=self.state,
             lane=self.lane,
             probe=self.probe,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from hvd_compress.compressors import Cast, EFSign, PowerSGD, TopK
+from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, PowerSGD, TopK
 from hvd_compress.decision import Request
 from hvd_compress.devices import lane_for
 from hvd_compress.engines.base import Engine
@@ -31,10 +31,18 @@ REQUESTS = {
     "efsign-bucket": Request(EFSign(layerwise=False)),
     "powersgd": Request(PowerSGD(2)),
     "powersgd-allgather": Request(PowerSGD(2), "allgather"),
+    "int8": Request(BlockQuantizer(8), "alltoall-allgather"),
+    "int4": Request(BlockQuantizer(4)),
+    "int4-stochastic": Request(BlockQuantizer(4, stochastic=True), "alltoall-allgather"),
+    "int2": Request(BlockQuantizer(2, 128), "alltoall-allgather"),
+    "int8-gather": Request(BlockQuantizer(8), "gather-broadcast"),
     "bf16": Request(Cast(torch.bfloat16)),
     "dense": Request(Cast()),
 }
 """Every compressor with every scheme that carries it."""
+
+ANYWHERE = tuple(name for name, request in REQUESTS.items() if request.scheme != "gather-broadcast")
+"""Over engines without a gather, too."""
 
 SPARSIFIERS = tuple(name for name in REQUESTS if name.startswith(("topk", "lwtopk", "star")))
 

@@ -51,6 +51,7 @@ void bind_scatter(pybind11::module_& module);
 void bind_threshold(pybind11::module_& module);
 void bind_curve(pybind11::module_& module);
 void bind_quantize(pybind11::module_& module);
+void bind_blocks(pybind11::module_& module);
 void bind_mstopk(pybind11::module_& module);
 
 }  // namespace hvd_compress::bindings

@@ -11,5 +11,6 @@ PYBIND11_MODULE(_native, module) {
     bind_threshold(module);
     bind_curve(module);
     bind_quantize(module);
+    bind_blocks(module);
     bind_mstopk(module);
 }

@@ -50,6 +50,7 @@ class Input:
         bucket: its number; the same on all ranks.
         scale: what the sum over ranks is multiplied by: 1 / world_size for an average.
         state: what the bucket remembers. Its residual is None where there is no error feedback.
+        rank: this rank's number.
     """
 
     gradient: torch.Tensor
@@ -58,6 +59,7 @@ class Input:
     bucket: int
     scale: float
     state: BucketState = field(default_factory=BucketState)
+    rank: int = 0
 
     @property
     def residual(self) -> torch.Tensor | None:
@@ -80,11 +82,14 @@ class Compressor(ABC):
         error_feedback: whether what is not sent is remembered, as a residual.
         compresses: whether anything is lost: False only where the gradient is sent as it is or rounded.
         has_ratio: whether with_ratio() changes what is sent.
+        message_bytes: what a message costs beside its bytes, in bytes, where a path is chosen by arithmetic: latency
+            times bandwidth. 0 counts bytes alone.
     """
 
     error_feedback: bool = False
     compresses: bool = True
     has_ratio: bool = False
+    message_bytes: int = 0
 
     @abstractmethod
     def wire(self, layout: Layout) -> tuple[Round, ...]:
@@ -210,6 +215,50 @@ class Sparsifier(FeedbackCompressor):
 
         Raises:
             PayloadError: an index is out of range; `corrected` is then as it was.
+        """
+
+
+class Requantizer(SingleRound):
+    """A compressor by which one rank can sum what all have sent of a shard, and compress the sum again.
+
+    What the second compression loses is added to the owner's residual in its shard, where the first one, which the
+    owner's gradient does not need, loses nothing: so one residual is enough, and it follows its parameters.
+
+    Attributes:
+        granule: a shard begins at a multiple of so many elements.
+    """
+
+    granule: int
+
+    @abstractmethod
+    def template(self, numel: int) -> Payload:
+        """Return a payload of so many elements, with tensors of the dtypes and numel that all such have, on the CPU."""
+
+    @abstractmethod
+    def encode_shard(self, work: Input, shard: slice, owner: int) -> Payload:
+        """Compress a shard of another rank; with error feedback write what is lost to work.pending."""
+
+    @abstractmethod
+    def keep_shard(self, work: Input, shard: slice) -> None:
+        """Prepare this rank's own shard, which is not compressed before it is summed."""
+
+    @abstractmethod
+    def sum_shard(self, work: Input, shard: slice, others: Sequence[Payload]) -> Payload:
+        """Add this rank's own shard and those of the others in rank order, and compress the sum.
+
+        Raises:
+            PayloadError: as add_to(); it names the rank.
+        """
+
+    @abstractmethod
+    def write(self, work: Input, parts: Sequence[tuple[slice, Sequence[Payload]]]) -> torch.Tensor:
+        """Write work.scale times the sum of the payloads of each part of the bucket to work.gradient.
+
+        Returns:
+            Whether all of it is finite, as a tensor () of bool.
+
+        Raises:
+            PayloadError: as add_to(); it names the rank.
         """
 
 

@@ -230,16 +230,22 @@ class Engine(ABC):
         with self._timed("broadcast", algorithm, sent, _bytes(tensor)):
             self._broadcast(tensor, root, algorithm)
 
-    def alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Send `parts[r]` to rank r; return what each rank sent here, in rank order. One dtype, any lengths."""
+    def alltoall(self, parts: Sequence[torch.Tensor], lengths: Sequence[int] | None = None) -> list[torch.Tensor]:
+        """Send `parts[r]` to rank r; return what each rank sent here, in rank order. One dtype, any lengths.
+
+        `lengths` are the numel of what each rank sends here, where the caller knows them, which saves the round in
+        which they are exchanged; either all ranks pass them or none, and they must be true.
+        """
         self.require("alltoall")
         if len(parts) != self.world_size or len({part.dtype for part in parts}) != 1:
             raise ConfigError(f"alltoall takes {self.world_size} parts of one dtype, not {[p.dtype for p in parts]}")
         for part in parts:
             self._check_layout(part)
+        if lengths is not None and (len(lengths) != self.world_size or lengths[self.rank] != parts[self.rank].numel()):
+            raise ConfigError(f"lengths {list(lengths)} do not fit {parts[self.rank].numel()} elements to itself")
         total = sum(_bytes(part) for part in parts)
         with self._timed("alltoall", "auto", total - _bytes(parts[self.rank]), total):
-            return self._alltoall(parts)
+            return self._alltoall(parts, lengths)
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return this rank's shard of the sum over all ranks; shard r is `layout.shard(numel, world_size, r)`."""
@@ -249,13 +255,17 @@ class Engine(ABC):
         with self._timed("reduce_scatter", "auto", sent, _bytes(tensor)):
             return self._reduce_scatter(tensor)
 
-    def gather(self, tensor: torch.Tensor, root: int) -> list[torch.Tensor] | None:
-        """Return every rank's tensor on rank `root`, None elsewhere. Lengths may differ."""
+    def gather(
+        self, tensor: torch.Tensor, root: int, lengths: Sequence[int] | None = None
+    ) -> list[torch.Tensor] | None:
+        """Return every rank's tensor on rank `root`, None elsewhere. Lengths may differ; `lengths` as allgather()."""
         self.require("gather")
         self._check_layout(tensor)
         self._check_root(root)
+        if lengths is not None and (len(lengths) != self.world_size or lengths[self.rank] != tensor.numel()):
+            raise ConfigError(f"lengths {list(lengths)} do not fit {tensor.numel()} elements on rank {self.rank}")
         with self._timed("gather", "auto", wire.gather(_bytes(tensor), self.world_size), _bytes(tensor)):
-            return self._gather(tensor, root)
+            return self._gather(tensor, root, lengths)
 
     def _check_layout(self, tensor: torch.Tensor) -> None:
         """Engines hand the bare memory to their transport, so anything but a flat tensor would move wrong bytes."""
@@ -318,13 +328,13 @@ class Engine(ABC):
     def _broadcast(self, tensor: torch.Tensor, root: int, algorithm: str) -> None: ...
 
     @abstractmethod
-    def _alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]: ...
+    def _alltoall(self, parts: Sequence[torch.Tensor], lengths: Sequence[int] | None) -> list[torch.Tensor]: ...
 
     @abstractmethod
     def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor: ...
 
     @abstractmethod
-    def _gather(self, tensor: torch.Tensor, root: int) -> list[torch.Tensor] | None: ...
+    def _gather(self, tensor: torch.Tensor, root: int, lengths: Sequence[int] | None) -> list[torch.Tensor] | None: ...
 
     @abstractmethod
     def abandon(self) -> None:

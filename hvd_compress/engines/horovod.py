@@ -90,12 +90,12 @@ class HorovodEngine(Engine):
         for part in torch.split(tensor, limits.MAX_COUNT) if tensor.numel() else ():
             self._wait("broadcast", self._hvd.broadcast_async_, _movable(part), self.ranks[root])
 
-    def _alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _alltoall(self, parts: Sequence[torch.Tensor], lengths: Sequence[int] | None) -> list[torch.Tensor]:
         outgoing = torch.cat(tuple(parts))
         limits.require_countable(outgoing.numel())
         splits = torch.tensor([part.numel() for part in parts], dtype=torch.int32)
-        incoming, lengths = self._wait("alltoall", self._hvd.alltoall_async, _movable(outgoing), splits)
-        return list(torch.split(incoming.view(outgoing.dtype), lengths.tolist()))
+        incoming, received = self._wait("alltoall", self._hvd.alltoall_async, _movable(outgoing), splits)
+        return list(torch.split(incoming.view(outgoing.dtype), received.tolist()))
 
     def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Horovod shards as `layout.shard` does: the first ranks get one element more."""
@@ -105,7 +105,7 @@ class HorovodEngine(Engine):
         shard: torch.Tensor = self._wait("reduce_scatter", self._hvd.reducescatter_async, tensor, op=self._hvd.Sum)
         return shard
 
-    def _gather(self, tensor: torch.Tensor, root: int) -> list[torch.Tensor] | None:
+    def _gather(self, tensor: torch.Tensor, root: int, lengths: Sequence[int] | None) -> list[torch.Tensor] | None:
         raise AssertionError("capabilities leave gather out")
 
     def _no_split(self) -> str:

@@ -124,13 +124,13 @@ class InProcessEngine(Engine):
     def _broadcast(self, tensor: torch.Tensor, root: int, algorithm: str) -> None:
         algorithms.BROADCAST[algorithm](self, tensor, root)
 
-    def _alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _alltoall(self, parts: Sequence[torch.Tensor], lengths: Sequence[int] | None) -> list[torch.Tensor]:
         return algorithms.pairwise_alltoall(self, parts)
 
     def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         return algorithms.ring_reduce_scatter(self, tensor.clone())[self.rank].clone()
 
-    def _gather(self, tensor: torch.Tensor, root: int) -> list[torch.Tensor] | None:
+    def _gather(self, tensor: torch.Tensor, root: int, lengths: Sequence[int] | None) -> list[torch.Tensor] | None:
         return algorithms.flat_gather(self, tensor.clone(), root)
 
     def _split(self, members: Sequence[int]) -> InProcessEngine:

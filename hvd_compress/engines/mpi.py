@@ -92,15 +92,19 @@ class MpiEngine(Engine):
         for part in torch.split(tensor, limits.MAX_COUNT):
             comm.Bcast(_to_move(part), root=root)
 
-    def _alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        sent = torch.tensor([part.numel() for part in parts])
-        received = torch.empty_like(sent)
-        self._comm.Alltoall([_memory(sent), 1, MPI.INT64_T], [_memory(received), 1, MPI.INT64_T])
-        limits.require_countable(int(sent.sum()))
-        outgoing, incoming = torch.cat(tuple(parts)), _empty(int(received.sum()), parts[0])
+    def _alltoall(self, parts: Sequence[torch.Tensor], lengths: Sequence[int] | None) -> list[torch.Tensor]:
+        sent = [part.numel() for part in parts]
+        received = self._swap_lengths(sent) if lengths is None else list(lengths)
+        limits.require_countable(sum(sent))
+        outgoing, incoming = torch.cat(tuple(parts)), _empty(sum(received), parts[0])
         kind = _move_type(incoming)
-        self._comm.Alltoallv([_memory(outgoing), sent.tolist(), kind], [_memory(incoming), received.tolist(), kind])
-        return list(torch.split(incoming, received.tolist()))
+        self._comm.Alltoallv([_memory(outgoing), sent, kind], [_memory(incoming), received, kind])
+        return list(torch.split(incoming, received))
+
+    def _swap_lengths(self, sent: Sequence[int]) -> list[int]:
+        mine, theirs = torch.tensor(sent), torch.empty(self.world_size, dtype=torch.int64)
+        self._comm.Alltoall([_memory(mine), 1, MPI.INT64_T], [_memory(theirs), 1, MPI.INT64_T])
+        return theirs.tolist()
 
     def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         limits.require_countable(tensor.numel())
@@ -109,8 +113,8 @@ class MpiEngine(Engine):
         self._comm.Reduce_scatter(_to_sum(tensor), _to_sum(mine), lengths, op=MPI.SUM)
         return mine
 
-    def _gather(self, tensor: torch.Tensor, root: int) -> list[torch.Tensor] | None:
-        lengths = self._exchange_lengths(tensor.numel())
+    def _gather(self, tensor: torch.Tensor, root: int, lengths: Sequence[int] | None) -> list[torch.Tensor] | None:
+        lengths = self._exchange_lengths(tensor.numel()) if lengths is None else list(lengths)
         if self.rank != root:
             self._comm.Gatherv(_to_move(tensor), None, root=root)
             return None

@@ -159,11 +159,9 @@ class TorchEngine(Engine):
             dist.broadcast(_bytes_of(tensor), self.ranks[root], group=self._group)
             self._finish()
 
-    def _alltoall(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        sent = torch.tensor([part.numel() for part in parts], device=self._device)
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=self._group)
-        outgoing, lengths = torch.cat(tuple(parts)), received.tolist()
+    def _alltoall(self, parts: Sequence[torch.Tensor], lengths: Sequence[int] | None) -> list[torch.Tensor]:
+        lengths = self._swap_lengths([part.numel() for part in parts]) if lengths is None else list(lengths)
+        outgoing = torch.cat(tuple(parts))
         incoming = outgoing.new_empty(sum(lengths))
         size = outgoing.element_size()
         dist.all_to_all_single(
@@ -179,12 +177,18 @@ class TorchEngine(Engine):
     def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Each rank sums its shard itself, in rank order: as many bytes as a ring."""
         shards = [tensor[layout.shard(tensor.numel(), self.world_size, rank)] for rank in range(self.world_size)]
-        received = self._alltoall(shards)
+        received = self._alltoall(shards, None)
         for part in received[1:]:
             received[0] += part
         return received[0]
 
-    def _gather(self, tensor: torch.Tensor, root: int) -> list[torch.Tensor] | None:
+    def _swap_lengths(self, sent: Sequence[int]) -> list[int]:
+        mine = torch.tensor(sent, device=self._device)
+        theirs = torch.empty_like(mine)
+        dist.all_to_all_single(theirs, mine, group=self._group)
+        return theirs.tolist()
+
+    def _gather(self, tensor: torch.Tensor, root: int, lengths: Sequence[int] | None) -> list[torch.Tensor] | None:
         raise AssertionError("capabilities leave gather out")
 
     def _exchange_lengths(self, numel: int) -> list[int]:

@@ -22,6 +22,14 @@ A RuntimeError says that another thread wrote to an input during the call; the r
 
 from __future__ import annotations
 
+from hvd_compress.native.blocks import (
+    BlockCodes,
+    BlockFormat,
+    RandomKey,
+    block_quantize,
+    block_sum,
+    block_sum_quantize,
+)
 from hvd_compress.native.checks import MAX_NUMEL
 from hvd_compress.native.curve import GainCurve, gain_curve
 from hvd_compress.native.faults import about, check_pending, forget_pending
@@ -35,9 +43,15 @@ from hvd_compress.native.sign import sign_accumulate, sign_accumulate_kept, sign
 __all__ = [
     "MAX_NUMEL",
     "SIMD_LEVELS",
+    "BlockCodes",
+    "BlockFormat",
     "GainCurve",
+    "RandomKey",
     "about",
     "accumulate",
+    "block_quantize",
+    "block_sum",
+    "block_sum_quantize",
     "check_pending",
     "forget_pending",
     "gain_curve",

@@ -14,7 +14,7 @@ from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.paths import Path
 from hvd_compress.decision import Decision, Request, compression_device
 from hvd_compress.engines.base import Capabilities, Engine
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.policies.base import DecisionPolicy, Launch
 
 
@@ -59,6 +59,11 @@ def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities
         return _uncompressed("auto", "no compression pays with one rank")
     if request.scheme != "auto":
         selections = schemes.meanings(request.scheme)
+        if not any(path.scheme in selections for path in schemes.variants(compressor, layout, can)):
+            raise UnsupportedError(
+                f"scheme {request.scheme!r} cannot be run over this engine, which has {', '.join(can.verbs)}: leave it "
+                "at 'auto', or launch the job with mpirun, and pass engine='mpi' to the compression"
+            )
         reason = "asked for" if len(selections) == 1 else "asked for; ranks take turns at first"
         return Decision(compressor, Path(selections[0], algorithm), reason=reason)
     found = [path for path in schemes.variants(compressor, layout, can) if path == Path(path.scheme)]
@@ -91,8 +96,8 @@ def _sent_dtype(compressor: Compressor, layout: Layout) -> torch.dtype | None:
 
 
 def _fewest_bytes(found: list[Path], compressor: Compressor, layout: Layout, world_size: int) -> Path:
-    """Return the path with the smallest bandwidth term, the first among equals."""
-    bandwidth = Formulas(0.0, 1.0, world_size)
+    """Return the path with the smallest bandwidth term, the first among equals; a message counts as some bytes."""
+    bandwidth = Formulas(float(compressor.message_bytes), 1.0, world_size)
 
     def longest_chain(path: Path) -> float:
         stages = schemes.stages(compressor, path, layout, world_size)

@@ -20,6 +20,7 @@ from hvd_compress.schemes.registry import (
     variants,
     verb_of,
 )
+from hvd_compress.schemes.requantize import Requantize
 
 __all__ = [
     "SCHEMES",
@@ -32,6 +33,7 @@ __all__ = [
     "Observed",
     "Probe",
     "ProbeReport",
+    "Requantize",
     "Scheme",
     "Work",
     "build",

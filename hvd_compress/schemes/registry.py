@@ -14,10 +14,11 @@ from hvd_compress.schemes.alltoall import AllToAll
 from hvd_compress.schemes.artopk import ARTopk
 from hvd_compress.schemes.base import Scheme
 from hvd_compress.schemes.priced import Priced
+from hvd_compress.schemes.requantize import Requantize
 from hvd_compress.schemes.skip import Skip
 from hvd_compress.schemes.sparse_rows import SparseRows
 
-RUN: tuple[type[Scheme], ...] = (Dense, AllToAll, AllReduce, AllGather, ARTopk)
+RUN: tuple[type[Scheme], ...] = (Dense, AllToAll, AllReduce, AllGather, Requantize, ARTopk)
 """In the order in which paths are tried, and equals are preferred."""
 SCHEMES: tuple[type[Scheme], ...] = (*RUN, SparseRows, Skip, Priced)
 """Those that a user may ask for, those that a gradient or a policy asks for, and those that only have a price."""
@@ -39,8 +40,12 @@ def variants(compressor: Compressor, layout: Layout, can: Capabilities) -> tuple
 
 
 def stages(compressor: Compressor, path: Path, layout: Layout, world_size: int) -> tuple[Stage, ...]:
-    """Return the collectives of one step of a bucket in the order in which they run, for pricing."""
-    return build(compressor, path).stages(layout, world_size)
+    """Return the collectives of one step of a bucket in the order in which they run, for pricing.
+
+    A scheme need not carry a compressor to be priced with it, as the papers do.
+    """
+    scheme = _scheme_of(checked(path))
+    return scheme(compressor, path).stages(layout, world_size)  # type: ignore[call-arg]
 
 
 def labels() -> tuple[str, ...]:

@@ -88,7 +88,7 @@ def test_what_is_not_sent_is_remembered_exactly(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", WORLD_SIZES)
-@pytest.mark.parametrize("name", ["efsign", "powersgd", "powersgd-allgather"])
+@pytest.mark.parametrize("name", ["efsign", "powersgd", "powersgd-allgather", "int8", "int4", "int2", "int8-gather"])
 def test_feedback_loses_nothing_but_rounding(name: str, size: int) -> None:
     """Summed over the steps, what was applied and what is remembered make up all gradients."""
     ranks = run_ranks(size, lambda engine: observe(engine, REQUESTS[name]))
@@ -100,7 +100,7 @@ def test_feedback_loses_nothing_but_rounding(name: str, size: int) -> None:
 
 @pytest.mark.parametrize("size", WORLD_SIZES)
 @pytest.mark.parametrize(
-    ("name", "tolerance"), [("topk-all", 1e-6), ("star-all", 1e-6), ("dense", 1e-6), ("bf16", 2e-2)]
+    ("name", "tolerance"), [("topk-all", 1e-6), ("star-all", 1e-6), ("dense", 1e-6), ("bf16", 2e-2), ("int8", 5e-2)]
 )
 def test_sending_everything_equals_the_mean_to_rounding(name: str, tolerance: float, size: int) -> None:
     ranks = run_ranks(size, lambda engine: observe(engine, REQUESTS[name]))

@@ -259,7 +259,7 @@ def test_a_step_that_overflows_on_one_rank_is_skipped_on_all(compressed: Request
     assert_same_on_all_ranks(flat(model.parameters()))
 
 
-@pytest.mark.parametrize("name", ["topk-allgather", "topk-star", "efsign"])
+@pytest.mark.parametrize("name", ["topk-allgather", "topk-star", "efsign", "int8"])
 def test_residuals_follow_the_loss_scale(name: str, engine: str) -> None:
     """A scale that doubles every two steps is exact in floating point, so training must be the same bit by bit."""
 

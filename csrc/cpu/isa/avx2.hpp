@@ -135,13 +135,7 @@ struct Isa {
         add_four(lanes + 12, squared(_mm256_extractf128_ps(v.high, 1)));
     }
 
-    static std::uint32_t largest_key(Vec v) {
-        const __m256i both = _mm256_max_epu32(magnitude(v.low), magnitude(v.high));
-        __m128i four = _mm_max_epu32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
-        four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
-        four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1));
-        return static_cast<std::uint32_t>(_mm_cvtsi128_si32(four));
-    }
+    static std::uint32_t largest_key(Vec v) { return largest(keys(v)); }
 
     // The keys of all lanes.
     static void store_keys(std::uint32_t* p, Vec v) {
@@ -186,11 +180,47 @@ struct Isa {
     static Words negated(Words a, std::uint32_t mask) {
         return {negated_half(a.low, spread(mask)), negated_half(a.high, spread(mask >> 8))};
     }
-    static void store_bytes(std::uint8_t* p, Words a) {
-        const __m256i words = _mm256_packs_epi32(a.low, a.high);  // of the low lanes, then of the high lanes
+    static void store_bytes(std::uint8_t* p, Words a) {  // the lowest of each word
+        const __m256i lowest = _mm256_set1_epi32(0xff);
+        const __m256i low = _mm256_and_si256(a.low, lowest), high = _mm256_and_si256(a.high, lowest);
+        const __m256i words = _mm256_packus_epi32(low, high);  // of the low lanes, then of the high lanes
         const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
-        const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
+        const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+    }
+    static Words load_bytes(const std::uint8_t* p) {
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
+    }
+
+    static Words keys(Vec v) { return {magnitude(v.low), magnitude(v.high)}; }
+    static Words larger(Words a, Words b) {  // of numbers without a sign
+        return {_mm256_max_epu32(a.low, b.low), _mm256_max_epu32(a.high, b.high)};
+    }
+    static std::uint32_t largest(Words a) {
+        const __m256i both = _mm256_max_epu32(a.low, a.high);
+        __m128i four = _mm_max_epu32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+        four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
+        four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1));
+        return static_cast<std::uint32_t>(_mm_cvtsi128_si32(four));
+    }
+    static Words to_nearest(Vec v) { return {_mm256_cvtps_epi32(v.low), _mm256_cvtps_epi32(v.high)}; }  // ties to even
+    static Words within(Words a, std::int32_t most) {  // -most..most, of signed numbers
+        const __m256i top = _mm256_set1_epi32(most), bottom = _mm256_set1_epi32(-most);
+        return {_mm256_max_epi32(_mm256_min_epi32(a.low, top), bottom),
+                _mm256_max_epi32(_mm256_min_epi32(a.high, top), bottom)};
+    }
+    static Words bit_and(Words a, Words b) {
+        return {_mm256_and_si256(a.low, b.low), _mm256_and_si256(a.high, b.high)};
+    }
+    static Words bit_or(Words a, Words b) { return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)}; }
+    template <int bits>
+    static Words shift_left(Words a) {
+        return {_mm256_slli_epi32(a.low, bits), _mm256_slli_epi32(a.high, bits)};
+    }
+    template <int bits>
+    static Words shift_right(Words a) {  // of signed numbers
+        return {_mm256_srai_epi32(a.low, bits), _mm256_srai_epi32(a.high, bits)};
     }
 
   private:

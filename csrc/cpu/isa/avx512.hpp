@@ -27,6 +27,7 @@ struct Isa {
 
     static void fence() { _mm_sfence(); }
 
+    static Vec zero() { return _mm512_setzero_ps(); }
     static Vec all(float value) { return _mm512_set1_ps(value); }
     static Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
     static Vec subtract(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
@@ -121,8 +122,29 @@ struct Isa {
     static Words negated(Words a, std::uint32_t mask) {
         return _mm512_mask_sub_epi32(a, static_cast<__mmask16>(mask), _mm512_setzero_si512(), a);
     }
-    static void store_bytes(std::uint8_t* p, Words a) {
+    static void store_bytes(std::uint8_t* p, Words a) {  // the lowest of each word
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
+    }
+    static Words load_bytes(const std::uint8_t* p) {
+        return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    }
+
+    static Words keys(Vec v) { return magnitude(v); }
+    static Words larger(Words a, Words b) { return _mm512_max_epu32(a, b); }  // of numbers without a sign
+    static std::uint32_t largest(Words a) { return _mm512_reduce_max_epu32(a); }
+    static Words to_nearest(Vec v) { return _mm512_cvtps_epi32(v); }  // ties to even
+    static Words within(Words a, std::int32_t most) {                 // -most..most, of signed numbers
+        return _mm512_max_epi32(_mm512_min_epi32(a, _mm512_set1_epi32(most)), _mm512_set1_epi32(-most));
+    }
+    static Words bit_and(Words a, Words b) { return _mm512_and_si512(a, b); }
+    static Words bit_or(Words a, Words b) { return _mm512_or_si512(a, b); }
+    template <int bits>
+    static Words shift_left(Words a) {
+        return _mm512_slli_epi32(a, bits);
+    }
+    template <int bits>
+    static Words shift_right(Words a) {  // of signed numbers
+        return _mm512_srai_epi32(a, bits);
     }
 
   private:

@@ -104,14 +104,7 @@ struct Isa {
         for (int j = 0; j < 16; ++j) lanes[j] += static_cast<double>(v.lanes[j]) * static_cast<double>(v.lanes[j]);
     }
 
-    static std::uint32_t largest_key(Vec v) {
-        std::uint32_t largest = 0;
-        for (int i = 0; i < 16; ++i) {
-            const std::uint32_t own = magnitude(v.lanes[i]);
-            largest = own > largest ? own : largest;
-        }
-        return largest;
-    }
+    static std::uint32_t largest_key(Vec v) { return largest(keys(v)); }
 
     // The keys of all lanes.
     static void store_keys(std::uint32_t* p, Vec v) {
@@ -163,8 +156,48 @@ struct Isa {
     static Words negated(Words a, std::uint32_t mask) {
         return each_word([&](int i) { return mask >> i & 1 ? 0u - a.lanes[i] : a.lanes[i]; });
     }
-    static void store_bytes(std::uint8_t* p, Words a) {
+    static void store_bytes(std::uint8_t* p, Words a) {  // the lowest of each word
         for (int i = 0; i < 16; ++i) p[i] = static_cast<std::uint8_t>(a.lanes[i]);
+    }
+    static Words load_bytes(const std::uint8_t* p) {
+        return each_word([p](int i) { return std::uint32_t{p[i]}; });
+    }
+
+    static Words keys(Vec v) {
+        return each_word([&](int i) { return magnitude(v.lanes[i]); });
+    }
+    static Words larger(Words a, Words b) {  // of numbers without a sign
+        return each_word([&](int i) { return a.lanes[i] > b.lanes[i] ? a.lanes[i] : b.lanes[i]; });
+    }
+    static std::uint32_t largest(Words a) {
+        std::uint32_t largest = 0;
+        for (int i = 0; i < 16; ++i) largest = a.lanes[i] > largest ? a.lanes[i] : largest;
+        return largest;
+    }
+    static Words to_nearest(Vec v) {     // ties to even; below 2^22
+        const float pushes = 0x1.8p23f;  // a sum with it has no room for a fraction
+        return each_word([&](int i) { return to_bits(v.lanes[i] + pushes) - to_bits(pushes); });
+    }
+    static Words within(Words a, std::int32_t most) {  // -most..most, of signed numbers
+        return each_word([&](int i) {
+            const auto own = static_cast<std::int32_t>(a.lanes[i]);
+            return static_cast<std::uint32_t>(own > most ? most : own < -most ? -most : own);
+        });
+    }
+    static Words bit_and(Words a, Words b) {
+        return each_word([&](int i) { return a.lanes[i] & b.lanes[i]; });
+    }
+    static Words bit_or(Words a, Words b) {
+        return each_word([&](int i) { return a.lanes[i] | b.lanes[i]; });
+    }
+    template <int bits>
+    static Words shift_left(Words a) {
+        return each_word([&](int i) { return a.lanes[i] << bits; });
+    }
+    template <int bits>
+    static Words shift_right(Words a) {  // of signed numbers
+        return each_word(
+            [&](int i) { return static_cast<std::uint32_t>(static_cast<std::int32_t>(a.lanes[i]) >> bits); });
     }
 
   private:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import Cast, EFSign, FeedbackCompressor, SingleRound, TopK
+from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, FeedbackCompressor, SingleRound, TopK
 from hvd_compress.errors import PayloadError
 from hvd_compress.payload import Payload
 
@@ -20,6 +20,9 @@ COMPRESSORS = {
     "everything": TopK(1.0),
     "efsign": EFSign(),
     "efsign-bucket": EFSign(layerwise=False),
+    "int8": BlockQuantizer(8),
+    "int4-stochastic": BlockQuantizer(4, 128, stochastic=True),
+    "int2": BlockQuantizer(2),
     "bf16": Cast(torch.bfloat16),
     "dense": Cast(),
 }

@@ -28,7 +28,7 @@ from tests.unit.ddp.training import (
 
 WHOLE = 25.0
 """A bucket_cap_mb with which the model is one bucket."""
-TWINS = ("star", "allgather", "efsign", "powersgd", "covap", "dense", "bf16")
+TWINS = ("star", "allgather", "efsign", "powersgd", "int8", "int4", "covap", "dense", "bf16")
 
 
 def train(ddp: DistributedDataParallel, rank: int, steps: int) -> list[float]:

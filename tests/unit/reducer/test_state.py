@@ -13,7 +13,9 @@ from hvd_compress.errors import ConfigError, MismatchError, PayloadError
 from tests.harness import REQUESTS, alone, backward, on_engine
 
 
-@pytest.mark.parametrize("name", ["topk-star", "topk-allgather", "efsign"])
+@pytest.mark.parametrize(
+    "name", ["topk-star", "topk-allgather", "efsign", "int8", "int2", "int4-stochastic", "int8-gather"]
+)
 def test_training_resumes_where_a_checkpoint_was_taken(name: str) -> None:
     """Bit by bit: parameters, momentum, residuals, and whose turn it is."""
 

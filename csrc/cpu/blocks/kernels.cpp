@@ -1,0 +1,283 @@
+#include "kernels.hpp"
+
+#include "../isa/accumulate.hpp"
+#include "../quantize/philox.hpp"
+
+namespace hvd_compress::cpu::HVD_COMPRESS_LEVEL {
+namespace {
+
+constexpr int kVectors = kBlockGroup / kLanes;  // of a group
+constexpr std::uint32_t kInfinity = Traits<float>::kInfinityKey;
+
+// How the elements of a block become whole numbers.
+struct Unit {
+    float unit, inverse;
+    std::uint32_t above;  // kTernary: keys from here on are sent
+    bool sends;
+};
+
+// `unit` as it is stored, and how to quantise by it.
+inline Unit stored(float unit, std::uint32_t above, std::uint16_t* place) {
+    const BFloat16 rounded = from_float<BFloat16>(unit);
+    const float own = to_float(rounded);
+    const bool finite = Traits<float>::key(own) < kInfinity, sends = finite && own >= 0x1p-126f;
+    *place = sends ? rounded.bits : finite ? std::uint16_t{0} : std::uint16_t{0x7fc0};
+    return {own, 1.0f / own, above, sends};
+}
+
+inline float sum_of_lanes(Isa::Vec v) {
+    float lanes[kLanes];
+    Isa::store(lanes, v);
+    for (int width = kLanes / 2; width > 0; width /= 2) {
+        for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
+    }
+    return lanes[0];
+}
+
+// The unit of a block of `numel` elements, filled up with zeros to whole vectors.
+inline Unit unit_of_largest(const float* v, std::int64_t vectors, int bits, std::uint16_t* place) {
+    Isa::Words largest = Isa::all_words(0);
+    for (std::int64_t i = 0; i < vectors; ++i) largest = Isa::larger(largest, Isa::keys(Isa::load(v + i * kLanes)));
+    return stored(from_bits(Isa::largest(largest)) / static_cast<float>(quantize_levels(bits)), 0, place);
+}
+
+inline Unit ternary_unit(const float* v, std::int64_t vectors, std::int64_t numel, std::uint16_t* place) {
+    Isa::Vec sum = Isa::zero();
+    for (std::int64_t i = 0; i < vectors; ++i) sum = Isa::add(sum, Isa::absolute(Isa::load(v + i * kLanes)));
+    const float threshold = 0.7f * (sum_of_lanes(sum) / static_cast<float>(numel));
+    const std::uint32_t above = (to_bits(threshold) & 0x7fffffffu) + 1;
+    if (above > kInfinity) return stored(threshold, above, place);  // not finite
+    sum = Isa::zero();
+    int count = 0;
+    for (std::int64_t i = 0; i < vectors; ++i) {
+        const auto own = Isa::load(v + i * kLanes);
+        const std::uint32_t mask = Isa::at_least(own, above);
+        sum = Isa::add(sum, Isa::without(Isa::absolute(own), ~mask & 0xffffu));
+        count += __builtin_popcount(mask);
+    }
+    return stored(count == 0 ? 0.0f : sum_of_lanes(sum) / static_cast<float>(count), above, place);
+}
+
+// The whole numbers of one vector; `random` where there is a key.
+inline Isa::Words whole_numbers(Isa::Vec v, const Unit& unit, const BlockTarget& target, const Isa::Words* random) {
+    const int levels = quantize_levels(target.format.bits);
+    if (target.format.fit == BlockFit::kTernary) {
+        const Isa::Words one = Isa::negated(Isa::all_words(1), Isa::below_zero(v));
+        const auto sent = Isa::without(Isa::to_floats(one), ~Isa::at_least(v, unit.above) & 0xffffu);
+        return Isa::to_nearest(sent);
+    }
+    if (random == nullptr) return Isa::within(Isa::to_nearest(Isa::multiply(v, Isa::all(unit.inverse))), levels);
+    const auto units = Isa::multiply(Isa::multiply(Isa::absolute(v), Isa::all(unit.inverse)), Isa::all(0x1p16f));
+    const Isa::Words most = Isa::all_words(static_cast<std::uint32_t>(levels) << 16);
+    const Isa::Words whole =
+        Isa::upper_halves(Isa::sum(Isa::smaller(Isa::truncated(units), most), Isa::upper_halves(*random)));
+    return Isa::negated(whole, Isa::below_zero(v));
+}
+
+inline void pack(const Isa::Words (&q)[kVectors], int bits, std::uint8_t* codes) {
+    if (bits == 8) {
+        for (int part = 0; part < kVectors; ++part) Isa::store_bytes(codes + part * kLanes, q[part]);
+    } else if (bits == 4) {
+        const Isa::Words low = Isa::all_words(15);
+        for (int part = 0; part < 2; ++part) {
+            Isa::store_bytes(codes + part * kLanes,
+                             Isa::bit_or(Isa::bit_and(q[part], low), Isa::shift_left<4>(q[part + 2])));
+        }
+    } else {
+        const Isa::Words low = Isa::all_words(3);
+        const Isa::Words first = Isa::bit_or(Isa::bit_and(q[0], low), Isa::shift_left<2>(Isa::bit_and(q[1], low)));
+        const Isa::Words second = Isa::bit_or(Isa::bit_and(q[2], low), Isa::shift_left<2>(q[3]));
+        Isa::store_bytes(codes, Isa::bit_or(first, Isa::shift_left<4>(second)));
+    }
+}
+
+template <int bits>
+inline void unpack(const std::uint8_t* codes, Isa::Words (&q)[kVectors]) {
+    if constexpr (bits == 8) {
+        for (int part = 0; part < kVectors; ++part) {
+            q[part] = Isa::shift_right<24>(Isa::shift_left<24>(Isa::load_bytes(codes + part * kLanes)));
+        }
+    } else if constexpr (bits == 4) {
+        for (int part = 0; part < 2; ++part) {
+            const Isa::Words bytes = Isa::load_bytes(codes + part * kLanes);
+            q[part] = Isa::shift_right<28>(Isa::shift_left<28>(bytes));
+            q[part + 2] = Isa::shift_right<28>(Isa::shift_left<24>(bytes));
+        }
+    } else {
+        const Isa::Words bytes = Isa::load_bytes(codes);
+        q[0] = Isa::shift_right<30>(Isa::shift_left<30>(bytes));
+        q[1] = Isa::shift_right<30>(Isa::shift_left<28>(bytes));
+        q[2] = Isa::shift_right<30>(Isa::shift_left<26>(bytes));
+        q[3] = Isa::shift_right<30>(Isa::shift_left<24>(bytes));
+    }
+}
+
+// The random words for the elements of a group.
+inline void draw(std::int64_t group, const RandomKey& key, Isa::Words (&words)[kVectors]) {
+    // A multiple of 16, so that the group's other counters have the same upper word.
+    const auto first = static_cast<std::uint64_t>(group) * kLanes;
+    words[0] = Isa::count_up(static_cast<std::uint32_t>(first));
+    words[1] = Isa::all_words(static_cast<std::uint32_t>(first >> 32));
+    words[2] = Isa::all_words(key.step);
+    words[3] = Isa::all_words(key.bucket);
+    philox(words, static_cast<std::uint32_t>(key.seed), static_cast<std::uint32_t>(key.seed >> 32));
+}
+
+// Quantises the block v, elements begin..end-1 of all, filled up with zeros to whole groups. Leaves in v what is lost.
+inline void quantize_block(float* v, Place block, const BlockTarget& target) {
+    const std::int64_t numel = block.end - block.begin, groups = divided_up(numel, kBlockGroup);
+    const BlockFormat& format = target.format;
+    std::uint16_t* place = target.units + block.begin / format.block;
+    const Unit unit = format.fit == BlockFit::kMax ? unit_of_largest(v, groups * kVectors, format.bits, place)
+                                                   : ternary_unit(v, groups * kVectors, numel, place);
+    for (std::int64_t group = 0; group < groups; ++group) {
+        const std::int64_t number = block.begin / kBlockGroup + group;
+        Isa::Words q[kVectors], words[kVectors];
+        if (target.key != nullptr) draw(number, *target.key, words);
+        for (int part = 0; part < kVectors; ++part) {
+            float* own = v + group * kBlockGroup + part * kLanes;
+            const auto corrected = Isa::load(own);
+            q[part] = Isa::all_words(0);
+            if (!unit.sends) continue;
+            q[part] = whole_numbers(corrected, unit, target, target.key != nullptr ? &words[part] : nullptr);
+            Isa::store(own, Isa::subtract(corrected, Isa::multiply(Isa::to_floats(q[part]), Isa::all(unit.unit))));
+        }
+        pack(q, format.bits, target.codes + number * 8 * format.bits);
+    }
+}
+
+// The blocks of a place: `read(i, count, v)` fills v with `count` elements from the i-th on.
+template <class Read>
+inline void quantize_place(Place place, const BlockTarget& target, Read read) {
+    alignas(64) float v[kMaxBlock];
+    const std::int64_t size = target.format.block;
+    for (std::int64_t i = place.begin; i < place.end; i += size) {
+        const Place block{i, i + size < place.end ? i + size : place.end};
+        const std::int64_t numel = block.end - i, whole = divided_up(numel, kBlockGroup) * kBlockGroup;
+        read(i, numel, v);
+        for (std::int64_t j = numel; j < whole; ++j) v[j] = 0.0f;
+        quantize_block(v, block, target);
+        if (target.rest == nullptr) continue;
+        const std::int64_t last = numel / kLanes * kLanes;
+        if (target.past_caches) {
+            for (std::int64_t j = 0; j < last; j += kLanes) Isa::stream(target.rest + i + j, Isa::load(v + j));
+        } else {
+            for (std::int64_t j = 0; j < last; j += kLanes) Isa::store(target.rest + i + j, Isa::load(v + j));
+        }
+        for (std::int64_t j = last; j < numel; ++j) target.rest[i + j] = v[j];
+    }
+    if (target.past_caches) Isa::fence();
+}
+
+template <class G>
+void quantize(const void* grad, const float* residual, Place place, const BlockTarget& target) {
+    const G* g = static_cast<const G*>(grad);
+    quantize_place(place, target, [&](std::int64_t i, std::int64_t count, float* v) {
+        const std::int64_t last = count / kLanes * kLanes;
+        if (residual == nullptr) {
+            for (std::int64_t j = 0; j < last; j += kLanes) Isa::store(v + j, Isa::load(g + i + j));
+            for (std::int64_t j = last; j < count; ++j) v[j] = to_float(g[i + j]);
+        } else {
+            for (std::int64_t j = 0; j < last; j += kLanes) {
+                Isa::store(v + j, Isa::add(Isa::load(residual + i + j), Isa::load(g + i + j)));
+            }
+            for (std::int64_t j = last; j < count; ++j) v[j] = residual[i + j] + to_float(g[i + j]);
+        }
+    });
+}
+
+// Adds q * u of the group with this number to `sum`; the first summand replaces it.
+template <int bits>
+inline void add_group(const BlockCodes& source, std::int64_t group, std::int64_t block, bool first,
+                      Isa::Vec (&sum)[kVectors]) {
+    const auto unit = Isa::all(to_float(BFloat16{source.units[group * kBlockGroup / block]}));
+    Isa::Words q[kVectors];
+    unpack<bits>(source.codes + group * 8 * bits, q);
+    for (int part = 0; part < kVectors; ++part) {
+        const auto term = Isa::multiply(Isa::to_floats(q[part]), unit);
+        sum[part] = first ? term : Isa::add(sum[part], term);
+    }
+}
+
+template <class G, int bits>
+void sum_quantize_of(const G* own, const BlockSummands& summands, Place place, const BlockTarget& target) {
+    quantize_place(place, target, [&](std::int64_t i, std::int64_t count, float* v) {
+        for (std::int64_t start = 0; start < count; start += kBlockGroup) {
+            const std::int64_t group = (i + start) / kBlockGroup;
+            Isa::Vec sum[kVectors] = {Isa::zero(), Isa::zero(), Isa::zero(), Isa::zero()};
+            for (int r = 0; r < summands.place; ++r) {
+                add_group<bits>(summands.others[r], group, target.format.block, r == 0, sum);
+            }
+            for (int part = 0; part < kVectors; ++part) {
+                const auto mine = load_until(own, i + start + part * kLanes, i + count);
+                sum[part] = summands.place == 0 ? mine : Isa::add(sum[part], mine);
+            }
+            for (int r = summands.place; r < summands.count; ++r) {
+                add_group<bits>(summands.others[r], group, target.format.block, false, sum);
+            }
+            for (int part = 0; part < kVectors; ++part) Isa::store(v + start + part * kLanes, sum[part]);
+        }
+    });
+}
+
+template <class G>
+void sum_quantize(const void* data, const BlockSummands& summands, Place place, const BlockTarget& target) {
+    const G* own = static_cast<const G*>(data);
+    if (target.format.bits == 8) return sum_quantize_of<G, 8>(own, summands, place, target);
+    if (target.format.bits == 4) return sum_quantize_of<G, 4>(own, summands, place, target);
+    sum_quantize_of<G, 2>(own, summands, place, target);
+}
+
+template <class T, int bits>
+bool sum_of(const BlockCodes* sources, int count, std::int64_t block, float weight, T* out, Place place,
+            bool past_caches) {
+    Isa::Words largest = Isa::all_words(0);
+    const auto weights = Isa::all(weight);
+    for (std::int64_t i = place.begin; i < place.end; i += kBlockGroup) {
+        Isa::Vec sum[kVectors] = {Isa::zero(), Isa::zero(), Isa::zero(), Isa::zero()};
+        for (int r = 0; r < count; ++r) add_group<bits>(sources[r], i / kBlockGroup, block, r == 0, sum);
+        for (int part = 0; part < kVectors; ++part) {
+            const std::int64_t start = i + part * kLanes;
+            if (start >= place.end) break;
+            const auto result = Isa::template rounded<T>(Isa::multiply(sum[part], weights));
+            const std::int64_t left = place.end - start;
+            if (left >= kLanes) {
+                if constexpr (sizeof(T) == sizeof(float)) {
+                    if (past_caches) {
+                        Isa::stream(out + start, result);
+                    } else {
+                        Isa::store(out + start, result);
+                    }
+                } else {
+                    Isa::store(out + start, result);
+                }
+            } else {
+                T some[kLanes];
+                Isa::store(some, result);
+                for (std::int64_t j = 0; j < left; ++j) out[start + j] = some[j];
+            }
+            largest = Isa::larger(largest, Isa::keys(Isa::without(result, ~valid(start, place.end) & 0xffffu)));
+        }
+    }
+    if (past_caches) Isa::fence();
+    return Isa::largest(largest) < kInfinity;
+}
+
+template <class T>
+bool sum(const BlockCodes* sources, int count, BlockFormat format, float weight, void* data, Place place,
+         bool past_caches) {
+    T* out = static_cast<T*>(data);
+    if (format.bits == 8) return sum_of<T, 8>(sources, count, format.block, weight, out, place, past_caches);
+    if (format.bits == 4) return sum_of<T, 4>(sources, count, format.block, weight, out, place, past_caches);
+    return sum_of<T, 2>(sources, count, format.block, weight, out, place, past_caches);
+}
+
+}  // namespace
+
+extern const BlockKernels block_kernels = {
+    {quantize<float>, quantize<Half>, quantize<BFloat16>},
+    {sum_quantize<float>, sum_quantize<Half>, sum_quantize<BFloat16>},
+    {sum<float>, sum<Half>, sum<BFloat16>},
+};
+
+}  // namespace hvd_compress::cpu::HVD_COMPRESS_LEVEL

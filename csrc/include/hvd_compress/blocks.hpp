@@ -1,0 +1,92 @@
+// Block quantisation: a whole number of 8, 4 or 2 bits for each element, and a bf16 unit for each block of elements.
+//
+// Block b holds elements b * block to (b + 1) * block - 1; the last one may hold fewer. Its unit u is found by
+//   kMax      max |v| / levels, where levels = quantize_levels(bits): 127, 7 or 1;
+//   kTernary  for 2 bits: mean of those |v| that are above 0.7 * mean |v| (Li and Liu, "Ternary Weight Networks",
+//   2016).
+//             Both sums are fp32: element i of a block goes to lane i % 16, what comes first is added first, and lanes
+//             are added pairwise as in sum.hpp;
+// and rounded to bf16, to nearest even. Below 2^-126 it is 0; it is NaN, 0x7fc0, if an element is not finite, or if the
+// unit would not be. Then, and where u is 0, every q of the block is 0.
+//
+// q, within -levels..levels, is
+//   kMax      v * (1 / u) rounded to nearest even; or, with a key, |v| * (1 / u) * 2^16, at most levels * 2^16, cut to
+//   a
+//             whole number, plus 16 random bits, shifted right by 16, with the sign of v: the expected value of q * u
+//             is v, to 2^-16 of a unit;
+//   kTernary  the sign of v where |v| > 0.7 * mean |v|, else 0.
+// q * u is exact in fp32, and so is v - q * u by Sterbenz's lemma, but where kTernary cuts a |v| above 2 u.
+//
+// Codes are stored in groups of 64 elements, 8 * bits bytes each, two's complement. With m = 8 * bits bytes in a group,
+// element j of it lies in byte j % m, at bit j / m * bits. What is missing at the end is 0.
+//
+// Random bits are the upper half of a word of Philox4x32-7 (quantize.hpp) with the counter (c, c >> 32, step, bucket):
+// element j of group g takes word j / 16 of c = 16 g + j % 16.
+#pragma once
+
+#include "hvd_compress/quantize.hpp"
+#include "hvd_compress/types.hpp"
+
+namespace hvd_compress {
+
+constexpr std::int64_t kBlockGroup = 64;
+constexpr std::int64_t kMaxBlock = 1024;
+constexpr int kMaxBlockSources = 1024;
+
+enum class BlockFit : int { kMax = 0, kTernary = 1 };
+
+struct BlockFormat {
+    int bits;            // 2, 4 or 8
+    std::int64_t block;  // a power of two, kBlockGroup..kMaxBlock
+    BlockFit fit;        // kTernary for 2 bits only
+};
+
+// What one rank sent of n elements: block_code_bytes() of codes, and block_count() units.
+struct BlockCodes {
+    const std::uint8_t* codes;
+    const std::uint16_t* units;
+};
+
+HVD_COMPRESS_HD constexpr std::int64_t block_code_bytes(std::int64_t n, int bits) noexcept {
+    return (n / kBlockGroup + (n % kBlockGroup != 0)) * 8 * bits;
+}
+HVD_COMPRESS_HD constexpr std::int64_t block_count(std::int64_t n, std::int64_t block) noexcept {
+    return n / block + (n % block != 0);
+}
+HVD_COMPRESS_HD constexpr bool is_block_format(BlockFormat format) noexcept {
+    const bool bits = format.bits == 2 || format.bits == 4 || format.bits == 8;
+    const bool block = format.block >= kBlockGroup && format.block <= kMaxBlock && !(format.block & (format.block - 1));
+    return bits && block && (format.fit == BlockFit::kMax || (format.fit == BlockFit::kTernary && format.bits == 2));
+}
+
+// v = residual + grad in fp32; codes and units as above; out = v - q * u.
+//
+// residual and out are fp32, or both null: v = grad then, and what is lost is not kept. `key` is null for rounding to
+// nearest. One pass: 12 bytes an fp32 element beside codes and units.
+using BlockQuantize = Status(ConstArray grad, ConstArray residual, Array out, std::int64_t n, BlockFormat format,
+                             const RandomKey* key, std::uint8_t* codes, std::uint16_t* units, Stream stream) noexcept;
+
+// out = weight * (sum of q * u over the sources, in their order), rounded to its dtype; *finite = 1 where every element
+// of out is finite, else 0. There is at least one source.
+using BlockSum = Status(const BlockCodes* sources, int count, std::int64_t n, BlockFormat format, float weight,
+                        Array out, std::int32_t* finite, Stream stream) noexcept;
+
+// v = sum in fp32 of own and q * u of the others, own being the `place`-th of count + 1 summands; codes and units of v
+// as above; rest = v - q * u. rest is fp32, and may be own, or null. There may be no others.
+using BlockSumQuantize = Status(ConstArray own, const BlockCodes* others, int count, int place, Array rest,
+                                std::int64_t n, BlockFormat format, const RandomKey* key, std::uint8_t* codes,
+                                std::uint16_t* units, Stream stream) noexcept;
+
+namespace cpu {
+BlockQuantize block_quantize;
+BlockSum block_sum;
+BlockSumQuantize block_sum_quantize;
+}  // namespace cpu
+
+namespace cuda {
+BlockQuantize block_quantize;
+BlockSum block_sum;
+BlockSumQuantize block_sum_quantize;
+}  // namespace cuda
+
+}  // namespace hvd_compress

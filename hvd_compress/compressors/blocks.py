@@ -1,0 +1,169 @@
+"""Block quantisation: send a few bits an element, and a scale for each block of elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from hvd_compress import native
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors.base import Input, Requantizer, Round, Rounds
+from hvd_compress.errors import ConfigError, PayloadError, located
+from hvd_compress.native import BlockCodes, BlockFormat, RandomKey
+from hvd_compress.payload import Payload
+
+SUMS_AGAIN = 1 << 32
+"""Told from ranks in the key of random rounding."""
+
+
+@dataclass(frozen=True)
+class BlockQuantizer(Requantizer):
+    """Whole numbers of 8, 4 or 2 bits, in units of a bf16 scale for each block of elements.
+
+    With error feedback an element v of a block is sent as the nearest of -levels..levels times the scale, which is the
+    largest magnitude of the block / levels: 127, 7 or 1. With 2 bits the scale is that of Ternary Weight Networks (Li
+    and Liu 2016): the mean of the magnitudes above 0.7 times the mean magnitude; what lies below is sent as 0. A code
+    times its scale is exact in fp32, so residual + transmitted = corrected to the last bit; with 2 bits, to half a
+    unit in the last place of an element of more than two scales.
+
+    Without error feedback rounding is random and right on average (QSGD, Alistarh et al. 2017, Section 3, with the
+    largest magnitude as norm): by a counter, keyed by seed, step, bucket, rank and shard.
+
+    Bytes: (bits + 16 / block) / 8 an element.
+
+    Attributes:
+        bits: 8, 4 or 2.
+        block: elements that share a scale, a power of two from 64 to 1024.
+        stochastic: round at random instead of error feedback.
+        seed: of the random numbers, the same on all ranks.
+    """
+
+    bits: int
+    block: int = 64
+    stochastic: bool = False
+    seed: int = 0
+    message_bytes = 1 << 16
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.stochastic, bool):
+            raise ConfigError(f"stochastic = {self.stochastic!r} is neither True nor False")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed = {self.seed!r} is not a whole number, 0 to 2^63 - 1")
+        assert self.format  # checks the rest
+
+    @property
+    def error_feedback(self) -> bool:  # type: ignore[override]
+        return not self.stochastic
+
+    @cached_property
+    def format(self) -> BlockFormat:
+        return BlockFormat(self.bits, self.block, "ternary" if self.bits == 2 and not self.stochastic else "max")
+
+    @property
+    def granule(self) -> int:  # type: ignore[override]
+        return self.block
+
+    def wire(self, layout: Layout) -> tuple[Round, ...]:
+        return (Round(self.format.nbytes(layout.numel)),)
+
+    def compress(self, corrected: torch.Tensor, layout: Layout) -> Payload:
+        """Round to nearest, or as rank 0 does at random in step 0 of bucket 0."""
+        return self._payload(
+            native.block_quantize(corrected, None, self.format, key=self._key(0, 0, 0, 0)), corrected.numel()
+        )
+
+    def add_to(self, out: torch.Tensor, payload: Payload, scale: float, layout: Layout) -> None:
+        added = torch.empty_like(out)
+        native.block_sum([self._checked(payload, out.numel())], added, self.format, scale)
+        out.add_(added)
+
+    def rounds(self, work: Input) -> Rounds:
+        everything = slice(0, work.gradient.numel())
+        payloads = yield self.encode_shard(work, everything, 0)
+        return self.write(work, [(everything, payloads)])
+
+    def template(self, numel: int) -> Payload:
+        codes = torch.empty(self.format.code_bytes(numel), dtype=torch.uint8, device="cpu")
+        units = torch.empty(self.format.blocks(numel), dtype=torch.bfloat16, device="cpu")
+        return self._payload(BlockCodes(codes, units), numel)
+
+    def encode_shard(self, work: Input, shard: slice, owner: int) -> Payload:
+        key = self._key(work.step, work.bucket, work.rank, owner)
+        gradient = work.gradient[shard]
+        if self.stochastic:
+            found = native.block_quantize(gradient, None, self.format, key=key)
+        else:
+            residual, pending = _feedback(work)
+            found = native.block_quantize(gradient, residual[shard], self.format, key=key, out=pending[shard])
+        return self._payload(found, gradient.numel())
+
+    def keep_shard(self, work: Input, shard: slice) -> None:
+        if not self.stochastic:
+            residual, pending = _feedback(work)
+            native.accumulate(work.gradient[shard], residual[shard], out=pending[shard])
+
+    def sum_shard(self, work: Input, shard: slice, others: Sequence[Payload]) -> Payload:
+        rest = None if self.stochastic else _feedback(work)[1][shard]
+        own = work.gradient[shard] if rest is None else rest
+        numel, place = own.numel(), work.rank
+        ranks = [rank for rank in range(len(others) + 1) if rank != place]
+        sources = self._codes(others, ranks, numel)
+        key = self._key(work.step, work.bucket, work.rank, SUMS_AGAIN)
+        return self._payload(native.block_sum_quantize(own, sources, place, self.format, key=key, rest=rest), numel)
+
+    def write(self, work: Input, parts: Sequence[tuple[slice, Sequence[Payload]]]) -> torch.Tensor:
+        finite = []
+        for shard, payloads in parts:
+            out = work.gradient[shard]
+            sources = self._codes(payloads, range(len(payloads)), out.numel())
+            finite.append(native.block_sum(sources, out, self.format, work.scale))
+        return torch.stack([torch.as_tensor(one, dtype=torch.bool) for one in finite]).all()
+
+    def _payload(self, found: BlockCodes, numel: int) -> Payload:
+        return Payload({"codes": found.codes, "scales": found.units}, numel)
+
+    def _codes(self, payloads: Sequence[Payload], ranks: Sequence[int], numel: int) -> list[BlockCodes]:
+        found = []
+        for rank, payload in zip(ranks, payloads, strict=True):
+            with located(f"payload from rank {rank}"):
+                found.append(self._checked(payload, numel))
+        return found
+
+    def _checked(self, payload: Payload, numel: int) -> BlockCodes:
+        """Check what was sent. On a GPU, where the host would have to wait, a scale below zero becomes NaN."""
+        codes, units = payload["codes"], payload["scales"]
+        expected = self.format.code_bytes(numel), self.format.blocks(numel)
+        if (codes.numel(), units.numel()) != expected:
+            raise PayloadError(
+                f"{codes.numel()} bytes of codes and {units.numel()} scales for {numel} elements, expected "
+                f"{expected[0]} and {expected[1]}"
+            )
+        below_zero = units.view(torch.int16) < 0
+        if units.device.type != "cpu":
+            return BlockCodes(codes, units.masked_fill(below_zero, torch.nan))
+        if bool(below_zero.any()):
+            raise PayloadError("a scale is below zero")
+        return BlockCodes(codes, units)
+
+    def _key(self, step: int, bucket: int, rank: int, shard: int) -> RandomKey | None:
+        return RandomKey(mixed(self.seed, rank, shard), step, bucket) if self.stochastic else None
+
+
+def mixed(*numbers: int) -> int:
+    """Return 64 bits that depend on all the numbers: SplitMix64's finaliser (Steele et al. 2014) over each in turn."""
+    found = 0
+    for number in numbers:
+        found = (found + number + 0x9E3779B97F4A7C15) % 2**64
+        found = (found ^ found >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        found = (found ^ found >> 27) * 0x94D049BB133111EB % 2**64
+        found ^= found >> 31
+    return found
+
+
+def _feedback(work: Input) -> tuple[torch.Tensor, torch.Tensor]:
+    assert work.residual is not None
+    assert work.pending is not None
+    return work.residual, work.pending

@@ -1,0 +1,244 @@
+"""Block quantisation: what each path loses, keeps, refuses and sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors import BlockQuantizer, TopK
+from hvd_compress.compressors.blocks import mixed
+from hvd_compress.cost import wire
+from hvd_compress.cost.paths import Path
+from hvd_compress.decision import Request
+from hvd_compress.engines.base import Capabilities
+from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
+from hvd_compress.errors import ConfigError, PayloadError, UnsupportedError
+from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.payload import Payload
+from hvd_compress.policies.fixed import decide
+from hvd_compress.schemes import Work, build
+from hvd_compress.schemes.requantize import shards
+
+PATHS = ("allgather", "alltoall-allgather", "gather-broadcast")
+NUMELS = (0, 1, 63, 64, 65, 200, 1000)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One step of one rank."""
+
+    corrected: torch.Tensor
+    pending: torch.Tensor
+    result: torch.Tensor
+    finite: bool
+    sent_bytes: int
+
+
+Draw = Callable[[int], torch.Tensor]
+
+
+def normal(numel: int) -> Draw:
+    return lambda rank: torch.randn(numel, generator=torch.Generator().manual_seed(rank))
+
+
+def step(
+    compressor: BlockQuantizer, path: str, size: int, draw: Draw, dtype: torch.dtype = torch.float32, number: int = 1
+) -> list[Seen]:
+    """One step of every rank; `draw` gives its gradient, and a small residual is there before."""
+
+    def body(engine: InProcessEngine) -> Seen:
+        gradient = draw(engine.rank).to(dtype)
+        before = 0.01 * gradient.float().nan_to_num(0, 0, 0).flip(0)
+        state = BucketState(Residual(before, torch.full_like(before, 7.0)) if compressor.error_feedback else None)
+        corrected = gradient.float() + before if compressor.error_feedback else gradient.float()
+        layout = Layout.of(gradient.numel(), dtype=dtype)
+        work = Work(gradient, layout, number, bucket=3, scale=1 / size, state=state, rank=engine.rank)
+        exchange = build(compressor, Path(path)).exchange(work, engine.rank, size)
+        exchange.encode()
+        exchange.communicate(engine)
+        finite = bool(exchange.decode())
+        pending = state.residual.pending if state.residual is not None else torch.empty(0)
+        return Seen(corrected, pending, work.gradient, finite, sum(call.sent_bytes for call in engine.take_calls()))
+
+    return run_ranks(size, body)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("compressor", [BlockQuantizer(8), BlockQuantizer(4, stochastic=True), BlockQuantizer(2)])
+def test_results_are_the_same_on_all_ranks(
+    compressor: BlockQuantizer, size: int, path: str, dtype: torch.dtype
+) -> None:
+    for numel in NUMELS:
+        ranks = step(compressor, path, size, normal(numel), dtype)
+        for seen in ranks:
+            assert seen.finite
+            assert seen.result.dtype == dtype
+            assert torch.equal(seen.result, ranks[0].result)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_what_is_not_applied_is_remembered(bits: int, size: int, path: str) -> None:
+    """Over all ranks: what was applied and what is left make up what was corrected, to the rounding of fp32 sums."""
+    for numel in NUMELS:
+        ranks = step(BlockQuantizer(bits), path, size, normal(numel))
+        corrected = sum(seen.corrected.double() for seen in ranks)
+        left = sum(seen.pending.double() for seen in ranks)
+        applied = ranks[0].result.double() * size
+        torch.testing.assert_close(applied + left, corrected, rtol=0, atol=2.0**-20)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_nothing_is_lost_at_either_end(bits: int) -> None:
+    """Exactly: whole numbers are added without rounding, and halves as the scale, so that all bits can be followed."""
+    size, numel = 4, 1000
+
+    def draw(rank: int) -> torch.Tensor:
+        return torch.randint(-100, 101, (numel,), generator=torch.Generator().manual_seed(rank)).float() * 100
+
+    ranks = step(BlockQuantizer(bits), "alltoall-allgather", size, draw)
+    corrected = sum(seen.corrected.double() for seen in ranks)
+    left = sum(seen.pending.double() for seen in ranks)
+    # The mean of four is a shift of the exponent, and every term has at most 24 bits.
+    assert torch.equal(ranks[0].result.double() * size + left, corrected)
+    for rank, part in enumerate(shards(numel, size, 64)):
+        unit = corrected[part].abs().max() / (2 ** (bits - 1) - 1)
+        assert 0 < ranks[rank].pending[part].abs().max() < unit, "the owner keeps what the second rounding lost"
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_all_ranks_see_what_is_not_finite_on_one(bad: int, value: float, path: str) -> None:
+    for place in (0, 100, 299):
+
+        def draw(rank: int, place: int = place) -> torch.Tensor:
+            gradient = torch.ones(300)
+            gradient[place] = value if rank == bad else 1.0
+            return gradient
+
+        for seen in step(BlockQuantizer(4), path, 3, draw):
+            assert not seen.finite
+            assert not seen.result.isfinite().all()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_zeros_denormals_and_one_huge_element(bits: int, path: str) -> None:
+    for draw in (
+        lambda rank: torch.zeros(130),
+        lambda rank: torch.full((130,), 2.0**-140),
+        lambda rank: torch.where(torch.arange(130) == 70, 1e30, 1e-3),
+    ):
+        ranks = step(BlockQuantizer(bits), path, 3, draw)
+        corrected = sum(seen.corrected.double() for seen in ranks)
+        left = sum(seen.pending.double() for seen in ranks)
+        assert all(seen.finite for seen in ranks)
+        torch.testing.assert_close(ranks[0].result.double() * 3 + left, corrected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_random_rounding_is_right_on_average(path: str) -> None:
+    """Over steps, ranks and both roundings; five standard deviations of the mean."""
+    steps, size = 400, 3
+    compressor = BlockQuantizer(2, stochastic=True, seed=5)
+    values = torch.linspace(-1, 1, 64)
+    results = [step(compressor, path, size, lambda rank: values.clone(), number=n)[0].result for n in range(steps)]
+    assert len({bytes(result.numpy()) for result in results}) == steps
+    # One rounding to -1, 0, 1 has a standard deviation of at most 1/2; the second to the largest sum, at most 1/2 too.
+    torch.testing.assert_close(torch.stack(results).mean(0), values, rtol=2**-7, atol=5 * 0.75 / steps**0.5)
+
+
+def test_ranks_and_shards_draw_different_numbers() -> None:
+    numbers = [mixed(seed, rank, shard) for seed in (0, 1) for rank in range(4) for shard in (0, 1, 2, 1 << 32)]
+    assert len(set(numbers)) == len(numbers)
+    assert all(0 <= number < 2**64 for number in numbers)
+
+
+@pytest.mark.parametrize(("bits", "numel"), [(8, 1_000_000), (4, 1_000_000), (2, 1_000_000)])
+def test_bytes_are_few(bits: int, numel: int) -> None:
+    """At most (bits + 0.3) / 32 of dense's ring, headers included, as the engine counts."""
+    for size in (2, 3, 4):
+        ranks = step(BlockQuantizer(bits), "alltoall-allgather", size, normal(numel))
+        dense = wire.allreduce(4 * numel, size)
+        assert sum(seen.sent_bytes for seen in ranks) / size <= dense * (bits + 0.3) / 32
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"codes": torch.zeros(31, dtype=torch.uint8)}, "31 bytes of codes and 1 scales for 64 elements, expected 32"),
+        ({"scales": torch.ones(2, dtype=torch.bfloat16)}, "32 bytes of codes and 2 scales"),
+        ({"scales": -torch.ones(1, dtype=torch.bfloat16)}, "a scale is below zero"),
+    ],
+    ids=("codes", "scales", "sign"),
+)
+def test_a_broken_payload_is_refused(tensors: dict[str, torch.Tensor], words: str) -> None:
+    compressor, layout = BlockQuantizer(4), Layout.of(64)
+    good = compressor.compress(torch.ones(64), layout)
+    broken = Payload({**good.tensors, **tensors}, 64)
+    work = Work(torch.ones(64), layout, 0, 0, 1.0, BucketState(Residual(torch.zeros(64), torch.zeros(64))), rank=0)
+    with pytest.raises(PayloadError, match=f"payload from rank 1: {words}"):
+        compressor.write(work, [(slice(0, 64), [good, broken])])
+    with pytest.raises(PayloadError, match=f"payload from rank 2: {words}"):
+        compressor.sum_shard(work, slice(0, 64), [good, broken])
+    with pytest.raises(PayloadError, match=words):
+        compressor.add_to(torch.zeros(64), broken, 1.0, layout)
+
+
+def test_shards_are_whole_blocks() -> None:
+    assert shards(1000, 3, 64) == [slice(0, 384), slice(384, 704), slice(704, 1000)]
+    assert shards(65, 4, 64) == [slice(0, 64), slice(64, 65), slice(65, 65), slice(65, 65)]
+    assert shards(0, 2, 64) == [slice(0, 0), slice(0, 0)]
+
+
+CAN = InProcessWorld(1).engine(0).capabilities
+
+
+@pytest.mark.parametrize(
+    ("numel", "size", "path"),
+    [
+        (10_000_000, 2, "allgather"),  # the same bytes as with owners, in fewer messages
+        (10_000_000, 4, "alltoall-allgather"),
+        (10_000_000, 16, "alltoall-allgather"),
+        (10_000, 4, "allgather"),
+        (10_000, 16, "allgather"),
+    ],
+)
+def test_the_path_goes_by_bytes_and_messages(numel: int, size: int, path: str) -> None:
+    assert decide(Request(BlockQuantizer(4)), Layout.of(numel), size, CAN).scheme == path
+
+
+def test_a_scheme_that_the_engine_lacks_is_refused_before_the_first_step() -> None:
+    can = Capabilities(("allreduce", "allgather", "alltoall", "broadcast"), (), (torch.float32,))
+    request = Request(BlockQuantizer(4), "gather-broadcast")
+    with pytest.raises(UnsupportedError, match=r"gather-broadcast.*has allreduce, allgather, alltoall, broadcast"):
+        decide(request, Layout.of(100), 4, can)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"bits": 3}, "bits = 3"),
+        ({"bits": 4, "block": 100}, "block = 100"),
+        ({"bits": 4, "block": "64"}, "block = '64'"),
+        ({"bits": 4, "stochastic": 1}, "stochastic = 1"),
+        ({"bits": 4, "seed": -1}, "seed = -1"),
+    ],
+    ids=str,
+)
+def test_bad_settings(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        BlockQuantizer(**arguments)  # type: ignore[arg-type]
+
+
+def test_only_what_can_be_summed_by_an_owner_goes_to_one() -> None:
+    with pytest.raises(ConfigError, match="cannot carry"):
+        build(TopK(0.1), Path("alltoall-allgather"))
