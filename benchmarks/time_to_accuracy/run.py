@@ -31,7 +31,7 @@ _tasks = click.option("--tasks", default=",".join(TASKS), show_default=True)
 _networks = click.option("--networks", default=",".join(NETWORKS), show_default=True)
 _methods = click.option("--methods", default=",".join(METHODS), show_default=True)
 
-QUICK_TASK, QUICK = "language", ("dense", "fp16", "powersgd", "topk")
+QUICK_TASK, QUICK = "language", ("dense", "fp16", "int4", "powersgd")
 
 
 @click.group(help=__doc__)
@@ -79,7 +79,7 @@ def seconds(tasks: str, networks: str, methods: str, budget_s: float, least: int
 @main.command()
 @click.option("--task", default="language", show_default=True, type=click.Choice(list(TASKS)))
 @click.option("--network", default="100mbit-5ms", show_default=True, type=click.Choice(list(NETWORKS)))
-@click.option("--methods", default=f"{REFERENCE},horovod-fp16", show_default=True)
+@click.option("--methods", default=f"{REFERENCE},horovod-fp16,int4", show_default=True)
 @click.option("--most", default=MOST, show_default=True, help="Steps of a training.")
 def confirm(task: str, network: str, methods: str, most: int) -> None:
     """Train in the lab from start to end, to dense's loss of seed 1 after the last step that the page shows (root)."""
