@@ -96,10 +96,14 @@ class Figures:
     def networks(self, task: str) -> list[str]:
         return list(self.kept["seconds"].get(task, {}))
 
+    def timed(self, task: str, network: str) -> list[str]:
+        """Return the methods whose steps were measured on a network, in the order of methods.py."""
+        return [name for name in METHODS if name in self.kept["seconds"].get(task, {}).get(network, {})]
+
     def methods(self, task: str, network: str) -> list[str]:
-        """Return those that were measured on a network and whose losses are known, as methods.py has them in order."""
-        timed, curves = self.kept["seconds"][task][network], self.kept["losses"][task]
-        return [name for name in METHODS if name in timed and self.curve(name, network) in curves]
+        """Return those whose losses are known, too."""
+        curves = self.kept["losses"][task]
+        return [name for name in self.timed(task, network) if self.curve(name, network) in curves]
 
     def curves(self, task: str) -> list[str]:
         return list(self.kept["losses"][task])

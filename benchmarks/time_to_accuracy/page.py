@@ -70,40 +70,42 @@ def _about(figures: Figures, task: str) -> str:
 
 
 def _headline(figures: Figures, task: str, goal: int) -> str:
-    networks = figures.networks(task)
-    head = ["method", *(f"{NETWORKS[n].label}: s | of Horovod dense" for n in networks)]
-    rows = []
-    for method in _all_methods(figures, task):
-        cells = []
-        for network in networks:
-            if method not in figures.methods(task, network):
-                cells += ["", ""]
-                continue
-            more = "" if figures.steps(task, figures.curve(method, network), goal).reached else "> "
-            ratio = figures.time_ratio(task, network, method, goal)
-            seconds = figures.seconds_to(task, network, method, goal)
-            cells += [f"{more}{_digits(seconds)}", "1" if method == REFERENCE else more + _interval(ratio)]
-        rows.append([METHODS[method].label, *cells])
-    title = f"Seconds to dense's loss after {goal} steps:\n"
-    return title + "\n" + _table(" | ".join(head).split(" | "), rows)
+    networks, head = figures.networks(task), ["method"]
+    for network in networks:
+        head += [f"{NETWORKS[network].label}: s", "of Horovod dense"]
+
+    def cells(method: str, network: str) -> list[str]:
+        if method not in figures.methods(task, network):
+            return ["", ""]
+        more = "" if figures.steps(task, figures.curve(method, network), goal).reached else "> "
+        ratio = "1" if method == REFERENCE else _interval(figures.time_ratio(task, network, method, goal))
+        return [more + _digits(figures.seconds_to(task, network, method, goal)), more + ratio]
+
+    rows = [
+        [METHODS[method].label, *(cell for network in networks for cell in cells(method, network))]
+        for method in METHODS
+        if any(method in figures.methods(task, network) for network in networks)
+    ]
+    return f"Seconds to dense's loss after {goal} steps:\n\n" + _table(head, rows)
 
 
 def _seconds(figures: Figures, task: str) -> str:
-    networks = figures.networks(task)
-    head = ["method"]
+    networks, head = figures.networks(task), ["method"]
     for network in networks:
         rounds = len(figures.kept["seconds"][task][network][REFERENCE])
         head += [f"{NETWORKS[network].label}: ms", f"of Horovod dense, {rounds} rounds"]
-    rows = []
-    for method in _all_methods(figures, task):
-        cells = [METHODS[method].label]
-        for network in networks:
-            if method not in figures.methods(task, network):
-                cells += ["", ""]
-                continue
-            ratio = "1" if method == REFERENCE else _interval(figures.step_ratio(task, network, method))
-            cells += [f"{1e3 * figures.step_s(task, network, method):.0f}", ratio]
-        rows.append(cells)
+
+    def cells(method: str, network: str) -> list[str]:
+        if method not in figures.timed(task, network):
+            return ["", ""]
+        ratio = "1" if method == REFERENCE else _interval(figures.step_ratio(task, network, method))
+        return [f"{1e3 * figures.step_s(task, network, method):.0f}", ratio]
+
+    rows = [
+        [METHODS[method].label, *(cell for network in networks for cell in cells(method, network))]
+        for method in METHODS
+        if any(method in figures.timed(task, network) for network in networks)
+    ]
     return "Milliseconds a step:\n\n" + _table(head, rows)
 
 
@@ -149,11 +151,6 @@ def _trainings(figures: Figures, task: str) -> str:
     return f"Trained in the lab from start to end, to dense's loss after {STEPS} steps, seed 1:\n\n" + _table(
         head, rows, words=2
     )
-
-
-def _all_methods(figures: Figures, task: str) -> list[str]:
-    there = {method for network in figures.networks(task) for method in figures.methods(task, network)}
-    return [method for method in METHODS if method in there]
 
 
 def _called(curve: str) -> str:
