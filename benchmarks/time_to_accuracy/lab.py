@@ -39,8 +39,8 @@ class Network:
 NETWORKS = {
     network.name: network
     for network in (
-        Network("1gbit", "1ms", "1 Gbit/s, 1 ms", 3),
-        Network("100mbit", "5ms", "100 Mbit/s, 5 ms", 2),
+        Network("1gbit", "1ms", "1 Gbit/s, 1 ms", 2),
+        Network("100mbit", "5ms", "100 Mbit/s, 5 ms", 1),
         Network("20mbit", "20ms", "20 Mbit/s, 20 ms", 1),
     )
 }

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from figures import EVERY, GOALS, SHOWN, STEPS, Figures, Ratio, Steps
 from lab import NETWORKS
-from methods import METHODS, REFERENCE
+from methods import BASELINE, METHODS, REFERENCE
 from tasks import RANKS, TASKS
 
 HEAD = """\
@@ -110,16 +110,18 @@ def _seconds(figures: Figures, task: str) -> str:
 
 
 def _losses(figures: Figures, task: str) -> str:
-    head = ["method", *(f"loss after {steps}" for steps in SHOWN), *(f"steps to dense's after {g}" for g in GOALS)]
-    rows = []
+    against = f"against dense after {STEPS}"
+    head = ["method", "seeds", *(f"loss after {n}" for n in SHOWN), against]
+    head += [f"steps to dense's after {goal}" for goal in GOALS]
+    dense, rows = figures.losses(task, BASELINE), []
     for curve in figures.curves(task):
-        by_seed = [dict(losses) for losses in figures.losses(task, curve).values()]
-        cells = [_spread([losses[steps] for losses in by_seed]) for steps in SHOWN]
-        rows.append([_called(curve), *cells, *(_steps(figures.steps(task, curve, goal)) for goal in GOALS)])
-    return (
-        "Validation loss in nats, and steps, the mean over seeds, in brackets the least and the largest:\n\n"
-        + _table(head, rows)
-    )
+        by_seed = {seed: dict(losses) for seed, losses in figures.losses(task, curve).items()}
+        losses = [_spread([of_seed[steps] for of_seed in by_seed.values()]) for steps in SHOWN]
+        above = [of_seed[STEPS] - dict(dense[seed])[STEPS] for seed, of_seed in by_seed.items()]
+        steps = [_steps(figures.steps(task, curve, goal)) for goal in GOALS]
+        rows.append([_called(curve), len(by_seed), *losses, _spread(above, "+.3f"), *steps])
+    title = "Validation loss in nats, and steps, the mean over seeds, in brackets the least and the largest:\n\n"
+    return title + _table(head, rows)
 
 
 def _searches(figures: Figures, task: str) -> str:
@@ -161,18 +163,18 @@ def _called(curve: str) -> str:
     return f"{METHODS[method].label}, {NETWORKS[network].label}"
 
 
-def _spread(values: list[float]) -> str:
-    spread = f" ({min(values):.3f} - {max(values):.3f})" if len(values) > 1 else ""
-    return f"{fmean(values):.3f}{spread}"
+def _spread(values: list[float], digits: str = ".3f") -> str:
+    spread = f" ({min(values):{digits}} to {max(values):{digits}})" if len(set(values)) > 1 else ""
+    return f"{fmean(values):{digits}}{spread}"
 
 
 def _steps(found: Steps) -> str:
-    spread = f" ({min(found.by_seed):.0f} - {max(found.by_seed):.0f})" if len(set(found.by_seed)) > 1 else ""
+    spread = f" ({min(found.by_seed):.0f} to {max(found.by_seed):.0f})" if len(set(found.by_seed)) > 1 else ""
     return f"{'' if found.reached else '> '}{found.mean:.0f}{spread}"
 
 
 def _interval(ratio: Ratio) -> str:
-    return f"{ratio.value:.2f} ({ratio.low:.2f} - {ratio.high:.2f})"
+    return f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
 def _digits(seconds: float) -> str:

@@ -11,6 +11,7 @@ from lab import NETWORKS
 from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 from methods import DDP, METHODS, Method
 from tasks import TASKS
 
@@ -42,6 +43,9 @@ def _panel(panel: Any, figures: Figures, task: str, network: str, shown: dict[st
         (shown[_plain(METHODS[method])],) = panel.plot(at, losses, **_style(METHODS[method]))
     panel.axhline(_goal(figures, task), color="0.75", linewidth=0.8, zorder=0)
     panel.set_xscale("log")
+    panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panel.xaxis.set_major_formatter("{x:g}")
+    panel.xaxis.set_minor_formatter(NullFormatter())
     panel.grid(color="0.93")
 
 

@@ -81,7 +81,7 @@ def test_what_was_not_reached_says_so(figures: ModuleType, monkeypatch: pytest.M
     assert steps.mean == 380  # the last one with a loss after it
     text = module("page", monkeypatch).page(found)
     assert "| > 380 |" in text
-    assert "| > 380 | > 0.79 (0.79 - 0.79) |" in text
+    assert "| > 380 | > 0.79 (0.79 to 0.79) |" in text
 
 
 def test_figures_are_read_as_they_were_written(monkeypatch: pytest.MonkeyPatch) -> None:
