@@ -20,7 +20,7 @@ os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "600")
 import torch
 import torch.distributed as dist
 from figures import EVERY, smoothed
-from methods import DDP, HOROVOD, METHODS, OURS_IN_DDP, Method
+from methods import DDP, HOROVOD, METHODS, NONE, OURS_IN_DDP, Method
 from tasks import TASKS, Task
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -106,7 +106,13 @@ def _ddp(
     return wrapped, optimizer(model.parameters())
 
 
-FRONT_ENDS = {HOROVOD: _horovod, OURS_IN_DDP: _ours_in_ddp, DDP: _ddp}
+def _none(
+    model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], method: Method, plan: str | None
+) -> tuple[nn.Module, Any]:
+    return model, optimizer(model.parameters())
+
+
+FRONT_ENDS = {HOROVOD: _horovod, OURS_IN_DDP: _ours_in_ddp, DDP: _ddp, NONE: _none}
 """Each gives what to call instead of the model, and what to step."""
 
 

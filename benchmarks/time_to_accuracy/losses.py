@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from figures import EVERY, STEPS, loss_at
-from methods import BASELINE, DDP, METHODS
+from methods import BASELINE, DDP, METHODS, NONE
 from store import BUILD, circumstances, read, write
 from tasks import TASKS
 from training import Enough, in_process, in_processes
@@ -77,10 +77,11 @@ class LossRun:
 
 def wanted(tasks: Sequence[str], methods: Sequence[str], seeds: Sequence[int]) -> list[LossRun]:
     """Return the runs that the curves of some methods take, in the order of seeds; dense is the first of each."""
+    curves = [METHODS[name].trained_as for name in methods if METHODS[name].front_end != NONE]
     runs = []
     for seed in seeds:
         for task in tasks:
-            for name in dict.fromkeys([BASELINE, *(METHODS[method].trained_as for method in methods)]):
+            for name in dict.fromkeys([BASELINE, *curves]):
                 plans = sorted((BUILD / "plans" / task).glob(f"{name}-*.json")) if METHODS[name].searches else [None]
                 runs += [LossRun(task, name, seed, plan) for plan in plans]
     return runs

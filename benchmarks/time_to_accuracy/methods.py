@@ -10,7 +10,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-HOROVOD, OURS_IN_DDP, DDP = "Horovod's optimizer", "our hook in DDP", "DDP alone"
+HOROVOD, OURS_IN_DDP, DDP, NONE = "Horovod's optimizer", "our hook in DDP", "DDP alone", "nothing"
 """Front ends: what exchanges the gradients in the lab."""
 
 
@@ -39,6 +39,7 @@ class Method:
 
     @property
     def trained_as(self) -> str:
+        """The name of the method whose losses count."""
         return self.curve or self.name
 
 
@@ -64,6 +65,7 @@ METHODS = {
         Method("ddp", "DDP dense", lambda model: None, DDP, curve="dense"),
         Method("ddp-fp16", "DDP, fp16 hook", torch_fp16, DDP, curve="fp16"),
         Method("ddp-powersgd", "DDP, PowerSGD hook, rank 4", torch_powersgd, DDP, one_bucket=True),
+        Method("alone", "no exchange: what a step computes", lambda model: None, NONE),
         Method("dense", "`dense()`", lambda c: c.dense()),
         Method("fp16", "`fp16`, in DDP", lambda c: c.fp16, OURS_IN_DDP),
         Method("bf16", "`bf16()`", lambda c: c.bf16()),
@@ -77,4 +79,4 @@ METHODS = {
         Method("auto", "`auto()`", lambda c: c.auto(), searches=True),
     )
 }
-"""By name; rivals first."""
+"""By name; rivals first. What exchanges nothing is timed and not trained."""
