@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from typing import Any
 
 os.environ.setdefault("HVD_COMPRESS_NUM_THREADS", "1")  # in one process ranks take turns on the cores
 
@@ -25,7 +26,9 @@ from methods import BASELINE, METHODS, REFERENCE
 from page import page as markdown
 from picture import draw
 from store import RESULT
-from tasks import TASKS
+from tasks import TASKS, DataError
+
+from hvd_compress.errors import ConfigError, UnsupportedError
 
 _tasks = click.option("--tasks", default=",".join(TASKS), show_default=True)
 _networks = click.option("--networks", default=",".join(NETWORKS), show_default=True)
@@ -34,7 +37,17 @@ _methods = click.option("--methods", default=",".join(METHODS), show_default=Tru
 QUICK_TASK, QUICK = "language", ("dense", "fp16", "int4", "powersgd")
 
 
-@click.group(help=__doc__)
+class Commands(click.Group):
+    """Says what is missing, such as root's rights or a data set, in a line."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except (ConfigError, UnsupportedError, DataError) as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(help=__doc__, cls=Commands)
 def main() -> None:
     pass
 
