@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import click
@@ -31,6 +32,10 @@ def _auto(compressions: Any, ratio: float | None = None, **options: Any) -> Any:
     return compressions.auto(**options) if ratio is None else compressions.topk(ratio, scheme="auto", **options)
 
 
+def _blocks(bits: int, compressions: Any, **options: Any) -> Any:
+    return getattr(compressions, f"int{bits}")(**options)
+
+
 METHODS = {
     "none": Method(
         "uncompressed", lambda c: c.none
@@ -44,6 +49,7 @@ METHODS = {
     "var": Method("AR-Topk, VAR", lambda c, **options: c.topk(scheme="var", **options), _TOPK_OPTIONS),
     "artopk": Method("AR-Topk, STAR or VAR", lambda c, **options: c.topk(scheme="artopk", **options), _TOPK_OPTIONS),
     "efsign": Method("EF-sign", lambda c, **options: c.efsign(**options), ("engine",)),
+    **{f"int{bits}": Method(f"{bits} bits in blocks", partial(_blocks, bits), ("engine",)) for bits in (8, 4, 2)},
     "powersgd": Method("PowerSGD, rank 4", lambda c, **options: c.powersgd(**options), ("engine",)),
     "covap": Method("COVAP, one step in 4", lambda c, **options: c.covap(**options), ("engine",)),
 }

@@ -54,9 +54,9 @@ def command(
 
 
 def _sent(path: Path, ratio: float) -> Compressor:
-    """Top-k where the scheme carries it, the whole gradient else."""
-    topk = TopK(ratio)
-    return topk if schemes.carries(topk, path) else Cast()
+    """The whole gradient where the scheme carries it, top-k else."""
+    dense = Cast()
+    return dense if schemes.carries(dense, path) else TopK(ratio)
 
 
 def _row(prediction: Prediction) -> dict[str, str | float]:

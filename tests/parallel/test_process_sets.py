@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 
 import hvd_compress.torch as hvd
@@ -21,6 +24,11 @@ from tests.parallel.training import (
     train,
 )
 
+COMPRESSIONS = {
+    "topk": hvd.Compression.topk(0.05),
+    "int8": hvd.Compression.int8(scheme="alltoall-allgather"),
+}
+
 
 def test_process_set(some_ranks: hvd.ProcessSet, exact: Request) -> None:
     """Ranks in the set average among themselves; the others step by themselves."""
@@ -38,9 +46,11 @@ def test_process_set(some_ranks: hvd.ProcessSet, exact: Request) -> None:
     hvd.barrier()  # a rank outside must not end, and Horovod with it, before the others have done
 
 
-def test_process_set_with_compression(some_ranks: hvd.ProcessSet, engine: str) -> None:
+@pytest.mark.parametrize("compression", ["topk", "int8"])
+def test_process_set_with_compression(some_ranks: hvd.ProcessSet, engine: str, compression: str) -> None:
     model = small_model()
-    optimizer = maker(hvd.Compression.topk(0.05, engine=engine))(sgd(model), model, process_set=some_ranks)
+    request = replace(COMPRESSIONS[compression], engine=engine)
+    optimizer = maker(request)(sgd(model), model, process_set=some_ranks)
     for _ in train(optimizer, model):
         if some_ranks.included():
             assert_same_on_all_ranks(flat(gradients(model)), some_ranks)

@@ -296,14 +296,15 @@ def test_one_rank_trains_and_writes_its_results(folder, tmp_path):
     assert "chosen:" not in done.stdout
 
 
-def test_ddp_trains_on_two_ranks_without_horovod(folder, tmp_path):
+@pytest.mark.parametrize(("compression", "ranks"), [("covap", 2), ("int4", 3)])
+def test_ddp_trains_by_torchrun_without_horovod(folder, tmp_path, compression, ranks):
     (tmp_path / "absent" / "horovod").mkdir(parents=True)
     (tmp_path / "absent" / "horovod" / "__init__.py").write_text("raise ImportError('Horovod is not installed')")
     result = tmp_path / "run.json"
-    options = ["--compression", "covap", "--epochs", "1", "--batch-size", "8", "--data-dir", folder, "--json", result]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    options = ["--compression", compression, "--epochs", "1", "--batch-size", "8", "--data-dir", folder]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     done = subprocess.run(
-        [*torchrun, EXAMPLES / "train_ddp.py", *options],
+        [*torchrun, EXAMPLES / "train_ddp.py", *options, "--json", result],
         env={**os.environ, "PYTHONPATH": f"{tmp_path / 'absent'}:{ROOT}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -311,8 +312,8 @@ def test_ddp_trains_on_two_ranks_without_horovod(folder, tmp_path):
     assert done.returncode == 0, done.stderr
     assert f"Fashion-MNIST from {folder}" in done.stdout
     content = json.loads(result.read_text())
-    assert (content["world_size"], content["settings"]["compression"]) == (2, "covap")
-    (epoch,) = content["results"]["covap"]
+    assert (content["world_size"], content["settings"]["compression"]) == (ranks, compression)
+    (epoch,) = content["results"][compression]
     assert 0 < epoch["step"]["sent_bytes"] < epoch["step"]["dense_bytes"]
     assert 0 < epoch["step"]["wait_s"] < epoch["step"]["step_s"]
 
@@ -326,7 +327,7 @@ def test_both_scripts_take_the_same_options(script):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "[none|fp16|bf16|dense|auto|topk|star|var|artopk|efsign|powersgd|covap]" in done.stdout
+    assert "[none|fp16|bf16|dense|auto|topk|star|var|artopk|efsign|int8|int4|int2|powersgd|covap]" in done.stdout
     for option in ("--ratio", "--algorithm", "--engine", "--epochs", "--seed", "--json", "--device", "--demo"):
         assert f"  {option} " in done.stdout
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from hvd_compress.cli.main import main
 from hvd_compress.compression import Compression
-from hvd_compress.compressors import Cast, EFSign, PowerSGD, TopK
+from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, PowerSGD, TopK
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import PlanError, UsageError
@@ -55,6 +55,17 @@ def test_each_bucket_travels_as_the_plan_says(tmp_path: Path) -> None:
         assert found.pop(("odd",)) == (Cast(torch.float16), "dense")
         assert {name for names in found for name in names} == {"first.weight", "second.weight"}
         assert set(found.values()) == {(PowerSGD(2), "allreduce")}
+
+
+def test_a_plan_names_blocks_of_bits(tmp_path: Path) -> None:
+    default = {"compressor": {"name": "blocks", "bits": 4, "block": 128}, "scheme": "alltoall-allgather"}
+    request = Compression.plan(write(tmp_path / "plan.json", buckets=[], patterns=[], default=default))
+
+    def body(engine: InProcessEngine):
+        optimizer = first_step(engine, request)
+        return {(d.compressor, str(d.path)) for d in optimizer.decisions.values()}
+
+    assert run_ranks(3, body) == [{(BlockQuantizer(4, 128), "alltoall-allgather")}] * 3
 
 
 def test_parameters_of_a_pattern_are_cut_as_usual_and_share_with_no_others(tmp_path: Path) -> None:
