@@ -65,8 +65,14 @@ class Replica:
         self.optimizer.step()
         self._taken += 1
 
-    def timed_steps(self, count: int = 1) -> float:
-        """Return the mean seconds of some steps, of the slowest rank. Ranks begin together, and wait asleep."""
+    def timed_steps(self, count: int = 1, before: int = 0) -> float:
+        """Return the mean seconds of some steps, of the slowest rank. Ranks begin together, and wait asleep.
+
+        Args:
+            before: steps before those, which do not count.
+        """
+        for _ in range(before):
+            self.step()
         dist.barrier()
         start_s = time.perf_counter()
         for _ in range(count):
@@ -117,7 +123,10 @@ FRONT_ENDS = {HOROVOD: _horovod, OURS_IN_DDP: _ours_in_ddp, DDP: _ddp, NONE: _no
 
 
 def windows(wanted: dict[str, Any]) -> None:
-    """Measure windows of `steps` steps of each method in turns, in another order each round, for about `seconds`."""
+    """Measure windows of `before` + `steps` steps of each method in turns, in another order each round.
+
+    It takes about `seconds`.
+    """
     plans = wanted["plans"]
     replicas = {name: Replica(TASKS[wanted["task"]], METHODS[name], plan=plans.get(name)) for name in wanted["methods"]}
     for name, replica in replicas.items():
@@ -126,7 +135,7 @@ def windows(wanted: dict[str, Any]) -> None:
     start_s, draw, rounds = time.monotonic(), random.Random(1), 0
     while from_rank_0(time.monotonic() - start_s) < wanted["seconds"] or rounds < wanted["least"]:
         order = draw.sample(wanted["methods"], len(replicas))
-        taken = {name: replicas[name].timed_steps(wanted["steps"]) for name in order}
+        taken = {name: replicas[name].timed_steps(wanted["steps"], wanted["before"]) for name in order}
         append(wanted["file"], {name: round(taken[name], 5) for name in wanted["methods"]})
         rounds += 1
         say(f"  round {rounds}, {time.monotonic() - start_s:.0f} s")
