@@ -33,9 +33,9 @@ HOW = """\
   validation data; three in a row count as one, and between two of them it goes on a line. A method that has not reached
   dense's loss goes on until it has, or is given up after up to 480 steps: `>` then says what it takes at least.
 - *Seconds.* All methods take windows of steps in turns, in another order each round, within one job; a step is forward,
-  backward, exchange and optimizer, of the slowest rank. The first step of a window does not count, but at 20 Mbit/s. A ratio is the median over rounds of seconds to those of
-  Horovod dense in the same round, with its 95 % interval by bootstrap. The interval of a time to a loss draws rounds
-  and seeds.
+  backward, exchange and optimizer, of the slowest rank. The first step of a window does not count, but at 20 Mbit/s. A
+  ratio is the median over rounds of seconds to those of Horovod dense in the same round, with its 95 % interval by
+  bootstrap. The interval of a time to a loss draws rounds and seeds.
 - *Rivals.* Horovod's are `Compression.none` and `.fp16` of Horovod's own optimizer; DDP's are torch's own, over gloo,
   the PowerSGD hook with rank 4 from its earliest step, 2, on and all gradients in one bucket, without which it waits
   for ever. Loss against steps of dense and fp16 counts for all front ends: their arithmetic is the same up to the order
