@@ -43,7 +43,9 @@ HOW = """\
 - `auto()` was let to choose in the lab first, on each network by itself; what it chose is what is trained and timed.
   The steps and seconds of that search are not part of the times: they are listed.
 - Ranks share cores with each other and with Horovod's thread, which polls every millisecond (`HOROVOD_CYCLE_TIME`) also
-  while ours or DDP's exchange: with hosts of their own all methods but Horovod's would gain.
+  while ours or DDP's exchange: with hosts of their own all methods but Horovod's would gain. "No exchange" is what no
+  compression can save; what is above it is bytes, latency and kernels. Where other work shares the machine, the
+  intervals are wide.
 """
 
 
