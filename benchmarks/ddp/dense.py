@@ -16,30 +16,21 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from windows import Step, cells, in_turns, run_job, table_head
+from windows import cells, run_job, slowest, table_head
 
 import hvd_compress.ddp as hc
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
-from images.model import SmallConvNet
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from models import MODELS
+from turns import Step, in_turns
 
 BATCH = 16
-WIDTH, DEPTH = 2000, 6
-
-
-def mlp() -> nn.Module:
-    """25.6 million parameters: five buckets."""
-    hidden = [layer for _ in range(DEPTH) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
-    return nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, WIDTH), nn.ReLU(), *hidden, nn.Linear(WIDTH, 10))
-
-
-MODELS = {"convnet, 1.2 M": (SmallConvNet, 20), "MLP, 25.6 M": (mlp, 2)}
-"""By name: what makes it, and the steps of a window."""
 
 
 def compare(name: str, rounds: int) -> list[list[float]]:
     """Return seconds of a step in each round: stock, stock, dense."""
-    return in_turns([_step(name, False), _step(name, False), _step(name, True)], rounds, MODELS[name][1])
+    kinds = [_step(name, False), _step(name, False), _step(name, True)]
+    return in_turns(kinds, rounds, MODELS[name][1], slowest)
 
 
 def _step(name: str, hooked: bool) -> Step:

@@ -26,13 +26,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
-from windows import Step, cells, in_turns, run_job, table_head
+from windows import cells, run_job, slowest, table_head
 
 import hvd_compress.ddp as hc
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 from images.data import load_digits, rank_batches
 from images.model import SmallConvNet
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from turns import Step, in_turns
 
 RANKS, START, BATCH = 4, 2, 16
 ONE_BUCKET_MB = 200
@@ -125,7 +128,8 @@ def all_losses(rank: int, seeds: int) -> dict[str, list[list[float]]]:
 
 def compare(name: str, rank: int, rounds: int) -> list[list[float]]:
     """Return seconds of a step in each round: torch's, torch's, ours."""
-    return in_turns([_step(name, kind, rank) for kind in ("torch", "torch", "ours")], rounds, MODELS[name][1])
+    kinds = [_step(name, kind, rank) for kind in ("torch", "torch", "ours")]
+    return in_turns(kinds, rounds, MODELS[name][1], slowest)
 
 
 MODELS = {"convnet, 1.2 M": (SmallConvNet, 10), "ResNet-50's shapes, 25.6 M": (ResNet50Shapes, 2)}

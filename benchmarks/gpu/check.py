@@ -181,12 +181,24 @@ def _calls(k: int) -> dict[str, Callable[[torch.Tensor, torch.Tensor], Tensors]]
         native.quantize_add(packed, norm, grad, bits, 0.3)
         return packed, norm, grad, residual
 
+    def blocks(grad: torch.Tensor, residual: torch.Tensor) -> Tensors:
+        form = native.BlockFormat((8, 4, 2, 2)[k % 4], (64, 128, 1024)[k % 3], ("max", "ternary")[k % 4 == 3])
+        key = native.RandomKey(k, 3, 5) if k % 2 else None
+        kept = residual.float()
+        sent = native.block_quantize(grad, kept, form, key=key)
+        rest = torch.empty_like(kept)
+        others = [sent] * (40 if k % 5 == 0 else 3)
+        again = native.block_sum_quantize(residual, others, 1, form, key=key, rest=rest)
+        finite = native.block_sum([sent, again, *others], grad, form, 0.3)
+        return sent.codes, sent.units, kept, again.codes, again.units, rest, grad, _as_tensor(finite)
+
     def curve(grad: torch.Tensor, residual: torch.Tensor) -> Tensors:
         found = native.gain_curve(grad)
         return found.counts, found.shares
 
     return {
         "quantize": numbers,
+        "block_quantize, block_sum, block_sum_quantize": blocks,
         "gain_curve": curve,
         "threshold_select": lambda grad, residual: native.threshold_select(grad, 1.5),
         **{
@@ -441,6 +453,17 @@ def _cases(cub: ctypes.CDLL | None) -> tuple[float, dict[str, Case]]:
         with forced(device, "radix"):
             native.topk_accumulate(grads[i], residuals[i], k)
 
+    def peer_blocks(i: int) -> None:
+        residuals[i] += grads[i]
+        rows = residuals[i].view(-1, form.block)
+        units = rows.abs().amax(1, keepdim=True) / 7
+        whole = (rows / units).round()
+        rows -= whole * units
+        _ = whole.to(torch.int8)
+
+    form = native.BlockFormat(4)
+    sent = [native.block_quantize(grads[0].roll(101 * rank), None, form) for rank in range(4)]
+    each = form.nbytes(NUMEL) / NUMEL
     key = {"seed": 1, "step": 2, "bucket": 3}
     with_cub = cub_topk if cub is not None else None
     cases = {
@@ -463,6 +486,22 @@ def _cases(cub: ctypes.CDLL | None) -> tuple[float, dict[str, Case]]:
             lambda i: native.quantize_accumulate(grads[i], residuals[i], 8, **key),
             lambda i: residuals[i].add_(grads[i]).norm(),
             13,
+        ),
+        "block_quantize, 4 bits": Case(
+            lambda i: native.block_quantize(grads[i], residuals[i], form), peer_blocks, 12 + each
+        ),
+        "block_quantize, 4 bits at random": Case(
+            lambda i: native.block_quantize(grads[i], residuals[i], form, key=native.RandomKey(**key)),
+            peer_blocks,
+            12 + each,
+        ),
+        "block_sum of 4": Case(
+            lambda i: native.block_sum(sent, residuals[i], form, 0.25), lambda i: residuals[i].mul_(0.25), 4 + 4 * each
+        ),
+        "block_sum_quantize, 3 others": Case(
+            lambda i: native.block_sum_quantize(residuals[i], sent[1:], 0, form, rest=residuals[i]),
+            peer_blocks,
+            8 + 4 * each,
         ),
         "accumulate": Case(
             lambda i: native.accumulate(grads[i], residuals[i]), lambda i: residuals[i].add_(grads[i]), 12

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
-import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from turns import ms, ratio_cells
 
 HERE = Path(__file__).resolve().parent
 COMPRESSIONS = ("topk", "efsign", "dense")
@@ -52,13 +53,6 @@ class Job:
         self._job.wait(60)
 
 
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """The 95 % interval of the median, from 2000 draws."""
-    draw = random.Random(1)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
-    return medians[50], medians[1949]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path)
@@ -85,10 +79,7 @@ def main() -> None:
                 job.end()
         ratios = [new / old for old, new in rows]
         noise = [odd[0] / even[0] for odd, even in zip(rows[::2], rows[1::2], strict=False)]
-        cells = [f"{1e3 * statistics.median(column):.2f}" for column in zip(*rows, strict=True)]
-        for found in (ratios, noise):
-            low, high = interval(found)
-            cells += [f"{statistics.median(found):.3f}", f"{low:.3f} to {high:.3f}"]
+        cells = [*map(ms, zip(*rows, strict=True)), *ratio_cells(ratios), *ratio_cells(noise)]
         print(f"| {compression} | {' | '.join(cells)} |", flush=True)
 
 

@@ -64,6 +64,24 @@ class Block {
         return total;
     }
 
+    // Replaces every thread's x by the largest of `width` neighbours: a power of two up to 64, the first neighbour's
+    // number a multiple of it. `scratch` has 32 elements.
+    template <class T>
+    HVD_COMPRESS_TILE void largest_among(Each<T>& x, int width, T* scratch) const {
+        const int warp = threadIdx.x / 32;
+        T own = x[0];
+        for (int distance = 1; distance < width && distance < 32; distance *= 2) {
+            own = max(own, __shfl_xor_sync(0xffffffffu, own, distance));
+        }
+        if (width > 32) {
+            if (threadIdx.x % 32 == 0) scratch[warp] = own;
+            __syncthreads();
+            own = max(own, scratch[warp ^ 1]);
+            __syncthreads();  // scratch may be used again
+        }
+        x[0] = own;
+    }
+
   private:
     template <class T>
     static HVD_COMPRESS_TILE T inclusive_sum(T x, int lane) {
@@ -121,6 +139,15 @@ class Block {
             total += own;
         }
         return total;
+    }
+
+    template <class T>
+    void largest_among(Each<T>& x, int width, T*) const {
+        for (int first = 0; first < threads; first += width) {
+            T largest = x[first];
+            for (int t = first; t < first + width; ++t) largest = x[t] > largest ? x[t] : largest;
+            for (int t = first; t < first + width; ++t) x[t] = largest;
+        }
     }
 };
 

@@ -1,4 +1,5 @@
 // The library's C interface: what hvd_compress/native/cuda.py calls. Statuses are those of types.hpp.
+#include "hvd_compress/blocks.hpp"
 #include "hvd_compress/curve.hpp"
 #include "hvd_compress/feedback.hpp"
 #include "hvd_compress/mstopk.hpp"
@@ -23,6 +24,7 @@ Array array(void* data, int dtype) { return {data, static_cast<DType>(dtype)}; }
 Fault fault_of(void* first, int tag) {
     return {static_cast<unsigned long long*>(first), static_cast<std::uint16_t>(tag)};
 }
+BlockFormat format_of(int bits, std::int64_t block, int fit) { return {bits, block, static_cast<BlockFit>(fit)}; }
 int code(Status status) { return static_cast<int>(status); }
 
 }  // namespace
@@ -153,6 +155,34 @@ HVD_COMPRESS_EXPORT int hvd_compress_quantize_accumulate(const void* grad, int g
 HVD_COMPRESS_EXPORT int hvd_compress_quantize_add(const std::uint8_t* packed, const float* norm, void* out, int dtype,
                                                   std::int64_t n, int bits, float weight, void* stream) {
     return code(cuda::quantize_add(packed, norm, array(out, dtype), n, bits, weight, stream));
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_block_quantize(const void* grad, int grad_dtype, const void* residual, void* out,
+                                                    std::int64_t n, int bits, std::int64_t block, int fit, int random,
+                                                    std::uint64_t seed, std::uint32_t step, std::uint32_t bucket,
+                                                    std::uint8_t* codes, std::uint16_t* units, void* stream) {
+    const RandomKey key{seed, step, bucket};
+    return code(cuda::block_quantize(const_array(grad, grad_dtype), const_array(residual, 0), array(out, 0), n,
+                                     format_of(bits, block, fit), random != 0 ? &key : nullptr, codes, units, stream));
+}
+
+// Sources and others lie in the host's memory; what they point to, in the device's.
+HVD_COMPRESS_EXPORT int hvd_compress_block_sum(const BlockCodes* sources, int count, std::int64_t n, int bits,
+                                               std::int64_t block, float weight, void* out, int out_dtype,
+                                               std::int32_t* finite, void* stream) {
+    return code(cuda::block_sum(sources, count, n, format_of(bits, block, 0), weight, array(out, out_dtype), finite,
+                                stream));
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_block_sum_quantize(const void* own, int own_dtype, const BlockCodes* others,
+                                                        int count, int place, void* rest, std::int64_t n, int bits,
+                                                        std::int64_t block, int fit, int random, std::uint64_t seed,
+                                                        std::uint32_t step, std::uint32_t bucket, std::uint8_t* codes,
+                                                        std::uint16_t* units, void* stream) {
+    const RandomKey key{seed, step, bucket};
+    return code(cuda::block_sum_quantize(const_array(own, own_dtype), others, count, place, array(rest, 0), n,
+                                         format_of(bits, block, fit), random != 0 ? &key : nullptr, codes, units,
+                                         stream));
 }
 
 HVD_COMPRESS_EXPORT int hvd_compress_gather(const void* x, int dtype, std::int64_t n, const std::int32_t* indices,

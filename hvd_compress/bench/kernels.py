@@ -16,10 +16,11 @@ from hvd_compress import native
 
 RATIOS = (0.001, 0.01, 0.1)
 LISTS = 8
+RANKS = 4  # whose codes are added; each of them owns a part of so many
 REFERENCE_NUMEL = 25_557_032  # of ResNet-50: for it, and whoever types 25.6M, we promise ourselves the bounds below
 _CALL_S, _PEER_S = 5e-8, 3.4e-7
 """What all kernels with their floors, and all peers, take for an element: measured once, on one machine."""
-_BOUNDS = {
+_BOUNDS: dict[tuple[str, float | None], float] = {
     ("topk_accumulate", 0.001): 1.8,
     ("topk_accumulate", 0.01): 1.8,
     ("topk_accumulate", 0.1): 2.5,
@@ -28,6 +29,9 @@ _BOUNDS = {
     ("scatter_lists", 0.01): 1.5,
     ("gain_curve", None): 1.5,
     ("quantize_accumulate/8", None): 2.5,
+    **{(f"block_quantize/{form}", None): 1.8 for form in ("8", "4", "2", "4-random")},
+    **{(f"block_sum/{form}", None): 1.3 for form in ("8", "4", "2")},
+    **{(f"block_sum_quantize/{form}", None): 2.0 for form in ("8", "4", "2", "4-random")},
 }
 
 
@@ -35,7 +39,8 @@ _BOUNDS = {
 class Case:
     """A kernel with its arguments. `prepare` restores what a call changes, and is not timed.
 
-    The name is that of the function in hvd_compress.native, a variant behind a slash.
+    The name is that of the function in hvd_compress.native, a variant behind a slash. `floor` is a call on buffers of
+    its own and the multiple of its time that counts, where the kernel does not work on as much as the others.
     """
 
     name: str
@@ -43,6 +48,7 @@ class Case:
     run: Callable[[], object]
     peer: Callable[[], object]
     prepare: Callable[[], object]
+    floor: tuple[Callable[[], object], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -52,9 +58,11 @@ class Figure:
     Attributes:
         kernel, ratio, numel, threads, data: what was measured.
         seconds: our kernel.
-        floor_s: torch.add(residual, grad, out=residual) on the same buffers and threads, in turns with our kernel.
+        floor_s: torch.add(residual, grad, out=residual) on the same buffers and threads, in turns with our kernel; of
+            block_sum_quantize on the part that a rank owns, and scaled from 12 bytes an element to its own.
         peer_s: torch's own operations for the same selection or rounding; it does not pack bits. Fewer repetitions.
         bound: the multiple of the floor that it may take, where one is stated.
+        quartiles: of our time over the floor's, turn by turn.
     """
 
     kernel: str
@@ -66,6 +74,7 @@ class Figure:
     floor_s: float
     peer_s: float
     bound: float | None
+    quartiles: tuple[float, float]
 
     @property
     def times_floor(self) -> float:
@@ -115,11 +124,16 @@ def measure(
         for case in _cases(grad, residual, restore):
             if kernels is not None and case.name not in kernels:
                 continue
-            seconds, floor_s = _medians([(case.run, case.prepare), (floor, restore)], repetitions)
-            (peer_s,) = _medians([(case.peer, case.prepare)], peer_repetitions(grad.numel()))
+            call, scale = case.floor or (floor, 1.0)
+            ours, floors = _times([(case.run, case.prepare), (call, restore)], repetitions)
+            (peers,) = _times([(case.peer, case.prepare)], peer_repetitions(grad.numel()))
+            seconds, floor_s, peer_s = (statistics.median(times) for times in (ours, floors, peers))
+            quartiles = _quartiles([own / (scale * least) for own, least in zip(ours, floors, strict=True)])
             promised = math.isclose(grad.numel(), REFERENCE_NUMEL, rel_tol=0.01)
             bound = _BOUNDS.get((case.name, case.ratio)) if promised else None
-            yield Figure(case.name, case.ratio, grad.numel(), threads, data, seconds, floor_s, peer_s, bound)
+            yield Figure(
+                case.name, case.ratio, grad.numel(), threads, data, seconds, scale * floor_s, peer_s, bound, quartiles
+            )
     finally:
         torch.set_num_threads(before)
         if variable is not None:
@@ -144,7 +158,12 @@ def _pause() -> None:
         pass
 
 
-def _medians(calls: Sequence[tuple[Callable[[], object], Callable[[], object]]], repetitions: int) -> list[float]:
+def _quartiles(values: list[float]) -> tuple[float, float]:
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * values
+    return first, third
+
+
+def _times(calls: Sequence[tuple[Callable[[], object], Callable[[], object]]], repetitions: int) -> list[list[float]]:
     """Time (call, what prepares it) in turns, so that a machine that becomes slower does so for all of them."""
     seconds: list[list[float]] = [[] for _ in calls]
     warm_up = min(2, repetitions)  # the first ones find cold caches and memory that is not mapped yet
@@ -156,7 +175,7 @@ def _medians(calls: Sequence[tuple[Callable[[], object], Callable[[], object]]],
             call()
             if repetition >= warm_up:
                 own.append(time.perf_counter() - start)
-    return [statistics.median(own) for own in seconds]
+    return seconds
 
 
 def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], object]) -> Iterator[Case]:
@@ -222,6 +241,7 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
         _bind(_torch_dequantize, grad.to(torch.int8), out),
         nothing,
     )
+    yield from _block_cases(grad, residual, out, restore)
     yield Case(
         "accumulate", None, _bind(native.accumulate, grad, residual), _bind(_torch_accumulate, grad, residual), restore
     )
@@ -259,6 +279,55 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
         _bind(_torch_scatter_onto_zeros, lists, out),
         nothing,
     )
+
+
+def _block_cases(
+    grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor, restore: Callable[[], object]
+) -> Iterator[Case]:
+    key = native.RandomKey(1, 2, 3)
+    variants: dict[str, tuple[native.BlockFormat, native.RandomKey | None]] = {
+        **{str(bits): (native.BlockFormat(bits), None) for bits in (8, 4, 2)},
+        "4-random": (native.BlockFormat(4), key),
+        "2-ternary": (native.BlockFormat(2, fit="ternary"), None),
+    }
+    for name, (form, variant_key) in variants.items():
+        into = _block_memory(form, grad.numel())
+        run = _bind(native.block_quantize, grad, residual, form, key=variant_key, into=into)
+        yield Case(f"block_quantize/{name}", None, run, _bind(_torch_blocks, grad, residual, form), restore)
+    for name in ("8", "4", "2"):
+        form = variants[name][0]
+        sent = [native.block_quantize(grad.roll(101 * rank), None, form) for rank in range(RANKS)]
+        wide = [(_whole(codes, form, grad.numel()), codes.units.float()) for codes in sent]
+        run, peer = _bind(native.block_sum, sent, out, form, 1 / RANKS), _bind(_torch_block_sum, wide, form, out)
+        yield Case(f"block_sum/{name}", None, run, peer, lambda: None)
+    numel = max(1, grad.numel() // RANKS)
+    part, own, rest = grad[:numel], residual[:numel], torch.empty(numel)
+    for name, (form, variant_key) in variants.items():
+        others = [native.block_quantize(part.roll(101 * rank), None, form) for rank in range(1, RANKS)]
+        wide = [(_whole(codes, form, numel), codes.units.float()) for codes in others]
+        into = _block_memory(form, numel)
+        scale = (8 + RANKS * form.nbytes(numel) / numel) / 12
+        yield Case(
+            f"block_sum_quantize/{name}",
+            None,
+            _bind(native.block_sum_quantize, own, others, 1, form, key=variant_key, rest=own, into=into),
+            _bind(_torch_block_sum_quantize, own, wide, form, rest),
+            restore,
+            (_bind(torch.add, own, part, out=own), scale),
+        )
+
+
+def _block_memory(form: native.BlockFormat, numel: int) -> native.BlockCodes:
+    codes = torch.empty(form.code_bytes(numel), dtype=torch.uint8)
+    return native.BlockCodes(codes, torch.empty(form.blocks(numel), dtype=torch.bfloat16))
+
+
+def _whole(codes: native.BlockCodes, form: native.BlockFormat, numel: int) -> torch.Tensor:
+    """Return the whole numbers (numel,) int8: torch has no type for fewer bits."""
+    ones = native.BlockCodes(codes.codes, torch.ones_like(codes.units))
+    numbers = torch.empty(numel)
+    native.block_sum([ones], numbers, form, 1.0)
+    return numbers.to(torch.int8)
 
 
 def _bind(function: Callable[..., object], *arguments: object, **named: object) -> Callable[[], object]:
@@ -342,6 +411,36 @@ def _torch_quantize(grad: torch.Tensor, residual: torch.Tensor, bits: int) -> ob
     whole = (residual.abs() / unit + torch.rand_like(residual)).floor() * residual.sign()
     residual.sub_(whole * unit)
     return whole.to(torch.int8)
+
+
+def _rows(x: torch.Tensor, form: native.BlockFormat) -> torch.Tensor:
+    """Return whole blocks as rows: what is left over is too little to count."""
+    return x[: x.numel() // form.block * form.block].view(-1, form.block)
+
+
+def _torch_blocks(grad: torch.Tensor, residual: torch.Tensor, form: native.BlockFormat) -> object:
+    residual.add_(grad)
+    rows = _rows(residual, form)
+    units = rows.abs().amax(1, keepdim=True) / (2 ** (form.bits - 1) - 1)
+    whole = (rows / units).round_()
+    rows.sub_(whole * units)
+    return whole.to(torch.int8), units
+
+
+def _torch_block_sum(
+    sources: list[tuple[torch.Tensor, torch.Tensor]], form: native.BlockFormat, out: torch.Tensor
+) -> object:
+    rows = _rows(out.zero_(), form)
+    for whole, units in sources:
+        rows.addcmul_(_rows(whole, form), units[: rows.shape[0], None])
+    return out.div_(len(sources))
+
+
+def _torch_block_sum_quantize(
+    own: torch.Tensor, sources: list[tuple[torch.Tensor, torch.Tensor]], form: native.BlockFormat, rest: torch.Tensor
+) -> object:
+    _torch_block_sum(sources, form, rest)
+    return _torch_blocks(own, rest, form)
 
 
 def _torch_scatter(lists: list[tuple[torch.Tensor, torch.Tensor]], out: torch.Tensor) -> object:

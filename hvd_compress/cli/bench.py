@@ -163,7 +163,7 @@ def _print(figures: list[Figure]) -> None:
         box=rich.box.MARKDOWN,
         title_justify="left",
     )
-    for heading in ("kernel", "ratio", "ms", "floor", "x floor", "bound", "x torch"):
+    for heading in ("kernel", "ratio", "ms", "floor", "x floor", "quartiles", "bound", "x torch"):
         table.add_column(heading, justify="left" if heading == "kernel" else "right")
     for figure in figures:
         table.add_row(
@@ -172,7 +172,8 @@ def _print(figures: list[Figure]) -> None:
             f"{1e3 * figure.seconds:.2f}",
             f"{1e3 * figure.floor_s:.2f}",
             f"{figure.times_floor:.2f}",
+            "{:.2f}-{:.2f}".format(*figure.quartiles),
             "" if figure.bound is None else f"{figure.bound:.1f}{'' if figure.times_floor <= figure.bound else ' !'}",
             f"{figure.times_faster:.1f}",
         )
-    Console(width=79).print(table)
+    Console(width=99).print(table)

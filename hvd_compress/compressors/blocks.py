@@ -26,8 +26,7 @@ class BlockQuantizer(Requantizer):
     With error feedback an element v of a block is sent as the nearest of -levels..levels times the scale, which is the
     largest magnitude of the block / levels: 127, 7 or 1. With 2 bits the scale is that of Ternary Weight Networks (Li
     and Liu 2016): the mean of the magnitudes above 0.7 times the mean magnitude; what lies below is sent as 0. A code
-    times its scale is exact in fp32, so residual + transmitted = corrected to the last bit; with 2 bits, to half a
-    unit in the last place of an element of more than two scales.
+    times its scale is exact in fp32, and so is what is left: residual + transmitted = corrected, to the last bit.
 
     Without error feedback rounding is random and right on average (QSGD, Alistarh et al. 2017, Section 3, with the
     largest magnitude as norm): by a counter, keyed by seed, step, bucket, rank and shard.

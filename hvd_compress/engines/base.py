@@ -106,6 +106,14 @@ class Engine(ABC):
             raise UsageError(f"call locate() of the {self.name} engine on all ranks before its hosts are asked for")
         return self._hosts
 
+    @property
+    def piece_bytes(self) -> int | None:
+        """How much a collective best moves at a time; None where one call moves all, whatever its size.
+
+        The same on all ranks. allreduce() heeds it by itself; who works on what another verb moves cuts it so.
+        """
+        return None
+
     def locate(self) -> tuple[int, ...]:
         """Find out which ranks share a host, and return `hosts`. Collective; it belongs to no step."""
         if self._hosts is None:
@@ -242,7 +250,9 @@ class Engine(ABC):
         for part in parts:
             self._check_layout(part)
         if lengths is not None and (len(lengths) != self.world_size or lengths[self.rank] != parts[self.rank].numel()):
-            raise ConfigError(f"lengths {list(lengths)} do not fit {parts[self.rank].numel()} elements to itself")
+            raise ConfigError(
+                f"lengths {list(lengths)} do not fit {parts[self.rank].numel()} elements of rank {self.rank}"
+            )
         total = sum(_bytes(part) for part in parts)
         with self._timed("alltoall", "auto", total - _bytes(parts[self.rank]), total):
             return self._alltoall(parts, lengths)

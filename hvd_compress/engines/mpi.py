@@ -29,6 +29,9 @@ _SUM_TYPES = {
 _MOVE_TYPES = {1: MPI.UINT8_T, 2: MPI.INT16_T, 4: MPI.INT32_T, 8: MPI.INT64_T}
 """What is not summed moves as integers of its size, so that MPI need not know the dtype."""
 
+PIECE_BYTES = 1 << 20
+"""Of a collective among ranks of one host: what is made of it stays in the cache, and its memory is not given back."""
+
 
 class MpiEngine(Engine):
     """Collectives of mpi4py over duplicates of `comm` (default COMM_WORLD), or over those of its ranks in `ranks`.
@@ -37,6 +40,7 @@ class MpiEngine(Engine):
     and tries them, so `capabilities.algorithms` holds what was seen to run; the algorithms of broadcast and all-gather
     live on the same communicators (`mpi_algorithms.CARRIER`). No memory is copied on the way to MPI. Allreduce and
     broadcast take tensors of any size, the other verbs up to 2^31 - 1 elements over all ranks (UnsupportedError above).
+    An allreduce among ranks of one host goes in pieces (`piece_bytes`).
 
     Raises UnsupportedError without MPI_THREAD_MULTIPLE, ConfigError where this rank is not in `ranks`.
     """
@@ -63,13 +67,19 @@ class MpiEngine(Engine):
         forced = tuple(self._forced)
         self.capabilities = Capabilities(verbs, forced, tuple(_SUM_TYPES), broadcasts, allgathers, splits=True)
 
+    @property
+    def piece_bytes(self) -> int | None:
+        """Within one host a collective costs microseconds, and a large one waits for memory and page faults."""
+        return PIECE_BYTES if self._hosts is not None and len(set(self._hosts)) == 1 else None
+
     def _carrier(self, verb: str, algorithm: str) -> MPI.Intracomm:
         """Return the communicator on which Open MPI runs `algorithm` for `verb`."""
         return self._forced.get(CARRIER.get((verb, algorithm), ""), self._comm)
 
     def _allreduce(self, tensor: torch.Tensor, algorithm: str) -> None:
-        comm = self._forced.get(algorithm, self._comm)
-        for part in torch.split(tensor, limits.MAX_COUNT):
+        comm, piece_bytes = self._forced.get(algorithm, self._comm), self.piece_bytes
+        most = limits.MAX_COUNT if piece_bytes is None else piece_bytes // tensor.element_size()
+        for part in torch.split(tensor, most):
             comm.Allreduce(MPI.IN_PLACE, _to_sum(part), op=MPI.SUM)
 
     def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None, algorithm: str) -> list[torch.Tensor]:

@@ -172,12 +172,12 @@ class TorchEngine(Engine):
             group=self._group,
         )
         self._finish()
-        return list(torch.split(incoming, lengths))
+        return list(torch.split(incoming, list(lengths)))
 
     def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Each rank sums its shard itself, in rank order: as many bytes as a ring."""
         shards = [tensor[layout.shard(tensor.numel(), self.world_size, rank)] for rank in range(self.world_size)]
-        received = self._alltoall(shards, None)
+        received = self._alltoall(shards, [shards[self.rank].numel()] * self.world_size)
         for part in received[1:]:
             received[0] += part
         return received[0]

@@ -88,18 +88,19 @@ def block_quantize(
     *,
     key: RandomKey | None = None,
     out: torch.Tensor | None = None,
+    into: BlockCodes | None = None,
 ) -> BlockCodes:
     """Round corrected = residual + grad to whole multiples of a unit for each block; write what is lost to `out`.
 
-    `out` + what is sent is `corrected`, element by element and to the last bit; with fit="ternary" an element of more
-    than two units may lose its last bit. A block with an element that is not finite has a unit that is not, and stays
-    in `out`; so does one whose unit would be below 2^-126.
+    Without a key `out` + what is sent is `corrected`, element by element and to the last bit. A block with an element
+    that is not finite has a unit that is NaN, and stays in `out`; so does one whose unit would be below 2^-126.
 
     Args:
         grad: (n,) fp32, fp16 or bf16.
         residual: (n,) fp32; None for zeros, and then what is lost is not kept.
         key: round at random so that the expected value is right, by these random numbers; else to nearest.
         out: (n,) fp32; the residual itself if None.
+        into: memory for the result, where a caller keeps it.
     """
     if residual is None:
         if out is not None:
@@ -109,7 +110,7 @@ def block_quantize(
         check_tensor("residual", residual, (torch.float32,))
         out = feedback_out(grad, residual, out)
     numel = grad.numel()
-    found = _new_codes(format, numel, grad)
+    found = _outputs(format, numel, into, *(x for x in (grad, residual, out) if x is not None))
     prepare(like=grad)
     on(grad).block_quantize(
         grad.data_ptr(),
@@ -157,6 +158,7 @@ def block_sum_quantize(
     *,
     key: RandomKey | None = None,
     rest: torch.Tensor | None = None,
+    into: BlockCodes | None = None,
 ) -> BlockCodes:
     """Add `own` and the others in fp32, `own` as the summand at `place`, and round the sum as block_quantize() does.
 
@@ -164,6 +166,7 @@ def block_sum_quantize(
         own: (n,) fp32, fp16 or bf16.
         others: any number of sources.
         rest: (n,) fp32, receives what rounding loses; may be `own`. None where that is not kept.
+        into: memory for the result, where a caller keeps it; none of the others'.
 
     Raises:
         MismatchError: a source has another length; it names its place.
@@ -178,7 +181,8 @@ def block_sum_quantize(
             check_apart("rest", rest, "own", own)
         written("rest", rest)
     addresses = _addresses(others, format, own.numel(), own if rest is None else rest)
-    found = _new_codes(format, own.numel(), own)
+    sent = (tensor for other in others for tensor in (other.codes, other.units))
+    found = _outputs(format, own.numel(), into, own, *(() if rest is None else (rest,)), *sent)
     prepare(like=own)
     on(own).block_sum_quantize(
         own.data_ptr(),
@@ -195,10 +199,10 @@ def block_sum_quantize(
     return found
 
 
-def _new_codes(format: BlockFormat, numel: int, like: torch.Tensor) -> BlockCodes:
+def _outputs(format: BlockFormat, numel: int, into: BlockCodes | None, *inputs: torch.Tensor) -> BlockCodes:
     codes, units = outputs(
-        None,
-        (like,),
+        None if into is None else (into.codes, into.units),
+        inputs,
         codes=(format.code_bytes(numel), torch.uint8),
         units=(format.blocks(numel), torch.bfloat16),
     )

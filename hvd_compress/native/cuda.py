@@ -51,6 +51,15 @@ _PARAMETERS: dict[str, list[type]] = {
         _POINTER, _POINTER, _POINTER, _SIZE,
     ],
     "quantize_add": [_POINTER, _POINTER, _POINTER, _INT, _SIZE, _INT, _FLOAT],
+    "block_quantize": [
+        _POINTER, _INT, _POINTER, _POINTER, _SIZE, _INT, _SIZE, _INT, _INT, ctypes.c_uint64, ctypes.c_uint32,
+        ctypes.c_uint32, _POINTER, _POINTER,
+    ],
+    "block_sum": [_POINTER, _INT, _SIZE, _INT, _SIZE, _FLOAT, _POINTER, _INT, _POINTER],
+    "block_sum_quantize": [
+        _POINTER, _INT, _POINTER, _INT, _INT, _POINTER, _SIZE, _INT, _SIZE, _INT, _INT, ctypes.c_uint64,
+        ctypes.c_uint32, ctypes.c_uint32, _POINTER, _POINTER,
+    ],
     "threshold_count": [_POINTER, _INT, _SIZE, _FLOAT, _POINTER, _SIZE, _POINTER],
     "threshold_select": [_POINTER, _INT, _SIZE, _FLOAT, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE],
     "mstopk": [_POINTER, _INT, _SIZE, _SIZE, _INT, _POINTER, _POINTER, _POINTER, _SIZE],
@@ -75,6 +84,12 @@ class _SparseList(ctypes.Structure):
     """SparseList of csrc/include/hvd_compress/scatter.hpp."""
 
     _fields_ = (("indices", _POINTER), ("values", _POINTER), ("count", _SIZE))
+
+
+class _BlockCodes(ctypes.Structure):
+    """BlockCodes of csrc/include/hvd_compress/blocks.hpp."""
+
+    _fields_ = (("codes", _POINTER), ("units", _POINTER))
 
 
 class Kernels:
@@ -115,6 +130,16 @@ class Kernels:
         count = self._result(torch.int64)
         self._call("threshold_count", *arguments, count.data_ptr())
         return count
+
+    def block_sum(self, sources: Sequence[tuple[int, int]], *arguments: float) -> torch.Tensor:
+        finite = self._result(torch.int32)
+        array = _block_codes(sources)
+        self._call("block_sum", ctypes.addressof(array), len(sources), *arguments, finite.data_ptr())
+        return finite
+
+    def block_sum_quantize(self, own: int, own_dtype: int, others: Sequence[tuple[int, int]], *arguments: int) -> None:
+        array = _block_codes(others)
+        self._call("block_sum_quantize", own, own_dtype, ctypes.addressof(array), len(others), *arguments)
 
     def gather(self, *arguments: int) -> int:
         return self._with_indices("gather", arguments[2], *arguments)
@@ -158,6 +183,10 @@ class Kernels:
             status = function(*arguments, self._stream())
         if status != _OK:
             raise RuntimeError(f"{name} on {self._device} refused its arguments: {_STATUS.get(status, status)}")
+
+
+def _block_codes(sources: Sequence[tuple[int, int]]) -> ctypes.Array[_BlockCodes]:
+    return (_BlockCodes * len(sources))(*(_BlockCodes(*one) for one in sources))
 
 
 def kernels(device: torch.device) -> Kernels:

@@ -11,8 +11,9 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor
 from hvd_compress.compressors.finite import all_finite
 from hvd_compress.cost.paths import Path, Stage
+from hvd_compress.devices.lane import HOST
 from hvd_compress.engines.base import Capabilities, Engine
-from hvd_compress.engines.layout import shard
+from hvd_compress.engines.layout import shard_lengths
 from hvd_compress.schemes.base import Exchange, Scheme, Work, send_residual
 
 
@@ -21,7 +22,9 @@ class AllToAll(Scheme):
     """Each rank owns a shard of the bucket: it receives it from all, sums it in fp32, and sends the rounded sum back.
 
     The owner, too, keeps the rounded result, so that replicas stay equal. Bytes sent by a rank, with M bytes of
-    payload: (N-1)/N * M in each of the two rounds, as much as a ring, with one rounding instead of N-1.
+    payload: (N-1)/N * M in each of the two rounds, as much as a ring, with one rounding instead of N-1. An engine that
+    moves pieces best (`Engine.piece_bytes`) is given both rounds of one piece after the other: as many bytes, the same
+    bits, more calls.
     """
 
     compressor: Compressor
@@ -45,27 +48,41 @@ class AllToAll(Scheme):
 
 
 class _AllToAllExchange(Exchange):
+    """Where the host compresses, each piece is rounded, exchanged and written back while it is in the cache."""
+
     def __init__(self, scheme: AllToAll, work: Work, rank: int, world_size: int) -> None:
         self._scheme, self._work, self._rank, self._world_size = scheme, work, rank, world_size
+        (sent,) = scheme.compressor.wire(work.layout)
+        assert sent.sum_dtype is not None
+        self._dtype = sent.sum_dtype
         self._values: torch.Tensor
         self._own: torch.Tensor
+        self._finite: list[torch.Tensor] = []
+        self.is_light = work.residual is None
 
     def encode(self) -> None:
         send_residual(self._scheme.compressor, self._work)
-        payload = next(self._scheme.compressor.rounds(self._work))
-        assert payload.summable
-        (self._values,) = payload.tensors.values()
+        on_host = self._work.lane is HOST
+        self._values = self._work.gradient if on_host else self._work.gradient.to(self._dtype)
         self._own = self._work.lane.post("values", self._values)
 
     def communicate(self, engine: Engine) -> None:
-        shards = [self._own[shard(self._own.numel(), self._world_size, r)] for r in range(self._world_size)]
-        received = engine.alltoall(shards)
-        total = torch.zeros(received[0].numel(), dtype=torch.float32, device=received[0].device)
-        for part in received:  # in rank order: the sum is the same in every run
+        most = engine.piece_bytes // self._dtype.itemsize if engine.piece_bytes is not None else self._own.numel()
+        for piece in torch.split(self._own, max(1, most)):
+            piece.copy_(self._exchanged(piece.to(self._dtype), engine))
+            self._finite.append(all_finite(piece))
+
+    def _exchanged(self, values: torch.Tensor, engine: Engine) -> torch.Tensor:
+        """Return scale * sum over ranks of a piece, rounded once; `values` holds it then."""
+        lengths = shard_lengths(values.numel(), self._world_size)
+        received = engine.alltoall(torch.split(values, lengths), [lengths[self._rank]] * self._world_size)
+        total = received[0].float()
+        for part in received[1:]:  # in rank order: the sum is the same in every run
             total += part
         total *= self._work.scale
-        engine.allgather(total.to(self._own.dtype), [part.numel() for part in shards], out=self._own)
+        engine.allgather(total.to(self._dtype), lengths, out=values)
+        return values
 
     def decode(self) -> torch.Tensor:
         self._work.gradient.copy_(self._work.lane.fetch(self._own, into=self._values))
-        return all_finite(self._work.gradient)
+        return torch.stack(self._finite).all()

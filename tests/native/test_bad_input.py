@@ -22,6 +22,9 @@ ONES = torch.ones(2)
 SCALE = torch.ones(())
 UP = torch.tensor([1, 4], dtype=torch.int32)
 KEY = {"seed": 1, "step": 2, "bucket": 3}
+FORM = native.BlockFormat(8)
+CODES, UNITS = torch.zeros(64, dtype=torch.uint8), torch.ones(1).bfloat16()
+SENT = native.BlockCodes(CODES, UNITS)
 
 CALLS: dict[str, tuple[str, Callable[[torch.Tensor], object]]] = {
     "accumulate grad": ("grad", lambda t: native.accumulate(t, torch.ones(6), torch.ones(6))),
@@ -72,11 +75,31 @@ CALLS: dict[str, tuple[str, Callable[[torch.Tensor], object]]] = {
     "quantize_add packed": ("packed", lambda t: native.quantize_add(t, 1.0, torch.ones(6), 8, 1.0)),
     "quantize_add norm": ("norm", lambda t: native.quantize_add(BYTES, t, torch.ones(6), 8, 1.0)),
     "quantize_add out": ("out", lambda t: native.quantize_add(BYTES, 1.0, t, 8, 1.0)),
+    "block_quantize grad": ("grad", lambda t: native.block_quantize(t, torch.ones(6), FORM)),
+    "block_quantize residual": ("residual", lambda t: native.block_quantize(torch.ones(6), t, FORM)),
+    "block_quantize out": (
+        "out",
+        lambda t: native.block_quantize(torch.ones(6), torch.ones(6), FORM, out=t),
+    ),
+    "block_sum codes": (
+        "codes",
+        lambda t: native.block_sum([native.BlockCodes(t, UNITS)], torch.ones(6), FORM, 1.0),
+    ),
+    "block_sum units": (
+        "units",
+        lambda t: native.block_sum([native.BlockCodes(CODES, t)], torch.ones(6), FORM, 1.0),
+    ),
+    "block_sum out": ("out", lambda t: native.block_sum([SENT], t, FORM, 1.0)),
+    "block_sum_quantize own": ("own", lambda t: native.block_sum_quantize(t, [SENT], 0, FORM)),
+    "block_sum_quantize rest": (
+        "rest",
+        lambda t: native.block_sum_quantize(torch.ones(6), [SENT], 0, FORM, rest=t),
+    ),
 }
 
 
 def _own_dtype(name: str) -> torch.dtype:
-    known = {"indices": torch.int32, "bits": torch.uint8, "packed": torch.uint8}
+    known = {"indices": torch.int32, "units": torch.bfloat16, **dict.fromkeys(("bits", "packed", "codes"), torch.uint8)}
     return known.get(name.split()[0], torch.float32)
 
 
@@ -124,7 +147,14 @@ def test_sparse(name: str) -> None:
         CALLS[name][1](tensor)
 
 
-@pytest.mark.parametrize("name", [n for n in CALLS if "accumulate" in n and CALLS[n][0] in ("grad", "residual", "out")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        n
+        for n in CALLS
+        if ("accumulate" in n or n.startswith("block_quantize ")) and CALLS[n][0] in ("grad", "residual", "out")
+    ],
+)
 @pytest.mark.parametrize("numel", [0, 5, 9])
 def test_lengths_of_gradient_residual_and_out_that_differ(name: str, numel: int) -> None:
     _refuses(name, torch.ones(numel), ConfigError, "elements, grad has")
@@ -197,6 +227,11 @@ def test_overlap() -> None:
         native.scatter_lists([(buffer.view(torch.int32)[:2], ONES)], buffer, 1.0)
     with pytest.raises(ConfigError, match="values of list 0 and out overlap"):
         native.scatter_lists([(UP, buffer[:2])], buffer, 1.0)
+    sent = native.BlockCodes(buffer.view(torch.uint8)[:32], UNITS)
+    with pytest.raises(ConfigError, match="codes and out overlap"):
+        native.block_sum([sent], buffer, native.BlockFormat(4), 1.0)
+    with pytest.raises(ConfigError, match="rest and own overlap in 20 bytes"):
+        native.block_sum_quantize(buffer[:6], [], 0, FORM, rest=buffer[1:7])
     assert torch.equal(buffer, torch.arange(12.0))
 
 
@@ -327,6 +362,9 @@ def test_more_elements_than_int32_reaches(tmp_path: Path) -> None:
         lambda n: _native.magnitude_curve(0, 0, n, 0, 0, 0, 2**40),
         lambda n: _native.quantize_accumulate(0, 0, 0, 0, 0, n, 8, 0, 1, 2, 3, 0, 0, 0, 2**40),
         lambda n: _native.quantize_add(0, 0, 0, 0, n, 8, 1.0),
+        lambda n: _native.block_quantize(0, 0, 0, 0, n, 8, 64, 0, False, 1, 2, 3, 0, 0),
+        lambda n: _native.block_sum([(0, 0)], n, 8, 64, 1.0, 0, 0),
+        lambda n: _native.block_sum_quantize(0, 0, [(0, 0)], 0, 0, n, 8, 64, 0, False, 1, 2, 3, 0, 0),
     ],
 )
 def test_launchers_refuse_sizes_before_they_read(call: Callable[[int], object]) -> None:
@@ -353,6 +391,15 @@ def test_launchers_refuse_what_they_have_no_code_for() -> None:
     ):
         with pytest.raises(RuntimeError, match="workspace"):
             call()
+    for refused in (
+        lambda: _native.block_quantize(0, 0, 0, 0, 4, 3, 64, 0, False, 1, 2, 3, 0, 0),
+        lambda: _native.block_quantize(0, 0, 0, 0, 4, 8, 96, 0, False, 1, 2, 3, 0, 0),
+        lambda: _native.block_quantize(0, 0, 0, 0, 4, 4, 64, 1, False, 1, 2, 3, 0, 0),
+        lambda: _native.block_sum([], 4, 8, 64, 1.0, 0, 0),
+        lambda: _native.block_sum_quantize(0, 0, [(0, 0)], 2, 0, 4, 8, 64, 0, False, 1, 2, 3, 0, 0),
+    ):
+        with pytest.raises(RuntimeError, match="a size is negative"):
+            refused()
 
 
 def test_memory_for_the_result_must_fit_and_lie_apart() -> None:

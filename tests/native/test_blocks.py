@@ -140,7 +140,7 @@ def test_without_a_residual_the_gradient_stays(data: st.DataObject, form: BlockF
     assert_same(grad, before)
 
 
-@given(data=st.data(), form=FORMATS.filter(lambda form: form.fit == "max"))
+@given(data=st.data(), form=FORMATS)
 @examples(100)
 def test_nothing_is_lost_to_the_last_bit(data: st.DataObject, form: BlockFormat) -> None:
     """In exact arithmetic, which fp64 is for sums of two fp32 that are near each other."""
@@ -243,6 +243,35 @@ def test_random_rounding_is_right_on_average(bits: int) -> None:
     tolerance = 5 / (2 ** (bits - 1) - 1) / 2 / math.sqrt(n)
     # The unit is rounded to bf16, and may cut the largest.
     torch.testing.assert_close(sent.view(n, 64).mean(0), x[:64], rtol=2**-8, atol=tolerance)
+
+
+def test_memory_that_the_caller_keeps() -> None:
+    form, grad = BlockFormat(4), torch.randn(200)
+    expected = native.block_quantize(grad, None, form)
+    into = BlockCodes(torch.empty_like(expected.codes), torch.empty_like(expected.units))
+    assert native.block_quantize(grad, None, form, into=into).codes is into.codes
+    assert torch.equal(into.codes, expected.codes)
+    assert torch.equal(into.units, expected.units)
+    again = native.block_sum_quantize(grad, [expected], 1, form)
+    native.block_sum_quantize(grad, [expected], 1, form, into=into)
+    assert torch.equal(into.codes, again.codes)
+    with pytest.raises(ConfigError, match="into: codes and another tensor of the call overlap"):
+        native.block_sum_quantize(grad, [into], 1, form, into=into)
+    with pytest.raises(ConfigError, match=r"into: codes must be of shape \(128,\), got \(96,\)"):
+        native.block_quantize(grad, None, form, into=BlockCodes(into.codes[:96], into.units))
+
+
+def test_many_sources_in_memory_that_is_not_aligned() -> None:
+    """More than travel with an ordinary launch, and codes that begin between two words."""
+    n, form = 5000, BlockFormat(2)
+    x = native.block_quantize(torch.randn(n), None, form)
+    apart = BlockCodes(torch.cat([x.codes[:1], x.codes])[1:], x.units)
+    total, few = torch.empty(n), torch.empty(n)
+    native.block_sum([x, apart] * 300, total, form, 1.0)
+    native.block_sum([apart], few, form, 600.0)
+    torch.testing.assert_close(total, few)
+    codes = [native.block_sum_quantize(torch.zeros(n), [each] * 40, 40, form).codes for each in (x, apart)]
+    assert torch.equal(*codes)
 
 
 def test_another_key_draws_other_numbers() -> None:

@@ -17,8 +17,9 @@ ENTRY = re.compile(
     r" *(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads\n"
     r"ptxas info *: Used (?P<registers>\d+) registers"
 )
-BUDGETS = {"Collect": 80, "walk": 64, "Correct": 64}
-"""Registers of a thread, for kernels whose name holds the word: 80 leave room for 3 blocks of 256 threads."""
+BUDGETS = {"Collect": 80, "walk": 64, "Correct": 64, "QuantizeBlocks": 100, "SumBlocks": 80}
+"""Registers of a thread, for kernels whose name holds the word: 80 leave room for 3 blocks of 256 threads, 100
+for 2."""
 BUDGET = 64
 
 KERNELS = {
@@ -27,6 +28,7 @@ KERNELS = {
     "CountReaching", "PlaceCounts", "EmitReaching", "ClearCounts", "CountMagnitudes", "DrawCurve",
     "CorrectForNorm", "FindNorm", "Quantize", "AddNumbers",
     "SumMagnitudes", "BeginBisection", "CountThresholds", "Bisect", "AddLists", "AtIndices",
+    "QuantizeBlocks", "SumBlocks",
 }  # fmt: skip
 
 

@@ -25,6 +25,8 @@ SHARES = torch.zeros((1 << 16) + 1, dtype=torch.float64)
 G, R, O, I, V, B, S, W, Q, C = (  # noqa: E741
     tensor.data_ptr() for tensor in (GRAD, RESIDUAL, OUT, INDICES, VALUES, BITS, SCALE, WORKSPACE, PACKED, COUNTS)
 )
+UNITS = torch.zeros(N // 64, dtype=torch.bfloat16)
+SENT = (torch.zeros(N, dtype=torch.uint8).data_ptr(), UNITS.data_ptr())
 
 KERNELS: dict[str, Callable[[], object]] = {
     "accumulate": lambda: _native.accumulate(G, 0, R, O, 0, N),
@@ -46,6 +48,11 @@ KERNELS: dict[str, Callable[[], object]] = {
         G, 0, R, O, 0, N, 8, 0, 1, 2, 3, Q, S, W, WORKSPACE.numel()
     ),
     "quantize_add": lambda: _native.quantize_add(Q, S, O, 0, N, 8, 0.0),
+    "block_quantize": lambda: _native.block_quantize(G, 0, R, O, N, 8, 64, 0, True, 1, 2, 3, Q, UNITS.data_ptr()),
+    "block_sum": lambda: _native.block_sum([SENT, SENT], N, 8, 64, 0.5, O, 0),
+    "block_sum_quantize": lambda: _native.block_sum_quantize(
+        G, 0, [SENT, SENT], 1, O, N, 8, 64, 0, False, 0, 0, 0, Q, UNITS.data_ptr()
+    ),
     "sign_add": lambda: _native.sign_add(B, S, O, 0, N, 0.0),
 }
 

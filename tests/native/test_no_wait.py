@@ -12,6 +12,8 @@ from hvd_compress import native
 N, K = 20_000, 300
 UP = torch.arange(0, N, N // K, dtype=torch.int32)
 KEY = {"seed": 1, "step": 2, "bucket": 3}
+FORM = native.BlockFormat(4)
+SENT = native.BlockCodes(torch.zeros(FORM.code_bytes(N), dtype=torch.uint8), torch.ones(FORM.blocks(N)).bfloat16())
 
 CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "accumulate": lambda x, y: native.accumulate(x, y),
@@ -24,6 +26,9 @@ CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "sign_add": lambda x, y: native.sign_add(torch.zeros(N // 8, dtype=torch.uint8), torch.ones(()), y, 0.5),
     "quantize_accumulate": lambda x, y: native.quantize_accumulate(x, y, 4, **KEY),
     "quantize_add": lambda x, y: native.quantize_add(torch.zeros(N, dtype=torch.uint8), torch.ones(()), y, 8, 0.5),
+    "block_quantize": lambda x, y: native.block_quantize(x, y, FORM, key=native.RandomKey(**KEY)),
+    "block_sum": lambda x, y: native.block_sum([SENT] * 3, y, FORM, 0.5),
+    "block_sum_quantize": lambda x, y: native.block_sum_quantize(x, [SENT] * 3, 1, FORM, rest=y),
     "gather": lambda x, y: native.gather(x, UP),
     "take": lambda x, y: native.take(y, UP),
     "scatter_add": lambda x, y: native.scatter_add(UP, torch.ones(UP.numel()), y, 0.5),

@@ -18,10 +18,15 @@ def results(seed: int) -> list[torch.Tensor]:
     """What the kernels that divide their work make of random tensors."""
     generator = torch.Generator().manual_seed(seed)
     grad, residual = torch.randn(N, generator=generator), torch.randn(N, generator=generator)
-    left = [residual.clone() for _ in range(3)]
+    left = [residual.clone() for _ in range(6)]
     found = [*native.topk_accumulate(grad, left[0], N // 50), *native.sign_accumulate(grad, left[1])]
     found += native.quantize_accumulate(grad, left[2], 4, seed=1, step=2, bucket=3)
     found += native.threshold_select(grad, 2.0)
+    form, key = native.BlockFormat(4), native.RandomKey(1, 2, 3)
+    sent = native.block_quantize(grad, left[3], form, key=key)
+    added = native.block_sum_quantize(grad, [sent, sent], 1, form, rest=left[4])
+    native.block_sum([sent, added], left[5], form, 0.5)
+    found += [sent.codes, sent.units, added.codes, added.units]
     out = torch.zeros(N)
     native.scatter_lists([tuple(found[:2]), tuple(found[:2])], out, 0.5)
     curve = native.gain_curve(grad)

@@ -18,11 +18,9 @@ struct Unit {
 
 // `unit` as it is stored, and how to quantise by it.
 inline Unit stored(float unit, std::uint32_t above, std::uint16_t* place) {
-    const BFloat16 rounded = from_float<BFloat16>(unit);
-    const float own = to_float(rounded);
-    const bool finite = Traits<float>::key(own) < kInfinity, sends = finite && own >= 0x1p-126f;
-    *place = sends ? rounded.bits : finite ? std::uint16_t{0} : std::uint16_t{0x7fc0};
-    return {own, 1.0f / own, above, sends};
+    const BlockUnit by = block_unit(unit);
+    *place = by.stored;
+    return {by.unit, by.inverse, above, by.sends};
 }
 
 inline float sum_of_lanes(Isa::Vec v) {
@@ -58,20 +56,33 @@ inline Unit ternary_unit(const float* v, std::int64_t vectors, std::int64_t nume
     return stored(count == 0 ? 0.0f : sum_of_lanes(sum) / static_cast<float>(count), above, place);
 }
 
-// The whole numbers of one vector; `random` where there is a key.
-inline Isa::Words whole_numbers(Isa::Vec v, const Unit& unit, const BlockTarget& target, const Isa::Words* random) {
-    const int levels = quantize_levels(target.format.bits);
-    if (target.format.fit == BlockFit::kTernary) {
+enum class Rounding { kNearest, kRandom, kTernary };
+
+// The whole numbers of one vector; `random` for kRandom.
+template <Rounding rounding>
+inline Isa::Words whole_numbers(Isa::Vec v, const Unit& unit, int levels, Isa::Words random) {
+    if constexpr (rounding == Rounding::kTernary) {
         const Isa::Words one = Isa::negated(Isa::all_words(1), Isa::below_zero(v));
-        const auto sent = Isa::without(Isa::to_floats(one), ~Isa::at_least(v, unit.above) & 0xffffu);
-        return Isa::to_nearest(sent);
+        return Isa::to_nearest(Isa::without(Isa::to_floats(one), ~Isa::at_least(v, unit.above) & 0xffffu));
+    } else if constexpr (rounding == Rounding::kNearest) {
+        return Isa::within(Isa::to_nearest(Isa::multiply(v, Isa::all(unit.inverse))), levels);
+    } else {
+        const auto units = Isa::multiply(Isa::multiply(Isa::absolute(v), Isa::all(unit.inverse)), Isa::all(0x1p16f));
+        const Isa::Words most = Isa::all_words(static_cast<std::uint32_t>(levels) << 16);
+        const Isa::Words whole =
+            Isa::upper_halves(Isa::sum(Isa::smaller(Isa::truncated(units), most), Isa::upper_halves(random)));
+        return Isa::negated(whole, Isa::below_zero(v));
     }
-    if (random == nullptr) return Isa::within(Isa::to_nearest(Isa::multiply(v, Isa::all(unit.inverse))), levels);
-    const auto units = Isa::multiply(Isa::multiply(Isa::absolute(v), Isa::all(unit.inverse)), Isa::all(0x1p16f));
-    const Isa::Words most = Isa::all_words(static_cast<std::uint32_t>(levels) << 16);
-    const Isa::Words whole =
-        Isa::upper_halves(Isa::sum(Isa::smaller(Isa::truncated(units), most), Isa::upper_halves(*random)));
-    return Isa::negated(whole, Isa::below_zero(v));
+}
+
+template <Rounding rounding>
+inline Unit unit_of(const float* v, std::int64_t numel, int bits, std::uint16_t* place) {
+    const std::int64_t vectors = divided_up(numel, kBlockGroup) * kVectors;
+    if constexpr (rounding == Rounding::kTernary) {
+        return ternary_unit(v, vectors, numel, place);
+    } else {
+        return unit_of_largest(v, vectors, bits, place);
+    }
 }
 
 inline void pack(const Isa::Words (&q)[kVectors], int bits, std::uint8_t* codes) {
@@ -123,50 +134,67 @@ inline void draw(std::int64_t group, const RandomKey& key, Isa::Words (&words)[k
     philox(words, static_cast<std::uint32_t>(key.seed), static_cast<std::uint32_t>(key.seed >> 32));
 }
 
-// Quantises the block v, elements begin..end-1 of all, filled up with zeros to whole groups. Leaves in v what is lost.
-inline void quantize_block(float* v, Place block, const BlockTarget& target) {
-    const std::int64_t numel = block.end - block.begin, groups = divided_up(numel, kBlockGroup);
-    const BlockFormat& format = target.format;
-    std::uint16_t* place = target.units + block.begin / format.block;
-    const Unit unit = format.fit == BlockFit::kMax ? unit_of_largest(v, groups * kVectors, format.bits, place)
-                                                   : ternary_unit(v, groups * kVectors, numel, place);
-    for (std::int64_t group = 0; group < groups; ++group) {
-        const std::int64_t number = block.begin / kBlockGroup + group;
-        Isa::Words q[kVectors], words[kVectors];
-        if (target.key != nullptr) draw(number, *target.key, words);
-        for (int part = 0; part < kVectors; ++part) {
-            float* own = v + group * kBlockGroup + part * kLanes;
-            const auto corrected = Isa::load(own);
-            q[part] = Isa::all_words(0);
-            if (!unit.sends) continue;
-            q[part] = whole_numbers(corrected, unit, target, target.key != nullptr ? &words[part] : nullptr);
-            Isa::store(own, Isa::subtract(corrected, Isa::multiply(Isa::to_floats(q[part]), Isa::all(unit.unit))));
+// Quantises group `number` of all, v; what is lost goes to `rest`, which may be v.
+template <Rounding rounding>
+inline void quantize_group(const float* v, std::int64_t number, const Unit& unit, const BlockTarget& target,
+                           float* rest, bool past_caches) {
+    const int bits = target.format.bits, levels = quantize_levels(bits);
+    Isa::Words q[kVectors], words[kVectors] = {};
+    if constexpr (rounding == Rounding::kRandom) draw(number, *target.key, words);
+    for (int part = 0; part < kVectors; ++part) {
+        const auto corrected = Isa::load(v + part * kLanes);
+        auto left = corrected;
+        q[part] = Isa::all_words(0);
+        if (unit.sends) {
+            q[part] = whole_numbers<rounding>(corrected, unit, levels, words[part]);
+            left = Isa::subtract(corrected, Isa::multiply(Isa::to_floats(q[part]), Isa::all(unit.unit)));
         }
-        pack(q, format.bits, target.codes + number * 8 * format.bits);
+        if (past_caches) {
+            Isa::stream(rest + part * kLanes, left);
+        } else {
+            Isa::store(rest + part * kLanes, left);
+        }
     }
+    pack(q, bits, target.codes + number * 8 * bits);
 }
 
-// The blocks of a place: `read(i, count, v)` fills v with `count` elements from the i-th on.
-template <class Read>
-inline void quantize_place(Place place, const BlockTarget& target, Read read) {
+// Divided by a block's size: that is a power of two, and dividing takes as long as half a group.
+inline int shift_of(std::int64_t block) { return __builtin_ctzll(static_cast<unsigned long long>(block)); }
+
+// The blocks of a place: `read(i, count, v)` fills v with `count` elements from the i-th on. As a unit takes long to
+// come by, those of several blocks are computed before the first is used.
+template <Rounding rounding, class Read>
+inline void quantize_by(Place place, const BlockTarget& target, Read read) {
     alignas(64) float v[kMaxBlock];
+    Unit units[kMaxBlock / kBlockGroup];
     const std::int64_t size = target.format.block;
-    for (std::int64_t i = place.begin; i < place.end; i += size) {
-        const Place block{i, i + size < place.end ? i + size : place.end};
-        const std::int64_t numel = block.end - i, whole = divided_up(numel, kBlockGroup) * kBlockGroup;
+    const int shift = shift_of(size);
+    for (std::int64_t i = place.begin; i < place.end; i += kMaxBlock) {
+        const std::int64_t numel = i + kMaxBlock < place.end ? kMaxBlock : place.end - i;
+        const std::int64_t groups = divided_up(numel, kBlockGroup);
         read(i, numel, v);
-        for (std::int64_t j = numel; j < whole; ++j) v[j] = 0.0f;
-        quantize_block(v, block, target);
-        if (target.rest == nullptr) continue;
-        const std::int64_t last = numel / kLanes * kLanes;
-        if (target.past_caches) {
-            for (std::int64_t j = 0; j < last; j += kLanes) Isa::stream(target.rest + i + j, Isa::load(v + j));
-        } else {
-            for (std::int64_t j = 0; j < last; j += kLanes) Isa::store(target.rest + i + j, Isa::load(v + j));
+        for (std::int64_t j = numel; j < groups * kBlockGroup; ++j) v[j] = 0.0f;
+        for (std::int64_t start = 0; start < numel; start += size) {
+            units[start >> shift] = unit_of<rounding>(v + start, start + size < numel ? size : numel - start,
+                                                      target.format.bits, target.units + ((i + start) >> shift));
         }
-        for (std::int64_t j = last; j < numel; ++j) target.rest[i + j] = v[j];
+        for (std::int64_t group = 0; group < groups; ++group) {
+            const std::int64_t start = group * kBlockGroup;
+            const bool direct = target.rest != nullptr && start + kBlockGroup <= numel;
+            quantize_group<rounding>(v + start, i / kBlockGroup + group, units[start >> shift], target,
+                                     direct ? target.rest + i + start : v + start, direct && target.past_caches);
+        }
+        if (target.rest == nullptr) continue;
+        for (std::int64_t j = numel / kBlockGroup * kBlockGroup; j < numel; ++j) target.rest[i + j] = v[j];
     }
     if (target.past_caches) Isa::fence();
+}
+
+template <class Read>
+inline void quantize_place(Place place, const BlockTarget& target, Read read) {
+    if (target.format.fit == BlockFit::kTernary) return quantize_by<Rounding::kTernary>(place, target, read);
+    if (target.key != nullptr) return quantize_by<Rounding::kRandom>(place, target, read);
+    quantize_by<Rounding::kNearest>(place, target, read);
 }
 
 template <class G>
@@ -186,34 +214,39 @@ void quantize(const void* grad, const float* residual, Place place, const BlockT
     });
 }
 
-// Adds q * u of the group with this number to `sum`; the first summand replaces it.
+// Before the first summand: -0 + x is x, the sign of zero included.
+inline void clear(Isa::Vec (&sum)[kVectors]) {
+    for (auto& part : sum) part = Isa::all(-0.0f);
+}
+
+// Adds q * u of the group with this number, in the block `block`, to `sum`.
 template <int bits>
-inline void add_group(const BlockCodes& source, std::int64_t group, std::int64_t block, bool first,
-                      Isa::Vec (&sum)[kVectors]) {
-    const auto unit = Isa::all(to_float(BFloat16{source.units[group * kBlockGroup / block]}));
+inline void add_group(const BlockCodes& source, std::int64_t group, std::int64_t block, Isa::Vec (&sum)[kVectors]) {
+    const auto unit = Isa::all(to_float(BFloat16{source.units[block]}));
     Isa::Words q[kVectors];
-    unpack<bits>(source.codes + group * 8 * bits, q);
+    const std::uint8_t* codes = source.codes + group * 8 * bits;
+    // Of few bits, a block's quantisation keeps the processor from asking for the codes behind it in time.
+    if constexpr (bits < 8) __builtin_prefetch(codes + kMaxBlock / kBlockGroup * 8 * bits);
+    unpack<bits>(codes, q);
     for (int part = 0; part < kVectors; ++part) {
-        const auto term = Isa::multiply(Isa::to_floats(q[part]), unit);
-        sum[part] = first ? term : Isa::add(sum[part], term);
+        sum[part] = Isa::add(sum[part], Isa::multiply(Isa::to_floats(q[part]), unit));
     }
 }
 
 template <class G, int bits>
 void sum_quantize_of(const G* own, const BlockSummands& summands, Place place, const BlockTarget& target) {
+    const int shift = shift_of(target.format.block);
     quantize_place(place, target, [&](std::int64_t i, std::int64_t count, float* v) {
         for (std::int64_t start = 0; start < count; start += kBlockGroup) {
-            const std::int64_t group = (i + start) / kBlockGroup;
-            Isa::Vec sum[kVectors] = {Isa::zero(), Isa::zero(), Isa::zero(), Isa::zero()};
-            for (int r = 0; r < summands.place; ++r) {
-                add_group<bits>(summands.others[r], group, target.format.block, r == 0, sum);
-            }
+            const std::int64_t group = (i + start) / kBlockGroup, block = (i + start) >> shift;
+            Isa::Vec sum[kVectors];
+            clear(sum);
+            for (int r = 0; r < summands.place; ++r) add_group<bits>(summands.others[r], group, block, sum);
             for (int part = 0; part < kVectors; ++part) {
-                const auto mine = load_until(own, i + start + part * kLanes, i + count);
-                sum[part] = summands.place == 0 ? mine : Isa::add(sum[part], mine);
+                sum[part] = Isa::add(sum[part], load_until(own, i + start + part * kLanes, i + count));
             }
             for (int r = summands.place; r < summands.count; ++r) {
-                add_group<bits>(summands.others[r], group, target.format.block, false, sum);
+                add_group<bits>(summands.others[r], group, block, sum);
             }
             for (int part = 0; part < kVectors; ++part) Isa::store(v + start + part * kLanes, sum[part]);
         }
@@ -231,11 +264,13 @@ void sum_quantize(const void* data, const BlockSummands& summands, Place place, 
 template <class T, int bits>
 bool sum_of(const BlockCodes* sources, int count, std::int64_t block, float weight, T* out, Place place,
             bool past_caches) {
+    const int shift = shift_of(block);
     Isa::Words largest = Isa::all_words(0);
     const auto weights = Isa::all(weight);
     for (std::int64_t i = place.begin; i < place.end; i += kBlockGroup) {
-        Isa::Vec sum[kVectors] = {Isa::zero(), Isa::zero(), Isa::zero(), Isa::zero()};
-        for (int r = 0; r < count; ++r) add_group<bits>(sources[r], i / kBlockGroup, block, r == 0, sum);
+        Isa::Vec sum[kVectors];
+        clear(sum);
+        for (int r = 0; r < count; ++r) add_group<bits>(sources[r], i / kBlockGroup, i >> shift, sum);
         for (int part = 0; part < kVectors; ++part) {
             const std::int64_t start = i + part * kLanes;
             if (start >= place.end) break;

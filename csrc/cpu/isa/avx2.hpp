@@ -155,10 +155,16 @@ struct Isa {
     static Words exclusive_or(Words a, Words b) {
         return {_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)};
     }
-    // The halves of the products of 64 bits.
-    static void multiply(Words a, std::uint32_t b, Words* high, Words* low) {
-        multiply_half(a.low, b, &high->low, &low->low);
-        multiply_half(a.high, b, &high->high, &low->high);
+    // Of the even words: the lower half of a product is there, its upper half in the odd word behind.
+    static Words products(Words a, std::uint32_t b) {
+        const __m256i factor = _mm256_set1_epi32(static_cast<int>(b));
+        return {_mm256_mul_epu32(a.low, factor), _mm256_mul_epu32(a.high, factor)};
+    }
+    // The odd words in the place of the even ones, and the even ones of two.
+    static Words odd(Words a) { return {_mm256_srli_epi64(a.low, 32), _mm256_srli_epi64(a.high, 32)}; }
+    static Words interleaved(Words even, Words odd) {
+        return {_mm256_blend_epi32(even.low, _mm256_slli_epi64(odd.low, 32), 0xaa),
+                _mm256_blend_epi32(even.high, _mm256_slli_epi64(odd.high, 32), 0xaa)};
     }
     static Words sum(Words a, Words b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
     static Words lower_halves(Words a) {
@@ -227,12 +233,6 @@ struct Isa {
     static __m256i negated_half(__m256i a, __m256 where) {
         const __m256i negative = _mm256_sub_epi32(_mm256_setzero_si256(), a);
         return _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(negative), where));
-    }
-    static void multiply_half(__m256i a, std::uint32_t b, __m256i* high, __m256i* low) {
-        const __m256i factor = _mm256_set1_epi32(static_cast<int>(b));
-        const __m256i even = _mm256_mul_epu32(a, factor), odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), factor);
-        *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
-        *low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
     }
     static __m128i load_16_bits(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
     static void store_16_bits(void* p, __m128i v) { _mm_storeu_si128(static_cast<__m128i*>(p), v); }

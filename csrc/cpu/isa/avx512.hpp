@@ -104,12 +104,12 @@ struct Isa {
     static Words all_words(std::uint32_t value) { return _mm512_set1_epi32(static_cast<int>(value)); }
     static Words count_up(std::uint32_t first) { return _mm512_add_epi32(lane_numbers(), all_words(first)); }
     static Words exclusive_or(Words a, Words b) { return _mm512_xor_si512(a, b); }
-    // The halves of the products of 64 bits.
-    static void multiply(Words a, std::uint32_t b, Words* high, Words* low) {
-        const Words factor = all_words(b);
-        const Words even = _mm512_mul_epu32(a, factor), odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), factor);
-        *high = _mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xaaaa, odd);
-        *low = _mm512_mask_mov_epi32(even, 0xaaaa, _mm512_slli_epi64(odd, 32));
+    // Of the even words: the lower half of a product is there, its upper half in the odd word behind.
+    static Words products(Words a, std::uint32_t b) { return _mm512_mul_epu32(a, all_words(b)); }
+    // The odd words in the place of the even ones, and the even ones of two.
+    static Words odd(Words a) { return _mm512_srli_epi64(a, 32); }
+    static Words interleaved(Words even, Words odd) {
+        return _mm512_mask_mov_epi32(even, 0xaaaa, _mm512_slli_epi64(odd, 32));
     }
     static Words sum(Words a, Words b) { return _mm512_add_epi32(a, b); }
     static Words lower_halves(Words a) { return _mm512_and_si512(a, all_words(0xffffu)); }

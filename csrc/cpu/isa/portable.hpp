@@ -120,13 +120,23 @@ struct Isa {
     static Words exclusive_or(Words a, Words b) {
         return each_word([&](int i) { return a.lanes[i] ^ b.lanes[i]; });
     }
-    // The halves of the products of 64 bits.
-    static void multiply(Words a, std::uint32_t b, Words* high, Words* low) {
-        for (int i = 0; i < 16; ++i) {
+    // Of the even words: the lower half of a product is there, its upper half in the odd word behind.
+    static Words products(Words a, std::uint32_t b) {
+        for (int i = 0; i < 16; i += 2) {
             const std::uint64_t product = std::uint64_t{a.lanes[i]} * b;
-            high->lanes[i] = static_cast<std::uint32_t>(product >> 32);
-            low->lanes[i] = static_cast<std::uint32_t>(product);
+            a.lanes[i] = static_cast<std::uint32_t>(product);
+            a.lanes[i + 1] = static_cast<std::uint32_t>(product >> 32);
         }
+        return a;
+    }
+    // The odd words in the place of the even ones, and the even ones of two.
+    static Words odd(Words a) {
+        for (int i = 0; i < 16; i += 2) a.lanes[i] = a.lanes[i + 1];
+        return a;
+    }
+    static Words interleaved(Words even, Words odd) {
+        for (int i = 0; i < 16; i += 2) even.lanes[i + 1] = odd.lanes[i];
+        return even;
     }
     static Words sum(Words a, Words b) {
         return each_word([&](int i) { return a.lanes[i] + b.lanes[i]; });

@@ -7,18 +7,27 @@
 namespace hvd_compress::cpu::HVD_COMPRESS_LEVEL {
 
 // Replaces sixteen counters, a vector for each of their four words, by as many random ones.
+//
+// Even and odd lanes go apart, each in the even words of vectors: a product of 64 bits then is the next round's word
+// as it is. What lies in odd words means nothing.
 inline void philox(Isa::Words counter[4], std::uint32_t key0, std::uint32_t key1) {
+    Isa::Words half[2][4];
+    for (int word = 0; word < 4; ++word) {
+        half[0][word] = counter[word];
+        half[1][word] = Isa::odd(counter[word]);
+    }
     for (int round = 0; round < 7; ++round) {
-        Isa::Words high0, low0, high1, low1;
-        Isa::multiply(counter[0], 0xd2511f53u, &high0, &low0);
-        Isa::multiply(counter[2], 0xcd9e8d57u, &high1, &low1);
-        counter[0] = Isa::exclusive_or(Isa::exclusive_or(high1, counter[1]), Isa::all_words(key0));
-        counter[1] = low1;
-        counter[2] = Isa::exclusive_or(Isa::exclusive_or(high0, counter[3]), Isa::all_words(key1));
-        counter[3] = low0;
+        for (auto& own : half) {
+            const Isa::Words first = Isa::products(own[0], 0xd2511f53u), second = Isa::products(own[2], 0xcd9e8d57u);
+            own[0] = Isa::exclusive_or(Isa::exclusive_or(Isa::odd(second), own[1]), Isa::all_words(key0));
+            own[1] = second;
+            own[2] = Isa::exclusive_or(Isa::exclusive_or(Isa::odd(first), own[3]), Isa::all_words(key1));
+            own[3] = first;
+        }
         key0 += 0x9e3779b9u;
         key1 += 0xbb67ae85u;
     }
+    for (int word = 0; word < 4; ++word) counter[word] = Isa::interleaved(half[0][word], half[1][word]);
 }
 
 }  // namespace hvd_compress::cpu::HVD_COMPRESS_LEVEL

@@ -1,21 +1,20 @@
 // Block quantisation: a whole number of 8, 4 or 2 bits for each element, and a bf16 unit for each block of elements.
 //
-// Block b holds elements b * block to (b + 1) * block - 1; the last one may hold fewer. Its unit u is found by
-//   kMax      max |v| / levels, where levels = quantize_levels(bits): 127, 7 or 1;
-//   kTernary  for 2 bits: mean of those |v| that are above 0.7 * mean |v| (Li and Liu, "Ternary Weight Networks",
-//   2016).
-//             Both sums are fp32: element i of a block goes to lane i % 16, what comes first is added first, and lanes
-//             are added pairwise as in sum.hpp;
-// and rounded to bf16, to nearest even. Below 2^-126 it is 0; it is NaN, 0x7fc0, if an element is not finite, or if the
+// Block b holds elements b * block to (b + 1) * block - 1; the last one may hold fewer. Its unit u is
+//   kMax: max |v| / levels, where levels = quantize_levels(bits): 127, 7 or 1;
+//   kTernary, for 2 bits: the mean of those |v| that are above 0.7 * mean |v| (Li and Liu, "Ternary Weight Networks",
+//     2016). Both sums are fp32: element i of a block goes to lane i % 16, what comes first is added first, and lanes
+//     are added pairwise as in sum.hpp;
+// rounded to bf16, to nearest even. Below 2^-126 it is 0; it is NaN, 0x7fc0, if an element is not finite, or if the
 // unit would not be. Then, and where u is 0, every q of the block is 0.
 //
 // q, within -levels..levels, is
-//   kMax      v * (1 / u) rounded to nearest even; or, with a key, |v| * (1 / u) * 2^16, at most levels * 2^16, cut to
-//   a
-//             whole number, plus 16 random bits, shifted right by 16, with the sign of v: the expected value of q * u
-//             is v, to 2^-16 of a unit;
-//   kTernary  the sign of v where |v| > 0.7 * mean |v|, else 0.
-// q * u is exact in fp32, and so is v - q * u by Sterbenz's lemma, but where kTernary cuts a |v| above 2 u.
+//   kMax without a key: v * (1 / u), rounded to nearest even;
+//   kMax with a key: |v| * (1 / u) * 2^16, at most levels * 2^16, cut to a whole number, plus 16 random bits, shifted
+//     right by 16, with the sign of v: the expected value of q * u is v, to 2^-16 of a unit;
+//   kTernary: the sign of v where |v| > 0.7 * mean |v|, else 0.
+// q * u is exact in fp32, as u has 8 significant bits. Without a key v - q * u is exact, too: both are multiples of the
+// last place of v, or of a smaller one, and the difference is no larger than v.
 //
 // Codes are stored in groups of 64 elements, 8 * bits bytes each, two's complement. With m = 8 * bits bytes in a group,
 // element j of it lies in byte j % m, at bit j / m * bits. What is missing at the end is 0.
@@ -57,6 +56,21 @@ HVD_COMPRESS_HD constexpr bool is_block_format(BlockFormat format) noexcept {
     const bool bits = format.bits == 2 || format.bits == 4 || format.bits == 8;
     const bool block = format.block >= kBlockGroup && format.block <= kMaxBlock && !(format.block & (format.block - 1));
     return bits && block && (format.fit == BlockFit::kMax || (format.fit == BlockFit::kTernary && format.bits == 2));
+}
+
+// A block's unit as it is stored, and what its elements are divided by. Where it does not send, every q is 0.
+struct BlockUnit {
+    float unit, inverse;
+    std::uint16_t stored;
+    bool sends;
+};
+
+HVD_COMPRESS_HD inline BlockUnit block_unit(float found) noexcept {
+    const BFloat16 rounded = from_float<BFloat16>(found);
+    const float unit = to_float(rounded);
+    const bool finite = Traits<float>::key(unit) < Traits<float>::kInfinityKey, sends = finite && unit >= 0x1p-126f;
+    const std::uint16_t stored = sends ? rounded.bits : finite ? std::uint16_t{0} : std::uint16_t{0x7fc0};
+    return {unit, 1.0f / unit, stored, sends};
 }
 
 // v = residual + grad in fp32; codes and units as above; out = v - q * u.

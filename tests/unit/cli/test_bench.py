@@ -68,7 +68,7 @@ def test_the_default_and_all_sizes_are_announced(monkeypatch: pytest.MonkeyPatch
 
     def note(grad: torch.Tensor, kind: str, threads: int, repetitions: int, kernels: list[str]) -> list[bench.Figure]:
         asked.append((grad.numel(), kind, threads, repetitions))
-        return [bench.Figure("topk", 0.1, grad.numel(), threads, kind, 1.0, 1.0, 1.0, None)]
+        return [bench.Figure("topk", 0.1, grad.numel(), threads, kind, 1.0, 1.0, 1.0, None, (0.9, 1.1))]
 
     monkeypatch.setattr(bench, "measure", note)
     monkeypatch.setattr(bench, "gradients", lambda kind, size: torch.ones(1).expand(size))

@@ -109,11 +109,13 @@ def alltoall_delivers_each_part(engine: Engine) -> None:
     def part(source: int, destination: int, dtype: torch.dtype) -> torch.Tensor:
         return values(source, (source + 2 * destination) % 5, dtype) + destination
 
+    known = [part(source, engine.rank, torch.uint8).numel() for source in range(engine.world_size)]
     for dtype in MOVED_DTYPES:
-        received = engine.alltoall([part(engine.rank, other, dtype) for other in range(engine.world_size)])
-        assert len(received) == engine.world_size
-        for source, block in enumerate(received):
-            assert torch.equal(block, part(source, engine.rank, dtype))
+        for lengths in (None, known):
+            received = engine.alltoall([part(engine.rank, other, dtype) for other in range(engine.world_size)], lengths)
+            assert len(received) == engine.world_size
+            for source, block in enumerate(received):
+                assert torch.equal(block, part(source, engine.rank, dtype))
     assert all(block.numel() == 0 for block in engine.alltoall([torch.zeros(0)] * engine.world_size))
 
 
@@ -251,6 +253,8 @@ def bad_arguments_are_config_errors(engine: Engine) -> None:
         engine.alltoall([torch.ones(1)] * (engine.world_size + 1))
     with pytest.raises(ConfigError, match="lengths"):
         engine.allgather(torch.ones(3), [4] * engine.world_size)
+    with pytest.raises(ConfigError, match="lengths"):
+        engine.alltoall([torch.ones(3)] * engine.world_size, [4] * engine.world_size)
     assert engine.take_calls() == []
 
 

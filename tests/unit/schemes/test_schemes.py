@@ -71,6 +71,44 @@ def test_rounds_and_bytes_are_those_of_the_docstring(scheme: Scheme, verbs: list
     assert mean <= payload_bytes + 96 * (SIZE - 1)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_alltoall_in_pieces_gives_the_same_bits(size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheme = AllToAll(Cast(torch.bfloat16))
+
+    def body(engine: InProcessEngine) -> tuple[torch.Tensor, int]:
+        gradient = make_work(engine.rank).gradient.to(dtype)
+        exchange = scheme.exchange(Work(gradient, Layout.of(NUMEL, dtype=dtype), 0, 0, 1 / size), engine.rank, size)
+        exchange.encode()
+        exchange.communicate(engine)
+        assert exchange.decode()
+        return gradient, len(engine.take_calls())
+
+    whole = run_ranks(size, body)
+    monkeypatch.setattr(InProcessEngine, "piece_bytes", 100)
+    pieces = run_ranks(size, body)
+    assert [calls for _, calls in (*whole, *pieces)] == [2] * size + [2 * NUMEL // 50] * size
+    for gradient, _ in (*whole, *pieces):
+        assert torch.equal(gradient, whole[0][0])
+
+
+@pytest.mark.parametrize("position", [0, NUMEL // 2, NUMEL - 1])
+def test_alltoall_in_pieces_says_on_every_rank_that_one_element_is_not_finite(
+    position: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InProcessEngine, "piece_bytes", 100)
+
+    def body(engine: InProcessEngine) -> bool:
+        work = make_work(engine.rank)
+        work.gradient[position] = float("inf") if engine.rank == 1 else 1.0
+        exchange = AllToAll(Cast(torch.bfloat16)).exchange(work, engine.rank, 2)
+        exchange.encode()
+        exchange.communicate(engine)
+        return bool(exchange.decode())
+
+    assert run_ranks(2, body) == [False, False]
+
+
 def test_star_takes_the_ranks_in_turn() -> None:
     for step in range(2 * SIZE):
         works = [work for work, _, _ in run_ranks(SIZE, lambda engine, s=step: carry(ARTopk(TopK(RATIO)), engine, s))]
