@@ -15,8 +15,8 @@ from typing import Any
 
 from methods import BASELINE, METHODS, REFERENCE
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "ddp"))
-from windows import median_with_interval
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from turns import median_with_interval
 
 STEPS, EVERY = 240, 20
 """The last step whose dense loss is to be reached, and how often the loss is measured."""
