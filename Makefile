@@ -32,7 +32,7 @@ CPP_SOURCES = $(shell find csrc tests -name '*.hpp' -o -name '*.cpp' -o -name '*
 # Jobs first: they wait much, beside tests that compute. Whoever runs out of tests takes some of another's.
 SERIAL_TESTS = $(wildcard tests/jobs tests/unit tests/native tests/conformance)
 
-.PHONY: help setup native wheel demo test lint types unit sanitize test-parallel test-benchmarks format gpu-check clean
+.PHONY: help setup native wheel demo test lint types unit sanitize test-parallel test-benchmarks time-to-accuracy format gpu-check clean
 
 help: ## print this
 	@echo "Targets:"
@@ -77,6 +77,9 @@ test-parallel: native ## the tests that run under mpirun and horovodrun
 
 test-benchmarks: native ## the tests of the scripts in benchmarks/, of which `make test` runs none
 	@$(PARALLEL_ENV) python -m pytest -n 2 tests/benchmarks
+
+time-to-accuracy: native ## train a language model by a few methods, one seed, and multiply its steps by the recorded seconds a step (10 minutes)
+	@python benchmarks/time_to_accuracy/run.py quick
 
 format: setup ## let ruff and clang-format rewrite the sources
 	@ruff check --fix $(PYTHON_SOURCES)

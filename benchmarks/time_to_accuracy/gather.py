@@ -1,0 +1,92 @@
+"""From the runs in build/time_to_accuracy to the one file of figures that is committed."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import Any
+
+import lab
+from figures import EVERY, steps_to
+from lab import NETWORKS
+from methods import METHODS
+from store import BUILD, circumstances, read
+from tasks import TASKS
+
+Kept = dict[str, Any]
+
+
+def gather() -> Kept:
+    """Return the figures of all runs that are there."""
+    tasks = [task for task in TASKS if any((BUILD / "loss").glob(f"{task}-*.json"))]
+    return {
+        "circumstances": circumstances(),
+        "parameters": {task: sum(p.numel() for p in TASKS[task].model().parameters()) for task in tasks},
+        "losses": {task: _losses(task) for task in tasks},
+        "seconds": _by_network(tasks, _seconds),
+        "searches": _by_network(tasks, _searches),
+        "trainings": _by_network(tasks, _trainings),
+    }
+
+
+def dumps(kept: Kept) -> str:
+    """Return the figures as JSON, what is below the third level on one line."""
+    return "{\n" + ",\n".join(f'"{key}": {_lines(value, 3)}' for key, value in kept.items()) + "\n}\n"
+
+
+def _lines(value: Any, levels: int) -> str:
+    if levels == 0 or not isinstance(value, dict) or not any(isinstance(each, dict | list) for each in value.values()):
+        return json.dumps(value)
+    return "{\n" + ",\n".join(f'"{key}": {_lines(each, levels - 1)}' for key, each in value.items()) + "\n}"
+
+
+def _losses(task: str) -> dict[str, dict[str, list[float]]]:
+    """Return the losses of each curve and seed, in the order of methods.py."""
+    runs = [read(file) for file in (BUILD / "loss").glob(f"{task}-*.json")]
+    place = {name: number for number, name in enumerate(METHODS)}
+    runs.sort(key=lambda run: (place[run["method"]], run["curve"], run["seed"]))
+    found: dict[str, dict[str, list[float]]] = defaultdict(dict)
+    for run in runs:
+        assert [steps for steps, _ in run["losses"]] == [EVERY * (n + 1) for n in range(len(run["losses"]))]
+        found[run["curve"]][str(run["seed"])] = [round(loss, 4) for _, loss in run["losses"]]
+    return dict(found)
+
+
+def _by_network(tasks: list[str], of: Any) -> dict[str, dict[str, Any]]:
+    return {
+        task: {network: found for network in NETWORKS if (found := of(task, network))}
+        for task in tasks
+        if any(of(task, network) for network in NETWORKS)
+    }
+
+
+def _seconds(task: str, network: str) -> dict[str, list[float | None]]:
+    rounds = lab.lines(lab.rounds_of(task, network))
+    names = [name for name in METHODS if any(name in each for each in rounds)]
+    return {name: [_rounded(each.get(name)) for each in rounds] for name in names}
+
+
+def _searches(task: str, network: str) -> Kept:
+    return {
+        each["method"]: {
+            "steps": len(each["step_s"]),
+            "seconds": round(sum(each["step_s"]), 1),
+            "chosen": list(dict.fromkeys(each["chosen"])),
+        }
+        for each in lab.lines(lab.searches_of(task, network))
+    }
+
+
+def _trainings(task: str, network: str) -> Kept:
+    found = {}
+    for each in lab.lines(lab.trainings_of(task, network)):
+        steps = steps_to(each["losses"], each["target"])
+        if steps is not None:
+            whole = int(steps)
+            seconds = sum(each["step_s"][:whole]) + (steps - whole) * each["step_s"][whole]
+            found[each["method"]] = {"steps": round(steps, 1), "seconds": round(seconds, 1)}
+    return found
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else float(f"{seconds:.4g}")

@@ -1,0 +1,202 @@
+"""One rank of a job in the lab: trains a task's model by several methods, each with a model of its own.
+
+What is to be done comes as JSON on the command line (lab.py): windows of steps in turns, a search until what is chosen
+stands, or trainings from start to end. Rank 0 appends what was found to a file, a line each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "600")
+
+import torch
+import torch.distributed as dist
+from figures import EVERY, smoothed
+from methods import DDP, HOROVOD, METHODS, NONE, OURS_IN_DDP, Method
+from tasks import TASKS, Task
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from training import ONE_BUCKET_MB
+
+import hvd_compress.ddp as hc
+import hvd_compress.torch as hvd
+from hvd_compress.decision import Request
+from hvd_compress.netlab.network import address
+
+WARM_UP = 2
+"""Steps before the first window: buckets are cut in the first one."""
+PORT = 29_500
+
+
+def main() -> None:
+    wanted = json.loads(sys.argv[1])
+    hvd.init()
+    torch.set_num_threads(1)
+    store = f"tcp://{address(1)}:{PORT}"  # rank 0 is on the first host
+    dist.init_process_group("gloo", init_method=store, rank=hvd.rank(), world_size=hvd.size())
+    {"windows": windows, "search": search, "train": train}[wanted["do"]](wanted)
+    dist.barrier()
+    dist.destroy_process_group()
+    hvd.shutdown()
+
+
+class Replica:
+    """This rank's part of a training by one method."""
+
+    def __init__(self, task: Task, method: Method, seed: int = 1, plan: str | None = None) -> None:
+        self._task, self._seed, self._taken = task, seed, 0
+        os.environ["HVD_COMPRESS_ADAPT"] = str(int(method.searches and plan is None))
+        torch.manual_seed(seed)
+        self.model = task.model()
+        self._train, self.optimizer = FRONT_ENDS[method.front_end](self.model, task.optimizer, method, plan)
+
+    def step(self) -> None:
+        """Forward, backward, exchange, optimizer."""
+        self.optimizer.zero_grad()
+        self._task.loss(self._train, self._task.batch(self._seed, self._taken, dist.get_rank())).backward()
+        self.optimizer.step()
+        self._taken += 1
+
+    def timed_steps(self, count: int = 1, before: int = 0) -> float:
+        """Return the mean seconds of some steps, of the slowest rank. Ranks begin together, and wait asleep.
+
+        Args:
+            before: steps before those, which do not count.
+        """
+        for _ in range(before):
+            self.step()
+        dist.barrier()
+        start_s = time.perf_counter()
+        for _ in range(count):
+            self.step()
+        slowest = torch.tensor((time.perf_counter() - start_s) / count, dtype=torch.float64)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        return float(slowest)
+
+    def validation_loss(self) -> float:
+        """Return that of rank 0: replicas are alike."""
+        loss = self._task.validation_loss(self.model) if dist.get_rank() == 0 else 0.0
+        return from_rank_0(loss)
+
+
+def _horovod(
+    model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], method: Method, plan: str | None
+) -> tuple[nn.Module, Any]:
+    compression = method.build(hvd.Compression) if plan is None else hvd.Compression.plan(plan)
+    named = list(model.named_parameters())
+    if not isinstance(compression, Request):  # Horovod's own remembers a tensor by its name
+        named = [(f"{method.name}.{name}", parameter) for name, parameter in named]
+    return model, hvd.DistributedOptimizer(optimizer(model.parameters()), named, compression)
+
+
+def _ours_in_ddp(
+    model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], method: Method, plan: str | None
+) -> tuple[nn.Module, Any]:
+    wrapped = hc.compress(DistributedDataParallel(model), method.build(hc.Compression))
+    return wrapped, optimizer(model.parameters())
+
+
+def _ddp(
+    model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], method: Method, plan: str | None
+) -> tuple[nn.Module, Any]:
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=ONE_BUCKET_MB if method.one_bucket else None)
+    method.build(wrapped)
+    return wrapped, optimizer(model.parameters())
+
+
+def _none(
+    model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], method: Method, plan: str | None
+) -> tuple[nn.Module, Any]:
+    return model, optimizer(model.parameters())
+
+
+FRONT_ENDS = {HOROVOD: _horovod, OURS_IN_DDP: _ours_in_ddp, DDP: _ddp, NONE: _none}
+"""Each gives what to call instead of the model, and what to step."""
+
+
+def windows(wanted: dict[str, Any]) -> None:
+    """Measure windows of `before` + `steps` steps of each method in turns, in another order each round.
+
+    It takes about `seconds`.
+    """
+    plans = wanted["plans"]
+    replicas = {name: Replica(TASKS[wanted["task"]], METHODS[name], plan=plans.get(name)) for name in wanted["methods"]}
+    for name, replica in replicas.items():
+        taken = replica.timed_steps(WARM_UP)
+        say(f"  {name}: {taken:.3f} s a step while warming up")
+    start_s, draw, rounds = time.monotonic(), random.Random(1), 0
+    while from_rank_0(time.monotonic() - start_s) < wanted["seconds"] or rounds < wanted["least"]:
+        order = draw.sample(wanted["methods"], len(replicas))
+        taken = {name: replicas[name].timed_steps(wanted["steps"], wanted["before"]) for name in order}
+        append(wanted["file"], {name: round(taken[name], 5) for name in wanted["methods"]})
+        rounds += 1
+        say(f"  round {rounds}, {time.monotonic() - start_s:.0f} s")
+
+
+def search(wanted: dict[str, Any]) -> None:
+    """Train by one method until what it has chosen stands, and save that as a plan."""
+    (name,) = wanted["methods"]
+    replica, step_s = Replica(TASKS[wanted["task"]], METHODS[name]), []
+    while len(step_s) < wanted["most"]:
+        step_s.append(round(replica.timed_steps(), 5))
+        controller = replica.optimizer.controller
+        if controller is None or (controller.settled and not any(d.is_trial for d in _decisions(replica))):
+            break
+    chosen = [f"{decision.compressor} by {decision.path}" for decision in _decisions(replica)]
+    say(f"  {name}: {len(step_s)} steps in {sum(step_s):.1f} s, then {chosen}")
+    if dist.get_rank() == 0:
+        Path(wanted["plan"]).parent.mkdir(parents=True, exist_ok=True)
+        replica.optimizer.save_plan(wanted["plan"])
+    append(wanted["file"], {"method": name, "step_s": step_s, "chosen": chosen})
+
+
+def _decisions(replica: Replica) -> list[Any]:
+    return list(replica.optimizer.decisions.values())
+
+
+def train(wanted: dict[str, Any]) -> None:
+    """Train by each method, one after the other, from the start until the loss is `target`, for `most` steps at most.
+
+    A step's time is its own; the loss is measured between steps and takes none.
+    """
+    for name in wanted["methods"]:
+        replica, step_s, losses = Replica(TASKS[wanted["task"]], METHODS[name]), [], []
+        while len(step_s) < wanted["most"] and not _reached(losses, wanted["target"]):
+            step_s.append(round(replica.timed_steps(), 5))
+            if len(step_s) % EVERY == 0:
+                losses.append((len(step_s), replica.validation_loss()))
+                say(f"  {name}: {len(step_s)} steps in {sum(step_s):.1f} s, loss {losses[-1][1]:.3f}")
+        append(wanted["file"], {"method": name, "target": wanted["target"], "step_s": step_s, "losses": losses})
+
+
+def _reached(losses: Sequence[tuple[int, float]], target: float) -> bool:
+    return len(losses) > 2 and smoothed(losses)[-1][1] <= target
+
+
+def from_rank_0(value: float) -> float:
+    told = torch.tensor(value, dtype=torch.float64)
+    dist.broadcast(told, 0)
+    return float(told)
+
+
+def say(text: str) -> None:
+    if dist.get_rank() == 0:
+        print(text, flush=True)
+
+
+def append(file: str, found: dict[str, Any]) -> None:
+    if dist.get_rank() == 0:
+        with Path(file).open("a") as lines:
+            lines.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The second half: jobs on emulated networks, and where what they found is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from methods import METHODS
+from store import BUILD, ROOT
+from tasks import RANKS
+
+from hvd_compress.netlab import Lab
+from hvd_compress.netlab.network import INTERFACE
+
+MOST_SEARCHED = 120
+"""Steps after which a search that has not ended is taken as it is."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """Of all hosts.
+
+    Attributes:
+        steps: of a window, more where a step is short.
+        before: steps of a window before those, which do not count: while others had their turns, the memory of a model
+            went out of the caches, or further. Where a step is long, that does not matter.
+    """
+
+    bandwidth: str
+    latency: str
+    label: str
+    steps: int
+    before: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.bandwidth}-{self.latency}"
+
+
+NETWORKS = {
+    network.name: network
+    for network in (
+        Network("1gbit", "1ms", "1 Gbit/s, 1 ms", 2, 1),
+        Network("100mbit", "5ms", "100 Mbit/s, 5 ms", 2, 1),
+        Network("20mbit", "20ms", "20 Mbit/s, 20 ms", 1, 0),
+    )
+}
+
+
+def plan_of(task: str, method: str, network: str) -> Path:
+    """Return the file of what a method that searches has chosen on a network."""
+    return BUILD / "plans" / task / f"{method}-{network}.json"
+
+
+def rounds_of(task: str, network: str) -> Path:
+    """Return the file with a line for each round of windows."""
+    return BUILD / "seconds" / f"{task}-{network}.jsonl"
+
+
+def searches_of(task: str, network: str) -> Path:
+    """Return the file with a line for each search; the last one of a method counts."""
+    return BUILD / "searches" / f"{task}-{network}.jsonl"
+
+
+def trainings_of(task: str, network: str) -> Path:
+    """Return the file with a line for each training from start to end; the last one of a method counts."""
+    return BUILD / "trainings" / f"{task}-{network}.jsonl"
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def measure(task: str, network: str, methods: Sequence[str], seconds: float, least: int) -> None:
+    """Measure windows of these methods in turns. Those that search must have chosen before."""
+    plans = {name: str(plan_of(task, name, network)) for name in methods if METHODS[name].searches}
+    window = {"steps": NETWORKS[network].steps, "before": NETWORKS[network].before}
+    words = {"seconds": seconds, "least": least, "plans": plans}
+    _run("windows", task, network, methods, rounds_of(task, network), **window, **words)
+
+
+def search(task: str, network: str, method: str) -> None:
+    """Let a method choose, and keep its choice as a plan."""
+    plan = str(plan_of(task, method, network))
+    _run("search", task, network, [method], searches_of(task, network), plan=plan, most=MOST_SEARCHED)
+
+
+def train(task: str, network: str, methods: Sequence[str], target: float, most: int) -> None:
+    """Train from the start to a loss."""
+    _run("train", task, network, methods, trainings_of(task, network), target=target, most=most)
+
+
+def _run(do: str, task: str, network: str, methods: Sequence[str], file: Path, **words: Any) -> None:
+    """Run a job on a lab of its own.
+
+    Raises:
+        click.ClickException: a rank failed.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    wanted = {"do": do, "task": task, "methods": list(methods), "file": str(file), **words}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+        "HVD_COMPRESS_CACHE": str(BUILD / "cache" / network),  # curves of another network must not be found
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+    }
+    program = str(Path(__file__).with_name("job.py"))
+    link = NETWORKS[network]
+    # The name is part of its hosts' names, and curves are kept by hosts.
+    with Lab(RANKS, link.latency, link.bandwidth, name="time-to-accuracy") as lab:
+        status = lab.run([sys.executable, program, json.dumps(wanted)], env=environment).returncode
+    if status != 0:
+        raise click.ClickException(f"exit status {status} of job.py {json.dumps(wanted)}")

@@ -1,0 +1,87 @@
+"""The first half: runs of loss against steps, each kept in a file of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from figures import EVERY, STEPS, loss_at
+from methods import BASELINE, DDP, METHODS, NONE
+from store import BUILD, circumstances, read, write
+from tasks import TASKS
+from training import Enough, in_process, in_processes
+
+import hvd_compress.ddp as hc
+
+MOST = 480
+"""A method that has not reached dense's loss after STEPS goes on until it has, but for so many steps at most."""
+
+Tell = Callable[[int, float], None]
+
+
+@dataclass(frozen=True)
+class LossRun:
+    """One training. `plan` says how a method that searches sent its gradients in the lab."""
+
+    task: str
+    method: str
+    seed: int
+    plan: Path | None = None
+
+    @property
+    def curve(self) -> str:
+        """The name of what is trained."""
+        return self.method if self.plan is None else self.plan.stem
+
+    @property
+    def file(self) -> Path:
+        return BUILD / "loss" / f"{self.task}-{self.curve}-seed{self.seed}.json"
+
+    @property
+    def asked(self) -> str:
+        """What is asked for, in words: a run of something else does not count."""
+        method = METHODS[self.method]
+        if self.plan is not None:
+            return self.plan.read_text()
+        return method.label if method.front_end == DDP else repr(method.build(hc.Compression))
+
+    def finished(self, most: int = MOST) -> dict[str, Any] | None:
+        """Return what an earlier run found, if it asked for the same and went on for long enough."""
+        found = read(self.file)
+        return found if found and found["asked"] == self.asked and found["most"] >= most else None
+
+    def train(self, tell: Tell, most: int = MOST) -> dict[str, Any]:
+        """Train, and return and keep what was found. Dense of the same seed must have been trained before."""
+        method, start = METHODS[self.method], time.monotonic()
+        enough = Enough(STEPS + EVERY, EVERY)
+        if self.method != BASELINE:
+            dense = LossRun(self.task, BASELINE, self.seed).finished()
+            assert dense is not None, "dense comes first"
+            enough = Enough(STEPS + EVERY, EVERY, most, loss_at(dense["losses"], STEPS))
+        if method.front_end == DDP:
+            losses = in_processes(method, self.task, self.seed, enough)
+        else:
+            request = method.build(hc.Compression) if self.plan is None else hc.Compression.plan(self.plan)
+            losses = in_process(TASKS[self.task], request, self.seed, enough, tell)
+        found = {
+            **{"task": self.task, "method": self.method, "curve": self.curve, "seed": self.seed, "asked": self.asked},
+            **{"most": MOST if self.method == BASELINE else most, "losses": losses},
+            **{"seconds": round(time.monotonic() - start, 1), **circumstances()},
+        }
+        write(self.file, found)
+        return found
+
+
+def wanted(tasks: Sequence[str], methods: Sequence[str], seeds: Sequence[int]) -> list[LossRun]:
+    """Return the runs that the curves of some methods take, in the order of seeds; dense is the first of each."""
+    curves = [METHODS[name].trained_as for name in methods if METHODS[name].front_end != NONE]
+    runs = []
+    for seed in seeds:
+        for task in tasks:
+            for name in dict.fromkeys([BASELINE, *curves]):
+                plans = sorted((BUILD / "plans" / task).glob(f"{name}-*.json")) if METHODS[name].searches else [None]
+                runs += [LossRun(task, name, seed, plan) for plan in plans]
+    return runs

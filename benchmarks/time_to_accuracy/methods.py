@@ -1,0 +1,82 @@
+"""What is compared: a line a method. A new method joins here, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+HOROVOD, OURS_IN_DDP, DDP, NONE = "Horovod's optimizer", "our hook in DDP", "DDP alone", "nothing"
+"""Front ends: what exchanges the gradients in the lab."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to exchange gradients.
+
+    Attributes:
+        name: in files and on the command line.
+        label: in tables.
+        build: of a `Compression`, what a front end takes. Of DDP alone: gives a DDP model its hook.
+        front_end: in the lab.
+        curve: the method whose loss against steps is this one's, as the arithmetic is the same up to the order of
+            sums; its own by default.
+        searches: whether it chooses while training; then what it has chosen in the lab is what is compared.
+        one_bucket: whether DDP must put all gradients into one.
+    """
+
+    name: str
+    label: str
+    build: Callable[[Any], Any]
+    front_end: str = HOROVOD
+    curve: str = ""
+    searches: bool = False
+    one_bucket: bool = False
+
+    @property
+    def trained_as(self) -> str:
+        """The name of the method whose losses count."""
+        return self.curve or self.name
+
+
+def torch_fp16(model: DistributedDataParallel) -> None:
+    model.register_comm_hook(None, fp16_compress_hook)
+
+
+def torch_powersgd(model: DistributedDataParallel) -> None:
+    """PowerSGD of rank 4 from its earliest step on. Over several buckets and gloo torch's hook waits for ever."""
+    model.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2), powerSGD_hook)
+
+
+REFERENCE = "horovod"
+"""What all times are divided by, in the same round."""
+BASELINE = "dense"
+"""Whose loss is to be reached."""
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method("horovod", "Horovod dense", lambda c: c.none, curve="dense"),
+        Method("horovod-fp16", "Horovod fp16", lambda c: c.fp16, curve="fp16"),
+        Method("ddp", "DDP dense", lambda model: None, DDP, curve="dense"),
+        Method("ddp-fp16", "DDP, fp16 hook", torch_fp16, DDP, curve="fp16"),
+        Method("ddp-powersgd", "DDP, PowerSGD hook, rank 4", torch_powersgd, DDP, one_bucket=True),
+        Method("alone", "no exchange: what a step computes", lambda model: None, NONE),
+        Method("dense", "`dense()`", lambda c: c.dense()),
+        Method("fp16", "`fp16`, in DDP", lambda c: c.fp16, OURS_IN_DDP),
+        Method("bf16", "`bf16()`", lambda c: c.bf16()),
+        Method("int8", "`int8()`", lambda c: c.int8()),
+        Method("int4", "`int4()`", lambda c: c.int4()),
+        Method("int2", "`int2()`", lambda c: c.int2()),
+        Method("powersgd", "`powersgd(4)`", lambda c: c.powersgd(4)),
+        Method("topk", '`topk(0.01, "allgather")`', lambda c: c.topk(0.01, "allgather")),
+        Method("star", '`topk(0.01, "star")`', lambda c: c.topk(0.01, "star")),
+        Method("efsign", "`efsign()`", lambda c: c.efsign()),
+        Method("auto", "`auto()`", lambda c: c.auto(), searches=True),
+    )
+}
+"""By name; rivals first. What exchanges nothing is timed and not trained."""

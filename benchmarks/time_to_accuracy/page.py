@@ -1,0 +1,190 @@
+"""The page of results: the tables and how to read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import fmean
+
+from figures import EVERY, GOALS, SHOWN, STEPS, Figures, Ratio, Steps
+from lab import NETWORKS
+from methods import BASELINE, METHODS, REFERENCE
+from tasks import RANKS, TASKS
+
+HEAD = """\
+# Time to a given loss
+
+How long does training take to the loss that dense reaches after so many steps? Two halves, multiplied: the steps that
+a method needs, {ranks} ranks in one process, without a network; and the seconds of its step in the lab, {ranks} hosts
+on the {cores} cores of one machine. The figures are in [time-to-accuracy.json](time-to-accuracy.json), from which
+`python benchmarks/time_to_accuracy/run.py page --again` makes this page without measuring.
+
+    python benchmarks/time_to_accuracy/run.py loss
+    python benchmarks/time_to_accuracy/run.py seconds      # as root
+    python benchmarks/time_to_accuracy/run.py page
+
+{machine}
+
+![loss against seconds](time-to-accuracy.png)
+"""
+HOW = """\
+## How to read it
+
+- *Steps.* Each seed is compared with dense of the same seed. The loss is measured every {every} steps on the same
+  validation data; three in a row count as one, and between two of them it goes on a line. A method that has not reached
+  dense's loss goes on until it has, or is given up after up to 480 steps: `>` then says what it takes at least.
+- *Seconds.* All methods take windows of steps in turns, in another order each round, within one job; a step is forward,
+  backward, exchange and optimizer, of the slowest rank. The first step of a window does not count, but at 20 Mbit/s. A
+  ratio is the median over rounds of seconds to those of Horovod dense in the same round, with its 95 % interval by
+  bootstrap. The interval of a time to a loss draws rounds and seeds.
+- *Rivals.* Horovod's are `Compression.none` and `.fp16` of Horovod's own optimizer; DDP's are torch's own, over gloo,
+  the PowerSGD hook with rank 4 from its earliest step, 2, on and all gradients in one bucket, without which it waits
+  for ever. Loss against steps of dense and fp16 counts for all front ends: their arithmetic is the same up to the order
+  of sums.
+- `auto()` was let to choose in the lab first, on each network by itself; what it chose is what is trained and timed.
+  The steps and seconds of that search are not part of the times: they are listed.
+- Ranks share cores with each other and with Horovod's thread, which polls every millisecond (`HOROVOD_CYCLE_TIME`) also
+  while ours or DDP's exchange: with hosts of their own all methods but Horovod's would gain. "No exchange" is what no
+  compression can save; what is above it is bytes, latency and kernels. Where other work shares the machine, the
+  intervals are wide.
+"""
+
+
+def page(figures: Figures) -> str:
+    """Return the page, in Markdown."""
+    about = figures.kept["circumstances"]
+    machine = (
+        f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, torch {about['torch']}; commit "
+        f"{about['commit']}."
+    )
+    parts = [HEAD.format(ranks=RANKS, cores=about["cores"], machine=machine)]
+    for task in figures.tasks:
+        parts += [f"## {TASKS[task].label[0].upper()}{TASKS[task].label[1:]}\n"]
+        parts += [_about(figures, task)]
+        parts += [_headline(figures, task, goal) for goal in reversed(GOALS) if figures.networks(task)]
+        parts += [_seconds(figures, task)] if figures.networks(task) else []
+        parts += [_losses(figures, task), _searches(figures, task), _trainings(figures, task)]
+    return "\n".join(part for part in parts if part) + "\n" + HOW.format(every=EVERY)
+
+
+def _about(figures: Figures, task: str) -> str:
+    seeds = figures.seeds[task]
+    return f"{figures.kept['parameters'][task]:,} parameters, {TASKS[task].setting}; {seeds} seed{'s' * (seeds > 1)}.\n"
+
+
+def _headline(figures: Figures, task: str, goal: int) -> str:
+    networks, head = figures.networks(task), ["method"]
+    for network in networks:
+        head += [f"{NETWORKS[network].label}: s", "of Horovod dense"]
+
+    def cells(method: str, network: str) -> list[str]:
+        if method not in figures.methods(task, network):
+            return ["", ""]
+        more = "" if figures.steps(task, figures.curve(method, network), goal).reached else "> "
+        ratio = "1" if method == REFERENCE else _interval(figures.time_ratio(task, network, method, goal))
+        return [more + _digits(figures.seconds_to(task, network, method, goal)), more + ratio]
+
+    rows = [
+        [METHODS[method].label, *(cell for network in networks for cell in cells(method, network))]
+        for method in METHODS
+        if any(method in figures.methods(task, network) for network in networks)
+    ]
+    return f"Seconds to dense's loss after {goal} steps:\n\n" + _table(head, rows)
+
+
+def _seconds(figures: Figures, task: str) -> str:
+    networks, head = figures.networks(task), ["method"]
+    for network in networks:
+        rounds = len(figures.kept["seconds"][task][network][REFERENCE])
+        head += [f"{NETWORKS[network].label}: ms", f"of Horovod dense, {rounds} rounds"]
+
+    def cells(method: str, network: str) -> list[str]:
+        if method not in figures.timed(task, network):
+            return ["", ""]
+        ratio = "1" if method == REFERENCE else _interval(figures.step_ratio(task, network, method))
+        return [f"{1e3 * figures.step_s(task, network, method):.0f}", ratio]
+
+    rows = [
+        [METHODS[method].label, *(cell for network in networks for cell in cells(method, network))]
+        for method in METHODS
+        if any(method in figures.timed(task, network) for network in networks)
+    ]
+    return "Milliseconds a step:\n\n" + _table(head, rows)
+
+
+def _losses(figures: Figures, task: str) -> str:
+    against = f"against dense after {STEPS}"
+    head = ["method", "seeds", *(f"loss after {n}" for n in SHOWN), against]
+    head += [f"steps to dense's after {goal}" for goal in GOALS]
+    dense, rows = figures.losses(task, BASELINE), []
+    for curve in figures.curves(task):
+        by_seed = {seed: dict(losses) for seed, losses in figures.losses(task, curve).items()}
+        losses = [_spread([of_seed[steps] for of_seed in by_seed.values()]) for steps in SHOWN]
+        above = [of_seed[STEPS] - dict(dense[seed])[STEPS] for seed, of_seed in by_seed.items()]
+        steps = [_steps(figures.steps(task, curve, goal)) for goal in GOALS]
+        rows.append([_called(curve), len(by_seed), *losses, _spread(above, "+.3f"), *steps])
+    title = "Validation loss in nats, and steps, the mean over seeds, in brackets the least and the largest:\n\n"
+    return title + _table(head, rows)
+
+
+def _searches(figures: Figures, task: str) -> str:
+    found = figures.kept["searches"].get(task, {})
+    rows = [
+        [METHODS[method].label, NETWORKS[network].label, "; ".join(each["chosen"]), each["steps"], each["seconds"]]
+        for network, by_method in found.items()
+        for method, each in by_method.items()
+    ]
+    if not rows:
+        return ""
+    return "What was chosen:\n\n" + _table(["method", "network", "choice", "after steps", "s"], rows, words=3)
+
+
+def _trainings(figures: Figures, task: str) -> str:
+    """Return what was trained from start to end beside what the product of both halves says."""
+    rows = []
+    for network, by_method in figures.kept["trainings"].get(task, {}).items():
+        for method, found in by_method.items():
+            curve = figures.curve(method, network)
+            steps = figures.steps(task, curve, STEPS).by_seed[0]
+            predicted = steps * figures.step_s(task, network, method)
+            ratio = f"{found['seconds'] / predicted:.2f}"
+            cells = [f"{found['steps']:.0f}", _digits(found["seconds"]), f"{steps:.0f}", _digits(predicted), ratio]
+            rows.append([METHODS[method].label, NETWORKS[network].label, *cells])
+    if not rows:
+        return ""
+    head = ["method", "network", "steps", "s", "steps of the first half", "s as a product", "trained / product"]
+    return f"Trained in the lab from start to end, to dense's loss after {STEPS} steps, seed 1:\n\n" + _table(
+        head, rows, words=2
+    )
+
+
+def _called(curve: str) -> str:
+    """Return the label of the method that is trained so."""
+    if curve in METHODS:
+        return {"dense": "dense", "fp16": "fp16"}.get(curve, METHODS[curve].label)
+    method, _, network = curve.partition("-")
+    return f"{METHODS[method].label}, {NETWORKS[network].label}"
+
+
+def _spread(values: list[float], digits: str = ".3f") -> str:
+    spread = f" ({min(values):{digits}} to {max(values):{digits}})" if len(set(values)) > 1 else ""
+    return f"{fmean(values):{digits}}{spread}"
+
+
+def _steps(found: Steps) -> str:
+    spread = f" ({min(found.by_seed):.0f} to {max(found.by_seed):.0f})" if len(set(found.by_seed)) > 1 else ""
+    return f"{'' if found.reached else '> '}{found.mean:.0f}{spread}"
+
+
+def _interval(ratio: Ratio) -> str:
+    return f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def _digits(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds < 100 else f"{seconds:.0f}"
+
+
+def _table(head: Iterable[object], rows: Iterable[Iterable[object]], words: int = 1) -> str:
+    """Return a table; the first `words` columns are words, the others figures."""
+    titles = list(head)
+    rule = ["---"] * words + ["---:"] * (len(titles) - words)
+    return "".join(f"| {' | '.join(map(str, row))} |\n" for row in (titles, rule, *rows))

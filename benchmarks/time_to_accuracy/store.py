@@ -1,0 +1,38 @@
+"""Where runs are kept until a page is made of them: build/time_to_accuracy, one file a run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
+
+from images.report import machine
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "time_to_accuracy"
+RESULT = ROOT / "benchmarks" / "results" / "time-to-accuracy"
+"""Without its suffix: the page, the picture and the figures."""
+
+
+def read(path: Path) -> Any:
+    """Return what a file holds; None where there is none."""
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def write(path: Path, found: Any) -> None:
+    """Write at once, so that an interruption leaves no half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(path.name + ".part")
+    draft.write_text(json.dumps(found) + "\n")
+    draft.replace(path)
+
+
+def circumstances() -> dict[str, Any]:
+    """Return the machine and the commit; "-dirty" where files differ from it."""
+    described = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
+    commit = subprocess.run(described, check=True, capture_output=True, text=True).stdout.strip()
+    return {**machine(), "commit": commit}

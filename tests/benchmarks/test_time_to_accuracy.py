@@ -1,0 +1,193 @@
+"""Time to accuracy: the corpus, training in process, what figures amount to, a round in the lab, and the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hvd_compress.compression import Compression
+from hvd_compress.errors import UnsupportedError
+from tests.benchmarks.scripts import load
+
+RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "time-to-accuracy.json"
+LARGEST_BYTES = 50_000
+STEPS = 40
+"""Of made-up losses."""
+
+
+def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load(f"time_to_accuracy/{name}.py", monkeypatch)
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return module("figures", monkeypatch)
+
+
+def falling(slope: float, count: int = STEPS) -> list[tuple[int, float]]:
+    """Losses on a line, every 20 steps."""
+    return [(20 * n, 10 - slope * 20 * n) for n in range(1, count + 1)]
+
+
+def made_up(count: int = 24) -> dict[str, Any]:
+    """Dense, and a method that takes twice its steps, and half its seconds a step."""
+    losses = {"dense": falling(0.01), "topk": falling(0.005, count)}
+    by_seed = {
+        name: {"1": [loss for _, loss in found], "2": [loss for _, loss in found]} for name, found in losses.items()
+    }
+    seconds = {"horovod": [1.0, 2.0, 3.0], "topk": [0.5, 1.0, None]}
+    return {
+        "circumstances": {"cpu": "one", "cores": 2, "python": "3", "torch": "2", "commit": "c"},
+        "parameters": {"language": 7},
+        "losses": {"language": by_seed},
+        "seconds": {"language": {"20mbit-20ms": seconds}},
+        "searches": {},
+        "trainings": {"language": {"20mbit-20ms": {"horovod": {"steps": 240.0, "seconds": 500.0}}}},
+    }
+
+
+def test_steps_to_a_loss_lie_between_those_where_it_was_measured(figures: ModuleType) -> None:
+    assert figures.steps_to(falling(0.01), 10 - 0.01 * 133) == pytest.approx(133)
+    assert figures.steps_to(falling(0.01, 5), 10 - 0.01 * 133) is None
+    assert figures.loss_at(falling(0.01), 240) == pytest.approx(7.6)
+
+
+def test_one_lucky_loss_is_not_a_loss_that_is_reached(figures: ModuleType) -> None:
+    losses = [(steps, loss - 3 * (steps == 100)) for steps, loss in falling(0.001)]
+    assert figures.steps_to(losses, 7.5) is None
+
+
+def test_seconds_to_a_loss_are_the_product_of_both_halves(figures: ModuleType) -> None:
+    found = figures.Figures(made_up())
+    network = found.networks("language")[0]
+    assert found.methods("language", network) == ["horovod", "topk"]
+    assert found.seconds_to("language", network, "horovod", 120) == pytest.approx(120 * 2.0)
+    assert found.seconds_to("language", network, "topk", 120) == pytest.approx(240 * 2.0 * 0.5)
+    ratio = found.time_ratio("language", network, "topk", 120)
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((1.0, 1.0, 1.0))
+
+
+def test_what_was_not_reached_says_so(figures: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = figures.Figures(made_up(count=20))
+    steps = found.steps("language", "topk", 240)
+    assert not steps.reached
+    assert steps.mean == 380  # the last one with a loss after it
+    text = module("page", monkeypatch).page(found)
+    assert "| > 380 |" in text
+    assert "| > 380 | > 0.79 (0.79 to 0.79) |" in text
+
+
+def test_figures_are_read_as_they_were_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert json.loads(module("gather", monkeypatch).dumps(made_up())) == made_up()
+
+
+def test_the_page_is_that_of_its_figures(figures: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert RESULT.stat().st_size < LARGEST_BYTES
+    found = figures.Figures(json.loads(RESULT.read_text()))
+    assert module("page", monkeypatch).page(found) == RESULT.with_suffix(".md").read_text()
+
+
+def test_a_file_is_for_training_or_for_validation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = module("text", monkeypatch)
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "left_out.py").write_bytes(b"\xff" * 300)
+    for number in range(100):
+        (tmp_path / f"{number}.py").write_bytes(bytes([number]) * 200)
+    found = text.Text.read(tmp_path)
+    train, validation = (set(part.tolist()) for part in (found.train, found.validation))
+    assert train | validation == set(range(100))
+    assert not train & validation
+    inputs, targets = found.batch(3, torch.Generator().manual_seed(1))
+    assert inputs.shape == targets.shape == (3, text.CONTEXT)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    assert len({tuple(row.tolist()) for row in found.validation_batch()[0]}) > 1
+
+
+def test_the_transformer_sees_no_byte_that_it_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = module("text", monkeypatch)
+    torch.manual_seed(1)
+    model = text.ByteTransformer(width=12, heads=2, blocks=2)
+    seen = torch.randint(256, (1, text.CONTEXT))
+    changed = seen.clone()
+    changed[0, 40:] = 0
+    before, after = model(seen), model(changed)
+    torch.testing.assert_close(before[0, :40], after[0, :40])
+    assert not torch.allclose(before[0, 40:], after[0, 40:])
+
+
+def line_task(tasks: ModuleType) -> Any:
+    """Return a task of seven parameters."""
+
+    class Line(tasks.Task):
+        name = label = setting = "line"
+
+        def model(self) -> nn.Module:
+            return nn.Linear(6, 1)
+
+        def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+            return torch.optim.SGD(parameters, lr=0.1)
+
+        def batch(self, seed: int, step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+            inputs = torch.randn(8, 6, generator=torch.Generator().manual_seed(100 * seed + 10 * step + rank))
+            return inputs, inputs.sum(dim=1, keepdim=True)
+
+        def validation(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+            return [self.batch(9, 0, 0)]
+
+        def loss(self, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    return Line()
+
+
+def test_dense_in_process_is_training_with_all_batches_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = module("training", monkeypatch)
+    task, told = line_task(module("tasks", monkeypatch)), []
+    enough = training.Enough(12, every=4)
+    losses = training.in_process(task, Compression.dense(), 1, enough, lambda *found: told.append(found))
+    assert told == losses
+    torch.manual_seed(1)
+    model = task.model()
+    optimizer = task.optimizer(model.parameters())
+    expected = []
+    for step in range(12):
+        batches = [task.batch(1, step, rank) for rank in range(training.RANKS)]
+        optimizer.zero_grad()
+        task.loss(model, tuple(torch.cat(part) for part in zip(*batches, strict=True))).backward()
+        optimizer.step()
+        if step % 4 == 3:
+            expected.append((step + 1, pytest.approx(task.validation_loss(model), rel=1e-4)))
+    assert losses == expected
+
+
+def test_a_slow_method_goes_on_until_the_loss_or_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = module("training", monkeypatch)
+    task = line_task(module("tasks", monkeypatch))
+
+    def steps(target: float) -> int:
+        enough = training.Enough(6, every=2, most=30, target=target)
+        return training.in_process(task, Compression.topk(0.3, "star"), 1, enough, lambda *_: None)[-1][0]
+
+    assert steps(1e9) == 6
+    assert 6 < steps(0.3) < 30
+    assert steps(0.0) == 30
+
+
+def test_a_round_in_the_lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lab = module("lab", monkeypatch)
+    monkeypatch.setattr(lab, "BUILD", tmp_path)
+    try:
+        lab.Lab(2, "1ms", "1gbit").close()
+    except UnsupportedError as error:
+        pytest.skip(f"no network lab can be made here: {error}")
+    lab.measure("language", "1gbit-1ms", ["horovod", "ddp", "topk"], seconds=0.0, least=1)
+    (found,) = lab.lines(lab.rounds_of("language", "1gbit-1ms"))
+    assert list(found) == ["horovod", "ddp", "topk"]
+    assert min(found.values()) > 0
