@@ -170,8 +170,8 @@ HVD_COMPRESS_EXPORT int hvd_compress_block_quantize(const void* grad, int grad_d
 HVD_COMPRESS_EXPORT int hvd_compress_block_sum(const BlockCodes* sources, int count, std::int64_t n, int bits,
                                                std::int64_t block, float weight, void* out, int out_dtype,
                                                std::int32_t* finite, void* stream) {
-    return code(cuda::block_sum(sources, count, n, format_of(bits, block, 0), weight, array(out, out_dtype), finite,
-                                stream));
+    return code(
+        cuda::block_sum(sources, count, n, format_of(bits, block, 0), weight, array(out, out_dtype), finite, stream));
 }
 
 HVD_COMPRESS_EXPORT int hvd_compress_block_sum_quantize(const void* own, int own_dtype, const BlockCodes* others,
