@@ -96,7 +96,7 @@ def _sent_dtype(compressor: Compressor, layout: Layout) -> torch.dtype | None:
 
 
 def _fewest_bytes(found: list[Path], compressor: Compressor, layout: Layout, world_size: int) -> Path:
-    """Return the path with the smallest bandwidth term, the first among equals; a message counts as some bytes."""
+    """Return the path with the smallest bandwidth term, the first among equals; a message counts as `message_bytes`."""
     bandwidth = Formulas(float(compressor.message_bytes), 1.0, world_size)
 
     def longest_chain(path: Path) -> float:
