@@ -17,116 +17,85 @@ struct Unit {
 };
 
 // `unit` as it is stored, and how to quantise by it.
-inline Unit stored(float unit, std::uint32_t above, std::uint16_t* place) {
-    const BlockUnit by = block_unit(unit);
+inline Unit stored(float unit, bool up, std::uint32_t above, std::uint16_t* place) {
+    const BlockUnit by = block_unit(unit, up);
     *place = by.stored;
     return {by.unit, by.inverse, above, by.sends};
 }
 
-inline float sum_of_lanes(Isa::Vec v) {
-    float lanes[kLanes];
-    Isa::store(lanes, v);
-    for (int width = kLanes / 2; width > 0; width /= 2) {
-        for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
-    }
-    return lanes[0];
-}
-
 // The unit of a block of `numel` elements, filled up with zeros to whole vectors.
-inline Unit unit_of_largest(const float* v, std::int64_t vectors, int bits, std::uint16_t* place) {
+inline Unit unit_of_largest(const float* v, std::int64_t vectors, int bits, bool up, std::uint16_t* place) {
     Isa::Words largest = Isa::all_words(0);
     for (std::int64_t i = 0; i < vectors; ++i) largest = Isa::larger(largest, Isa::keys(Isa::load(v + i * kLanes)));
-    return stored(from_bits(Isa::largest(largest)) / static_cast<float>(quantize_levels(bits)), 0, place);
+    return stored(from_bits(Isa::largest(largest)) / static_cast<float>(quantize_levels(bits)), up, 0, place);
 }
 
 inline Unit ternary_unit(const float* v, std::int64_t vectors, std::int64_t numel, std::uint16_t* place) {
     Isa::Vec sum = Isa::zero();
     for (std::int64_t i = 0; i < vectors; ++i) sum = Isa::add(sum, Isa::absolute(Isa::load(v + i * kLanes)));
-    const float threshold = 0.7f * (sum_of_lanes(sum) / static_cast<float>(numel));
+    const float threshold = 0.7f * (Isa::sum_of_lanes(sum) / static_cast<float>(numel));
     const std::uint32_t above = (to_bits(threshold) & 0x7fffffffu) + 1;
-    if (above > kInfinity) return stored(threshold, above, place);  // not finite
+    if (above > kInfinity) return stored(threshold, false, above, place);  // not finite
     sum = Isa::zero();
     int count = 0;
     for (std::int64_t i = 0; i < vectors; ++i) {
         const auto own = Isa::load(v + i * kLanes);
-        const std::uint32_t mask = Isa::at_least(own, above);
-        sum = Isa::add(sum, Isa::without(Isa::absolute(own), ~mask & 0xffffu));
-        count += __builtin_popcount(mask);
+        sum = Isa::add(sum, Isa::magnitudes_from(own, above));
+        count += __builtin_popcount(Isa::at_least(own, above));
     }
-    return stored(count == 0 ? 0.0f : sum_of_lanes(sum) / static_cast<float>(count), above, place);
+    return stored(count == 0 ? 0.0f : Isa::sum_of_lanes(sum) / static_cast<float>(count), false, above, place);
 }
 
 enum class Rounding { kNearest, kRandom, kTernary };
 
-// The whole numbers of one vector; `random` for kRandom.
-template <Rounding rounding>
-inline Isa::Words whole_numbers(Isa::Vec v, const Unit& unit, int levels, Isa::Words random) {
+// The whole numbers of one vector; `random`, of 16 bits, for kRandom.
+template <Rounding rounding, int bits>
+inline Isa::Words whole_numbers(Isa::Vec v, const Unit& unit, Isa::Words random) {
+    constexpr int levels = quantize_levels(bits);
     if constexpr (rounding == Rounding::kTernary) {
-        const Isa::Words one = Isa::negated(Isa::all_words(1), Isa::below_zero(v));
-        return Isa::to_nearest(Isa::without(Isa::to_floats(one), ~Isa::at_least(v, unit.above) & 0xffffu));
+        return Isa::with_sign(Isa::ones_from(v, unit.above), v);
     } else if constexpr (rounding == Rounding::kNearest) {
-        return Isa::within(Isa::to_nearest(Isa::multiply(v, Isa::all(unit.inverse))), levels);
+        // A unit is rounded by at most 2^-8 of itself, so that the largest is below levels + 1/2.
+        static_assert(levels * 0x1p-8 < 0.499);
+        return Isa::to_nearest(Isa::multiply(v, Isa::all(unit.inverse)));
     } else {
         const auto units = Isa::multiply(Isa::multiply(Isa::absolute(v), Isa::all(unit.inverse)), Isa::all(0x1p16f));
         const Isa::Words most = Isa::all_words(static_cast<std::uint32_t>(levels) << 16);
-        const Isa::Words whole =
-            Isa::upper_halves(Isa::sum(Isa::smaller(Isa::truncated(units), most), Isa::upper_halves(random)));
-        return Isa::negated(whole, Isa::below_zero(v));
+        const Isa::Words random_units = Isa::sum(Isa::smaller(Isa::truncated(units), most), random);
+        return Isa::with_sign(Isa::upper_halves(random_units), v);
     }
 }
 
-template <Rounding rounding>
-inline Unit unit_of(const float* v, std::int64_t numel, int bits, std::uint16_t* place) {
+template <Rounding rounding, int bits>
+inline Unit unit_of(const float* v, std::int64_t numel, std::uint16_t* place) {
     const std::int64_t vectors = divided_up(numel, kBlockGroup) * kVectors;
     if constexpr (rounding == Rounding::kTernary) {
         return ternary_unit(v, vectors, numel, place);
     } else {
-        return unit_of_largest(v, vectors, bits, place);
+        return unit_of_largest(v, vectors, bits, rounding == Rounding::kRandom, place);
     }
 }
 
-inline void pack(const Isa::Words (&q)[kVectors], int bits, std::uint8_t* codes) {
-    if (bits == 8) {
-        for (int part = 0; part < kVectors; ++part) Isa::store_bytes(codes + part * kLanes, q[part]);
-    } else if (bits == 4) {
-        const Isa::Words low = Isa::all_words(15);
-        for (int part = 0; part < 2; ++part) {
-            Isa::store_bytes(codes + part * kLanes,
-                             Isa::bit_or(Isa::bit_and(q[part], low), Isa::shift_left<4>(q[part + 2])));
-        }
+template <int bits>
+inline void pack(const Isa::Words (&q)[kVectors], std::uint8_t* codes) {
+    const Isa::Words low = Isa::all_words((1u << bits) - 1);
+    if constexpr (bits == 8) {
+        Isa::store_bytes(codes, q[0], q[1]);
+        Isa::store_bytes(codes + 2 * kLanes, q[2], q[3]);
+    } else if constexpr (bits == 4) {
+        Isa::store_bytes(codes, Isa::bit_or(Isa::bit_and(q[0], low), Isa::shift_left<4>(q[2])),
+                         Isa::bit_or(Isa::bit_and(q[1], low), Isa::shift_left<4>(q[3])));
     } else {
-        const Isa::Words low = Isa::all_words(3);
         const Isa::Words first = Isa::bit_or(Isa::bit_and(q[0], low), Isa::shift_left<2>(Isa::bit_and(q[1], low)));
         const Isa::Words second = Isa::bit_or(Isa::bit_and(q[2], low), Isa::shift_left<2>(q[3]));
         Isa::store_bytes(codes, Isa::bit_or(first, Isa::shift_left<4>(second)));
     }
 }
 
-template <int bits>
-inline void unpack(const std::uint8_t* codes, Isa::Words (&q)[kVectors]) {
-    if constexpr (bits == 8) {
-        for (int part = 0; part < kVectors; ++part) {
-            q[part] = Isa::shift_right<24>(Isa::shift_left<24>(Isa::load_bytes(codes + part * kLanes)));
-        }
-    } else if constexpr (bits == 4) {
-        for (int part = 0; part < 2; ++part) {
-            const Isa::Words bytes = Isa::load_bytes(codes + part * kLanes);
-            q[part] = Isa::shift_right<28>(Isa::shift_left<28>(bytes));
-            q[part + 2] = Isa::shift_right<28>(Isa::shift_left<24>(bytes));
-        }
-    } else {
-        const Isa::Words bytes = Isa::load_bytes(codes);
-        q[0] = Isa::shift_right<30>(Isa::shift_left<30>(bytes));
-        q[1] = Isa::shift_right<30>(Isa::shift_left<28>(bytes));
-        q[2] = Isa::shift_right<30>(Isa::shift_left<26>(bytes));
-        q[3] = Isa::shift_right<30>(Isa::shift_left<24>(bytes));
-    }
-}
-
-// The random words for the elements of a group.
-inline void draw(std::int64_t group, const RandomKey& key, Isa::Words (&words)[kVectors]) {
-    // A multiple of 16, so that the group's other counters have the same upper word.
-    const auto first = static_cast<std::uint64_t>(group) * kLanes;
+// The random words for the elements of a pair of groups.
+inline void draw(std::int64_t pair, const RandomKey& key, Isa::Words (&words)[kVectors]) {
+    // A multiple of 16, so that the pair's other counters have the same upper word.
+    const auto first = static_cast<std::uint64_t>(pair) * kLanes;
     words[0] = Isa::count_up(static_cast<std::uint32_t>(first));
     words[1] = Isa::all_words(static_cast<std::uint32_t>(first >> 32));
     words[2] = Isa::all_words(key.step);
@@ -134,19 +103,20 @@ inline void draw(std::int64_t group, const RandomKey& key, Isa::Words (&words)[k
     philox(words, static_cast<std::uint32_t>(key.seed), static_cast<std::uint32_t>(key.seed >> 32));
 }
 
-// Quantises group `number` of all, v; what is lost goes to `rest`, which may be v.
-template <Rounding rounding>
+// Quantises group `number` of all, v; what is lost goes to `rest`, which may be v. `words` are those of its pair.
+template <Rounding rounding, int bits>
 inline void quantize_group(const float* v, std::int64_t number, const Unit& unit, const BlockTarget& target,
-                           float* rest, bool past_caches) {
-    const int bits = target.format.bits, levels = quantize_levels(bits);
-    Isa::Words q[kVectors], words[kVectors] = {};
-    if constexpr (rounding == Rounding::kRandom) draw(number, *target.key, words);
+                           const Isa::Words (&words)[kVectors], float* rest, bool past_caches) {
+    Isa::Words q[kVectors], random = Isa::all_words(0);
     for (int part = 0; part < kVectors; ++part) {
         const auto corrected = Isa::load(v + part * kLanes);
         auto left = corrected;
         q[part] = Isa::all_words(0);
         if (unit.sends) {
-            q[part] = whole_numbers<rounding>(corrected, unit, levels, words[part]);
+            if constexpr (rounding == Rounding::kRandom) {
+                random = number % 2 == 0 ? Isa::upper_halves(words[part]) : Isa::lower_halves(words[part]);
+            }
+            q[part] = whole_numbers<rounding, bits>(corrected, unit, random);
             left = Isa::subtract(corrected, Isa::multiply(Isa::to_floats(q[part]), Isa::all(unit.unit)));
         }
         if (past_caches) {
@@ -155,18 +125,28 @@ inline void quantize_group(const float* v, std::int64_t number, const Unit& unit
             Isa::store(rest + part * kLanes, left);
         }
     }
-    pack(q, bits, target.codes + number * 8 * bits);
+    pack<bits>(q, target.codes + number * 8 * bits);
 }
 
 // Divided by a block's size: that is a power of two, and dividing takes as long as half a group.
 inline int shift_of(std::int64_t block) { return __builtin_ctzll(static_cast<unsigned long long>(block)); }
 
-// The blocks of a place: `read(i, count, v)` fills v with `count` elements from the i-th on. As a unit takes long to
-// come by, those of several blocks are computed before the first is used.
-template <Rounding rounding, class Read>
-inline void quantize_by(Place place, const BlockTarget& target, Read read) {
+// Asks for the elements of a group, sizeof(T) lines of the cache.
+template <class T>
+inline void ask_for(const T* group) {
+    for (std::size_t line = 0; line < sizeof(T); ++line) {
+        __builtin_prefetch(reinterpret_cast<const char*>(group) + line * kBlockGroup);
+    }
+}
+
+// The blocks of a place: `read(i, count, v)` fills v with `count` elements from the i-th on, `ahead(i)` asks for a
+// group of them. As a unit takes long to come by, those of several blocks are computed before the first is used; and as
+// no memory is read meanwhile, the processor is asked to bring what comes next.
+template <Rounding rounding, int bits, class Read, class Ahead>
+inline void quantize_by(Place place, const BlockTarget& target, Read read, Ahead ahead) {
     alignas(64) float v[kMaxBlock];
     Unit units[kMaxBlock / kBlockGroup];
+    Isa::Words words[kVectors] = {};
     const std::int64_t size = target.format.block;
     const int shift = shift_of(size);
     for (std::int64_t i = place.begin; i < place.end; i += kMaxBlock) {
@@ -175,14 +155,18 @@ inline void quantize_by(Place place, const BlockTarget& target, Read read) {
         read(i, numel, v);
         for (std::int64_t j = numel; j < groups * kBlockGroup; ++j) v[j] = 0.0f;
         for (std::int64_t start = 0; start < numel; start += size) {
-            units[start >> shift] = unit_of<rounding>(v + start, start + size < numel ? size : numel - start,
-                                                      target.format.bits, target.units + ((i + start) >> shift));
+            units[start >> shift] = unit_of<rounding, bits>(v + start, start + size < numel ? size : numel - start,
+                                                            target.units + ((i + start) >> shift));
         }
         for (std::int64_t group = 0; group < groups; ++group) {
+            if constexpr (rounding == Rounding::kRandom) {
+                if (group % 2 == 0) draw((i / kBlockGroup + group) / 2, *target.key, words);
+            }
             const std::int64_t start = group * kBlockGroup;
+            if (i + kMaxBlock + start < place.end) ahead(i + kMaxBlock + start);
             const bool direct = target.rest != nullptr && start + kBlockGroup <= numel;
-            quantize_group<rounding>(v + start, i / kBlockGroup + group, units[start >> shift], target,
-                                     direct ? target.rest + i + start : v + start, direct && target.past_caches);
+            quantize_group<rounding, bits>(v + start, i / kBlockGroup + group, units[start >> shift], target, words,
+                                           direct ? target.rest + i + start : v + start, direct && target.past_caches);
         }
         if (target.rest == nullptr) continue;
         for (std::int64_t j = numel / kBlockGroup * kBlockGroup; j < numel; ++j) target.rest[i + j] = v[j];
@@ -190,17 +174,20 @@ inline void quantize_by(Place place, const BlockTarget& target, Read read) {
     if (target.past_caches) Isa::fence();
 }
 
-template <class Read>
-inline void quantize_place(Place place, const BlockTarget& target, Read read) {
-    if (target.format.fit == BlockFit::kTernary) return quantize_by<Rounding::kTernary>(place, target, read);
-    if (target.key != nullptr) return quantize_by<Rounding::kRandom>(place, target, read);
-    quantize_by<Rounding::kNearest>(place, target, read);
+template <int bits, class Read, class Ahead>
+inline void quantize_place(Place place, const BlockTarget& target, Read read, Ahead ahead) {
+    if constexpr (bits == 2) {
+        if (target.format.fit == BlockFit::kTernary) {
+            return quantize_by<Rounding::kTernary, bits>(place, target, read, ahead);
+        }
+    }
+    if (target.key != nullptr) return quantize_by<Rounding::kRandom, bits>(place, target, read, ahead);
+    quantize_by<Rounding::kNearest, bits>(place, target, read, ahead);
 }
 
-template <class G>
-void quantize(const void* grad, const float* residual, Place place, const BlockTarget& target) {
-    const G* g = static_cast<const G*>(grad);
-    quantize_place(place, target, [&](std::int64_t i, std::int64_t count, float* v) {
+template <class G, int bits>
+void quantize_of(const G* g, const float* residual, Place place, const BlockTarget& target) {
+    const auto read = [&](std::int64_t i, std::int64_t count, float* v) {
         const std::int64_t last = count / kLanes * kLanes;
         if (residual == nullptr) {
             for (std::int64_t j = 0; j < last; j += kLanes) Isa::store(v + j, Isa::load(g + i + j));
@@ -211,7 +198,19 @@ void quantize(const void* grad, const float* residual, Place place, const BlockT
             }
             for (std::int64_t j = last; j < count; ++j) v[j] = residual[i + j] + to_float(g[i + j]);
         }
+    };
+    quantize_place<bits>(place, target, read, [&](std::int64_t i) {
+        ask_for(g + i);
+        if (residual != nullptr) ask_for(residual + i);
     });
+}
+
+template <class G>
+void quantize(const void* grad, const float* residual, Place place, const BlockTarget& target) {
+    const G* g = static_cast<const G*>(grad);
+    if (target.format.bits == 8) return quantize_of<G, 8>(g, residual, place, target);
+    if (target.format.bits == 4) return quantize_of<G, 4>(g, residual, place, target);
+    quantize_of<G, 2>(g, residual, place, target);
 }
 
 // Before the first summand: -0 + x is x, the sign of zero included.
@@ -219,24 +218,38 @@ inline void clear(Isa::Vec (&sum)[kVectors]) {
     for (auto& part : sum) part = Isa::all(-0.0f);
 }
 
+// sum += q * u, where q are the bits of each word from `bit` on.
+template <int bits, int bit>
+inline void add_codes(Isa::Words bytes, Isa::Vec unit, Isa::Vec& sum) {
+    if constexpr (bit + bits < 8) bytes = Isa::shift_left<32 - bits - bit>(bytes);
+    if constexpr (bits < 8) bytes = Isa::shift_right < bit + bits<8 ? 32 - bits : bit>(bytes);
+    sum = Isa::add(sum, Isa::multiply(Isa::to_floats(bytes), unit));
+}
+
 // Adds q * u of the group with this number, in the block `block`, to `sum`.
 template <int bits>
 inline void add_group(const BlockCodes& source, std::int64_t group, std::int64_t block, Isa::Vec (&sum)[kVectors]) {
     const auto unit = Isa::all(to_float(BFloat16{source.units[block]}));
-    Isa::Words q[kVectors];
     const std::uint8_t* codes = source.codes + group * 8 * bits;
     // Of few bits, a block's quantisation keeps the processor from asking for the codes behind it in time.
     if constexpr (bits < 8) __builtin_prefetch(codes + kMaxBlock / kBlockGroup * 8 * bits);
-    unpack<bits>(codes, q);
-    for (int part = 0; part < kVectors; ++part) {
-        sum[part] = Isa::add(sum[part], Isa::multiply(Isa::to_floats(q[part]), unit));
+    constexpr int kVectorsOfBytes = bits / 2;
+    for (int part = 0; part < kVectorsOfBytes; ++part) {
+        const Isa::Words bytes = Isa::load_bytes(codes + part * kLanes);
+        add_codes<bits, 0>(bytes, unit, sum[part]);
+        if constexpr (bits == 4) add_codes<bits, 4>(bytes, unit, sum[part + 2]);
+        if constexpr (bits == 2) {
+            add_codes<bits, 2>(bytes, unit, sum[1]);
+            add_codes<bits, 4>(bytes, unit, sum[2]);
+            add_codes<bits, 6>(bytes, unit, sum[3]);
+        }
     }
 }
 
 template <class G, int bits>
 void sum_quantize_of(const G* own, const BlockSummands& summands, Place place, const BlockTarget& target) {
     const int shift = shift_of(target.format.block);
-    quantize_place(place, target, [&](std::int64_t i, std::int64_t count, float* v) {
+    const auto read = [&](std::int64_t i, std::int64_t count, float* v) {
         for (std::int64_t start = 0; start < count; start += kBlockGroup) {
             const std::int64_t group = (i + start) / kBlockGroup, block = (i + start) >> shift;
             Isa::Vec sum[kVectors];
@@ -250,6 +263,10 @@ void sum_quantize_of(const G* own, const BlockSummands& summands, Place place, c
             }
             for (int part = 0; part < kVectors; ++part) Isa::store(v + start + part * kLanes, sum[part]);
         }
+    };
+    quantize_place<bits>(place, target, read, [&](std::int64_t i) {
+        ask_for(own + i);
+        for (int r = 0; r < summands.count; ++r) __builtin_prefetch(summands.others[r].codes + i / 8 * bits);
     });
 }
 
@@ -261,38 +278,46 @@ void sum_quantize(const void* data, const BlockSummands& summands, Place place, 
     sum_quantize_of<G, 2>(own, summands, place, target);
 }
 
+template <int bits>
+inline void sum_group(const BlockCodes* sources, int count, std::int64_t group, std::int64_t block,
+                      Isa::Vec (&sum)[kVectors]) {
+    clear(sum);
+    for (int r = 0; r < count; ++r) add_group<bits>(sources[r], group, block, sum);
+}
+
 template <class T, int bits>
-bool sum_of(const BlockCodes* sources, int count, std::int64_t block, float weight, T* out, Place place,
+bool sum_of(const BlockCodes* sources, int count, std::int64_t size, float weight, T* out, Place place,
             bool past_caches) {
-    const int shift = shift_of(block);
+    const int shift = shift_of(size);
     Isa::Words largest = Isa::all_words(0);
+    Isa::Vec sum[kVectors];
     const auto weights = Isa::all(weight);
-    for (std::int64_t i = place.begin; i < place.end; i += kBlockGroup) {
-        Isa::Vec sum[kVectors];
-        clear(sum);
-        for (int r = 0; r < count; ++r) add_group<bits>(sources[r], i / kBlockGroup, i >> shift, sum);
+    std::int64_t i = place.begin;
+    for (; i + kBlockGroup <= place.end; i += kBlockGroup) {
+        sum_group<bits>(sources, count, i / kBlockGroup, i >> shift, sum);
         for (int part = 0; part < kVectors; ++part) {
-            const std::int64_t start = i + part * kLanes;
-            if (start >= place.end) break;
             const auto result = Isa::template rounded<T>(Isa::multiply(sum[part], weights));
-            const std::int64_t left = place.end - start;
-            if (left >= kLanes) {
-                if constexpr (sizeof(T) == sizeof(float)) {
-                    if (past_caches) {
-                        Isa::stream(out + start, result);
-                    } else {
-                        Isa::store(out + start, result);
-                    }
-                } else {
-                    Isa::store(out + start, result);
+            largest = Isa::larger(largest, Isa::keys(result));
+            T* target = out + i + part * kLanes;
+            if constexpr (sizeof(T) == sizeof(float)) {
+                if (past_caches) {
+                    Isa::stream(target, result);
+                    continue;
                 }
-            } else {
-                T some[kLanes];
-                Isa::store(some, result);
-                for (std::int64_t j = 0; j < left; ++j) out[start + j] = some[j];
             }
-            largest = Isa::larger(largest, Isa::keys(Isa::without(result, ~valid(start, place.end) & 0xffffu)));
+            Isa::store(target, result);
         }
+    }
+    if (i < place.end) {
+        T some[kBlockGroup];
+        sum_group<bits>(sources, count, i / kBlockGroup, i >> shift, sum);
+        for (int part = 0; i + part * kLanes < place.end; ++part) {
+            const auto result = Isa::template rounded<T>(Isa::multiply(sum[part], weights));
+            const std::uint32_t lanes = valid(i + part * kLanes, place.end);
+            largest = Isa::larger(largest, Isa::keys(Isa::without(result, ~lanes & 0xffffu)));
+            Isa::store(some + part * kLanes, result);
+        }
+        for (std::int64_t j = 0; i + j < place.end; ++j) out[i + j] = some[j];
     }
     if (past_caches) Isa::fence();
     return Isa::largest(largest) < kInfinity;

@@ -7,6 +7,7 @@
 #include "level.hpp"
 
 namespace hvd_compress::cpu::avx2 {
+namespace {  // no weak symbols, also where a call is not inlined
 
 // For each mask of eight lanes, the numbers of its lanes, then zeros.
 struct LaneTable {
@@ -22,7 +23,7 @@ struct LaneTable {
     }
 };
 
-static constexpr LaneTable kLaneTable;
+constexpr LaneTable kLaneTable;
 
 struct Isa {
     static constexpr Level kLevel = Level::kAvx2;
@@ -77,10 +78,7 @@ struct Isa {
 
     // Bit i of a mask is lane i. Keys are those of Traits<float>, but that NaN keep their own bits; key <= 2^31.
     static std::uint32_t at_least(Vec v, std::uint32_t key) {
-        // Keys have no sign bit, so that signed comparison with key - 1 will do, from -1 to the largest number.
-        const __m256i below = _mm256_set1_epi32(static_cast<int>(key - 1));
-        return bits_of(_mm256_castsi256_ps(_mm256_cmpgt_epi32(magnitude(v.low), below)),
-                       _mm256_castsi256_ps(_mm256_cmpgt_epi32(magnitude(v.high), below)));
+        return bits_of(_mm256_castsi256_ps(reaches(v.low, key)), _mm256_castsi256_ps(reaches(v.high, key)));
     }
     static std::uint32_t below_zero(Vec v) {
         const __m256 zero = _mm256_setzero_ps();
@@ -186,6 +184,19 @@ struct Isa {
     static Words negated(Words a, std::uint32_t mask) {
         return {negated_half(a.low, spread(mask)), negated_half(a.high, spread(mask >> 8))};
     }
+    // -a where v has a sign, -0 included; a is 0 where v is +0.
+    static Words with_sign(Words a, Vec v) {
+        return {_mm256_sign_epi32(a.low, _mm256_castps_si256(v.low)),
+                _mm256_sign_epi32(a.high, _mm256_castps_si256(v.high))};
+    }
+    // As at_least(): 1 there, else 0; or |v| there, else 0.
+    static Words ones_from(Vec v, std::uint32_t key) {
+        return {_mm256_srli_epi32(reaches(v.low, key), 31), _mm256_srli_epi32(reaches(v.high, key), 31)};
+    }
+    static Vec magnitudes_from(Vec v, std::uint32_t key) {
+        return {_mm256_castsi256_ps(_mm256_and_si256(magnitude(v.low), reaches(v.low, key))),
+                _mm256_castsi256_ps(_mm256_and_si256(magnitude(v.high), reaches(v.high, key)))};
+    }
     static void store_bytes(std::uint8_t* p, Words a) {  // the lowest of each word
         const __m256i lowest = _mm256_set1_epi32(0xff);
         const __m256i low = _mm256_and_si256(a.low, lowest), high = _mm256_and_si256(a.high, lowest);
@@ -194,9 +205,14 @@ struct Isa {
         const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
     }
-    static Words load_bytes(const std::uint8_t* p) {
-        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-        return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
+    static void store_bytes(std::uint8_t* p, Words a, Words b) {  // of numbers from -128 to 127
+        const __m256i first = _mm256_packs_epi32(a.low, a.high), second = _mm256_packs_epi32(b.low, b.high);
+        const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packing goes by halves of a vector
+        store_half(p, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(first, second), order));
+    }
+    static Words load_bytes(const std::uint8_t* p) {  // with their signs
+        return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))),
+                _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8)))};
     }
 
     static Words keys(Vec v) { return {magnitude(v.low), magnitude(v.high)}; }
@@ -210,12 +226,13 @@ struct Isa {
         four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1));
         return static_cast<std::uint32_t>(_mm_cvtsi128_si32(four));
     }
-    static Words to_nearest(Vec v) { return {_mm256_cvtps_epi32(v.low), _mm256_cvtps_epi32(v.high)}; }  // ties to even
-    static Words within(Words a, std::int32_t most) {  // -most..most, of signed numbers
-        const __m256i top = _mm256_set1_epi32(most), bottom = _mm256_set1_epi32(-most);
-        return {_mm256_max_epi32(_mm256_min_epi32(a.low, top), bottom),
-                _mm256_max_epi32(_mm256_min_epi32(a.high, top), bottom)};
+    static float sum_of_lanes(Vec v) {  // pairwise: lanes i and i + 8, then i and i + 4, ...
+        const __m256 eight = _mm256_add_ps(v.low, v.high);
+        __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+        four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
     }
+    static Words to_nearest(Vec v) { return {_mm256_cvtps_epi32(v.low), _mm256_cvtps_epi32(v.high)}; }  // ties to even
     static Words bit_and(Words a, Words b) {
         return {_mm256_and_si256(a.low, b.low), _mm256_and_si256(a.high, b.high)};
     }
@@ -241,6 +258,10 @@ struct Isa {
         return _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7fffffff));
     }
 
+    static __m256i reaches(__m256 v, std::uint32_t key) {
+        // Keys have no sign bit, so that signed comparison with key - 1 will do, from -1 to the largest number.
+        return _mm256_cmpgt_epi32(magnitude(v), _mm256_set1_epi32(static_cast<int>(key - 1)));
+    }
     static std::uint32_t bits_of(__m256 low, __m256 high) {
         return static_cast<std::uint32_t>(_mm256_movemask_ps(low)) |
                static_cast<std::uint32_t>(_mm256_movemask_ps(high)) << 8;
@@ -281,4 +302,5 @@ struct Isa {
     }
 };
 
+}  // namespace
 }  // namespace hvd_compress::cpu::avx2

@@ -7,6 +7,7 @@
 #include "level.hpp"
 
 namespace hvd_compress::cpu::avx512 {
+namespace {  // no weak symbols, also where a call is not inlined
 
 struct Isa {
     static constexpr Level kLevel = Level::kAvx512;
@@ -122,20 +123,38 @@ struct Isa {
     static Words negated(Words a, std::uint32_t mask) {
         return _mm512_mask_sub_epi32(a, static_cast<__mmask16>(mask), _mm512_setzero_si512(), a);
     }
+    // -a where v has a sign, -0 included.
+    static Words with_sign(Words a, Vec v) {
+        return _mm512_mask_sub_epi32(a, _mm512_movepi32_mask(_mm512_castps_si512(v)), _mm512_setzero_si512(), a);
+    }
+    // As at_least(): 1 there, else 0; or |v| there, else 0.
+    static Words ones_from(Vec v, std::uint32_t key) {
+        return _mm512_maskz_set1_epi32(static_cast<__mmask16>(at_least(v, key)), 1);
+    }
+    static Vec magnitudes_from(Vec v, std::uint32_t key) {
+        return _mm512_maskz_mov_ps(static_cast<__mmask16>(at_least(v, key)), absolute(v));
+    }
     static void store_bytes(std::uint8_t* p, Words a) {  // the lowest of each word
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
     }
-    static Words load_bytes(const std::uint8_t* p) {
-        return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    static void store_bytes(std::uint8_t* p, Words a, Words b) {  // of numbers from -128 to 127
+        store_bytes(p, a);
+        store_bytes(p + 16, b);
+    }
+    static Words load_bytes(const std::uint8_t* p) {  // with their signs
+        return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     }
 
     static Words keys(Vec v) { return magnitude(v); }
     static Words larger(Words a, Words b) { return _mm512_max_epu32(a, b); }  // of numbers without a sign
     static std::uint32_t largest(Words a) { return _mm512_reduce_max_epu32(a); }
-    static Words to_nearest(Vec v) { return _mm512_cvtps_epi32(v); }  // ties to even
-    static Words within(Words a, std::int32_t most) {                 // -most..most, of signed numbers
-        return _mm512_max_epi32(_mm512_min_epi32(a, _mm512_set1_epi32(most)), _mm512_set1_epi32(-most));
+    static float sum_of_lanes(Vec v) {  // pairwise: lanes i and i + 8, then i and i + 4, ...
+        const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+        __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+        four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
     }
+    static Words to_nearest(Vec v) { return _mm512_cvtps_epi32(v); }  // ties to even
     static Words bit_and(Words a, Words b) { return _mm512_and_si512(a, b); }
     static Words bit_or(Words a, Words b) { return _mm512_or_si512(a, b); }
     template <int bits>
@@ -165,4 +184,5 @@ struct Isa {
     }
 };
 
+}  // namespace
 }  // namespace hvd_compress::cpu::avx512

@@ -5,6 +5,7 @@
 #include "level.hpp"
 
 namespace hvd_compress::cpu::portable {
+namespace {  // no weak symbols, also where a call is not inlined
 
 struct Isa {
     static constexpr Level kLevel = Level::kPortable;
@@ -166,11 +167,26 @@ struct Isa {
     static Words negated(Words a, std::uint32_t mask) {
         return each_word([&](int i) { return mask >> i & 1 ? 0u - a.lanes[i] : a.lanes[i]; });
     }
+    // -a where v has a sign, -0 included.
+    static Words with_sign(Words a, Vec v) {
+        return each_word([&](int i) { return to_bits(v.lanes[i]) >> 31 ? 0u - a.lanes[i] : a.lanes[i]; });
+    }
+    // As at_least(): 1 there, else 0; or |v| there, else 0.
+    static Words ones_from(Vec v, std::uint32_t key) {
+        return each_word([&](int i) { return magnitude(v.lanes[i]) >= key ? 1u : 0u; });
+    }
+    static Vec magnitudes_from(Vec v, std::uint32_t key) {
+        return each([&](int i) { return magnitude(v.lanes[i]) >= key ? from_bits(magnitude(v.lanes[i])) : 0.0f; });
+    }
     static void store_bytes(std::uint8_t* p, Words a) {  // the lowest of each word
         for (int i = 0; i < 16; ++i) p[i] = static_cast<std::uint8_t>(a.lanes[i]);
     }
-    static Words load_bytes(const std::uint8_t* p) {
-        return each_word([p](int i) { return std::uint32_t{p[i]}; });
+    static void store_bytes(std::uint8_t* p, Words a, Words b) {  // of numbers from -128 to 127
+        store_bytes(p, a);
+        store_bytes(p + 16, b);
+    }
+    static Words load_bytes(const std::uint8_t* p) {  // with their signs
+        return each_word([p](int i) { return static_cast<std::uint32_t>(static_cast<std::int8_t>(p[i])); });
     }
 
     static Words keys(Vec v) {
@@ -184,15 +200,15 @@ struct Isa {
         for (int i = 0; i < 16; ++i) largest = a.lanes[i] > largest ? a.lanes[i] : largest;
         return largest;
     }
+    static float sum_of_lanes(Vec v) {  // pairwise: lanes i and i + 8, then i and i + 4, ...
+        for (int width = 8; width > 0; width /= 2) {
+            for (int i = 0; i < width; ++i) v.lanes[i] += v.lanes[i + width];
+        }
+        return v.lanes[0];
+    }
     static Words to_nearest(Vec v) {     // ties to even; below 2^22
         const float pushes = 0x1.8p23f;  // a sum with it has no room for a fraction
         return each_word([&](int i) { return to_bits(v.lanes[i] + pushes) - to_bits(pushes); });
-    }
-    static Words within(Words a, std::int32_t most) {  // -most..most, of signed numbers
-        return each_word([&](int i) {
-            const auto own = static_cast<std::int32_t>(a.lanes[i]);
-            return static_cast<std::uint32_t>(own > most ? most : own < -most ? -most : own);
-        });
     }
     static Words bit_and(Words a, Words b) {
         return each_word([&](int i) { return a.lanes[i] & b.lanes[i]; });
@@ -233,4 +249,5 @@ struct Isa {
     }
 };
 
+}  // namespace
 }  // namespace hvd_compress::cpu::portable

@@ -203,11 +203,12 @@ struct LargestFit {
             largest[t] = own;
         });
         block.largest_among(largest, kGroupThreads << target.shift, shared.scratch);
-        block.each(
-            [&](int t) { unit[t].by = block_unit(from_bits(largest[t]) / static_cast<float>(quantize_levels(bits))); });
+        block.each([&](int t) {
+            unit[t].by = block_unit(from_bits(largest[t]) / static_cast<float>(quantize_levels(bits)), target.random);
+        });
     }
 
-    static HVD_COMPRESS_TILE std::int32_t whole_number(float v, const Unit& unit, bool random, std::uint32_t word) {
+    static HVD_COMPRESS_TILE std::int32_t whole_number(float v, const Unit& unit, bool random, std::uint32_t bits16) {
         constexpr std::int32_t levels = quantize_levels(bits);
         if (!random) {  // the last bits of 1.5 * 2^23 + x are x, rounded to nearest even
             const auto q = static_cast<std::int32_t>(to_bits(v * unit.by.inverse + 0x1.8p23f) - to_bits(0x1.8p23f));
@@ -215,7 +216,7 @@ struct LargestFit {
         }
         const auto steps = static_cast<std::int32_t>(from_bits(magnitude(v)) * unit.by.inverse * 0x1p16f);
         const auto limited = static_cast<std::uint32_t>(steps < levels << 16 ? steps : levels << 16);
-        const auto whole = static_cast<std::int32_t>((limited + (word >> 16)) >> 16);
+        const auto whole = static_cast<std::int32_t>((limited + bits16) >> 16);
         return v < 0.0f ? -whole : whole;
     }
 };
@@ -278,7 +279,7 @@ struct TernaryFit {
             for (int lane = 0; lane < kPart; ++lane) count += shared.counts[of * kPart + lane];
             const float mean = sum_of_lanes(shared.sent + of * kPart) / static_cast<float>(count);
             const bool finite = least <= Traits<float>::kInfinityKey;
-            unit[t] = {block_unit(!finite ? from_bits(least - 1) : count == 0 ? 0.0f : mean), least};
+            unit[t] = {block_unit(!finite ? from_bits(least - 1) : count == 0 ? 0.0f : mean, false), least};
         });
     }
 
@@ -346,7 +347,7 @@ struct QuantizeBlocks {
         HVD_COMPRESS_UNROLL
         for (int j = 0; j < kWide; ++j) {
             std::uint32_t words[kParts] = {};
-            if (target.random) draw(static_cast<std::uint64_t>(spot.group * kPart + spot.lane + j), words);
+            if (target.random) draw(spot.group, spot.lane + j, words);
             HVD_COMPRESS_UNROLL
             for (int part = 0; part < kParts; ++part) {
                 const std::int32_t q = Fit::whole_number(v[part][j], unit, target.random, words[part]);
@@ -356,12 +357,16 @@ struct QuantizeBlocks {
         }
     }
 
-    HVD_COMPRESS_TILE void draw(std::uint64_t counter, std::uint32_t (&words)[kParts]) const {
+    // Of each word the half that belongs to the group.
+    HVD_COMPRESS_TILE void draw(std::int64_t group, int lane, std::uint32_t (&words)[kParts]) const {
+        const auto counter = static_cast<std::uint64_t>(group / 2 * kPart + lane);
         words[0] = static_cast<std::uint32_t>(counter);
         words[1] = static_cast<std::uint32_t>(counter >> 32);
         words[2] = target.key.step;
         words[3] = target.key.bucket;
         philox(words, static_cast<std::uint32_t>(target.key.seed), static_cast<std::uint32_t>(target.key.seed >> 32));
+        HVD_COMPRESS_UNROLL
+        for (std::uint32_t& word : words) word = group % 2 == 0 ? word >> 16 : word & 0xffffu;
     }
 };
 

@@ -5,8 +5,9 @@
 //   kTernary, for 2 bits: the mean of those |v| that are above 0.7 * mean |v| (Li and Liu, "Ternary Weight Networks",
 //     2016). Both sums are fp32: element i of a block goes to lane i % 16, what comes first is added first, and lanes
 //     are added pairwise as in sum.hpp;
-// rounded to bf16, to nearest even. Below 2^-126 it is 0; it is NaN, 0x7fc0, if an element is not finite, or if the
-// unit would not be. Then, and where u is 0, every q of the block is 0.
+// rounded to bf16, to nearest even, or up with a key: what was cut from the largest would never be sent. Below 2^-126
+// it is 0; it is NaN, 0x7fc0, if an element is not finite, or if the unit would not be. Then, and where u is 0, every q
+// of the block is 0.
 //
 // q, within -levels..levels, is
 //   kMax without a key: v * (1 / u), rounded to nearest even;
@@ -19,8 +20,8 @@
 // Codes are stored in groups of 64 elements, 8 * bits bytes each, two's complement. With m = 8 * bits bytes in a group,
 // element j of it lies in byte j % m, at bit j / m * bits. What is missing at the end is 0.
 //
-// Random bits are the upper half of a word of Philox4x32-7 (quantize.hpp) with the counter (c, c >> 32, step, bucket):
-// element j of group g takes word j / 16 of c = 16 g + j % 16.
+// Random bits are half of a word of Philox4x32-7 (quantize.hpp) with the counter (c, c >> 32, step, bucket): element j
+// of group g takes word j / 16 of c = g / 2 * 16 + j % 16, its upper half where g is even, else its lower half.
 #pragma once
 
 #include "hvd_compress/quantize.hpp"
@@ -65,8 +66,9 @@ struct BlockUnit {
     bool sends;
 };
 
-HVD_COMPRESS_HD inline BlockUnit block_unit(float found) noexcept {
-    const BFloat16 rounded = from_float<BFloat16>(found);
+HVD_COMPRESS_HD inline BlockUnit block_unit(float found, bool up) noexcept {
+    BFloat16 rounded = from_float<BFloat16>(found);
+    if (up && to_float(rounded) < found) ++rounded.bits;  // found has no sign: the next number, or infinity
     const float unit = to_float(rounded);
     const bool finite = Traits<float>::key(unit) < Traits<float>::kInfinityKey, sends = finite && unit >= 0x1p-126f;
     const std::uint16_t stored = sends ? rounded.bits : finite ? std::uint16_t{0} : std::uint16_t{0x7fc0};
