@@ -66,6 +66,32 @@ def test_an_allreduce_runs_the_algorithm_that_was_asked_for(monkeypatch):
     engine.close()
 
 
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_large_allreduce_among_hosts_goes_around_a_ring(apart: bool, monkeypatch):
+    """Where none is asked for, and each rank has a host of its own; what is smaller is Open MPI's choice."""
+    from mpi4py import MPI
+
+    from hvd_compress.engines import mpi, mpi_algorithms
+
+    engine = mpi.MpiEngine()
+    count = mpi_algorithms.probe_count(engine.world_size)
+    lengths: list[int] = []
+    recorder = MPI.Op.Create(lambda given, _total, _type: lengths.append(given.nbytes // 4), commute=True)
+    monkeypatch.setattr(MPI, "SUM", recorder)
+    monkeypatch.setattr(mpi, "RING_SHARD_BYTES", 4 * count // engine.world_size)
+    monkeypatch.setattr(engine, "_hosts", tuple(range(engine.world_size)) if apart else (0,) * engine.world_size)
+    monkeypatch.setitem(engine._forced, "ring", engine._forced["tree"])  # a pattern that nothing else chooses here
+    engine.allreduce(torch.ones(count))
+    tree = mpi_algorithms.expected("tree", engine.world_size, count)
+    assert (sorted(MPI.COMM_WORLD.allgather(lengths)) == tree) == apart
+    lengths.clear()
+    engine.allreduce(torch.ones(count - 1))
+    assert sorted(MPI.COMM_WORLD.allgather(lengths)) != mpi_algorithms.expected("tree", engine.world_size, count - 1)
+    monkeypatch.undo()  # or a communicator would be freed twice
+    recorder.Free()
+    engine.close()
+
+
 def test_forced_broadcasts_and_allgathers_are_offered_with_their_communicators():
     from hvd_compress.engines.mpi import MpiEngine
 
