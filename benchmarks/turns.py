@@ -22,13 +22,13 @@ def in_turns(steps: Sequence[Step], rounds: int, length: int, slowest: Slowest) 
         _window(step, 5, slowest)
     rows = []
     for number in range(rounds):
-        taken = {kind: _window(steps[kind], length, slowest) for kind in _order(len(steps), number)}
+        taken = {kind: _window(steps[kind], length, slowest) for kind in order(len(steps), number)}
         rows.append([taken[kind] for kind in range(len(steps))])
     return rows
 
 
-def _order(kinds: int, number: int) -> list[int]:
-    """All rotations, there and back."""
+def order(kinds: int, number: int) -> list[int]:
+    """Return which kind comes when in a round: all rotations, there and back."""
     turned, back = number // 2 % kinds, number % 2
     order = [(kind + turned) % kinds for kind in range(kinds)]
     return order[::-1] if back else order

@@ -10,7 +10,7 @@ import lab
 from figures import EVERY, steps_to
 from lab import NETWORKS
 from methods import METHODS
-from store import BUILD, circumstances, read
+from store import BUILD, read
 from tasks import TASKS
 
 Kept = dict[str, Any]
@@ -20,7 +20,7 @@ def gather() -> Kept:
     """Return the figures of all runs that are there."""
     tasks = [task for task in TASKS if any((BUILD / "loss").glob(f"{task}-*.json"))]
     return {
-        "circumstances": circumstances(),
+        "circumstances": {"losses": _circumstances(_loss_runs("*")), "seconds": _circumstances(_jobs())},
         "parameters": {task: sum(p.numel() for p in TASKS[task].model().parameters()) for task in tasks},
         "losses": {task: _losses(task) for task in tasks},
         "seconds": _by_network(tasks, _seconds),
@@ -42,7 +42,7 @@ def _lines(value: Any, levels: int) -> str:
 
 def _losses(task: str) -> dict[str, dict[str, list[float]]]:
     """Return the losses of each curve and seed, in the order of methods.py."""
-    runs = [read(file) for file in (BUILD / "loss").glob(f"{task}-*.json")]
+    runs = _loss_runs(task)
     place = {name: number for number, name in enumerate(METHODS)}
     runs.sort(key=lambda run: (place[run["method"]], run["curve"], run["seed"]))
     found: dict[str, dict[str, list[float]]] = defaultdict(dict)
@@ -50,6 +50,20 @@ def _losses(task: str) -> dict[str, dict[str, list[float]]]:
         assert [steps for steps, _ in run["losses"]] == [EVERY * (n + 1) for n in range(len(run["losses"]))]
         found[run["curve"]][str(run["seed"])] = [round(loss, 4) for _, loss in run["losses"]]
     return dict(found)
+
+
+def _loss_runs(task: str) -> list[Any]:
+    return [read(file) for file in (BUILD / "loss").glob(f"{task}-*.json")]
+
+
+def _jobs() -> list[Any]:
+    return [each for file in BUILD.glob("*/*.jsonl") for each in lab.lines(file)]
+
+
+def _circumstances(runs: list[Any]) -> list[Any]:
+    """Return each machine and commit of the runs once."""
+    found = {json.dumps(run["circumstances"], sort_keys=True) for run in runs}
+    return [json.loads(each) for each in sorted(found)]
 
 
 def _by_network(tasks: list[str], of: Any) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "600")
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from tasks import TASKS, Task
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from training import ONE_BUCKET_MB
+from turns import order
 
 import hvd_compress.ddp as hc
 import hvd_compress.torch as hvd
@@ -123,7 +124,7 @@ FRONT_ENDS = {HOROVOD: _horovod, OURS_IN_DDP: _ours_in_ddp, DDP: _ddp, NONE: _no
 
 
 def windows(wanted: dict[str, Any]) -> None:
-    """Measure windows of `before` + `steps` steps of each method in turns, in another order each round.
+    """Measure windows of `before` + `steps` steps of each method in turns, in the orders of turns.py.
 
     It takes about `seconds`.
     """
@@ -132,11 +133,11 @@ def windows(wanted: dict[str, Any]) -> None:
     for name, replica in replicas.items():
         taken = replica.timed_steps(WARM_UP)
         say(f"  {name}: {taken:.3f} s a step while warming up")
-    start_s, draw, rounds = time.monotonic(), random.Random(1), 0
+    start_s, rounds = time.monotonic(), 0
     while from_rank_0(time.monotonic() - start_s) < wanted["seconds"] or rounds < wanted["least"]:
-        order = draw.sample(wanted["methods"], len(replicas))
-        taken = {name: replicas[name].timed_steps(wanted["steps"], wanted["before"]) for name in order}
-        append(wanted["file"], {name: round(taken[name], 5) for name in wanted["methods"]})
+        names = [wanted["methods"][kind] for kind in order(len(replicas), rounds)]
+        taken = {name: replicas[name].timed_steps(wanted["steps"], wanted["before"]) for name in names}
+        append(wanted, {name: round(taken[name], 5) for name in wanted["methods"]})
         rounds += 1
         say(f"  round {rounds}, {time.monotonic() - start_s:.0f} s")
 
@@ -155,7 +156,7 @@ def search(wanted: dict[str, Any]) -> None:
     if dist.get_rank() == 0:
         Path(wanted["plan"]).parent.mkdir(parents=True, exist_ok=True)
         replica.optimizer.save_plan(wanted["plan"])
-    append(wanted["file"], {"method": name, "step_s": step_s, "chosen": chosen})
+    append(wanted, {"method": name, "step_s": step_s, "chosen": chosen})
 
 
 def _decisions(replica: Replica) -> list[Any]:
@@ -174,7 +175,7 @@ def train(wanted: dict[str, Any]) -> None:
             if len(step_s) % EVERY == 0:
                 losses.append((len(step_s), replica.validation_loss()))
                 say(f"  {name}: {len(step_s)} steps in {sum(step_s):.1f} s, loss {losses[-1][1]:.3f}")
-        append(wanted["file"], {"method": name, "target": wanted["target"], "step_s": step_s, "losses": losses})
+        append(wanted, {"method": name, "target": wanted["target"], "step_s": step_s, "losses": losses})
 
 
 def _reached(losses: Sequence[tuple[int, float]], target: float) -> bool:
@@ -192,10 +193,11 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def append(file: str, found: dict[str, Any]) -> None:
+def append(wanted: dict[str, Any], found: dict[str, Any]) -> None:
+    """Keep what was found, and under which circumstances."""
     if dist.get_rank() == 0:
-        with Path(file).open("a") as lines:
-            lines.write(json.dumps(found) + "\n")
+        with Path(wanted["file"]).open("a") as lines:
+            lines.write(json.dumps({**found, "circumstances": wanted["circumstances"]}) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 from methods import METHODS
-from store import BUILD, ROOT
+from store import BUILD, ROOT, circumstances
 from tasks import RANKS
 
 from hvd_compress.netlab import Lab
@@ -104,6 +104,7 @@ def _run(do: str, task: str, network: str, methods: Sequence[str], file: Path, *
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     wanted = {"do": do, "task": task, "methods": list(methods), "file": str(file), **words}
+    wanted["circumstances"] = circumstances()
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),

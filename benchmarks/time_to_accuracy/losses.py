@@ -45,8 +45,9 @@ class LossRun:
         """What is asked for, in words: a run of something else does not count."""
         method = METHODS[self.method]
         if self.plan is not None:
-            return self.plan.read_text()
-        return method.label if method.front_end == DDP else repr(method.build(hc.Compression))
+            return f"{TASKS[self.task].setting}: {self.plan.read_text()}"
+        how = method.label if method.front_end == DDP else repr(method.build(hc.Compression))
+        return f"{TASKS[self.task].setting}: {how}"
 
     def finished(self, most: int = MOST) -> dict[str, Any] | None:
         """Return what an earlier run found, if it asked for the same and went on for long enough."""
@@ -69,7 +70,7 @@ class LossRun:
         found = {
             **{"task": self.task, "method": self.method, "curve": self.curve, "seed": self.seed, "asked": self.asked},
             **{"most": MOST if self.method == BASELINE else most, "losses": losses},
-            **{"seconds": round(time.monotonic() - start, 1), **circumstances()},
+            **{"seconds": round(time.monotonic() - start, 1), "circumstances": circumstances()},
         }
         write(self.file, found)
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from statistics import fmean
+from typing import Any
 
 from figures import EVERY, GOALS, SHOWN, STEPS, Figures, Ratio, Steps
 from lab import NETWORKS
@@ -15,14 +16,15 @@ HEAD = """\
 
 How long does training take to the loss that dense reaches after so many steps? Two halves, multiplied: the steps that
 a method needs, {ranks} ranks in one process, without a network; and the seconds of its step in the lab, {ranks} hosts
-on the {cores} cores of one machine. The figures are in [time-to-accuracy.json](time-to-accuracy.json), from which
+on one machine. The figures are in [time-to-accuracy.json](time-to-accuracy.json), from which
 `python benchmarks/time_to_accuracy/run.py page --again` makes this page without measuring.
 
-    python benchmarks/time_to_accuracy/run.py loss
-    python benchmarks/time_to_accuracy/run.py seconds      # as root
+    python benchmarks/time_to_accuracy/run.py loss         # hours; --tasks, --methods and --seeds take a part
+    python benchmarks/time_to_accuracy/run.py seconds      # as root; each call adds rounds; --networks, too
+    python benchmarks/time_to_accuracy/run.py confirm      # as root
     python benchmarks/time_to_accuracy/run.py page
 
-{machine}
+{machines}
 
 ![loss against seconds](time-to-accuracy.png)
 """
@@ -52,11 +54,8 @@ HOW = """\
 def page(figures: Figures) -> str:
     """Return the page, in Markdown."""
     about = figures.kept["circumstances"]
-    machine = (
-        f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, torch {about['torch']}; commit "
-        f"{about['commit']}."
-    )
-    parts = [HEAD.format(ranks=RANKS, cores=about["cores"], machine=machine)]
+    machines = [f"- {half}: {_machine(each)}" for half in ("losses", "seconds") for each in about[half]]
+    parts = [HEAD.format(ranks=RANKS, machines="\n".join(machines))]
     for task in figures.tasks:
         parts += [f"## {TASKS[task].label[0].upper()}{TASKS[task].label[1:]}\n"]
         parts += [_about(figures, task)]
@@ -64,6 +63,13 @@ def page(figures: Figures) -> str:
         parts += [_seconds(figures, task)] if figures.networks(task) else []
         parts += [_losses(figures, task), _searches(figures, task), _trainings(figures, task)]
     return "\n".join(part for part in parts if part) + "\n" + HOW.format(every=EVERY)
+
+
+def _machine(about: dict[str, Any]) -> str:
+    return (
+        f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, torch {about['torch']}, commit "
+        f"{about['commit']}"
+    )
 
 
 def _about(figures: Figures, task: str) -> str:

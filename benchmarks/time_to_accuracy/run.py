@@ -118,7 +118,7 @@ def page(again: bool) -> None:
 @main.command()
 @click.option("--methods", default=",".join(QUICK), show_default=True)
 def quick(methods: str) -> None:
-    """Train the language model by a few methods, one seed (9 minutes), and multiply by the recorded seconds a step."""
+    """Train the language model by a few methods, one seed (10 minutes), and multiply by the recorded seconds a step."""
     recorded = Figures(json.loads(RESULT.with_suffix(".json").read_text()))
     start, dense = time.monotonic(), {}
     for name in dict.fromkeys([BASELINE, *methods.split(",")]):

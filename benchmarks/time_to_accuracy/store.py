@@ -32,7 +32,7 @@ def write(path: Path, found: Any) -> None:
 
 
 def circumstances() -> dict[str, Any]:
-    """Return the machine and the commit; "-dirty" where files differ from it."""
+    """Return the machine and the commit of a run; "-dirty" where files differ from it."""
     described = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
     commit = subprocess.run(described, check=True, capture_output=True, text=True).stdout.strip()
     return {**machine(), "commit": commit}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +22,7 @@ RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "time-to-accurac
 LARGEST_BYTES = 50_000
 STEPS = 40
 """Of made-up losses."""
+MACHINE = {"cpu": "one", "cores": 2, "python": "3", "torch": "2"}
 
 
 def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -44,7 +47,9 @@ def made_up(count: int = 24) -> dict[str, Any]:
     }
     seconds = {"horovod": [1.0, 2.0, 3.0], "topk": [0.5, 1.0, None]}
     return {
-        "circumstances": {"cpu": "one", "cores": 2, "python": "3", "torch": "2", "commit": "c"},
+        "circumstances": {
+            half: [{**MACHINE, "commit": f"{half[0]}{n}"} for n in (1, 2)] for half in ("losses", "seconds")
+        },
         "parameters": {"language": 7},
         "losses": {"language": by_seed},
         "seconds": {"language": {"20mbit-20ms": seconds}},
@@ -86,6 +91,63 @@ def test_what_was_not_reached_says_so(figures: ModuleType, monkeypatch: pytest.M
 
 def test_figures_are_read_as_they_were_written(monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(module("gather", monkeypatch).dumps(made_up())) == made_up()
+
+
+def test_a_method_that_was_away_keeps_its_place_in_the_rounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ratios are within a round, so a round without a method must not shift those behind it."""
+    gather, lab = module("gather", monkeypatch), module("lab", monkeypatch)
+    for each in (gather, gather.lab, lab):
+        monkeypatch.setattr(each, "BUILD", tmp_path)
+    for file, found in (
+        (lab.rounds_of("language", "20mbit-20ms"), {"horovod": 1.0, "topk": 0.5}),
+        (lab.rounds_of("language", "20mbit-20ms"), {"horovod": 2.0}),
+        (lab.rounds_of("language", "20mbit-20ms"), {"horovod": 3.0, "topk": 1.5}),
+        (lab.trainings_of("language", "20mbit-20ms"), training([1.0] * 60 + [3.0] * 20)),
+    ):
+        file.parent.mkdir(exist_ok=True)
+        with file.open("a") as lines:
+            lines.write(json.dumps({**found, "circumstances": {**MACHINE, "commit": "b"}}) + "\n")
+    (tmp_path / "loss").mkdir()
+    for seed in (1, 2):
+        run = {"method": "dense", "curve": "dense", "seed": seed, "losses": falling(0.01)}
+        run["circumstances"] = {**MACHINE, "commit": "a"}
+        (tmp_path / "loss" / f"language-dense-seed{seed}.json").write_text(json.dumps(run))
+    kept = gather.gather()
+    assert kept["seconds"]["language"]["20mbit-20ms"] == {"horovod": [1.0, 2.0, 3.0], "topk": [0.5, None, 1.5]}
+    assert kept["losses"]["language"]["dense"]["2"] == pytest.approx([loss for _, loss in falling(0.01)])
+    assert kept["trainings"]["language"]["20mbit-20ms"]["topk"] == {"steps": 70.0, "seconds": 90.0}
+    about = kept["circumstances"]
+    assert [each["commit"] for each in about["losses"] + about["seconds"]] == ["a", "b"]
+
+
+def training(step_s: list[float]) -> dict[str, Any]:
+    """In the lab, to a loss that lies between two of those that were measured."""
+    losses = falling(0.01, len(step_s) // 20)
+    return {"method": "topk", "step_s": step_s, "losses": [*losses, (100, 9.0)], "target": 9.3}
+
+
+def test_a_run_of_another_setting_does_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    losses = module("losses", monkeypatch)
+    monkeypatch.setattr(losses, "BUILD", tmp_path)
+    run = losses.LossRun("language", "int4", 1)
+    run.file.parent.mkdir()
+    run.file.write_text(json.dumps({"asked": run.asked, "most": 300, "losses": []}))
+    assert run.finished(300) is not None
+    assert run.finished(301) is None
+    assert losses.LossRun("images", "int4", 1).asked != run.asked != losses.LossRun("language", "int8", 1).asked
+    run.file.write_text(json.dumps({"asked": run.asked + " otherwise", "most": 300, "losses": []}))
+    assert run.finished(300) is None
+
+
+@pytest.mark.parametrize("kinds", [2, 3, 5])
+def test_turns_are_fair(kinds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = load("turns.py", monkeypatch)
+    orders = [turns.order(kinds, number) for number in range(2 * kinds)]
+    places = Counter((place, kind) for order in orders for place, kind in enumerate(order))
+    pairs = Counter(pair for order in orders for pair in pairwise(order))
+    assert len(places) == kinds**2
+    assert len(set(places.values())) == 1
+    assert all(pairs[a, b] == pairs[b, a] for a, b in pairs)
 
 
 def test_the_page_is_that_of_its_figures(figures: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,5 +251,6 @@ def test_a_round_in_the_lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         pytest.skip(f"no network lab can be made here: {error}")
     lab.measure("language", "1gbit-1ms", ["horovod", "ddp", "topk"], seconds=0.0, least=1)
     (found,) = lab.lines(lab.rounds_of("language", "1gbit-1ms"))
+    assert found.pop("circumstances")["cores"] > 0
     assert list(found) == ["horovod", "ddp", "topk"]
     assert min(found.values()) > 0
