@@ -59,19 +59,24 @@ class Payload:
         """Return header and tensors as one uint8 tensor (packed_bytes,), each tensor at a multiple of 16 bytes.
 
         Args:
-            into: what to return, where the caller keeps memory for it; gaps between tensors stay as they are.
+            into: what to return, where the caller has memory for it. Gaps between tensors become 0 in the host's; on a
+                device, where that would be a launch each, they stay as they are.
             copy: copies a tensor of this payload (second) into a part of the result (first), perhaps later.
             flags: what the receiver finds as `flags`.
         """
-        into = torch.zeros(self.packed_bytes, dtype=torch.uint8) if into is None else into
+        into = torch.empty(self.packed_bytes, dtype=torch.uint8, device="cpu") if into is None else into
         entries = self._entries
         header = _HEADER.pack(_MAGIC, len(entries), flags, step, bucket, self.numel)
         header += b"".join(_ENTRY.pack(*entry) for entry in entries)
         # Without waiting, should it lie on a device: the driver keeps what it has not copied yet.
         into[: len(header)].copy_(torch.frombuffer(bytearray(header), dtype=torch.uint8), non_blocking=True)
+        end = len(header)
         for offset, tensor in zip(_offsets(entries)[0], self.tensors.values(), strict=True):
             data = tensor.view(torch.uint8)
-            copy(into[offset : offset + data.numel()], data)
+            _clear(into[end:offset])
+            end = offset + data.numel()
+            copy(into[offset:end], data)
+        _clear(into[end:])
         return into
 
     @property
@@ -121,6 +126,11 @@ class Payload:
             if not 0 <= length <= arrived:
                 raise PayloadError(f"tensor {name!r} announces {length} elements in {arrived} bytes")
         return entries
+
+
+def _clear(gap: torch.Tensor) -> None:
+    if gap.device.type == "cpu" and gap.numel():
+        gap.zero_()
 
 
 def _offsets(entries: list[tuple[int, int]]) -> tuple[list[int], int]:

@@ -15,8 +15,8 @@ from hvd_compress.errors import ConfigError, PayloadError, located
 from hvd_compress.native import BlockCodes, BlockFormat, RandomKey
 from hvd_compress.payload import Payload
 
-SUMS_AGAIN = 1 << 32
-"""Told from ranks in the key of random rounding."""
+SUM = 1 << 32
+"""In the key of random rounding, in the place of a shard's owner, where its sum is rounded; no rank has this number."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,11 @@ class BlockQuantizer(Requantizer):
     block: int = 64
     stochastic: bool = False
     seed: int = 0
-    message_bytes = 1 << 16
+    message_bytes = 1 << 16  # 5 ms at 100 Mbit/s are 62,500 bytes
 
     def __post_init__(self) -> None:
+        if isinstance(self.block, bool) or not isinstance(self.block, int):
+            raise ConfigError(f"block = {self.block!r} is not an int: a power of two from 64 to 1024")
         if not isinstance(self.stochastic, bool):
             raise ConfigError(f"stochastic = {self.stochastic!r} is neither True nor False")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
@@ -111,7 +113,7 @@ class BlockQuantizer(Requantizer):
         numel, place = own.numel(), work.rank
         ranks = [rank for rank in range(len(others) + 1) if rank != place]
         sources = self._codes(others, ranks, numel)
-        key = self._key(work.step, work.bucket, work.rank, SUMS_AGAIN)
+        key = self._key(work.step, work.bucket, work.rank, SUM)
         return self._payload(native.block_sum_quantize(own, sources, place, self.format, key=key, rest=rest), numel)
 
     def write(self, work: Input, parts: Sequence[tuple[slice, Sequence[Payload]]]) -> torch.Tensor:

@@ -64,6 +64,14 @@ class InProcessWorld:
                 queue.put(None)
 
 
+def _of_lengths(verb: str, lengths: Sequence[int] | None, received: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Check what a library would take on trust, and write beyond a buffer."""
+    true_lengths = [block.numel() for block in received]
+    if lengths is not None and list(lengths) != true_lengths:
+        raise CommunicationError(f"{verb} was told lengths {list(lengths)}, but they are {true_lengths}")
+    return received
+
+
 class InProcessEngine(Engine):
     """One rank of an InProcessWorld.
 
@@ -115,23 +123,20 @@ class InProcessEngine(Engine):
         algorithms.ALLREDUCE[algorithm](self, tensor)
 
     def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None, algorithm: str) -> list[torch.Tensor]:
-        blocks = algorithms.ALLGATHER[algorithm](self, tensor.clone())
-        true_lengths = [block.numel() for block in blocks]
-        if lengths is not None and list(lengths) != true_lengths:
-            raise CommunicationError(f"allgather was told lengths {list(lengths)}, but they are {true_lengths}")
-        return blocks
+        return _of_lengths("allgather", lengths, algorithms.ALLGATHER[algorithm](self, tensor.clone()))
 
     def _broadcast(self, tensor: torch.Tensor, root: int, algorithm: str) -> None:
         algorithms.BROADCAST[algorithm](self, tensor, root)
 
     def _alltoall(self, parts: Sequence[torch.Tensor], lengths: Sequence[int] | None) -> list[torch.Tensor]:
-        return algorithms.pairwise_alltoall(self, parts)
+        return _of_lengths("alltoall", lengths, algorithms.pairwise_alltoall(self, parts))
 
     def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         return algorithms.ring_reduce_scatter(self, tensor.clone())[self.rank].clone()
 
     def _gather(self, tensor: torch.Tensor, root: int, lengths: Sequence[int] | None) -> list[torch.Tensor] | None:
-        return algorithms.flat_gather(self, tensor.clone(), root)
+        gathered = algorithms.flat_gather(self, tensor.clone(), root)
+        return None if gathered is None else _of_lengths("gather", lengths, gathered)
 
     def _split(self, members: Sequence[int]) -> InProcessEngine:
         self._splits += 1

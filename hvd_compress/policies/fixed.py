@@ -19,7 +19,7 @@ from hvd_compress.policies.base import DecisionPolicy, Launch
 
 
 class FixedPolicy(DecisionPolicy):
-    """What the request says; of what it leaves open, the path with the fewest bytes."""
+    """What the request says; of what it leaves open, the path with the fewest bytes, a message counting as some."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -82,8 +82,10 @@ def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities
         summed = _sent_dtype(compressor, layout) in can.sum_dtypes
         reason = "asked for" if summed else f"the engine cannot sum {_sent_dtype(compressor, layout)}"
         return Decision(compressor, found[0], reason=reason)
-    path = _fewest_bytes(found, compressor, layout, world_size)
-    reason = f"fewest bytes with {world_size} ranks" if len(found) > 1 else "no other scheme carries its payloads"
+    path = _cheapest(found, compressor, layout, world_size)
+    counting = f", a message counting as {compressor.message_bytes >> 10} KiB" if compressor.message_bytes else ""
+    least = f"fewest bytes with {world_size} ranks{counting}"
+    reason = least if len(found) > 1 else "no other scheme carries its payloads"
     return Decision(compressor, path, reason=reason)
 
 
@@ -95,7 +97,7 @@ def _sent_dtype(compressor: Compressor, layout: Layout) -> torch.dtype | None:
     return compressor.wire(layout)[0].sum_dtype
 
 
-def _fewest_bytes(found: list[Path], compressor: Compressor, layout: Layout, world_size: int) -> Path:
+def _cheapest(found: list[Path], compressor: Compressor, layout: Layout, world_size: int) -> Path:
     """Return the path with the smallest bandwidth term, the first among equals; a message counts as `message_bytes`."""
     bandwidth = Formulas(float(compressor.message_bytes), 1.0, world_size)
 

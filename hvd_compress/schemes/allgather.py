@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import torch
 
@@ -12,9 +14,9 @@ from hvd_compress.compressors.base import Compressor
 from hvd_compress.compressors.finite import all_finite
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
-from hvd_compress.errors import located
 from hvd_compress.payload import Payload
 from hvd_compress.schemes.base import Exchange, Scheme, Work, finish, send_residual
+from hvd_compress.schemes.packed import Packer
 from hvd_compress.schemes.probe import ProbeReport
 
 
@@ -56,7 +58,7 @@ class _AllGatherExchange(Exchange):
         self._rounds, self._wire = scheme.compressor.rounds(work), scheme.compressor.wire(work.layout)
         self._own: Payload
         self._compressor = scheme.compressor
-        self._kept: list[Payload] = []  # until the step is over: a stream may still read what a round has sent
+        self._packer = Packer(work)
         self._packed: torch.Tensor
         self._received: list[torch.Tensor] = []
 
@@ -65,10 +67,8 @@ class _AllGatherExchange(Exchange):
         self._pack(next(self._rounds), 0)
 
     def _pack(self, payload: Payload, number: int) -> None:
-        work, self._own = self._work, payload
-        self._kept.append(payload)
-        self._packed = work.lane.buffer(f"sent {number}", payload.packed_bytes, torch.uint8)
-        payload.pack(work.step, work.bucket, self._packed, work.lane.place, work.probe.flags)
+        self._own = payload
+        self._packed = self._packer.pack(f"sent {number}", payload)
 
     def communicate(self, engine: Engine) -> None:
         last = len(self._wire) - 1
@@ -82,12 +82,8 @@ class _AllGatherExchange(Exchange):
                     self._pack(self._rounds.send(self._unpacked()), number + 1)
 
     def _unpacked(self) -> list[Payload]:
-        work, payloads, flags = self._work, [], self.report.flags
-        for rank, buffer in enumerate(self._received):
-            with located(f"payload from rank {rank}"):
-                payloads.append(self._own.unpack(work.lane.fetch(buffer), work.step, work.bucket, header=buffer))
-                flags |= payloads[-1].flags
-        self.report = ProbeReport(flags)
+        payloads = [self._packer.unpack(rank, buffer, self._own) for rank, buffer in enumerate(self._received)]
+        self.report = ProbeReport(reduce(or_, (payload.flags for payload in payloads), self.report.flags))
         return payloads
 
     def decode(self) -> torch.Tensor:

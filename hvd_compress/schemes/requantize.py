@@ -12,10 +12,9 @@ from hvd_compress.compressors.base import Compressor, Requantizer
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.layout import shard
-from hvd_compress.errors import located
 from hvd_compress.payload import Payload
 from hvd_compress.schemes.base import Exchange, Scheme, Work, send_residual
-from hvd_compress.schemes.probe import ProbeReport
+from hvd_compress.schemes.packed import Packer
 
 ALLTOALL, GATHER = "alltoall-allgather", "gather-broadcast"
 ROOT = 0
@@ -60,34 +59,25 @@ class Requantize(Scheme):
 
     def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
         assert isinstance(self.compressor, Requantizer)
-        kind = _GatherExchange if self.path.scheme == GATHER else _AllToAllExchange
+        kind = _RootExchange if self.path.scheme == GATHER else _OwnersExchange
         return kind(self.compressor, work, rank, world_size)
 
 
 class _RequantizeExchange(Exchange):
-    """What both paths share: buffers that payloads are packed into, and unpacked from."""
+    """What both paths share."""
 
     def __init__(self, compressor: Requantizer, work: Work, rank: int, world_size: int) -> None:
         self._compressor, self._work, self._rank, self._world_size = compressor, work, rank, world_size
-        self._kept: list[Payload] = []  # until the step is over: a stream may still read what a round has sent
-        self._shards: Sequence[slice]
+        self._packer = Packer(work)
 
-    def _pack(self, name: str, payload: Payload) -> torch.Tensor:
-        work = self._work
-        self._kept.append(payload)
-        packed = work.lane.buffer(name, payload.packed_bytes, torch.uint8)
-        return payload.pack(work.step, work.bucket, packed, work.lane.place, work.probe.flags)
-
-    def _unpack(self, rank: int, buffer: torch.Tensor, part: slice) -> Payload:
-        work, template = self._work, self._compressor.template(_numel(part))
-        with located(f"payload from rank {rank}"):
-            return template.unpack(work.lane.fetch(buffer), work.step, work.bucket, header=buffer)
+    def _unpack(self, rank: int, packed: torch.Tensor, part: slice) -> Payload:
+        return self._packer.unpack(rank, packed, self._compressor.template(_numel(part)))
 
     def _packed_bytes(self, part: slice) -> int:
         return self._compressor.template(_numel(part)).packed_bytes
 
 
-class _AllToAllExchange(_RequantizeExchange):
+class _OwnersExchange(_RequantizeExchange):
     def encode(self) -> None:
         compressor, work = self._compressor, self._work
         send_residual(compressor, work)
@@ -98,7 +88,7 @@ class _AllToAllExchange(_RequantizeExchange):
                 compressor.keep_shard(work, part)
                 self._outgoing.append(work.lane.buffer("own", 0, torch.uint8))
             else:
-                self._outgoing.append(self._pack(f"to {owner}", compressor.encode_shard(work, part, owner)))
+                self._outgoing.append(self._packer.pack(f"to {owner}", compressor.encode_shard(work, part, owner)))
 
     def communicate(self, engine: Engine) -> None:
         own, lane = self._shards[self._rank], self._work.lane
@@ -106,31 +96,29 @@ class _AllToAllExchange(_RequantizeExchange):
         received = engine.alltoall(self._outgoing, lengths)
         with lane.between_collectives():
             others = [self._unpack(rank, buffer, own) for rank, buffer in enumerate(received) if rank != self._rank]
-            packed = self._pack("sum", self._compressor.sum_shard(self._work, own, others))
+            packed = self._packer.pack("sum", self._compressor.sum_shard(self._work, own, others))
         lengths = [self._packed_bytes(part) for part in self._shards]
         inbox = lane.inbox("sums", sum(lengths), torch.uint8)
         self._received = engine.allgather(packed, lengths, out=inbox)
 
     def decode(self) -> torch.Tensor:
-        flags, parts = 0, []
-        for rank, (buffer, part) in enumerate(zip(self._received, self._shards, strict=True)):
-            payload = self._unpack(rank, buffer, part)
-            flags |= payload.flags
-            parts.append((part, [payload]))
-        self.report = ProbeReport(flags)
-        return self._compressor.write(self._work, parts)
+        received = enumerate(zip(self._received, self._shards, strict=True))
+        return self._compressor.write(
+            self._work, [(part, [self._unpack(rank, buffer, part)]) for rank, (buffer, part) in received]
+        )
 
 
-class _GatherExchange(_RequantizeExchange):
+class _RootExchange(_RequantizeExchange):
     def encode(self) -> None:
         compressor, work = self._compressor, self._work
         send_residual(compressor, work)
         self._everything = slice(0, work.gradient.numel())
         if self._rank == ROOT:
             compressor.keep_shard(work, self._everything)
+            # Of the others' length: engines count bytes of a gather by it. Nobody reads it.
             self._packed = work.lane.buffer("sum", self._packed_bytes(self._everything), torch.uint8)
         else:
-            self._packed = self._pack("sum", compressor.encode_shard(work, self._everything, ROOT))
+            self._packed = self._packer.pack("sum", compressor.encode_shard(work, self._everything, ROOT))
 
     def communicate(self, engine: Engine) -> None:
         received = engine.gather(self._packed, ROOT, [self._packed.numel()] * self._world_size)
@@ -140,12 +128,11 @@ class _GatherExchange(_RequantizeExchange):
                     self._unpack(rank, buffer, self._everything) for rank, buffer in enumerate(received) if rank != ROOT
                 ]
                 payload = self._compressor.sum_shard(self._work, self._everything, others)
-                self._packed = self._pack("sum", payload)
+                self._packed = self._packer.pack("sum", payload)
         engine.broadcast(self._packed, ROOT)
 
     def decode(self) -> torch.Tensor:
         payload = self._unpack(ROOT, self._packed, self._everything)
-        self.report = ProbeReport(payload.flags)
         return self._compressor.write(self._work, [(self._everything, [payload])])
 
 

@@ -230,9 +230,31 @@ def test_overlap() -> None:
     sent = native.BlockCodes(buffer.view(torch.uint8)[:32], UNITS)
     with pytest.raises(ConfigError, match="codes and out overlap"):
         native.block_sum([sent], buffer, native.BlockFormat(4), 1.0)
+    sent = native.BlockCodes(torch.empty(32, dtype=torch.uint8), buffer.view(torch.bfloat16)[:1])
+    with pytest.raises(ConfigError, match="units and out overlap in 2 bytes"):
+        native.block_sum([sent], buffer, native.BlockFormat(4), 1.0)
     with pytest.raises(ConfigError, match="rest and own overlap in 20 bytes"):
         native.block_sum_quantize(buffer[:6], [], 0, FORM, rest=buffer[1:7])
     assert torch.equal(buffer, torch.arange(12.0))
+
+
+@pytest.mark.parametrize("numel", [5, 7])
+def test_what_a_sum_leaves_has_its_length(numel: int) -> None:
+    with pytest.raises(ConfigError, match=f"rest has {numel} elements, own has 6"):
+        native.block_sum_quantize(torch.ones(6), [], 0, FORM, rest=torch.ones(numel))
+
+
+def test_own_has_a_place_among_the_others() -> None:
+    sent = native.block_quantize(torch.ones(6), None, FORM)
+    for place in (-1, 2):
+        with pytest.raises(ConfigError, match=f"place = {place} is not a whole number in 0..1"):
+            native.block_sum_quantize(torch.ones(6), [sent], place, FORM)
+
+
+def test_sources_beyond_what_one_call_adds() -> None:
+    sent = native.block_quantize(torch.ones(6), None, FORM)
+    with pytest.raises(ConfigError, match="1025 sources are more than the 1024 that one call adds"):
+        native.block_sum([sent] * 1025, torch.ones(6), FORM, 1.0)
 
 
 def test_an_input_that_changed_during_the_call_is_told() -> None:

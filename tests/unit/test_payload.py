@@ -23,6 +23,13 @@ def test_what_is_packed_comes_out_again(first: int, second: int, dtype: torch.dt
     assert sent.wire_bytes == first * dtype.itemsize + 4 * second
 
 
+@pytest.mark.parametrize("numel", [0, 1, 5, 16])
+def test_what_lay_in_the_memory_before_does_not_travel(numel: int) -> None:
+    sent = Payload({"codes": torch.ones(numel, dtype=torch.uint8), "scales": torch.ones(numel)}, 100)
+    packed = [sent.pack(4, 2, torch.full((sent.packed_bytes,), before, dtype=torch.uint8)) for before in (0, 255)]
+    assert torch.equal(*packed)
+
+
 def test_payloads_are_frozen() -> None:
     with pytest.raises(TypeError):
         payload().tensors["indices"] = torch.zeros(1)  # type: ignore[index]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
@@ -156,6 +157,41 @@ def test_random_rounding_is_right_on_average(path: str) -> None:
     torch.testing.assert_close(torch.stack(results).mean(0), values, rtol=2**-7, atol=5 * 0.75 / steps**0.5)
 
 
+def test_an_owner_adds_in_rank_order() -> None:
+    """Rank 1 of 3 has 1: 2^24 + 1 is 2^24 in fp32, so that 0 is left of 2^24 + 1 - 2^24, and 1 in any other order."""
+
+    def draw(rank: int) -> torch.Tensor:
+        return torch.full((192,), [2.0**24, 1.0, -(2.0**24)][rank])
+
+    compressor = BlockQuantizer(2)  # sends equal elements as they are
+    others = [compressor.compress(draw(rank)[64:128], Layout.of(64)) for rank in (0, 2)]
+    state = BucketState(Residual(torch.zeros(192), torch.zeros(192)))
+    work = Work(draw(1), Layout.of(192), 0, 0, 1.0, state, rank=1)
+    shard = slice(64, 128)
+    compressor.keep_shard(work, shard)
+    total = compressor.sum_shard(work, shard, others)
+    found = torch.empty(64)
+    compressor.add_to(found.zero_(), total, 1.0, Layout.of(64))
+    assert torch.equal(found, torch.zeros(64))
+
+
+def test_what_is_sent_is_drawn_anew_for_each_step_bucket_rank_and_shard() -> None:
+    compressor, values = BlockQuantizer(4, stochastic=True), torch.linspace(-1, 1, 64)
+
+    def codes(step: int = 0, bucket: int = 0, rank: int = 0, owner: int = 0) -> bytes:
+        work = Work(values.clone(), Layout.of(64), step, bucket, 1.0, BucketState(None), rank=rank)
+        return bytes(compressor.encode_shard(work, slice(0, 64), owner)["codes"].numpy())
+
+    def summed(rank: int) -> bytes:
+        work = Work(values.clone(), Layout.of(64), 0, 0, 1.0, BucketState(None), rank=rank)
+        others = [compressor.compress(torch.zeros(64), Layout.of(64))] * rank
+        return bytes(compressor.sum_shard(work, slice(0, 64), others)["codes"].numpy())
+
+    drawn = [codes(), codes(step=1), codes(bucket=1), codes(rank=1), codes(owner=1), summed(0), summed(1)]
+    assert len(set(drawn)) == len(drawn)
+    assert codes() == codes()
+
+
 def test_ranks_and_shards_draw_different_numbers() -> None:
     numbers = [mixed(seed, rank, shard) for seed in (0, 1) for rank in range(4) for shard in (0, 1, 2, 1 << 32)]
     assert len(set(numbers)) == len(numbers)
@@ -213,7 +249,9 @@ CAN = InProcessWorld(1).engine(0).capabilities
     ],
 )
 def test_the_path_goes_by_bytes_and_messages(numel: int, size: int, path: str) -> None:
-    assert decide(Request(BlockQuantizer(4)), Layout.of(numel), size, CAN).scheme == path
+    decision = decide(Request(BlockQuantizer(4)), Layout.of(numel), size, CAN)
+    assert decision.scheme == path
+    assert decision.reason == f"fewest bytes with {size} ranks, a message counting as 64 KiB"
 
 
 def test_a_scheme_that_the_engine_lacks_is_refused_before_the_first_step() -> None:
@@ -229,6 +267,7 @@ def test_a_scheme_that_the_engine_lacks_is_refused_before_the_first_step() -> No
         ({"bits": 3}, "bits = 3"),
         ({"bits": 4, "block": 100}, "block = 100"),
         ({"bits": 4, "block": "64"}, "block = '64'"),
+        ({"bits": 4, "block": np.int64(64)}, r"block = .*64.* is not an int"),
         ({"bits": 4, "stochastic": 1}, "stochastic = 1"),
         ({"bits": 4, "seed": -1}, "seed = -1"),
     ],

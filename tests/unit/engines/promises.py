@@ -137,13 +137,14 @@ def gather_brings_all_to_the_root(engine: Engine) -> None:
     for dtype in MOVED_DTYPES:
         for root in range(engine.world_size):
             lengths = unequal(engine, root)
-            gathered = engine.gather(values(engine.rank, lengths[engine.rank], dtype), root)
-            if engine.rank != root:
-                assert gathered is None
-                continue
-            assert gathered is not None
-            for rank, block in enumerate(gathered):
-                assert torch.equal(block, values(rank, lengths[rank], dtype))
+            for known in (None, lengths):
+                gathered = engine.gather(values(engine.rank, lengths[engine.rank], dtype), root, known)
+                if engine.rank != root:
+                    assert gathered is None
+                    continue
+                assert gathered is not None
+                for rank, block in enumerate(gathered):
+                    assert torch.equal(block, values(rank, lengths[rank], dtype))
 
 
 def results_are_copies(engine: Engine) -> None:
@@ -255,6 +256,10 @@ def bad_arguments_are_config_errors(engine: Engine) -> None:
         engine.allgather(torch.ones(3), [4] * engine.world_size)
     with pytest.raises(ConfigError, match="lengths"):
         engine.alltoall([torch.ones(3)] * engine.world_size, [4] * engine.world_size)
+    if "gather" in engine.capabilities.verbs:
+        for wrong in ([4] * engine.world_size, [3] * (engine.world_size + 1)):
+            with pytest.raises(ConfigError, match="lengths"):
+                engine.gather(torch.ones(3), 0, wrong)
     assert engine.take_calls() == []
 
 

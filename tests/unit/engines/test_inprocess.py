@@ -63,12 +63,19 @@ def test_abandon_fails_the_other_ranks_and_all_later_calls():
     assert len(set(run_ranks(3, body, timeout_s=600))) == 1
 
 
-def test_untrue_lengths_are_found():
+@pytest.mark.parametrize("verb", ["allgather", "alltoall", "gather"])
+def test_untrue_lengths_are_found(verb: str):
     def body(engine: InProcessEngine) -> None:
         lengths = [1, 2] if engine.rank == 0 else [7, 2]
-        engine.allgather(torch.ones(engine.rank + 1), lengths)
+        own = torch.ones(engine.rank + 1)
+        if verb == "alltoall":
+            engine.alltoall([own, own], lengths)
+        elif verb == "gather":
+            engine.gather(own, 1, lengths)
+        else:
+            engine.allgather(own, lengths)
 
-    with pytest.raises(CommunicationError, match=r"was told lengths \[7, 2\], but they are \[1, 2\]"):
+    with pytest.raises(CommunicationError, match=rf"{verb} was told lengths \[7, 2\], but they are \[1, 2\]"):
         run_ranks(2, body)
 
 

@@ -92,6 +92,23 @@ def test_alltoall_in_pieces_gives_the_same_bits(size: int, dtype: torch.dtype, m
         assert torch.equal(gradient, whole[0][0])
 
 
+@pytest.mark.parametrize("piece_bytes", [None, 8])
+def test_alltoall_adds_in_rank_order(piece_bytes: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """(2^24 + 1) - 2^24 is 0 in fp32, and 2^24 - 2^24 + 1 is not."""
+    monkeypatch.setattr(InProcessEngine, "piece_bytes", piece_bytes)
+
+    def body(engine: InProcessEngine) -> torch.Tensor:
+        gradient = torch.full((12,), [2.0**24, 1.0, -(2.0**24)][engine.rank])
+        exchange = AllToAll(Cast(torch.bfloat16)).exchange(Work(gradient, Layout.of(12), 0, 0, 1.0), engine.rank, 3)
+        exchange.encode()
+        exchange.communicate(engine)
+        exchange.decode()
+        return gradient
+
+    for gradient in run_ranks(3, body):
+        assert torch.equal(gradient, torch.zeros(12))
+
+
 @pytest.mark.parametrize("position", [0, NUMEL // 2, NUMEL - 1])
 def test_alltoall_in_pieces_says_on_every_rank_that_one_element_is_not_finite(
     position: int, monkeypatch: pytest.MonkeyPatch
