@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, PowerSGD, TopK
+from hvd_compress.compressors import QSGD, BlockQuantizer, Cast, EFSign, MSTopK, PowerSGD, RandomK, Threshold, TopK
 from hvd_compress.controller.goal import HIGH, AutoRatio, Target, default_low
 from hvd_compress.decision import Request
 from hvd_compress.policies import Covap, PlanFile
@@ -58,6 +58,72 @@ class Compression:
                 stacklevel=2,
             )
         return request
+
+    @staticmethod
+    def mstopk(
+        ratio: float = 0.01,
+        scheme: str = "auto",
+        algorithm: str = "auto",
+        *,
+        bisections: int = 25,
+        layerwise: bool = False,
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send about the elements of largest magnitude, with error feedback: MSTopk (Shi et al. 2021).
+
+        Bisection looks for the threshold that as many elements reach.
+
+        Args:
+            ratio, scheme, algorithm, layerwise, engine, device: as topk().
+            bisections: in search of the threshold, 1 to 48.
+
+        Raises:
+            ConfigError: a value is out of range or unknown.
+        """
+        return Request(MSTopK(ratio, layerwise, bisections), scheme, algorithm, engine, device)
+
+    @staticmethod
+    def threshold(tau: float, *, engine: str = "auto", device: str = "auto") -> Request:
+        """Send the elements whose magnitude is `tau` or more, by all-gather, with error feedback.
+
+        How many that is, none or all, is up to the gradient: a tau that is right at first may be far from it later.
+
+        Args:
+            tau: in units of the gradient, above 0.
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range.
+        """
+        return Request(Threshold(tau), engine=engine, device=device)
+
+    @staticmethod
+    def randomk(
+        ratio: float = 0.01,
+        scheme: str = "auto",
+        algorithm: str = "auto",
+        *,
+        error_feedback: bool = True,
+        seed: int = 0,
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send random elements, the same on all ranks, by one allreduce of their values.
+
+        Args:
+            ratio: share of the elements that is sent, in (0, 1]; 0.01 is one per cent.
+            scheme: "allreduce", "allgather", or "auto": by number of ranks.
+            algorithm: of it, as topk(); it needs a scheme.
+            error_feedback: remember what is not sent. Without it the elements are multiplied by about 1 / ratio, so
+                that the result is right on average, with much noise.
+            seed: of the random numbers, the same on all ranks.
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range or unknown.
+        """
+        return Request(RandomK(ratio, error_feedback, seed), scheme, algorithm, engine, device)
 
     @staticmethod
     def auto(
@@ -112,6 +178,47 @@ class Compression:
     def efsign(*, layerwise: bool = True, engine: str = "auto", device: str = "auto") -> Request:
         """Send one bit an element and one scale a parameter (or a bucket), with error feedback."""
         return Request(EFSign(layerwise), engine=engine, device=device)
+
+    @staticmethod
+    def qsgd(
+        bits: int = 4,
+        norm: str = "l2",
+        *,
+        layerwise: bool = True,
+        seed: int = 0,
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send 8, 4 or 2 bits an element, rounded at random, right on average, without error feedback (QSGD).
+
+        Many elements share a norm, so that most of them become 0: int8(stochastic=True) and int4(stochastic=True), with
+        a scale for each block of elements, lose less, and their sums are rounded again by owners of shards.
+
+        Args:
+            bits: of an element.
+            norm: what they are multiples of: the Euclidean norm, "l2", or the largest magnitude, "max".
+            layerwise: one norm for each parameter instead of one for the bucket.
+            seed: of the random numbers.
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range or unknown.
+        """
+        return Request(QSGD(bits, norm, layerwise=layerwise, seed=seed), engine=engine, device=device)
+
+    @staticmethod
+    def terngrad(*, clip: float = 2.5, seed: int = 0, engine: str = "auto", device: str = "auto") -> Request:
+        """Send -1, 0 or 1 an element and the largest magnitude of each parameter, right on average (Wen et al. 2017).
+
+        Args:
+            clip: elements are clipped to so many standard deviations of their parameter first; math.inf clips none.
+            seed: of the random numbers.
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range.
+        """
+        return Request(QSGD(2, "max", clip, seed=seed), engine=engine, device=device)
 
     @staticmethod
     def int8(

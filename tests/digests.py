@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, TopK
+from hvd_compress.compressors import QSGD, BlockQuantizer, Cast, EFSign, MSTopK, RandomK, Threshold, TopK
 from hvd_compress.decision import Request
 from tests.harness import SHAPES, hash_name
 
@@ -39,8 +39,13 @@ REQUESTS = {
     **{f"topk-var{'-' * bool(a)}{a}": Request(TopK(0.05), "var", a or "auto") for a in ("", "recursive_doubling")},
     "lwtopk-var": Request(TopK(0.05, layerwise=True), "var"),
     "topk-artopk": Request(TopK(0.05), "artopk"),
+    "mstopk": Request(MSTopK(0.05), "allgather"),
+    "threshold": Request(Threshold(0.5)),
+    "randomk": Request(RandomK(0.05), "allreduce"),
+    "randomk-unbiased": Request(RandomK(0.05, error_feedback=False), "allgather"),
     "efsign": Request(EFSign()),
     "efsign-bucket": Request(EFSign(layerwise=False)),
+    "qsgd": Request(QSGD(4, "max")),
     "int8": Request(BlockQuantizer(8), "alltoall-allgather"),
     "int4": Request(BlockQuantizer(4), "allgather"),
     "int4-stochastic": Request(BlockQuantizer(4, stochastic=True), "alltoall-allgather"),

@@ -6,7 +6,18 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, PowerSGD, TopK
+from hvd_compress.compressors import (
+    QSGD,
+    BlockQuantizer,
+    Cast,
+    EFSign,
+    MSTopK,
+    PowerSGD,
+    RandomK,
+    Sparsifier,
+    Threshold,
+    TopK,
+)
 from hvd_compress.decision import Request
 from hvd_compress.devices import lane_for
 from hvd_compress.engines.base import Engine
@@ -27,8 +38,15 @@ REQUESTS = {
     "lwtopk-star": Request(TopK(0.05, layerwise=True), "star"),
     "topk-all": Request(TopK(1.0), "allgather"),
     "star-all": Request(TopK(1.0), "star"),
+    "mstopk-allgather": Request(MSTopK(0.05), "allgather"),
+    "mstopk-star": Request(MSTopK(0.05), "star"),
+    "threshold": Request(Threshold(1.5)),
+    "randomk": Request(RandomK(0.05), "allreduce"),
+    "randomk-allgather": Request(RandomK(0.05, error_feedback=False), "allgather"),
     "efsign": Request(EFSign()),
     "efsign-bucket": Request(EFSign(layerwise=False)),
+    "qsgd": Request(QSGD(4)),
+    "terngrad": Request(QSGD(2, "max", 2.5)),
     "powersgd": Request(PowerSGD(2)),
     "powersgd-allgather": Request(PowerSGD(2), "allgather"),
     "int8": Request(BlockQuantizer(8), "alltoall-allgather"),
@@ -44,7 +62,12 @@ REQUESTS = {
 ANYWHERE = tuple(name for name, request in REQUESTS.items() if request.scheme != "gather-broadcast")
 """Over engines without a gather, too."""
 
-SPARSIFIERS = tuple(name for name in REQUESTS if name.startswith(("topk", "lwtopk", "star")))
+SPARSIFIERS = tuple(
+    name
+    for name, request in REQUESTS.items()
+    if isinstance(request.compressor, Sparsifier | RandomK) and request.compressor.error_feedback
+)
+"""What sends an element as it is, or not at all, and remembers it then."""
 
 
 def alone() -> InProcessEngine:

@@ -75,6 +75,10 @@ METHODS = {
         Method("powersgd", "`powersgd(4)`", lambda c: c.powersgd(4)),
         Method("topk", '`topk(0.01, "allgather")`', lambda c: c.topk(0.01, "allgather")),
         Method("star", '`topk(0.01, "star")`', lambda c: c.topk(0.01, "star")),
+        Method("mstopk", '`mstopk(0.01, "allgather")`', lambda c: c.mstopk(0.01, "allgather")),
+        Method("randomk", "`randomk(0.01)`", lambda c: c.randomk(0.01)),
+        Method("qsgd", "`qsgd(4)`", lambda c: c.qsgd(4)),
+        Method("terngrad", "`terngrad()`", lambda c: c.terngrad()),
         Method("efsign", "`efsign()`", lambda c: c.efsign()),
         Method("auto", "`auto()`", lambda c: c.auto(), searches=True),
     )

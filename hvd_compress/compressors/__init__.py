@@ -8,18 +8,26 @@ from hvd_compress.compressors.base import (
     Round,
     Rounds,
     SingleRound,
-    Sparsifier,
 )
 from hvd_compress.compressors.blocks import BlockQuantizer
 from hvd_compress.compressors.cast import Cast
 from hvd_compress.compressors.efsign import EFSign
+from hvd_compress.compressors.mstopk import MSTopK
 from hvd_compress.compressors.powersgd import PowerSGD
+from hvd_compress.compressors.qsgd import QSGD
+from hvd_compress.compressors.randomk import RandomK
+from hvd_compress.compressors.sparsifier import FixedRatio, Sparsifier
+from hvd_compress.compressors.threshold import Threshold
 from hvd_compress.compressors.topk import TopK
 
 COMPRESSORS: dict[str, type[Compressor]] = {
     "cast": Cast,
     "topk": TopK,
+    "mstopk": MSTopK,
+    "randomk": RandomK,
+    "threshold": Threshold,
     "efsign": EFSign,
+    "qsgd": QSGD,
     "powersgd": PowerSGD,
     "blocks": BlockQuantizer,
 }
@@ -27,17 +35,22 @@ COMPRESSORS: dict[str, type[Compressor]] = {
 
 __all__ = [
     "COMPRESSORS",
+    "QSGD",
     "BlockQuantizer",
     "Cast",
     "Compressor",
     "EFSign",
     "FeedbackCompressor",
+    "FixedRatio",
     "Input",
+    "MSTopK",
     "PowerSGD",
+    "RandomK",
     "Requantizer",
     "Round",
     "Rounds",
     "SingleRound",
     "Sparsifier",
+    "Threshold",
     "TopK",
 ]

@@ -189,35 +189,6 @@ class FeedbackCompressor(SingleRound):
         return self.compress_feedback(work.gradient, work.residual, work.pending, work.layout)
 
 
-class Sparsifier(FeedbackCompressor):
-    """A compressor whose payload holds `indices` (int32, ascending) and `values` (fp32) of the elements it keeps.
-
-    Its halves can be used apart, because in AR-Topk one rank selects and all ranks send.
-
-    Attributes:
-        ratio: k / numel, in (0, 1].
-    """
-
-    ratio: float
-    has_ratio = True
-
-    @property
-    def sent_ratio(self) -> float:
-        return float(self.ratio)
-
-    @abstractmethod
-    def kept(self, layout: Layout) -> int:
-        """How many elements are sent of a bucket with these parameters; the same on every rank."""
-
-    @abstractmethod
-    def take(self, corrected: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Return corrected[indices] and set those elements to 0: they are sent, and nothing of them is pending.
-
-        Raises:
-            PayloadError: an index is out of range; `corrected` is then as it was.
-        """
-
-
 class Requantizer(SingleRound):
     """A compressor by which one rank can sum what all have sent of a shard, and compress the sum again.
 

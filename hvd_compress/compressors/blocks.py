@@ -11,6 +11,8 @@ import torch
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Input, Requantizer, Round, Rounds
+from hvd_compress.compressors.checks import MAX_SEED, check_flag, check_whole
+from hvd_compress.compressors.draws import mixed
 from hvd_compress.errors import ConfigError, PayloadError, located
 from hvd_compress.native import BlockCodes, BlockFormat, RandomKey
 from hvd_compress.payload import Payload
@@ -50,10 +52,8 @@ class BlockQuantizer(Requantizer):
     def __post_init__(self) -> None:
         if isinstance(self.block, bool) or not isinstance(self.block, int):
             raise ConfigError(f"block = {self.block!r} is not an int: a power of two from 64 to 1024")
-        if not isinstance(self.stochastic, bool):
-            raise ConfigError(f"stochastic = {self.stochastic!r} is neither True nor False")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed = {self.seed!r} is not a whole number, 0 to 2^63 - 1")
+        check_flag("stochastic", self.stochastic)
+        check_whole("seed", self.seed, 0, MAX_SEED)
         assert self.format  # checks the rest
 
     @property
@@ -152,17 +152,6 @@ class BlockQuantizer(Requantizer):
 
     def _key(self, step: int, bucket: int, rank: int, shard: int) -> RandomKey | None:
         return RandomKey(mixed(self.seed, rank, shard), step, bucket) if self.stochastic else None
-
-
-def mixed(*numbers: int) -> int:
-    """Return 64 bits that depend on all the numbers: SplitMix64's finaliser (Steele et al. 2014) over each in turn."""
-    found = 0
-    for number in numbers:
-        found = (found + number + 0x9E3779B97F4A7C15) % 2**64
-        found = (found ^ found >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-        found = (found ^ found >> 27) * 0x94D049BB133111EB % 2**64
-        found ^= found >> 31
-    return found
 
 
 def _feedback(work: Input) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,6 +18,13 @@ def all_finite(tensor: torch.Tensor) -> torch.Tensor:
     return torch.isfinite(low) & torch.isfinite(high)
 
 
+def spoiled(values: torch.Tensor, finite: bool | torch.Tensor) -> torch.Tensor:
+    """Fill `values` with NaN where a bucket is not finite, perhaps at none of them: all ranks must see it."""
+    if isinstance(finite, torch.Tensor):  # on a device, where the host does not look
+        return values.masked_fill_(finite == 0, torch.nan)
+    return values if finite else values.fill_(torch.nan)
+
+
 def scale_finite(tensor: torch.Tensor, scale: float) -> torch.Tensor:
     """Multiply a flat tensor by `scale`, and return whether all of it is finite then, as all_finite()."""
     if tensor.device.type != "cpu":

@@ -12,7 +12,9 @@ import torch
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor, Input, Round, Rounds
-from hvd_compress.errors import ConfigError, PayloadError
+from hvd_compress.compressors.checks import check_whole
+from hvd_compress.compressors.summed import sum_of
+from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.states import Key
 from hvd_compress.payload import Payload
 
@@ -70,9 +72,7 @@ class PowerSGD(Compressor):
 
     def __post_init__(self) -> None:
         for name, low in (("rank", 1), ("start_step", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise ConfigError(f"{name} = {value!r} is not a whole number, {low} or more")
+            check_whole(name, getattr(self, name), low)
         rate = self.min_compression_rate
         if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate < math.inf:
             raise ConfigError(f"min_compression_rate = {rate!r} is not a number, 0 or more")
@@ -109,7 +109,7 @@ class PowerSGD(Compressor):
         sent = [*(factor.reshape(-1) for factor in factors), *(corrected[part] for part in dense)]
         values = torch.cat(sent) if sent else corrected.new_empty(0)
         payloads = yield Payload({"p": values}, layout.numel, summable=True)
-        total = _sum(payloads, "p", values.numel()).mul_(work.scale)
+        total = sum_of(payloads, "p", values.numel()).mul_(work.scale)
         parts = iter(torch.split(total, [part.numel() for part in sent]))
         bases = _batched(_orthogonal, [next(parts).view(m.rows, m.rank) for m in matrices])
         for part, result in zip(dense, parts, strict=True):
@@ -122,7 +122,7 @@ class PowerSGD(Compressor):
             m.of(corrected).addmm_(basis, q.T, alpha=-1.0)  # corrected - transmitted
         values = torch.cat([q.reshape(-1) for q in own])
         payloads = yield Payload({"q": values}, layout.numel, summable=True)
-        total = _sum(payloads, "q", values.numel()).mul_(work.scale)
+        total = sum_of(payloads, "q", values.numel()).mul_(work.scale)
         parts = iter(torch.split(total, [q.numel() for q in own]))
         factors = [next(parts).view(m.cols, m.rank) for m in matrices]
         for m, basis, q in zip(matrices, bases, factors, strict=True):
@@ -135,7 +135,7 @@ class PowerSGD(Compressor):
     def _dense_rounds(self, work: Input, corrected: torch.Tensor, two: bool) -> Rounds:
         """Send every element, in the first of as many rounds as there are in later steps."""
         payloads = yield Payload({"p": corrected.clone()}, work.layout.numel, summable=True)
-        work.gradient.copy_(_sum(payloads, "p", work.layout.numel).mul_(work.scale))
+        work.gradient.copy_(sum_of(payloads, "p", work.layout.numel).mul_(work.scale))
         corrected.zero_()
         if two:
             yield Payload({}, work.layout.numel, summable=True)
@@ -164,21 +164,6 @@ def _between(matrices: Sequence[Matrix], numel: int) -> Iterator[slice]:
         start = matrix.stop
     if numel > start:
         yield slice(start, numel)
-
-
-def _sum(payloads: Sequence[Payload], name: str, numel: int) -> torch.Tensor:
-    """Return the sum in rank order; a single payload is the sum already.
-
-    Raises:
-        PayloadError: a payload has another length; it names the rank.
-    """
-    for rank, payload in enumerate(payloads):
-        if payload[name].numel() != numel:
-            raise PayloadError(f"payload from rank {rank}: {payload[name].numel()} values instead of {numel}")
-    total = payloads[0][name]
-    for payload in payloads[1:]:
-        total = total + payload[name]
-    return total
 
 
 def _batched(call: Callable[..., torch.Tensor], *operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:

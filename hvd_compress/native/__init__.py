@@ -37,11 +37,12 @@ from hvd_compress.native.feedback import accumulate
 from hvd_compress.native.module import SIMD_LEVELS, num_threads, set_simd_level, simd_levels
 from hvd_compress.native.quantize import quantize_accumulate, quantize_add
 from hvd_compress.native.scatter import gather, scatter_add, scatter_lists, scatter_set, take
-from hvd_compress.native.selection import mstopk, threshold_select, topk, topk_accumulate
+from hvd_compress.native.selection import MSTOPK_ROUNDS, mstopk, threshold_select, topk, topk_accumulate
 from hvd_compress.native.sign import sign_accumulate, sign_accumulate_kept, sign_add, sign_settle
 
 __all__ = [
     "MAX_NUMEL",
+    "MSTOPK_ROUNDS",
     "SIMD_LEVELS",
     "BlockCodes",
     "BlockFormat",

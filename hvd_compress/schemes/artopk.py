@@ -10,8 +10,9 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors.base import Compressor, Sparsifier
-from hvd_compress.compressors.finite import all_finite
+from hvd_compress.compressors.base import Compressor
+from hvd_compress.compressors.finite import all_finite, spoiled
+from hvd_compress.compressors.sparsifier import FixedRatio
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.errors import PayloadError, located, received
@@ -37,7 +38,7 @@ class ARTopk(Scheme):
     those of the engine's allreduce of 4 * k bytes; "var" adds an all-gather of 8 bytes.
     """
 
-    compressor: Sparsifier
+    compressor: FixedRatio
     path: Path = Path("star")
     names = ("star", "var", "artopk")
     verb = "allreduce"
@@ -45,7 +46,7 @@ class ARTopk(Scheme):
 
     @classmethod
     def carries(cls, compressor: Compressor) -> bool:
-        return isinstance(compressor, Sparsifier)
+        return isinstance(compressor, FixedRatio)
 
     @classmethod
     def variants(cls, compressor: Compressor, layout: Layout, can: Capabilities) -> Sequence[Path]:
@@ -121,11 +122,8 @@ class _ARTopkExchange(Exchange):
             self.report = replace(self.report, root_stats=stats)
 
     def _take(self) -> torch.Tensor:
-        """This rank's values; NaN where the bucket is not finite, perhaps at none of these indices: all must see it."""
-        values = self._scheme.compressor.take(self._pending, self._indices)
-        if isinstance(self._finite, torch.Tensor):  # on a device, where the host does not look
-            return values.masked_fill_(self._finite == 0, torch.nan)
-        return values if self._finite else values.fill_(torch.nan)
+        """This rank's values; NaN where the bucket is not finite."""
+        return spoiled(self._scheme.compressor.take(self._pending, self._indices), self._finite)
 
     def decode(self) -> torch.Tensor:
         assert self._sum is not None

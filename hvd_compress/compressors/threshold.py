@@ -1,0 +1,42 @@
+"""Threshold: send the elements whose magnitude reaches a given one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from hvd_compress import native
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors.base import Round
+from hvd_compress.compressors.sparsifier import BYTES, Selected, Sparsifier
+from hvd_compress.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Threshold(Sparsifier):
+    """Hard threshold with error feedback (Strom 2015; Dutta et al. 2020, "On the Discrepancy between the Theoretical
+    Analysis and Practical Implementations of Compressed Communication"; Sahu et al. 2021).
+
+    How many elements that is, none or all, is up to the data, and differs from rank to rank. On a GPU the host waits
+    for it.
+
+    Attributes:
+        tau: the least magnitude that is sent, in units of the gradient, more than 0.
+    """
+
+    tau: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tau, bool) or not isinstance(self.tau, (int, float)):
+            raise ConfigError(f"tau must be a number, got {self.tau!r}")
+        if not 0 < self.tau < math.inf:
+            raise ConfigError(f"tau = {self.tau!r} is not above 0 and finite; it is the least magnitude that is sent")
+
+    def select(self, x: torch.Tensor) -> Selected:
+        return native.threshold_select(x, self.tau)
+
+    def wire(self, layout: Layout) -> tuple[Round, ...]:
+        """8 bytes a kept element, which all may be."""
+        return (Round(BYTES * layout.numel, fixed=False),)
