@@ -32,4 +32,5 @@ def _signed(bits: int) -> int:
 
 def _shifted(x: torch.Tensor, by: int) -> torch.Tensor:
     """Shift right, as numbers without a sign."""
-    return (x >> by) & (2 ** (64 - by) - 1)
+    shifted: torch.Tensor = (x >> by) & (2 ** (64 - by) - 1)
+    return shifted

@@ -76,9 +76,20 @@ class QSGD(SingleRound):
         none = torch.zeros_like(work.gradient, dtype=torch.float32)
         lost, found = torch.empty_like(none), []
         for start, stop, _, _ in self._parts(work.layout):
-            key = {"seed": mixed(self.seed, work.rank, start), "step": work.step, "bucket": work.bucket}
-            own, out = self._clipped(work.gradient[start:stop]), lost[start:stop]
-            found.append(native.quantize_accumulate(own, none[start:stop], self.bits, norm=self.norm, out=out, **key))
+            part = slice(start, stop)
+            own, seed = self._clipped(work.gradient[part]), mixed(self.seed, work.rank, start)
+            found.append(
+                native.quantize_accumulate(
+                    own,
+                    none[part],
+                    self.bits,
+                    seed=seed,
+                    step=work.step,
+                    bucket=work.bucket,
+                    norm=self.norm,
+                    out=lost[part],
+                )
+            )
         codes, norms = torch.cat([codes for codes, _ in found]), torch.stack([norm.reshape(()) for _, norm in found])
         return Payload({"codes": codes, "norms": norms}, work.layout.numel)
 
