@@ -7,9 +7,21 @@ from pathlib import Path
 
 import torch
 
-from hvd_compress.compressors import QSGD, BlockQuantizer, Cast, EFSign, MSTopK, PowerSGD, RandomK, Threshold, TopK
+from hvd_compress.compressors import (
+    QSGD,
+    BlockQuantizer,
+    Cast,
+    Compressor,
+    EFSign,
+    MSTopK,
+    PowerSGD,
+    RandomK,
+    Threshold,
+    TopK,
+)
 from hvd_compress.controller.goal import HIGH, AutoRatio, Target, default_low
 from hvd_compress.decision import Request
+from hvd_compress.errors import ConfigError
 from hvd_compress.policies import Covap, PlanFile
 
 LITTLE_GAIN = 0.05
@@ -303,6 +315,29 @@ class Compression:
             ConfigError: a value is out of range.
         """
         return Request(PowerSGD(rank, start_step, min_compression_rate), engine=engine, device=device)
+
+    @staticmethod
+    def of(
+        compressor: Compressor,
+        scheme: str = "auto",
+        algorithm: str = "auto",
+        *,
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send what a compressor of your own selects: docs/add_a_compressor.md.
+
+        Args:
+            scheme: one that carries it, or "auto": the fewest bytes.
+            algorithm: of it.
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: it is no compressor, or no such scheme carries it.
+        """
+        if not isinstance(compressor, Compressor):
+            raise ConfigError(f"{compressor!r} is not a compressor: an object of a subclass of Compressor is needed")
+        return Request(compressor, scheme, algorithm, engine, device)
 
     @staticmethod
     def covap(interval: int = 4, *, engine: str = "auto", device: str = "auto") -> Request:

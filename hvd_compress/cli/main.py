@@ -14,6 +14,7 @@ from hvd_compress.errors import HvdCompressError
 COMMANDS = {
     "doctor": "List what is installed, and say whether training can run.",
     "bench": "Measure what this machine does: kernels.",
+    "list": "List the compressions: kind, bits an element, source, schemes.",
     "choose": "Predict by formulas which collective is fastest for a bucket.",
     "probe": "Measure this job's network, under mpirun: alpha, beta, curves.",
     "plan": "Check a plan for Compression.plan().",

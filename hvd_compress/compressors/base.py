@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -79,6 +79,8 @@ class Compressor(ABC):
     state: what it keeps from step to step lies in the bucket's. Tensors are flat; a layout says where parameters lie.
 
     Attributes:
+        kind: "cast", "sparsifier", "quantiser" or "low rank".
+        source: the papers, authors and year.
         error_feedback: whether what is not sent is remembered, as a residual.
         compresses: whether anything is lost: False only where the gradient is sent as it is or rounded.
         has_ratio: whether with_ratio() changes what is sent.
@@ -86,6 +88,8 @@ class Compressor(ABC):
             times bandwidth. 0 counts bytes alone.
     """
 
+    kind: ClassVar[str]
+    source: ClassVar[str] = ""
     error_feedback: bool = False
     compresses: bool = True
     has_ratio: bool = False

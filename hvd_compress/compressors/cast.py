@@ -19,6 +19,7 @@ class Cast(SingleRound):
 
     dtype: torch.dtype | None = None
     compresses = False
+    kind = "cast"
 
     def sum_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the type in which a gradient of `dtype` travels: never a wider one than its own."""

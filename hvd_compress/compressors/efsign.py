@@ -25,6 +25,8 @@ class EFSign(FeedbackCompressor):
     """
 
     layerwise: bool = True
+    kind = "quantiser"
+    source = "Karimireddy et al. 2019"
 
     def compress(self, corrected: torch.Tensor, layout: Layout) -> Payload:
         return self.compress_feedback(corrected, torch.zeros_like(corrected), torch.empty_like(corrected), layout)

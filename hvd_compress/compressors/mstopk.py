@@ -24,6 +24,7 @@ class MSTopK(FixedRatio):
     """
 
     bisections: int = 25
+    source = "Shi et al. 2021"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -69,6 +69,8 @@ class PowerSGD(Compressor):
     start_step: int = 0
     min_compression_rate: float = 2.0
     error_feedback = True
+    kind = "low rank"
+    source = "Vogels et al. 2019"
 
     def __post_init__(self) -> None:
         for name, low in (("rank", 1), ("start_step", 0)):

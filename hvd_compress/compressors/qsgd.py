@@ -42,6 +42,8 @@ class QSGD(SingleRound):
     clip: float = inf
     layerwise: bool = True
     seed: int = 0
+    kind = "quantiser"
+    source = "Alistarh et al. 2017; Wen et al. 2017"
 
     def __post_init__(self) -> None:
         if self.bits not in (8, 4, 2):

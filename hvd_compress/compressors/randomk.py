@@ -40,6 +40,8 @@ class RandomK(Compressor):
     ratio: float = 0.01
     error_feedback: bool = True
     seed: int = 0
+    kind = "sparsifier"
+    source = "Stich et al. 2018"
 
     def __post_init__(self) -> None:
         check_ratio(self.ratio)

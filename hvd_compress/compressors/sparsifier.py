@@ -32,6 +32,8 @@ class Sparsifier(FeedbackCompressor):
     Where the gradient is not finite, an element that is not is among them, so that all ranks see it.
     """
 
+    kind = "sparsifier"
+
     @abstractmethod
     def select(self, x: torch.Tensor) -> Selected:
         """Select elements of x (n,)."""

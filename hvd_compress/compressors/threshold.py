@@ -27,6 +27,7 @@ class Threshold(Sparsifier):
     """
 
     tau: float
+    source = "Strom 2015"
 
     def __post_init__(self) -> None:
         if isinstance(self.tau, bool) or not isinstance(self.tau, (int, float)):

@@ -14,6 +14,8 @@ from hvd_compress.compressors.sparsifier import FixedRatio, Selected, kept_of
 class TopK(FixedRatio):
     """Exact top-k with error feedback (Aji and Heafield 2017; Lin et al. 2018); LWTopk where it is layerwise."""
 
+    source = "Aji and Heafield 2017"
+
     def select(self, x: torch.Tensor) -> Selected:
         return native.topk(x, kept_of(self.ratio, x.numel()))
 

@@ -1,0 +1,40 @@
+"""`hvd-compress list` knows every compression, and what it says is so."""
+
+from __future__ import annotations
+
+import json
+
+from click.testing import CliRunner
+
+from hvd_compress.cli.list import POLICIES, command
+from hvd_compress.compression import Compression
+from hvd_compress.compressors import COMPRESSORS
+
+
+def test_every_compression_is_listed() -> None:
+    rows = json.loads(CliRunner().invoke(command, ["--json"], catch_exceptions=False).output)
+    offered = {name for name in dir(Compression) if not name.startswith("_")}
+    assert {row["name"] for row in rows} == offered - set(POLICIES)
+    by_name = {row["name"]: row for row in rows}
+    assert by_name["int4"]["bits"] == 4.25
+    assert by_name["topk"] == {
+        **{"name": "topk", "kind": "sparsifier", "fixed": True, "error_feedback": True},
+        **{"bits": 64 * 10486 / 2**20, "schemes": ["allgather", "artopk", "star", "var"]},
+        "source": "Aji and Heafield 2017",
+    }
+    assert not by_name["threshold"]["fixed"]
+    assert by_name["dense"]["schemes"] == ["alltoall", "dense"]
+
+
+def test_the_table_says_the_same_in_words() -> None:
+    result = CliRunner().invoke(command, [], catch_exceptions=False)
+    assert result.exit_code == 0
+    for name in dir(Compression):
+        assert name.startswith("_") or name in result.output
+
+
+def test_every_compressor_says_what_it_is() -> None:
+    kinds = {"cast", "sparsifier", "quantiser", "low rank"}
+    for name, kind in COMPRESSORS.items():
+        assert kind.kind in kinds, name
+        assert kind.source or name == "cast"
