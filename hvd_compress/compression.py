@@ -19,6 +19,7 @@ from hvd_compress.compressors import (
     Threshold,
     TopK,
 )
+from hvd_compress.compressors.base import is_frozen_dataclass
 from hvd_compress.controller.goal import HIGH, AutoRatio, Target, default_low
 from hvd_compress.decision import Request
 from hvd_compress.errors import ConfigError
@@ -63,12 +64,7 @@ class Compression:
         Warns of ratio=1: one per cent was probably meant.
         """
         request = Request(TopK(ratio, layerwise), scheme, algorithm, engine, device)
-        if ratio == 1 and isinstance(ratio, int):
-            warnings.warn(
-                "Compression.topk(ratio=1) sends every element, with its index; one per cent is 0.01, and "
-                "Compression.dense() sends all without indices",
-                stacklevel=2,
-            )
+        _warn_of_everything(ratio, "topk")
         return request
 
     @staticmethod
@@ -93,7 +89,9 @@ class Compression:
         Raises:
             ConfigError: a value is out of range or unknown.
         """
-        return Request(MSTopK(ratio, layerwise, bisections), scheme, algorithm, engine, device)
+        request = Request(MSTopK(ratio, layerwise, bisections), scheme, algorithm, engine, device)
+        _warn_of_everything(ratio, "mstopk")
+        return request
 
     @staticmethod
     def threshold(tau: float, *, engine: str = "auto", device: str = "auto") -> Request:
@@ -102,7 +100,7 @@ class Compression:
         How many that is, none or all, is up to the gradient: a tau that is right at first may be far from it later.
 
         Args:
-            tau: in units of the gradient, above 0.
+            tau: in units of the gradient, above 0. It does not follow a loss scale.
             engine, device: as topk().
 
         Raises:
@@ -125,8 +123,8 @@ class Compression:
 
         Args:
             ratio: share of the elements that is sent, in (0, 1]; 0.01 is one per cent.
-            scheme: "allreduce", "allgather", or "auto": by number of ranks.
-            algorithm: of it, as topk(); it needs a scheme.
+            scheme: "allgather", or "allreduce", which is "auto".
+            algorithm: of it, as topk().
             error_feedback: remember what is not sent. Without it the elements are multiplied by about 1 / ratio, so
                 that the result is right on average, with much noise.
             seed: of the random numbers, the same on all ranks.
@@ -135,7 +133,9 @@ class Compression:
         Raises:
             ConfigError: a value is out of range or unknown.
         """
-        return Request(RandomK(ratio, error_feedback, seed), scheme, algorithm, engine, device)
+        request = Request(RandomK(ratio, error_feedback, seed), scheme, algorithm, engine, device)
+        _warn_of_everything(ratio, "randomk")
+        return request
 
     @staticmethod
     def auto(
@@ -219,11 +219,13 @@ class Compression:
         return Request(QSGD(bits, norm, layerwise=layerwise, seed=seed), engine=engine, device=device)
 
     @staticmethod
-    def terngrad(*, clip: float = 2.5, seed: int = 0, engine: str = "auto", device: str = "auto") -> Request:
-        """Send -1, 0 or 1 an element and the largest magnitude of each parameter, right on average (Wen et al. 2017).
+    def terngrad(*, clip: float | None = 2.5, seed: int = 0, engine: str = "auto", device: str = "auto") -> Request:
+        """Send -1, 0 or 1 an element and the largest magnitude of each parameter (Wen et al. 2017).
+
+        There is no error feedback. Rounding is random, and right on average; clipping is not.
 
         Args:
-            clip: elements are clipped to so many standard deviations of their parameter first; math.inf clips none.
+            clip: elements are clipped to so many standard deviations of their parameter first; None clips none.
             seed: of the random numbers.
             engine, device: as topk().
 
@@ -325,10 +327,10 @@ class Compression:
         engine: str = "auto",
         device: str = "auto",
     ) -> Request:
-        """Send what a compressor of your own selects: docs/add_a_compressor.md.
+        """Send what a compressor of your own selects: docs/add_a_compressor.md. No plan can name it.
 
         Args:
-            scheme: one that carries it, or "auto": the fewest bytes.
+            scheme: one that carries it, or "auto": the fewest bytes; with a ratio, as topk().
             algorithm: of it.
             engine, device: as topk().
 
@@ -337,6 +339,11 @@ class Compression:
         """
         if not isinstance(compressor, Compressor):
             raise ConfigError(f"{compressor!r} is not a compressor: an object of a subclass of Compressor is needed")
+        if not is_frozen_dataclass(type(compressor)):
+            raise ConfigError(
+                f"{type(compressor).__name__} is no frozen dataclass, so ranks could not compare its settings: put "
+                "@dataclass(frozen=True) above the class"
+            )
         return Request(compressor, scheme, algorithm, engine, device)
 
     @staticmethod
@@ -384,3 +391,12 @@ class Compression:
     def dense(algorithm: str = "auto", *, engine: str = "auto", device: str = "auto") -> Request:
         """Send every element as it is, through this package's pipeline: what the others are measured against."""
         return Request(Cast(), algorithm=algorithm, engine=engine, device=device)
+
+
+def _warn_of_everything(ratio: float, name: str) -> None:
+    if ratio == 1 and isinstance(ratio, int):
+        warnings.warn(
+            f"Compression.{name}(ratio=1) sends every element; one per cent is 0.01, and Compression.dense() sends all "
+            "without indices",
+            stacklevel=3,
+        )

@@ -58,7 +58,7 @@ class Request:
 
     def __post_init__(self) -> None:
         known = schemes.names_for(self.compressor) if self.compressor.compresses else ()
-        _one_of("scheme", self.scheme, ("auto", *known) if len(known) > 1 else ("auto",))
+        _one_of("scheme", self.scheme, ("auto", *known))
         _one_of("algorithm", self.algorithm, ("auto", *KNOWN.get(self.verb or "", ())))
         _one_of("engine", self.engine, ENGINES)
         _one_of("device", self.device, DEVICES)

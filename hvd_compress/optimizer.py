@@ -267,7 +267,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
         Raises:
             UsageError: before the first step, outside of the process set, or where buckets are skipped in the coming
-                step, as with Compression.covap().
+                step, as with Compression.covap(), or the compressor is the user's own.
             PlanError: the file cannot be written.
         """
         if self._reducer is None:

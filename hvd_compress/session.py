@@ -224,7 +224,8 @@ class ExchangeSession:
         """Write what is in use to a file, for Compression.plan(path). Nothing is communicated.
 
         Raises:
-            UsageError: nothing was exchanged yet, or some buckets are skipped in the coming step.
+            UsageError: nothing was exchanged yet, some buckets are skipped in the coming step, or the compressor is the
+                user's own.
             PlanError: the file cannot be written.
         """
         if not self._exchanges:

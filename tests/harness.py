@@ -57,7 +57,7 @@ REQUESTS = {
     "bf16": Request(Cast(torch.bfloat16)),
     "dense": Request(Cast()),
 }
-"""Every compressor with every scheme that carries it."""
+"""Every compressor, and each kind of them with every scheme that carries it."""
 
 ANYWHERE = tuple(name for name, request in REQUESTS.items() if request.scheme != "gather-broadcast")
 """Over engines without a gather, too."""

@@ -131,11 +131,11 @@ class Figures:
             found.append(taken if taken is not None else float(smoothed(losses)[-1][0]))
         return Steps(tuple(found), reached)
 
-    def ratios(self, task: str, network: str, method: str) -> list[float]:
-        """Return the seconds of a step, divided by those of the reference in the same round, of each round."""
+    def ratios(self, task: str, network: str, method: str, rival: str = REFERENCE) -> list[float]:
+        """Return the seconds of a step, divided by those of a rival in the same round, of each round with both."""
         timed = self.kept["seconds"][task][network]
-        pairs = zip(timed[method], timed[REFERENCE], strict=True)
-        return [own / reference for own, reference in pairs if own is not None]
+        pairs = zip(timed[method], timed[rival], strict=True)
+        return [own / other for own, other in pairs if own is not None and other is not None]
 
     def step_ratio(self, task: str, network: str, method: str) -> Ratio:
         return Ratio(*median_with_interval(self.ratios(task, network, method)))
@@ -149,9 +149,10 @@ class Figures:
         """Return the product of both halves; the least that it can be, where the loss was not reached."""
         return self.steps(task, self.curve(method, network), goal).mean * self.step_s(task, network, method)
 
-    def time_ratio(self, task: str, network: str, method: str, goal: int) -> Ratio:
-        """Return seconds to a loss, divided by those of the reference; the bootstrap draws rounds and seeds."""
-        ratios, steps = self.ratios(task, network, method), self.steps(task, self.curve(method, network), goal).by_seed
+    def time_ratio(self, task: str, network: str, method: str, goal: int, rival: str = REFERENCE) -> Ratio:
+        """Return seconds to a loss, divided by those of a rival that takes dense's steps; draws rounds and seeds."""
+        ratios = self.ratios(task, network, method, rival)
+        steps = self.steps(task, self.curve(method, network), goal).by_seed
         draw = random.Random(1)
         drawn = sorted(_again(draw, statistics.median, ratios) * _again(draw, fmean, steps) for _ in range(DRAWS))
         value = statistics.median(ratios) * fmean(steps)

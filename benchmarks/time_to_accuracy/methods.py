@@ -77,6 +77,7 @@ METHODS = {
         Method("star", '`topk(0.01, "star")`', lambda c: c.topk(0.01, "star")),
         Method("mstopk", '`mstopk(0.01, "allgather")`', lambda c: c.mstopk(0.01, "allgather")),
         Method("randomk", "`randomk(0.01)`", lambda c: c.randomk(0.01)),
+        Method("threshold", "`threshold(0.002)`", lambda c: c.threshold(0.002)),
         Method("qsgd", "`qsgd(4)`", lambda c: c.qsgd(4)),
         Method("terngrad", "`terngrad()`", lambda c: c.terngrad()),
         Method("efsign", "`efsign()`", lambda c: c.efsign()),

@@ -42,13 +42,22 @@ HOW = """\
   the PowerSGD hook with rank 4 from its earliest step, 2, on and all gradients in one bucket, without which it waits
   for ever. Loss against steps of dense and fp16 counts for all front ends: their arithmetic is the same up to the order
   of sums.
-- `auto()` was let to choose in the lab first, on each network by itself; what it chose is what is trained and timed.
-  The steps and seconds of that search are not part of the times: they are listed.
+- A method that searches, `auto()`, is let to choose in the lab first, on each network by itself; what it chose is what
+  is trained and timed. The steps and seconds of that search are not part of the times: they are listed, if it was run.
 - Ranks share cores with each other and with Horovod's thread, which polls every millisecond (`HOROVOD_CYCLE_TIME`) also
   while ours or DDP's exchange: with hosts of their own all methods but Horovod's would gain. "No exchange" is what no
-  compression can save; what is above it is bytes, latency and kernels. Where other work shares the machine, the
-  intervals are wide.
+  compression can save; what is above it is bytes, latency and kernels. It is the same work on all networks: where it
+  takes longer on one of them, that is what sharing two cores costs there, most where latency is short and threads that
+  poll are busy. Where other work shares the machine, the intervals are wide.
+- "In DDP": hvd_compress's hook in a DDP model, over torch.distributed.
 """
+BOUNDED = "language"
+BOUNDS = {
+    "1gbit-1ms": {"horovod-fp16": 1.0},
+    "100mbit-5ms": {"horovod": 1 / 2.5, "horovod-fp16": 1 / 1.4},
+    "20mbit-20ms": {"horovod": 1 / 4, "horovod-fp16": 1 / 2},
+}
+"""By network and rival: what `int4()` may take, in units of the rival's time."""
 
 
 def page(figures: Figures) -> str:
@@ -62,7 +71,24 @@ def page(figures: Figures) -> str:
         parts += [_headline(figures, task, goal) for goal in reversed(GOALS) if figures.networks(task)]
         parts += [_seconds(figures, task)] if figures.networks(task) else []
         parts += [_losses(figures, task), _searches(figures, task), _trainings(figures, task)]
+    parts += [_bounds(figures)]
     return "\n".join(part for part in parts if part) + "\n" + HOW.format(every=EVERY)
+
+
+def _bounds(figures: Figures) -> str:
+    """Return how soon `int4()` reaches dense's last loss beside what was to be reached."""
+    rows = []
+    for network, bounds in BOUNDS.items():
+        for rival, bound in bounds.items():
+            if {"int4", rival} <= set(figures.methods(BOUNDED, network)):
+                found = figures.time_ratio(BOUNDED, network, "int4", STEPS, rival)
+                said = "met" if found.value <= bound else "missed"
+                said += "" if found.high <= bound or found.low > bound else ", within the interval"
+                rows.append([METHODS[rival].label, NETWORKS[network].label, _interval(found), f"{bound:.2f}", said])
+    if not rows:
+        return ""
+    title = f"`int4()` of the transformer to dense's loss after {STEPS} steps, in units of a rival's time:\n\n"
+    return "## Bounds\n\n" + title + _table(["rival", "network", "int4 / rival", "at most", ""], rows, words=2)
 
 
 def _machine(about: dict[str, Any]) -> str:

@@ -34,7 +34,7 @@ _tasks = click.option("--tasks", default=",".join(TASKS), show_default=True)
 _networks = click.option("--networks", default=",".join(NETWORKS), show_default=True)
 _methods = click.option("--methods", default=",".join(METHODS), show_default=True)
 
-QUICK_TASK, QUICK = "language", ("dense", "fp16", "int4", "powersgd")
+QUICK_TASK, QUICK = "language", (REFERENCE, "horovod-fp16", "int4", "powersgd")
 
 
 class Commands(click.Group):
@@ -121,13 +121,14 @@ def quick(methods: str) -> None:
     """Train the language model by a few methods, one seed (10 minutes), and multiply by the recorded seconds a step."""
     recorded = Figures(json.loads(RESULT.with_suffix(".json").read_text()))
     start, dense = time.monotonic(), {}
-    for name in dict.fromkeys([BASELINE, *methods.split(",")]):
-        run, most = LossRun(QUICK_TASK, name, 1), STEPS + EVERY
+    for name in dict.fromkeys([REFERENCE, *methods.split(",")]):
+        curve, most = METHODS[name].trained_as, STEPS + EVERY
+        run = LossRun(QUICK_TASK, curve, 1)
         found = run.finished(most) or run.train(lambda taken, loss: click.echo(f"  {taken} steps: {loss:.3f}"), most)
         dense = dense or found
-        click.echo(f"{name}, {time.monotonic() - start:.0f} s")
+        click.echo(f"{METHODS[name].label}, {time.monotonic() - start:.0f} s")
         for goal in GOALS:
-            taken = steps_to(found["losses"], loss_at(dense["losses"], goal)) if name != BASELINE else float(goal)
+            taken = steps_to(found["losses"], loss_at(dense["losses"], goal)) if curve != BASELINE else float(goal)
             click.echo(f"  to dense's loss after {goal} steps: {_product(recorded, name, taken)}")
 
 

@@ -32,7 +32,11 @@ def write(path: Path, found: Any) -> None:
 
 
 def circumstances() -> dict[str, Any]:
-    """Return the machine and the commit of a run; "-dirty" where files differ from it."""
-    described = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
-    commit = subprocess.run(described, check=True, capture_output=True, text=True).stdout.strip()
-    return {**machine(), "commit": commit}
+    """Return the machine and the commit of a run; "-dirty" where files differ from it, other than results."""
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)benchmarks/results")
+    return {**machine(), "commit": _git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")}
+
+
+def _git(*words: str) -> str:
+    found = subprocess.run(["git", "-C", str(ROOT), *words], check=True, capture_output=True, text=True)
+    return found.stdout.strip()

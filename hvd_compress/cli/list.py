@@ -19,11 +19,11 @@ from hvd_compress.decision import Request
 LAYOUT = Layout.of((1024, 1024))
 NEEDED = {"tau": 1.0}
 """For arguments without a default; how many bits are sent does not depend on them."""
-POLICIES = ("auto", "covap", "plan", "of")
+OTHERS = ("auto", "covap", "plan", "of")
 """They choose among compressors or steps, or take one of the user's own."""
 
 
-@click.command("list", help="List the compressions: kind, bits an element, error feedback, schemes, source.")
+@click.command("list", help="List the compressions: kind, bits an element, source, schemes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(as_json: bool) -> None:
     rows = [_row(name) for name in names()]
@@ -39,12 +39,12 @@ def command(as_json: bool) -> None:
         table.add_row(row["name"], row["kind"], bits, feedback, ", ".join(row["schemes"]), row["source"])
     Console().print(table)
     click.echo("Bits an element of a matrix of 1024 by 1024, with the settings that each has by default.")
-    click.echo(f"Besides: {', '.join(POLICIES)}; none and fp16 are the front end's own.")
+    click.echo(f"Besides: {', '.join(OTHERS)}; none and fp16 are the front end's own.")
 
 
 def names() -> list[str]:
     """Return the functions of `Compression` that name a compressor, in the order in which they are written."""
-    return [n for n, f in vars(Compression).items() if isinstance(f, staticmethod) and n not in POLICIES]
+    return [n for n, f in vars(Compression).items() if isinstance(f, staticmethod) and n not in OTHERS]
 
 
 def _row(name: str) -> dict[str, Any]:

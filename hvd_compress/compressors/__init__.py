@@ -16,7 +16,7 @@ from hvd_compress.compressors.mstopk import MSTopK
 from hvd_compress.compressors.powersgd import PowerSGD
 from hvd_compress.compressors.qsgd import QSGD
 from hvd_compress.compressors.randomk import RandomK
-from hvd_compress.compressors.sparsifier import FixedRatio, Sparsifier
+from hvd_compress.compressors.sparsifier import FixedRatio, Sparsifier, kept_of
 from hvd_compress.compressors.threshold import Threshold
 from hvd_compress.compressors.topk import TopK
 
@@ -53,4 +53,5 @@ __all__ = [
     "Sparsifier",
     "Threshold",
     "TopK",
+    "kept_of",
 ]

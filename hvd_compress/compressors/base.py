@@ -121,7 +121,7 @@ class Compressor(ABC):
 
     @property
     def sent_ratio(self) -> float:
-        """k / numel of what is sent; 1.0 where every element is."""
+        """k / numel of what is sent; 1.0 where every element is, or may be."""
         return 1.0
 
 
@@ -159,7 +159,7 @@ class SingleRound(Compressor):
         return out
 
     def rounds(self, work: Input) -> Rounds:
-        payloads = yield self._encode(work)
+        payloads = yield self.encode(work)
         # 16-bit gradients are summed in fp32 and rounded once.
         exact = work.gradient.dtype == torch.float32
         total = work.gradient if exact else torch.empty_like(work.gradient, dtype=torch.float32)
@@ -168,7 +168,8 @@ class SingleRound(Compressor):
             work.gradient.copy_(total)
         return None
 
-    def _encode(self, work: Input) -> Payload:
+    def encode(self, work: Input) -> Payload:
+        """Return the payload of a step; where step, bucket or rank count, not by compress()."""
         return self.compress(work.gradient, work.layout)
 
 
@@ -187,7 +188,7 @@ class FeedbackCompressor(SingleRound):
         `residual` and `pending` are fp32 and may not overlap.
         """
 
-    def _encode(self, work: Input) -> Payload:
+    def encode(self, work: Input) -> Payload:
         assert work.residual is not None
         assert work.pending is not None
         return self.compress_feedback(work.gradient, work.residual, work.pending, work.layout)
@@ -237,6 +238,16 @@ class Requantizer(SingleRound):
         """
 
 
+def is_compressor(found: object) -> bool:
+    """Whether something is a compressor, or a class of them."""
+    return isinstance(found, Compressor) or (isinstance(found, type) and issubclass(found, Compressor))
+
+
+def is_frozen_dataclass(kind: type) -> bool:
+    """Whether a class, and not only one that it is made of, is one: then an object's repr holds its settings."""
+    return "__dataclass_params__" in vars(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
 def spans(layout: Layout, layerwise: bool) -> Iterator[tuple[int, int]]:
     """Yield (start, stop) of each parameter of a bucket, or of the whole bucket at once."""
     if not layerwise:
@@ -246,3 +257,12 @@ def spans(layout: Layout, layerwise: bool) -> Iterator[tuple[int, int]]:
     for numel in layout.segments:
         yield start, start + numel
         start += numel
+
+
+def packed_spans(layout: Layout, layerwise: bool, bits: int) -> Iterator[tuple[slice, slice]]:
+    """Yield the same as slices of the elements, and of the bytes in which each has so many bits an element."""
+    first = 0
+    for start, stop in spans(layout, layerwise):
+        last = first + -(-(stop - start) * bits // 8)
+        yield slice(start, stop), slice(first, last)
+        first = last

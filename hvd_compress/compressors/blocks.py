@@ -48,7 +48,7 @@ class BlockQuantizer(Requantizer):
     stochastic: bool = False
     seed: int = 0
     kind = "quantiser"
-    source = "Li and Liu 2016; Alistarh et al. 2017"
+    source = "Alistarh et al. 2017; 2 bits: Li and Liu 2016"
     message_bytes = 1 << 16  # 5 ms at 100 Mbit/s are 62,500 bytes
 
     def __post_init__(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hvd_compress.errors import ConfigError
 
 MAX_SEED = 2**63 - 1
@@ -13,6 +15,13 @@ def check_whole(name: str, value: int, low: int, high: int | None = None) -> Non
     if not found or value < low or (high is not None and value > high):
         bounds = f"{low} or more" if high is None else f"{low} to {high}"
         raise ConfigError(f"{name} = {value!r} is not a whole number, {bounds}")
+
+
+def check_number(name: str, value: float, low: float, *, above: bool = False) -> None:
+    """Raise ConfigError where a setting is no finite number from `low` on, or above it."""
+    found = not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
+    if not found or value < low or (above and value == low):
+        raise ConfigError(f"{name} = {value!r} is not a number{f' above {low}' if above else f', {low} or more'}")
 
 
 def check_flag(name: str, value: bool) -> None:

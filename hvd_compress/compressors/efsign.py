@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors.base import FeedbackCompressor, Round, spans
+from hvd_compress.compressors.base import FeedbackCompressor, Round, packed_spans, spans
 from hvd_compress.errors import PayloadError
 from hvd_compress.payload import Payload
 
@@ -44,23 +43,16 @@ class EFSign(FeedbackCompressor):
 
     def add_to(self, out: torch.Tensor, payload: Payload, scale: float, layout: Layout) -> None:
         bits, scales = payload["bits"], payload["scales"]
-        parts = list(self._parts(layout))
-        if bits.numel() != parts[-1][3] or scales.numel() != len(parts):
+        parts = list(packed_spans(layout, self.layerwise, 1))
+        expected = parts[-1][1].stop, len(parts)
+        if (bits.numel(), scales.numel()) != expected:
             raise PayloadError(
-                f"{bits.numel()} bytes of signs and {scales.numel()} scales, expected {parts[-1][3]} and {len(parts)}"
+                f"{bits.numel()} bytes of signs and {scales.numel()} scales, expected {expected[0]} and {expected[1]}"
             )
-        for (start, stop, first, last), factor in zip(parts, scales, strict=True):
-            native.sign_add(bits[first:last], factor, out[start:stop], scale)
+        for (elements, place), factor in zip(parts, scales, strict=True):
+            native.sign_add(bits[place], factor, out[elements], scale)
 
     def wire(self, layout: Layout) -> tuple[Round, ...]:
         """One bit an element, each parameter padded to whole bytes, and 4 bytes a scale."""
-        parts = list(self._parts(layout))
-        return (Round(parts[-1][3] + 4 * len(parts)),)
-
-    def _parts(self, layout: Layout) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (start, stop) among the elements and (first, last) among the bytes of signs."""
-        first = 0
-        for start, stop in spans(layout, self.layerwise):
-            last = first + -(-(stop - start) // 8)
-            yield start, stop, first, last
-            first = last
+        parts = list(packed_spans(layout, self.layerwise, 1))
+        return (Round(parts[-1][1].stop + 4 * len(parts)),)

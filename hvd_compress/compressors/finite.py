@@ -18,9 +18,9 @@ def all_finite(tensor: torch.Tensor) -> torch.Tensor:
     return torch.isfinite(low) & torch.isfinite(high)
 
 
-def spoiled(values: torch.Tensor, finite: bool | torch.Tensor) -> torch.Tensor:
-    """Fill `values` with NaN where a bucket is not finite, perhaps at none of them: all ranks must see it."""
-    if isinstance(finite, torch.Tensor):  # on a device, where the host does not look
+def nan_unless(finite: bool | torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return `values`, filled with NaN unless the bucket that they are of is finite: all ranks must see it."""
+    if isinstance(finite, torch.Tensor):  # perhaps on a device, where the host does not look
         return values.masked_fill_(finite == 0, torch.nan)
     return values if finite else values.fill_(torch.nan)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,9 +11,8 @@ import torch
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor, Input, Round, Rounds
-from hvd_compress.compressors.checks import check_whole
+from hvd_compress.compressors.checks import check_number, check_whole
 from hvd_compress.compressors.summed import sum_of
-from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.states import Key
 from hvd_compress.payload import Payload
 
@@ -75,9 +73,7 @@ class PowerSGD(Compressor):
     def __post_init__(self) -> None:
         for name, low in (("rank", 1), ("start_step", 0)):
             check_whole(name, getattr(self, name), low)
-        rate = self.min_compression_rate
-        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate < math.inf:
-            raise ConfigError(f"min_compression_rate = {rate!r} is not a number, 0 or more")
+        check_number("min_compression_rate", self.min_compression_rate, 0)
 
     def matrices(self, layout: Layout) -> tuple[Matrix, ...]:
         """Return the parameters that are approximated."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
 
 import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors.base import Input, Round, SingleRound, spans
-from hvd_compress.compressors.checks import MAX_SEED, check_flag, check_whole
+from hvd_compress.compressors.base import Input, Round, SingleRound, packed_spans
+from hvd_compress.compressors.checks import MAX_SEED, check_flag, check_number, check_whole
 from hvd_compress.compressors.draws import mixed
 from hvd_compress.errors import ConfigError, PayloadError
 from hvd_compress.payload import Payload
@@ -25,71 +25,75 @@ class QSGD(SingleRound):
 
     QSGD (Alistarh et al. 2017, Eq. 2-3) with the Euclidean norm; TernGrad (Wen et al. 2017, Eq. 3 and 7) with 2 bits,
     the largest magnitude, and elements clipped to 2.5 standard deviations, by which the mean is a little wrong.
-    levels = 2^(bits - 1) - 1. Random numbers are keyed by seed, step, bucket, rank and place.
+    levels = 2^(bits - 1) - 1. Random numbers are keyed by seed, step, bucket, rank and place. The mean is right to
+    2^-16 of a level, which counts where a parameter has millions of elements far below its norm.
 
     Bytes of a payload: bits / 8 an element, each parameter padded to whole bytes, and 4 a norm.
 
     Attributes:
         bits: 8, 4 or 2.
         norm: "l2" or "max".
-        clip: elements are clipped to so many standard deviations of their parameter first; inf clips none.
+        clip: elements are clipped to so many standard deviations of their parameter first; None clips none.
         layerwise: one norm for each parameter instead of one for the bucket.
         seed: of the random numbers, the same on all ranks.
     """
 
     bits: int = 4
     norm: str = "l2"
-    clip: float = inf
+    clip: float | None = None
     layerwise: bool = True
     seed: int = 0
     kind = "quantiser"
-    source = "Alistarh et al. 2017; Wen et al. 2017"
+    source = "Alistarh et al. 2017; TernGrad: Wen et al. 2017"
 
     def __post_init__(self) -> None:
-        if self.bits not in (8, 4, 2):
+        if not isinstance(self.bits, int) or self.bits not in (8, 4, 2):
             raise ConfigError(f"bits = {self.bits!r} is not 8, 4 or 2")
         if self.norm not in ("l2", "max"):
             raise ConfigError(f'norm = {self.norm!r} is neither "l2" nor "max"')
-        if isinstance(self.clip, bool) or not isinstance(self.clip, (int, float)) or not self.clip > 0:
-            raise ConfigError(f"clip = {self.clip!r} is not a number above 0; inf clips nothing")
+        if self.clip is not None:
+            check_number("clip", self.clip, 0, above=True)
         check_flag("layerwise", self.layerwise)
         check_whole("seed", self.seed, 0, MAX_SEED)
 
     def wire(self, layout: Layout) -> tuple[Round, ...]:
         parts = list(self._parts(layout))
-        return (Round(parts[-1][3] + NORM_BYTES * len(parts)),)
+        return (Round(parts[-1][1].stop + NORM_BYTES * len(parts)),)
 
     def compress(self, corrected: torch.Tensor, layout: Layout) -> Payload:
         """Round as rank 0 does in step 0 of bucket 0."""
-        return self._encode(Input(corrected, layout, 0, 0, 1.0))
+        return self.encode(Input(corrected, layout, 0, 0, 1.0))
 
     def add_to(self, out: torch.Tensor, payload: Payload, scale: float, layout: Layout) -> None:
+        """A norm below zero is an error, or on a GPU, where the host would have to wait, NaN."""
         codes, norms, parts = payload["codes"], payload["norms"], list(self._parts(layout))
-        if codes.numel() != parts[-1][3] or norms.numel() != len(parts):
+        expected = parts[-1][1].stop, len(parts)
+        if (codes.numel(), norms.numel()) != expected:
             raise PayloadError(
-                f"{codes.numel()} bytes of codes and {norms.numel()} norms, expected {parts[-1][3]} and {len(parts)}"
+                f"{codes.numel()} bytes of codes and {norms.numel()} norms, expected {expected[0]} and {expected[1]}"
             )
-        if norms.device.type == "cpu" and bool((norms < 0).any()):
+        if norms.device.type != "cpu":
+            norms = norms.masked_fill(norms < 0, torch.nan)
+        elif bool((norms < 0).any()):
             raise PayloadError("a norm is below zero")
-        for (start, stop, first, last), norm in zip(parts, norms, strict=True):
-            native.quantize_add(codes[first:last], norm, out[start:stop], self.bits, scale)
+        for (elements, place), norm in zip(parts, norms, strict=True):
+            native.quantize_add(codes[place], norm, out[elements], self.bits, scale)
 
-    def _encode(self, work: Input) -> Payload:
+    def encode(self, work: Input) -> Payload:
         none = torch.zeros_like(work.gradient, dtype=torch.float32)
         lost, found = torch.empty_like(none), []
-        for start, stop, _, _ in self._parts(work.layout):
-            part = slice(start, stop)
-            own, seed = self._clipped(work.gradient[part]), mixed(self.seed, work.rank, start)
+        for elements, _ in self._parts(work.layout):
+            own, seed = self._clipped(work.gradient[elements]), mixed(self.seed, work.rank, elements.start)
             found.append(
                 native.quantize_accumulate(
                     own,
-                    none[part],
+                    none[elements],
                     self.bits,
                     seed=seed,
                     step=work.step,
                     bucket=work.bucket,
                     norm=self.norm,
-                    out=lost[part],
+                    out=lost[elements],
                 )
             )
         codes, norms = torch.cat([codes for codes, _ in found]), torch.stack([norm.reshape(()) for _, norm in found])
@@ -97,15 +101,11 @@ class QSGD(SingleRound):
 
     def _clipped(self, part: torch.Tensor) -> torch.Tensor:
         """Clip to so many root mean squares: the standard deviation of a mean of zero, and of one element not zero."""
-        if self.clip == inf or not part.numel():
+        if self.clip is None or not part.numel():
             return part
-        most = (self.clip * part.float().square().mean().sqrt()).to(part.dtype)
+        size = torch.linalg.vector_norm(part, dtype=torch.float64) / math.sqrt(part.numel())
+        most = (self.clip * size).to(part.dtype)
         return part.clamp(-most, most)
 
-    def _parts(self, layout: Layout) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (start, stop) among the elements and (first, last) among the bytes of codes."""
-        first = 0
-        for start, stop in spans(layout, self.layerwise):
-            last = first + -(-(stop - start) * self.bits // 8)
-            yield start, stop, first, last
-            first = last
+    def _parts(self, layout: Layout) -> Iterator[tuple[slice, slice]]:
+        return packed_spans(layout, self.layerwise, self.bits)

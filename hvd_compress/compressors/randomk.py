@@ -11,7 +11,7 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor, Input, Round, Rounds
 from hvd_compress.compressors.checks import MAX_SEED, check_flag, check_ratio, check_whole
 from hvd_compress.compressors.draws import mixed, words
-from hvd_compress.compressors.finite import all_finite, spoiled
+from hvd_compress.compressors.finite import all_finite, nan_unless
 from hvd_compress.compressors.sparsifier import kept_of
 from hvd_compress.compressors.summed import sum_of
 from hvd_compress.payload import Payload
@@ -63,8 +63,9 @@ class RandomK(Compressor):
         else:
             finite = all_finite(gradient)
             values = native.gather(gradient, indices).float().mul_(lengths)
-        payloads = yield Payload({"values": spoiled(values, finite)}, gradient.numel(), summable=True)
+        payloads = yield Payload({"values": nan_unless(finite, values)}, gradient.numel(), summable=True)
         total = sum_of(payloads, "values", k)
+        indices, _ = self._drawn(work, k)  # anew, as this may run on another stream, which nothing else keeps them for
         native.scatter_lists([(indices, total)], gradient, work.scale, clear=True)
         return all_finite(native.gather(gradient, indices))
 

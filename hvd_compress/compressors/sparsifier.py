@@ -13,13 +13,14 @@ from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import FeedbackCompressor, Round, spans
 from hvd_compress.compressors.checks import check_ratio
+from hvd_compress.compressors.finite import nan_unless
 from hvd_compress.errors import received
 from hvd_compress.payload import Payload
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-BYTES = 8
+PAIR_BYTES = 8
 """Of a kept element: an int32 index and an fp32 value."""
 
 Selected = tuple[torch.Tensor, torch.Tensor]
@@ -29,7 +30,8 @@ Selected = tuple[torch.Tensor, torch.Tensor]
 class Sparsifier(FeedbackCompressor):
     """A compressor whose payload holds `indices` (int32, ascending) and `values` (fp32) of the elements it keeps.
 
-    Where the gradient is not finite, an element that is not is among them, so that all ranks see it.
+    Where the gradient is not finite the values are NaN, or some of them, so that all ranks see it: `select` finds at
+    least one element there.
     """
 
     kind = "sparsifier"
@@ -40,9 +42,9 @@ class Sparsifier(FeedbackCompressor):
 
     def select_feedback(self, gradient: torch.Tensor, residual: torch.Tensor, pending: torch.Tensor) -> Selected:
         """Select in corrected = gradient + residual, and write it to `pending` with those elements 0; fp32 values."""
-        native.accumulate(gradient, residual, out=pending)
+        finite = native.accumulate(gradient, residual, out=pending)
         indices, _ = self.select(pending)
-        return indices, native.take(pending, indices)
+        return indices, nan_unless(finite, native.take(pending, indices))
 
     def spans(self, layout: Layout) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of what is selected in by itself: the whole bucket."""
@@ -109,7 +111,7 @@ class FixedRatio(Sparsifier):
 
     def wire(self, layout: Layout) -> tuple[Round, ...]:
         """8 bytes a kept element."""
-        return (Round(BYTES * self.kept(layout)),)
+        return (Round(PAIR_BYTES * self.kept(layout)),)
 
     def with_ratio(self, ratio: float) -> Self:
         return replace(self, ratio=ratio)

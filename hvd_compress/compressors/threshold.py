@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +9,8 @@ import torch
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Round
-from hvd_compress.compressors.sparsifier import BYTES, Selected, Sparsifier
-from hvd_compress.errors import ConfigError
+from hvd_compress.compressors.checks import check_number
+from hvd_compress.compressors.sparsifier import PAIR_BYTES, Selected, Sparsifier
 
 
 @dataclass(frozen=True)
@@ -30,14 +29,11 @@ class Threshold(Sparsifier):
     source = "Strom 2015"
 
     def __post_init__(self) -> None:
-        if isinstance(self.tau, bool) or not isinstance(self.tau, (int, float)):
-            raise ConfigError(f"tau must be a number, got {self.tau!r}")
-        if not 0 < self.tau < math.inf:
-            raise ConfigError(f"tau = {self.tau!r} is not above 0 and finite; it is the least magnitude that is sent")
+        check_number("tau", self.tau, 0, above=True)
 
     def select(self, x: torch.Tensor) -> Selected:
         return native.threshold_select(x, self.tau)
 
     def wire(self, layout: Layout) -> tuple[Round, ...]:
         """8 bytes a kept element, which all may be."""
-        return (Round(BYTES * layout.numel, fixed=False),)
+        return (Round(PAIR_BYTES * layout.numel, fixed=False),)

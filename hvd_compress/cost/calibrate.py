@@ -147,6 +147,7 @@ def measurable(engine: Engine) -> tuple[Key, ...]:
 
 def calibrate(engine: Engine, budget_s: float = BUDGET_S) -> Curves:
     """Measure all curves at once, within `budget_s` seconds. Collective; the same curves on all ranks."""
+    engine.locate()  # as a session does: what "auto" is depends on who shares a host
     calibrator = Calibrator(engine, budget_s)
     while not calibrator.advance(16):
         pass

@@ -172,7 +172,10 @@ def _check(model: Any, asked: Any) -> None:
         )
     if not isinstance(asked, Request):
         what = f"Compression.{asked.__name__}" if inspect.isfunction(asked) else repr(asked)
-        raise ConfigError(f"{what} is no compression: pass what a function of Compression returns, as topk(0.01) does")
+        raise ConfigError(
+            f"{what} is no compression: pass what a function of Compression returns, as topk(0.01) or of(compressor) "
+            "does"
+        )
     if asked.ratio is not None and asked.ratio.gain == "rollout":
         raise UnsupportedError(
             "gain='rollout' takes training steps back, which needs hvd_compress.torch's optimizer: use gain='curve'"

@@ -412,7 +412,11 @@ def _dtype(word: Any) -> torch.dtype:
 
 def _settings(compressor: Compressor) -> dict[str, Any]:
     """Return the settings that `_built` reads."""
-    name = next(name for name, kind in COMPRESSORS.items() if type(compressor) is kind)
+    name = next((name for name, kind in COMPRESSORS.items() if type(compressor) is kind), None)
+    if name is None:
+        raise UsageError(
+            f"a plan cannot hold {compressor}: it names {', '.join(COMPRESSORS)}, and no compressor of your own"
+        )
     values = {field.name: getattr(compressor, field.name) for field in dataclasses.fields(compressor)}  # type: ignore[arg-type]
     return {"name": name} | {k: _word(v) if isinstance(v, torch.dtype) else v for k, v in values.items()}
 

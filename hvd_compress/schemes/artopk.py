@@ -11,7 +11,7 @@ import torch
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor
-from hvd_compress.compressors.finite import all_finite, spoiled
+from hvd_compress.compressors.finite import all_finite, nan_unless
 from hvd_compress.compressors.sparsifier import FixedRatio
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
@@ -123,7 +123,7 @@ class _ARTopkExchange(Exchange):
 
     def _take(self) -> torch.Tensor:
         """This rank's values; NaN where the bucket is not finite."""
-        return spoiled(self._scheme.compressor.take(self._pending, self._indices), self._finite)
+        return nan_unless(self._finite, self._scheme.compressor.take(self._pending, self._indices))
 
     def decode(self) -> torch.Tensor:
         assert self._sum is not None

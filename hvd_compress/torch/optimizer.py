@@ -12,6 +12,7 @@ import horovod.torch
 import horovod.torch.optimizer
 import torch
 
+from hvd_compress.compressors.base import is_compressor
 from hvd_compress.decision import Request
 from hvd_compress.engines.select import choose_arrivals, choose_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
@@ -56,10 +57,10 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
             raise ConfigError(
                 f"compression={compression.__name__} is a function: call it, as in Compression.{compression.__name__}()"
             )
-        if not hasattr(compression, "compress"):
+        if not hasattr(compression, "compress") or is_compressor(compression):
             raise ConfigError(
-                f"compression={compression!r} is no compression: pass one such as Compression.topk(0.01) or "
-                "Compression.none"
+                f"compression={compression!r} is no compression: pass one such as Compression.topk(0.01), "
+                "Compression.none or, of your own, Compression.of(compressor)"
             )
         dtypes = {p.dtype for p in _parameters(optimizer) if p.requires_grad}
         if compression is horovod.torch.Compression.none and torch.bfloat16 in dtypes:

@@ -69,7 +69,7 @@ def test_every_lane_gives_the_bits_of_the_cpu(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["topk-allgather", "topk-star", "efsign", "int8", "int4", "bf16", "dense"])
+@pytest.mark.parametrize("name", [name for name in REQUESTS if not name.startswith("powersgd")])
 def test_gradients_of_16_bits(name: str, dtype: torch.dtype) -> None:
     expected = on_the_cpu(name, 2, dtype)
     assert same(run_ranks(2, lambda engine: train(engine, name, lane_maker(StagedLane), dtype)), expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -66,8 +67,8 @@ def test_an_allreduce_runs_the_algorithm_that_was_asked_for(monkeypatch):
     engine.close()
 
 
-@pytest.mark.parametrize("apart", [True, False])
-def test_a_large_allreduce_among_hosts_goes_around_a_ring(apart: bool, monkeypatch):
+@pytest.mark.parametrize("hosts", [range(4), (0, 0, 0, 0), (0, 0, 1, 2)], ids=["apart", "together", "two of one"])
+def test_a_large_allreduce_among_hosts_goes_around_a_ring(hosts: Sequence[int], monkeypatch):
     """Where none is asked for, and each rank has a host of its own; what is smaller is Open MPI's choice."""
     from mpi4py import MPI
 
@@ -79,11 +80,11 @@ def test_a_large_allreduce_among_hosts_goes_around_a_ring(apart: bool, monkeypat
     recorder = MPI.Op.Create(lambda given, _total, _type: lengths.append(given.nbytes // 4), commute=True)
     monkeypatch.setattr(MPI, "SUM", recorder)
     monkeypatch.setattr(mpi, "RING_SHARD_BYTES", 4 * count // engine.world_size)
-    monkeypatch.setattr(engine, "_hosts", tuple(range(engine.world_size)) if apart else (0,) * engine.world_size)
+    monkeypatch.setattr(engine, "_hosts", tuple(hosts[: engine.world_size]))
     monkeypatch.setitem(engine._forced, "ring", engine._forced["tree"])  # a pattern that nothing else chooses here
     engine.allreduce(torch.ones(count))
     tree = mpi_algorithms.expected("tree", engine.world_size, count)
-    assert (sorted(MPI.COMM_WORLD.allgather(lengths)) == tree) == apart
+    assert (sorted(MPI.COMM_WORLD.allgather(lengths)) == tree) == (list(hosts) == list(range(4)))
     lengths.clear()
     engine.allreduce(torch.ones(count - 1))
     assert sorted(MPI.COMM_WORLD.allgather(lengths)) != mpi_algorithms.expected("tree", engine.world_size, count - 1)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import Cast, EFSign, PowerSGD, TopK
+from hvd_compress.compression import Compression
+from hvd_compress.compressors import QSGD, Cast, EFSign, MSTopK, PowerSGD, RandomK, Threshold, TopK
 from hvd_compress.cost.paths import Path
 from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.base import Capabilities
@@ -23,6 +24,37 @@ CAN = Capabilities(VERBS, ("ring",), (torch.float32, torch.float64))
 def test_a_ratio_outside_its_range_is_refused(ratio: object) -> None:
     with pytest.raises(ConfigError, match="ratio"):
         TopK(ratio)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (
+            Compression.mstopk(0.1, "star", "ring", bisections=3, layerwise=True, engine="mpi", device="cpu"),
+            Request(MSTopK(0.1, True, 3), "star", "ring", "mpi", "cpu"),
+        ),
+        (
+            Compression.randomk(0.1, "allgather", "bruck", error_feedback=False, seed=5, engine="mpi", device="cpu"),
+            Request(RandomK(0.1, False, 5), "allgather", "bruck", "mpi", "cpu"),
+        ),
+        (Compression.threshold(0.5, engine="mpi", device="cpu"), Request(Threshold(0.5), engine="mpi", device="cpu")),
+        (
+            Compression.qsgd(8, "max", layerwise=False, seed=5, engine="mpi", device="cpu"),
+            Request(QSGD(8, "max", None, False, 5), engine="mpi", device="cpu"),
+        ),
+        (Compression.terngrad(), Request(QSGD(2, "max", 2.5))),
+        (
+            Compression.terngrad(clip=None, seed=5, engine="mpi", device="cpu"),
+            Request(QSGD(2, "max", None, True, 5), engine="mpi", device="cpu"),
+        ),
+        (
+            Compression.of(EFSign(), "allgather", "bruck", engine="mpi", device="cpu"),
+            Request(EFSign(), "allgather", "bruck", "mpi", "cpu"),
+        ),
+    ],
+)
+def test_what_is_asked_for_is_what_is_requested(found: Request, expected: Request) -> None:
+    assert found == expected
 
 
 @pytest.mark.parametrize("ratio", [1, 1.0, 1e-9, 0.5])

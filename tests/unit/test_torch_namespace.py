@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import hvd_compress.torch as hvd
+from hvd_compress.compressors import TopK
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.torch import optimizer as optimizer_module
 
@@ -67,6 +68,12 @@ def test_compression_has_horovods_members_and_more() -> None:
     assert issubclass(hvd.Compression, stock.Compression)
     assert public(hvd.Compression) - public(stock.Compression) == {
         "topk",
+        "mstopk",
+        "threshold",
+        "randomk",
+        "qsgd",
+        "terngrad",
+        "of",
         "auto",
         "efsign",
         "covap",
@@ -80,7 +87,7 @@ def test_compression_has_horovods_members_and_more() -> None:
     }
 
 
-@pytest.mark.parametrize("compression", ["topk", 0.01, None])
+@pytest.mark.parametrize("compression", ["topk", 0.01, None, TopK, TopK(0.01)])
 def test_what_is_no_compression_is_refused_at_once(compression: object) -> None:
     """Horovod would fail in the first backward, or train in silence with one rank."""
     model = torch.nn.Linear(2, 2)
@@ -97,9 +104,10 @@ def test_an_optimizer_before_init_is_one_sentence(monkeypatch: pytest.MonkeyPatc
         hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=hvd.Compression.topk(0.1))
 
 
-def test_one_is_not_one_per_cent() -> None:
+@pytest.mark.parametrize("name", ["topk", "mstopk", "randomk"])
+def test_one_is_not_one_per_cent(name: str) -> None:
     with pytest.warns(UserWarning, match=r"one per cent is 0\.01") as warned:
-        hvd.Compression.topk(1)
+        getattr(hvd.Compression, name)(1)
     assert warned[0].filename == __file__
 
 

@@ -133,13 +133,13 @@ inline int shift_of(std::int64_t block) { return __builtin_ctzll(static_cast<uns
 
 // Asks for the elements of a group, sizeof(T) lines of the cache.
 template <class T>
-inline void ask_for(const T* group) {
+inline void prefetch(const T* group) {
     for (std::size_t line = 0; line < sizeof(T); ++line) {
         __builtin_prefetch(reinterpret_cast<const char*>(group) + line * kBlockGroup);
     }
 }
 
-// The blocks of a place: `read(i, count, v)` fills v with `count` elements from the i-th on, `ahead(i)` asks for a
+// The blocks of a place: `read(i, count, v)` fills v with `count` elements from the i-th on, `ahead(i)` prefetches a
 // group of them. As a unit takes long to come by, those of several blocks are computed before the first is used; and as
 // no memory is read meanwhile, the processor is asked to bring what comes next.
 template <Rounding rounding, int bits, class Read, class Ahead>
@@ -200,8 +200,8 @@ void quantize_of(const G* g, const float* residual, Place place, const BlockTarg
         }
     };
     quantize_place<bits>(place, target, read, [&](std::int64_t i) {
-        ask_for(g + i);
-        if (residual != nullptr) ask_for(residual + i);
+        prefetch(g + i);
+        if (residual != nullptr) prefetch(residual + i);
     });
 }
 
@@ -265,7 +265,7 @@ void sum_quantize_of(const G* own, const BlockSummands& summands, Place place, c
         }
     };
     quantize_place<bits>(place, target, read, [&](std::int64_t i) {
-        ask_for(own + i);
+        prefetch(own + i);
         for (int r = 0; r < summands.count; ++r) __builtin_prefetch(summands.others[r].codes + i / 8 * bits);
     });
 }

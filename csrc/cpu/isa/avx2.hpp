@@ -184,7 +184,7 @@ struct Isa {
     static Words negated(Words a, std::uint32_t mask) {
         return {negated_half(a.low, spread(mask)), negated_half(a.high, spread(mask >> 8))};
     }
-    // -a where v has a sign, -0 included; a is 0 where v is +0.
+    // -a where v has a sign, -0 included; a must be 0 where v is +0, as this makes it so.
     static Words with_sign(Words a, Vec v) {
         return {_mm256_sign_epi32(a.low, _mm256_castps_si256(v.low)),
                 _mm256_sign_epi32(a.high, _mm256_castps_si256(v.high))};

@@ -123,7 +123,7 @@ struct Isa {
     static Words negated(Words a, std::uint32_t mask) {
         return _mm512_mask_sub_epi32(a, static_cast<__mmask16>(mask), _mm512_setzero_si512(), a);
     }
-    // -a where v has a sign, -0 included.
+    // -a where v has a sign, -0 included; a must be 0 where v is +0, as AVX2 makes it so.
     static Words with_sign(Words a, Vec v) {
         return _mm512_mask_sub_epi32(a, _mm512_movepi32_mask(_mm512_castps_si512(v)), _mm512_setzero_si512(), a);
     }

@@ -167,7 +167,7 @@ struct Isa {
     static Words negated(Words a, std::uint32_t mask) {
         return each_word([&](int i) { return mask >> i & 1 ? 0u - a.lanes[i] : a.lanes[i]; });
     }
-    // -a where v has a sign, -0 included.
+    // -a where v has a sign, -0 included; a must be 0 where v is +0, as AVX2 makes it so.
     static Words with_sign(Words a, Vec v) {
         return each_word([&](int i) { return to_bits(v.lanes[i]) >> 31 ? 0u - a.lanes[i] : a.lanes[i]; });
     }

@@ -5,9 +5,9 @@
 //   kTernary, for 2 bits: the mean of those |v| that are above 0.7 * mean |v| (Li and Liu, "Ternary Weight Networks",
 //     2016). Both sums are fp32: element i of a block goes to lane i % 16, what comes first is added first, and lanes
 //     are added pairwise as in sum.hpp;
-// rounded to bf16, to nearest even, or up with a key: what was cut from the largest would never be sent. Below 2^-126
-// it is 0; it is NaN, 0x7fc0, if an element is not finite, or if the unit would not be. Then, and where u is 0, every q
-// of the block is 0.
+// rounded to bf16, to nearest even, or for kMax with a key up: what was cut from the largest would never be sent. Below
+// 2^-126 it is 0; it is NaN, 0x7fc0, if an element is not finite, or if the unit would not be. Then, and where u is 0,
+// every q of the block is 0.
 //
 // q, within -levels..levels, is
 //   kMax without a key: v * (1 / u), rounded to nearest even;

@@ -66,6 +66,12 @@ def test_terngrad_sends_three_sizes_and_clips() -> None:
     assert float(found[33]) == float(gradient[33]), "the only element of a parameter is the largest, and not clipped"
 
 
+def test_tiny_gradients_are_not_clipped_away() -> None:
+    """Their squares are nothing in fp32."""
+    gradient = 1e-25 * draw()
+    assert bool((QSGD(2, "max", 2.5).compress(gradient, LAYOUT)["norms"][[0, 1, 3]] > 0).all())
+
+
 def test_seed_step_bucket_rank_and_place_draw_others() -> None:
     gradient = torch.full((LAYOUT.numel,), 0.3)
     gradient[0] = gradient[40] = 1.0
@@ -81,6 +87,7 @@ def test_seed_step_bucket_rank_and_place_draw_others() -> None:
     ("settings", "message"),
     [
         ({"bits": 3}, "not 8, 4 or 2"),
+        ({"bits": 4.0}, "not 8, 4 or 2"),
         ({"norm": "l1"}, "neither"),
         ({"clip": 0}, "above 0"),
         ({"clip": math.nan}, "above 0"),

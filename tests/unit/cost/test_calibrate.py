@@ -52,6 +52,16 @@ def test_all_ranks_hold_the_same_curves():
 
 
 @pytest.mark.usefixtures("clock")
+def test_hosts_are_known_as_in_a_session():
+    """Or what "auto" is would not be what training uses."""
+
+    def body(engine):
+        calibrate(engine, budget_s=0.0)
+        return engine.capabilities.hosts
+
+    assert run_ranks(3, body) == [(0, 0, 0)] * 3
+
+
 def test_the_budget_leaves_out_what_would_exceed_it():
     """alpha 1 ms and 1 us a byte: 1 KiB takes about 5 ms, 8 KiB 40 ms, and 1 MiB several seconds."""
 
