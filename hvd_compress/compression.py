@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from hvd_compress.compressors import (
+    DGC,
     QSGD,
     BlockQuantizer,
     Cast,
@@ -92,6 +93,34 @@ class Compression:
         request = Request(MSTopK(ratio, layerwise, bisections), scheme, algorithm, engine, device)
         _warn_of_everything(ratio, "mstopk")
         return request
+
+    @staticmethod
+    def dgc(
+        ratio: float = 0.01,
+        momentum: float = 0.9,
+        warmup_steps: int = 0,
+        *,
+        clip: float | None = None,
+        layerwise: bool = False,
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send the elements of largest magnitude of a velocity that each rank sums up (Lin et al. 2018).
+
+        The momentum is here: the optimizer is to be SGD without momentum of its own.
+
+        Args:
+            ratio: share of the elements that is sent, about, in (0, 1]; 0.01 is one per cent.
+            momentum: of SGD, from 0 on, below 1.
+            warmup_steps: over which the ratio falls from 0.25.
+            clip: the largest Euclidean norm of a bucket's gradient on a rank.
+            layerwise: a threshold for each parameter instead of one for the bucket.
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range.
+        """
+        return Request(DGC(ratio, momentum, warmup_steps, clip, layerwise), engine=engine, device=device)
 
     @staticmethod
     def threshold(tau: float, *, engine: str = "auto", device: str = "auto") -> Request:

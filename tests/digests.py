@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from hvd_compress.compressors import QSGD, BlockQuantizer, Cast, EFSign, MSTopK, RandomK, Threshold, TopK
+from hvd_compress.compressors import DGC, QSGD, BlockQuantizer, Cast, EFSign, MSTopK, RandomK, Threshold, TopK
 from hvd_compress.decision import Request
 from tests.harness import SHAPES, hash_name
 
@@ -40,6 +40,7 @@ REQUESTS = {
     "lwtopk-var": Request(TopK(0.05, layerwise=True), "var"),
     "topk-artopk": Request(TopK(0.05), "artopk"),
     "mstopk": Request(MSTopK(0.05), "allgather"),
+    "dgc": Request(DGC(0.05)),
     "threshold": Request(Threshold(0.5)),
     "randomk": Request(RandomK(0.05), "allreduce"),
     "randomk-unbiased": Request(RandomK(0.05, error_feedback=False), "allgather"),

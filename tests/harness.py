@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from hvd_compress.compressors import (
+    DGC,
     QSGD,
     BlockQuantizer,
     Cast,
@@ -40,6 +41,8 @@ REQUESTS = {
     "star-all": Request(TopK(1.0), "star"),
     "mstopk-allgather": Request(MSTopK(0.05), "allgather"),
     "mstopk-star": Request(MSTopK(0.05), "star"),
+    "dgc": Request(DGC(0.05)),
+    "dgc-plain": Request(DGC(0.05, momentum=0.0)),
     "threshold": Request(Threshold(1.5)),
     "randomk": Request(RandomK(0.05), "allreduce"),
     "randomk-allgather": Request(RandomK(0.05, error_feedback=False), "allgather"),
@@ -65,9 +68,9 @@ ANYWHERE = tuple(name for name, request in REQUESTS.items() if request.scheme !=
 SPARSIFIERS = tuple(
     name
     for name, request in REQUESTS.items()
-    if isinstance(request.compressor, Sparsifier | RandomK) and request.compressor.error_feedback
+    if isinstance(request.compressor, Sparsifier | RandomK) and request.compressor.error_feedback and name != "dgc"
 )
-"""What sends an element as it is, or not at all, and remembers it then."""
+"""What sends an element as it is, or not at all, and remembers it then; DGC's velocity is no gradient."""
 
 
 def alone() -> InProcessEngine:

@@ -11,6 +11,7 @@ from hvd_compress.compressors.base import (
 )
 from hvd_compress.compressors.blocks import BlockQuantizer
 from hvd_compress.compressors.cast import Cast
+from hvd_compress.compressors.dgc import DGC
 from hvd_compress.compressors.efsign import EFSign
 from hvd_compress.compressors.mstopk import MSTopK
 from hvd_compress.compressors.powersgd import PowerSGD
@@ -24,6 +25,7 @@ COMPRESSORS: dict[str, type[Compressor]] = {
     "cast": Cast,
     "topk": TopK,
     "mstopk": MSTopK,
+    "dgc": DGC,
     "randomk": RandomK,
     "threshold": Threshold,
     "efsign": EFSign,
@@ -35,6 +37,7 @@ COMPRESSORS: dict[str, type[Compressor]] = {
 
 __all__ = [
     "COMPRESSORS",
+    "DGC",
     "QSGD",
     "BlockQuantizer",
     "Cast",

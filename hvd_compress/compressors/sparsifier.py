@@ -52,7 +52,7 @@ class Sparsifier(FeedbackCompressor):
 
     def compress(self, corrected: torch.Tensor, layout: Layout) -> Payload:
         parts = [(start, self.select(corrected[start:stop])) for start, stop in self.spans(layout)]
-        return _payload(parts, layout)
+        return payload_of(parts, layout)
 
     def compress_feedback(
         self, gradient: torch.Tensor, residual: torch.Tensor, pending: torch.Tensor, layout: Layout
@@ -61,7 +61,7 @@ class Sparsifier(FeedbackCompressor):
             (start, self.select_feedback(gradient[start:stop], residual[start:stop], pending[start:stop]))
             for start, stop in self.spans(layout)
         ]
-        return _payload(parts, layout)
+        return payload_of(parts, layout)
 
     def add_to(self, out: torch.Tensor, payload: Payload, scale: float, layout: Layout) -> None:
         with received():
@@ -122,7 +122,8 @@ def kept_of(ratio: float, numel: int) -> int:
     return max(1, round(ratio * numel)) if numel else 0
 
 
-def _payload(parts: Sequence[tuple[int, Selected]], layout: Layout) -> Payload:
+def payload_of(parts: Sequence[tuple[int, Selected]], layout: Layout) -> Payload:
+    """Return the payload of what was selected in parts of a bucket, each with the place where it begins."""
     indices = [found[0] + start if start else found[0] for start, found in parts]
     tensors = {"indices": torch.cat(indices), "values": torch.cat([found[1].float() for _, found in parts])}
     return Payload(tensors, numel=layout.numel)

@@ -18,6 +18,9 @@ SAMPLE_BLOCK, SAMPLE_BLOCKS = 256, 256
 Key = tuple[str, str]
 """The kind of a compressor's own state, such as "powersgd.q", and the parameter that it belongs to."""
 
+GRADIENT_UNITS = "gradient:"
+"""A kind that begins so is in units of the gradient, and follows a loss scale as residuals do."""
+
 
 @dataclass
 class Residual:
@@ -212,11 +215,15 @@ class States:
         return restore
 
     def scale(self, factor: float) -> None:
-        """Multiply every residual, for instance when the loss scale of mixed precision changes by `factor`."""
+        """Multiply every residual, and what else is in units of the gradient: when the loss scale of mixed precision
+        changes by `factor`, for instance.
+        """
         for waiting in self._waiting.values():
             waiting.mul_(factor)
         for residual, start, stop in self._places.values():
             residual.current[start:stop].mul_(factor)
+        for own in (self._unclaimed, *(state.current for state in self._buckets.values())):
+            own.update({key: factor * tensor for key, tensor in own.items() if key[0].startswith(GRADIENT_UNITS)})
 
     def _own(self) -> Iterator[tuple[Key, torch.Tensor]]:
         for state in self._buckets.values():

@@ -69,6 +69,7 @@ def test_compression_has_horovods_members_and_more() -> None:
     assert public(hvd.Compression) - public(stock.Compression) == {
         "topk",
         "mstopk",
+        "dgc",
         "threshold",
         "randomk",
         "qsgd",
