@@ -9,6 +9,7 @@ from typing import Any
 import lab
 from figures import EVERY, steps_to
 from lab import NETWORKS
+from losses import LossRun
 from methods import METHODS
 from store import BUILD, read
 from tasks import TASKS
@@ -53,7 +54,17 @@ def _losses(task: str) -> dict[str, dict[str, list[float]]]:
 
 
 def _loss_runs(task: str) -> list[Any]:
-    return [read(file) for file in (BUILD / "loss").glob(f"{task}-*.json")]
+    """Return the runs of what is asked for now."""
+    found = [read(file) for file in (BUILD / "loss").glob(f"{task}-*.json")]
+    return [run for run in found if _is_asked_for(run)]
+
+
+def _is_asked_for(run: Kept) -> bool:
+    task, method = run["task"], run["method"]
+    if not METHODS[method].searches:
+        return bool(run["asked"] == LossRun(task, method, run["seed"]).asked)
+    plan = lab.plan_of(task, *run["curve"].split("-", 1))
+    return plan.exists() and bool(run["asked"] == LossRun(task, method, run["seed"], plan).asked)
 
 
 def _jobs() -> list[Any]:

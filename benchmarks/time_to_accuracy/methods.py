@@ -71,6 +71,7 @@ METHODS = {
         Method("bf16", "`bf16()`", lambda c: c.bf16()),
         Method("int8", "`int8()`", lambda c: c.int8()),
         Method("int4", "`int4()`", lambda c: c.int4()),
+        Method("int4-ddp", "`int4()`, in DDP", lambda c: c.int4(), OURS_IN_DDP, curve="int4"),  # in DDP's buckets
         Method("int2", "`int2()`", lambda c: c.int2()),
         Method("powersgd", "`powersgd(4)`", lambda c: c.powersgd(4)),
         Method("topk", '`topk(0.01, "allgather")`', lambda c: c.topk(0.01, "allgather")),

@@ -108,12 +108,14 @@ def test_a_method_that_was_away_keeps_its_place_in_the_rounds(monkeypatch: pytes
         with file.open("a") as lines:
             lines.write(json.dumps({**found, "circumstances": {**MACHINE, "commit": "b"}}) + "\n")
     (tmp_path / "loss").mkdir()
-    for seed in (1, 2):
-        run = {"method": "dense", "curve": "dense", "seed": seed, "losses": falling(0.01)}
-        run["circumstances"] = {**MACHINE, "commit": "a"}
+    for seed, more in ((1, ""), (2, ""), (3, " otherwise")):
+        run = {"task": "language", "method": "dense", "curve": "dense", "seed": seed, "losses": falling(0.01)}
+        run["asked"] = gather.LossRun("language", "dense", seed).asked + more
+        run["circumstances"] = {**MACHINE, "commit": "c" if more else "a"}
         (tmp_path / "loss" / f"language-dense-seed{seed}.json").write_text(json.dumps(run))
     kept = gather.gather()
     assert kept["seconds"]["language"]["20mbit-20ms"] == {"horovod": [1.0, 2.0, 3.0], "topk": [0.5, None, 1.5]}
+    assert set(kept["losses"]["language"]["dense"]) == {"1", "2"}, "what was asked for otherwise does not count"
     assert kept["losses"]["language"]["dense"]["2"] == pytest.approx([loss for _, loss in falling(0.01)])
     assert kept["trainings"]["language"]["20mbit-20ms"]["topk"] == {"steps": 70.0, "seconds": 90.0}
     about = kept["circumstances"]
