@@ -113,7 +113,7 @@ class Compression:
             ratio: share of the elements that is sent, about, in (0, 1]; 0.01 is one per cent.
             momentum: of SGD, from 0 on, below 1.
             warmup_steps: over which the ratio falls from 0.25.
-            clip: the largest Euclidean norm of a bucket's gradient on a rank.
+            clip: the largest Euclidean norm of a bucket's gradient on a rank. It does not follow a loss scale.
             layerwise: a threshold for each parameter instead of one for the bucket.
             engine, device: as topk().
 
@@ -254,7 +254,7 @@ class Compression:
         There is no error feedback. Rounding is random, and right on average; clipping is not.
 
         Args:
-            clip: elements are clipped to so many standard deviations of their parameter first; None clips none.
+            clip: the bound of a magnitude, in standard deviations of its parameter; None clips none.
             seed: of the random numbers.
             engine, device: as topk().
 

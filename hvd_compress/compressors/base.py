@@ -260,7 +260,7 @@ def spans(layout: Layout, layerwise: bool) -> Iterator[tuple[int, int]]:
 
 
 def packed_spans(layout: Layout, layerwise: bool, bits: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the same as slices of the elements, and of the bytes in which each has so many bits an element."""
+    """Yield spans() as slices, each with that of its bytes where an element takes `bits` bits."""
     first = 0
     for start, stop in spans(layout, layerwise):
         last = first + -(-(stop - start) * bits // 8)

@@ -33,7 +33,7 @@ class QSGD(SingleRound):
     Attributes:
         bits: 8, 4 or 2.
         norm: "l2" or "max".
-        clip: elements are clipped to so many standard deviations of their parameter first; None clips none.
+        clip: the bound of a magnitude, in standard deviations of its parameter; None clips none.
         layerwise: one norm for each parameter instead of one for the bucket.
         seed: of the random numbers, the same on all ranks.
     """
@@ -100,7 +100,7 @@ class QSGD(SingleRound):
         return Payload({"codes": codes, "norms": norms}, work.layout.numel)
 
     def _clipped(self, part: torch.Tensor) -> torch.Tensor:
-        """Clip to so many root mean squares: the standard deviation of a mean of zero, and of one element not zero."""
+        """Clip in root mean squares: standard deviations where the mean is zero, and not zero for a single element."""
         if self.clip is None or not part.numel():
             return part
         size = torch.linalg.vector_norm(part, dtype=torch.float64) / math.sqrt(part.numel())

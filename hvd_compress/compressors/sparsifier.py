@@ -72,15 +72,6 @@ class Sparsifier(FeedbackCompressor):
         with received():
             native.scatter_lists(lists, out, scale, clear=True, origin="payload from rank")
 
-    def take(self, corrected: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Return corrected[indices] and set those elements to 0: they are sent, and nothing of them is pending.
-
-        Raises:
-            PayloadError: an index is out of range; `corrected` is then as it was.
-        """
-        with received():
-            return native.take(corrected, indices)
-
 
 @dataclass(frozen=True)
 class FixedRatio(Sparsifier):
@@ -105,6 +96,15 @@ class FixedRatio(Sparsifier):
     def kept(self, layout: Layout) -> int:
         """How many elements are sent of a bucket with these parameters; the same on every rank."""
         return sum(kept_of(self.ratio, stop - start) for start, stop in self.spans(layout))
+
+    def take(self, corrected: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Return corrected[indices] and set those elements to 0: they are sent, and nothing of them is pending.
+
+        Raises:
+            PayloadError: an index is out of range; `corrected` is then as it was.
+        """
+        with received():
+            return native.take(corrected, indices)
 
     def spans(self, layout: Layout) -> Iterator[tuple[int, int]]:
         return spans(layout, self.layerwise)
