@@ -44,7 +44,8 @@ def command(as_json: bool) -> None:
 
 def names() -> list[str]:
     """Return the functions of `Compression` that name a compressor, in the order in which they are written."""
-    return [n for n, f in vars(Compression).items() if isinstance(f, staticmethod) and n not in OTHERS]
+    parts = [vars(part).items() for part in Compression.__mro__]
+    return [n for part in parts for n, f in part if isinstance(f, staticmethod) and n not in OTHERS]
 
 
 def _row(name: str) -> dict[str, Any]:

@@ -194,7 +194,7 @@ def test_a_missing_optional_package_is_one_error() -> None:
 
 
 CONTROLLER = {
-    "hvd_compress.controller.goal": {"decision.py", "compression.py"},
+    "hvd_compress.controller.goal": {"decision.py", "compression/choosing.py"},
     "hvd_compress.controller.history": {"timeline/trace.py", "cli/report.py"},
     "hvd_compress.controller.plot": {"cli/report.py"},
 }

@@ -1,0 +1,36 @@
+"""What sends factors of matrices."""
+
+from __future__ import annotations
+
+from hvd_compress.compressors import PowerSGD
+from hvd_compress.decision import Request
+
+
+class LowRank:
+    """Part of `Compression`."""
+
+    @staticmethod
+    def powersgd(
+        rank: int = 4,
+        start_step: int = 0,
+        min_compression_rate: float = 2.0,
+        *,
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send a low-rank approximation of each matrix, with error feedback and a warm start (Vogels et al. 2019).
+
+        Vectors, and matrices that would not shrink enough, travel dense beside it.
+
+        Args:
+            rank: columns of the two factors, 1 or more. More keeps more of the gradient, and takes more bytes.
+            start_step: the first step that is compressed; all elements are sent before, which helps where gradients
+                change fast at first.
+            min_compression_rate: a matrix is approximated where it has more than this many times the elements of its
+                factors.
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range.
+        """
+        return Request(PowerSGD(rank, start_step, min_compression_rate), engine=engine, device=device)

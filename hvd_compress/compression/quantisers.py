@@ -1,0 +1,116 @@
+"""What sends every element in a few bits."""
+
+from __future__ import annotations
+
+from hvd_compress.compressors import QSGD, BlockQuantizer, EFSign
+from hvd_compress.decision import Request
+
+
+class Quantisers:
+    """Part of `Compression`."""
+
+    @staticmethod
+    def efsign(*, layerwise: bool = True, engine: str = "auto", device: str = "auto") -> Request:
+        """Send one bit an element and one scale a parameter (or a bucket), with error feedback."""
+        return Request(EFSign(layerwise), engine=engine, device=device)
+
+    @staticmethod
+    def qsgd(
+        bits: int = 4,
+        norm: str = "l2",
+        *,
+        layerwise: bool = True,
+        seed: int = 0,
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send 8, 4 or 2 bits an element, rounded at random, right on average, without error feedback (QSGD).
+
+        Many elements share a norm, so that most of them become 0: int8(stochastic=True) and int4(stochastic=True), with
+        a scale for each block of elements, lose less, and their sums are rounded again by owners of shards.
+
+        Args:
+            bits: of an element.
+            norm: what they are multiples of: the Euclidean norm, "l2", or the largest magnitude, "max".
+            layerwise: one norm for each parameter instead of one for the bucket.
+            seed: of the random numbers.
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range or unknown.
+        """
+        return Request(QSGD(bits, norm, layerwise=layerwise, seed=seed), engine=engine, device=device)
+
+    @staticmethod
+    def terngrad(*, clip: float | None = 2.5, seed: int = 0, engine: str = "auto", device: str = "auto") -> Request:
+        """Send -1, 0 or 1 an element and the largest magnitude of each parameter (Wen et al. 2017).
+
+        There is no error feedback. Rounding is random, and right on average; clipping is not.
+
+        Args:
+            clip: the bound of a magnitude, in standard deviations of its parameter; None clips none.
+            seed: of the random numbers.
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range.
+        """
+        return Request(QSGD(2, "max", clip, seed=seed), engine=engine, device=device)
+
+    @staticmethod
+    def int8(
+        block: int = 64,
+        stochastic: bool = False,
+        *,
+        seed: int = 0,
+        scheme: str = "auto",
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send 8 bits an element and a bf16 scale for each block of elements: a quarter of the bytes of dense.
+
+        The sum over ranks is rounded again, by the rank that owns that shard of the bucket.
+
+        Args:
+            block: elements that share a scale: a power of two from 64 to 1024. With 64 it takes 1/4 of a bit an
+                element.
+            stochastic: round at random, right on average, without error feedback. Else round to nearest; what that
+                loses is sent with the next gradient.
+            seed: of the random numbers.
+            scheme: "alltoall-allgather" (each rank owns a shard), "allgather" (nobody rounds again),
+                "gather-broadcast" (one rank owns everything), or "auto": by number of ranks and bytes of the bucket.
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range or unknown.
+        """
+        return Request(BlockQuantizer(8, block, stochastic, seed), scheme, engine=engine, device=device)
+
+    @staticmethod
+    def int4(
+        block: int = 64,
+        stochastic: bool = False,
+        *,
+        seed: int = 0,
+        scheme: str = "auto",
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send 4 bits an element and a bf16 scale a block, as int8(): an eighth of the bytes of dense."""
+        return Request(BlockQuantizer(4, block, stochastic, seed), scheme, engine=engine, device=device)
+
+    @staticmethod
+    def int2(
+        block: int = 64,
+        stochastic: bool = False,
+        *,
+        seed: int = 0,
+        scheme: str = "auto",
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send -1, 0 or 1 an element and a bf16 scale a block, as int8(): a fourteenth of the bytes of dense.
+
+        It loses so much that training takes more steps.
+        """
+        return Request(BlockQuantizer(2, block, stochastic, seed), scheme, engine=engine, device=device)
