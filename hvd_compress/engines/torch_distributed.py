@@ -22,6 +22,9 @@ _SUM_DTYPES = {
     "mpi": (torch.float32, torch.float64, *_INTS),
 }
 BACKENDS = tuple(_SUM_DTYPES)
+DIRECT_BYTES = 1 << 16
+"""Up to this size gloo's all-gather, a ring of N - 1 steps, takes longer than an all-to-all, which is one
+(benchmarks/results/netlab.md)."""
 
 
 class TorchEngine(Engine):
@@ -142,16 +145,15 @@ class TorchEngine(Engine):
     def _allgather_into(
         self, out: torch.Tensor, tensor: torch.Tensor, lengths: Sequence[int], algorithm: str
     ) -> list[torch.Tensor]:
+        """torch's all-gather takes equal lengths only. An all-to-all takes any, and sends as many bytes."""
         parts = list(torch.split(out, list(lengths)))
-        if len(set(lengths)) == 1:
-            if tensor.numel():
-                dist.all_gather([_bytes_of(part) for part in parts], _bytes_of(tensor), group=self._group)
-                self._finish()
+        if not sum(lengths):
             return parts
-        for source, part in enumerate(parts):  # an all-gather of torch takes equal lengths only
-            if source == self.rank:
-                part.copy_(tensor)
-            self._broadcast(part, source, algorithm)
+        if len(set(lengths)) == 1 and not (self.backend == "gloo" and tensor.nbytes <= DIRECT_BYTES):
+            dist.all_gather([_bytes_of(part) for part in parts], _bytes_of(tensor), group=self._group)
+            self._finish()
+        else:
+            self._swap(out, tensor.repeat(self.world_size), lengths, [tensor.numel()] * self.world_size)
         return parts
 
     def _broadcast(self, tensor: torch.Tensor, root: int, algorithm: str) -> None:
@@ -163,16 +165,22 @@ class TorchEngine(Engine):
         lengths = self._swap_lengths([part.numel() for part in parts]) if lengths is None else list(lengths)
         outgoing = torch.cat(tuple(parts))
         incoming = outgoing.new_empty(sum(lengths))
+        self._swap(incoming, outgoing, lengths, [part.numel() for part in parts])
+        return list(torch.split(incoming, list(lengths)))
+
+    def _swap(
+        self, incoming: torch.Tensor, outgoing: torch.Tensor, received: Sequence[int], sent: Sequence[int]
+    ) -> None:
+        """Send and receive so many elements to and from each rank."""
         size = outgoing.element_size()
         dist.all_to_all_single(
             _bytes_of(incoming),
             _bytes_of(outgoing),
-            [size * length for length in lengths],
-            [size * part.numel() for part in parts],
+            [size * length for length in received],
+            [size * length for length in sent],
             group=self._group,
         )
         self._finish()
-        return list(torch.split(incoming, list(lengths)))
 
     def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Each rank sums its shard itself, in rank order: as many bytes as a ring."""
