@@ -11,14 +11,53 @@ from figures import EVERY, steps_to
 from lab import NETWORKS
 from losses import LossRun
 from methods import METHODS
-from store import BUILD, read
+from store import BEFORE, BUILD, read
 from tasks import TASKS
 
 Kept = dict[str, Any]
 
 
 def gather() -> Kept:
-    """Return the figures of all runs that are there."""
+    """Return the figures of all runs that are there, and those that were committed before the first of them."""
+    return merged(read(BEFORE), _gathered()) if BEFORE.exists() else _gathered()
+
+
+def merged(before: Kept, found: Kept) -> Kept:
+    """Add what was found to earlier figures: a loss in the place of an earlier one, rounds behind the earlier ones."""
+    kept: Kept = _over(before, found)
+    kept["circumstances"] = {
+        half: [*earlier, *(each for each in found["circumstances"].get(half, []) if each not in earlier)]
+        for half, earlier in before["circumstances"].items()
+    }
+    kept["losses"] = {task: dict(sorted(curves.items(), key=_place)) for task, curves in kept["losses"].items()}
+    for task, networks in kept["seconds"].items():
+        for network in networks:
+            rounds = [half["seconds"].get(task, {}).get(network, {}) for half in (before, found)]
+            networks[network] = _behind(*rounds)
+    return kept
+
+
+def _over(before: Any, found: Any) -> Any:
+    """Return what was found, and where that is an object what it lacks of the earlier one."""
+    if not (isinstance(before, dict) and isinstance(found, dict)):
+        return found
+    return {**before, **{key: _over(before.get(key), value) for key, value in found.items()}}
+
+
+def _place(curve: tuple[str, Any]) -> int:
+    """Where a curve stands in methods.py; one that is no method any more comes last."""
+    names = list(METHODS)
+    return names.index(curve[0]) if curve[0] in names else len(names)
+
+
+def _behind(before: Kept, found: Kept) -> Kept:
+    """Put rounds behind earlier ones. A method that took no part in a round has None there."""
+    lengths = [max(map(len, half.values()), default=0) for half in (before, found)]
+    names = [name for name in METHODS if name in before or name in found]
+    return {name: [*before.get(name, [None] * lengths[0]), *found.get(name, [None] * lengths[1])] for name in names}
+
+
+def _gathered() -> Kept:
     tasks = [task for task in TASKS if any((BUILD / "loss").glob(f"{task}-*.json"))]
     return {
         "circumstances": {"losses": _circumstances(_loss_runs("*")), "seconds": _circumstances(_jobs())},

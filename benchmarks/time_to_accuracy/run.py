@@ -4,7 +4,8 @@
     python benchmarks/time_to_accuracy/run.py seconds    (root)
     python benchmarks/time_to_accuracy/run.py page
 
-What each run found is kept in build/time_to_accuracy, so that an interrupted benchmark goes on where it stopped.
+What each run found is kept in build/time_to_accuracy, so that an interrupted benchmark goes on where it stopped. `page`
+adds it to the figures that are committed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from losses import MOST, LossRun, wanted
 from methods import BASELINE, METHODS, REFERENCE
 from page import page as markdown
 from picture import draw
-from store import RESULT
+from store import RESULT, begin
 from tasks import TASKS, DataError
 
 from hvd_compress.errors import ConfigError, UnsupportedError
@@ -49,7 +50,7 @@ class Commands(click.Group):
 
 @click.group(help=__doc__, cls=Commands)
 def main() -> None:
-    pass
+    begin()
 
 
 @main.command()

@@ -16,11 +16,20 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "time_to_accuracy"
 RESULT = ROOT / "benchmarks" / "results" / "time-to-accuracy"
 """Without its suffix: the page, the picture and the figures."""
+BEFORE = BUILD / "before.json"
+"""The figures as they were before the first run in this checkout: what other machines have measured counts, too."""
 
 
 def read(path: Path) -> Any:
     """Return what a file holds; None where there is none."""
     return json.loads(path.read_text()) if path.exists() else None
+
+
+def begin() -> None:
+    """Keep the figures of earlier machines, before the first run in this checkout."""
+    figures = RESULT.with_suffix(".json")
+    if not BEFORE.exists() and figures.exists():
+        write(BEFORE, read(figures))
 
 
 def write(path: Path, found: Any) -> None:

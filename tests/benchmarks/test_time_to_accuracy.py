@@ -98,6 +98,7 @@ def test_a_method_that_was_away_keeps_its_place_in_the_rounds(monkeypatch: pytes
     gather, lab = module("gather", monkeypatch), module("lab", monkeypatch)
     for each in (gather, gather.lab, lab):
         monkeypatch.setattr(each, "BUILD", tmp_path)
+    monkeypatch.setattr(gather, "BEFORE", tmp_path / "before.json")
     for file, found in (
         (lab.rounds_of("language", "20mbit-20ms"), {"horovod": 1.0, "topk": 0.5}),
         (lab.rounds_of("language", "20mbit-20ms"), {"horovod": 2.0}),
@@ -120,6 +121,27 @@ def test_a_method_that_was_away_keeps_its_place_in_the_rounds(monkeypatch: pytes
     assert kept["trainings"]["language"]["20mbit-20ms"]["topk"] == {"steps": 70.0, "seconds": 90.0}
     about = kept["circumstances"]
     assert [each["commit"] for each in about["losses"] + about["seconds"]] == ["a", "b"]
+
+
+def test_new_runs_join_the_figures_of_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    gather, before, found = module("gather", monkeypatch), made_up(), made_up()
+    found["circumstances"] = {half: [{**MACHINE, "commit": "new"}] for half in ("losses", "seconds")}
+    found["losses"] = {"language": {"int4": {"1": [3.0]}, "topk": {"2": [2.0], "3": [1.0]}}}
+    found["seconds"] = {"language": {"20mbit-20ms": {"horovod": [4.0], "int4": [1.0]}, "1gbit-1ms": {"horovod": [5.0]}}}
+    found["trainings"] = {}
+    kept = gather.merged(before, found)
+    assert [about["commit"] for about in kept["circumstances"]["losses"]] == ["l1", "l2", "new"]
+    assert list(kept["losses"]["language"]) == ["dense", "int4", "topk"], "in the order of methods.py"
+    assert kept["losses"]["language"]["topk"] == {**made_up()["losses"]["language"]["topk"], "2": [2.0], "3": [1.0]}
+    assert kept["seconds"]["language"] == {
+        "20mbit-20ms": {
+            "horovod": [1.0, 2.0, 3.0, 4.0],
+            "int4": [None, None, None, 1.0],
+            "topk": [0.5, 1.0, None, None],
+        },
+        "1gbit-1ms": {"horovod": [5.0]},
+    }
+    assert kept["trainings"] == made_up()["trainings"]
 
 
 def training(step_s: list[float]) -> dict[str, Any]:
