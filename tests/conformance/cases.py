@@ -1,0 +1,119 @@
+"""The cases of the conformance suite: legal combinations of a compressor, a scheme and a number of ranks.
+
+CI runs a covering of all pairs; `make conformance` (pytest --whole-product) runs the product. Both follow from the
+compressors of tests/harness.py and from what schemes say that they carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from typing import Any, TypeVar
+
+from hvd_compress import schemes
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors import Compressor
+from hvd_compress.decision import Request
+from hvd_compress.engines.inprocess import InProcessWorld
+from tests.harness import SHAPES, asked_for, compressors
+
+SIZES = (1, 2, 3, 4, 7)
+
+HOSTS: dict[str, Callable[[int], tuple[int, ...]]] = {}
+"""Of schemes that need several ranks a host: by their number, on which host each is. Others are not told."""
+
+TABLE = compressors()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A compressor of the table, a scheme that carries it, and how many ranks there are."""
+
+    name: str
+    scheme: str
+    size: int
+
+    @property
+    def compressor(self) -> Compressor:
+        return TABLE[self.name]
+
+    @property
+    def request(self) -> Request:
+        return Request(self.compressor, self.scheme)
+
+    @property
+    def hosts(self) -> tuple[int, ...] | None:
+        return HOSTS[self.scheme](self.size) if self.scheme in HOSTS else None
+
+    @property
+    def number(self) -> int:
+        """The same in each run; what differs from case to case, and need not be covered, follows from it."""
+        return list(TABLE).index(self.name) + self.size
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.scheme}-{self.size}"
+
+
+@cache
+def is_legal(name: str, scheme: str, size: int) -> bool:
+    """Whether a request may say so, and the in-process engine can do it with so many ranks."""
+    if scheme not in asked_for(TABLE[name]):
+        return False
+    hosts = HOSTS[scheme](size) if scheme in HOSTS else ()
+    can = replace(InProcessWorld(size).engine(0).capabilities, hosts=hosts)
+    found = schemes.variants(TABLE[name], Layout(tuple(SHAPES), tuple(SHAPES.values())), can)
+    return scheme == "auto" or any(path.scheme in schemes.meanings(scheme) for path in found)
+
+
+def cases(whole: bool = False) -> list[Case]:
+    """Return the product of all legal combinations, or a covering of their pairs."""
+    names = sorted({scheme for compressor in TABLE.values() for scheme in asked_for(compressor)})
+    found = combinations(whole, is_legal, tuple(TABLE), names, SIZES)
+    return sorted((Case(*values) for values in found), key=lambda case: (list(TABLE).index(case.name), str(case)))
+
+
+def combinations(whole: bool, is_legal: Callable[..., bool], *axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return all legal combinations of values, one an axis, or so many that each legal pair of values is in one.
+
+    Pairs come from allpairspy, which is greedy and always gives the same. Where the first axes rule out much it can
+    miss a pair, so what is missing is added.
+    """
+    everything = [values for values in product(*axes) if is_legal(*values)]
+    if whole:
+        return everything
+    from allpairspy import AllPairs
+
+    prefixes = {values[:length] for values in everything for length in range(1, len(axes) + 1)}
+    found = [tuple(values) for values in AllPairs(list(axes), filter_func=lambda values: tuple(values) in prefixes)]
+    covered = {pair for values in found for pair in pairs(values)}
+    for values in everything:
+        if not pairs(values) <= covered:
+            found.append(values)
+            covered |= pairs(values)
+    return found
+
+
+def pairs(values: Sequence[Any]) -> set[tuple[int, Any, int, Any]]:
+    """Return the pairs of values in a combination, each with the numbers of their axes."""
+    places = range(len(values))
+    return {(a, values[a], b, values[b]) for a in places for b in places if a < b}
+
+
+Test = TypeVar("Test", bound=Callable[..., object])
+
+
+def where(applies: Callable[[Case], bool]) -> Callable[[Test], Test]:
+    """Decorate a test of a `case` that runs with those for which the property is promised."""
+
+    def mark(test: Test) -> Test:
+        test.where = applies  # type: ignore[attr-defined]
+        return test
+
+    return mark
+
+
+def chosen(test: Callable[..., object], found: Sequence[Case]) -> list[Case]:
+    """Return the cases that a test runs with."""
+    return [case for case in found if getattr(test, "where", bool)(case)]

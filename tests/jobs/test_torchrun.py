@@ -1,0 +1,19 @@
+"""Each compressor of the conformance suite, in a job of four processes that torchrun has started."""
+
+from __future__ import annotations
+
+import re
+
+from tests.harness import chosen
+from tests.jobs.launch import launch
+
+RANKS = 4
+
+
+def test_every_compressor_trains_and_ranks_stay_equal() -> None:
+    job = launch("torchrun", "ddp_all", ranks=RANKS)
+    assert job.status == 0, job.output
+    assert job.survivors == []
+    for name in chosen():
+        trained = re.findall(rf"\[rank (\d)\] has trained with {re.escape(name)}$", job.output, re.MULTILINE)
+        assert sorted(trained) == list("0123"), job.output
