@@ -1,4 +1,4 @@
-"""Run the tests of kernels and decoders with sanitizers: for memory, undefined behaviour, and data races in the pool."""
+"""Run the tests of kernels and decoders with sanitizers: memory, undefined behaviour, data races in the pool."""
 
 from __future__ import annotations
 

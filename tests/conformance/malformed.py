@@ -89,7 +89,7 @@ class Damage:
         number: of the payloads that this rank sends.
         position: of the byte where it is overwritten, modulo its length.
         written: by these bytes.
-        grown: how many bytes are added at its end, or taken away.
+        grown: how many bytes are added at its end, or taken away; not in a broadcast, whose length all ranks know.
     """
 
     sender: int
@@ -98,10 +98,11 @@ class Damage:
     written: bytes
     grown: int = 0
 
-    def of(self, message: torch.Tensor) -> torch.Tensor:
+    def of(self, message: torch.Tensor, may_grow: bool) -> torch.Tensor:
         """Return the damaged message (n,) uint8."""
-        longer = torch.cat([message, torch.full((max(0, self.grown),), 7, dtype=torch.uint8)])
-        found = longer[: max(0, message.numel() + self.grown)].clone()
+        grown = self.grown if may_grow else 0
+        longer = torch.cat([message, torch.full((max(0, grown),), 7, dtype=torch.uint8)])
+        found = longer[: max(0, message.numel() + grown)].clone()
         for offset, byte in enumerate(self.written):
             if found.numel():
                 found[(self.position + offset) % found.numel()] = byte
@@ -145,7 +146,7 @@ def exchange_damaged(decoder: tuple[str, str], step: int, damages: Sequence[Dama
                 number, seen[engine.rank] = seen[engine.rank], seen[engine.rank] + 1
                 for damage in damages:
                     if (damage.sender, damage.number) == (engine.rank, number):
-                        tensor = damage.of(tensor)
+                        tensor = damage.of(tensor, not engine.pending.startswith("broadcast"))
             send(destination, tensor)
 
         engine.send = damaging  # type: ignore[method-assign]
