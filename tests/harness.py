@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 
 import torch
 
@@ -25,6 +26,7 @@ from hvd_compress.decision import Request
 from hvd_compress.devices import lane_for
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld
+from hvd_compress.errors import ConfigError
 from hvd_compress.optimizer import ReducingOptimizer, name_parameters, trainable, wrap
 from hvd_compress.reducer import LaneMaker, ReduceOptions, Reducer
 from hvd_compress.settings import Settings
@@ -56,12 +58,6 @@ COMPRESSORS: dict[str, Compressor] = {
 }
 """The compressors of the conformance suite, with settings for buckets of some hundred elements. A line here, and all
 of the suite runs with every scheme that carries it (tests/conformance/cases.py)."""
-
-OTHER_FEEDBACK = {"dgc": "its velocity is no gradient"}
-"""Of COMPRESSORS: those with error feedback whose residual is not gradient + residual - transmitted, and why."""
-
-INEXACT: dict[str, str] = {}
-"""Of COMPRESSORS: sparsifiers that send something else than the elements themselves, and why."""
 
 BIASED = {"terngrad": "large elements are clipped"}
 """Of COMPRESSORS: those without error feedback that are not right on average, and why."""
@@ -95,22 +91,30 @@ REQUESTS = {
 }
 """Requests that tests call by name. A compressor that stands here alone is in the conformance suite, too."""
 
-NOT_ANYWHERE = ("gather-broadcast",)
-"""Schemes that not every engine can do: Horovod has no gather."""
+ANYWHERE = ("auto", "allgather", "allreduce", "star", "var", "artopk", "alltoall-allgather")
+"""Schemes that every engine can do, without a gather or smaller groups."""
 
 
 def compressors() -> dict[str, Compressor]:
     """Return those of the conformance suite: COMPRESSORS, and what REQUESTS have beside them."""
     found = dict(COMPRESSORS)
     for name, request in REQUESTS.items():
-        if request.compressor not in found.values():
+        if request.policy is None and request.compressor not in found.values():
             found[name] = request.compressor
     return found
 
 
+@cache
 def asked_for(compressor: Compressor) -> tuple[str, ...]:
-    """Return the schemes that a request may name: what loses nothing travels as the engine can, unasked."""
-    return ("auto", *schemes.names_for(compressor)) if compressor.compresses else ("auto",)
+    """Return the schemes that a request may name, "auto" first: what loses nothing travels as the engine can."""
+
+    def is_legal(scheme: str) -> bool:
+        try:
+            return bool(Request(compressor, scheme))
+        except ConfigError:
+            return False
+
+    return ("auto", *(scheme for scheme in schemes.labels() if is_legal(scheme)))
 
 
 def chosen() -> dict[str, Request]:
@@ -120,17 +124,16 @@ def chosen() -> dict[str, Request]:
     """
     found = {}
     for number, (name, compressor) in enumerate(compressors().items()):
-        anywhere = [scheme for scheme in asked_for(compressor) if scheme not in NOT_ANYWHERE]
+        anywhere = [scheme for scheme in asked_for(compressor) if scheme in ANYWHERE]
         scheme = anywhere[number % len(anywhere)]
         found[f"{name}-{scheme}"] = Request(compressor, scheme)
     return found
 
 
-def place(engine: Engine, hosts: tuple[int, ...] | None) -> None:
-    """Say on which hosts the ranks of an in-process engine are, by rank; None leaves it to the engine."""
-    if hosts is not None:
-        engine._hosts = hosts
-        engine.capabilities = replace(engine.capabilities, hosts=hosts)
+def place(engine: Engine, hosts: tuple[int, ...]) -> None:
+    """Have the ranks of an in-process engine play to be on these hosts, by rank, instead of all on this one."""
+    engine._hosts = hosts
+    engine.capabilities = replace(engine.capabilities, hosts=hosts)
 
 
 def alone() -> InProcessEngine:

@@ -19,8 +19,12 @@ BUILD = ROOT / "build" / "fuzz"
 LOG = BUILD / "log"
 SECONDS = int(os.environ.get("FUZZ_S", "300"))
 HANGS_S, MEMORY_MB = 120, 4096
-TARGETS = {"bytes": "damaged bytes, by every scheme", "lies": "well-formed lies, to every compressor"}
-"""Of tests/conformance/fuzz_target.py; they share the time."""
+TARGETS = {
+    "bytes": "damaged bytes, by every scheme",
+    "lies": "well-formed lies, to every compressor",
+    "sums": "well-formed lies, to owners of shards",
+}
+"""Of tests/conformance/malformed.py; they share the time."""
 
 
 def main() -> None:

@@ -16,13 +16,11 @@ from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Compressor
 from hvd_compress.decision import Request
+from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessWorld
 from tests.harness import SHAPES, asked_for, compressors
 
 SIZES = (1, 2, 3, 4, 7)
-
-HOSTS: dict[str, Callable[[int], tuple[int, ...]]] = {}
-"""Of schemes that need several ranks a host: by their number, on which host each is. Others are not told."""
 
 TABLE = compressors()
 
@@ -44,8 +42,9 @@ class Case:
         return Request(self.compressor, self.scheme)
 
     @property
-    def hosts(self) -> tuple[int, ...] | None:
-        return HOSTS[self.scheme](self.size) if self.scheme in HOSTS else None
+    def hosts(self) -> tuple[int, ...]:
+        """By rank, the host that it plays to be on."""
+        return in_pairs(self.size)
 
     @property
     def number(self) -> int:
@@ -56,15 +55,24 @@ class Case:
         return f"{self.name}-{self.scheme}-{self.size}"
 
 
+def in_pairs(size: int) -> tuple[int, ...]:
+    """Return a host for each of some ranks: two a host, and perhaps one that is alone."""
+    return tuple(rank // 2 for rank in range(size))
+
+
 @cache
 def is_legal(name: str, scheme: str, size: int) -> bool:
     """Whether a request may say so, and the in-process engine can do it with so many ranks."""
     if scheme not in asked_for(TABLE[name]):
         return False
-    hosts = HOSTS[scheme](size) if scheme in HOSTS else ()
-    can = replace(InProcessWorld(size).engine(0).capabilities, hosts=hosts)
-    found = schemes.variants(TABLE[name], Layout(tuple(SHAPES), tuple(SHAPES.values())), can)
-    return scheme == "auto" or any(path.scheme in schemes.meanings(scheme) for path in found)
+    can = replace(InProcessWorld(size).engine(0).capabilities, hosts=in_pairs(size))
+    return scheme == "auto" or not set(schemes.meanings(scheme)).isdisjoint(runnable(TABLE[name], can))
+
+
+def runnable(compressor: Compressor, can: Capabilities) -> set[str]:
+    """Return the schemes by which an engine can carry a compressor, whether or not one of them is ever chosen."""
+    layout = Layout(tuple(SHAPES), tuple(SHAPES.values()))
+    return {path.scheme for scheme in schemes.SCHEMES for path in scheme.variants(compressor, layout, can)}
 
 
 def cases(whole: bool = False) -> list[Case]:

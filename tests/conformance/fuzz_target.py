@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import atheris
@@ -14,19 +13,10 @@ from hypothesis import strategies as st
 
 with atheris.instrument_imports(include=["hvd_compress"]):
     from tests.conformance import malformed
-    from tests.conformance.cases import TABLE
-
-TARGETS: dict[str, tuple[Callable[..., Any], tuple[st.SearchStrategy[Any], ...]]] = {
-    "bytes": (
-        malformed.exchange_damaged,
-        (st.sampled_from(malformed.DECODERS), malformed.STEPS, malformed.DAMAGES),
-    ),
-    "lies": (malformed.decode_lies, (st.sampled_from(list(TABLE)), malformed.LIES)),
-}
 
 
 def main() -> None:
-    check, strategies = TARGETS[sys.argv.pop(1)]
+    check, strategies = malformed.TARGETS[sys.argv.pop(1)]
     torch.set_num_threads(1)
 
     @settings(database=None, deadline=None)

@@ -8,36 +8,44 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
 from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import Input
+from hvd_compress.compressors import Input, Requantizer
 from hvd_compress.cost.paths import Path
-from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.errors import CommunicationError, PayloadError
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.payload import Payload
 from hvd_compress.schemes import Work
-from tests.conformance.cases import TABLE
+from tests.conformance.cases import TABLE, runnable
 from tests.conformance.lockstep import CPU, copied
+from tests.harness import asked_for
 
 LAYOUT = Layout.of((7, 13), 7, 1, 0, (9, 20))
 SIZE = 2
 SUMMED = ("allreduce", "alltoall", "dense")
 """Schemes whose values travel as they are: there is nothing to decode."""
 
+UNSPLIT = replace(InProcessWorld(SIZE).engine(0).capabilities, splits=False)
+"""Of the engine here: schemes over groups of ranks decode by those over all of them."""
+
 DECODERS = [
     (name, scheme)
     for name, compressor in TABLE.items()
-    for scheme in schemes.names_for(compressor)
-    if scheme not in SUMMED and schemes.meanings(scheme) == (scheme,)
+    for scheme in asked_for(compressor)
+    if scheme not in SUMMED and scheme in runnable(compressor, UNSPLIT)
 ]
 """(compressor, scheme): whatever unpacks what another rank has packed."""
+
+REQUANTIZERS = [name for name, compressor in TABLE.items() if isinstance(compressor, Requantizer)]
 
 MAGIC = Payload({}, 0).pack(0, 0)[:4]
 GUARD, GUARD_VALUE = 64, 12345.0
@@ -233,9 +241,7 @@ def decode_lies(name: str, lies: Sequence[Lie]) -> None:
     payloads = [next(one) for one in rounds]
     for number in range(2):
         received = [copied(payload) for payload in payloads]
-        for lie in lies:
-            if lie.round_ == number:
-                received[1] = lie.of(received[1])
+        received[1] = _lying(lies, number, received[1])
         try:
             own = rounds[0].send(received)
         except (PayloadError, StopIteration):
@@ -243,3 +249,38 @@ def decode_lies(name: str, lies: Sequence[Lie]) -> None:
         payloads = [own, rounds[1].send([copied(payload) for payload in payloads])]
     for one in buffers:
         one.check()
+
+
+def sum_lies(name: str, lies: Sequence[Lie]) -> None:
+    """Have rank 0, which owns all of the bucket, sum what a rank that lies has sent, and decode what one says of a sum.
+
+    It may fail with a PayloadError. What else it fails with is raised, and an AssertionError where it writes out of
+    range.
+    """
+    compressor = TABLE[name]
+    assert isinstance(compressor, Requantizer)
+    owner, other = Guarded(0), Guarded(1)
+    own, everything = owner.work(name, 0), slice(0, LAYOUT.numel)
+    sent = compressor.encode_shard(other.work(name, 0), everything, 0)
+    compressor.keep_shard(own, everything)
+    with suppress(PayloadError):
+        compressor.sum_shard(own, everything, [_lying(lies, 0, sent)])
+    with suppress(PayloadError):
+        compressor.write(own, [(everything, [_lying(lies, 1, sent)])])
+    owner.check()
+    other.check()
+
+
+def _lying(lies: Sequence[Lie], round_: int, payload: Payload) -> Payload:
+    for lie in lies:
+        if lie.round_ == round_:
+            payload = lie.of(payload)
+    return payload
+
+
+TARGETS: dict[str, tuple[Callable[..., object], tuple[st.SearchStrategy[Any], ...]]] = {
+    "bytes": (exchange_damaged, (st.sampled_from(DECODERS), STEPS, DAMAGES)),
+    "lies": (decode_lies, (st.sampled_from(list(TABLE)), LIES)),
+    "sums": (sum_lies, (st.sampled_from(REQUANTIZERS), LIES)),
+}
+"""What `make fuzz` calls, with what."""

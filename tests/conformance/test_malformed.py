@@ -14,12 +14,14 @@ from tests.conformance.malformed import (
     DAMAGES,
     DECODERS,
     LIES,
+    REQUANTIZERS,
     STEPS,
     Damage,
     Guarded,
     Lie,
     decode_lies,
     exchange_damaged,
+    sum_lies,
 )
 from tests.native.cases import examples
 
@@ -33,7 +35,7 @@ def test_the_decoder_is_reached(decoder: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids="-".join)
-@examples(150)
+@examples(100)
 @given(STEPS, DAMAGES)
 @example(0, [Damage(0, 0, 40, b"\xff" * 8), Damage(1, 0, 40, b"\xff" * 8)])
 @example(0, [Damage(rank, 0, 0, bytes([byte]) * 2000) for rank in range(2) for byte in (0, 255)])
@@ -43,7 +45,7 @@ def test_damaged_bytes_are_refused_or_harmless(decoder: tuple[str, str], step: i
 
 
 @pytest.mark.parametrize("name", TABLE)
-@examples(250)
+@examples(150)
 @given(LIES)
 @example([Lie(0, tensor, 0, 0, b"") for tensor in range(3)])
 @example([Lie(0, tensor, LONG, 0, b"") for tensor in range(3)])
@@ -51,6 +53,16 @@ def test_damaged_bytes_are_refused_or_harmless(decoder: tuple[str, str], step: i
 @example([Lie(1, tensor, None, 0, b"\x7f" * 2000) for tensor in range(3)])
 def test_well_formed_lies_are_refused_or_harmless(name: str, lies: list[Lie]) -> None:
     decode_lies(name, lies)
+
+
+@pytest.mark.parametrize("name", REQUANTIZERS)
+@examples(150)
+@given(LIES)
+@example([Lie(round_, tensor, 0, 0, b"") for round_ in range(2) for tensor in range(2)])
+@example([Lie(round_, tensor, LONG, 0, b"") for round_ in range(2) for tensor in range(2)])
+@example([Lie(round_, tensor, None, 0, b"\xff" * 2000) for round_ in range(2) for tensor in range(2)])
+def test_owners_refuse_lies_or_bear_them(name: str, lies: list[Lie]) -> None:
+    sum_lies(name, lies)
 
 
 @pytest.mark.parametrize("place", [0, 63, 64 + 300, -1])

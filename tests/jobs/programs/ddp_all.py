@@ -29,6 +29,7 @@ for name, request in chosen().items():
         check_ranks_equal(ddp.module, f"{step} of {name}")
     assert len(hc.decisions(ddp)) > 1, "several buckets, or their order is not tested"
     assert any(not torch.equal(a, b) for a, b in zip(before, ddp.module.parameters(), strict=True)), name
-    print(f"[rank {rank}] has trained with {name}", flush=True)
+    if rank == 0:
+        print(f"all ranks have trained with {name}", flush=True)
 dist.barrier()
 dist.destroy_process_group()
