@@ -17,8 +17,8 @@ VALUES = (math.nan, -math.inf)
 
 @where(lambda case: case.size > 1)
 def test_all_ranks_see_it_and_no_residual_changes(case: Case, pytestconfig: pytest.Config) -> None:
-    """In every other step the last element of a parameter is bad on one rank. Parameters and values take turns from case
-    to case, two in each; in the whole product each case has all of them."""
+    """In every other step the last element of a parameter is bad on one rank: two of them in a case, parameters and
+    values in turn from case to case; in the whole product each case has all."""
     everything = [(name, value) for name in SHAPES for value in VALUES]
     first = 2 * case.number % len(everything)
     bad = everything if pytestconfig.getoption("--whole-product") else everything[first : first + 2]
