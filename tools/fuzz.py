@@ -36,14 +36,28 @@ def main() -> None:
         progress.run("installing the fuzzer", [*pip, "-r", ROOT / "requirements" / "fuzz.txt"], LOG)
     package, variables = sanitize.sanitized(LOG)
     path = os.pathsep.join(map(str, (package, packages, ROOT)))
+    variables |= {
+        "PYTHONPATH": path,
+        # The sanitizers' library has functions of the same names that do nothing, so the fuzzer must come first.
+        "LD_PRELOAD": f"{_fuzzer(packages)} {variables['LD_PRELOAD']}",
+        "ASAN_OPTIONS": f"{variables['ASAN_OPTIONS']}:verify_asan_link_order=0",
+    }
     failures = []
     for target, title in TARGETS.items():
         try:
-            progress.run(title, _command(target), LOG, os.environ | variables | {"PYTHONPATH": path})
+            progress.run(title, _command(target), LOG, os.environ | variables)
         except progress.StepError as error:
             failures.append(str(error))
     if failures:
         raise progress.StepError("\n\n".join(failures))
+
+
+def _fuzzer(packages: Path) -> Path:
+    """Return a library of libFuzzer, which atheris brings as an archive."""
+    library, archive = BUILD / "libfuzzer.so", packages / "libclang_rt.fuzzer_no_main.a"
+    whole = ["-Wl,--whole-archive", archive, "-Wl,--no-whole-archive", "-lpthread", "-ldl"]
+    progress.run("linking the fuzzer", [*sanitize.COMPILER, "-shared", "-o", library, *whole], LOG)
+    return library
 
 
 def _command(target: str) -> list[str | Path]:
@@ -56,6 +70,7 @@ def _command(target: str) -> list[str | Path]:
         f"-timeout={HANGS_S}",
         f"-rss_limit_mb={MEMORY_MB}",
         "-max_len=2048",
+        "-len_control=0",
         "-print_final_stats=1",
     ]
     return [sys.executable, ROOT / "tests" / "conformance" / "fuzz_target.py", target, corpus, *options]

@@ -6,7 +6,7 @@ import sys
 import traceback
 from typing import Any
 
-import atheris
+import atheris_no_libfuzzer as atheris
 import torch  # before what is instrumented, or it would be, too
 from hypothesis import given, settings
 from hypothesis import strategies as st
