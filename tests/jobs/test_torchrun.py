@@ -1,4 +1,4 @@
-"""Each compressor of the conformance suite, in a job of four processes that torchrun has started."""
+"""Each compressor of the conformance suite, in a job of two processes that torchrun has started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from tests.harness import chosen
 from tests.jobs.launch import launch
 
-RANKS = 4
+RANKS = 2
 
 
 def test_every_compressor_trains_and_ranks_stay_equal() -> None:
