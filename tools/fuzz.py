@@ -47,9 +47,16 @@ def main() -> None:
         try:
             progress.run(title, _command(target), LOG, os.environ | variables)
         except progress.StepError as error:
-            failures.append(str(error))
+            failures.append(f"{error}\n\n{_how_to_repeat(target)}")
     if failures:
         raise progress.StepError("\n\n".join(failures))
+
+
+def _how_to_repeat(target: str) -> str:
+    """Return the call that failed, as the target has printed it, or the inputs that crashed it before it could."""
+    calls = [line for line in LOG.read_text(errors="replace").splitlines() if line.startswith("repeat it: ")]
+    inputs = [f"input: {path}" for path in sorted((BUILD / "found" / target).iterdir())]
+    return "\n".join([*calls[-1:], *inputs, f"log: {LOG}"])
 
 
 def _fuzzer(packages: Path) -> Path:
