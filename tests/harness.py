@@ -62,6 +62,9 @@ of the suite runs with every scheme that carries it (tests/conformance/cases.py)
 BIASED = {"terngrad": "large elements are clipped"}
 """Of COMPRESSORS: those without error feedback that are not right on average, and why."""
 
+NEVER_ZERO: dict[str, str] = {}
+"""Of COMPRESSORS: those whose result is not zero where all gradients are, and why."""
+
 REQUESTS = {
     "topk-allgather": Request(TopK(0.05), "allgather"),
     "topk-star": Request(TopK(0.05), "star"),
