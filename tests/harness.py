@@ -62,6 +62,10 @@ of the suite runs with every scheme that carries it (tests/conformance/cases.py)
 BIASED = {"terngrad": "large elements are clipped"}
 """Of COMPRESSORS: those without error feedback that are not right on average, and why."""
 
+OTHER_FEEDBACK: dict[str, str] = {}
+"""Of COMPRESSORS: those with error feedback whose residual is not gradient + residual - transmitted, and why; what
+keeps a state in units of the gradient, such as a velocity, need not be named."""
+
 NEVER_ZERO: dict[str, str] = {}
 """Of COMPRESSORS: those whose result is not zero where all gradients are, and why."""
 
