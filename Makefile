@@ -13,7 +13,10 @@ MPIRUN_FLAGS ?= --map-by :OVERSUBSCRIBE --bind-to none --mca mpi_yield_when_idle
 # Seconds that one parallel launch of the tests may take.
 LAUNCH_TIMEOUT_S ?= 600
 
-export TORCH_REQUIREMENT MPIRUN_FLAGS LAUNCH_TIMEOUT_S
+# Seconds that `make fuzz` looks.
+FUZZ_S ?= 300
+
+export TORCH_REQUIREMENT MPIRUN_FLAGS LAUNCH_TIMEOUT_S FUZZ_S
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Containers and CI run as root, which Open MPI refuses without both.
 export OMPI_ALLOW_RUN_AS_ROOT := 1
@@ -32,7 +35,7 @@ CPP_SOURCES = $(shell find csrc tests -name '*.hpp' -o -name '*.cpp' -o -name '*
 # Jobs first: they wait much, beside tests that compute. Whoever runs out of tests takes some of another's.
 SERIAL_TESTS = $(wildcard tests/jobs tests/unit tests/native tests/conformance)
 
-.PHONY: help setup native wheel demo test lint types unit sanitize test-parallel test-benchmarks time-to-accuracy format gpu-check clean
+.PHONY: help setup native wheel demo test lint types unit conformance sanitize fuzz test-parallel test-benchmarks time-to-accuracy format gpu-check clean
 
 help: ## print this
 	@echo "Targets:"
@@ -44,12 +47,16 @@ help: ## print this
 	@echo "                     make demo TORCH_REQUIREMENT=torch==2.15.0+cpu \\"
 	@echo "                     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
 	@echo "  LAUNCH_TIMEOUT_S   seconds that one parallel launch of the tests may take (now: $(LAUNCH_TIMEOUT_S))"
+	@echo "  FUZZ_S             seconds that the fuzzer looks for payloads (now: $(FUZZ_S))"
 
 demo: native ## train on the bundled digits with 4 ranks and compare the compressors
 	@$(PARALLEL_ENV) mpirun -np 4 $(MPIRUN_FLAGS) python examples/train_images.py --demo
 
-sanitize: native ## the kernels' tests with AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
+sanitize: native ## tests of kernels and decoders with AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 	@python tools/sanitize.py
+
+fuzz: native ## look for payloads that no decoder bears, by coverage, with sanitizers, for FUZZ_S seconds
+	@python tools/fuzz.py
 
 test: native ## everything that CI checks: lint, types, unit, sanitize and test-parallel, though one fails; what failed stands at the end
 	@python tools/run_phases.py "$(MAKE) --no-print-directory" lint types unit sanitize test-parallel
@@ -71,6 +78,9 @@ endif
 unit: native ## the tests that run in one process
 	@cmake --build build/native-$$(python -c 'import sys; print(sys.implementation.cache_tag)') --target tiles -- --quiet
 	@$(PARALLEL_ENV) python -m pytest -n 4 --dist worksteal $(if $(TEST_RESULTS),--junitxml='$(TEST_RESULTS)/results.xml') $(SERIAL_TESTS)
+
+conformance: native ## the conformance suite with every combination, of which `make unit` takes a covering of pairs
+	@$(PARALLEL_ENV) python -m pytest -n 2 --dist worksteal --whole-product tests/conformance
 
 test-parallel: native ## the tests that run under mpirun and horovodrun
 	@$(PARALLEL_ENV) python tools/parallel_tests.py

@@ -15,6 +15,12 @@ settings.register_profile("hvd_compress", deadline=None, derandomize=True)
 settings.load_profile("hvd_compress")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--whole-product", action="store_true", help="tests/conformance: every combination, not a covering of pairs"
+    )
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time passes only where in-process ranks communicate."""

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
 
 import torch
 
+from hvd_compress import schemes
 from hvd_compress.compressors import (
     DGC,
     QSGD,
     BlockQuantizer,
     Cast,
+    Compressor,
     EFSign,
     MSTopK,
     PowerSGD,
     RandomK,
-    Sparsifier,
     Threshold,
     TopK,
 )
@@ -23,12 +26,48 @@ from hvd_compress.decision import Request
 from hvd_compress.devices import lane_for
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld
+from hvd_compress.errors import ConfigError
 from hvd_compress.optimizer import ReducingOptimizer, name_parameters, trainable, wrap
 from hvd_compress.reducer import LaneMaker, ReduceOptions, Reducer
 from hvd_compress.settings import Settings
 
 SHAPES = {"first.weight": (7, 13), "first.bias": (7,), "odd": (1,), "second.weight": (40, 9), "second.bias": (40,)}
 """Parameters whose sizes fit no round number, one of them with a single element."""
+
+COMPRESSORS: dict[str, Compressor] = {
+    "topk": TopK(0.05),
+    "lwtopk": TopK(0.05, layerwise=True),
+    "topk-all": TopK(1.0),
+    "mstopk": MSTopK(0.05),
+    "dgc": DGC(0.05),
+    "dgc-plain": DGC(0.05, momentum=0.0),
+    "threshold": Threshold(1.5),
+    "randomk": RandomK(0.05),
+    "randomk-unbiased": RandomK(0.05, error_feedback=False),
+    "efsign": EFSign(),
+    "efsign-bucket": EFSign(layerwise=False),
+    "qsgd": QSGD(4),
+    "terngrad": QSGD(2, "max", clip=2.5),
+    "powersgd": PowerSGD(2),
+    "int8": BlockQuantizer(8),
+    "int4": BlockQuantizer(4),
+    "int4-stochastic": BlockQuantizer(4, stochastic=True),
+    "int2": BlockQuantizer(2, 128),
+    "bf16": Cast(torch.bfloat16),
+    "dense": Cast(),
+}
+"""The compressors of the conformance suite, with settings for buckets of some hundred elements. A line here, and all
+of the suite runs with every scheme that carries it (tests/conformance/cases.py)."""
+
+BIASED = {"terngrad": "large elements are clipped"}
+"""Of COMPRESSORS: those without error feedback that are not right on average, and why."""
+
+OTHER_FEEDBACK: dict[str, str] = {}
+"""Of COMPRESSORS: those with error feedback whose residual is not gradient + residual - transmitted, and why; what
+keeps a state in units of the gradient, such as a velocity, need not be named."""
+
+NEVER_ZERO: dict[str, str] = {}
+"""Of COMPRESSORS: those whose result is not zero where all gradients are, and why."""
 
 REQUESTS = {
     "topk-allgather": Request(TopK(0.05), "allgather"),
@@ -57,17 +96,51 @@ REQUESTS = {
     "bf16": Request(Cast(torch.bfloat16)),
     "dense": Request(Cast()),
 }
-"""Every compressor, and each kind of them with every scheme that carries it."""
+"""Requests that tests call by name. A compressor that stands here alone is in the conformance suite, too."""
 
-ANYWHERE = tuple(name for name, request in REQUESTS.items() if request.scheme != "gather-broadcast")
-"""Over engines without a gather, too."""
+ANYWHERE = ("auto", "allgather", "allreduce", "star", "var", "artopk", "alltoall-allgather")
+"""Schemes that every engine can do, without a gather or smaller groups."""
 
-SPARSIFIERS = tuple(
-    name
-    for name, request in REQUESTS.items()
-    if isinstance(request.compressor, Sparsifier | RandomK) and request.compressor.error_feedback and name != "dgc"
-)
-"""What sends an element as it is, or not at all, and remembers it then; DGC's velocity is no gradient."""
+
+def compressors() -> dict[str, Compressor]:
+    """Return those of the conformance suite: COMPRESSORS, and what REQUESTS have beside them."""
+    found = dict(COMPRESSORS)
+    for name, request in REQUESTS.items():
+        if request.policy is None and request.compressor not in found.values():
+            found[name] = request.compressor
+    return found
+
+
+@cache
+def asked_for(compressor: Compressor) -> tuple[str, ...]:
+    """Return the schemes that a request may name, "auto" first: what loses nothing travels as the engine can."""
+
+    def is_legal(scheme: str) -> bool:
+        try:
+            return bool(Request(compressor, scheme))
+        except ConfigError:
+            return False
+
+    return ("auto", *(scheme for scheme in schemes.labels() if is_legal(scheme)))
+
+
+def chosen() -> dict[str, Request]:
+    """Return one request for each compressor of the suite, the schemes in turn, for jobs of several processes.
+
+    Every engine can do it.
+    """
+    found = {}
+    for number, (name, compressor) in enumerate(compressors().items()):
+        anywhere = [scheme for scheme in asked_for(compressor) if scheme in ANYWHERE]
+        scheme = anywhere[number % len(anywhere)]
+        found[f"{name}-{scheme}"] = Request(compressor, scheme)
+    return found
+
+
+def place(engine: Engine, hosts: tuple[int, ...]) -> None:
+    """Have the ranks of an in-process engine play to be on these hosts, by rank, instead of all on this one."""
+    engine._hosts = hosts
+    engine.capabilities = replace(engine.capabilities, hosts=hosts)
 
 
 def alone() -> InProcessEngine:
@@ -87,6 +160,10 @@ def gradient(name: str, shape: tuple[int, ...], rank: int, step: int) -> torch.T
     """A gradient that every rank can compute for every other."""
     seed = hash_name(name) * 1_000_003 + rank * 1009 + step
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+Draw = Callable[[str, tuple[int, ...], int, int], torch.Tensor]
+"""Gives the gradient of a parameter by its name and shape, of a rank in a step."""
 
 
 def hash_name(name: str) -> int:
@@ -124,9 +201,9 @@ def on_engine(
     return parameters, optimizer
 
 
-def backward(parameters: Mapping[str, torch.nn.Parameter], rank: int, step: int) -> None:
+def backward(parameters: Mapping[str, torch.nn.Parameter], rank: int, step: int, draw: Draw = gradient) -> None:
     """Give every parameter its gradient through autograd, as a loss would."""
-    loss = sum((p * gradient(name, tuple(p.shape), rank, step).to(p.dtype)).sum() for name, p in parameters.items())
+    loss = sum((p * draw(name, tuple(p.shape), rank, step).to(p.dtype)).sum() for name, p in parameters.items())
     loss.backward()
 
 

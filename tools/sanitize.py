@@ -1,4 +1,4 @@
-"""Run the tests of the kernels with sanitizers: for memory, undefined behaviour, and data races in the pool."""
+"""Run the tests of kernels and decoders with sanitizers: memory, undefined behaviour, data races in the pool."""
 
 from __future__ import annotations
 
@@ -52,36 +52,13 @@ def _threads(_: Path | None) -> None:
 
 
 def _memory(results: Path | None) -> None:
-    """The tests of the kernels, on a package whose modules are links and whose compiled module is the sanitized one.
-
-    They leave their results in a folder, if there is one.
-    """
-    package = BUILD / "package" / "hvd_compress"
-    shutil.rmtree(package, ignore_errors=True)
-    package.mkdir(parents=True)
-    for path in (ROOT / "hvd_compress").iterdir():
-        if path.suffix != ".so" and path.name != "__pycache__":
-            (package / path.name).symlink_to(path)
-    (module,) = (ROOT / "hvd_compress").glob("_native*.so")
-    native = ROOT / "build" / f"native-{sys.implementation.cache_tag}"  # where setup.py builds
-    build = ["cmake", "--build", native, "--target", "_sanitized", "tiles_sanitized"]
-    progress.run("building the kernels with AddressSanitizer", build, LOG)
-    (package / module.name).symlink_to(native / "_sanitized" / module.name)
-    libraries = [_library(name) for name in ("libasan.so", "libubsan.so")]
-    options = {
-        "LD_PRELOAD": " ".join(libraries),
-        "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's own would be too many
-        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
-        "HVD_COMPRESS_TEST_EXAMPLES": EXAMPLES,
-        "HVD_COMPRESS_TILES": str(native / "tiles_sanitized.so"),
-        "PYTHONMALLOC": "malloc",
-        "OMP_NUM_THREADS": "1",
-    }
+    """The tests of the kernels and of malformed payloads. They leave their results in a folder, if there is one."""
+    package, variables = sanitized(LOG)
     tests = [
         sys.executable,
         "-c",
         RUN_TESTS,
-        package.parent,
+        package,
         "-q",
         "-p",
         "no:cacheprovider",
@@ -92,8 +69,38 @@ def _memory(results: Path | None) -> None:
         *([f"--junitxml={results}/results.xml"] if results else []),
         "tests/native",
         "--ignore=tests/native/test_gil.py",  # it would only wait
+        "tests/conformance/test_malformed.py",
     ]
-    progress.run("the kernels under AddressSanitizer", tests, LOG, os.environ | options)
+    progress.run("the kernels under AddressSanitizer", tests, LOG, os.environ | variables)
+
+
+def sanitized(log: Path) -> tuple[Path, dict[str, str]]:
+    """Build the package with sanitizers: its modules are links, and its compiled module is the sanitized one.
+
+    Returns:
+        The folder to import it from, and what the environment must say.
+    """
+    package = BUILD / "package" / "hvd_compress"
+    shutil.rmtree(package, ignore_errors=True)
+    package.mkdir(parents=True)
+    for path in (ROOT / "hvd_compress").iterdir():
+        if path.suffix != ".so" and path.name != "__pycache__":
+            (package / path.name).symlink_to(path)
+    (module,) = (ROOT / "hvd_compress").glob("_native*.so")
+    native = ROOT / "build" / f"native-{sys.implementation.cache_tag}"  # where setup.py builds
+    build = ["cmake", "--build", native, "--target", "_sanitized", "tiles_sanitized"]
+    progress.run("building the kernels with AddressSanitizer", build, log)
+    (package / module.name).symlink_to(native / "_sanitized" / module.name)
+    libraries = [_library(name) for name in ("libasan.so", "libubsan.so")]
+    return package.parent, {
+        "LD_PRELOAD": " ".join(libraries),
+        "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's own would be too many
+        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+        "HVD_COMPRESS_TEST_EXAMPLES": EXAMPLES,
+        "HVD_COMPRESS_TILES": str(native / "tiles_sanitized.so"),
+        "PYTHONMALLOC": "malloc",
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def _library(name: str) -> str:

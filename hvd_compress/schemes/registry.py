@@ -30,7 +30,9 @@ def build(compressor: Compressor, path: Path) -> Scheme:
     """Return the scheme of a path. Raises ConfigError for names that are unknown or do not go together."""
     scheme = _scheme_of(checked(path))
     if not scheme.carries(compressor):
-        raise ConfigError(f"scheme {path.scheme!r} cannot carry {compressor}")
+        raise ConfigError(
+            f"scheme {path.scheme!r} cannot carry {compressor}, which can go by {', '.join(names_for(compressor))}"
+        )
     return scheme(compressor, path)  # type: ignore[call-arg]
 
 

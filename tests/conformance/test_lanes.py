@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.decision import Request
 from hvd_compress.devices.device import DeviceLane
 from hvd_compress.devices.lane import Lane
 from hvd_compress.devices.staged import StagedLane
@@ -21,20 +23,33 @@ from hvd_compress.devices.streams import Streams
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import HvdCompressError
 from hvd_compress.settings import Settings
-from tests.harness import REQUESTS, backward, flat_gradient, flat_residual, make_optimizer, make_parameters, on_engine
+from tests.conformance.cases import TABLE, combinations, is_legal
+from tests.harness import (
+    REQUESTS,
+    asked_for,
+    backward,
+    flat_gradient,
+    flat_residual,
+    make_optimizer,
+    make_parameters,
+    on_engine,
+)
 from tests.played import LANES, PlayedStreams, lane_maker
 
-STEPS, SIZE = 4, 3
+STEPS, SIZE, FEW = 4, 3, 2
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 History = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def train(engine: InProcessEngine, name: str, make_lane: object = None, dtype: torch.dtype = torch.float32) -> History:
+def train(
+    engine: InProcessEngine, request: Request, make_lane: object = None, dtype: torch.dtype = torch.float32
+) -> History:
     """Return result and residuals of each step."""
     lanes = {} if make_lane is None else {"make_lane": make_lane}
     parameters = make_parameters(dtype=dtype)
     optimizer = make_optimizer(
-        parameters, REQUESTS[name], lambda: engine, engine.rank, engine.world_size, settings=Settings(600, 60), **lanes
+        parameters, request, lambda: engine, engine.rank, engine.world_size, settings=Settings(600, 60), **lanes
     )
     history = []
     for step in range(STEPS):
@@ -48,8 +63,8 @@ def train(engine: InProcessEngine, name: str, make_lane: object = None, dtype: t
 
 
 @cache
-def on_the_cpu(name: str, size: int, dtype: torch.dtype = torch.float32) -> list[History]:
-    return run_ranks(size, lambda engine: train(engine, name, dtype=dtype))
+def on_the_cpu(request: Request, size: int, dtype: torch.dtype = torch.float32) -> list[History]:
+    return run_ranks(size, lambda engine: train(engine, request, dtype=dtype))
 
 
 def same(first: list[History], second: list[History]) -> bool:
@@ -59,30 +74,47 @@ def same(first: list[History], second: list[History]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(tensors(first), tensors(second), strict=True))
 
 
-@pytest.mark.parametrize("kind", LANES)
-@pytest.mark.parametrize("name", REQUESTS)
-def test_every_lane_gives_the_bits_of_the_cpu(name: str, kind: str) -> None:
-    expected = on_the_cpu(name, SIZE)
-    found = run_ranks(SIZE, lambda engine: train(engine, name, lane_maker(LANES[kind])))
+@dataclass(frozen=True)
+class OnDevice:
+    """A request, the lane of its buckets, and the dtype of the gradients."""
+
+    name: str
+    scheme: str
+    kind: str
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.scheme}-{self.kind}-{self.dtype}".replace("torch.", "")
+
+
+def can_be_compared(name: str, scheme: str = "auto", kind: str = "direct", dtype: torch.dtype = torch.float32) -> bool:
+    """Products of matrices in 16 bits have other bits where they lie elsewhere in memory."""
+    return is_legal(name, scheme, FEW) and (dtype == torch.float32 or TABLE[name].kind != "low rank")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "on_device" in metafunc.fixturenames:
+        axes = list(TABLE), sorted({s for c in TABLE.values() for s in asked_for(c)}), list(LANES), DTYPES
+        found = combinations(metafunc.config.getoption("--whole-product"), can_be_compared, *axes)
+        metafunc.parametrize("on_device", [OnDevice(*values) for values in found], ids=str)
+
+
+def test_every_lane_gives_the_bits_of_the_cpu(on_device: OnDevice) -> None:
+    request, dtype = Request(TABLE[on_device.name], on_device.scheme), on_device.dtype
+    expected = on_the_cpu(request, FEW, dtype)
+    found = run_ranks(FEW, lambda engine: train(engine, request, lane_maker(LANES[on_device.kind]), dtype))
     assert same(found, expected)
     assert expected[0][-1][0].isfinite().all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", [name for name in REQUESTS if not name.startswith("powersgd")])
-def test_gradients_of_16_bits(name: str, dtype: torch.dtype) -> None:
-    expected = on_the_cpu(name, 2, dtype)
-    assert same(run_ranks(2, lambda engine: train(engine, name, lane_maker(StagedLane), dtype)), expected)
 
 
 def test_a_finite_answer_may_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """As native.accumulate() gives it on a GPU; nobody looks into it before the end of the step."""
     accumulate = native.accumulate
-    expected = on_the_cpu("topk-star", SIZE)
+    expected = on_the_cpu(REQUESTS["topk-star"], SIZE)
     monkeypatch.setattr(native, "accumulate", lambda *a, **k: torch.tensor(accumulate(*a, **k)))
-    assert same(run_ranks(SIZE, lambda engine: train(engine, "topk-star", lane_maker(StagedLane))), expected)
+    assert same(run_ranks(SIZE, lambda engine: train(engine, REQUESTS["topk-star"], lane_maker(StagedLane))), expected)
     monkeypatch.setattr(native, "accumulate", lambda *a, **k: torch.tensor(accumulate(*a, **k) and False))
-    spoilt = run_ranks(SIZE, lambda engine: train(engine, "topk-star", lane_maker(StagedLane)))
+    spoilt = run_ranks(SIZE, lambda engine: train(engine, REQUESTS["topk-star"], lane_maker(StagedLane)))
     for history in spoilt:
         assert history[0][0].isnan().any()
         assert not history[-1][1].any(), "a residual changed"
@@ -164,9 +196,9 @@ class ArrivesTooEarly(StagedLane):
 )
 def test_the_played_device_shows_every_missing_event(fault: Callable[[Streams], Lane], name: str) -> None:
     """Or the tests above would prove nothing."""
-    expected = on_the_cpu(name, 2)
+    expected = on_the_cpu(REQUESTS[name], 2)
     try:
-        found = run_ranks(2, lambda engine: train(engine, name, lane_maker(fault)), timeout_s=10)
+        found = run_ranks(2, lambda engine: train(engine, REQUESTS[name], lane_maker(fault)), timeout_s=10)
     except (HvdCompressError, AssertionError):
         return  # poison for an index, or a payload
     assert not same(found, expected)
@@ -176,7 +208,7 @@ def test_the_played_device_shows_every_missing_event(fault: Callable[[Streams], 
 def test_only_the_thread_of_the_collectives_waits(name: str) -> None:
     def body(engine: InProcessEngine) -> list[tuple[str, str, str]]:
         streams = PlayedStreams()
-        train(engine, name, lane_maker(StagedLane, streams))
+        train(engine, REQUESTS[name], lane_maker(StagedLane, streams))
         return streams.log
 
     for log in run_ranks(2, body):

@@ -2,59 +2,45 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from tests.harness import REQUESTS, SHAPES, backward, flat_gradient, flat_residual, on_engine
+from tests.conformance.cases import Case, where
+from tests.conformance.runs import run
+from tests.harness import REQUESTS, SHAPES, flat_gradient, flat_residual, gradient, on_engine
 
-BAD_STEP, STEPS = 2, 4
-
-
-def train(engine: InProcessEngine, request: str, bad: tuple[str, int, float] | None):
-    """Return per step (result, residuals, messages that this rank sent); `bad` is parameter, rank and value."""
-    parameters, optimizer = on_engine(engine, REQUESTS[request])
-    history = []
-    for step in range(STEPS):
-        handle = None
-        if bad is not None and step == BAD_STEP and engine.rank == bad[1]:
-
-            def spoil(gradient: torch.Tensor) -> torch.Tensor:
-                spoilt = gradient.clone()
-                spoilt.view(-1)[-1] = bad[2]
-                return spoilt
-
-            handle = parameters[bad[0]].register_hook(spoil)
-        before = engine.sent_messages
-        backward(parameters, engine.rank, step)
-        optimizer.synchronize()
-        history.append(
-            (flat_gradient(parameters).clone(), flat_residual(optimizer, parameters), engine.sent_messages - before)
-        )
-        optimizer.zero_grad()
-        if handle is not None:
-            handle.remove()
-    return history
+VALUES = (math.nan, -math.inf)
 
 
-def messages(ranks: list[list[tuple[torch.Tensor, torch.Tensor, int]]]) -> list[int]:
-    """Messages sent in each step, all ranks together."""
-    return [sum(history[step][2] for history in ranks) for step in range(STEPS)]
+@where(lambda case: case.size > 1)
+def test_all_ranks_see_it_and_no_residual_changes(case: Case, pytestconfig: pytest.Config) -> None:
+    """In every other step the last element of a parameter is bad on one rank: two of them in a case, parameters and
+    values in turn from case to case; in the whole product each case has all."""
+    everything = [(name, value) for name in SHAPES for value in VALUES]
+    first = 2 * case.number % len(everything)
+    bad = everything if pytestconfig.getoption("--whole-product") else everything[first : first + 2]
+    guilty = case.number % case.size
 
+    def draw(name: str, shape: tuple[int, ...], rank: int, step: int) -> torch.Tensor:
+        drawn = gradient(name, shape, rank, step)
+        place, value = bad[min(step // 2, len(bad) - 1)]
+        if step % 2 == 1 and (name, rank) == (place, guilty):
+            drawn.view(-1)[-1] = value
+        return drawn
 
-@pytest.mark.parametrize("value", [float("nan"), -float("inf")])
-@pytest.mark.parametrize("name", REQUESTS)
-def test_all_ranks_see_it_and_no_residual_changes(name: str, value: float) -> None:
-    size = 3
-    healthy = run_ranks(size, lambda engine: train(engine, name, None))
-    for place in SHAPES:
-        ranks = run_ranks(size, lambda engine, place=place: train(engine, name, (place, 1, value)))
-        for rank, history in enumerate(ranks):
-            result, residual, _ = history[BAD_STEP]
-            assert not torch.isfinite(result).all(), f"{place}: rank {rank} does not see it"
-            assert torch.equal(residual, history[BAD_STEP - 1][1]), f"{place}: residual of rank {rank} changed"
-            assert torch.isfinite(history[BAD_STEP + 1][0]).all(), "the step after is poisoned"
-        assert messages(ranks) == messages(healthy), f"{place}: an extra collective was spent"
+    ranks = run(case, steps=2 * len(bad) + 1, draw=draw)
+    for number, rank in enumerate(ranks):
+        for step, (place, _) in enumerate(bad):
+            spoilt, after = rank.steps[2 * step + 1 : 2 * step + 3]
+            assert not torch.isfinite(spoilt.result).all(), f"{place}: rank {number} does not see it"
+            assert not spoilt.finite
+            assert torch.equal(spoilt.residual_before, spoilt.residual_after), f"{place}: rank {number}: new residual"
+            assert torch.isfinite(after.result).all(), f"{place}: the step after is poisoned"
+    messages = [sum(rank.steps[step].sent_messages for rank in ranks) for step in range(1, 2 * len(bad) + 1)]
+    assert len(set(messages)) == 1, "an extra collective was spent"
 
 
 def test_a_sum_that_overflows_counts_as_non_finite() -> None:

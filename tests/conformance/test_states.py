@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from dataclasses import replace
 
@@ -90,30 +89,6 @@ def test_a_step_that_fails_leaves_it() -> None:
         assert torch.equal(flat_residual(optimizer, parameters), residual)
 
     run_ranks(SIZE, body)
-
-
-def test_a_resumed_run_is_the_same_to_the_bit() -> None:
-    def body(engine: InProcessEngine) -> tuple[tuple[list[torch.Tensor], dict], list[torch.Tensor]]:
-        parameters, optimizer = on_engine(engine, REQUEST, momentum=0.9)
-        train(optimizer, parameters, engine.rank, range(3))
-        saved = [p.detach().clone() for p in parameters.values()], copy.deepcopy(optimizer.state_dict())
-        train(optimizer, parameters, engine.rank, range(3, 6))
-        return saved, [p.detach().clone() for p in parameters.values()]
-
-    ranks = run_ranks(SIZE, body)
-
-    def resumed(engine: InProcessEngine) -> list[torch.Tensor]:
-        parameters, optimizer = on_engine(engine, REQUEST, momentum=0.9)
-        values, state = ranks[engine.rank][0]
-        with torch.no_grad():
-            for parameter, value in zip(parameters.values(), values, strict=True):
-                parameter.copy_(value)
-        optimizer.load_state_dict(state)
-        train(optimizer, parameters, engine.rank, range(3, 6))
-        return [p.detach().clone() for p in parameters.values()]
-
-    for (_, expected), found in zip(ranks, run_ranks(SIZE, resumed), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
 def test_a_decision_that_changes_by_its_reason_changes_nothing() -> None:

@@ -1,118 +1,180 @@
-"""What must hold of every step, for every compressor and scheme, on the in-process engine with several world sizes."""
+"""What must hold of every step, for every compressor, scheme and number of ranks, on the in-process engine."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import pytest
 import torch
 
+from hvd_compress import schemes
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors import RandomK, Sparsifier
+from hvd_compress.cost import wire
+from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.decision import Request
 from hvd_compress.engines.base import ALGORITHMS, Engine
-from hvd_compress.engines.inprocess import run_ranks
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.feedback.states import GRADIENT_UNITS
 from hvd_compress.reducer import ReduceOptions
-from tests.harness import REQUESTS, SPARSIFIERS, backward, flat_gradient, flat_residual, gradient, on_engine
+from hvd_compress.schemes import Work
+from tests.conformance.cases import Case, where
+from tests.conformance.lockstep import CPU, exchange, fresh
+from tests.conformance.runs import Run, mean, resume
+from tests.harness import OTHER_FEEDBACK, REQUESTS, SHAPES, backward, flat_gradient, on_engine, place
 
-WORLD_SIZES = (1, 2, 3, 4, 7)
-STEPS = 4
+HEADER_BYTES = 96
+"""The most that a header with two tensors takes, and the gaps behind them."""
+
+WIDE = Layout.of((100, 400), 1001)
+
+LOSSLESS = {"topk-all": 1e-6, "dense": 1e-6, "bf16": 2e-2, "int8": 5e-2}
+"""Compressors that send everything, and how far from the mean rounding takes them."""
 
 
-@dataclass(frozen=True)
-class Observed:
-    """One step of one rank, all parameters in one flat tensor."""
-
-    own: torch.Tensor
-    residual_before: torch.Tensor
-    residual_after: torch.Tensor
-    result: torch.Tensor
+FLAT = ("auto", "allgather", "allreduce", "star", "var", "artopk", "alltoall-allgather", "gather-broadcast")
+"""Schemes over all ranks alike: each one remembers what it has not sent itself."""
 
 
-def observe(engine: Engine, request: Request, **arguments: object) -> list[Observed]:
-    """Train for a few steps with gradients that differ between ranks and steps."""
+def sends_elements(case: Case) -> bool:
+    """Whether each element is sent as it is, in fp32, or not at all, and remembered then."""
+    if not isinstance(case.compressor, Sparsifier | RandomK) or case.scheme not in FLAT or not has_residual(case):
+        return False
+    (payloads,) = exchange(case.compressor, Layout.of(1), [torch.ones(1)]).sent
+    values = payloads[0].tensors.get("values")
+    return values is not None and values.dtype == torch.float32
+
+
+def has_residual(case: Case) -> bool:
+    """Whether gradient + residual - transmitted is remembered: a velocity or a momentum in its place is not that."""
+    kinds = {kind for kind, _ in case.compressor.new_state(Layout.of((4, 5)), CPU)}
+    known = case.compressor.error_feedback and case.name not in OTHER_FEEDBACK
+    return known and not any(kind.startswith(GRADIENT_UNITS) for kind in kinds)
+
+
+def test_results_are_bit_identical_on_all_ranks(case: Case, ranks: Run) -> None:
+    for rank in ranks:
+        for step, first in zip(rank.steps, ranks[0].steps, strict=True):
+            assert torch.equal(step.result, first.result)
+            assert step.finite
+        assert rank.decisions == ranks[0].decisions
+        assert len(rank.decisions) > 1, "several buckets, or their order is not tested"
+        assert all(torch.equal(rank.trained[name], ranks[0].trained[name]) for name in SHAPES)
+    assert all(step.result.abs().sum() > 0 for step in ranks[0].steps)
+
+
+@where(sends_elements)
+def test_what_is_not_sent_is_remembered_exactly(case: Case, ranks: Run) -> None:
+    """residual + transmitted = corrected, and the result is the mean of what was transmitted."""
+    for number, first in enumerate(ranks[0].steps):
+        transmitted = []
+        for step in (rank.steps[number] for rank in ranks):
+            corrected = step.residual_before + step.own
+            kept = step.residual_after != 0
+            assert torch.equal(step.residual_after[kept], corrected[kept])
+            transmitted.append(torch.where(kept, 0.0, corrected))
+        torch.testing.assert_close(first.result, mean(transmitted), rtol=1e-6, atol=1e-7)
+
+
+@where(has_residual)
+def test_feedback_loses_nothing_but_rounding(case: Case, ranks: Run) -> None:
+    """residual + transmitted = corrected: after each step what was applied and what is remembered are the sum of all
+    gradients, to 1e-5 and 1e-5 of an element."""
+    gradients = torch.zeros_like(ranks[0].steps[0].own, dtype=torch.float64)
+    applied = torch.zeros_like(gradients)
+    for number, first in enumerate(ranks[0].steps):
+        gradients += mean([rank.steps[number].own for rank in ranks]).double()
+        applied += first.result.double()
+        remembered = mean([rank.steps[number].residual_after for rank in ranks]).double()
+        torch.testing.assert_close(applied + remembered, gradients, rtol=1e-5, atol=1e-5)
+
+
+@where(lambda case: not case.compressor.error_feedback)
+def test_without_feedback_nothing_is_remembered(case: Case, ranks: Run) -> None:
+    assert not any(step.residual_after.any() for rank in ranks for step in rank.steps)
+
+
+@where(lambda case: case.name in LOSSLESS)
+def test_sending_everything_equals_the_mean_to_rounding(case: Case, ranks: Run) -> None:
+    tolerance = LOSSLESS[case.name]
+    for number, first in enumerate(ranks[0].steps):
+        expected = mean([rank.steps[number].own for rank in ranks])
+        torch.testing.assert_close(first.result, expected, rtol=tolerance, atol=tolerance)
+
+
+@where(lambda case: case.scheme in FLAT and schemes.meanings(case.scheme) == (case.scheme,) != ("auto",))
+def test_an_exchange_sends_the_bytes_that_wire_says(case: Case) -> None:
+    """As many as the scheme's collectives have to move of payloads of that size, or no more where data decide; beside
+    them headers, which are small here."""
+    path = Path(case.scheme)
+
+    def body(engine: InProcessEngine) -> int:
+        place(engine, case.hosts)
+        gradient = torch.randn(WIDE.numel, generator=torch.Generator().manual_seed(engine.rank))
+        state = fresh(case.compressor, WIDE)
+        work = Work(gradient, WIDE, 0, 0, 1 / case.size, state, engine.rank)
+        carried = schemes.build(case.compressor, path).exchange(work, engine.rank, case.size)
+        carried.encode()
+        carried.communicate(engine)
+        assert carried.decode()
+        return engine.sent_bytes
+
+    sent = sum(run_ranks(case.size, body)) / case.size
+    stages = schemes.stages(case.compressor, path, WIDE, case.size)
+    announced = sum(stage_bytes(stage, case.size) for stage in stages)
+    headers = len(stages) * HEADER_BYTES * (case.size - 1)
+    assert sent <= announced + headers + len(stages)
+    if all(round_.fixed for round_ in case.compressor.wire(WIDE)):
+        assert sent >= announced - len(stages), "formulas round down, by no more than a byte each"
+        assert headers <= announced / 2, "wire() could say anything"
+
+
+def test_a_report_counts_what_was_sent(case: Case, ranks: Run) -> None:
+    """To a byte for each rank and each of the collectives of a bucket, whose formulas round down."""
+    for number, first in enumerate(ranks[0].steps[1:], 1):
+        sent = sum(rank.steps[number].sent_bytes for rank in ranks) / case.size
+        counted = sum(rank.steps[number].counted_bytes for rank in ranks) / case.size
+        assert abs(sent - counted) <= 3 * len(SHAPES) * case.size
+        assert (first.sent_messages > 0) == (case.size > 1)
+
+
+def stage_bytes(stage: Stage, size: int) -> int:
+    """Mean over ranks of the bytes that a collective sends, by the textbook."""
+    if stage.verb in ("allreduce", "broadcast"):
+        found: int = getattr(wire, stage.verb)(int(stage.size), size, stage.algorithm)
+        return found
+    return int(getattr(wire, stage.verb)(int(stage.size), size))
+
+
+def test_a_resumed_run_is_the_same_to_the_bit(case: Case, ranks: Run) -> None:
+    for rank, resumed in zip(ranks, resume(case, ranks), strict=True):
+        assert all(torch.equal(resumed[name], value) for name, value in rank.trained.items())
+
+
+def results(engine: Engine, request: Request, **arguments: object) -> list[torch.Tensor]:
+    """Return what three steps come to."""
     parameters, optimizer = on_engine(engine, request, **arguments)
-    history = []
-    for step in range(STEPS):
-        before = flat_residual(optimizer, parameters)
-        own = [gradient(name, tuple(p.shape), engine.rank, step).reshape(-1) for name, p in parameters.items()]
+    found = []
+    for step in range(3):
         backward(parameters, engine.rank, step)
-        optimizer.synchronize()
-        after = flat_residual(optimizer, parameters)
-        history.append(Observed(torch.cat(own), before, after, flat_gradient(parameters).clone()))
-        with optimizer.skip_synchronize():
-            optimizer.step()
+        optimizer.step()
+        found.append(flat_gradient(parameters).clone())
         optimizer.zero_grad()
-    return history
-
-
-def mean_gradient(ranks: list[list[Observed]], step: int) -> torch.Tensor:
-    return torch.stack([history[step].own.double() for history in ranks]).mean(0).float()
-
-
-@pytest.mark.parametrize("size", WORLD_SIZES)
-@pytest.mark.parametrize("name", REQUESTS)
-def test_results_are_bit_identical_on_all_ranks(name: str, size: int) -> None:
-    ranks = run_ranks(size, lambda engine: observe(engine, REQUESTS[name]))
-    for step in range(STEPS):
-        for history in ranks[1:]:
-            assert torch.equal(history[step].result, ranks[0][step].result)
-        assert ranks[0][step].result.abs().sum() > 0
+    return found
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("name", ["topk-star", "topk-var", "dense"])
 def test_results_are_bit_identical_with_every_algorithm(name: str, algorithm: str) -> None:
     request = Request(REQUESTS[name].compressor, REQUESTS[name].scheme, algorithm)
-    ranks = run_ranks(4, lambda engine: observe(engine, request))
-    plain = run_ranks(4, lambda engine: observe(engine, REQUESTS[name]))
-    for step in range(STEPS):
-        for history in ranks[1:]:
-            assert torch.equal(history[step].result, ranks[0][step].result)
-        torch.testing.assert_close(ranks[0][step].result, plain[0][step].result)
-
-
-@pytest.mark.parametrize("size", WORLD_SIZES)
-@pytest.mark.parametrize("name", SPARSIFIERS)
-def test_what_is_not_sent_is_remembered_exactly(name: str, size: int) -> None:
-    """residual + transmitted = corrected, and the result is the mean of what was transmitted."""
-    ranks = run_ranks(size, lambda engine: observe(engine, REQUESTS[name]))
-    for step in range(STEPS):
-        transmitted = []
-        for history in ranks:
-            seen = history[step]
-            corrected = seen.residual_before + seen.own
-            kept = seen.residual_after != 0
-            assert torch.equal(seen.residual_after[kept], corrected[kept])
-            transmitted.append(torch.where(kept, 0.0, corrected))
-        mean = torch.stack(transmitted).double().mean(0).float()
-        torch.testing.assert_close(ranks[0][step].result, mean, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("size", WORLD_SIZES)
-@pytest.mark.parametrize("name", ["efsign", "powersgd", "powersgd-allgather", "int8", "int4", "int2", "int8-gather"])
-def test_feedback_loses_nothing_but_rounding(name: str, size: int) -> None:
-    """Summed over the steps, what was applied and what is remembered make up all gradients."""
-    ranks = run_ranks(size, lambda engine: observe(engine, REQUESTS[name]))
-    gradients = sum(mean_gradient(ranks, step).double() for step in range(STEPS))
-    applied = sum(ranks[0][step].result.double() for step in range(STEPS))
-    remembered = torch.stack([history[-1].residual_after.double() for history in ranks]).mean(0)
-    torch.testing.assert_close(applied + remembered, gradients, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("size", WORLD_SIZES)
-@pytest.mark.parametrize(
-    ("name", "tolerance"), [("topk-all", 1e-6), ("star-all", 1e-6), ("dense", 1e-6), ("bf16", 2e-2), ("int8", 5e-2)]
-)
-def test_sending_everything_equals_the_mean_to_rounding(name: str, tolerance: float, size: int) -> None:
-    ranks = run_ranks(size, lambda engine: observe(engine, REQUESTS[name]))
-    for step in range(STEPS):
-        torch.testing.assert_close(ranks[0][step].result, mean_gradient(ranks, step), rtol=tolerance, atol=tolerance)
+    ranks = run_ranks(4, lambda engine: results(engine, request))
+    for found in ranks[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found, ranks[0], strict=True))
+    torch.testing.assert_close(ranks[0], run_ranks(4, lambda engine: results(engine, REQUESTS[name]))[0])
 
 
 @pytest.mark.parametrize("name", ["topk-allgather", "topk-star", "efsign", "dense"])
 def test_sum_is_the_average_times_the_number_of_ranks(name: str) -> None:
-    averages = run_ranks(3, lambda engine: observe(engine, REQUESTS[name]))
-    sums = run_ranks(3, lambda engine: observe(engine, REQUESTS[name], options=ReduceOptions(average=False)))
-    divided = run_ranks(3, lambda engine: observe(engine, REQUESTS[name], options=ReduceOptions(predivide_factor=4.0)))
-    for step in range(STEPS):
-        torch.testing.assert_close(sums[0][step].result, 3 * averages[0][step].result, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(divided[0][step].result, averages[0][step].result, rtol=1e-5, atol=1e-6)
+    averages = run_ranks(3, lambda engine: results(engine, REQUESTS[name]))[0]
+    sums = run_ranks(3, lambda engine: results(engine, REQUESTS[name], options=ReduceOptions(average=False)))[0]
+    divided = run_ranks(3, lambda engine: results(engine, REQUESTS[name], options=ReduceOptions(predivide_factor=4.0)))
+    torch.testing.assert_close(sums, [3 * average for average in averages], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(divided[0], averages, rtol=1e-5, atol=1e-6)

@@ -23,6 +23,7 @@ LAUNCHERS = {
     "mpirun": ["mpirun", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-np"],
     "horovodrun": ["horovodrun", "--gloo", "-np"],
     "horovodrun over MPI": ["horovodrun", "--mpi", "-np"],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node"],
 }
 NEEDS_LOCALHOST = "horovodrun fails where localhost does not resolve: add the line `127.0.0.1 localhost` to /etc/hosts"
 _GRACE_S = 120.0

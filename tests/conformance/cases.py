@@ -1,0 +1,127 @@
+"""The cases of the conformance suite: legal combinations of a compressor, a scheme and a number of ranks.
+
+CI runs a covering of all pairs; `make conformance` (pytest --whole-product) runs the product. Both follow from the
+compressors of tests/harness.py and from what schemes say that they carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from typing import Any, TypeVar
+
+from hvd_compress import schemes
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors import Compressor
+from hvd_compress.decision import Request
+from hvd_compress.engines.base import Capabilities
+from hvd_compress.engines.inprocess import InProcessWorld
+from tests.harness import SHAPES, asked_for, compressors
+
+SIZES = (1, 2, 3, 4, 7)
+
+TABLE = compressors()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A compressor of the table, a scheme that carries it, and how many ranks there are."""
+
+    name: str
+    scheme: str
+    size: int
+
+    @property
+    def compressor(self) -> Compressor:
+        return TABLE[self.name]
+
+    @property
+    def request(self) -> Request:
+        return Request(self.compressor, self.scheme)
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """By rank, the host that it plays to be on."""
+        return in_pairs(self.size)
+
+    @property
+    def number(self) -> int:
+        """The same in each run; what differs from case to case, and need not be covered, follows from it."""
+        return list(TABLE).index(self.name) + self.size
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.scheme}-{self.size}"
+
+
+def in_pairs(size: int) -> tuple[int, ...]:
+    """Return a host for each of some ranks: two a host, and perhaps one that is alone."""
+    return tuple(rank // 2 for rank in range(size))
+
+
+@cache
+def is_legal(name: str, scheme: str, size: int) -> bool:
+    """Whether a request may say so, and the in-process engine can do it with so many ranks."""
+    if scheme not in asked_for(TABLE[name]):
+        return False
+    can = replace(InProcessWorld(size).engine(0).capabilities, hosts=in_pairs(size))
+    return scheme == "auto" or not set(schemes.meanings(scheme)).isdisjoint(runnable(TABLE[name], can))
+
+
+def runnable(compressor: Compressor, can: Capabilities) -> set[str]:
+    """Return the schemes by which an engine can carry a compressor, whether or not one of them is ever chosen."""
+    layout = Layout(tuple(SHAPES), tuple(SHAPES.values()))
+    return {path.scheme for scheme in schemes.SCHEMES for path in scheme.variants(compressor, layout, can)}
+
+
+def cases(whole: bool = False) -> list[Case]:
+    """Return the product of all legal combinations, or a covering of their pairs."""
+    names = sorted({scheme for compressor in TABLE.values() for scheme in asked_for(compressor)})
+    found = combinations(whole, is_legal, tuple(TABLE), names, SIZES)
+    return sorted((Case(*values) for values in found), key=lambda case: (list(TABLE).index(case.name), str(case)))
+
+
+def combinations(whole: bool, is_legal: Callable[..., bool], *axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return all legal combinations of values, one an axis, or so many that each legal pair of values is in one.
+
+    Pairs come from allpairspy, which is greedy and always gives the same. Where the first axes rule out much it can
+    miss a pair, so what is missing is added.
+    """
+    everything = [values for values in product(*axes) if is_legal(*values)]
+    if whole:
+        return everything
+    from allpairspy import AllPairs
+
+    prefixes = {values[:length] for values in everything for length in range(1, len(axes) + 1)}
+    found = [tuple(values) for values in AllPairs(list(axes), filter_func=lambda values: tuple(values) in prefixes)]
+    covered = {pair for values in found for pair in pairs(values)}
+    for values in everything:
+        if not pairs(values) <= covered:
+            found.append(values)
+            covered |= pairs(values)
+    return found
+
+
+def pairs(values: Sequence[Any]) -> set[tuple[int, Any, int, Any]]:
+    """Return the pairs of values in a combination, each with the numbers of their axes."""
+    places = range(len(values))
+    return {(a, values[a], b, values[b]) for a in places for b in places if a < b}
+
+
+Test = TypeVar("Test", bound=Callable[..., object])
+
+
+def where(applies: Callable[[Case], bool]) -> Callable[[Test], Test]:
+    """Decorate a test of a `case` that runs with those for which the property is promised."""
+
+    def mark(test: Test) -> Test:
+        test.where = applies  # type: ignore[attr-defined]
+        return test
+
+    return mark
+
+
+def chosen(test: Callable[..., object], found: Sequence[Case]) -> list[Case]:
+    """Return the cases that a test runs with."""
+    return [case for case in found if getattr(test, "where", bool)(case)]

@@ -1,0 +1,75 @@
+"""What is legal is covered, and what is not is refused at construction by an error that names what is."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from hvd_compress import compressors, schemes
+from hvd_compress.cost.paths import Path
+from hvd_compress.decision import Request
+from hvd_compress.errors import ConfigError
+from tests.conformance.cases import SIZES, TABLE, Case, cases, combinations, pairs
+from tests.harness import asked_for
+
+
+def values(case: Case) -> tuple[str, str, int]:
+    return case.name, case.scheme, case.size
+
+
+def test_every_compressor_is_in_the_table() -> None:
+    listed = {kind for kind in compressors.COMPRESSORS.values() if not inspect.isabstract(kind)}
+    assert listed == {type(compressor) for compressor in TABLE.values()}
+
+
+def test_every_scheme_is_in_some_case() -> None:
+    asked = {scheme for compressor in TABLE.values() for scheme in asked_for(compressor)}
+    named = {name for name in schemes.labels() if any(name in schemes.names_for(c) for c in TABLE.values())}
+    assert named - asked == {"alltoall", "dense"}  # what loses nothing takes them without being asked
+    assert {case.scheme for case in cases()} == asked
+
+
+def test_the_covering_holds_every_legal_pair() -> None:
+    whole = {pair for case in cases(whole=True) for pair in pairs(values(case))}
+    assert {pair for case in cases() for pair in pairs(values(case))} == whole
+    assert {case.size for case in cases()} == set(SIZES)
+
+
+def test_the_covering_is_part_of_the_product_and_smaller() -> None:
+    few, all_ = cases(), cases(whole=True)
+    assert set(few) < set(all_)
+    assert len(few) == len(set(few)) < len(all_) / 2
+    assert few == cases()
+
+
+def test_a_covering_under_rules_that_rule_out_much_misses_no_pair() -> None:
+    axes = [range(5)] * 4
+
+    def is_legal(a: int, b: int, c: int, d: int) -> bool:
+        return (a + b + c) % 3 == 0 and d != a
+
+    whole = {pair for found in combinations(True, is_legal, *axes) for pair in pairs(found)}
+    few = combinations(False, is_legal, *axes)
+    assert {pair for found in few for pair in pairs(found)} == whole
+    assert all(is_legal(*found) for found in few)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_scheme_that_does_not_carry_a_compressor_is_refused_and_the_error_names_one_that_does(name: str) -> None:
+    legal = asked_for(TABLE[name])
+    illegal = set(schemes.labels()) - set(legal)
+    assert illegal
+    for scheme in illegal:
+        with pytest.raises(ConfigError, match=f"{re.escape(repr(scheme))}.* {re.escape(legal[-1])}"):
+            Request(TABLE[name], scheme)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_so_it_is_where_a_plan_asks_for_it(name: str) -> None:
+    carried = schemes.names_for(TABLE[name])
+    runs = {scheme for compressor in TABLE.values() for scheme in schemes.names_for(compressor)}
+    for scheme in runs - set(carried):
+        with pytest.raises(ConfigError, match=f"{re.escape(repr(scheme))}.* {re.escape(carried[0])}"):
+            schemes.build(TABLE[name], Path(scheme))
