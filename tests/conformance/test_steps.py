@@ -15,6 +15,11 @@ from tests.harness import REQUESTS, SPARSIFIERS, backward, flat_gradient, flat_r
 
 WORLD_SIZES = (1, 2, 3, 4, 7)
 STEPS = 4
+LOSING = (
+    *("efsign", "powersgd", "powersgd-allgather", "powersgd-bf16", "powersgd-int8"),
+    *("int8", "int4", "int2", "int8-gather", "qsgd-feedback"),
+)
+"""What rounds, and remembers what that loses."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ def test_what_is_not_sent_is_remembered_exactly(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", WORLD_SIZES)
-@pytest.mark.parametrize("name", ["efsign", "powersgd", "powersgd-allgather", "int8", "int4", "int2", "int8-gather"])
+@pytest.mark.parametrize("name", LOSING)
 def test_feedback_loses_nothing_but_rounding(name: str, size: int) -> None:
     """Summed over the steps, what was applied and what is remembered make up all gradients."""
     ranks = run_ranks(size, lambda engine: observe(engine, REQUESTS[name]))
