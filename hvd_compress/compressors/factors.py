@@ -113,7 +113,8 @@ class Gathered(FactorFormat):
         return [part[: rows * rank].view(rank, rows).T for part, (rows, rank) in parts]
 
     def _pad(self, factor: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.pad(factor.T.reshape(-1), (0, self._padded(factor.numel()) - factor.numel()))
+        padding = factor.new_zeros(self._padded(factor.numel()) - factor.numel())
+        return torch.cat([factor.T.reshape(-1), padding])
 
     def _padded(self, numel: int) -> int:
         return -(-numel // self.granule) * self.granule

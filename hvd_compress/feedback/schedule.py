@@ -46,9 +46,9 @@ class FeedbackSchedule:
         return min(1.0, self.initial + self.growth * (step // self.every))
 
 
-ALL_BACK = FeedbackSchedule()
-"""The whole residual comes back in every step."""
-
-
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+ALL_BACK = FeedbackSchedule()
+"""The whole residual comes back in every step."""

@@ -153,7 +153,7 @@ def test_what_is_not_finite_reaches_the_result(bad: float, where: int) -> None:
 def test_a_payload_of_another_length_names_its_rank() -> None:
     own = sent(ATOMO(2), draw(0))
     other = Payload({"values": own["values"][1:]}, LAYOUT.numel)
-    with pytest.raises(PayloadError, match="payload from rank 1: .* values instead of"):
+    with pytest.raises(PayloadError, match=r"payload from rank 1: .* values instead of"):
         ATOMO(2).sum_into(torch.zeros(LAYOUT.numel), [own, other], 0.5, LAYOUT)
 
 
