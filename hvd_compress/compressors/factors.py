@@ -77,7 +77,7 @@ class Gathered(FactorFormat):
 
     Columns of a factor lie one after the other, as their magnitudes differ, and a factor begins with a block of its
     own. A rank sends (N-1) times the payload: with bf16 fewer bytes than a ring of fp32 up to 3 ranks, with 8-bit
-    blocks up to 7.
+    blocks up to 7, less where much is dense.
 
     Attributes:
         codec: rounds a flat tensor.
