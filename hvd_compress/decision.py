@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +15,7 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import ENGINES
 from hvd_compress.engines.names import KNOWN
 from hvd_compress.errors import ConfigError, located
+from hvd_compress.feedback.schedule import ALL_BACK, FeedbackSchedule
 from hvd_compress.native.cuda import kernels as cuda_kernels
 from hvd_compress.schemes import Scheme
 
@@ -44,6 +45,7 @@ class Request:
         ratio: how the ratio is chosen while training, together with scheme and algorithm; that of the compressor is the
             one to begin with. None where it is fixed.
         policy: what decides in the place of the request itself.
+        feedback: how much of a residual comes back, from step to step.
 
     What is "auto" of a sparsifier is chosen while training runs.
     """
@@ -55,6 +57,7 @@ class Request:
     device: str = "auto"
     ratio: AutoRatio | None = None
     policy: PolicySettings | None = None
+    feedback: FeedbackSchedule = ALL_BACK
 
     def __post_init__(self) -> None:
         known = schemes.names_for(self.compressor) if self.compressor.compresses else ()
@@ -71,6 +74,29 @@ class Request:
                 f"algorithm={self.algorithm!r} names an allreduce, and what cannot be summed travels by all-gather: "
                 "leave it at 'auto'"
             )
+
+        if not self.feedback.keeps_all and self.policy is None and not self.compressor.error_feedback:
+            raise ConfigError(
+                f"{self.compressor} has no error feedback, so no residual comes back by a schedule: leave "
+                "with_feedback() out"
+            )
+
+    def with_feedback(self, initial: float = 0.5, growth: float = 0.1, every: int = 50) -> Request:
+        """Return the same request with a coefficient of error feedback that grows with the steps, up to 1.
+
+        corrected = gradient + coefficient * residual, with coefficient = min(1, initial + growth * (step // every)). It
+        acts on every bucket that has error feedback; where a policy decides, such as a plan, on those that it gives
+        some. A saved plan does not hold it. While it is below 1 a step takes 4 bytes an element more.
+
+        Args:
+            initial: of the first `every` steps, in [0, 1].
+            growth: added after each `every` steps, 0 or more.
+            every: a number of steps. The defaults are those of COVAP's authors.
+
+        Raises:
+            ConfigError: a value is out of range, or the compression has no error feedback.
+        """
+        return replace(self, feedback=FeedbackSchedule(initial, growth, every))
 
     @property
     def verb(self) -> str | None:

@@ -75,12 +75,15 @@ class BucketExchange:
         sends = not self.layout.sparse and self.layout.dtype != torch.float64
         return sends and self.states.has_residual(self.layout.names)
 
-    def start(self, gradient: torch.Tensor, step: int, scale: float, rank: int, world_size: int) -> Exchange:
+    def start(
+        self, gradient: torch.Tensor, step: int, scale: float, rank: int, world_size: int, coefficient: float = 1.0
+    ) -> Exchange:
         """Return the exchange of this step, of what hold() was given.
 
         Args:
             gradient: the bucket's, or a parameter's, where that is sparse.
             scale: what the sum over ranks is multiplied by.
+            coefficient: what the residual is multiplied by.
         """
         work = Work(
             gradient=gradient if self.layout.sparse else self._workspace,
@@ -89,6 +92,7 @@ class BucketExchange:
             bucket=self.number,
             scale=scale,
             rank=rank,
+            coefficient=coefficient,
             state=self.state,
             lane=self.lane,
             probe=self.probe,

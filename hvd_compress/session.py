@@ -264,7 +264,8 @@ class ExchangeSession:
             bucket.lane.gather()
             gradient.mul_(1.0 / factor)
         divisor = self._engine.world_size if self._average else 1
-        exchange = bucket.start(gradient, self.step, factor / divisor, rank, self._engine.world_size)
+        coefficient = self._request.feedback.coefficient(self.step)
+        exchange = bucket.start(gradient, self.step, factor / divisor, rank, self._engine.world_size, coefficient)
         self._pipeline.submit(
             number, exchange, f"step {self.step}, bucket {number} ({bucket.layout.called})", bucket.lane
         )

@@ -10,6 +10,7 @@ import torch
 
 from hvd_compress import schemes
 from hvd_compress.compressors import (
+    ATOMO,
     DGC,
     QSGD,
     BlockQuantizer,
@@ -86,8 +87,12 @@ REQUESTS = {
     "efsign": Request(EFSign()),
     "efsign-bucket": Request(EFSign(layerwise=False)),
     "qsgd": Request(QSGD(4)),
+    "qsgd-feedback": Request(QSGD(8, "max", error_feedback=True)),
     "powersgd": Request(PowerSGD(2)),
     "powersgd-allgather": Request(PowerSGD(2), "allgather"),
+    "powersgd-bf16": Request(PowerSGD(2, factors="bf16")),
+    "powersgd-int8": Request(PowerSGD(2, factors="int8")),
+    "atomo": Request(ATOMO(2)),
     "int8": Request(BlockQuantizer(8), "alltoall-allgather"),
     "int4": Request(BlockQuantizer(4)),
     "int4-stochastic": Request(BlockQuantizer(4, stochastic=True), "alltoall-allgather"),

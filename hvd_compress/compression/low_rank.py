@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_compress.compressors import PowerSGD
+from hvd_compress.compressors import ATOMO, PowerSGD
 from hvd_compress.decision import Request
 
 
@@ -15,6 +15,7 @@ class LowRank:
         start_step: int = 0,
         min_compression_rate: float = 2.0,
         *,
+        factors: str = "fp32",
         engine: str = "auto",
         device: str = "auto",
     ) -> Request:
@@ -28,9 +29,32 @@ class LowRank:
                 change fast at first.
             min_compression_rate: a matrix is approximated where it has more than this many times the elements of its
                 factors.
+            factors: how they travel: "fp32", summed by an allreduce; or "bf16" or "int8", which can only be gathered,
+                by (N-1) times their bytes instead of 2 (N-1)/N times. With N ranks bf16 sends fewer bytes up to N = 3,
+                int8 up to N = 7, or 5 where many vectors travel beside them, as in ResNet-50. What rounding loses is
+                sent with the next gradient.
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range or unknown.
+        """
+        return Request(PowerSGD(rank, start_step, min_compression_rate, factors), engine=engine, device=device)
+
+    @staticmethod
+    def atomo(rank: int = 4, *, seed: int = 0, engine: str = "auto", device: str = "auto") -> Request:
+        """Send singular vectors of each matrix, drawn at random, right on average, without error feedback (Wang et al.
+        2018).
+
+        Each step decomposes each matrix, which is slow: it is a reference for powersgd(). Vectors, and matrices that
+        would not shrink to half, travel dense beside it.
+
+        Args:
+            rank: triplets of a singular value and its two vectors that are sent of a matrix, 1 or more: the budget of
+                the paper. More means less noise, and more bytes.
+            seed: of the random numbers.
             engine, device: as topk().
 
         Raises:
             ConfigError: a value is out of range.
         """
-        return Request(PowerSGD(rank, start_step, min_compression_rate), engine=engine, device=device)
+        return Request(ATOMO(rank, seed), engine=engine, device=device)

@@ -20,6 +20,7 @@ class Quantisers:
         norm: str = "l2",
         *,
         layerwise: bool = True,
+        error_feedback: bool = False,
         seed: int = 0,
         engine: str = "auto",
         device: str = "auto",
@@ -33,13 +34,15 @@ class Quantisers:
             bits: of an element.
             norm: what they are multiples of: the Euclidean norm, "l2", or the largest magnitude, "max".
             layerwise: one norm for each parameter instead of one for the bucket.
+            error_feedback: remember what rounding loses; with 8 or 4 bits and norm="max", else it would grow.
             seed: of the random numbers.
             engine, device: as topk().
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
-        return Request(QSGD(bits, norm, layerwise=layerwise, seed=seed), engine=engine, device=device)
+        quantizer = QSGD(bits, norm, layerwise=layerwise, seed=seed, error_feedback=error_feedback)
+        return Request(quantizer, engine=engine, device=device)
 
     @staticmethod
     def terngrad(*, clip: float | None = 2.5, seed: int = 0, engine: str = "auto", device: str = "auto") -> Request:

@@ -1,5 +1,6 @@
 """Which values do I send?"""
 
+from hvd_compress.compressors.atomo import ATOMO
 from hvd_compress.compressors.base import (
     Compressor,
     FeedbackCompressor,
@@ -31,11 +32,13 @@ COMPRESSORS: dict[str, type[Compressor]] = {
     "efsign": EFSign,
     "qsgd": QSGD,
     "powersgd": PowerSGD,
+    "atomo": ATOMO,
     "blocks": BlockQuantizer,
 }
 """By the names that plans use; their settings are the fields of these dataclasses."""
 
 __all__ = [
+    "ATOMO",
     "COMPRESSORS",
     "DGC",
     "QSGD",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -51,6 +52,7 @@ class Input:
         scale: what the sum over ranks is multiplied by: 1 / world_size for an average.
         state: what the bucket remembers. Its residual is None where there is no error feedback.
         rank: this rank's number.
+        coefficient: what the residual is multiplied by before it is added to the gradient, from 0 to 1.
     """
 
     gradient: torch.Tensor
@@ -60,11 +62,18 @@ class Input:
     scale: float
     state: BucketState = field(default_factory=BucketState)
     rank: int = 0
+    coefficient: float = 1.0
 
-    @property
+    @cached_property
     def residual(self) -> torch.Tensor | None:
-        """(numel,) fp32, what earlier steps did not send; never written."""
-        return self.state.residual.current if self.state.residual is not None else None
+        """(numel,) fp32, coefficient * what earlier steps did not send; never written.
+
+        Read first while encoding: with a coefficient below 1 it is computed then, once, into 4 bytes an element.
+        """
+        kept = self.state.residual
+        if kept is None or self.coefficient == 1:
+            return kept.current if kept is not None else None
+        return kept.current * self.coefficient
 
     @property
     def pending(self) -> torch.Tensor | None:

@@ -70,7 +70,7 @@ class _AllReduceExchange(Exchange):
         self._own: Payload
         self._kept: list[Payload] = []  # until the step is over: a stream may still read what a round has sent
         self._sums: dict[str, torch.Tensor]
-        self.is_light = not scheme.compressor.compresses and work.residual is None
+        self.is_light = not scheme.compressor.compresses and work.state.residual is None
 
     def encode(self) -> None:
         send_residual(self._scheme.compressor, self._work)

@@ -58,7 +58,7 @@ class _AllToAllExchange(Exchange):
         self._values: torch.Tensor
         self._own: torch.Tensor
         self._finite: list[torch.Tensor] = []
-        self.is_light = work.residual is None
+        self.is_light = work.state.residual is None
 
     def encode(self) -> None:
         send_residual(self._scheme.compressor, self._work)

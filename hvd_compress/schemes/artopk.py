@@ -71,10 +71,9 @@ class _ARTopkExchange(Exchange):
     """What both ways to choose the worker share: broadcast, take, allreduce."""
 
     def __init__(self, scheme: ARTopk, work: Work, rank: int, world_size: int) -> None:
-        assert work.residual is not None
         assert work.pending is not None
         self._scheme, self._work, self._rank, self._world_size = scheme, work, rank, world_size
-        self._residual, self._pending = work.residual, work.pending
+        self._pending = work.pending
         # What every rank expects from the chosen one.
         indices = torch.zeros(scheme.compressor.kept(work.layout), dtype=torch.int32, device="cpu")
         self._expected = Payload({"indices": indices}, work.gradient.numel())
@@ -90,6 +89,12 @@ class _ARTopkExchange(Exchange):
     @abstractmethod
     def _compress(self) -> None:
         """Do with the gradient what comes before the first collective."""
+
+    @property
+    def _residual(self) -> torch.Tensor:
+        residual = self._work.residual
+        assert residual is not None
+        return residual
 
     def _accumulate(self) -> None:
         self._finite = native.accumulate(self._work.gradient, self._residual, out=self._pending)

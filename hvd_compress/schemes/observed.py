@@ -24,18 +24,18 @@ class Observed(Exchange):
     """
 
     def __init__(self, exchange: Exchange, work: Work) -> None:
-        assert work.residual is not None
         assert work.pending is not None
-        self._exchange, self._gradient, self._ks = exchange, work.gradient, work.probe.ks or ()
-        self._residual, self._pending = work.residual, work.pending
+        self._exchange, self._work, self._ks = exchange, work, work.probe.ks or ()
+        self._pending = work.pending
         self._gains = torch.empty(0)
         self._all: torch.Tensor
         self._left: torch.Tensor
         self.before_s = self.after_s = 0.0
 
     def encode(self) -> None:
-        start = time.perf_counter()
-        native.accumulate(self._gradient, self._residual, out=self._pending)
+        start, residual = time.perf_counter(), self._work.residual
+        assert residual is not None
+        native.accumulate(self._work.gradient, residual, out=self._pending)
         if self._ks:
             self._gains = native.gain_curve(self._pending).gain(self._ks)
         self._all = torch.linalg.vector_norm(self._pending)

@@ -48,12 +48,13 @@ class _SkipExchange(Exchange):
 
     def encode(self) -> None:
         work = self._work
+        assert work.state.residual is not None
         assert work.residual is not None
         assert work.pending is not None
         finite = native.accumulate(work.gradient, work.residual, out=work.pending)
         if finite is not True:  # of a GPU it is a tensor, into which the host does not look
             kept = torch.as_tensor(finite, dtype=torch.bool, device=work.pending.device)
-            torch.where(kept, work.pending, work.residual, out=work.pending)
+            torch.where(kept, work.pending, work.state.residual.current, out=work.pending)
 
     def communicate(self, engine: Engine) -> None: ...
 

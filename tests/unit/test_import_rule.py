@@ -30,6 +30,7 @@ ALLOWED = {
         "engines.base",
         "engines.names",
         "errors",
+        "feedback.schedule",
         "native.cuda",
         "schemes",
     },

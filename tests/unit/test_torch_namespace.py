@@ -83,6 +83,7 @@ def test_compression_has_horovods_members_and_more() -> None:
         "int8",
         "plan",
         "powersgd",
+        "atomo",
         "bf16",
         "dense",
     }

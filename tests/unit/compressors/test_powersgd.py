@@ -9,10 +9,14 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Input
-from hvd_compress.compressors.powersgd import KIND, PowerSGD, _orthogonal
+from hvd_compress.compressors.matrices import orthogonal
+from hvd_compress.compressors.powersgd import KIND, PowerSGD
+from hvd_compress.decision import Request
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, PayloadError
 from hvd_compress.feedback.states import BucketState, States
 from hvd_compress.payload import Payload
+from tests.harness import SHAPES, backward, flat_gradient, gradient, on_engine
 
 LAYOUT = Layout(("conv", "bias", "small", "dense"), ((16, 3, 3, 3), (16,), (2, 2), (30, 20)))
 
@@ -59,6 +63,86 @@ def test_wire_is_what_is_sent(compressor: PowerSGD) -> None:
     assert all(round_.sum_dtype == torch.float32 for round_ in rounds)
 
 
+@pytest.mark.parametrize(
+    ("factors", "bytes_"),
+    [
+        ("fp32", [4 * (92 + 20), 4 * 94]),
+        ("bf16", [2 * 92 + 4 * 20, 2 * 94]),
+        ("int8", [128 + 2 * 2 + 4 * 20, 128 + 2 * 2]),  # each factor is a block of 64 elements, and a bf16 scale
+    ],
+)
+def test_factors_take_as_many_bytes_as_they_have_bits(factors: str, bytes_: list[int]) -> None:
+    """P has 16 * 2 and 30 * 2 elements, Q 27 * 2 and 20 * 2; bias and small are 20 elements in fp32."""
+    compressor = PowerSGD(2, factors=factors)
+    rounds = compressor.wire(LAYOUT)
+    assert [round_.nbytes for round_ in rounds] == bytes_
+    assert [payload.wire_bytes for payload in step(compressor, draw(0), new_state(compressor))] == bytes_
+    assert {round_.sum_dtype for round_ in rounds} == {torch.float32 if factors == "fp32" else None}
+
+
+@pytest.mark.parametrize("factors", ["bf16", "int8"])
+def test_rounding_is_in_the_residual(factors: str) -> None:
+    """Of a matrix of low rank nothing but the rounding of Q is left, which is more than fp32's."""
+    layout, compressor = Layout.of((40, 30)), PowerSGD(3, factors=factors)
+    generator = torch.Generator().manual_seed(0)
+    matrix = (torch.randn(40, 2, generator=generator) @ torch.randn(2, 30, generator=generator)).reshape(-1)
+    gradient, state = matrix.clone(), new_state(compressor, layout)
+    step(compressor, gradient, state, layout=layout)
+    left = float(torch.linalg.vector_norm(residual(state)) / torch.linalg.vector_norm(matrix))
+    assert 1e-4 < left < 2e-2
+    torch.testing.assert_close(gradient + residual(state), matrix, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("factors", ["bf16", "int8"])
+def test_a_matrix_far_below_its_neighbour_is_sent_as_well(factors: str) -> None:
+    """A factor shares no scale with that of another matrix."""
+    layout, compressor = Layout.of((16, 20), (16, 20)), PowerSGD(1, factors=factors)
+    gradient = torch.cat([draw(0, Layout.of(320)), 1e-4 * draw(1, Layout.of(320))])
+    small, state = gradient[320:].clone(), new_state(compressor, layout)
+    step(compressor, gradient, state, layout=layout)
+    assert torch.linalg.vector_norm(gradient[320:]) > 0.1 * torch.linalg.vector_norm(small)
+
+
+@pytest.mark.parametrize("factors", ["fp32", "bf16", "int8"])
+def test_all_gather_carries_the_steps_before_the_first(factors: str) -> None:
+    """They are longer than those after it, on all ranks alike."""
+
+    def body(engine: InProcessEngine) -> list[torch.Tensor]:
+        parameters, optimizer = on_engine(engine, Request(PowerSGD(2, 2, factors=factors), "allgather"))
+        results = []
+        for number in range(4):
+            backward(parameters, engine.rank, number)
+            optimizer.synchronize()
+            results.append(flat_gradient(parameters).clone())
+            optimizer.zero_grad()
+        return results
+
+    ranks = run_ranks(3, body)
+    assert all(torch.equal(a, b) for results in ranks for a, b in zip(results, ranks[0], strict=True))
+    for number in range(2):
+        own = [torch.cat([gradient(n, s, rank, number).reshape(-1) for n, s in SHAPES.items()]) for rank in range(3)]
+        torch.testing.assert_close(ranks[0][number], torch.stack(own).mean(0))
+    assert not torch.equal(ranks[0][2], torch.stack(own).mean(0))
+
+
+@pytest.mark.parametrize("factors", ["bf16", "int8"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_rounded_factor_of_another_length_names_its_rank(factors: str, number: int) -> None:
+    compressor = PowerSGD(2, factors=factors)
+    rounds = compressor.rounds(Input(draw(0), LAYOUT, 0, 0, 0.5, new_state(compressor)))
+    own = next(rounds)
+    for _ in range(number):
+        own = rounds.send([own, own])
+    for name in own.tensors:
+        other = Payload({**own.tensors, name: own[name][1:]}, LAYOUT.numel)
+        again = compressor.rounds(Input(draw(0), LAYOUT, 0, 0, 0.5, new_state(compressor)))
+        first = next(again)
+        for _ in range(number):
+            first = again.send([first, first])
+        with pytest.raises(PayloadError, match="payload from rank 1"):
+            again.send([first, other])
+
+
 def test_matrices_that_shrink_enough_are_approximated() -> None:
     """With rank 4 conv has 2.51 times the elements of its factors, dense 3 times, small half of them."""
     found = [(m.name, m.rows, m.cols, m.rank) for m in PowerSGD(4).matrices(LAYOUT)]
@@ -68,10 +152,11 @@ def test_matrices_that_shrink_enough_are_approximated() -> None:
     assert [m.rank for m in PowerSGD(8, min_compression_rate=0.9).matrices(Layout.of((3, 1000)))] == [3]
 
 
+@pytest.mark.parametrize("factors", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_result_and_residual_make_up_the_corrected_gradient(dtype: torch.dtype) -> None:
+def test_result_and_residual_make_up_the_corrected_gradient(dtype: torch.dtype, factors: str) -> None:
     layout = Layout(LAYOUT.names, LAYOUT.shapes, dtype)
-    compressor = PowerSGD(2)
+    compressor = PowerSGD(2, factors=factors)
     state = new_state(compressor, layout)
     for number in range(4):
         gradient, before = draw(number).to(dtype), residual(state).clone()
@@ -94,9 +179,10 @@ def test_a_matrix_of_low_rank_is_sent_exactly() -> None:
     assert residual(state).abs().max() < 1e-4
 
 
-def test_a_warm_start_finds_the_best_approximation() -> None:
+@pytest.mark.parametrize("factors", ["fp32", "bf16", "int8"])
+def test_a_warm_start_finds_the_best_approximation(factors: str) -> None:
     """Power iteration on one matrix, step by step: its error becomes that of the singular value decomposition."""
-    layout, compressor = Layout.of((40, 30)), PowerSGD(4)
+    layout, compressor = Layout.of((40, 30)), PowerSGD(4, factors=factors)
     matrix = draw(3, layout).view(40, 30)
     singular = torch.linalg.svdvals(matrix)
     best = float(singular[4:].square().sum().sqrt())
@@ -143,15 +229,16 @@ def test_columns_are_orthonormal_or_zero(rank: int, scale: float) -> None:
     generator = torch.Generator().manual_seed(rank)
     columns = scale * torch.randn(50, rank, generator=generator)
     repeated = torch.cat([columns, columns @ torch.ones(rank, 1), torch.zeros(50, 1)], dim=1)
-    basis = _orthogonal(repeated)
+    basis = orthogonal(repeated)
     expected = torch.diag(torch.tensor([1.0] * rank + [0.0, 0.0]))
     torch.testing.assert_close(basis.T @ basis, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("factors", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", [0, 430, 440, 800])
-def test_what_is_not_finite_reaches_the_result(bad: float, where: int) -> None:
-    compressor, gradient = PowerSGD(2), draw(0)
+def test_what_is_not_finite_reaches_the_result(bad: float, where: int, factors: str) -> None:
+    compressor, gradient = PowerSGD(2, factors=factors), draw(0)
     gradient[where] = bad
     step(compressor, gradient, new_state(compressor))
     assert not torch.isfinite(gradient).all()
@@ -186,6 +273,9 @@ def test_a_payload_of_another_length_names_its_rank(bad: str) -> None:
         ({"rank": True}, "rank = True"),
         ({"start_step": -1}, "start_step = -1"),
         ({"min_compression_rate": -1}, "min_compression_rate = -1"),
+        ({"factors": "fp16"}, "factors = 'fp16' is none of fp32, bf16, int8"),
+        ({"factors": None}, "factors = None"),
+        ({"factors": ["int8"]}, r"factors = \['int8'\]"),
         ({"min_compression_rate": math.inf}, "min_compression_rate = inf"),
     ],
 )

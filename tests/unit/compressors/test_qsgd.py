@@ -10,6 +10,7 @@ import torch
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import QSGD, Input
 from hvd_compress.errors import ConfigError
+from hvd_compress.feedback.states import BucketState, Residual
 
 SHAPES = (33, 1, 0, 67)
 LAYOUT = Layout.of(*SHAPES)
@@ -98,3 +99,26 @@ def test_seed_step_bucket_rank_and_place_draw_others() -> None:
 def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         QSGD(**settings)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_what_rounding_loses_is_remembered_and_stays_small(bits: int) -> None:
+    """200 steps: all that was given is what was sent and what is left, which is less than one gradient."""
+    compressor = QSGD(bits, "max", error_feedback=True)
+    state = BucketState(Residual(torch.zeros(LAYOUT.numel), torch.zeros(LAYOUT.numel)))
+    given, came = torch.zeros(LAYOUT.numel, dtype=torch.float64), torch.zeros(LAYOUT.numel, dtype=torch.float64)
+    for step in range(200):
+        own = torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(step))
+        given += own
+        came += compressor.decompress(compressor.encode(Input(own, LAYOUT, step, 0, 1.0, state)), LAYOUT)
+        state.commit()
+        assert state.residual.current.norm() < own.norm()
+    torch.testing.assert_close(came + state.residual.current, given, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"norm": "max", "bits": 2}, {"norm": "max", "clip": 2.5}])
+def test_error_feedback_that_would_diverge_is_refused(arguments: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="the residual would grow"):
+        QSGD(error_feedback=True, **arguments)
+    with pytest.raises(ConfigError, match="error_feedback = 1 is neither"):
+        QSGD(8, "max", error_feedback=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -77,3 +79,23 @@ def test_nothing_to_send_is_sent_in_full() -> None:
         return observed.gains()
 
     assert run_ranks(2, body) == [[1.0, 1.0], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_coefficient_of_the_residual_counts(name: str) -> None:
+    """The same is seen as of a residual that is half as large."""
+
+    def body(engine: InProcessEngine, coefficient: float) -> tuple[list[float], torch.Tensor]:
+        own = replace(work(engine.rank, ks=KS), coefficient=coefficient)
+        own.state.residual.current.mul_(0.5 / coefficient)
+        scheme = SCHEMES[name]
+        observed = Observed(scheme.exchange(own, engine.rank, engine.world_size), own)
+        observed.encode()
+        observed.communicate(engine)
+        observed.decode()
+        return observed.gains(), own.gradient
+
+    halves, wholes = (run_ranks(2, lambda engine, c=c: body(engine, c)) for c in (0.5, 1.0))
+    for (gains, result), (expected, same) in zip(halves, wholes, strict=True):
+        assert gains == expected
+        assert torch.equal(result, same)
