@@ -14,9 +14,12 @@ from hvd_compress.compressors.cast import Cast
 from hvd_compress.compressors.dgc import DGC
 from hvd_compress.compressors.efsign import EFSign
 from hvd_compress.compressors.mstopk import MSTopK
+from hvd_compress.compressors.natural import Natural
+from hvd_compress.compressors.onebit import OneBit
 from hvd_compress.compressors.powersgd import PowerSGD
 from hvd_compress.compressors.qsgd import QSGD
 from hvd_compress.compressors.randomk import RandomK
+from hvd_compress.compressors.signsgd import SignSGD
 from hvd_compress.compressors.sparsifier import FixedRatio, Sparsifier, kept_of
 from hvd_compress.compressors.threshold import Threshold
 from hvd_compress.compressors.topk import TopK
@@ -32,6 +35,9 @@ COMPRESSORS: dict[str, type[Compressor]] = {
     "qsgd": QSGD,
     "powersgd": PowerSGD,
     "blocks": BlockQuantizer,
+    "signsgd": SignSGD,
+    "onebit": OneBit,
+    "natural": Natural,
 }
 """By the names that plans use; their settings are the fields of these dataclasses."""
 
@@ -47,11 +53,14 @@ __all__ = [
     "FixedRatio",
     "Input",
     "MSTopK",
+    "Natural",
+    "OneBit",
     "PowerSGD",
     "RandomK",
     "Requantizer",
     "Round",
     "Rounds",
+    "SignSGD",
     "SingleRound",
     "Sparsifier",
     "Threshold",

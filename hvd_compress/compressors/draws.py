@@ -26,6 +26,14 @@ def words(key: int, count: int, device: torch.device) -> torch.Tensor:
     return _shifted(found ^ _shifted(found, 31), 33)
 
 
+def mantissas(key: int, start: int, count: int, device: torch.device) -> torch.Tensor:
+    """Return random whole numbers (count,) int32 of 23 bits, those of the elements from `start` on.
+
+    An element's number depends on the key and its place alone, in whatever chunks a bucket is gone through.
+    """
+    return (words((key + start * GAMMA) % 2**64, count, device) >> 8).int()
+
+
 def _signed(bits: int) -> int:
     return bits - 2**64 if bits >= 2**63 else bits
 
