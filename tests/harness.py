@@ -67,6 +67,7 @@ REQUESTS = {
     "natural-owners": Request(Natural(error_feedback=True), "alltoall-allgather"),
     "natural-gather": Request(Natural(), "gather-broadcast"),
     "bf16": Request(Cast(torch.bfloat16)),
+    "half": Request(Cast(torch.float16)),
     "dense": Request(Cast()),
 }
 """Every compressor, and each kind of them with every scheme that carries it."""

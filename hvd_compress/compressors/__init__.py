@@ -11,6 +11,7 @@ from hvd_compress.compressors.base import (
 )
 from hvd_compress.compressors.blocks import BlockQuantizer
 from hvd_compress.compressors.cast import Cast
+from hvd_compress.compressors.chunked import ChunkedQuantizer
 from hvd_compress.compressors.dgc import DGC
 from hvd_compress.compressors.efsign import EFSign
 from hvd_compress.compressors.mstopk import MSTopK
@@ -47,6 +48,7 @@ __all__ = [
     "QSGD",
     "BlockQuantizer",
     "Cast",
+    "ChunkedQuantizer",
     "Compressor",
     "EFSign",
     "FeedbackCompressor",

@@ -15,8 +15,7 @@ SUM = 1 << 32
 """In the key of random rounding where a sum is rounded; no rank has this number."""
 OFFSET = 49
 """Codes 1 to 126 are powers of two from 2^-77 to 2^48: biased exponents of fp32, less this."""
-INFINITE, NAN = 127, 128
-SIGN = 128
+NOT_FINITE, SIGN = 127, 128
 _MANTISSA_BITS = 23
 _INFINITY_BITS = 0xFF << _MANTISSA_BITS
 
@@ -27,9 +26,9 @@ class Natural(ChunkedQuantizer):
 
     C_nat (Horvath et al. 2022, Definition 2.1): a magnitude t = 2^a * (1 + m), 0 <= m < 1, is sent as 2^(a + 1) with
     probability m, else as 2^a: the mantissa is not sent. The variance is at most t^2 / 8 (their Theorem 1). Below 2^-77
-    a magnitude becomes 2^-77 or 0, right on average, too. Above 2^48 it may become infinite, as one above 65,504 in
-    fp16: the step is skipped. A code is a byte: sign and 7 bits of exponent, where 0 is 0, 127 and 255 are infinite,
-    and 128 is NaN, so that every byte is a code.
+    a magnitude becomes 2^-77 or 0, right on average, too. A code is a byte: 7 bits of exponent, where 0 is zero and 127
+    is not finite, and the sign; every byte is a code. What is NaN or infinite arrives as NaN, and so may what is above
+    2^48, as 65,520 overflows in fp16: the step is skipped.
 
     Random numbers are keyed by seed, step, bucket, rank and the element's place in the bucket; the sum that an owner
     rounds again draws others. The mean is right to 2^-23 of a power of two below 2^-77, and exactly above.
@@ -66,9 +65,8 @@ class Natural(ChunkedQuantizer):
         bits = (x * 2.0**-OFFSET).view(torch.int32)
         found = (bits & 0x7FFFFFFF).clamp_max_(_INFINITY_BITS)  # no NaN carries into the sign
         found += mantissas(self._key(origin), origin.start, x.numel(), x.device)
-        found = (found >> _MANTISSA_BITS).clamp_max_(INFINITE)
-        found += ((bits < 0) & (found > 0)) * SIGN  # there is no -0
-        codes["codes"].copy_(found.masked_fill_(x.isnan(), NAN))
+        found = (found >> _MANTISSA_BITS).clamp_max_(NOT_FINITE)
+        codes["codes"].copy_(found.bitwise_or_((bits >> 24).bitwise_and_(SIGN)))
 
     def dequantise(self, codes: Codes, out: torch.Tensor) -> None:
         torch.index_select(_values(out.device), 0, codes["codes"].int(), out=out)
@@ -80,8 +78,6 @@ class Natural(ChunkedQuantizer):
 def _values(device: torch.device) -> torch.Tensor:
     """Return what each code stands for, (256,) fp32."""
     codes = torch.arange(256, device=device, dtype=torch.int32)
-    exponents = codes & INFINITE
+    exponents = codes & NOT_FINITE
     values = (exponents << _MANTISSA_BITS).view(torch.float32) * 2.0**OFFSET
-    values.masked_fill_(exponents == INFINITE, torch.inf)
-    values = torch.where(codes >= SIGN, -values, values)
-    return values.masked_fill_(codes == NAN, torch.nan)
+    return torch.where(codes < SIGN, values, -values).masked_fill_(exponents == NOT_FINITE, torch.nan)

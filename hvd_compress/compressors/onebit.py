@@ -9,12 +9,12 @@ import torch
 from torch.nn import functional
 
 from hvd_compress.compressors.checks import check_whole
-from hvd_compress.compressors.chunked import CHUNK, ChunkedQuantizer, Codes, Origin
+from hvd_compress.compressors.chunked import ChunkedQuantizer, Codes, Origin
 from hvd_compress.compressors.signs import add_signs, pack_signs
 from hvd_compress.errors import ConfigError, PayloadError
 from hvd_compress.payload import Payload
 
-MIN_BLOCK = 64
+MIN_BLOCK, MAX_BLOCK = 64, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class OneBit(ChunkedQuantizer):
     """1-bit SGD (Seide et al. 2014, Section 3): signs, and what they stand for, with error feedback at both ends.
 
     An element v of a block is sent as one bit, v >= 0. It stands for the mean of the block's elements that are not
-    below zero, or for the mean of those that are: the two values with the least square error for these bits. Where the
+    below zero, or for the mean of those that are: the values with the least square error for these bits. Where the
     paper has a column of a matrix, here is a block of a bucket. With `means` = 1 it stands for +-m, where m is the mean
     magnitude of the block: what 1-bit Adam sends (Tang et al. 2021).
 
@@ -43,9 +43,9 @@ class OneBit(ChunkedQuantizer):
     source = "Seide et al. 2014"
 
     def __post_init__(self) -> None:
-        check_whole("block", self.block, MIN_BLOCK, CHUNK)
+        check_whole("block", self.block, MIN_BLOCK, MAX_BLOCK)
         if self.block & (self.block - 1):
-            raise ConfigError(f"block = {self.block} is not a power of two, {MIN_BLOCK} to {CHUNK}")
+            raise ConfigError(f"block = {self.block} is not a power of two, {MIN_BLOCK} to {MAX_BLOCK}")
         check_whole("means", self.means, 1, 2)
 
     @property
@@ -61,17 +61,21 @@ class OneBit(ChunkedQuantizer):
 
     def quantise(self, x: torch.Tensor, codes: Codes, origin: Origin) -> None:
         pack_signs(x, codes["bits"])
-        blocks = functional.pad(x, (0, -x.numel() % self.block)).view(-1, self.block)
+        blocks = _rows(x, self.block)
         found = codes["means"].view(-1, self.means)
         if self.means == 1:
-            found.copy_((_row_sums(blocks.abs()) / self._sizes(x)).unsqueeze(1))
+            found.copy_((row_sums(blocks.abs()) / self._sizes(x)).unsqueeze(1))
             return
         above = _ones(codes["bits"], self.block)
         counts = torch.stack((above, self._sizes(x) - above), dim=1).clamp_min_(1)  # a sum of nothing is 0
-        sums = torch.stack((_row_sums(blocks.clamp_min(0)), _row_sums(blocks.clamp_max(0))), dim=1)
+        sums = torch.stack((row_sums(blocks.clamp_min(0)), row_sums(blocks.clamp_max(0))), dim=1)
         found.copy_(sums.div_(counts))
 
     def dequantise(self, codes: Codes, out: torch.Tensor) -> None:
+        """A sign times half the distance of the means, which is exact, plus their middle, rounded to fp32.
+
+        That is the mean itself where one is no more than 2^15 times the other.
+        """
         add_signs(codes["bits"], out.zero_())
         means = codes["means"].view(-1, self.means).float()
         whole = out.numel() // self.block
@@ -83,8 +87,9 @@ class OneBit(ChunkedQuantizer):
         """Put what they stand for in the place of signs (blocks, elements)."""
         if self.means == 1:
             signs.mul_(means)
-        else:
-            torch.where(signs > 0, means[:, :1], means[:, 1:], out=signs)
+            return
+        above, below = means[:, :1], means[:, 1:]
+        torch.addcmul((above + below) / 2, (above - below) / 2, signs, out=signs)
 
     def _sizes(self, x: torch.Tensor) -> torch.Tensor:
         """Return the number of elements in each block, of which the last may be cut off."""
@@ -102,7 +107,13 @@ class OneBit(ChunkedQuantizer):
         return payload
 
 
-def _row_sums(rows: torch.Tensor) -> torch.Tensor:
+def _rows(x: torch.Tensor, width: int) -> torch.Tensor:
+    """Return x (n,) as rows, the last filled up with zeros."""
+    missing = -x.numel() % width
+    return (functional.pad(x, (0, missing)) if missing else x).view(-1, width)
+
+
+def row_sums(rows: torch.Tensor) -> torch.Tensor:
     """Add up each row (rows, width) by halves, element by element; width is a power of two."""
     while rows.shape[1] > 1:
         half = rows.shape[1] // 2
@@ -112,7 +123,7 @@ def _row_sums(rows: torch.Tensor) -> torch.Tensor:
 
 def _ones(bits: torch.Tensor, block: int) -> torch.Tensor:
     """Return the number of ones in the bits of each block, as fp32, exactly."""
-    bits = functional.pad(bits, (0, -bits.numel() % (block // 8)))
+    bits = _rows(bits, block // 8)
     pairs = bits - ((bits >> 1) & 0x55)
     fours = (pairs & 0x33) + ((pairs >> 2) & 0x33)
-    return ((fours + (fours >> 4)) & 0x0F).view(-1, block // 8).sum(1, dtype=torch.int32).float()
+    return ((fours + (fours >> 4)) & 0x0F).sum(1, dtype=torch.int32).float()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,8 +65,8 @@ class SignSGD(Requantizer):
         ranks = [other for other in range(len(others) + 1) if other != rank]
         ballots = [*_all_checked(others, ranks, numel), self.encode_shard(work, shard, rank)]
         found = _empty(numel, work.gradient.device)
-        for part in chunks(slice(0, numel), work.gradient.device):
-            pack_signs(_count(ballots, part, work.step), found["bits"][_bytes_of(part)])
+        for part, votes in _counts(ballots, numel, work.step):
+            pack_signs(votes, found["bits"][_bytes_of(part)])
         found["flag"].copy_(_flag(ballots))
         return found
 
@@ -76,31 +76,39 @@ class SignSGD(Requantizer):
             numel, out = shard.stop - shard.start, work.gradient[shard]
             ballots = _all_checked(payloads, range(len(payloads)), numel)
             flags.append(_flag(ballots))
-            for part in chunks(slice(0, numel), out.device):
-                out[part].copy_(_count(ballots, part, work.step).sign_().mul_(flags[-1]))
+            for part, votes in _counts(ballots, numel, work.step):
+                out[part].copy_(votes.sign_().mul_(flags[-1]))
         return torch.isfinite(torch.cat(flags)).all()
 
 
 def _ballot(gradient: torch.Tensor, turn: int) -> Payload:
-    """Return the signs of a gradient; of zeros + and - in turn, which begins with `turn`."""
+    """Return the signs of a gradient; of zeros + and - in turn, which begins with + where `turn` is even."""
     found = _empty(gradient.numel(), gradient.device)
     found["flag"].fill_(1.0)
-    for part in chunks(slice(0, gradient.numel()), gradient.device):
+    parts = list(chunks(slice(0, gradient.numel()), gradient.device))
+    added = alternating(_longest(parts), turn, ABSTAIN, gradient.device)
+    for part in parts:
         chunk = gradient[part]
-        mean = pack_signs(
-            chunk, found["bits"][_bytes_of(part)], alternating(chunk.numel(), turn, ABSTAIN, chunk.device)
-        )
+        mean = pack_signs(chunk, found["bits"][_bytes_of(part)], added[: chunk.numel()])
         found["flag"].add_(mean * 0)  # NaN where an element is not finite
     return found
 
 
-def _count(ballots: Sequence[Payload], part: slice, step: int) -> torch.Tensor:
-    """Return the sum of the signs of a chunk, fp32; a tie is half a vote for one side, in turn."""
+def _counts(ballots: Sequence[Payload], numel: int, step: int) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield each chunk with the sum of its signs, fp32; a tie is half a vote for one side, in turn."""
     device = ballots[0]["bits"].device
-    votes = alternating(part.stop - part.start, step, 0.5, device)
-    for ballot in ballots:
-        add_signs(ballot["bits"][_bytes_of(part)], votes)
-    return votes
+    parts = list(chunks(slice(0, numel), device))
+    halves = alternating(_longest(parts), step, 0.5, device)
+    for part in parts:
+        votes = halves[: part.stop - part.start].clone()
+        for ballot in ballots:
+            add_signs(ballot["bits"][_bytes_of(part)], votes)
+        yield part, votes
+
+
+def _longest(parts: Sequence[slice]) -> int:
+    """Return the elements of the first of a shard's chunks, as no other has more; 0 where there is none."""
+    return parts[0].stop if parts else 0
 
 
 def _flag(ballots: Sequence[Payload]) -> torch.Tensor:

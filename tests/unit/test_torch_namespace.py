@@ -87,6 +87,7 @@ def test_compression_has_horovods_members_and_more() -> None:
         "plan",
         "powersgd",
         "bf16",
+        "half",
         "dense",
     }
 
