@@ -89,7 +89,7 @@ def test_what_is_too_large_is_not_finite() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 3])
 def test_the_mean_over_steps_is_that_of_ranks_by_every_path(size: int, path: str) -> None:
     """400 steps. Each rounding has at most 1/8 of the square as variance; 6 standard deviations, 16 elements: 4e-8."""
     gradients = [torch.linspace(1, 3, 16) * (rank + 1) for rank in range(size)]

@@ -137,6 +137,20 @@ def test_all_ranks_see_what_is_not_finite_on_one(means: int, value: float, path:
                 assert not seen.result[place].isfinite()
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_sums_are_added_in_rank_order(path: str) -> None:
+    """2^24 + 1 is 2^24 in fp32, so that 0 is left of 2^24 + 1 - 2^24, and 1 where an owner adds its own at the end."""
+    ranks = step(
+        OneBit(64),
+        path,
+        3,
+        lambda rank: torch.full((192,), [2.0**24, 1.0, -(2.0**24)][rank]),
+        scale=1.0,
+        residual=lambda _: torch.zeros(192),
+    )
+    assert not ranks[0].result.any()
+
+
 def test_bytes_are_few() -> None:
     numel, size = 1_000_000, 4
     ranks = step(OneBit(), "alltoall-allgather", size, normal(numel))
