@@ -31,7 +31,7 @@ class Natural(ChunkedQuantizer):
     2^48, as 65,520 overflows in fp16: the step is skipped.
 
     Random numbers are keyed by seed, step, bucket, rank and the element's place in the bucket; the sum that an owner
-    rounds again draws others. The mean is right to 2^-23 of a power of two below 2^-77, and exactly above.
+    rounds again draws others. The probability is exactly m; below 2^-77 it is right to 2^-23.
 
     Bytes: 1 an element.
 
