@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_compress.compressors import QSGD, BlockQuantizer, EFSign
+from hvd_compress.compressors import QSGD, BlockQuantizer, EFSign, Natural, OneBit, SignSGD
 from hvd_compress.decision import Request
 
 
@@ -13,6 +13,69 @@ class Quantisers:
     def efsign(*, layerwise: bool = True, engine: str = "auto", device: str = "auto") -> Request:
         """Send one bit an element and one scale a parameter (or a bucket), with error feedback."""
         return Request(EFSign(layerwise), engine=engine, device=device)
+
+    @staticmethod
+    def signsgd(*, scheme: str = "auto", engine: str = "auto", device: str = "auto") -> Request:
+        """Send one bit an element; the result is +1 or -1, the sign that most ranks have (signSGD, Bernstein et al.).
+
+        There is neither a scale nor error feedback: the learning rate says how far each parameter moves in a step, and
+        must be far smaller than that of SGD. Whether ranks are averaged or summed makes no difference. What divides or
+        clips gradients after the exchange, as a torch.amp.GradScaler does, shrinks the signs. Zeros and ties become +1
+        and -1 in turn.
+
+        Args:
+            scheme: as int8(); with owners of shards it is one bit both ways.
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is unknown.
+        """
+        return Request(SignSGD(), scheme, engine=engine, device=device)
+
+    @staticmethod
+    def onebit(
+        block: int = 512, means: int = 2, *, scheme: str = "auto", engine: str = "auto", device: str = "auto"
+    ) -> Request:
+        """Send one bit an element and two bf16 means a block, with error feedback (1-bit SGD, Seide et al. 2014).
+
+        A thirtieth of the bytes of dense. The sum over ranks is compressed again, by the rank that owns that shard of
+        the bucket, which remembers what that loses.
+
+        Args:
+            block: elements that share means: a power of two from 64 to 65,536.
+            means: 2, of a block's elements above zero and of those below; 1, the mean magnitude, for both.
+            scheme: as int8().
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range or unknown.
+        """
+        return Request(OneBit(block, means), scheme, engine=engine, device=device)
+
+    @staticmethod
+    def natural(
+        *,
+        error_feedback: bool = False,
+        seed: int = 0,
+        scheme: str = "auto",
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send sign and exponent of each element, rounded at random to a power of two, right on average: 8 bits.
+
+        Natural compression (Horvath et al. 2022). Unlike int8(stochastic=True) it has no scale: small elements beside
+        large ones lose no more than others do.
+
+        Args:
+            error_feedback: send what rounding loses with the next gradient.
+            seed: of the random numbers.
+            scheme: as int8().
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range or unknown.
+        """
+        return Request(Natural(error_feedback, seed), scheme, engine=engine, device=device)
 
     @staticmethod
     def qsgd(

@@ -12,12 +12,16 @@ from hvd_compress.compressors.base import (
 )
 from hvd_compress.compressors.blocks import BlockQuantizer
 from hvd_compress.compressors.cast import Cast
+from hvd_compress.compressors.chunked import ChunkedQuantizer
 from hvd_compress.compressors.dgc import DGC
 from hvd_compress.compressors.efsign import EFSign
 from hvd_compress.compressors.mstopk import MSTopK
+from hvd_compress.compressors.natural import Natural
+from hvd_compress.compressors.onebit import OneBit
 from hvd_compress.compressors.powersgd import PowerSGD
 from hvd_compress.compressors.qsgd import QSGD
 from hvd_compress.compressors.randomk import RandomK
+from hvd_compress.compressors.signsgd import SignSGD
 from hvd_compress.compressors.sparsifier import FixedRatio, Sparsifier, kept_of
 from hvd_compress.compressors.threshold import Threshold
 from hvd_compress.compressors.topk import TopK
@@ -34,6 +38,9 @@ COMPRESSORS: dict[str, type[Compressor]] = {
     "powersgd": PowerSGD,
     "atomo": ATOMO,
     "blocks": BlockQuantizer,
+    "signsgd": SignSGD,
+    "onebit": OneBit,
+    "natural": Natural,
 }
 """By the names that plans use; their settings are the fields of these dataclasses."""
 
@@ -44,17 +51,21 @@ __all__ = [
     "QSGD",
     "BlockQuantizer",
     "Cast",
+    "ChunkedQuantizer",
     "Compressor",
     "EFSign",
     "FeedbackCompressor",
     "FixedRatio",
     "Input",
     "MSTopK",
+    "Natural",
+    "OneBit",
     "PowerSGD",
     "RandomK",
     "Requantizer",
     "Round",
     "Rounds",
+    "SignSGD",
     "SingleRound",
     "Sparsifier",
     "Threshold",

@@ -198,9 +198,7 @@ class FeedbackCompressor(SingleRound):
         """
 
     def encode(self, work: Input) -> Payload:
-        assert work.residual is not None
-        assert work.pending is not None
-        return self.compress_feedback(work.gradient, work.residual, work.pending, work.layout)
+        return self.compress_feedback(work.gradient, *feedback_of(work), work.layout)
 
 
 class Requantizer(SingleRound):
@@ -214,6 +212,12 @@ class Requantizer(SingleRound):
     """
 
     granule: int
+
+    def rounds(self, work: Input) -> Rounds:
+        """Where nobody owns a shard: one payload of the whole bucket from each rank."""
+        everything = slice(0, work.gradient.numel())
+        payloads = yield self.encode_shard(work, everything, 0)
+        return self.write(work, [(everything, payloads)])
 
     @abstractmethod
     def template(self, numel: int) -> Payload:
@@ -245,6 +249,13 @@ class Requantizer(SingleRound):
         Raises:
             PayloadError: as add_to(); it names the rank.
         """
+
+
+def feedback_of(work: Input) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return residual and pending of a bucket that has them."""
+    assert work.residual is not None
+    assert work.pending is not None
+    return work.residual, work.pending
 
 
 def is_compressor(found: object) -> bool:

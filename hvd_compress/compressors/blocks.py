@@ -10,7 +10,7 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors.base import Input, Requantizer, Round, Rounds
+from hvd_compress.compressors.base import Input, Requantizer, Round, feedback_of
 from hvd_compress.compressors.checks import MAX_SEED, check_flag, check_whole
 from hvd_compress.compressors.draws import mixed
 from hvd_compress.errors import ConfigError, PayloadError, located
@@ -84,11 +84,6 @@ class BlockQuantizer(Requantizer):
         native.block_sum([self._checked(payload, out.numel())], added, self.format, scale)
         out.add_(added)
 
-    def rounds(self, work: Input) -> Rounds:
-        everything = slice(0, work.gradient.numel())
-        payloads = yield self.encode_shard(work, everything, 0)
-        return self.write(work, [(everything, payloads)])
-
     def template(self, numel: int) -> Payload:
         codes = torch.empty(self.format.code_bytes(numel), dtype=torch.uint8, device="cpu")
         units = torch.empty(self.format.blocks(numel), dtype=torch.bfloat16, device="cpu")
@@ -100,17 +95,17 @@ class BlockQuantizer(Requantizer):
         if self.stochastic:
             found = native.block_quantize(gradient, None, self.format, key=key)
         else:
-            residual, pending = _feedback(work)
+            residual, pending = feedback_of(work)
             found = native.block_quantize(gradient, residual[shard], self.format, key=key, out=pending[shard])
         return self._payload(found, gradient.numel())
 
     def keep_shard(self, work: Input, shard: slice) -> None:
         if not self.stochastic:
-            residual, pending = _feedback(work)
+            residual, pending = feedback_of(work)
             native.accumulate(work.gradient[shard], residual[shard], out=pending[shard])
 
     def sum_shard(self, work: Input, shard: slice, others: Sequence[Payload]) -> Payload:
-        rest = None if self.stochastic else _feedback(work)[1][shard]
+        rest = None if self.stochastic else feedback_of(work)[1][shard]
         own = work.gradient[shard] if rest is None else rest
         numel, place = own.numel(), work.rank
         ranks = [rank for rank in range(len(others) + 1) if rank != place]
@@ -154,9 +149,3 @@ class BlockQuantizer(Requantizer):
 
     def _key(self, step: int, bucket: int, rank: int, shard: int) -> RandomKey | None:
         return RandomKey(mixed(self.seed, rank, shard), step, bucket) if self.stochastic else None
-
-
-def _feedback(work: Input) -> tuple[torch.Tensor, torch.Tensor]:
-    assert work.residual is not None
-    assert work.pending is not None
-    return work.residual, work.pending

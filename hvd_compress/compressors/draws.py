@@ -20,10 +20,25 @@ def mixed(*numbers: int) -> int:
 
 def words(key: int, count: int, device: torch.device) -> torch.Tensor:
     """Return random whole numbers (count,) int64 of 31 bits: SplitMix64's, from the state `key` on."""
+    return _shifted(_whole_words(key, count, device), 33)
+
+
+def mantissas(key: int, start: int, count: int, device: torch.device) -> torch.Tensor:
+    """Return random whole numbers (count,) int32 of 23 bits, those of the elements from `start`, an even number, on.
+
+    Element i takes a half of word i // 2. Its number depends on key and i alone, in whatever chunks a bucket is gone
+    through.
+    """
+    found = _whole_words((key + start // 2 * GAMMA) % 2**64, -(-count // 2), device)
+    return found.view(torch.int32)[:count].bitwise_and_(0x7FFFFF)
+
+
+def _whole_words(key: int, count: int, device: torch.device) -> torch.Tensor:
+    """Return random words (count,) of 64 bits, as int64."""
     found = torch.arange(1, count + 1, device=device) * _signed(GAMMA) + _signed(key)  # modulo 2^64
     found = (found ^ _shifted(found, 30)) * _signed(0xBF58476D1CE4E5B9)
     found = (found ^ _shifted(found, 27)) * _signed(0x94D049BB133111EB)
-    return _shifted(found ^ _shifted(found, 31), 33)
+    return found ^ _shifted(found, 31)
 
 
 def _signed(bits: int) -> int:

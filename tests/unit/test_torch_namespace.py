@@ -73,6 +73,9 @@ def test_compression_has_horovods_members_and_more() -> None:
         "threshold",
         "randomk",
         "qsgd",
+        "signsgd",
+        "onebit",
+        "natural",
         "terngrad",
         "of",
         "auto",
@@ -85,6 +88,7 @@ def test_compression_has_horovods_members_and_more() -> None:
         "powersgd",
         "atomo",
         "bf16",
+        "half",
         "dense",
     }
 

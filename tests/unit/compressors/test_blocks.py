@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
@@ -16,56 +13,14 @@ from hvd_compress.cost import wire
 from hvd_compress.cost.paths import Path
 from hvd_compress.decision import Request
 from hvd_compress.engines.base import Capabilities
-from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
+from hvd_compress.engines.inprocess import InProcessWorld
 from hvd_compress.errors import ConfigError, PayloadError, UnsupportedError
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.payload import Payload
 from hvd_compress.policies.fixed import decide
 from hvd_compress.schemes import Work, build
 from hvd_compress.schemes.requantize import shards
-
-PATHS = ("allgather", "alltoall-allgather", "gather-broadcast")
-NUMELS = (0, 1, 63, 64, 65, 200, 1000)
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One step of one rank."""
-
-    corrected: torch.Tensor
-    pending: torch.Tensor
-    result: torch.Tensor
-    finite: bool
-    sent_bytes: int
-
-
-Draw = Callable[[int], torch.Tensor]
-
-
-def normal(numel: int) -> Draw:
-    return lambda rank: torch.randn(numel, generator=torch.Generator().manual_seed(rank))
-
-
-def step(
-    compressor: BlockQuantizer, path: str, size: int, draw: Draw, dtype: torch.dtype = torch.float32, number: int = 1
-) -> list[Seen]:
-    """One step of every rank; `draw` gives its gradient, and a small residual is there before."""
-
-    def body(engine: InProcessEngine) -> Seen:
-        gradient = draw(engine.rank).to(dtype)
-        before = 0.01 * gradient.float().nan_to_num(0, 0, 0).flip(0)
-        state = BucketState(Residual(before, torch.full_like(before, 7.0)) if compressor.error_feedback else None)
-        corrected = gradient.float() + before if compressor.error_feedback else gradient.float()
-        layout = Layout.of(gradient.numel(), dtype=dtype)
-        work = Work(gradient, layout, number, bucket=3, scale=1 / size, state=state, rank=engine.rank)
-        exchange = build(compressor, Path(path)).exchange(work, engine.rank, size)
-        exchange.encode()
-        exchange.communicate(engine)
-        finite = bool(exchange.decode())
-        pending = state.residual.pending if state.residual is not None else torch.empty(0)
-        return Seen(corrected, pending, work.gradient, finite, sum(call.sent_bytes for call in engine.take_calls()))
-
-    return run_ranks(size, body)
+from tests.exchanges import NUMELS, PATHS, normal, step
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

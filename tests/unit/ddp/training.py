@@ -30,9 +30,12 @@ REQUESTS = {
     "int8": hc.Compression.int8(scheme="alltoall-allgather"),
     "int4": hc.Compression.int4(),
     "int2": hc.Compression.int2(stochastic=True, scheme="alltoall-allgather"),
+    "onebit": hc.Compression.onebit(64, scheme="alltoall-allgather"),
+    "natural": hc.Compression.natural(),
     "covap": hc.Compression.covap(2),
     "bf16": hc.Compression.bf16(),
     "fp16": hc.Compression.fp16,
+    "half": hc.Compression.half(),
     "none": hc.Compression.none,
     "dense": hc.Compression.dense(),
 }
