@@ -11,6 +11,7 @@ from hvd_compress.compressors import (
     QSGD,
     BlockQuantizer,
     Cast,
+    Compressor,
     EFSign,
     MSTopK,
     PowerSGD,
@@ -40,8 +41,16 @@ REQUESTS = {
     "topk-all": Request(TopK(1.0), "allgather"),
     "star-all": Request(TopK(1.0), "star"),
     "mstopk-star": Request(MSTopK(0.05), "star"),
+    "topk-delta": Request(TopK(0.05, index_coding="delta"), "allgather"),
+    "star-delta": Request(TopK(0.05, index_coding="delta"), "star"),
+    "var-delta": Request(TopK(0.05, index_coding="delta"), "var"),
+    "topk-bf16": Request(TopK(0.05, values="bf16")),
+    "topk-int8-delta": Request(TopK(0.05, values="int8", index_coding="delta")),
+    "mstopk-bf16-delta": Request(MSTopK(0.05, values="bf16", index_coding="delta")),
     "dgc": Request(DGC(0.05)),
+    "dgc-bf16": Request(DGC(0.05, values="bf16")),
     "threshold": Request(Threshold(1.5)),
+    "threshold-int8-delta": Request(Threshold(1.5, values="int8", index_coding="delta")),
     "randomk": Request(RandomK(0.05), "allreduce"),
     "randomk-allgather": Request(RandomK(0.05, error_feedback=False), "allgather"),
     "efsign": Request(EFSign()),
@@ -62,12 +71,15 @@ REQUESTS = {
 ANYWHERE = tuple(name for name, request in REQUESTS.items() if request.scheme != "gather-broadcast")
 """Over engines without a gather, too."""
 
-SPARSIFIERS = tuple(
-    name
-    for name, request in REQUESTS.items()
-    if isinstance(request.compressor, Sparsifier | RandomK) and request.compressor.error_feedback and name != "dgc"
-)
-"""What sends an element as it is, or not at all, and remembers it then; DGC's velocity is no gradient."""
+
+def _sends_elements_as_they_are(compressor: Compressor) -> bool:
+    """Or not at all, and remembers them then; DGC's velocity is no gradient."""
+    if isinstance(compressor, Sparsifier):
+        return compressor.values == "fp32" and not isinstance(compressor, DGC)
+    return isinstance(compressor, RandomK) and compressor.error_feedback
+
+
+SPARSIFIERS = tuple(n for n, request in REQUESTS.items() if _sends_elements_as_they_are(request.compressor))
 
 
 def alone() -> InProcessEngine:
