@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from hvd_compress.compressors import DGC, MSTopK, RandomK, Threshold, TopK
+from hvd_compress.compressors import DGC, MSTopK, RandomK, SIDCo, Threshold, TopK
 from hvd_compress.decision import Request
 
 
@@ -134,6 +134,33 @@ class Sparsifiers:
             ConfigError: a value is out of range or unknown.
         """
         return Request(Threshold(tau, values=values, index_coding=index_coding), engine=engine, device=device)
+
+    @staticmethod
+    def sidco(
+        ratio: float = 0.01,
+        distribution: str = "exponential",
+        *,
+        values: str = "fp32",
+        index_coding: str = "none",
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send what lies above a threshold that a fitted distribution gives, with error feedback: SIDCo (Abdelmoniem
+        et al. 2021).
+
+        The threshold is found in stages, whose number adapts until about `ratio` of the elements are sent.
+
+        Args:
+            ratio: share of the elements that is sent, about, in (0, 1]; 0.01 is one per cent.
+            distribution: of magnitudes: "exponential"; "gamma", and generalised Pareto beyond the first threshold; or
+                "pareto", the generalised one, for all stages.
+            values, index_coding, engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range or unknown.
+        """
+        compressor = SIDCo(ratio, distribution, values=values, index_coding=index_coding)
+        return Request(compressor, engine=engine, device=device)
 
     @staticmethod
     def randomk(

@@ -17,6 +17,7 @@ from hvd_compress.compressors.mstopk import MSTopK
 from hvd_compress.compressors.powersgd import PowerSGD
 from hvd_compress.compressors.qsgd import QSGD
 from hvd_compress.compressors.randomk import RandomK
+from hvd_compress.compressors.sidco import SIDCo
 from hvd_compress.compressors.sparsifier import FixedRatio, Sparsifier, kept_of
 from hvd_compress.compressors.threshold import Threshold
 from hvd_compress.compressors.topk import TopK
@@ -28,6 +29,7 @@ COMPRESSORS: dict[str, type[Compressor]] = {
     "dgc": DGC,
     "randomk": RandomK,
     "threshold": Threshold,
+    "sidco": SIDCo,
     "efsign": EFSign,
     "qsgd": QSGD,
     "powersgd": PowerSGD,
@@ -52,6 +54,7 @@ __all__ = [
     "Requantizer",
     "Round",
     "Rounds",
+    "SIDCo",
     "SingleRound",
     "Sparsifier",
     "Threshold",
