@@ -14,7 +14,7 @@ from hvd_compress.compressors.base import Input, Round
 from hvd_compress.compressors.checks import check_choice, check_ratio
 from hvd_compress.compressors.finite import nan_unless
 from hvd_compress.compressors.sparsifier import Selected, Sparsifier, kept_of
-from hvd_compress.compressors.tails import Moments, exponential, gamma, moments, pareto
+from hvd_compress.compressors.tails import Magnitudes, Moments, exponential, gamma, pareto
 from hvd_compress.feedback.states import Key
 from hvd_compress.payload import Payload
 
@@ -95,7 +95,8 @@ class SIDCo(Sparsifier):
     A distribution is fitted to the magnitudes by their moments, and gives the threshold that a quarter of them should
     reach. To what those are beyond it the next distribution is fitted (peaks over a threshold), and so on; the later
     stages share the rest of the ratio equally. Every 5 steps the number of stages changes by one where the elements
-    that reached the last threshold were on average more than 20 % more or fewer than k. On a GPU the host waits.
+    that reached the last threshold were on average more than 20 % more or fewer than k. The paper passes over all
+    elements for the moments of each stage; here magnitudes are counted in fine bins once. On a GPU the host waits.
 
     Elements that are 0 are not fitted and not sent. Bytes of a payload: 8 an element, or fewer (SparseCoding); about k
     elements, of more than 2 k the largest 2 k; the largest of all where none reaches a threshold.
@@ -155,19 +156,25 @@ class SIDCo(Sparsifier):
 
     def _selected(self, x: torch.Tensor, stages: int) -> tuple[Selected, int | None]:
         """Select in x (numel,); return how many reached the threshold, too, or None where there was none to find."""
-        k = kept_of(self.ratio, x.numel())
-        found = moments(x, logs=self.distribution == "gamma")
-        if found.count == 0 or not math.isfinite(found.mean):
-            return native.topk(x, 0 if found.count == 0 else k), None
-        indices, values, above = None, x, 0.0
-        for fit, share in self._stages(min(1.0, k / found.count), stages):
-            stage = found if indices is None else moments(values, above)
-            above = _fp32(above + fit(stage, share))
-            places, beyond = native.threshold_select(values, above)
-            if beyond.numel() == 0:  # what is large enough to mislead a fit must be sent some time
-                return _largest(indices, values, k), 0
-            indices, values = _within(indices, places), beyond
-        return _largest(indices, values, MOST * k), values.numel()
+        k, magnitudes = kept_of(self.ratio, x.numel()), Magnitudes.of(x)
+        if not magnitudes.finite:
+            return native.topk(x, k), None
+        all_of_them, above = magnitudes.beyond(0.0), 0.0
+        if all_of_them.count == 0:
+            return native.topk(x, 0), None
+        for fit, share in self._stages(min(1.0, k / all_of_them.count), stages):
+            beyond = magnitudes.beyond(above)
+            if beyond.count == 0:
+                break
+            above += fit(beyond, share)
+        indices, values = native.threshold_select(x, max(above, TINY))
+        reached = values.numel()
+        if reached == 0:  # what is large enough to mislead a fit must be sent some time
+            return native.topk(x, min(k, round(all_of_them.count))), 0
+        if reached > MOST * k:
+            places, values = native.topk(values, MOST * k)
+            indices = indices[places.long()]
+        return (indices, values), reached
 
     def _stages(self, ratio: float, stages: int) -> Iterator[tuple[Fit, float]]:
         """Yield the fit of each stage and what it keeps of what the one before kept; multiplied, the ratio."""
@@ -178,21 +185,3 @@ class SIDCo(Sparsifier):
         yield first, FIRST_RATIO
         for _ in range(stages - 1):
             yield later, (ratio / FIRST_RATIO) ** (1 / (stages - 1))
-
-
-def _largest(indices: torch.Tensor | None, values: torch.Tensor, most: int) -> Selected:
-    """Return the largest of what was selected, at most so many; of all values, where there are no indices."""
-    if indices is not None and values.numel() <= most:
-        return indices, values
-    places, values = native.topk(values, min(most, values.numel()))
-    return _within(indices, places), values
-
-
-def _within(indices: torch.Tensor | None, places: torch.Tensor) -> torch.Tensor:
-    """Return the indices of what was selected among what had been selected before."""
-    return places if indices is None else indices[places.long()]
-
-
-def _fp32(threshold: float) -> float:
-    """Return the threshold as it is compared, above 0: zeros are not sent."""
-    return max(float(torch.tensor(threshold, dtype=torch.float32, device="cpu")), TINY)

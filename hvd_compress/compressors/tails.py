@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
 import torch
 
-CHUNK = 1 << 18
-"""Elements that are summed at once: they stay in a core's cache."""
+from hvd_compress import native
+
 BISECTIONS = 60
 """In search of a quantile: the last bit of fp64 has long been reached."""
 ALMOST_ZERO = 1e-9
 """A shape nearer to zero is taken for the limit."""
+SHIFT = 15
+"""Bits of an fp32 magnitude that its bin leaves out: 256 bins to each factor of two (csrc/.../curve.hpp)."""
+BINS = 0x7F800000 >> SHIFT
+"""Of finite magnitudes."""
 
 
 @dataclass(frozen=True)
@@ -20,39 +25,63 @@ class Moments:
     """Of the distances of magnitudes from a threshold.
 
     Attributes:
-        count: of the elements.
-        mean, square, log: of the distances, their squares, and their natural logarithms; 0 without elements.
+        count: how many magnitudes lie beyond it.
+        mean, square, log: of the distances, their squares, and their natural logarithms; 0 where there are none.
     """
 
-    count: int
+    count: float
     mean: float
     square: float
     log: float
 
 
-def moments(x: torch.Tensor, above: float = 0.0, *, logs: bool = False) -> Moments:
-    """Return the moments of |x| - above in fp64, added in an order that depends on the number of elements alone.
+@dataclass(frozen=True)
+class Magnitudes:
+    """How many magnitudes lie in each bin, 1/256 of a factor of two wide; the least bin, of zeros, is left out.
 
-    Args:
-        x: (n,), no magnitude below `above`. Without a threshold, elements that are 0 do not count.
-        above: a number of fp32, 0 or more.
-        logs: whether that of the logarithms is wanted; else it is 0. Its last bits may depend on the device.
+    One pass over memory; of more than 2^20 elements a sample, but for the largest (native.gain_curve). All moments
+    follow from it, within about 0.2 %, and with the same bits on every device and with any number of threads.
+
+    Attributes:
+        low, high: (m,) fp64, ascending: where bins begin and end.
+        counts: (m,) fp64, above 0.
+        finite: whether all elements are.
     """
-    if x.numel() == 0:
-        return Moments(0, 0.0, 0.0, 0.0)
-    rows = [_sums(chunk, above, logs) for chunk in torch.split(x, CHUNK)]
-    count, total, squares, log = _folded(torch.stack(rows)).tolist()
-    count = x.numel() if above > 0 else int(count)
-    return Moments(count, *(value / max(1, count) for value in (total, squares, log)))
+
+    low: torch.Tensor
+    high: torch.Tensor
+    counts: torch.Tensor
+    finite: bool
+
+    @classmethod
+    def of(cls, x: torch.Tensor) -> Magnitudes:
+        """Count those of x (n,). On a GPU the host waits."""
+        curve = native.gain_curve(x)
+        finite = not bool(curve.shares.isnan().any())
+        counts = curve.counts.diff().cpu().flip(0)[1:BINS].double()
+        filled = counts.nonzero().reshape(-1)
+        edges = _edges()
+        return cls(edges[filled], edges[filled + 1], counts[filled], finite)
+
+    def beyond(self, threshold: float) -> Moments:
+        """Return the moments of what lies beyond a threshold; within a bin magnitudes are spread evenly."""
+        first = int(torch.searchsorted(self.high, threshold, right=True))
+        high, begin = self.high[first:], self.low[first:].clamp(min=threshold)
+        counts = self.counts[first:] * ((high - begin) / (high - self.low[first:]))
+        if counts.numel() == 0:
+            return Moments(0.0, 0.0, 0.0, 0.0)
+        distance = (begin + high) / 2 - threshold
+        sums = [counts, counts * distance, counts * distance.square(), counts * distance.log()]
+        count, *others = _folded(torch.stack(sums, dim=1)).tolist()
+        return Moments(count, *(value / count for value in others))
 
 
-def _sums(chunk: torch.Tensor, above: float, logs: bool) -> torch.Tensor:
-    """Return how many distances are not 0, and the sums of distances, squares and logarithms, (4,) fp64."""
-    distance = chunk.abs().double().sub_(above)
-    positive = distance > 0
-    log = torch.where(positive, distance, 1.0).log_() if logs else distance.new_zeros(1)
-    squares = distance.square()
-    return torch.stack([positive.sum().double(), _folded(distance), _folded(squares), _folded(log)])
+@functools.cache
+def _edges() -> torch.Tensor:
+    """Return where the bins of finite magnitudes begin, but for the first, and where the last ends, (BINS,) fp64."""
+    bits = torch.arange(1, BINS, dtype=torch.int32, device="cpu") << SHIFT
+    end = torch.tensor([2.0**128], dtype=torch.float64, device="cpu")
+    return torch.cat([bits.view(torch.float32).double(), end])
 
 
 def _folded(rows: torch.Tensor) -> torch.Tensor:
