@@ -59,10 +59,10 @@ class Stages:
     error: float = 1e9
 
     @classmethod
-    def read(cls, kept: torch.Tensor) -> Stages:
-        """Return what a tensor of tensor() holds."""
+    def read(cls, kept: torch.Tensor, most: int) -> Stages:
+        """Return what a tensor of tensor() holds, with 1 to `most` stages: it may be of a run with another ratio."""
         count, direction, steps, achieved, error = kept.tolist()
-        return cls(round(count), round(direction), round(steps), achieved, error)
+        return cls(round(min(max(1, count), most)), 1 if direction > 0 else -1, round(steps), achieved, error)
 
     def tensor(self, device: torch.device) -> torch.Tensor:
         """Return it as (5,) fp64."""
@@ -145,7 +145,7 @@ class SIDCo(Sparsifier):
         assert work.residual is not None
         assert pending is not None
         finite = native.accumulate(work.gradient, work.residual, out=pending)
-        stages = Stages.read(work.state.current[KIND, layout.names[0]])
+        stages = Stages.read(work.state.current[KIND, layout.names[0]], self.most_stages)
         (indices, _), reached = self._selected(pending, stages.count)
         values = nan_unless(finite, native.take(pending, indices))
         if reached is not None:

@@ -64,7 +64,7 @@ class Bucket:
 
     @property
     def stages(self) -> int:
-        return Stages.read(self.state.current[KIND, self.layout.names[1]]).count
+        return Stages.read(self.state.current[KIND, self.layout.names[1]], 99).count
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.01, 0.001])
@@ -116,9 +116,15 @@ def test_how_the_number_of_stages_follows(achieved: list[float], expected: list[
     stages, found = Stages(2), []
     for one in achieved:
         for _ in range(EVERY):
-            stages = Stages.read(stages.after(one, 4).tensor(torch.device("cpu")))
+            stages = Stages.read(stages.after(one, 4).tensor(torch.device("cpu")), 4)
         found.append(stages.count)
     assert found == expected
+
+
+@pytest.mark.parametrize(("kept", "expected"), [(7.0, 5), (-3.0, 1), (1e300, 5)])
+def test_stages_of_another_run_are_brought_within_bounds(kept: float, expected: int) -> None:
+    tensor = torch.tensor([kept, 1.0, 0.0, 0.0, 1e9], dtype=torch.float64)
+    assert Stages.read(tensor, SIDCo(0.01).most_stages).count == expected
 
 
 def test_a_step_that_does_not_count_changes_no_stages() -> None:
