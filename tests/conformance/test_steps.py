@@ -122,3 +122,13 @@ def test_sum_is_the_average_times_the_number_of_ranks(name: str) -> None:
     for step in range(STEPS):
         torch.testing.assert_close(sums[0][step].result, 3 * averages[0][step].result, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(divided[0][step].result, averages[0][step].result, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("plain", "coded"), [("topk-allgather", "topk-delta"), ("topk-star", "star-delta"), ("topk-var", "var-delta")]
+)
+def test_coding_indices_changes_no_result(plain: str, coded: str) -> None:
+    expected, found = (run_ranks(3, lambda engine, n=n: observe(engine, REQUESTS[n])) for n in (plain, coded))
+    for step in range(STEPS):
+        assert torch.equal(found[0][step].result, expected[0][step].result)
+        assert torch.equal(found[1][step].residual_after, expected[1][step].residual_after)
