@@ -163,6 +163,11 @@ def _calls(k: int) -> dict[str, Callable[[torch.Tensor, torch.Tensor], Tensors]]
         native.scatter_set(indices, values, grad, 0.3)
         return values, taken, grad, residual
 
+    def code(grad: torch.Tensor, residual: torch.Tensor) -> Tensors:
+        indices = native.topk(grad, k)[0]
+        words = native.elias_fano_encode(indices, grad.numel())
+        return words, native.elias_fano_decode(words, grad.numel(), k)
+
     def signs(grad: torch.Tensor, residual: torch.Tensor) -> Tensors:
         kept, kept_scale = residual.clone(), torch.zeros((), device=grad.device)
         bits, scale = native.sign_accumulate(grad, residual)
@@ -210,6 +215,7 @@ def _calls(k: int) -> dict[str, Callable[[torch.Tensor, torch.Tensor], Tensors]]
         "sign": signs,
         "scatter_lists": lists,
         "gather, take, scatter_add, scatter_set": at_indices,
+        "elias_fano_encode, elias_fano_decode": code,
     }
 
 

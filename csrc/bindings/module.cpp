@@ -13,4 +13,5 @@ PYBIND11_MODULE(_native, module) {
     bind_quantize(module);
     bind_blocks(module);
     bind_mstopk(module);
+    bind_elias_fano(module);
 }

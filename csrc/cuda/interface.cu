@@ -1,6 +1,7 @@
 // The library's C interface: what hvd_compress/native/cuda.py calls. Statuses are those of types.hpp.
 #include "hvd_compress/blocks.hpp"
 #include "hvd_compress/curve.hpp"
+#include "hvd_compress/elias_fano.hpp"
 #include "hvd_compress/feedback.hpp"
 #include "hvd_compress/mstopk.hpp"
 #include "hvd_compress/quantize.hpp"
@@ -215,4 +216,21 @@ HVD_COMPRESS_EXPORT int hvd_compress_scatter_lists(const SparseList* lists, std:
                                                    void* fault, int tag, void* stream) {
     return code(cuda::scatter_lists(lists, list_count, static_cast<DType>(values_dtype), array(out, out_dtype), n,
                                     scale, clear != 0, fault_of(fault, tag), stream));
+}
+
+HVD_COMPRESS_EXPORT std::size_t hvd_compress_elias_fano_workspace_bytes(std::int64_t n, std::int64_t count) {
+    return cuda::elias_fano_workspace_bytes(n, count);
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_elias_fano_encode(const std::int32_t* indices, std::int64_t count, std::int64_t n,
+                                                       std::uint32_t* words, void* fault, int tag, void* stream) {
+    return code(cuda::elias_fano_encode(indices, count, n, words, fault_of(fault, tag), stream));
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_elias_fano_decode(const std::uint32_t* words, std::int64_t count, std::int64_t n,
+                                                       std::int32_t* indices, void* workspace,
+                                                       std::size_t workspace_bytes, void* fault, int tag,
+                                                       void* stream) {
+    return code(
+        cuda::elias_fano_decode(words, count, n, indices, {workspace, workspace_bytes}, fault_of(fault, tag), stream));
 }

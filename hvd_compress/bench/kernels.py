@@ -263,6 +263,21 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
             _bind(peer, indices.long(), values, out),
             nothing,
         )
+    words = native.elias_fano_encode(indices, numel)
+    yield Case(
+        "elias_fano_encode",
+        0.01,
+        _bind(native.elias_fano_encode, indices, numel),
+        _bind(_torch_encode, indices, numel),
+        nothing,
+    )
+    yield Case(
+        "elias_fano_decode",
+        0.01,
+        _bind(native.elias_fano_decode, words, numel, k),
+        _bind(_torch_decode, words, numel, k),
+        nothing,
+    )
     yield Case("mstopk", 0.01, _bind(native.mstopk, grad, k), _bind(_torch_topk, grad, k), nothing)
     lists = [native.topk(grad.roll(101 * rank), k) for rank in range(LISTS)]
     yield Case(
@@ -447,6 +462,22 @@ def _torch_scatter(lists: list[tuple[torch.Tensor, torch.Tensor]], out: torch.Te
     for indices, values in lists:
         out.index_add_(0, indices, values, alpha=1 / LISTS)
     return out
+
+
+def _torch_encode(indices: torch.Tensor, numel: int) -> object:
+    """A byte for each bit: torch packs none."""
+    low_bits = native.EliasFano(numel, indices.numel()).low_bits
+    places = torch.arange(indices.numel())
+    high = torch.zeros(indices.numel() + (numel - 1 >> low_bits), dtype=torch.uint8)
+    high[(indices >> low_bits) + places] = 1
+    return high, indices & (1 << low_bits) - 1
+
+
+def _torch_decode(words: torch.Tensor, numel: int, count: int) -> object:
+    """The high bits alone: unpacked to a byte each, and where they are ones."""
+    high_words = words[: words.numel() - -(-count * native.EliasFano(numel, count).low_bits // 32)]
+    ones = (high_words.unsqueeze(1) >> torch.arange(32)).bitwise_and_(1).reshape(-1).nonzero().reshape(-1)
+    return ones - torch.arange(ones.numel())
 
 
 def _torch_scatter_onto_zeros(lists: list[tuple[torch.Tensor, torch.Tensor]], out: torch.Tensor) -> object:

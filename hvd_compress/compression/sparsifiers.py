@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from hvd_compress.compressors import DGC, MSTopK, RandomK, Threshold, TopK
+from hvd_compress.compressors import DGC, MSTopK, RandomK, SIDCo, Threshold, TopK
 from hvd_compress.decision import Request
 
 
@@ -18,6 +18,8 @@ class Sparsifiers:
         algorithm: str = "auto",
         *,
         layerwise: bool = False,
+        values: str = "fp32",
+        index_coding: str = "none",
         engine: str = "auto",
         device: str = "auto",
     ) -> Request:
@@ -32,6 +34,10 @@ class Sparsifiers:
                 scheme="allgather" of the all-gather: "ring", "bruck"; or "auto", the fastest. Where scheme and
                 algorithm are both named, nothing is chosen or measured.
             layerwise: select in each parameter by itself (LWTopk) instead of in the fused bucket.
+            values: "fp32", "bf16" or "int8" (8 bits, and a scale for each 64 values): what rounding takes of a value is
+                sent with later gradients. Rounded values travel by all-gather.
+            index_coding: "none", 4 bytes an index; or "delta", coded without loss: about 1.1 bytes an index at ratio
+                0.01.
             engine: "mpi", "horovod", "torch", or "auto": MPI where mpirun launched the job, else Horovod; under PyTorch
                 DDP torch.distributed.
             device: what compresses: "cuda", "cpu" (gradients on a GPU are copied to the host and back), or "auto",
@@ -42,7 +48,8 @@ class Sparsifiers:
 
         Warns of ratio=1: one per cent was probably meant.
         """
-        request = Request(TopK(ratio, layerwise), scheme, algorithm, engine, device)
+        compressor = TopK(ratio, layerwise, values=values, index_coding=index_coding)
+        request = Request(compressor, scheme, algorithm, engine, device)
         _warn_of_everything(ratio, "topk")
         return request
 
@@ -54,6 +61,8 @@ class Sparsifiers:
         *,
         bisections: int = 25,
         layerwise: bool = False,
+        values: str = "fp32",
+        index_coding: str = "none",
         engine: str = "auto",
         device: str = "auto",
     ) -> Request:
@@ -62,13 +71,14 @@ class Sparsifiers:
         Bisection looks for the threshold that as many elements reach.
 
         Args:
-            ratio, scheme, algorithm, layerwise, engine, device: as topk().
+            ratio, scheme, algorithm, layerwise, values, index_coding, engine, device: as topk().
             bisections: in search of the threshold, 1 to 48.
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
-        request = Request(MSTopK(ratio, layerwise, bisections), scheme, algorithm, engine, device)
+        compressor = MSTopK(ratio, layerwise, bisections, values=values, index_coding=index_coding)
+        request = Request(compressor, scheme, algorithm, engine, device)
         _warn_of_everything(ratio, "mstopk")
         return request
 
@@ -80,6 +90,8 @@ class Sparsifiers:
         *,
         clip: float | None = None,
         layerwise: bool = False,
+        values: str = "fp32",
+        index_coding: str = "none",
         engine: str = "auto",
         device: str = "auto",
     ) -> Request:
@@ -93,27 +105,62 @@ class Sparsifiers:
             warmup_steps: over which the ratio falls from 0.25.
             clip: the largest Euclidean norm of a bucket's gradient on a rank. It does not follow a loss scale.
             layerwise: a threshold for each parameter instead of one for the bucket.
-            engine, device: as topk().
+            values, index_coding, engine, device: as topk().
 
         Raises:
-            ConfigError: a value is out of range.
+            ConfigError: a value is out of range or unknown.
         """
-        return Request(DGC(ratio, momentum, warmup_steps, clip, layerwise), engine=engine, device=device)
+        compressor = DGC(ratio, momentum, warmup_steps, clip, layerwise, values=values, index_coding=index_coding)
+        return Request(compressor, engine=engine, device=device)
 
     @staticmethod
-    def threshold(tau: float, *, engine: str = "auto", device: str = "auto") -> Request:
+    def threshold(
+        tau: float,
+        *,
+        values: str = "fp32",
+        index_coding: str = "none",
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
         """Send the elements whose magnitude is `tau` or more, by all-gather, with error feedback.
 
         How many that is, none or all, is up to the gradient: a tau that is right at first may be far from it later.
 
         Args:
             tau: in units of the gradient, above 0. It does not follow a loss scale.
-            engine, device: as topk().
+            values, index_coding, engine, device: as topk().
 
         Raises:
-            ConfigError: a value is out of range.
+            ConfigError: a value is out of range or unknown.
         """
-        return Request(Threshold(tau), engine=engine, device=device)
+        return Request(Threshold(tau, values=values, index_coding=index_coding), engine=engine, device=device)
+
+    @staticmethod
+    def sidco(
+        ratio: float = 0.01,
+        distribution: str = "exponential",
+        *,
+        values: str = "fp32",
+        index_coding: str = "none",
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send what lies above a threshold that a fitted distribution gives, with error feedback: SIDCo (Abdelmoniem
+        et al. 2021).
+
+        The threshold is found in stages, whose number adapts until about `ratio` of the elements are sent.
+
+        Args:
+            ratio: share of the elements that is sent, about, in (0, 1]; 0.01 is one per cent.
+            distribution: of magnitudes: "exponential"; "gamma", and generalised Pareto beyond the first threshold; or
+                "pareto", the generalised one, for all stages.
+            values, index_coding, engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range or unknown.
+        """
+        compressor = SIDCo(ratio, distribution, values=values, index_coding=index_coding)
+        return Request(compressor, engine=engine, device=device)
 
     @staticmethod
     def randomk(

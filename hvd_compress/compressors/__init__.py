@@ -21,6 +21,7 @@ from hvd_compress.compressors.onebit import OneBit
 from hvd_compress.compressors.powersgd import PowerSGD
 from hvd_compress.compressors.qsgd import QSGD
 from hvd_compress.compressors.randomk import RandomK
+from hvd_compress.compressors.sidco import SIDCo
 from hvd_compress.compressors.signsgd import SignSGD
 from hvd_compress.compressors.sparsifier import FixedRatio, Sparsifier, kept_of
 from hvd_compress.compressors.threshold import Threshold
@@ -33,6 +34,7 @@ COMPRESSORS: dict[str, type[Compressor]] = {
     "dgc": DGC,
     "randomk": RandomK,
     "threshold": Threshold,
+    "sidco": SIDCo,
     "efsign": EFSign,
     "qsgd": QSGD,
     "powersgd": PowerSGD,
@@ -65,6 +67,7 @@ __all__ = [
     "Requantizer",
     "Round",
     "Rounds",
+    "SIDCo",
     "SignSGD",
     "SingleRound",
     "Sparsifier",

@@ -132,7 +132,6 @@ class BlockQuantizer(Requantizer):
         return found
 
     def _checked(self, payload: Payload, numel: int) -> BlockCodes:
-        """Check what was sent. On a GPU, where the host would have to wait, a scale below zero becomes NaN."""
         codes, units = payload["codes"], payload["scales"]
         expected = self.format.code_bytes(numel), self.format.blocks(numel)
         if (codes.numel(), units.numel()) != expected:
@@ -140,12 +139,21 @@ class BlockQuantizer(Requantizer):
                 f"{codes.numel()} bytes of codes and {units.numel()} scales for {numel} elements, expected "
                 f"{expected[0]} and {expected[1]}"
             )
-        below_zero = units.view(torch.int16) < 0
-        if units.device.type != "cpu":
-            return BlockCodes(codes, units.masked_fill(below_zero, torch.nan))
-        if bool(below_zero.any()):
-            raise PayloadError("a scale is below zero")
-        return BlockCodes(codes, units)
+        return BlockCodes(codes, checked_scales(units))
 
     def _key(self, step: int, bucket: int, rank: int, shard: int) -> RandomKey | None:
         return RandomKey(mixed(self.seed, rank, shard), step, bucket) if self.stochastic else None
+
+
+def checked_scales(scales: torch.Tensor) -> torch.Tensor:
+    """Return scales that were sent. On a GPU, where the host would have to wait, one below zero becomes NaN.
+
+    Raises:
+        PayloadError: one is below zero.
+    """
+    below_zero = scales.view(torch.int16) < 0
+    if scales.device.type != "cpu":
+        return scales.masked_fill(below_zero, torch.nan)
+    if bool(below_zero.any()):
+        raise PayloadError("a scale is below zero")
+    return scales

@@ -30,6 +30,12 @@ def check_flag(name: str, value: bool) -> None:
         raise ConfigError(f"{name} = {value!r} is neither True nor False")
 
 
+def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
+    """Raise ConfigError where a setting is none of the known words."""
+    if value not in known:
+        raise ConfigError(f"unknown {name} {value!r}; known are {', '.join(known)}")
+
+
 def check_ratio(ratio: float) -> None:
     """Raise ConfigError where a ratio is none."""
     if isinstance(ratio, bool) or not isinstance(ratio, (int, float)):

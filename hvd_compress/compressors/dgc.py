@@ -12,7 +12,7 @@ from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Input, Round, spans
 from hvd_compress.compressors.checks import check_flag, check_number, check_ratio, check_whole
-from hvd_compress.compressors.sparsifier import PAIR_BYTES, Selected, Sparsifier, kept_of, payload_of
+from hvd_compress.compressors.sparsifier import Selected, Sparsifier, kept_of
 from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.states import GRADIENT_UNITS, Key
 from hvd_compress.payload import Payload
@@ -37,7 +37,7 @@ class DGC(Sparsifier):
     are sent, and set to 0 in v and in u (momentum factor masking). The limit is the k-th largest magnitude of a
     sample. The optimizer is to be SGD without momentum, as the momentum is here.
 
-    Bytes of a payload: 8 an element; from 0.8 k to 1.3 k elements, or fewer where most are 0.
+    Bytes of a payload: 8 an element, or fewer (SparseCoding); from 0.8 k to 1.3 k elements, or fewer where most are 0.
 
     Attributes:
         ratio: k / numel, in (0, 1].
@@ -56,6 +56,7 @@ class DGC(Sparsifier):
     source = "Lin et al. 2018"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_ratio(self.ratio)
         check_number("momentum", self.momentum, 0)
         if self.momentum >= 1:
@@ -79,10 +80,10 @@ class DGC(Sparsifier):
         return spans(layout, self.layerwise)
 
     def wire(self, layout: Layout) -> tuple[Round, ...]:
-        """The most that can be sent, in the first step of the warm-up, or else 8 * 1.3 k."""
+        """The most that can be sent, in the first step of the warm-up, or else 1.3 k elements."""
         ratio = self.ratio_in(0)
         most = sum(_most(kept_of(ratio, stop - start)) for start, stop in self.spans(layout))
-        return (Round(PAIR_BYTES * most, fixed=False),)
+        return (Round(self.coding.most_bytes(layout.numel, min(most, layout.numel)), fixed=False),)
 
     def new_state(self, layout: Layout, device: torch.device) -> Mapping[Key, torch.Tensor]:
         """The velocity of each parameter, (numel,) fp32, in units of the gradient."""
@@ -111,7 +112,7 @@ class DGC(Sparsifier):
         if velocity is not None:
             named = zip(work.layout.names, torch.split(velocity, list(work.layout.segments)), strict=True)
             work.state.pending.update({(KIND, name): own for name, own in named})
-        return payload_of(parts, work.layout)
+        return self.payload_of(parts, work.layout, pending)
 
     def _clipped(self, gradient: torch.Tensor) -> torch.Tensor:
         if self.clip is None:

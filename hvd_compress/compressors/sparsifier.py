@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,27 +15,41 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import FeedbackCompressor, Round, spans
 from hvd_compress.compressors.checks import check_ratio
 from hvd_compress.compressors.finite import nan_unless
-from hvd_compress.errors import received
+from hvd_compress.compressors.sparse_coding import SparseCoding
+from hvd_compress.errors import located, received
 from hvd_compress.payload import Payload
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-PAIR_BYTES = 8
-"""Of a kept element: an int32 index and an fp32 value."""
-
 Selected = tuple[torch.Tensor, torch.Tensor]
 """Indices (k,) int32, ascending, and values (k,)."""
 
 
+@dataclass(frozen=True)
 class Sparsifier(FeedbackCompressor):
-    """A compressor whose payload holds `indices` (int32, ascending) and `values` (fp32) of the elements it keeps.
+    """A compressor whose payload holds ascending indices and values of the elements it keeps.
 
     Where the gradient is not finite the values are NaN, or some of them, so that all ranks see it: `select` finds at
-    least one element there.
+    least one element there. What rounding takes of a value stays in the residual.
+
+    Attributes:
+        values: "fp32"; "bf16", rounded; or "int8", rounded to 8 bits with a bf16 scale for each 64 values.
+        index_coding: "none", int32; or "delta", coded without loss by their differences, in about 8.6 bits an index
+            where one of a hundred elements is kept.
     """
 
+    values: str = field(default="fp32", kw_only=True)
+    index_coding: str = field(default="none", kw_only=True)
     kind = "sparsifier"
+
+    def __post_init__(self) -> None:
+        SparseCoding(self.values, self.index_coding)  # checks both
+
+    @cached_property
+    def coding(self) -> SparseCoding:
+        """How kept elements lie on the wire, and in how many bytes."""
+        return SparseCoding(self.values, self.index_coding)
 
     @abstractmethod
     def select(self, x: torch.Tensor) -> Selected:
@@ -51,8 +66,9 @@ class Sparsifier(FeedbackCompressor):
         return spans(layout, False)
 
     def compress(self, corrected: torch.Tensor, layout: Layout) -> Payload:
-        parts = [(start, self.select(corrected[start:stop])) for start, stop in self.spans(layout)]
-        return payload_of(parts, layout)
+        return self.payload_of(
+            [(start, self.select(corrected[start:stop])) for start, stop in self.spans(layout)], layout
+        )
 
     def compress_feedback(
         self, gradient: torch.Tensor, residual: torch.Tensor, pending: torch.Tensor, layout: Layout
@@ -61,14 +77,32 @@ class Sparsifier(FeedbackCompressor):
             (start, self.select_feedback(gradient[start:stop], residual[start:stop], pending[start:stop]))
             for start, stop in self.spans(layout)
         ]
-        return payload_of(parts, layout)
+        return self.payload_of(parts, layout, pending)
+
+    def payload_of(
+        self, parts: Sequence[tuple[int, Selected]], layout: Layout, pending: torch.Tensor | None = None
+    ) -> Payload:
+        """Return the payload of what was selected in parts of a bucket, each with the place where it begins.
+
+        `pending` (numel,), which is 0 there, receives what rounding takes of the values.
+        """
+        indices = torch.cat([found[0] + start if start else found[0] for start, found in parts])
+        values = torch.cat([found[1].float() for _, found in parts])
+        payload, lost = self.coding.encode(indices, values, layout.numel)
+        if lost is not None and pending is not None:
+            native.scatter_set(indices, lost, pending, 1.0)
+        return payload
 
     def add_to(self, out: torch.Tensor, payload: Payload, scale: float, layout: Layout) -> None:
+        indices, values = self.coding.decode(payload)
         with received():
-            native.scatter_add(payload["indices"], payload["values"], out, scale)
+            native.scatter_add(indices, values, out, scale)
 
     def sum_into(self, out: torch.Tensor, payloads: Sequence[Payload], scale: float, layout: Layout) -> None:
-        lists = [(payload["indices"], payload["values"]) for payload in payloads]
+        lists = []
+        for rank, payload in enumerate(payloads):
+            with located(f"payload from rank {rank}"), native.about(f"payload from rank {rank}"):
+                lists.append(self.coding.decode(payload))
         with received():
             native.scatter_lists(lists, out, scale, clear=True, origin="payload from rank")
 
@@ -87,6 +121,7 @@ class FixedRatio(Sparsifier):
     has_ratio = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_ratio(self.ratio)
 
     @property
@@ -110,8 +145,8 @@ class FixedRatio(Sparsifier):
         return spans(layout, self.layerwise)
 
     def wire(self, layout: Layout) -> tuple[Round, ...]:
-        """8 bytes a kept element."""
-        return (Round(PAIR_BYTES * self.kept(layout)),)
+        """8 bytes a kept element, or fewer: SparseCoding."""
+        return (Round(self.coding.nbytes(layout.numel, self.kept(layout))),)
 
     def with_ratio(self, ratio: float) -> Self:
         return replace(self, ratio=ratio)
@@ -120,10 +155,3 @@ class FixedRatio(Sparsifier):
 def kept_of(ratio: float, numel: int) -> int:
     """Return k: at least one of anything that has an element."""
     return max(1, round(ratio * numel)) if numel else 0
-
-
-def payload_of(parts: Sequence[tuple[int, Selected]], layout: Layout) -> Payload:
-    """Return the payload of what was selected in parts of a bucket, each with the place where it begins."""
-    indices = [found[0] + start if start else found[0] for start, found in parts]
-    tensors = {"indices": torch.cat(indices), "values": torch.cat([found[1].float() for _, found in parts])}
-    return Payload(tensors, numel=layout.numel)

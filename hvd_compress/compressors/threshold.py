@@ -10,7 +10,7 @@ from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Round
 from hvd_compress.compressors.checks import check_number
-from hvd_compress.compressors.sparsifier import PAIR_BYTES, Selected, Sparsifier
+from hvd_compress.compressors.sparsifier import Selected, Sparsifier
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,12 @@ class Threshold(Sparsifier):
     source = "Strom 2015"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("tau", self.tau, 0, above=True)
 
     def select(self, x: torch.Tensor) -> Selected:
         return native.threshold_select(x, self.tau)
 
     def wire(self, layout: Layout) -> tuple[Round, ...]:
-        """8 bytes a kept element, which all may be."""
-        return (Round(PAIR_BYTES * layout.numel, fixed=False),)
+        """8 bytes a kept element, or fewer (SparseCoding); all may be kept."""
+        return (Round(self.coding.most_bytes(layout.numel, layout.numel), fixed=False),)

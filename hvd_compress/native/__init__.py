@@ -32,6 +32,7 @@ from hvd_compress.native.blocks import (
 )
 from hvd_compress.native.checks import MAX_NUMEL
 from hvd_compress.native.curve import GainCurve, gain_curve
+from hvd_compress.native.elias_fano import EliasFano, elias_fano_decode, elias_fano_encode
 from hvd_compress.native.faults import about, check_pending, forget_pending
 from hvd_compress.native.feedback import accumulate
 from hvd_compress.native.module import SIMD_LEVELS, num_threads, set_simd_level, simd_levels
@@ -46,6 +47,7 @@ __all__ = [
     "SIMD_LEVELS",
     "BlockCodes",
     "BlockFormat",
+    "EliasFano",
     "GainCurve",
     "RandomKey",
     "about",
@@ -54,6 +56,8 @@ __all__ = [
     "block_sum",
     "block_sum_quantize",
     "check_pending",
+    "elias_fano_decode",
+    "elias_fano_encode",
     "forget_pending",
     "gain_curve",
     "gather",

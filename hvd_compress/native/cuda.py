@@ -69,6 +69,8 @@ _PARAMETERS: dict[str, list[type]] = {
     "scatter_add": [_POINTER, _POINTER, _INT, _SIZE, _POINTER, _INT, _SIZE, _FLOAT, _POINTER, _INT],
     "scatter_set": [_POINTER, _POINTER, _INT, _SIZE, _POINTER, _INT, _SIZE, _FLOAT, _POINTER, _INT],
     "scatter_lists": [_POINTER, _SIZE, _INT, _POINTER, _INT, _SIZE, _FLOAT, _INT, _POINTER, _INT],
+    "elias_fano_encode": [_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _INT],
+    "elias_fano_decode": [_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _INT],
 }  # fmt: skip
 _WORKSPACES: dict[str, list[type]] = {
     "topk_workspace_bytes": [_SIZE, _SIZE],
@@ -77,6 +79,7 @@ _WORKSPACES: dict[str, list[type]] = {
     "quantize_workspace_bytes": [_SIZE],
     "curve_workspace_bytes": [_SIZE],
     "mstopk_workspace_bytes": [_SIZE, _SIZE],
+    "elias_fano_workspace_bytes": [_SIZE, _SIZE],
 }
 
 
@@ -152,6 +155,12 @@ class Kernels:
 
     def scatter_set(self, *arguments: float) -> int:
         return self._with_indices("scatter_set", int(arguments[6]), *arguments)
+
+    def elias_fano_encode(self, *arguments: int) -> int:
+        return self._with_indices("elias_fano_encode", arguments[2], *arguments)
+
+    def elias_fano_decode(self, *arguments: int) -> int:
+        return self._with_indices("elias_fano_decode", arguments[2], *arguments)
 
     def scatter_lists(
         self,

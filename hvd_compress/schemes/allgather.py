@@ -25,7 +25,7 @@ from hvd_compress.schemes.probe import ProbeReport
 class AllGather(Scheme):
     """One all-gather of payloads a round, decompressed and added in rank order.
 
-    Bytes sent by a rank: (N-1) * payload, which for top-k is 8 * k.
+    Bytes sent by a rank: (N-1) * payload, which for top-k is 8 * k, or fewer.
     """
 
     compressor: Compressor

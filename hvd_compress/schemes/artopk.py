@@ -20,8 +20,8 @@ from hvd_compress.payload import Payload
 from hvd_compress.schemes.base import Exchange, Scheme, Work
 from hvd_compress.schemes.probe import ProbeReport, RootStats
 
-INDEX_BYTES = VALUE_BYTES = 4
-"""On the wire a kept element has an int32 index and an fp32 value, whatever the gradient's dtype."""
+VALUE_BYTES = 4
+"""Values are summed in fp32, whatever the gradient's dtype."""
 NORM_BYTES = 8
 
 
@@ -34,8 +34,9 @@ class ARTopk(Scheme):
 
     The path's `algorithm` is that of the allreduce, its `broadcast` that of the broadcast.
 
-    Bytes sent by a rank, on average: (N-1)/N * 4 * k for the broadcast of indices (more for "scatter_allgather"), and
-    those of the engine's allreduce of 4 * k bytes; "var" adds an all-gather of 8 bytes.
+    Bytes sent by a rank, on average: (N-1)/N * 4 * k for the broadcast of indices (more for "scatter_allgather", fewer
+    where they are coded), and those of the engine's allreduce of 4 * k bytes; "var" adds an all-gather of 8 bytes.
+    Rounded values could not be summed: what sends such travels by all-gather.
     """
 
     compressor: FixedRatio
@@ -46,7 +47,7 @@ class ARTopk(Scheme):
 
     @classmethod
     def carries(cls, compressor: Compressor) -> bool:
-        return isinstance(compressor, FixedRatio)
+        return isinstance(compressor, FixedRatio) and compressor.values == "fp32"
 
     @classmethod
     def variants(cls, compressor: Compressor, layout: Layout, can: Capabilities) -> Sequence[Path]:
@@ -59,7 +60,8 @@ class ARTopk(Scheme):
         """Eq. 4: a broadcast of indices, an allreduce of values."""
         k = self.compressor.kept(layout)
         norms = (Stage("allgather", "auto", NORM_BYTES),) if self.path.scheme == "var" else ()
-        indices = Stage("broadcast", self.path.broadcast, k * INDEX_BYTES)
+        index_bytes = self.compressor.coding.index_bytes(layout.numel, k)
+        indices = Stage("broadcast", self.path.broadcast, index_bytes)
         return (*norms, indices, Stage("allreduce", self.path.algorithm, k * VALUE_BYTES))
 
     def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
@@ -75,8 +77,8 @@ class _ARTopkExchange(Exchange):
         self._scheme, self._work, self._rank, self._world_size = scheme, work, rank, world_size
         self._pending = work.pending
         # What every rank expects from the chosen one.
-        indices = torch.zeros(scheme.compressor.kept(work.layout), dtype=torch.int32, device="cpu")
-        self._expected = Payload({"indices": indices}, work.gradient.numel())
+        self._kept, numel = scheme.compressor.kept(work.layout), work.gradient.numel()
+        self._expected = Payload(scheme.compressor.coding.index_template(numel, self._kept), numel)
         self._packed: torch.Tensor
         self._indices: torch.Tensor
         self._sum: torch.Tensor | None = None
@@ -99,9 +101,9 @@ class _ARTopkExchange(Exchange):
     def _accumulate(self) -> None:
         self._finite = native.accumulate(self._work.gradient, self._residual, out=self._pending)
 
-    def _pack(self, indices: torch.Tensor) -> None:
+    def _pack(self, payload: Payload) -> None:
         work = self._work
-        selection = Payload({"indices": indices}, work.gradient.numel())
+        selection = Payload({name: payload[name] for name in self._expected.tensors}, payload.numel)
         selection.pack(work.step, work.bucket, self._packed, work.lane.place, work.probe.flags)
 
     def _share(self, engine: Engine, root: int) -> None:
@@ -110,12 +112,12 @@ class _ARTopkExchange(Exchange):
         with located(f"indices from rank {root}"), lane.between_collectives():
             packed = lane.fetch(self._packed)
             selection = self._expected.unpack(packed, work.step, work.bucket, header=self._packed)
-            self._indices = selection["indices"]
             self.report = replace(self.report, flags=selection.flags)
-            if self._indices.numel() != self._expected["indices"].numel():
-                raise PayloadError(f"{self._indices.numel()} indices instead of {self._expected['indices'].numel()}")
-            if self._sum is None:
-                with native.about(f"bucket {work.bucket}, indices from rank {root}"):
+            with native.about(f"bucket {work.bucket}, indices from rank {root}"):
+                self._indices = self._scheme.compressor.coding.decode_indices(selection, self._kept)
+                if self._indices.numel() != self._kept:
+                    raise PayloadError(f"{self._indices.numel()} indices instead of {self._kept}")
+                if self._sum is None:
                     values = self._take()
                     self._record(root, values)
                     self._sum = lane.post("values", values)
@@ -150,7 +152,7 @@ class _StarExchange(_ARTopkExchange):
             return
         compressor = self._scheme.compressor
         payload = compressor.compress_feedback(work.gradient, self._residual, self._pending, work.layout)
-        self._pack(payload["indices"])
+        self._pack(payload)
         self._record(self._root, payload["values"])
         # NaN and Inf are the largest of all, so they are among these.
         self._sum = work.lane.post("values", payload["values"])
@@ -165,7 +167,7 @@ class _VarExchange(_ARTopkExchange):
     def _compress(self) -> None:
         self._accumulate()
         payload = self._scheme.compressor.compress(self._pending, self._work.layout)
-        self._pack(payload["indices"])
+        self._pack(payload)
         self._variance = self._work.lane.post("variance", payload["values"].double().square().sum().reshape(1))
 
     def communicate(self, engine: Engine) -> None:

@@ -66,6 +66,8 @@ CALLS: dict[str, tuple[str, Callable[[torch.Tensor], object]]] = {
     "scatter_lists indices": ("indices of list 0", lambda t: native.scatter_lists([(t, ONES)], torch.ones(6), 1.0)),
     "scatter_lists values": ("values of list 0", lambda t: native.scatter_lists([(UP, t)], torch.ones(6), 1.0)),
     "scatter_lists out": ("out", lambda t: native.scatter_lists([(UP, ONES)], t, 1.0)),
+    "elias_fano_encode indices": ("indices", lambda t: native.elias_fano_encode(t, 9)),
+    "elias_fano_decode words": ("words", lambda t: native.elias_fano_decode(t, 9, 2)),
     "quantize_accumulate grad": ("grad", lambda t: native.quantize_accumulate(t, torch.ones(6), 8, **KEY)),
     "quantize_accumulate residual": ("residual", lambda t: native.quantize_accumulate(torch.ones(6), t, 8, **KEY)),
     "quantize_accumulate out": (
@@ -99,7 +101,12 @@ CALLS: dict[str, tuple[str, Callable[[torch.Tensor], object]]] = {
 
 
 def _own_dtype(name: str) -> torch.dtype:
-    known = {"indices": torch.int32, "units": torch.bfloat16, **dict.fromkeys(("bits", "packed", "codes"), torch.uint8)}
+    known = {
+        "indices": torch.int32,
+        "words": torch.int32,
+        "units": torch.bfloat16,
+        **dict.fromkeys(("bits", "packed", "codes"), torch.uint8),
+    }
     return known.get(name.split()[0], torch.float32)
 
 
@@ -387,6 +394,8 @@ def test_more_elements_than_int32_reaches(tmp_path: Path) -> None:
         lambda n: _native.block_quantize(0, 0, 0, 0, n, 8, 64, 0, False, 1, 2, 3, 0, 0),
         lambda n: _native.block_sum([(0, 0)], n, 8, 64, 1.0, 0, 0),
         lambda n: _native.block_sum_quantize(0, 0, [(0, 0)], 0, 0, n, 8, 64, 0, False, 1, 2, 3, 0, 0),
+        lambda n: _native.elias_fano_encode(0, 1, n, 0),
+        lambda n: _native.elias_fano_decode(0, 1, n, 0, 0, 2**40),
     ],
 )
 def test_launchers_refuse_sizes_before_they_read(call: Callable[[int], object]) -> None:
@@ -410,10 +419,14 @@ def test_launchers_refuse_what_they_have_no_code_for() -> None:
         lambda: _native.threshold_count(0, 0, 4, 1.0, 0, _native.threshold_workspace_bytes(4) - 1),
         lambda: _native.magnitude_curve(0, 0, 4, 0, 0, 0, _native.curve_workspace_bytes(4) - 1),
         lambda: _native.quantize_accumulate(0, 0, 0, 0, 0, 4, 8, 0, 1, 2, 3, 0, 0, 0, 7),
+        lambda: _native.elias_fano_decode(0, 2, 4, 0, 0, _native.elias_fano_workspace_bytes(4, 2) - 1),
     ):
         with pytest.raises(RuntimeError, match="workspace"):
             call()
     for refused in (
+        lambda: _native.elias_fano_encode(0, 5, 4, 0),  # more indices than elements
+        lambda: _native.elias_fano_decode(0, 5, 4, 0, 0, 2**40),
+        lambda: _native.elias_fano_decode(0, -1, 4, 0, 0, 2**40),
         lambda: _native.block_quantize(0, 0, 0, 0, 4, 3, 64, 0, False, 1, 2, 3, 0, 0),
         lambda: _native.block_quantize(0, 0, 0, 0, 4, 8, 96, 0, False, 1, 2, 3, 0, 0),
         lambda: _native.block_quantize(0, 0, 0, 0, 4, 4, 64, 1, False, 1, 2, 3, 0, 0),

@@ -28,7 +28,7 @@ KERNELS = {
     "CountReaching", "PlaceCounts", "EmitReaching", "ClearCounts", "CountMagnitudes", "DrawCurve",
     "CorrectForNorm", "FindNorm", "Quantize", "AddNumbers",
     "SumMagnitudes", "BeginBisection", "CountThresholds", "Bisect", "AddLists", "AtIndices",
-    "QuantizeBlocks", "SumBlocks",
+    "QuantizeBlocks", "SumBlocks", "ClearWords", "SetBits", "CountOnes", "EmitIndices",
 }  # fmt: skip
 
 

@@ -26,6 +26,9 @@ G, R, O, I, V, B, S, W, Q, C = (  # noqa: E741
     tensor.data_ptr() for tensor in (GRAD, RESIDUAL, OUT, INDICES, VALUES, BITS, SCALE, WORKSPACE, PACKED, COUNTS)
 )
 UNITS = torch.zeros(N // 64, dtype=torch.bfloat16)
+WORDS = torch.zeros(N, dtype=torch.int32)
+CODE = WORDS.data_ptr()
+_native.elias_fano_encode(I, K, N, CODE)
 SENT = (torch.zeros(N, dtype=torch.uint8).data_ptr(), UNITS.data_ptr())
 
 KERNELS: dict[str, Callable[[], object]] = {
@@ -53,6 +56,8 @@ KERNELS: dict[str, Callable[[], object]] = {
     "block_sum_quantize": lambda: _native.block_sum_quantize(
         G, 0, [SENT, SENT], 1, O, N, 8, 64, 0, False, 0, 0, 0, Q, UNITS.data_ptr()
     ),
+    "elias_fano_encode": lambda: _native.elias_fano_encode(I, K, N, Q),
+    "elias_fano_decode": lambda: _native.elias_fano_decode(CODE, K, N, Q, W, WORKSPACE.numel()),
     "sign_add": lambda: _native.sign_add(B, S, O, 0, N, 0.0),
 }
 

@@ -12,6 +12,7 @@ from hvd_compress import native
 N, K = 20_000, 300
 UP = torch.arange(0, N, N // K, dtype=torch.int32)
 KEY = {"seed": 1, "step": 2, "bucket": 3}
+WORDS = torch.zeros(native.EliasFano(N, UP.numel()).words, dtype=torch.int32)
 FORM = native.BlockFormat(4)
 SENT = native.BlockCodes(torch.zeros(FORM.code_bytes(N), dtype=torch.uint8), torch.ones(FORM.blocks(N)).bfloat16())
 
@@ -34,6 +35,8 @@ CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "scatter_add": lambda x, y: native.scatter_add(UP, torch.ones(UP.numel()), y, 0.5),
     "scatter_set": lambda x, y: native.scatter_set(UP, torch.ones(UP.numel()), y, 0.5),
     "scatter_lists": lambda x, y: native.scatter_lists([(UP, torch.ones(UP.numel()))] * 3, y, 0.5),
+    "elias_fano_encode": lambda x, y: native.elias_fano_encode(UP, N),
+    "elias_fano_decode": lambda x, y: native.elias_fano_decode(WORDS, N, UP.numel()),
     "gain_curve": lambda x, y: native.gain_curve(x).gain(torch.tensor([1, K])),
 }
 

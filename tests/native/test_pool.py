@@ -29,6 +29,8 @@ def results(seed: int) -> list[torch.Tensor]:
     found += [sent.codes, sent.units, added.codes, added.units]
     out = torch.zeros(N)
     native.scatter_lists([tuple(found[:2]), tuple(found[:2])], out, 0.5)
+    words = native.elias_fano_encode(found[0], N)
+    found += [words, native.elias_fano_decode(words, N, found[0].numel())]
     curve = native.gain_curve(grad)
     return [*found, *left, out, curve.counts, curve.shares]
 

@@ -80,7 +80,7 @@ def test_a_size_that_wire_does_not_say_is_refused(compressor: type) -> None:
         backward(parameters, engine.rank, 0)
         optimizer.synchronize()
 
-    with pytest.raises(PayloadError, match=r"Greedy\(run=20\) sends \d+ bytes, and its wire\(\) says \d+"):
+    with pytest.raises(PayloadError, match=r"Greedy\(.*run=20\) sends \d+ bytes, and its wire\(\) says \d+"):
         run_ranks(2, train)
 
 
@@ -107,5 +107,5 @@ def test_a_plan_cannot_name_it(compressor: type, tmp_path: Path) -> None:
     parameters, optimizer = on_engine(alone(), Compression.of(compressor(20)))
     backward(parameters, 0, 0)
     optimizer.step()
-    with pytest.raises(UsageError, match=r"a plan cannot hold LargestOfEach\(run=20\)"):
+    with pytest.raises(UsageError, match=r"a plan cannot hold LargestOfEach\(.*run=20\)"):
         optimizer.save_plan(tmp_path / "plan.json")

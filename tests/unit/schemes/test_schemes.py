@@ -184,3 +184,37 @@ def test_indices_are_checked_before_anything_is_taken(spoil: Callable[[torch.Ten
         assert torch.equal(work.pending, before)
 
     run_ranks(SIZE, body)
+
+
+def a_word_less(words: torch.Tensor) -> torch.Tensor:
+    return words[:-1]
+
+
+def all_ones(words: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(words, -1)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"), [(a_word_less, "words for 50 indices"), (all_ones, "more than 50 indices")]
+)
+def test_coded_indices_are_checked_before_anything_is_taken(
+    spoil: Callable[[torch.Tensor], torch.Tensor], message: str
+) -> None:
+    def body(engine: InProcessEngine) -> None:
+        work = make_work(engine.rank)
+        scheme = ARTopk(TopK(RATIO, index_coding="delta"))
+        exchange = scheme.exchange(work, engine.rank, SIZE)
+        exchange.encode()
+        if engine.rank == 0:
+            words = scheme.compressor.compress(make_work(0).gradient, work.layout)["index_words"]
+            spoilt = Payload({"index_words": spoil(words)}, NUMEL).pack(step=0, bucket=0)
+            packed = torch.zeros(Payload({"index_words": words}, NUMEL).packed_bytes, dtype=torch.uint8)
+            packed[: spoilt.numel()] = spoilt
+            engine.broadcast(packed, 0)
+            return
+        before = work.pending.clone()
+        with pytest.raises(PayloadError, match=f"indices from rank 0: .*{message}"):
+            exchange.communicate(engine)
+        assert torch.equal(work.pending, before)
+
+    run_ranks(SIZE, body)
