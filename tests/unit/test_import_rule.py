@@ -19,7 +19,7 @@ ALLOWED = {
     "watchers": {"errors"},
     "snapshot": {"errors"},
     "settings": {"errors", "extras"},
-    "bench": {"native"},
+    "bench": {"bench", "buckets.layout", "compressors.base", "errors", "feedback.states", "native", "payload"},
     "handshake": {"engines.base", "errors"},
     "step_report": {"engines.base"},
     "timeline": {"timeline", "controller.history", "errors", "step_report"},
