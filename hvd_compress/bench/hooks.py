@@ -36,7 +36,7 @@ class Bucket:
         return self._buffer
 
     def gradients(self) -> list[torch.Tensor]:
-        parts = self._buffer.split(self._layout.segments)
+        parts = torch.split(self._buffer, list(self._layout.segments))
         return [part.view(shape) for part, shape in zip(parts, self._layout.shapes, strict=True)]
 
     def index(self) -> int:
@@ -84,7 +84,7 @@ def measure_hooks(gradients: Gradients, rounds: int, progress: Callable[[str], o
     """
     if dist.is_initialized():
         raise UsageError("torch's hooks are measured in a process group of their own, and this process has one already")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
         for hook in hooks():
             progress(hook.name)
@@ -140,8 +140,10 @@ def _counted_bytes() -> Iterator[list[int]]:
         found.append(tensor.nbytes)
         return before[1](into, tensor, *arguments, **named)
 
-    dist.all_reduce, dist.all_gather = all_reduce, all_gather
     try:
+        for function in (all_reduce, all_gather):
+            setattr(dist, function.__name__, function)
         yield found
     finally:
-        dist.all_reduce, dist.all_gather = before
+        for original in before:
+            setattr(dist, original.__name__, original)

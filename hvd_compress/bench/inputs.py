@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,8 +65,8 @@ class Gradients:
             out.copy_(self.common)
             return
         shifted = self.unit_noise.roll(_SHIFT * (step * ranks + rank))
-        segments = self.layout.segments
-        for common, unit, own in zip(*(t.split(segments) for t in (self.common, shifted, out)), strict=True):
+        segments = list(self.layout.segments)
+        for common, unit, own in zip(*(torch.split(t, segments) for t in (self.common, shifted, out)), strict=True):
             rms = float(torch.linalg.vector_norm(common)) / math.sqrt(max(1, common.numel()))
             torch.add(common, unit, alpha=self.noise * rms, out=own)
 
@@ -83,7 +84,7 @@ def synthetic(shapes: Mapping[str, tuple[int, ...]], seed: int) -> tuple[Layout,
     layout = Layout(tuple(shapes), tuple(shapes.values()))
     values = heavy_tailed(layout.numel, seed)
     sizes = torch.randn(len(shapes), generator=torch.Generator().manual_seed(seed + 2)).exp_()
-    for part, size in zip(values.split(layout.segments), sizes.tolist(), strict=True):
+    for part, size in zip(torch.split(values, list(layout.segments)), sizes.tolist(), strict=True):
         part.mul_(size)
     return layout, values
 
@@ -163,7 +164,9 @@ def _loaded(path: Path) -> Any:
     try:
         if path.suffix == ".npy":
             return torch.from_numpy(numpy.load(path, allow_pickle=False))
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sparse tensors, which are refused anyway
+            return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, OSError, ValueError, TypeError) as error:
         wanted = "an array from numpy.save" if path.suffix == ".npy" else "tensors from torch.save"
         words = str(error).splitlines()[0] if str(error) else type(error).__name__
