@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,11 @@ SHAPES: dict[str, tuple[int, ...]] = {
 DDP."""
 FEWEST_OF_MATRIX = 4096
 """In a trace, which has no shapes: a tensor of fewer elements, or a bias, is a vector."""
+_UNREADABLE = (
+    *(pickle.UnpicklingError, zipfile.BadZipFile),
+    *(RuntimeError, EOFError, KeyError, OSError, ValueError, TypeError),
+)
+"""What torch.load and numpy.load raise over a file that is not theirs."""
 _SHIFT = 7919
 """Elements by which the noise of one rank and step lies beside that of the next."""
 
@@ -163,11 +169,12 @@ def read_gradient(path: Path) -> tuple[Layout, torch.Tensor]:
 def _loaded(path: Path) -> Any:
     try:
         if path.suffix == ".npy":
-            return torch.from_numpy(numpy.load(path, allow_pickle=False))
+            with path.open("rb") as file:
+                return torch.from_numpy(numpy.load(file, allow_pickle=False))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sparse tensors, which are refused anyway
             return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, OSError, ValueError, TypeError) as error:
+    except _UNREADABLE as error:
         wanted = "an array from numpy.save" if path.suffix == ".npy" else "tensors from torch.save"
         words = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"{path} cannot be read: expected {wanted} ({words})") from error

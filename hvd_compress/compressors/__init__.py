@@ -14,6 +14,7 @@ from hvd_compress.compressors.cast import Cast
 from hvd_compress.compressors.dgc import DGC
 from hvd_compress.compressors.efsign import EFSign
 from hvd_compress.compressors.mstopk import MSTopK
+from hvd_compress.compressors.oktopk import OkTopk
 from hvd_compress.compressors.powersgd import PowerSGD
 from hvd_compress.compressors.qsgd import QSGD
 from hvd_compress.compressors.randomk import RandomK
@@ -26,6 +27,7 @@ COMPRESSORS: dict[str, type[Compressor]] = {
     "topk": TopK,
     "mstopk": MSTopK,
     "dgc": DGC,
+    "oktopk": OkTopk,
     "randomk": RandomK,
     "threshold": Threshold,
     "efsign": EFSign,
@@ -47,6 +49,7 @@ __all__ = [
     "FixedRatio",
     "Input",
     "MSTopK",
+    "OkTopk",
     "PowerSGD",
     "RandomK",
     "Requantizer",

@@ -60,6 +60,7 @@ ALLOWED = {
         "buckets.layout",
         "compressors.base",
         "compressors.finite",
+        "compressors.oktopk",
         "compressors.sparsifier",
         "cost.paths",
         "devices.lane",
