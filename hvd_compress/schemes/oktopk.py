@@ -49,8 +49,8 @@ class OkTopkAllReduce(Scheme):
     Bytes sent by a rank, with N ranks, where k elements are selected and k sums reach the threshold: (N-1)/N 8k in the
     first part, as much in the all-gather of the second, and as much again where it shares out; together at most
     (N-1)/N 24k, the paper's 6k (N-1)/N values. In the first steps residuals grow fast, and more sums reach the
-    threshold of the step before. Beside that (N-1) 8 bytes of counts; in steps that evaluate the threshold (N-1) times 4
-    bytes for each of a rank's k largest sums, and in those that evaluate regions (N-1) 4 KiB.
+    threshold of the step before. Beside that (N-1) 8 bytes of counts; in steps that evaluate the threshold (N-1) times
+    4 bytes for each of a rank's k largest sums, and in those that evaluate regions (N-1) 4 KiB.
     """
 
     compressor: OkTopk

@@ -70,6 +70,7 @@ def test_compression_has_horovods_members_and_more() -> None:
         "topk",
         "mstopk",
         "dgc",
+        "oktopk",
         "threshold",
         "randomk",
         "qsgd",
