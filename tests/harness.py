@@ -19,6 +19,7 @@ from hvd_compress.compressors import (
     EFSign,
     MSTopK,
     Natural,
+    OkTopk,
     OneBit,
     PowerSGD,
     RandomK,
@@ -76,6 +77,7 @@ COMPRESSORS: dict[str, Compressor] = {
     "threshold-int8-delta": Threshold(1.5, values="int8", index_coding="delta"),
     "sidco": SIDCo(0.05),
     "sidco-gamma-int8-delta": SIDCo(0.05, "gamma", values="int8", index_coding="delta"),
+    "oktopk": OkTopk(0.05, threshold_steps=3, region_steps=2),
     "bf16": Cast(torch.bfloat16),
     "dense": Cast(),
 }

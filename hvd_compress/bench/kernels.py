@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import torch
 
 from hvd_compress import native
+from hvd_compress.bench.timing import fixed_threads, timed
 
 RATIOS = (0.001, 0.01, 0.1)
 LISTS = 8
@@ -115,9 +114,7 @@ def measure(
     grad: torch.Tensor, data: str, threads: int, repetitions: int, kernels: Collection[str] | None = None
 ) -> Iterator[Figure]:
     """Yield the figures of the kernels with these names, or of all, on one gradient."""
-    before, variable = torch.get_num_threads(), os.environ.pop("HVD_COMPRESS_NUM_THREADS", None)
-    torch.set_num_threads(threads)
-    try:
+    with fixed_threads(threads):
         residual, start = torch.empty_like(grad), 0.5 * grad.roll(1)
         restore = _restore(residual, start)
         floor = _bind(torch.add, residual, grad, out=residual)
@@ -134,28 +131,10 @@ def measure(
             yield Figure(
                 case.name, case.ratio, grad.numel(), threads, data, seconds, scale * floor_s, peer_s, bound, quartiles
             )
-    finally:
-        torch.set_num_threads(before)
-        if variable is not None:
-            os.environ["HVD_COMPRESS_NUM_THREADS"] = variable
 
 
 def _restore(tensor: torch.Tensor, value: torch.Tensor) -> Callable[[], object]:
     return lambda: tensor.copy_(value)
-
-
-PAUSE_S = 0.01
-"""Before each call with several threads: those of torch spin for some milliseconds after they have worked, and take a
-core from whatever follows, unless that is another of torch's own kernels."""
-
-
-def _pause() -> None:
-    """Not by sleeping, from which a core would wake up slowly."""
-    if torch.get_num_threads() == 1:
-        return
-    end = time.perf_counter() + PAUSE_S
-    while time.perf_counter() < end:
-        pass
 
 
 def _quartiles(values: list[float]) -> tuple[float, float]:
@@ -170,11 +149,9 @@ def _times(calls: Sequence[tuple[Callable[[], object], Callable[[], object]]], r
     for repetition in range(warm_up + repetitions):
         for (call, prepare), own in zip(calls, seconds, strict=True):
             prepare()
-            _pause()
-            start = time.perf_counter()
-            call()
+            taken = timed(call)
             if repetition >= warm_up:
-                own.append(time.perf_counter() - start)
+                own.append(taken)
     return seconds
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
-import platform
 import sys
 from pathlib import Path
 
@@ -17,6 +16,8 @@ from rich.table import Table
 
 from hvd_compress import native
 from hvd_compress.bench.kernels import REFERENCE_NUMEL, Figure, estimated_s, gradients, kernel_names, measure
+from hvd_compress.bench.machine import machine
+from hvd_compress.cli.bench_compressors import compressors
 from hvd_compress.cli.numbers import elements
 
 SIZES = (65_536, 1_048_576, REFERENCE_NUMEL)
@@ -35,6 +36,9 @@ def kernel_elements(text: str) -> int:
 @click.group()
 def command() -> None:
     """Measure what this machine does."""
+
+
+command.add_command(compressors)
 
 
 @command.command()
@@ -86,7 +90,7 @@ def kernels(
     _announce(chosen, sizes, kinds, thread_counts, repetitions)
     figures: list[Figure] = []
     if not as_json:
-        click.echo(f"{_machine()}; medians of {repetitions}; times in ms, ! marks what misses its bound")
+        click.echo(f"{machine()}; medians of {repetitions}; times in ms, ! marks what misses its bound")
     for size in sizes:
         for kind in kinds:
             grad = _saved(file, size) if file else gradients(kind, size)
@@ -104,7 +108,7 @@ def kernels(
             dataclasses.asdict(figure) | {"times_floor": figure.times_floor, "times_faster": figure.times_faster}
             for figure in figures
         ]
-        click.echo(json.dumps({"machine": _machine(), "figures": rows}, indent=1))
+        click.echo(json.dumps({"machine": machine(), "figures": rows}, indent=1))
 
 
 def _chosen(wanted: tuple[str, ...]) -> list[str]:
@@ -141,18 +145,6 @@ def _saved(file: Path, size: int) -> torch.Tensor:
         raise click.BadParameter(f"{file} must hold one dense tensor of finite numbers")
     flat: torch.Tensor = saved.detach().reshape(-1).float()
     return flat.repeat(-(-size // flat.numel()))[:size].contiguous()
-
-
-def _machine() -> str:
-    model = next(
-        (line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), platform.machine()
-    )
-    return f"{model}, {native.simd_levels()[-1]}, torch {torch.__version__}"
-
-
-def _cpuinfo() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def _print(figures: list[Figure]) -> None:

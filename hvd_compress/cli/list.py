@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -48,11 +49,16 @@ def names() -> list[str]:
     return [n for part in parts for n, f in part if isinstance(f, staticmethod) and n not in OTHERS]
 
 
-def _row(name: str) -> dict[str, Any]:
+def request_of(name: str, given: Mapping[str, Any] = NEEDED) -> Request:
+    """Return what a function of `Compression` returns by default; `given` holds arguments that have no default."""
     function = getattr(Compression, name)
     needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is inspect.Parameter.empty]
-    request: Request = function(**{argument: NEEDED[argument] for argument in needed})
-    compressor = request.compressor
+    request: Request = function(**{argument: given[argument] for argument in needed})
+    return request
+
+
+def _row(name: str) -> dict[str, Any]:
+    compressor = request_of(name).compressor
     rounds = compressor.wire(LAYOUT)
     return {
         "name": name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from hvd_compress.compressors import DGC, MSTopK, RandomK, SIDCo, Threshold, TopK
+from hvd_compress.compressors import DGC, MSTopK, OkTopk, RandomK, SIDCo, Threshold, TopK
 from hvd_compress.decision import Request
 
 
@@ -112,6 +112,37 @@ class Sparsifiers:
         """
         compressor = DGC(ratio, momentum, warmup_steps, clip, layerwise, values=values, index_coding=index_coding)
         return Request(compressor, engine=engine, device=device)
+
+    @staticmethod
+    def oktopk(
+        ratio: float = 0.01,
+        scheme: str = "auto",
+        *,
+        threshold_steps: int = 32,
+        region_steps: int = 64,
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send about the elements of largest magnitude, and receive the largest sums: Ok-Topk (Li and Hoefler 2022).
+
+        Selected elements are added by the owner of their region, and only sums above a global threshold reach all
+        ranks, so that no rank sends more with more ranks. Error feedback remembers what was not part of that.
+
+        Args:
+            ratio: as topk(), about.
+            scheme: "oktopk"; "allgather" (every rank's selection counts); or "auto": by bytes.
+            threshold_steps: steps in which a threshold is used before it is found again.
+            region_steps: steps in which regions are used before ranks balance them again.
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is out of range or unknown.
+
+        Warns of ratio=1: one per cent was probably meant.
+        """
+        request = Request(OkTopk(ratio, threshold_steps, region_steps), scheme, engine=engine, device=device)
+        _warn_of_everything(ratio, "oktopk")
+        return request
 
     @staticmethod
     def threshold(

@@ -17,6 +17,7 @@ from hvd_compress.compressors.dgc import DGC
 from hvd_compress.compressors.efsign import EFSign
 from hvd_compress.compressors.mstopk import MSTopK
 from hvd_compress.compressors.natural import Natural
+from hvd_compress.compressors.oktopk import OkTopk
 from hvd_compress.compressors.onebit import OneBit
 from hvd_compress.compressors.powersgd import PowerSGD
 from hvd_compress.compressors.qsgd import QSGD
@@ -32,6 +33,7 @@ COMPRESSORS: dict[str, type[Compressor]] = {
     "topk": TopK,
     "mstopk": MSTopK,
     "dgc": DGC,
+    "oktopk": OkTopk,
     "randomk": RandomK,
     "threshold": Threshold,
     "sidco": SIDCo,
@@ -61,6 +63,7 @@ __all__ = [
     "Input",
     "MSTopK",
     "Natural",
+    "OkTopk",
     "OneBit",
     "PowerSGD",
     "RandomK",

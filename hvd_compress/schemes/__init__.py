@@ -6,6 +6,7 @@ from hvd_compress.schemes.alltoall import AllToAll
 from hvd_compress.schemes.artopk import ARTopk
 from hvd_compress.schemes.base import Exchange, Scheme, Work
 from hvd_compress.schemes.observed import Observed
+from hvd_compress.schemes.oktopk import OkTopkAllReduce
 from hvd_compress.schemes.probe import Probe, ProbeReport
 from hvd_compress.schemes.registry import (
     SCHEMES,
@@ -31,6 +32,7 @@ __all__ = [
     "Dense",
     "Exchange",
     "Observed",
+    "OkTopkAllReduce",
     "Probe",
     "ProbeReport",
     "Requantize",

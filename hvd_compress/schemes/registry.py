@@ -13,12 +13,13 @@ from hvd_compress.schemes.allreduce import AllReduce, Dense
 from hvd_compress.schemes.alltoall import AllToAll
 from hvd_compress.schemes.artopk import ARTopk
 from hvd_compress.schemes.base import Scheme
+from hvd_compress.schemes.oktopk import OkTopkAllReduce
 from hvd_compress.schemes.priced import Priced
 from hvd_compress.schemes.requantize import Requantize
 from hvd_compress.schemes.skip import Skip
 from hvd_compress.schemes.sparse_rows import SparseRows
 
-RUN: tuple[type[Scheme], ...] = (Dense, AllToAll, AllReduce, AllGather, Requantize, ARTopk)
+RUN: tuple[type[Scheme], ...] = (Dense, AllToAll, AllReduce, AllGather, Requantize, ARTopk, OkTopkAllReduce)
 """In the order in which paths are tried, and equals are preferred."""
 SCHEMES: tuple[type[Scheme], ...] = (*RUN, SparseRows, Skip, Priced)
 """Those that a user may ask for, those that a gradient or a policy asks for, and those that only have a price."""

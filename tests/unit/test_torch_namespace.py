@@ -71,6 +71,7 @@ def test_compression_has_horovods_members_and_more() -> None:
         "mstopk",
         "dgc",
         "sidco",
+        "oktopk",
         "threshold",
         "randomk",
         "qsgd",
