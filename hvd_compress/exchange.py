@@ -89,6 +89,7 @@ class BucketExchange:
             bucket=self.number,
             scale=scale,
             rank=rank,
+            world_size=world_size,
             state=self.state,
             lane=self.lane,
             probe=self.probe,

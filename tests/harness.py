@@ -11,6 +11,9 @@ from hvd_compress.compressors import (
     QSGD,
     BlockQuantizer,
     Cast,
+    CompressedMomentum,
+    DeMo,
+    DenseMomentum,
     EFSign,
     MSTopK,
     PowerSGD,
@@ -24,6 +27,7 @@ from hvd_compress.devices import lane_for
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld
 from hvd_compress.optimizer import ReducingOptimizer, name_parameters, trainable, wrap
+from hvd_compress.policies import Warmup
 from hvd_compress.reducer import LaneMaker, ReduceOptions, Reducer
 from hvd_compress.settings import Settings
 
@@ -54,6 +58,10 @@ REQUESTS = {
     "int4-stochastic": Request(BlockQuantizer(4, stochastic=True), "alltoall-allgather"),
     "int2": Request(BlockQuantizer(2, 128), "alltoall-allgather"),
     "int8-gather": Request(BlockQuantizer(8), "gather-broadcast"),
+    "momentum": Request(CompressedMomentum(0.9, BlockQuantizer(4)), "alltoall-allgather"),
+    "momentum-gather": Request(CompressedMomentum(0.5, BlockQuantizer(8)), "gather-broadcast"),
+    "momentum-warmup": Request(CompressedMomentum(), policy=Warmup(DenseMomentum(), 2)),
+    "demo": Request(DeMo(4, 8)),
     "bf16": Request(Cast(torch.bfloat16)),
     "dense": Request(Cast()),
 }

@@ -11,8 +11,10 @@ from hvd_compress.compressors.base import (
 )
 from hvd_compress.compressors.blocks import BlockQuantizer
 from hvd_compress.compressors.cast import Cast
+from hvd_compress.compressors.demo import DeMo
 from hvd_compress.compressors.dgc import DGC
 from hvd_compress.compressors.efsign import EFSign
+from hvd_compress.compressors.momentum import CompressedMomentum, DenseMomentum
 from hvd_compress.compressors.mstopk import MSTopK
 from hvd_compress.compressors.powersgd import PowerSGD
 from hvd_compress.compressors.qsgd import QSGD
@@ -32,6 +34,8 @@ COMPRESSORS: dict[str, type[Compressor]] = {
     "qsgd": QSGD,
     "powersgd": PowerSGD,
     "blocks": BlockQuantizer,
+    "momentum": CompressedMomentum,
+    "demo": DeMo,
 }
 """By the names that plans use; their settings are the fields of these dataclasses."""
 
@@ -41,7 +45,10 @@ __all__ = [
     "QSGD",
     "BlockQuantizer",
     "Cast",
+    "CompressedMomentum",
     "Compressor",
+    "DeMo",
+    "DenseMomentum",
     "EFSign",
     "FeedbackCompressor",
     "FixedRatio",

@@ -51,6 +51,7 @@ class Input:
         scale: what the sum over ranks is multiplied by: 1 / world_size for an average.
         state: what the bucket remembers. Its residual is None where there is no error feedback.
         rank: this rank's number.
+        world_size: how many ranks there are.
     """
 
     gradient: torch.Tensor
@@ -60,6 +61,7 @@ class Input:
     scale: float
     state: BucketState = field(default_factory=BucketState)
     rank: int = 0
+    world_size: int = 1
 
     @property
     def residual(self) -> torch.Tensor | None:
@@ -79,7 +81,7 @@ class Compressor(ABC):
     state: what it keeps from step to step lies in the bucket's. Tensors are flat; a layout says where parameters lie.
 
     Attributes:
-        kind: "cast", "sparsifier", "quantiser" or "low rank".
+        kind: "cast", "sparsifier", "quantiser", "low rank" or "transform".
         source: the papers, authors and year.
         error_feedback: whether what is not sent is remembered, as a residual.
         compresses: whether anything is lost: False only where the gradient is sent as it is or rounded.

@@ -108,7 +108,7 @@ def test_sending_everything_equals_the_mean_to_rounding(name: str, tolerance: fl
         torch.testing.assert_close(ranks[0][step].result, mean_gradient(ranks, step), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", ["topk-allgather", "topk-star", "efsign", "dense"])
+@pytest.mark.parametrize("name", ["topk-allgather", "topk-star", "efsign", "momentum", "momentum-warmup", "dense"])
 def test_sum_is_the_average_times_the_number_of_ranks(name: str) -> None:
     averages = run_ranks(3, lambda engine: observe(engine, REQUESTS[name]))
     sums = run_ranks(3, lambda engine: observe(engine, REQUESTS[name], options=ReduceOptions(average=False)))

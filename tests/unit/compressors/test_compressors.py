@@ -10,6 +10,8 @@ from hvd_compress.compressors import (
     QSGD,
     BlockQuantizer,
     Cast,
+    CompressedMomentum,
+    DeMo,
     EFSign,
     FeedbackCompressor,
     MSTopK,
@@ -38,6 +40,8 @@ COMPRESSORS = {
     "int8": BlockQuantizer(8),
     "int4-stochastic": BlockQuantizer(4, 128, stochastic=True),
     "int2": BlockQuantizer(2),
+    "momentum": CompressedMomentum(0.9, BlockQuantizer(8)),
+    "demo": DeMo(4, 8, decay=1.0),
     "bf16": Cast(torch.bfloat16),
     "dense": Cast(),
 }

@@ -17,7 +17,7 @@ from hvd_compress.errors import ConfigError
 from tests.unit.ddp.job import run_ranks
 from tests.unit.ddp.training import Given, check_ranks_equal, compressed, flat, loss_of, make_model, optimizer_of
 
-METHODS = ("star", "allgather", "efsign", "powersgd", "int8", "covap")
+METHODS = ("star", "allgather", "efsign", "powersgd", "int8", "covap", "momentum", "demo")
 """All with error feedback."""
 
 
