@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from torch.nn import functional
 
 from hvd_compress.buckets.layout import Layout
 
@@ -36,8 +35,8 @@ class Tiling:
     def cut(self, flat: torch.Tensor) -> torch.Tensor:
         """Return the chunks of the parameter within a bucket, (chunks, height, width)."""
         down, across = -(-self.rows // self.height), -(-self.cols // self.width)
-        lacking = (0, across * self.width - self.cols, 0, down * self.height - self.rows)
-        matrix = functional.pad(self._of(flat), lacking)
+        matrix = flat.new_zeros(down * self.height, across * self.width)
+        matrix[: self.rows, : self.cols] = self._of(flat)
         tiles = matrix.view(down, self.height, across, self.width).transpose(1, 2)
         return tiles.reshape(-1, self.height, self.width)
 

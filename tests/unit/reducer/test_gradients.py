@@ -166,7 +166,8 @@ def test_stepping_twice_is_told() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "name", ["topk-allgather", "topk-star", "topk-var", "efsign", "momentum", "momentum-warmup", "demo", "bf16", "dense"]
+    "name",
+    ["topk-allgather", "topk-star", "topk-var", "efsign", "momentum", "momentum-warmup", "demo", "bf16", "dense"],
 )
 def test_every_dtype_is_reduced_in_place(name: str, dtype: torch.dtype) -> None:
     def body(engine: InProcessEngine):
