@@ -89,7 +89,7 @@ def test_it_follows_a_loss_scale() -> None:
 def test_a_shard_may_begin_and_end_within_parameters() -> None:
     compressor, momentum = CompressedMomentum(0.8, BlockQuantizer(8)), draw(2)
     shard = slice(256, 384)
-    work = make_work(compressor, momentum, world_size=2)
+    work = make_work(compressor, momentum, scale=0.5, world_size=2)
     compressor.keep_shard(work, shard)
     torch.testing.assert_close(work.pending[shard], (0.8 * momentum + 0.2 * work.gradient)[shard])
     assert not work.pending[:256].any()
