@@ -26,10 +26,10 @@ def made(name: str, model: torch.nn.Module) -> tuple[torch.optim.Optimizer, Requ
     return adam, adam.compression()
 
 
-def wrapped(name: str, seed: int = 0) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+def wrapped(name: str, seed: int = 0, **options: bool) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
     model = make_model(seed)
     optimizer, request = made(name, model)
-    return compressed(model, request), optimizer
+    return compressed(model, request, **options), optimizer
 
 
 def train(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, rank: int, steps: range) -> list[float]:
@@ -61,14 +61,14 @@ def test_to_resume_is_to_go_on_to_the_bit() -> None:
 
 
 def resume(rank: int) -> None:
-    """In the warm-up, and after it."""
+    """In the warm-up, and after it. DDP does not cut its buckets anew: blocks of elements would begin elsewhere."""
     for name in NAMES:
         for saved_at in (3, 9):
-            going, optimizer = wrapped(name)
+            going, optimizer = wrapped(name, find_unused_parameters=True)
             train(going, optimizer, rank, range(saved_at))
             kept = copy.deepcopy((going.module.state_dict(), optimizer.state_dict(), hc.state_dict(going)))
             train(going, optimizer, rank, range(saved_at, 12))
-            again, anew = wrapped(name, seed=3)
+            again, anew = wrapped(name, seed=3, find_unused_parameters=True)
             saved = through_a_file(kept)
             again.module.load_state_dict(saved[0])
             anew.load_state_dict(saved[1])
