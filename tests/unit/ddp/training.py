@@ -31,7 +31,7 @@ REQUESTS = {
     "int4": hc.Compression.int4(),
     "int2": hc.Compression.int2(stochastic=True, scheme="alltoall-allgather"),
     "covap": hc.Compression.covap(2),
-    "momentum": hc.Compression.momentum(warmup_steps=3),
+    "momentum": hc.Compression.momentum(warmup_steps=1),
     "demo": hc.Compression.demo(8, 16),
     "bf16": hc.Compression.bf16(),
     "fp16": hc.Compression.fp16,
