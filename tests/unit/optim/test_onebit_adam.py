@@ -275,7 +275,7 @@ def test_groups_may_differ_in_all_but_what_is_compressed() -> None:
         ({"betas": (1.0, 0.9)}, "beta1 = 1.0 is not below 1"),
         ({"betas": (0.9, -1)}, "beta2"),
         ({"betas": 0.9}, "betas"),
-        ({"warmup_steps": 0}, "the variance comes from them"),
+        ({"warmup_steps": 0}, "the variance comes from the warm-up"),
         ({"warmup_steps": 2.5}, "warmup_steps"),
         ({"bias_correction": 1}, "bias_correction"),
     ],

@@ -51,8 +51,8 @@ def test_what_the_warm_up_has_built_is_what_comes_next_begins_with() -> None:
 
     before, after = run_ranks(2, body)[0]
     gradients = [torch.cat([gradient(n, s, rank, STEPS).reshape(-1) for n, s in SHAPES.items()]) for rank in range(2)]
-    assert before.abs().max() > 0.4, "or it would make no difference"
-    torch.testing.assert_close(after, 0.9 * before + 0.1 * sum(gradients) / 2, rtol=0.0, atol=0.15)
+    assert before.abs().max() > 0.3, "or it would make no difference"
+    torch.testing.assert_close(after, 0.9 * before + 0.1 * sum(gradients) / 2, rtol=0.0, atol=0.1)
 
 
 def test_a_plan_is_saved_after_it(tmp_path: Path) -> None:
