@@ -93,6 +93,7 @@ class BucketExchange:
             scale=scale,
             rank=rank,
             coefficient=coefficient,
+            world_size=world_size,
             state=self.state,
             lane=self.lane,
             probe=self.probe,

@@ -15,7 +15,10 @@ from hvd_compress.compressors import (
     QSGD,
     BlockQuantizer,
     Cast,
+    CompressedMomentum,
     Compressor,
+    DeMo,
+    DenseMomentum,
     EFSign,
     MSTopK,
     Natural,
@@ -34,6 +37,7 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld
 from hvd_compress.errors import ConfigError
 from hvd_compress.optimizer import ReducingOptimizer, name_parameters, trainable, wrap
+from hvd_compress.policies import Warmup
 from hvd_compress.reducer import LaneMaker, ReduceOptions, Reducer
 from hvd_compress.settings import Settings
 
@@ -78,6 +82,9 @@ COMPRESSORS: dict[str, Compressor] = {
     "sidco": SIDCo(0.05),
     "sidco-gamma-int8-delta": SIDCo(0.05, "gamma", values="int8", index_coding="delta"),
     "oktopk": OkTopk(0.05, threshold_steps=3, region_steps=2),
+    "momentum": CompressedMomentum(0.9, BlockQuantizer(4)),
+    "momentum-int8": CompressedMomentum(0.5, BlockQuantizer(8)),
+    "demo": DeMo(4, 8),
     "bf16": Cast(torch.bfloat16),
     "dense": Cast(),
 }
@@ -119,6 +126,7 @@ REQUESTS = {
     "int2": Request(BlockQuantizer(2, 128), "alltoall-allgather"),
     "int8-gather": Request(BlockQuantizer(8), "gather-broadcast"),
     "bf16": Request(Cast(torch.bfloat16)),
+    "momentum-warmup": Request(CompressedMomentum(), policy=Warmup(DenseMomentum(), 2)),
     "dense": Request(Cast()),
 }
 """Requests that tests call by name. A compressor that stands here alone is in the conformance suite, too."""

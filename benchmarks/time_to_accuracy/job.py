@@ -57,7 +57,9 @@ class Replica:
         os.environ["HVD_COMPRESS_ADAPT"] = str(int(method.searches and plan is None))
         torch.manual_seed(seed)
         self.model = task.model()
-        self._train, self.optimizer = FRONT_ENDS[method.front_end](self.model, task.optimizer, method, plan)
+        self._train, self.optimizer = FRONT_ENDS[method.front_end](
+            self.model, method.optimizer or task.optimizer, method, plan
+        )
 
     def step(self) -> None:
         """Forward, backward, exchange, optimizer."""

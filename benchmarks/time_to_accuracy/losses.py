@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from figures import EVERY, STEPS, loss_at
 from methods import BASELINE, DDP, METHODS, NONE
 from store import BUILD, circumstances, read, write
@@ -47,7 +48,8 @@ class LossRun:
         if self.plan is not None:
             return f"{TASKS[self.task].setting}: {self.plan.read_text()}"
         how = method.label if method.front_end == DDP else repr(method.build(hc.Compression))
-        return f"{TASKS[self.task].setting}: {how}"
+        by = f", by {method.optimizer([torch.nn.Parameter(torch.zeros(1))])!r}" if method.optimizer else ""
+        return f"{TASKS[self.task].setting}: {how}{by}"
 
     def finished(self, most: int = MOST) -> dict[str, Any] | None:
         """Return what an earlier run found, if it asked for the same and went on for long enough."""
@@ -66,7 +68,7 @@ class LossRun:
             losses = in_processes(method, self.task, self.seed, enough)
         else:
             request = method.build(hc.Compression) if self.plan is None else hc.Compression.plan(self.plan)
-            losses = in_process(TASKS[self.task], request, self.seed, enough, tell)
+            losses = in_process(TASKS[self.task], request, self.seed, enough, tell, method.optimizer)
         found = {
             **{"task": self.task, "method": self.method, "curve": self.curve, "seed": self.seed, "asked": self.asked},
             **{"most": MOST if self.method == BASELINE else most, "losses": losses},

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -27,6 +28,7 @@ class Method:
             sums; its own by default.
         searches: whether it chooses while training; then what it has chosen in the lab is what is compared.
         one_bucket: whether DDP must put all gradients into one.
+        optimizer: of parameters, what takes the place of the task's where the method has its own.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Method:
     curve: str = ""
     searches: bool = False
     one_bucket: bool = False
+    optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer] | None = None
 
     @property
     def trained_as(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,6 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "ddp"))
 from windows import run_job
 
 ONE_BUCKET_MB = 200
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Enough:
@@ -89,15 +90,24 @@ class Replicas:
         self._reducers[rank].finish()
 
 
-def in_process(task: Task, request: Request, seed: int, enough: Enough, tell: Callable[[int, float], None]) -> Losses:
+def in_process(
+    task: Task,
+    request: Request,
+    seed: int,
+    enough: Enough,
+    tell: Callable[[int, float], None],
+    make_optimizer: MakeOptimizer | None = None,
+) -> Losses:
     """Train with 4 ranks in this process: one model, four gradients a step, and one step of the optimizer.
 
     Args:
         tell: is called with each loss.
+        make_optimizer: that of the task, if not given.
     """
     torch.manual_seed(seed)
     model = task.model()
-    optimizer, replicas = task.optimizer(model.parameters()), Replicas(dict(model.named_parameters()), request)
+    optimizer = (make_optimizer or task.optimizer)(model.parameters())
+    replicas = Replicas(dict(model.named_parameters()), request)
 
     def step(number: int) -> None:
         for rank in range(RANKS):
@@ -127,7 +137,7 @@ def _by_ddp(method: str, name: str, seed: int, enough: Enough) -> Losses:
     torch.manual_seed(seed)
     model = DistributedDataParallel(task.model(), bucket_cap_mb=ONE_BUCKET_MB if METHODS[method].one_bucket else None)
     METHODS[method].build(model)
-    optimizer = task.optimizer(model.parameters())
+    optimizer = (METHODS[method].optimizer or task.optimizer)(model.parameters())
 
     def step(number: int) -> None:
         task.loss(model, task.batch(seed, number, rank)).backward()

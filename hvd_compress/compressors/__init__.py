@@ -13,8 +13,10 @@ from hvd_compress.compressors.base import (
 from hvd_compress.compressors.blocks import BlockQuantizer
 from hvd_compress.compressors.cast import Cast
 from hvd_compress.compressors.chunked import ChunkedQuantizer
+from hvd_compress.compressors.demo import DeMo
 from hvd_compress.compressors.dgc import DGC
 from hvd_compress.compressors.efsign import EFSign
+from hvd_compress.compressors.momentum import CompressedMomentum, DenseMomentum
 from hvd_compress.compressors.mstopk import MSTopK
 from hvd_compress.compressors.natural import Natural
 from hvd_compress.compressors.oktopk import OkTopk
@@ -45,6 +47,8 @@ COMPRESSORS: dict[str, type[Compressor]] = {
     "signsgd": SignSGD,
     "onebit": OneBit,
     "natural": Natural,
+    "momentum": CompressedMomentum,
+    "demo": DeMo,
 }
 """By the names that plans use; their settings are the fields of these dataclasses."""
 
@@ -56,7 +60,10 @@ __all__ = [
     "BlockQuantizer",
     "Cast",
     "ChunkedQuantizer",
+    "CompressedMomentum",
     "Compressor",
+    "DeMo",
+    "DenseMomentum",
     "EFSign",
     "FeedbackCompressor",
     "FixedRatio",

@@ -53,6 +53,7 @@ class Input:
         state: what the bucket remembers. Its residual is None where there is no error feedback.
         rank: this rank's number.
         coefficient: what the residual is multiplied by before it is added to the gradient, from 0 to 1.
+        world_size: how many ranks there are.
     """
 
     gradient: torch.Tensor
@@ -63,6 +64,7 @@ class Input:
     state: BucketState = field(default_factory=BucketState)
     rank: int = 0
     coefficient: float = 1.0
+    world_size: int = 1
 
     @cached_property
     def residual(self) -> torch.Tensor | None:
@@ -88,7 +90,7 @@ class Compressor(ABC):
     state: what it keeps from step to step lies in the bucket's. Tensors are flat; a layout says where parameters lie.
 
     Attributes:
-        kind: "cast", "sparsifier", "quantiser" or "low rank".
+        kind: "cast", "sparsifier", "quantiser", "low rank" or "transform".
         source: the papers, authors and year.
         error_feedback: whether what is not sent is remembered, as a residual.
         compresses: whether anything is lost: False only where the gradient is sent as it is or rounded.

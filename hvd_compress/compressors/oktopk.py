@@ -13,7 +13,8 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Input, Round
 from hvd_compress.compressors.checks import check_ratio, check_whole
 from hvd_compress.compressors.finite import nan_unless
-from hvd_compress.compressors.sparsifier import PAIR_BYTES, Selected, Sparsifier, kept_of, payload_of
+from hvd_compress.compressors.sparsifier import Selected, Sparsifier, kept_of
+from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.states import GRADIENT_UNITS, Key
 from hvd_compress.payload import Payload
 
@@ -54,6 +55,8 @@ class OkTopk(Sparsifier):
     source = "Li and Hoefler 2022"
 
     def __post_init__(self) -> None:
+        if (self.values, self.index_coding) != ("fp32", "none"):
+            raise ConfigError("Ok-Topk adds values within its exchange: leave values at 'fp32', index_coding at 'none'")
         check_ratio(self.ratio)
         check_whole("threshold_steps", self.threshold_steps, 1)
         check_whole("region_steps", self.region_steps, 1)
@@ -68,7 +71,7 @@ class OkTopk(Sparsifier):
 
     def wire(self, layout: Layout) -> tuple[Round, ...]:
         """8 bytes an element that is selected, of which there are at most 4/3 k."""
-        return (Round(PAIR_BYTES * _most(self.kept(layout)), fixed=False),)
+        return (Round(self.coding.nbytes(layout.numel, _most(self.kept(layout))), fixed=False),)
 
     def new_state(self, layout: Layout, device: torch.device) -> Mapping[Key, torch.Tensor]:
         """Both thresholds, () fp32, 0 where there is none yet; the density (BINS,) int64, the same everywhere."""
@@ -85,7 +88,7 @@ class OkTopk(Sparsifier):
         indices, values = self.select_local(work)
         assert work.pending is not None
         native.take(work.pending, indices)
-        return payload_of([(0, (indices, values))], work.layout)
+        return self.payload_of([(0, (indices, values))], work.layout)
 
     def select_local(self, work: Input) -> Selected:
         """Write corrected to work.pending, and return what of it reaches the local threshold; NaN if not all is finite.

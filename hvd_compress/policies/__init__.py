@@ -6,6 +6,7 @@ from hvd_compress.policies.covap import Covap
 from hvd_compress.policies.fixed import FixedPolicy, decide
 from hvd_compress.policies.plan import PlanFile
 from hvd_compress.policies.select import policy_for
+from hvd_compress.policies.warmup import Warmup
 
 __all__ = [
     "AdaptivePolicy",
@@ -15,6 +16,7 @@ __all__ = [
     "FixedPolicy",
     "Launch",
     "PlanFile",
+    "Warmup",
     "decide",
     "is_adaptive",
     "policy_for",

@@ -267,7 +267,8 @@ def plan_in_use(buckets: Mapping[tuple[str, ...], Decision], layouts: Sequence[L
             )
         if decision.is_trial:
             raise UsageError(
-                f"the bucket of {layout.called} is still trying {decision.path}: train more steps, then save"
+                f"the bucket of {layout.called} travels by {decision.path} for the time being ({decision.reason}): "
+                "train more steps, then save"
             )
     entries = [
         BucketEntry(
@@ -391,6 +392,8 @@ def _built(settings: Mapping[str, Any]) -> Compressor:
             raise ValueError(f"{name} has no setting {key!r}; it has {', '.join(known) or 'none'}")
         if not _KINDS.get(known[key], _any)(value):
             raise ValueError(f"{key} of {name} is {value!r}, which is no {known[key]}")
+        if isinstance(value, Mapping):  # a compressor within another
+            given[key] = _built(value)
     if given.get("dtype") is not None:
         given["dtype"] = _dtype(given["dtype"])
     try:
@@ -418,7 +421,14 @@ def _settings(compressor: Compressor) -> dict[str, Any]:
             f"a plan cannot hold {compressor}: it names {', '.join(COMPRESSORS)}, and no compressor of your own"
         )
     values = {field.name: getattr(compressor, field.name) for field in dataclasses.fields(compressor)}  # type: ignore[arg-type]
-    return {"name": name} | {k: _word(v) if isinstance(v, torch.dtype) else v for k, v in values.items()}
+    return {"name": name} | {key: _plain(value) for key, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting as JSON has it."""
+    if isinstance(value, Compressor):
+        return _settings(value)
+    return _word(value) if isinstance(value, torch.dtype) else value
 
 
 def _word(dtype: torch.dtype) -> str:

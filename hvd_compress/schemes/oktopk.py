@@ -16,7 +16,7 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor
 from hvd_compress.compressors.finite import all_finite
 from hvd_compress.compressors.oktopk import BINS, OkTopk
-from hvd_compress.compressors.sparsifier import PAIR_BYTES, Selected
+from hvd_compress.compressors.sparsifier import Selected
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.layout import shard
@@ -67,7 +67,7 @@ class OkTopkAllReduce(Scheme):
 
     def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:
         """Those of a step that evaluates nothing and shares nothing out."""
-        sent = PAIR_BYTES * self.compressor.kept(layout)
+        sent = self.compressor.coding.nbytes(layout.numel, self.compressor.kept(layout))
         shared = Stage("allgather", "auto", sent / world_size)
         return (Stage("alltoall", "auto", sent), Stage("allgather", "auto", COUNT_BYTES), shared)
 

@@ -1,4 +1,10 @@
-"""Everything of horovod.torch, with a DistributedOptimizer that compresses: `import hvd_compress.torch as hvd`."""
+"""Everything of horovod.torch, with a DistributedOptimizer that compresses: `import hvd_compress.torch as hvd`.
+
+What compresses a momentum (Compression.momentum, Compression.demo) has its own optimizers in hvd_compress.optim:
+
+optimizer = OneBitAdam(model.parameters(), lr=1e-3, warmup_steps=1000)
+optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=optimizer.compression())
+"""
 
 from hvd_compress.extras import needed as _needed
 

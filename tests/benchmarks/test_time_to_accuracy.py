@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ from torch import nn
 
 from hvd_compress.compression import Compression
 from hvd_compress.errors import UnsupportedError
+from hvd_compress.optim import DeMo
 from tests.benchmarks.scripts import load
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "time-to-accuracy.json"
@@ -251,6 +253,21 @@ def test_dense_in_process_is_training_with_all_batches_in_one(monkeypatch: pytes
         if step % 4 == 3:
             expected.append((step + 1, pytest.approx(task.validation_loss(model), rel=1e-4)))
     assert losses == expected
+
+
+def test_a_method_may_have_its_own_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, losses = module("training", monkeypatch), module("losses", monkeypatch)
+    task, made = line_task(module("tasks", monkeypatch)), []
+
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        made.append(DeMo(parameters, lr=0.125))
+        return made[-1]
+
+    training.in_process(task, Compression.demo(), 1, training.Enough(2, every=1), lambda *_: None, make)
+    assert len(made) == 1
+    method = replace(losses.METHODS["int4"], optimizer=make)
+    monkeypatch.setitem(losses.METHODS, "own", method)
+    assert "lr: 0.125" in losses.LossRun("language", "own", 1).asked
 
 
 def test_a_slow_method_goes_on_until_the_loss_or_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,7 +171,7 @@ def test_results_are_bit_identical_with_every_algorithm(name: str, algorithm: st
     torch.testing.assert_close(ranks[0], run_ranks(4, lambda engine: results(engine, REQUESTS[name]))[0])
 
 
-@pytest.mark.parametrize("name", ["topk-allgather", "topk-star", "efsign", "dense"])
+@pytest.mark.parametrize("name", ["topk-allgather", "topk-star", "efsign", "momentum", "momentum-warmup", "dense"])
 def test_sum_is_the_average_times_the_number_of_ranks(name: str) -> None:
     averages = run_ranks(3, lambda engine: results(engine, REQUESTS[name]))[0]
     sums = run_ranks(3, lambda engine: results(engine, REQUESTS[name], options=ReduceOptions(average=False)))[0]

@@ -13,6 +13,7 @@ from torch import nn
 
 import hvd_compress.torch as hvd
 from hvd_compress.errors import ConfigError
+from hvd_compress.optim import DeMo, OneBitAdam
 from hvd_compress.optimizer import ReducingOptimizer
 from tests.parallel.training import finish, flat, maker, residuals, sgd, small_model, train
 
@@ -154,6 +155,8 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "groups": lambda model: torch.optim.SGD(
         [{"params": model[2].parameters(), "lr": 0.1}, {"params": model[0].parameters()}], lr=0.01, momentum=0.5
     ),
+    "1-bit Adam": lambda model: OneBitAdam(model.parameters(), lr=0.01, warmup_steps=3),
+    "DeMo": lambda model: DeMo(model.parameters(), lr=0.01),
 }
 
 KINDS = {

@@ -38,7 +38,7 @@ def test_the_table_says_the_same_in_words(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_every_compressor_says_what_it_is() -> None:
-    kinds = {"cast", "sparsifier", "quantiser", "low rank"}
+    kinds = {"cast", "sparsifier", "quantiser", "low rank", "transform"}
     for name, kind in COMPRESSORS.items():
         assert kind.kind in kinds, name
         assert kind.source or name == "cast"

@@ -10,6 +10,8 @@ from hvd_compress.compressors import (
     QSGD,
     BlockQuantizer,
     Cast,
+    CompressedMomentum,
+    DeMo,
     EFSign,
     FeedbackCompressor,
     MSTopK,
@@ -45,6 +47,8 @@ COMPRESSORS = {
     "onebit-magnitude": OneBit(64, 1),
     "natural": Natural(),
     "signsgd": SignSGD(),
+    "momentum": CompressedMomentum(0.9, BlockQuantizer(8)),
+    "demo": DeMo(4, 8, decay=1.0),
     "bf16": Cast(torch.bfloat16),
     "dense": Cast(),
 }

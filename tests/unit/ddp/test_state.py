@@ -17,7 +17,7 @@ from hvd_compress.errors import ConfigError
 from tests.unit.ddp.job import run_ranks
 from tests.unit.ddp.training import Given, check_ranks_equal, compressed, flat, loss_of, make_model, optimizer_of
 
-METHODS = ("star", "allgather", "efsign", "powersgd", "int8", "covap")
+METHODS = ("star", "allgather", "efsign", "powersgd", "int8", "covap", "momentum", "demo")
 """All with error feedback."""
 
 
@@ -70,7 +70,7 @@ def test_scaling_by_powers_of_two_changes_no_result() -> None:
 
 
 def compare_scaled(rank: int) -> None:
-    for name in ("star", "covap"):
+    for name in ("star", "covap", "momentum", "demo"):
         plain, scaled = compressed(make_model(), name), compressed(make_model(), name)
         optimizers = optimizer_of(plain), optimizer_of(scaled)
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
@@ -131,7 +131,7 @@ def resume(rank: int) -> None:
         kept = copy.deepcopy((going.module.state_dict(), optimizer.state_dict(), hc.state_dict(going)))
         train(going, optimizer, rank, range(5, 10))
         # ranks have agreed on their step then, on which these depend
-        for late in (False,) if name in ("star", "covap") else (False, True):
+        for late in (False,) if name in ("star", "covap", "momentum") else (False, True):
             again = compressed(make_model(3), name, find_unused_parameters=True)
             anew = optimizer_of(again)
             if late:

@@ -33,6 +33,8 @@ REQUESTS = {
     "onebit": hc.Compression.onebit(64, scheme="alltoall-allgather"),
     "natural": hc.Compression.natural(),
     "covap": hc.Compression.covap(2),
+    "momentum": hc.Compression.momentum(warmup_steps=1),
+    "demo": hc.Compression.demo(8, 16),
     "bf16": hc.Compression.bf16(),
     "fp16": hc.Compression.fp16,
     "half": hc.Compression.half(),

@@ -83,7 +83,7 @@ def test_parameters_of_a_pattern_are_cut_as_usual_and_share_with_no_others(tmp_p
     assert len(buckets(0)) == len(SHAPES)
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize("name", [name for name, request in REQUESTS.items() if request.policy is None])
 def test_what_is_in_use_can_be_pinned(name: str, tmp_path: Path) -> None:
     """A run by the plan that was written has the same buckets, decisions and bits."""
 

@@ -165,7 +165,10 @@ def test_stepping_twice_is_told() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["topk-allgather", "topk-star", "topk-var", "efsign", "bf16", "dense"])
+@pytest.mark.parametrize(
+    "name",
+    ["topk-allgather", "topk-star", "topk-var", "efsign", "momentum", "momentum-warmup", "demo", "bf16", "dense"],
+)
 def test_every_dtype_is_reduced_in_place(name: str, dtype: torch.dtype) -> None:
     def body(engine: InProcessEngine):
         parameters = make_parameters(dtype=dtype)

@@ -1,0 +1,63 @@
+"""A warm-up: the first steps travel by another compressor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors import Compressor
+from hvd_compress.decision import Decision, Request
+from hvd_compress.engines.base import Engine
+from hvd_compress.errors import ConfigError
+from hvd_compress.policies.base import Launch
+from hvd_compress.policies.fixed import FixedPolicy
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """Steps 0 to steps - 1 travel by `compressor`, by the path with the fewest bytes; then the request holds.
+
+    What both compressors keep under one key, such as the momentum of 1-bit Adam, goes from one to the other.
+
+    Raises ConfigError for a number of steps that is not a whole number, 1 or more.
+    """
+
+    compressor: Compressor
+    steps: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise ConfigError(f"warm-up of {self.steps!r} steps: it must be a whole number, 1 or more")
+
+    def make(self, request: Request) -> WarmupPolicy:
+        return WarmupPolicy(request, self)
+
+
+class WarmupPolicy(FixedPolicy):
+    """Each step's decisions by its number."""
+
+    def __init__(self, request: Request, warmup: Warmup) -> None:
+        super().__init__(request)
+        self._steps = warmup.steps
+        first = replace(request, compressor=warmup.compressor, scheme="auto", algorithm="auto", policy=None)
+        self._first = FixedPolicy(first)
+        self._decisions: dict[bool, Sequence[Decision]] = {}  # those of the warm-up are under True
+
+    def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
+        self._first.prepare(engine, parameters)
+        super().prepare(engine, parameters)
+
+    def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
+        reason = f"warm-up of {self._steps} steps"
+        first = [
+            replace(decision, reason=reason, is_trial=True) for decision in self._first.setup(step, buckets, launch)
+        ]
+        self._decisions = {True: first, False: super().setup(step, buckets, launch)}
+        return self._at(step)
+
+    def decide(self, step: int) -> Mapping[int, Decision]:
+        return dict(enumerate(self._at(step)))
+
+    def _at(self, step: int) -> Sequence[Decision]:
+        return self._decisions[step < self._steps]
