@@ -75,12 +75,21 @@ class BucketExchange:
         sends = not self.layout.sparse and self.layout.dtype != torch.float64
         return sends and self.states.has_residual(self.layout.names)
 
-    def start(self, gradient: torch.Tensor, step: int, scale: float, rank: int, world_size: int) -> Exchange:
+    def start(
+        self,
+        gradient: torch.Tensor,
+        step: int,
+        scale: float,
+        rank: int,
+        world_size: int,
+        hosts: tuple[int, ...] = (),
+    ) -> Exchange:
         """Return the exchange of this step, of what hold() was given.
 
         Args:
             gradient: the bucket's, or a parameter's, where that is sparse.
             scale: what the sum over ranks is multiplied by.
+            hosts: by rank, where it runs.
         """
         work = Work(
             gradient=gradient if self.layout.sparse else self._workspace,
@@ -92,6 +101,7 @@ class BucketExchange:
             state=self.state,
             lane=self.lane,
             probe=self.probe,
+            hosts=hosts,
         )
         exchange = self.scheme.exchange(work, rank, world_size)
         self.exchange = exchange if self.probe.ks is None else Observed(exchange, work)

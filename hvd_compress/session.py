@@ -254,7 +254,7 @@ class ExchangeSession:
         """
         if self.failed:
             return  # end_step() will say why
-        bucket, rank = self._exchanges[number], self._engine.rank
+        bucket, engine = self._exchanges[number], self._engine
         assert not bucket.launched, f"bucket {number} would leave twice in step {self.step}"
         bucket.launched = True
         factor = 1.0 if bucket.layout.sparse else self._predivide_factor
@@ -263,8 +263,8 @@ class ExchangeSession:
         if factor != 1.0:
             bucket.lane.gather()
             gradient.mul_(1.0 / factor)
-        divisor = self._engine.world_size if self._average else 1
-        exchange = bucket.start(gradient, self.step, factor / divisor, rank, self._engine.world_size)
+        scale = factor / (engine.world_size if self._average else 1)
+        exchange = bucket.start(gradient, self.step, scale, engine.rank, engine.world_size, engine.capabilities.hosts)
         self._pipeline.submit(
             number, exchange, f"step {self.step}, bucket {number} ({bucket.layout.called})", bucket.lane
         )

@@ -5,16 +5,24 @@ from hvd_compress.schemes.allreduce import AllReduce, Dense
 from hvd_compress.schemes.alltoall import AllToAll
 from hvd_compress.schemes.artopk import ARTopk
 from hvd_compress.schemes.base import Exchange, Scheme, Work
+from hvd_compress.schemes.flat import cheapest
+from hvd_compress.schemes.hierarchical import Hierarchical, HierarchicalWithin
+from hvd_compress.schemes.hitopk import HiTopK
 from hvd_compress.schemes.observed import Observed
+from hvd_compress.schemes.parameter_server import ParameterServer
 from hvd_compress.schemes.probe import Probe, ProbeReport
 from hvd_compress.schemes.registry import (
     SCHEMES,
     build,
+    by_name,
     carries,
     labels,
     meanings,
     names_for,
+    obstacle,
     parse,
+    requests_for,
+    runnable,
     stages,
     sums,
     variants,
@@ -30,18 +38,27 @@ __all__ = [
     "AllToAll",
     "Dense",
     "Exchange",
+    "HiTopK",
+    "Hierarchical",
+    "HierarchicalWithin",
     "Observed",
+    "ParameterServer",
     "Probe",
     "ProbeReport",
     "Requantize",
     "Scheme",
     "Work",
     "build",
+    "by_name",
     "carries",
+    "cheapest",
     "labels",
     "meanings",
     "names_for",
+    "obstacle",
     "parse",
+    "requests_for",
+    "runnable",
     "stages",
     "sums",
     "variants",
