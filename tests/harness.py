@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from hvd_compress import schemes
 from hvd_compress.compressors import (
     DGC,
     QSGD,
@@ -56,18 +57,33 @@ REQUESTS = {
     "int8-gather": Request(BlockQuantizer(8), "gather-broadcast"),
     "bf16": Request(Cast(torch.bfloat16)),
     "dense": Request(Cast()),
+    "topk-hierarchical": Request(TopK(0.05), "hierarchical"),
+    "powersgd-hierarchical": Request(PowerSGD(2), "hierarchical"),
+    "efsign-within": Request(EFSign(), "hierarchical-within"),
+    "int4-both": Request(BlockQuantizer(4), "hierarchical-both"),
+    "qsgd-both": Request(QSGD(4), "hierarchical-both"),
+    "topk-hitopk": Request(TopK(0.05), "hitopk"),
+    "topk-server": Request(TopK(0.05), "parameter-server"),
+    "dense-server": Request(Cast(), "parameter-server"),
 }
 """Every compressor, and each kind of them with every scheme that carries it."""
 
-ANYWHERE = tuple(name for name, request in REQUESTS.items() if request.scheme != "gather-broadcast")
-"""Over engines without a gather, too."""
+ANYWHERE = tuple(
+    name
+    for name, request in REQUESTS.items()
+    if request.scheme != "gather-broadcast" and not schemes.by_name(request.scheme)
+)
+"""Over engines without a gather or smaller groups, too."""
 
 SPARSIFIERS = tuple(
     name
     for name, request in REQUESTS.items()
-    if isinstance(request.compressor, Sparsifier | RandomK) and request.compressor.error_feedback and name != "dgc"
+    if isinstance(request.compressor, Sparsifier | RandomK)
+    and request.compressor.error_feedback
+    and name not in ("dgc", "topk-hierarchical", "topk-hitopk")
 )
-"""What sends an element as it is, or not at all, and remembers it then; DGC's velocity is no gradient."""
+"""What sends an element as it is, or not at all, and remembers it then; DGC's velocity is no gradient, and of sums
+within a host one rank remembers what all have."""
 
 
 def alone() -> InProcessEngine:

@@ -15,6 +15,7 @@ class LowRank:
         start_step: int = 0,
         min_compression_rate: float = 2.0,
         *,
+        scheme: str = "auto",
         engine: str = "auto",
         device: str = "auto",
     ) -> Request:
@@ -28,9 +29,10 @@ class LowRank:
                 change fast at first.
             min_compression_rate: a matrix is approximated where it has more than this many times the elements of its
                 factors.
+            scheme: "allreduce", which is "auto", "allgather" or "hierarchical": the leaders of hosts send factors.
             engine, device: as topk().
 
         Raises:
-            ConfigError: a value is out of range.
+            ConfigError: a value is out of range or unknown.
         """
-        return Request(PowerSGD(rank, start_step, min_compression_rate), engine=engine, device=device)
+        return Request(PowerSGD(rank, start_step, min_compression_rate), scheme, engine=engine, device=device)

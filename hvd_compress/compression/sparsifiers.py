@@ -27,7 +27,10 @@ class Sparsifiers:
             ratio: share of the elements that is sent, in (0, 1]; 0.01 is one per cent.
             scheme: "allgather" (every rank's own top-k), "star" or "var" (AR-Topk: one rank's indices, taken in turn
                 or by the largest squared norm), "artopk" (STAR or VAR, whichever gains more, chosen while training),
-                or "auto" (any of these or no compression, whichever is fastest).
+                or "auto" (any of these or no compression, whichever is fastest). By name alone: "hierarchical" (ranks
+                of a host sum their gradients, and the first of them exchanges what is selected of the sum),
+                "hierarchical-within" and "hierarchical-both" (what travels within a host is compressed), "hitopk" (each
+                rank of a host exchanges a shard: HiTopKComm), "parameter-server" (rank 0 sums for all).
             algorithm: of every allreduce: "ring", "tree", "recursive_doubling", "rabenseifner"; with
                 scheme="allgather" of the all-gather: "ring", "bruck"; or "auto", the fastest. Where scheme and
                 algorithm are both named, nothing is chosen or measured.
@@ -80,6 +83,7 @@ class Sparsifiers:
         *,
         clip: float | None = None,
         layerwise: bool = False,
+        scheme: str = "auto",
         engine: str = "auto",
         device: str = "auto",
     ) -> Request:
@@ -93,27 +97,29 @@ class Sparsifiers:
             warmup_steps: over which the ratio falls from 0.25.
             clip: the largest Euclidean norm of a bucket's gradient on a rank. It does not follow a loss scale.
             layerwise: a threshold for each parameter instead of one for the bucket.
+            scheme: "allgather", which is "auto", "hierarchical" or "parameter-server", as topk().
             engine, device: as topk().
 
         Raises:
-            ConfigError: a value is out of range.
+            ConfigError: a value is out of range or unknown.
         """
-        return Request(DGC(ratio, momentum, warmup_steps, clip, layerwise), engine=engine, device=device)
+        return Request(DGC(ratio, momentum, warmup_steps, clip, layerwise), scheme, engine=engine, device=device)
 
     @staticmethod
-    def threshold(tau: float, *, engine: str = "auto", device: str = "auto") -> Request:
-        """Send the elements whose magnitude is `tau` or more, by all-gather, with error feedback.
+    def threshold(tau: float, *, scheme: str = "auto", engine: str = "auto", device: str = "auto") -> Request:
+        """Send the elements whose magnitude is `tau` or more, with error feedback.
 
         How many that is, none or all, is up to the gradient: a tau that is right at first may be far from it later.
 
         Args:
             tau: in units of the gradient, above 0. It does not follow a loss scale.
+            scheme: "allgather", which is "auto", or one that runs by name alone, as topk(); not "hitopk".
             engine, device: as topk().
 
         Raises:
-            ConfigError: a value is out of range.
+            ConfigError: a value is out of range or unknown.
         """
-        return Request(Threshold(tau), engine=engine, device=device)
+        return Request(Threshold(tau), scheme, engine=engine, device=device)
 
     @staticmethod
     def randomk(
@@ -130,7 +136,7 @@ class Sparsifiers:
 
         Args:
             ratio: share of the elements that is sent, in (0, 1]; 0.01 is one per cent.
-            scheme: "allgather", or "allreduce", which is "auto".
+            scheme: "allgather", "allreduce", which is "auto", or "hierarchical", as topk().
             algorithm: of it, as topk().
             error_feedback: remember what is not sent. Without it the elements are multiplied by about 1 / ratio, so
                 that the result is right on average, with much noise.

@@ -129,7 +129,8 @@ class _HierarchicalExchange(Exchange):
 
     def encode(self) -> None:
         if self._scheme.within and not self._leads:
-            self._sent = self._packer.pack("to the leader", _encoded(self._scheme.compressor, self._work))
+            send_residual(self._scheme.compressor, self._work)
+            self._sent = self._packer.pack("to the leader", next(self._scheme.compressor.rounds(self._work)))
             return
         self._own = self._work.gradient.float()  # itself where it is fp32
         if not self._leads:
@@ -197,12 +198,6 @@ class _HierarchicalExchange(Exchange):
     def decode(self) -> torch.Tensor:
         gradient = self._work.gradient
         return all_finite(self._work.lane.fetch(self._result, into=gradient))
-
-
-def _encoded(compressor: Compressor, work: Work) -> Payload:
-    assert isinstance(compressor, SingleRound)
-    send_residual(compressor, work)
-    return compressor.encode(work)
 
 
 def _is_gradient(compressor: Compressor) -> bool:

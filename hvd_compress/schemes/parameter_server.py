@@ -13,7 +13,7 @@ from hvd_compress.compressors.finite import all_finite
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.schemes.base import Exchange, Scheme, Work, send_residual
-from hvd_compress.schemes.packed import Packer
+from hvd_compress.schemes.packed import Packer, check_size
 
 SERVER = 0
 
@@ -47,23 +47,26 @@ class ParameterServer(Scheme):
 
     def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
         assert isinstance(self.compressor, SingleRound)
-        return _ServerExchange(self.compressor, work)
+        return _ServerExchange(self.compressor, work, world_size)
 
 
 class _ServerExchange(Exchange):
-    def __init__(self, compressor: SingleRound, work: Work) -> None:
-        self._compressor, self._work = compressor, work
+    def __init__(self, compressor: SingleRound, work: Work, world_size: int) -> None:
+        self._compressor, self._work, self._world_size = compressor, work, world_size
+        (self._round,) = compressor.wire(work.layout)
         self._packer = Packer(work)
         self._result: torch.Tensor
 
     def encode(self) -> None:
         send_residual(self._compressor, self._work)
-        self._own = self._compressor.encode(self._work)
+        self._own = next(self._compressor.rounds(self._work))
+        check_size(self._compressor, self._round, self._own)
         self._packed = self._packer.pack("to the server", self._own)
 
     def communicate(self, engine: Engine) -> None:
         work, lane = self._work, self._work.lane
-        received = engine.gather(self._packed, SERVER)
+        lengths = [self._packed.numel()] * self._world_size if self._round.fixed else None
+        received = engine.gather(self._packed, SERVER, lengths)
         with lane.between_collectives():
             if received is None:
                 self._result = lane.buffer("result", work.gradient.numel(), work.gradient.dtype)

@@ -71,8 +71,9 @@ def labels() -> tuple[str, ...]:
 
 
 def names_for(compressor: Compressor) -> tuple[str, ...]:
-    """Return the names of the schemes that carry a compressor, whatever the engine."""
-    return tuple(sorted(name for scheme in RUN if scheme.carries(compressor) for name in scheme.names))
+    """Return the names of the schemes that carry a compressor, whatever the engine; those by name alone come last."""
+    carrying = [scheme for scheme in RUN if scheme.carries(compressor)]
+    return tuple(n for last in (False, True) for n in sorted(n for s in carrying if s.by_name == last for n in s.names))
 
 
 def requests_for(compressor: Compressor) -> tuple[str, ...]:

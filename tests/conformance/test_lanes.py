@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 import torch
 
-from hvd_compress import native
+from hvd_compress import native, schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.devices.device import DeviceLane
 from hvd_compress.devices.lane import Lane
@@ -25,6 +25,8 @@ from tests.harness import REQUESTS, backward, flat_gradient, flat_residual, make
 from tests.played import LANES, PlayedStreams, lane_maker
 
 STEPS, SIZE = 4, 3
+
+BY_NAME = [name for name, request in REQUESTS.items() if schemes.by_name(request.scheme)]
 
 History = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -64,6 +66,16 @@ def same(first: list[History], second: list[History]) -> bool:
 def test_every_lane_gives_the_bits_of_the_cpu(name: str, kind: str) -> None:
     expected = on_the_cpu(name, SIZE)
     found = run_ranks(SIZE, lambda engine: train(engine, name, lane_maker(LANES[kind])))
+    assert same(found, expected)
+    assert expected[0][-1][0].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", LANES)
+@pytest.mark.parametrize("name", BY_NAME)
+def test_every_lane_gives_the_bits_of_the_cpu_across_hosts(name: str, kind: str) -> None:
+    hosts = (0, 0, 1, 1)
+    expected = run_ranks(4, lambda engine: train(engine, name), hosts=hosts)
+    found = run_ranks(4, lambda engine: train(engine, name, lane_maker(LANES[kind])), hosts=hosts)
     assert same(found, expected)
     assert expected[0][-1][0].isfinite().all()
 

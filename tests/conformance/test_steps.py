@@ -88,7 +88,13 @@ def test_what_is_not_sent_is_remembered_exactly(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", WORLD_SIZES)
-@pytest.mark.parametrize("name", ["efsign", "powersgd", "powersgd-allgather", "int8", "int4", "int2", "int8-gather"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("efsign", "powersgd", "powersgd-allgather", "int8", "int4", "int2", "int8-gather", "topk-hitopk"),
+        *("topk-hierarchical", "powersgd-hierarchical", "efsign-within", "int4-both"),
+    ],
+)
 def test_feedback_loses_nothing_but_rounding(name: str, size: int) -> None:
     """Summed over the steps, what was applied and what is remembered make up all gradients."""
     ranks = run_ranks(size, lambda engine: observe(engine, REQUESTS[name]))
