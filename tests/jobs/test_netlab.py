@@ -100,7 +100,7 @@ def test_a_job_crosses_the_network(lab: Lab) -> None:
     assert lab.status().lost_frames == 0
 
 
-def test_schemes_that_heed_hosts_train(_rights: None) -> None:
+def test_schemes_that_heed_hosts_train() -> None:
     """Two ranks a host: what crosses the network are the payloads of one of them."""
     schemes = ("hierarchical", "hierarchical-within", "hierarchical-both", "hitopk", "parameter-server")
     with Lab(2, "1ms", "1gbit", slots=2) as pairs:

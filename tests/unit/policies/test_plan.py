@@ -296,7 +296,7 @@ BROKEN = {
     "a dtype nobody knows": ({"default": {"compressor": {"name": "cast", "dtype": "int3"}}}, "unknown dtype 'int3'"),
     "a scheme that cannot": (
         {"default": {"compressor": {"name": "efsign"}, "scheme": "star"}},
-        "scheme 'star' cannot carry EFSign(layerwise=True); auto, allgather can",
+        "scheme 'star' cannot carry EFSign(layerwise=True); auto, allgather, hierarchical",
     ),
     "an open scheme": (
         {"default": {"compressor": TOPK, "scheme": "artopk"}},
