@@ -37,7 +37,7 @@ class Request:
     Attributes:
         compressor: which values are sent.
         scheme: "auto", or the name of one that carries the compressor; for sparsifiers "artopk" is "star" or "var",
-            whichever gains more.
+            whichever gains more. "hierarchical" and its kin, "hitopk" and "parameter-server" are never "auto".
         algorithm: of every allreduce, one of ALGORITHMS, or with scheme="allgather" of the all-gather, one of
             ALLGATHERS; or "auto".
         engine: "auto", "mpi", "horovod" or "torch".
@@ -60,8 +60,7 @@ class Request:
     feedback: FeedbackSchedule = ALL_BACK
 
     def __post_init__(self) -> None:
-        known = schemes.names_for(self.compressor) if self.compressor.compresses else ()
-        _one_of("scheme", self.scheme, ("auto", *known))
+        _one_of("scheme", self.scheme, ("auto", *schemes.requests_for(self.compressor)))
         _one_of("algorithm", self.algorithm, ("auto", *KNOWN.get(self.verb or "", ())))
         _one_of("engine", self.engine, ENGINES)
         _one_of("device", self.device, DEVICES)

@@ -76,13 +76,21 @@ class BucketExchange:
         return sends and self.states.has_residual(self.layout.names)
 
     def start(
-        self, gradient: torch.Tensor, step: int, scale: float, rank: int, world_size: int, coefficient: float = 1.0
+        self,
+        gradient: torch.Tensor,
+        step: int,
+        scale: float,
+        rank: int,
+        world_size: int,
+        hosts: tuple[int, ...] = (),
+        coefficient: float = 1.0,
     ) -> Exchange:
         """Return the exchange of this step, of what hold() was given.
 
         Args:
             gradient: the bucket's, or a parameter's, where that is sparse.
             scale: what the sum over ranks is multiplied by.
+            hosts: by rank, where it runs.
             coefficient: what the residual is multiplied by.
         """
         work = Work(
@@ -97,6 +105,7 @@ class BucketExchange:
             state=self.state,
             lane=self.lane,
             probe=self.probe,
+            hosts=hosts,
         )
         exchange = self.scheme.exchange(work, rank, world_size)
         self.exchange = exchange if self.probe.ks is None else Observed(exchange, work)

@@ -254,7 +254,7 @@ class ExchangeSession:
         """
         if self.failed:
             return  # end_step() will say why
-        bucket, rank = self._exchanges[number], self._engine.rank
+        bucket, engine = self._exchanges[number], self._engine
         assert not bucket.launched, f"bucket {number} would leave twice in step {self.step}"
         bucket.launched = True
         factor = 1.0 if bucket.layout.sparse else self._predivide_factor
@@ -263,9 +263,9 @@ class ExchangeSession:
         if factor != 1.0:
             bucket.lane.gather()
             gradient.mul_(1.0 / factor)
-        divisor = self._engine.world_size if self._average else 1
-        coefficient = self._request.feedback.coefficient(self.step)
-        exchange = bucket.start(gradient, self.step, factor / divisor, rank, self._engine.world_size, coefficient)
+        scale = factor / (engine.world_size if self._average else 1)
+        hosts, coefficient = engine.capabilities.hosts, self._request.feedback.coefficient(self.step)
+        exchange = bucket.start(gradient, self.step, scale, engine.rank, engine.world_size, hosts, coefficient)
         self._pipeline.submit(
             number, exchange, f"step {self.step}, bucket {number} ({bucket.layout.called})", bucket.lane
         )

@@ -40,6 +40,8 @@ def command(as_json: bool) -> None:
         table.add_row(row["name"], row["kind"], bits, feedback, ", ".join(row["schemes"]), row["source"])
     Console().print(table)
     click.echo("Bits an element of a matrix of 1024 by 1024, with the settings that each has by default.")
+    named = [name for name in schemes.labels() if schemes.by_name(name)]
+    click.echo(f"Schemes that run by name alone: {', '.join(named)}; --json says what each carries.")
     click.echo(f"Besides: {', '.join(OTHERS)}; none and fp16 are the front end's own.")
 
 
@@ -59,13 +61,14 @@ def request_of(name: str, given: Mapping[str, Any] = NEEDED) -> Request:
 
 def _row(name: str) -> dict[str, Any]:
     compressor = request_of(name).compressor
-    rounds = compressor.wire(LAYOUT)
+    rounds, found = compressor.wire(LAYOUT), schemes.names_for(compressor)
     return {
         "name": name,
         "kind": compressor.kind,
         "bits": 8 * sum(round_.nbytes for round_ in rounds) / LAYOUT.numel,
         "fixed": all(round_.fixed for round_ in rounds),
         "error_feedback": compressor.error_feedback,
-        "schemes": list(schemes.names_for(compressor)),
+        "schemes": [name for name in found if not schemes.by_name(name)],
+        "by_name": [name for name in found if schemes.by_name(name)],
         "source": compressor.source,
     }

@@ -16,6 +16,7 @@ class LowRank:
         min_compression_rate: float = 2.0,
         *,
         factors: str = "fp32",
+        scheme: str = "auto",
         engine: str = "auto",
         device: str = "auto",
     ) -> Request:
@@ -33,15 +34,19 @@ class LowRank:
                 by (N-1) times their bytes instead of 2 (N-1)/N times. With N ranks bf16 sends fewer bytes up to N = 3,
                 int8 up to N = 7, or 5 where many vectors travel beside them, as in ResNet-50. What rounding loses is
                 sent with the next gradient.
+            scheme: "allreduce", which is "auto" for fp32, "allgather", or "hierarchical": the leaders of hosts send
+                factors.
             engine, device: as topk().
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
-        return Request(PowerSGD(rank, start_step, min_compression_rate, factors), engine=engine, device=device)
+        return Request(PowerSGD(rank, start_step, min_compression_rate, factors), scheme, engine=engine, device=device)
 
     @staticmethod
-    def atomo(rank: int = 4, *, seed: int = 0, engine: str = "auto", device: str = "auto") -> Request:
+    def atomo(
+        rank: int = 4, *, seed: int = 0, scheme: str = "auto", engine: str = "auto", device: str = "auto"
+    ) -> Request:
         """Send singular vectors of each matrix, drawn at random, right on average, without error feedback (Wang et al.
         2018).
 
@@ -52,9 +57,10 @@ class LowRank:
             rank: triplets of a singular value and its two vectors that are sent of a matrix, 1 or more: the budget of
                 the paper. More means less noise, and more bytes.
             seed: of the random numbers.
+            scheme: "allgather", which is "auto", or one that runs by name alone, as topk().
             engine, device: as topk().
 
         Raises:
-            ConfigError: a value is out of range.
+            ConfigError: a value is out of range or unknown.
         """
-        return Request(ATOMO(rank, seed), engine=engine, device=device)
+        return Request(ATOMO(rank, seed), scheme, engine=engine, device=device)

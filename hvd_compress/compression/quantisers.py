@@ -10,9 +10,18 @@ class Quantisers:
     """Part of `Compression`."""
 
     @staticmethod
-    def efsign(*, layerwise: bool = True, engine: str = "auto", device: str = "auto") -> Request:
-        """Send one bit an element and one scale a parameter (or a bucket), with error feedback."""
-        return Request(EFSign(layerwise), engine=engine, device=device)
+    def efsign(*, layerwise: bool = True, scheme: str = "auto", engine: str = "auto", device: str = "auto") -> Request:
+        """Send one bit an element and one scale a parameter (or a bucket), with error feedback.
+
+        Args:
+            layerwise: one scale for each parameter instead of one for the bucket.
+            scheme: "allgather", which is "auto", or one that runs by name alone, as topk().
+            engine, device: as topk().
+
+        Raises:
+            ConfigError: a value is unknown.
+        """
+        return Request(EFSign(layerwise), scheme, engine=engine, device=device)
 
     @staticmethod
     def signsgd(*, scheme: str = "auto", engine: str = "auto", device: str = "auto") -> Request:
@@ -85,6 +94,7 @@ class Quantisers:
         layerwise: bool = True,
         error_feedback: bool = False,
         seed: int = 0,
+        scheme: str = "auto",
         engine: str = "auto",
         device: str = "auto",
     ) -> Request:
@@ -99,16 +109,23 @@ class Quantisers:
             layerwise: one norm for each parameter instead of one for the bucket.
             error_feedback: remember what rounding loses; with 8 or 4 bits and norm="max", else it would grow.
             seed: of the random numbers.
-            engine, device: as topk().
+            scheme, engine, device: as efsign().
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
         quantizer = QSGD(bits, norm, layerwise=layerwise, seed=seed, error_feedback=error_feedback)
-        return Request(quantizer, engine=engine, device=device)
+        return Request(quantizer, scheme, engine=engine, device=device)
 
     @staticmethod
-    def terngrad(*, clip: float | None = 2.5, seed: int = 0, engine: str = "auto", device: str = "auto") -> Request:
+    def terngrad(
+        *,
+        clip: float | None = 2.5,
+        seed: int = 0,
+        scheme: str = "auto",
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
         """Send -1, 0 or 1 an element and the largest magnitude of each parameter (Wen et al. 2017).
 
         There is no error feedback. Rounding is random, and right on average; clipping is not.
@@ -116,12 +133,12 @@ class Quantisers:
         Args:
             clip: the bound of a magnitude, in standard deviations of its parameter; None clips none.
             seed: of the random numbers.
-            engine, device: as topk().
+            scheme, engine, device: as efsign().
 
         Raises:
-            ConfigError: a value is out of range.
+            ConfigError: a value is out of range or unknown.
         """
-        return Request(QSGD(2, "max", clip, seed=seed), engine=engine, device=device)
+        return Request(QSGD(2, "max", clip, seed=seed), scheme, engine=engine, device=device)
 
     @staticmethod
     def int8(
@@ -144,7 +161,8 @@ class Quantisers:
                 loses is sent with the next gradient.
             seed: of the random numbers.
             scheme: "alltoall-allgather" (each rank owns a shard), "allgather" (nobody rounds again),
-                "gather-broadcast" (one rank owns everything), or "auto": by number of ranks and bytes of the bucket.
+                "gather-broadcast" (one rank owns everything), or "auto": by number of ranks and bytes of the bucket; or
+                one that runs by name alone, as topk().
             engine, device: as topk().
 
         Raises:

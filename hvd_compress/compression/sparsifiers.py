@@ -29,7 +29,10 @@ class Sparsifiers:
             ratio: share of the elements that is sent, in (0, 1]; 0.01 is one per cent.
             scheme: "allgather" (every rank's own top-k), "star" or "var" (AR-Topk: one rank's indices, taken in turn
                 or by the largest squared norm), "artopk" (STAR or VAR, whichever gains more, chosen while training),
-                or "auto" (any of these or no compression, whichever is fastest).
+                or "auto" (any of these or no compression, whichever is fastest). By name alone: "hierarchical" (ranks
+                of a host sum their gradients, and the first of them exchanges what is selected of the sum),
+                "hierarchical-within" and "hierarchical-both" (what travels within a host is compressed), "hitopk" (each
+                rank of a host exchanges a shard: HiTopKComm), "parameter-server" (rank 0 sums for all).
             algorithm: of every allreduce: "ring", "tree", "recursive_doubling", "rabenseifner"; with
                 scheme="allgather" of the all-gather: "ring", "bruck"; or "auto", the fastest. Where scheme and
                 algorithm are both named, nothing is chosen or measured.
@@ -92,6 +95,7 @@ class Sparsifiers:
         layerwise: bool = False,
         values: str = "fp32",
         index_coding: str = "none",
+        scheme: str = "auto",
         engine: str = "auto",
         device: str = "auto",
     ) -> Request:
@@ -105,13 +109,14 @@ class Sparsifiers:
             warmup_steps: over which the ratio falls from 0.25.
             clip: the largest Euclidean norm of a bucket's gradient on a rank. It does not follow a loss scale.
             layerwise: a threshold for each parameter instead of one for the bucket.
+            scheme: "allgather", which is "auto", "hierarchical" or "parameter-server", as topk().
             values, index_coding, engine, device: as topk().
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
         compressor = DGC(ratio, momentum, warmup_steps, clip, layerwise, values=values, index_coding=index_coding)
-        return Request(compressor, engine=engine, device=device)
+        return Request(compressor, scheme, engine=engine, device=device)
 
     @staticmethod
     def oktopk(
@@ -150,6 +155,7 @@ class Sparsifiers:
         *,
         values: str = "fp32",
         index_coding: str = "none",
+        scheme: str = "auto",
         engine: str = "auto",
         device: str = "auto",
     ) -> Request:
@@ -159,12 +165,13 @@ class Sparsifiers:
 
         Args:
             tau: in units of the gradient, above 0. It does not follow a loss scale.
+            scheme: "allgather", which is "auto", or one that runs by name alone, as topk(); not "hitopk".
             values, index_coding, engine, device: as topk().
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
-        return Request(Threshold(tau, values=values, index_coding=index_coding), engine=engine, device=device)
+        return Request(Threshold(tau, values=values, index_coding=index_coding), scheme, engine=engine, device=device)
 
     @staticmethod
     def sidco(
@@ -173,6 +180,7 @@ class Sparsifiers:
         *,
         values: str = "fp32",
         index_coding: str = "none",
+        scheme: str = "auto",
         engine: str = "auto",
         device: str = "auto",
     ) -> Request:
@@ -185,13 +193,14 @@ class Sparsifiers:
             ratio: share of the elements that is sent, about, in (0, 1]; 0.01 is one per cent.
             distribution: of magnitudes: "exponential"; "gamma", and generalised Pareto beyond the first threshold; or
                 "pareto", the generalised one, for all stages.
+            scheme: as threshold().
             values, index_coding, engine, device: as topk().
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
         compressor = SIDCo(ratio, distribution, values=values, index_coding=index_coding)
-        return Request(compressor, engine=engine, device=device)
+        return Request(compressor, scheme, engine=engine, device=device)
 
     @staticmethod
     def randomk(
@@ -208,7 +217,7 @@ class Sparsifiers:
 
         Args:
             ratio: share of the elements that is sent, in (0, 1]; 0.01 is one per cent.
-            scheme: "allgather", or "allreduce", which is "auto".
+            scheme: "allgather", "allreduce", which is "auto", or "hierarchical", as topk().
             algorithm: of it, as topk().
             error_feedback: remember what is not sent. Without it the elements are multiplied by about 1 / ratio, so
                 that the result is right on average, with much noise.

@@ -7,11 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Stage:
-    """One collective of a scheme. `size` is the bytes of one rank's tensor; headers are not counted."""
+    """One collective of a scheme.
+
+    Attributes:
+        size: bytes of one rank's tensor; headers are not counted.
+        ranks: how many take part, where those are a group: several such groups may be at work at once. None: all.
+    """
 
     verb: str
     algorithm: str
     size: float
+    ranks: int | None = None
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from hvd_compress.cost.paths import Path, Stage
+from hvd_compress.errors import ConfigError
 
 
 class Costs(Protocol):
@@ -40,7 +41,7 @@ class Prediction:
 
 def predict(
     candidate: Path,
-    stages: Iterable[Stage],
+    stages: Sequence[Stage],
     costs: Costs,
     compress_s: float = 0.0,
     decompress_s: float = 0.0,
@@ -54,8 +55,13 @@ def predict(
         compress_s, decompress_s: as measured or estimated by the caller, over ranks alike.
 
     Raises:
-        ConfigError: a collective that `costs` knows nothing of.
+        ConfigError: a collective that `costs` knows nothing of, such as one of a part of the ranks.
     """
+    for stage in stages:
+        if stage.ranks not in (None, costs.world_size):
+            raise ConfigError(
+                f"{candidate} launches a collective of {stage.ranks} ranks, and costs are known of {costs.world_size}"
+            )
     priced = tuple((stage, costs.seconds(stage.verb, stage.algorithm, stage.size)) for stage in stages)
     return Prediction(candidate, compress_s, priced, decompress_s)
 

@@ -81,6 +81,7 @@ class Engine(ABC):
     def __init__(self) -> None:
         self.ledger = Ledger()
         self._children: list[Engine] = []
+        self._groups: dict[str, Engine | None] = {}
         self._hosts: tuple[int, ...] | None = None
         self._closed = False
 
@@ -147,6 +148,15 @@ class Engine(ABC):
             child._hosts = numbered([self._hosts[rank] for rank in members])
             child.capabilities = replace(child.capabilities, hosts=child._hosts)
         return child
+
+    def group(self, name: str, color: int | None) -> Engine | None:
+        """Return what split(color) gave when it was called with this name first: the same engine in each step.
+
+        Collective the first time: all ranks of this engine name their groups in the same order.
+        """
+        if name not in self._groups:
+            self._groups[name] = self.split(color)
+        return self._groups[name]
 
     def _adopt(self, child: Engine) -> None:
         """Record the collectives of `child` here, and close it with this engine."""

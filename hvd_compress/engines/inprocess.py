@@ -11,7 +11,8 @@ import torch
 
 from hvd_compress.engines import algorithms
 from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, BROADCASTS, Capabilities, Engine
-from hvd_compress.errors import CommunicationError
+from hvd_compress.engines.hosts import numbered
+from hvd_compress.errors import CommunicationError, ConfigError
 
 Result = TypeVar("Result")
 
@@ -23,10 +24,20 @@ class InProcessWorld:
     """The queues between `world_size` ranks, and their engines.
 
     A rank that waits longer than `timeout_s` seconds for a message raises CommunicationError instead of hanging.
+
+    Args:
+        hosts: by rank, a number for the host that it plays to run on: (0, 0, 1, 1). Without it ranks are where the
+            process is, which `Engine.locate` finds out.
+
+    Raises:
+        ConfigError: `hosts` has not one number for each rank.
     """
 
-    def __init__(self, world_size: int, timeout_s: float = 60.0) -> None:
+    def __init__(self, world_size: int, timeout_s: float = 60.0, hosts: Sequence[int] | None = None) -> None:
+        if hosts is not None and len(hosts) != world_size:
+            raise ConfigError(f"hosts={tuple(hosts)} has {len(hosts)} numbers for {world_size} ranks: one each")
         self.world_size = world_size
+        self.hosts = None if hosts is None else numbered(hosts)
         self.timeout_s = timeout_s
         self.failure: str | None = None
         self._lock = threading.Lock()
@@ -89,7 +100,10 @@ class InProcessEngine(Engine):
         self._parent: InProcessEngine | None = None
         self._splits = 0
         verbs = ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter", "gather")
-        self.capabilities = Capabilities(verbs, ALGORITHMS, _FLOATS + _INTS, BROADCASTS, ALLGATHERS, splits=True)
+        self._hosts = world.hosts
+        self.capabilities = Capabilities(
+            verbs, ALGORITHMS, _FLOATS + _INTS, BROADCASTS, ALLGATHERS, splits=True, hosts=world.hosts or ()
+        )
 
     def send(self, destination: int, tensor: torch.Tensor) -> None:
         """Hand a copy of `tensor` to rank `destination`, without waiting for it."""
@@ -155,13 +169,18 @@ class InProcessEngine(Engine):
         self.world.abort(f"rank {self.rank} gave up during {self.pending}")
 
 
-def run_ranks(world_size: int, body: Callable[[InProcessEngine], Result], timeout_s: float = 60.0) -> list[Result]:
-    """Run `body(engine)` in one thread a rank and return the results in rank order.
+def run_ranks(
+    world_size: int,
+    body: Callable[[InProcessEngine], Result],
+    timeout_s: float = 60.0,
+    hosts: Sequence[int] | None = None,
+) -> list[Result]:
+    """Run `body(engine)` in one thread a rank and return the results in rank order; `hosts` as InProcessWorld's.
 
     The first error wakes all other ranks and is raised here, with its type; from Python 3.11 on it also carries a note
     that says on which rank it happened.
     """
-    world = InProcessWorld(world_size, timeout_s)
+    world = InProcessWorld(world_size, timeout_s, hosts)
     results: dict[int, Result] = {}
     errors: list[tuple[int, BaseException]] = []
 

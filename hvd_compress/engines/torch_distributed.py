@@ -30,12 +30,12 @@ DIRECT_BYTES = 1 << 16
 class TorchEngine(Engine):
     """Collectives over a process group of its own, of the ranks of `group` (default: all ranks of the job).
 
-    No algorithm can be forced, and there is no gather. Ranks count by their numbers in the job. The constructor is
-    collective over those ranks. The group is a new one, since the collectives of one group must be launched in the same
-    order on all ranks, and DistributedDataParallel launches its own from another thread. It lives until
-    torch.distributed.destroy_process_group(): releases of torch give a new group the name of a destroyed one, under
-    which the store still holds its addresses. torch counts groups in their names, so no other thread may make one
-    meanwhile, and the ranks of a job should make as many engines.
+    No algorithm can be forced; a gather is an all-to-all in which the root alone receives. Ranks count by their numbers
+    in the job. The constructor is collective over those ranks. The group is a new one, since the collectives of one
+    group must be launched in the same order on all ranks, and DistributedDataParallel launches its own from another
+    thread. It lives until torch.distributed.destroy_process_group(): releases of torch give a new group the name of a
+    destroyed one, under which the store still holds its addresses. torch counts groups in their names, so no other
+    thread may make one meanwhile, and the ranks of a job should make as many engines.
 
     NCCL takes tensors on this rank's GPU alone; `control` then is an engine over gloo.
 
@@ -82,7 +82,7 @@ class TorchEngine(Engine):
             self._control = control or TorchEngine(ranks=self.ranks, backend="gloo", timeout_s=timeout_s)
             self._adopt(self._control)
         self.capabilities = Capabilities(
-            ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter"),
+            ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter", "gather"),
             (),
             _SUM_DTYPES[self.backend],
             devices=(self._device.type,),
@@ -197,7 +197,12 @@ class TorchEngine(Engine):
         return theirs.tolist()
 
     def _gather(self, tensor: torch.Tensor, root: int, lengths: Sequence[int] | None) -> list[torch.Tensor] | None:
-        raise AssertionError("capabilities leave gather out")
+        sent = [tensor if rank == root else tensor[:0] for rank in range(self.world_size)]
+        if self.rank != root:
+            lengths = None if lengths is None else [0] * self.world_size
+            self._alltoall(sent, lengths)
+            return None
+        return self._alltoall(sent, lengths)
 
     def _exchange_lengths(self, numel: int) -> list[int]:
         lengths = torch.empty(self.world_size, dtype=torch.int64, device=self._device)

@@ -223,7 +223,7 @@ class AdaptivePolicy(FixedPolicy):
 def is_adaptive(request: Request) -> bool:
     """Whether the request leaves anything of how a bucket travels to the controller."""
     open_ = len(schemes.meanings(request.scheme)) > 1 or "auto" in (request.scheme, request.algorithm)
-    return request.compressor.has_ratio and open_
+    return request.compressor.has_ratio and open_ and not schemes.by_name(request.scheme)
 
 
 def workers_open(request: Request) -> bool:

@@ -10,7 +10,6 @@ import torch
 from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, Compressor
-from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.paths import Path
 from hvd_compress.decision import Decision, Request, compression_device
 from hvd_compress.engines.base import Capabilities, Engine
@@ -59,11 +58,8 @@ def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities
         return _uncompressed("auto", "no compression pays with one rank")
     if request.scheme != "auto":
         selections = schemes.meanings(request.scheme)
-        if not any(path.scheme in selections for path in schemes.variants(compressor, layout, can)):
-            raise UnsupportedError(
-                f"scheme {request.scheme!r} cannot be run over this engine, which has {', '.join(can.verbs)}: leave it "
-                "at 'auto', or launch the job with mpirun, and pass engine='mpi' to the compression"
-            )
+        if not any(path.scheme in selections for path in schemes.runnable(compressor, layout, can)):
+            raise UnsupportedError(_cannot(request.scheme, can))
         reason = "asked for" if len(selections) == 1 else "asked for; ranks take turns at first"
         return Decision(compressor, Path(selections[0], algorithm), reason=reason)
     found = [path for path in schemes.variants(compressor, layout, can) if path == Path(path.scheme)]
@@ -82,7 +78,7 @@ def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities
         summed = _sent_dtype(compressor, layout) in can.sum_dtypes
         reason = "asked for" if summed else f"the engine cannot sum {_sent_dtype(compressor, layout)}"
         return Decision(compressor, found[0], reason=reason)
-    path = _cheapest(found, compressor, layout, world_size)
+    path = schemes.cheapest([schemes.build(compressor, path) for path in found], layout, world_size).path
     counting = f", a message counting as {compressor.message_bytes >> 10} KiB" if compressor.message_bytes else ""
     least = f"fewest bytes with {world_size} ranks{counting}"
     reason = least if len(found) > 1 else "no other scheme carries its payloads"
@@ -97,12 +93,12 @@ def _sent_dtype(compressor: Compressor, layout: Layout) -> torch.dtype | None:
     return compressor.wire(layout)[0].sum_dtype
 
 
-def _cheapest(found: list[Path], compressor: Compressor, layout: Layout, world_size: int) -> Path:
-    """Return the path with the smallest bandwidth term, the first among equals; a message counts as `message_bytes`."""
-    bandwidth = Formulas(float(compressor.message_bytes), 1.0, world_size)
-
-    def longest_chain(path: Path) -> float:
-        stages = schemes.stages(compressor, path, layout, world_size)
-        return sum(bandwidth.seconds(stage.verb, stage.algorithm, stage.size) for stage in stages)
-
-    return min(found, key=longest_chain)
+def _cannot(scheme: str, can: Capabilities) -> str:
+    """Say why a scheme that was asked for cannot be run, and what to do."""
+    obstacle = schemes.obstacle(scheme, can)
+    if obstacle:
+        return f"scheme {scheme!r} cannot be run: {obstacle}"
+    return (
+        f"scheme {scheme!r} cannot be run over this engine, which has {', '.join(can.verbs)}: leave it at 'auto', or "
+        "launch the job with mpirun, and pass engine='mpi' to the compression"
+    )

@@ -335,9 +335,12 @@ class PlannedPolicy(DecisionPolicy):
             decision = self._decide(treatment, layout)
         except ConfigError as error:
             return f"{layout.called}: {error}"
-        offered = schemes.variants(decision.compressor, layout, self.capabilities)
+        offered = schemes.runnable(decision.compressor, layout, self.capabilities)
         if decision.path in offered or layout.sparse:
             return ""
+        obstacle = schemes.obstacle(decision.scheme, self.capabilities)
+        if obstacle:
+            return f"{layout.called}: {decision.path} cannot be run: {obstacle}"
         names = ", ".join(map(str, offered))
         return f"{layout.called}: {decision.path} cannot carry it over this engine, which offers {names}"
 

@@ -5,17 +5,25 @@ from hvd_compress.schemes.allreduce import AllReduce, Dense
 from hvd_compress.schemes.alltoall import AllToAll
 from hvd_compress.schemes.artopk import ARTopk
 from hvd_compress.schemes.base import Exchange, Scheme, Work
+from hvd_compress.schemes.flat import cheapest
+from hvd_compress.schemes.hierarchical import Hierarchical, HierarchicalWithin
+from hvd_compress.schemes.hitopk import HiTopK
 from hvd_compress.schemes.observed import Observed
 from hvd_compress.schemes.oktopk import OkTopkAllReduce
+from hvd_compress.schemes.parameter_server import ParameterServer
 from hvd_compress.schemes.probe import Probe, ProbeReport
 from hvd_compress.schemes.registry import (
     SCHEMES,
     build,
+    by_name,
     carries,
     labels,
     meanings,
     names_for,
+    obstacle,
     parse,
+    requests_for,
+    runnable,
     stages,
     sums,
     variants,
@@ -31,19 +39,28 @@ __all__ = [
     "AllToAll",
     "Dense",
     "Exchange",
+    "HiTopK",
+    "Hierarchical",
+    "HierarchicalWithin",
     "Observed",
     "OkTopkAllReduce",
+    "ParameterServer",
     "Probe",
     "ProbeReport",
     "Requantize",
     "Scheme",
     "Work",
     "build",
+    "by_name",
     "carries",
+    "cheapest",
     "labels",
     "meanings",
     "names_for",
+    "obstacle",
     "parse",
+    "requests_for",
+    "runnable",
     "stages",
     "sums",
     "variants",

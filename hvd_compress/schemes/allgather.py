@@ -14,10 +14,9 @@ from hvd_compress.compressors.base import Compressor
 from hvd_compress.compressors.finite import all_finite
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
-from hvd_compress.errors import PayloadError
 from hvd_compress.payload import Payload
 from hvd_compress.schemes.base import Exchange, Scheme, Work, finish, send_residual
-from hvd_compress.schemes.packed import Packer
+from hvd_compress.schemes.packed import Packer, check_size
 from hvd_compress.schemes.probe import ProbeReport
 
 
@@ -68,12 +67,7 @@ class _AllGatherExchange(Exchange):
         self._pack(next(self._rounds), 0)
 
     def _pack(self, payload: Payload, number: int) -> None:
-        round_ = self._wire[number]
-        if round_.fixed and payload.wire_bytes != round_.nbytes:  # the other ranks expect as many
-            raise PayloadError(
-                f"{self._compressor} sends {payload.wire_bytes} bytes, and its wire() says {round_.nbytes}: say "
-                "fixed=False where data decide"
-            )
+        check_size(self._compressor, self._wire[number], payload)
         self._own = payload
         self._packed = self._packer.pack(f"sent {number}", payload)
 

@@ -26,10 +26,12 @@ class Work(Input):
     Attributes:
         lane: what leads to the engine and back; engines take no tensor that did not come from it.
         probe: what the policy wants to know of this exchange.
+        hosts: by rank the number of its host, as `Engine.hosts`; empty where nobody has asked.
     """
 
     lane: Lane = HOST
     probe: Probe = Probe()
+    hosts: tuple[int, ...] = ()
 
 
 class Exchange(ABC):
@@ -72,11 +74,13 @@ class Scheme(ABC):
         names: what a path's scheme may be to mean this one.
         verb: of its main collective, whose algorithm the path names; None where it has none to choose from.
         broadcasts: whether the path names the algorithm of a broadcast, too.
+        by_name: whether it runs only where it is asked for by name: neither "auto" nor the controller chooses it.
     """
 
     names: ClassVar[tuple[str, ...]]
     verb: ClassVar[str | None] = None
     broadcasts: ClassVar[bool] = False
+    by_name: ClassVar[bool] = False
     compressor: Compressor
     path: Path
 
@@ -91,6 +95,11 @@ class Scheme(ABC):
         return True
 
     @classmethod
+    def obstacle(cls, can: Capabilities) -> str:
+        """Say what this scheme misses in an engine, beside verbs, or return nothing."""
+        return ""
+
+    @classmethod
     @abstractmethod
     def variants(cls, compressor: Compressor, layout: Layout, can: Capabilities) -> Sequence[Path]:
         """Return the paths by which it can carry a compressor over an engine, perhaps none; "auto" first."""
@@ -98,6 +107,10 @@ class Scheme(ABC):
     @abstractmethod
     def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:
         """Return the collectives of one step in the order in which they run, for pricing."""
+
+    def stages_on(self, layout: Layout, hosts: Sequence[int]) -> tuple[Stage, ...]:
+        """Return the same for ranks on these hosts; most schemes do not heed them."""
+        return self.stages(layout, len(hosts))
 
     @abstractmethod
     def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
@@ -119,6 +132,16 @@ def send_residual(compressor: Compressor, work: Work) -> None:
         native.accumulate(gradient, residual, out=pending)
         gradient.copy_(pending)
         pending.sub_(gradient)
+
+
+def add_residual(work: Work, values: torch.Tensor, part: slice) -> None:
+    """Add what is remembered of a part of the bucket to `values`, fp32, which are sent whole: nothing is left of it.
+
+    `values` is (numel,) of the whole bucket, and perhaps its gradient.
+    """
+    if work.residual is not None and work.pending is not None:
+        native.accumulate(values[part], work.residual[part], out=values[part])
+        work.pending[part].zero_()
 
 
 def finish(rounds: Rounds, payloads: Sequence[Payload]) -> torch.Tensor | None:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from hvd_compress.errors import located
+from hvd_compress.compressors.base import Compressor, Round
+from hvd_compress.errors import PayloadError, located
 from hvd_compress.payload import Payload
 from hvd_compress.schemes.base import Work
+
+
+def check_size(compressor: Compressor, round_: Round, payload: Payload) -> None:
+    """Raise PayloadError where a payload has not the fixed size that the other ranks expect."""
+    if round_.fixed and payload.wire_bytes != round_.nbytes:
+        raise PayloadError(
+            f"{compressor} sends {payload.wire_bytes} bytes, and its wire() says {round_.nbytes}: say "
+            "fixed=False where data decide"
+        )
 
 
 class Packer:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.names import BROADCASTS, KNOWN
 from hvd_compress.errors import ConfigError
-from hvd_compress.schemes.allgather import AllGather
-from hvd_compress.schemes.allreduce import AllReduce, Dense
-from hvd_compress.schemes.alltoall import AllToAll
 from hvd_compress.schemes.artopk import ARTopk
 from hvd_compress.schemes.base import Scheme
-from hvd_compress.schemes.oktopk import OkTopkAllReduce
-from hvd_compress.schemes.priced import Priced
-from hvd_compress.schemes.requantize import Requantize
+from hvd_compress.schemes.flat import FLAT
+from hvd_compress.schemes.hierarchical import Hierarchical, HierarchicalWithin
+from hvd_compress.schemes.hitopk import HiTopK
+from hvd_compress.schemes.parameter_server import ParameterServer
 from hvd_compress.schemes.skip import Skip
 from hvd_compress.schemes.sparse_rows import SparseRows
 
-RUN: tuple[type[Scheme], ...] = (Dense, AllToAll, AllReduce, AllGather, Requantize, ARTopk, OkTopkAllReduce)
+RUN: tuple[type[Scheme], ...] = (*FLAT, Hierarchical, HierarchicalWithin, HiTopK, ParameterServer)
 """In the order in which paths are tried, and equals are preferred."""
-SCHEMES: tuple[type[Scheme], ...] = (*RUN, SparseRows, Skip, Priced)
-"""Those that a user may ask for, those that a gradient or a policy asks for, and those that only have a price."""
+SCHEMES: tuple[type[Scheme], ...] = (*RUN, SparseRows, Skip)
+"""Those that a user may ask for, and those that a gradient or a policy asks for."""
 ARTOPK = "artopk"
 """Leaves open whose indices are used."""
 
@@ -38,17 +38,33 @@ def build(compressor: Compressor, path: Path) -> Scheme:
 
 
 def variants(compressor: Compressor, layout: Layout, can: Capabilities) -> tuple[Path, ...]:
-    """Return every path by which an engine can carry a compressor. The same order on every rank."""
+    """Return every path to choose from, by which an engine can carry a compressor. The same order on every rank."""
+    chosen = (scheme for scheme in SCHEMES if not scheme.by_name)
+    return tuple(path for scheme in chosen for path in scheme.variants(compressor, layout, can))
+
+
+def runnable(compressor: Compressor, layout: Layout, can: Capabilities) -> tuple[Path, ...]:
+    """Return every path by which an engine can carry a compressor, also those that run by name alone."""
     return tuple(path for scheme in SCHEMES for path in scheme.variants(compressor, layout, can))
 
 
-def stages(compressor: Compressor, path: Path, layout: Layout, world_size: int) -> tuple[Stage, ...]:
+def obstacle(name: str, can: Capabilities) -> str:
+    """Say what a scheme misses in an engine, beside verbs, or return nothing."""
+    return _scheme_of(Path(name)).obstacle(can)
+
+
+def stages(
+    compressor: Compressor, path: Path, layout: Layout, world_size: int, hosts: Sequence[int] = ()
+) -> tuple[Stage, ...]:
     """Return the collectives of one step of a bucket in the order in which they run, for pricing.
 
     A scheme need not carry a compressor to be priced with it, as the papers do.
+
+    Args:
+        hosts: by rank, the number of the host that it runs on; without it each has one of its own.
     """
     scheme = _scheme_of(checked(path))
-    return scheme(compressor, path).stages(layout, world_size)  # type: ignore[call-arg]
+    return scheme(compressor, path).stages_on(layout, hosts or range(world_size))  # type: ignore[call-arg]
 
 
 def labels() -> tuple[str, ...]:
@@ -57,8 +73,19 @@ def labels() -> tuple[str, ...]:
 
 
 def names_for(compressor: Compressor) -> tuple[str, ...]:
-    """Return the names by which a user may ask for a scheme that carries a compressor."""
-    return tuple(sorted(name for scheme in RUN if scheme.carries(compressor) for name in scheme.names))
+    """Return the names of the schemes that carry a compressor, whatever the engine; those by name alone come last."""
+    carrying = [scheme for scheme in RUN if scheme.carries(compressor)]
+    return tuple(n for last in (False, True) for n in sorted(n for s in carrying if s.by_name == last for n in s.names))
+
+
+def requests_for(compressor: Compressor) -> tuple[str, ...]:
+    """Return those that a request may name: for what loses nothing only schemes that run by name alone."""
+    return tuple(name for name in names_for(compressor) if compressor.compresses or by_name(name))
+
+
+def by_name(name: str) -> bool:
+    """Whether a scheme runs by name alone: nothing chooses it."""
+    return any(scheme.by_name and name in scheme.names for scheme in SCHEMES)
 
 
 def meanings(name: str) -> tuple[str, ...]:

@@ -100,6 +100,16 @@ def test_a_job_crosses_the_network(lab: Lab) -> None:
     assert lab.status().lost_frames == 0
 
 
+def test_schemes_that_heed_hosts_train() -> None:
+    """Two ranks a host: what crosses the network are the payloads of one of them."""
+    schemes = ("hierarchical", "hierarchical-within", "hierarchical-both", "hitopk", "parameter-server")
+    with Lab(2, "1ms", "1gbit", slots=2) as pairs:
+        job = run(pairs, sys.executable, str(PROGRAMS / "hosts.py"), *schemes)
+    assert job.returncode == 0, job.stdout
+    found = re.findall(r"\[rank (\d)\] (\S+): equal (\S+), named (\S+), finite (\S+)", job.stdout)
+    assert sorted(found) == sorted((str(r), scheme, *["True"] * 3) for r in range(4) for scheme in schemes), job.stdout
+
+
 def test_plain_sockets_cross_it_too(lab: Lab) -> None:
     figures = measure(lab, seconds=4.0)
     assert figures.idle_latency_s >= 0.020

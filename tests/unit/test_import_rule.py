@@ -60,14 +60,17 @@ ALLOWED = {
         "schemes",
         "buckets.layout",
         "compressors.base",
+        "compressors.cast",
         "compressors.finite",
         "compressors.oktopk",
         "compressors.sparsifier",
+        "cost.formulas",
         "cost.paths",
         "devices.lane",
         "engines.base",
         "engines.layout",
         "engines.names",
+        "feedback.states",
         "payload",
         "errors",
         "native",
@@ -228,7 +231,10 @@ def test_controller_and_planner_do_not_know_each_other() -> None:
 
 COMPRESSORS = set(compressors.__all__) - {"COMPRESSORS", "Compressor", "Input", "Round", "Rounds"}
 """But their base: whether something is a compressor at all may be asked."""
-SCHEME_NAMES = {"dense", "star", "var", "artopk", "parameter-server", "alltoall-allgather", "gather-broadcast"}
+SCHEME_NAMES = {
+    *("dense", "star", "var", "artopk", "parameter-server", "alltoall-allgather", "gather-broadcast"),
+    *("hierarchical", "hierarchical-within", "hierarchical-both", "hitopk"),
+}
 """But "allreduce", "alltoall" and "allgather", which are collectives, too."""
 
 

@@ -21,10 +21,13 @@ def test_every_compression_is_listed() -> None:
     assert by_name["topk"] == {
         **{"name": "topk", "kind": "sparsifier", "fixed": True, "error_feedback": True},
         **{"bits": 64 * 10486 / 2**20, "schemes": ["allgather", "artopk", "star", "var"]},
+        "by_name": ["hierarchical", "hierarchical-both", "hierarchical-within", "hitopk", "parameter-server"],
         "source": "Aji and Heafield 2017",
     }
     assert not by_name["threshold"]["fixed"]
     assert by_name["dense"]["schemes"] == ["alltoall", "dense"]
+    assert by_name["dense"]["by_name"] == ["hierarchical", "parameter-server"]
+    assert by_name["powersgd"]["by_name"] == ["hierarchical"]
 
 
 def test_the_table_says_the_same_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hc
+from hvd_compress.engines import base as engines_base
 from tests.harness import gradient
 from tests.unit.ddp.job import run_ranks
 from tests.unit.ddp.training import (
@@ -56,6 +57,20 @@ def train_with_all(rank: int) -> None:
         assert hc.last_step(ddp).step == 24
         assert hc.last_step(ddp).finite
         assert len(hc.decisions(ddp)) > 1
+
+
+def test_hosts_of_two_ranks() -> None:
+    run_ranks(train_on_hosts, ranks=4)
+
+
+def train_on_hosts(rank: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines_base, "host_identity", lambda: f"host {rank // 2}")
+        for scheme in ("hierarchical", "hierarchical-both", "hitopk", "parameter-server"):
+            ddp = compressed(make_model(), hc.Compression.topk(0.05, scheme))
+            losses = train(ddp, rank, 15)
+            assert sum(losses[-5:]) < 0.9 * sum(losses[:5]), f"{scheme}: {losses}"
+            assert {decision.scheme for decision in hc.decisions(ddp).values()} == {scheme}
 
 
 @pytest.mark.parametrize("name", ["topk", "auto"])

@@ -9,7 +9,7 @@ import torch
 
 from hvd_compress.engines import base, hosts
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
-from hvd_compress.errors import CommunicationError, UsageError
+from hvd_compress.errors import CommunicationError, ConfigError, UsageError
 from tests.unit.engines.promises import PROMISES
 
 
@@ -108,6 +108,21 @@ def test_hosts_count_by_their_first_rank(monkeypatch):
 
     whole, low, high = (0, 1, 0, 2, 1), (0, 1), (0, 1, 2)
     assert run_ranks(5, body) == [(whole, low)] * 2 + [(whole, high)] * 3
+
+
+def test_hosts_can_be_given():
+    def body(engine: InProcessEngine):
+        assert engine.hosts == engine.capabilities.hosts == engine.locate()
+        assert engine.sent_messages == 0
+        part = engine.split(int(engine.rank > 1))
+        return engine.hosts, part.hosts, part.capabilities.hosts
+
+    assert (
+        run_ranks(4, body, hosts=(7, 7, 7, 3))
+        == [((0, 0, 0, 1), (0, 0), (0, 0))] * 2 + [((0, 0, 0, 1), (0, 1), (0, 1))] * 2
+    )
+    with pytest.raises(ConfigError, match=r"hosts=\(0, 0, 1\) has 3 numbers for 4 ranks"):
+        InProcessWorld(4, hosts=(0, 0, 1))
 
 
 def test_hosts_of_one_machine_that_have_names_are_several(monkeypatch):

@@ -68,6 +68,25 @@ def test_a_plan_names_blocks_of_bits(tmp_path: Path) -> None:
     assert run_ranks(3, body) == [{(BlockQuantizer(4, 128), "alltoall-allgather")}] * 3
 
 
+def test_a_plan_names_schemes_that_nothing_chooses(tmp_path: Path) -> None:
+    def planned(scheme: str) -> Request:
+        default = {"compressor": TOPK, "scheme": scheme}
+        return Compression.plan(write(tmp_path / f"{scheme}.json", buckets=[], patterns=[], default=default))
+
+    def body(engine: InProcessEngine, request: Request):
+        optimizer = first_step(engine, request)
+        optimizer.save_plan(tmp_path / f"saved-{engine.rank}.json")
+        return {(d.compressor, str(d.path)) for d in optimizer.decisions.values()}
+
+    for scheme in ("hierarchical", "hierarchical-both", "hitopk", "parameter-server"):
+        request = planned(scheme)
+        found = run_ranks(4, lambda engine, request=request: body(engine, request), hosts=(0, 0, 1, 1))
+        assert found == [{(TopK(0.05), scheme)}] * 4
+        assert {entry.scheme for entry in read(tmp_path / "saved-0.json").buckets} == {scheme}
+    with pytest.raises(PlanError, match=r"hitopk cannot be run: it takes as many ranks on each host, .* have 2, 1"):
+        run_ranks(3, lambda engine: body(engine, planned("hitopk")), hosts=(0, 0, 1))
+
+
 def test_parameters_of_a_pattern_are_cut_as_usual_and_share_with_no_others(tmp_path: Path) -> None:
     file = write(tmp_path / "plan.json", buckets=[], patterns=[{"pattern": "*.weight", "compressor": TOPK}])
 
@@ -277,7 +296,7 @@ BROKEN = {
     "a dtype nobody knows": ({"default": {"compressor": {"name": "cast", "dtype": "int3"}}}, "unknown dtype 'int3'"),
     "a scheme that cannot": (
         {"default": {"compressor": {"name": "efsign"}, "scheme": "star"}},
-        "scheme 'star' cannot carry EFSign(layerwise=True); auto, allgather can",
+        "scheme 'star' cannot carry EFSign(layerwise=True); auto, allgather, hierarchical",
     ),
     "an open scheme": (
         {"default": {"compressor": TOPK, "scheme": "artopk"}},

@@ -13,10 +13,15 @@ from hvd_compress.errors import ConfigError, MismatchError, PayloadError
 from tests.harness import REQUESTS, alone, backward, on_engine
 
 
+@pytest.mark.parametrize("hosts", [None, (0, 0, 1, 1)])
 @pytest.mark.parametrize(
-    "name", ["topk-star", "topk-allgather", "efsign", "int8", "int2", "int4-stochastic", "int8-gather"]
+    "name",
+    [
+        *("topk-star", "topk-allgather", "efsign", "int8", "int2", "int4-stochastic", "int8-gather", "topk-hitopk"),
+        *("topk-hierarchical", "powersgd-hierarchical", "efsign-within", "int4-both", "topk-server"),
+    ],
 )
-def test_training_resumes_where_a_checkpoint_was_taken(name: str) -> None:
+def test_training_resumes_where_a_checkpoint_was_taken(name: str, hosts: tuple[int, ...] | None) -> None:
     """Bit by bit: parameters, momentum, residuals, and whose turn it is."""
 
     def body(engine: InProcessEngine):
@@ -43,8 +48,9 @@ def test_training_resumes_where_a_checkpoint_was_taken(name: str) -> None:
             optimizer.zero_grad()
         return {n: p.detach() for n, p in parameters.items()}
 
-    uninterrupted = run_ranks(2, body)
-    resumed = run_ranks(2, lambda engine: resume(engine, [saved for saved, _ in uninterrupted]))
+    size = len(hosts or (0, 0))
+    uninterrupted = run_ranks(size, body, hosts=hosts)
+    resumed = run_ranks(size, lambda engine: resume(engine, [saved for saved, _ in uninterrupted]), hosts=hosts)
     for (_, expected), found in zip(uninterrupted, resumed, strict=True):
         for n, value in expected.items():
             assert torch.equal(found[n], value), n

@@ -1,0 +1,49 @@
+"""Schemes in which all ranks take part alike, and the one of them that sends the fewest bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors.base import Compressor
+from hvd_compress.cost.formulas import Formulas
+from hvd_compress.cost.paths import Path
+from hvd_compress.engines.base import Capabilities
+from hvd_compress.schemes.allgather import AllGather
+from hvd_compress.schemes.allreduce import AllReduce, Dense
+from hvd_compress.schemes.alltoall import AllToAll
+from hvd_compress.schemes.artopk import ARTopk
+from hvd_compress.schemes.base import Scheme
+from hvd_compress.schemes.oktopk import OkTopkAllReduce
+from hvd_compress.schemes.requantize import Requantize
+
+FLAT: tuple[type[Scheme], ...] = (Dense, AllToAll, AllReduce, AllGather, Requantize, ARTopk, OkTopkAllReduce)
+"""In the order in which paths are tried, and equals are preferred."""
+
+
+def flat_scheme(compressor: Compressor, layout: Layout, world_size: int, can: Capabilities) -> Scheme | None:
+    """Return what carries a compressor over so many ranks with the fewest bytes, no algorithm forced; None if nothing.
+
+    The same on all ranks: it depends on the arguments alone.
+    """
+    found = [
+        scheme(compressor, path)  # type: ignore[call-arg]
+        for scheme in FLAT
+        for path in scheme.variants(compressor, layout, can)
+        if path == Path(path.scheme)
+    ]
+    return cheapest(found, layout, world_size) if found else None
+
+
+def cheapest(found: Sequence[Scheme], layout: Layout, world_size: int) -> Scheme:
+    """Return the scheme with the smallest bandwidth term, the first among equals.
+
+    A message counts as the `message_bytes` of its compressor.
+    """
+
+    def longest_chain(scheme: Scheme) -> float:
+        bandwidth = Formulas(float(scheme.compressor.message_bytes), 1.0, world_size)
+        stages = scheme.stages(layout, world_size)
+        return sum(bandwidth.seconds(stage.verb, stage.algorithm, stage.size) for stage in stages)
+
+    return min(found, key=longest_chain)
