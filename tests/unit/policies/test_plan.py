@@ -285,7 +285,7 @@ BROKEN = {
     ),
     "a setting nobody knows": (
         {"default": {"compressor": {"name": "topk", "k": 3}}},
-        "topk has no setting 'k'; it has ratio, layerwise",
+        "topk has no setting 'k'; it has values, index_coding, ratio, layerwise",
     ),
     "a ratio out of range": ({"default": {"compressor": {"name": "topk", "ratio": 2}}}, "ratio = 2"),
     "a setting of another kind": (
