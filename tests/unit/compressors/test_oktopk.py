@@ -54,6 +54,19 @@ def test_zeros_leave_no_threshold() -> None:
     assert run([0.0, 1.0]) == [(K, 0.0), run([1.0])[0]]
 
 
+@pytest.mark.parametrize(
+    ("count", "used", "expected"),
+    [(K, 7.0, 7.0), (66, 7.0, 0.8 * 7.0), (134, 7.0, 35.0), (50, 0.0, 1.0), (0, 0.0, 0.0), (0, 5.0, 4.0)],
+)
+def test_the_global_threshold_follows_how_many_sums_reached_it(count: int, used: float, expected: float) -> None:
+    """Sums of 1 to `count`: of 134 the 100 largest are those from 35 on."""
+    states = States()
+    state = states.bind(LAYOUT, own=COMPRESSOR.new_state(LAYOUT, torch.device("cpu")))
+    work = Input(torch.zeros(NUMEL), LAYOUT, 1, 0, 1.0, state)
+    COMPRESSOR.set_global_threshold(work, used, -torch.arange(1.0, count + 1.0))
+    assert float(state.pending[GLOBAL, "weight"]) == pytest.approx(expected, rel=1e-6)
+
+
 def test_the_thresholds_follow_a_loss_scale_and_a_checkpoint() -> None:
     states = States()
     state = states.bind(LAYOUT, own=COMPRESSOR.new_state(LAYOUT, torch.device("cpu")))
