@@ -103,8 +103,10 @@ def test_a_job_crosses_the_network(lab: Lab) -> None:
 def test_schemes_that_heed_hosts_train() -> None:
     """Two ranks a host: what crosses the network are the payloads of one of them."""
     schemes = ("hierarchical", "hierarchical-within", "hierarchical-both", "hitopk", "parameter-server")
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
     with Lab(2, "1ms", "1gbit", slots=2) as pairs:
-        job = run(pairs, sys.executable, str(PROGRAMS / "hosts.py"), *schemes)
+        program = [sys.executable, str(PROGRAMS / "hosts.py"), *schemes]
+        job = pairs.run(program, environment, LIMIT_S, **PIPES)
     assert job.returncode == 0, job.stdout
     found = re.findall(r"\[rank (\d)\] (\S+): equal (\S+), named (\S+), finite (\S+)", job.stdout)
     assert sorted(found) == sorted((str(r), scheme, *["True"] * 3) for r in range(4) for scheme in schemes), job.stdout

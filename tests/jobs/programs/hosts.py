@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+import quick_start  # noqa: F401
 import torch
 from mpi4py import MPI
 
