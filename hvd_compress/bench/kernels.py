@@ -166,18 +166,25 @@ def _quartiles(values: list[float]) -> tuple[float, float]:
     return first, third
 
 
-def times(calls: Sequence[tuple[Callable[[], object], Callable[[], object]]], repetitions: int) -> list[list[float]]:
-    """Time (call, what prepares it) in turns, so that a machine that becomes slower does so for all of them."""
+def times(
+    calls: Sequence[tuple[Callable[[], object], Callable[[], object]]],
+    repetitions: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[list[float]]:
+    """Time (call, what prepares it) in turns, so that a machine that becomes slower does so for all of them.
+
+    Returns the seconds of each repetition, by the clock, for each call.
+    """
     seconds: list[list[float]] = [[] for _ in calls]
     warm_up = min(2, repetitions)  # the first ones find cold caches and memory that is not mapped yet
     for repetition in range(warm_up + repetitions):
         for (call, prepare), own in zip(calls, seconds, strict=True):
             prepare()
             _pause()
-            start = time.perf_counter()
+            start = clock()
             call()
             if repetition >= warm_up:
-                own.append(time.perf_counter() - start)
+                own.append(clock() - start)
     return seconds
 
 

@@ -21,6 +21,8 @@ KIND = f"{GRADIENT_UNITS}dgc.velocity"
 SAMPLED = 0.01
 FEWEST_SAMPLED = 4096
 """Elements of which the threshold is taken: this share, but no fewer."""
+LINE = 16
+"""Elements that are sampled together."""
 LEAST, MOST, LOWERED, ROUNDS = 0.8, 1.3, 0.8, 10
 """Where fewer than LEAST * k reach a threshold it is lowered to LOWERED times it, at most so often; where more than
 MOST * k do, the k largest of them are sent."""
@@ -154,12 +156,11 @@ class _Fed:
         return (indices, values) if indices.numel() <= _most(k) else self._cut(indices, values, k)
 
     def _sample(self) -> torch.Tensor:
-        """Return the same elements of corrected as of a tensor that exists, rounded as the kernel does."""
-        stride = _stride(self.gradient.numel())
-        added = self.gradient[::stride]
+        """Return a sample of corrected, rounded as the kernel does."""
+        added = _lines(self.gradient)
         if self.momentum is not None:
-            added = (self.momentum.velocity[::stride] * self.momentum.factor).add_(added)
-        return self.residual[::stride] + added
+            added = (_lines(self.momentum.velocity) * self.momentum.factor).add_(added)
+        return (_lines(self.residual) + added).view(-1)
 
     def _lower(self, indices: torch.Tensor, values: torch.Tensor, tau: float, k: int) -> Selected:
         """Lower the limit, and add what reaches it."""
@@ -190,9 +191,16 @@ def _most(k: int) -> int:
     return int(MOST * k)
 
 
-def _stride(numel: int) -> int:
-    """Return the distance of elements of the sample."""
-    return max(1, numel // max(FEWEST_SAMPLED, int(SAMPLED * numel))) | 1
+def _lines(x: torch.Tensor) -> torch.Tensor:
+    """Return a sample of x: LINE neighbours (lines, LINE) from each so many lines, or all of x where it is small.
+
+    Single elements would each cost a cache line of memory: at 1 % half the time of a whole pass.
+    """
+    lines_apart = max(1, x.numel() // max(FEWEST_SAMPLED, int(SAMPLED * x.numel()))) | 1
+    if lines_apart == 1:
+        return x
+    lines = x.numel() // (lines_apart * LINE)
+    return x[: lines * lines_apart * LINE].view(lines, -1)[:, :LINE]
 
 
 def _limit(sample: torch.Tensor, k: int, numel: int) -> float:
@@ -204,7 +212,7 @@ def _limit(sample: torch.Tensor, k: int, numel: int) -> float:
 
 def _sampled(x: torch.Tensor, k: int) -> Selected:
     """Select about k elements of x by the k-th largest magnitude of a sample, scaled to its size."""
-    tau = _limit(x[:: _stride(x.numel())].contiguous(), k, x.numel())
+    tau = _limit(_lines(x).reshape(-1), k, x.numel())
     if not math.isfinite(tau):
         return native.topk(x, k)
     for _ in range(ROUNDS):

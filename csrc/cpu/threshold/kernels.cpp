@@ -32,33 +32,25 @@ struct Finder {
     }
 };
 
-void put(float* p, Isa::Vec v, bool past_caches) {
-    if (past_caches) {
-        Isa::stream(p, v);
-    } else {
-        Isa::store(p, v);
-    }
-}
-
 void store_until(float* x, Isa::Vec v, std::int64_t i, std::int64_t end) {
     float some[kLanes];
     Isa::store(some, v);
     for (std::int64_t j = i; j < end; ++j) x[j] = some[j - i];
 }
 
+// Never past the caches: two streams that are written so took a third longer than lines that are read first.
 template <class G>
 void accumulate_momentum(const G* grad, const float* residual, Momentum momentum, float* out, Place place,
-                         bool past_caches, Finder* find) {
+                         Finder* find) {
     const auto factor = Isa::all(momentum.factor);
     const std::int64_t last = place.begin + (place.end - place.begin) / kLanes * kLanes;
     for (std::int64_t i = place.begin; i < last; i += kLanes) {
         const auto own = Isa::add(Isa::multiply(factor, Isa::load(momentum.velocity + i)), Isa::load(grad + i));
         const auto v = Isa::add(Isa::load(residual + i), own);
         const std::uint32_t mask = (*find)(v, i, place.end);
-        put(momentum.out + i, Isa::without(own, mask), past_caches);
-        put(out + i, Isa::without(v, mask), past_caches);
+        Isa::store(momentum.out + i, Isa::without(own, mask));
+        Isa::store(out + i, Isa::without(v, mask));
     }
-    if (past_caches) Isa::fence();
     if (last == place.end) return;
     const auto own = Isa::add(Isa::multiply(factor, load_until(momentum.velocity, last, place.end)),
                               load_until(grad, last, place.end));
@@ -74,7 +66,7 @@ std::int64_t accumulate_select(const void* data, const float* residual, Momentum
     const G* grad = static_cast<const G*>(data);
     Finder find{low, indices, values};
     if (momentum.velocity != nullptr) {
-        accumulate_momentum(grad, residual, momentum, out, place, past_caches, &find);
+        accumulate_momentum(grad, residual, momentum, out, place, &find);
     } else {
         accumulate(grad, residual, out, place, past_caches,
                    [&](std::int64_t i, Isa::Vec v) { return Isa::without(v, find(v, i, place.end)); });

@@ -17,7 +17,7 @@ struct ThresholdKernels {
     Select select[3];
 
     // The same of what is accumulated (threshold.hpp) on its way to `out`, where, and in momentum.out, zeros take the
-    // places of what was found. With `past_caches` both must be aligned to a cache line. By dtype of grad.
+    // places of what was found. `past_caches` is for `out` without momentum. By dtype of grad.
     using AccumulateSelect = std::int64_t (*)(const void* grad, const float* residual, Momentum momentum, float* out,
                                               Place place, bool past_caches, std::uint32_t low, std::int32_t* indices,
                                               float* values);

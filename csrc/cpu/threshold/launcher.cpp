@@ -132,10 +132,8 @@ Status threshold_accumulate(ConstArray grad, const float* residual, Momentum mom
     if (const Status status = check(n, workspace); status != Status::kOk) return status;
     return dispatch(grad.dtype, [&](auto) {
         const auto select = threshold_kernels().accumulate_select[static_cast<int>(grad.dtype)];
-        const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(float);
         const bool past_caches =
-            goes_past_caches(out, residual, grad.data, bytes) &&
-            (momentum.velocity == nullptr || goes_past_caches(momentum.out, momentum.velocity, grad.data, bytes));
+            goes_past_caches(out, residual, grad.data, static_cast<std::size_t>(n) * sizeof(float));
         const auto accumulate = [&](Place place, std::uint32_t low, Buffer* found) {
             return select(grad.data, residual, momentum, out, place, past_caches, low, found->indices, found->values);
         };
