@@ -92,6 +92,32 @@ def threshold_select(
     workspace_bytes: int,
     /,
 ) -> None: ...
+def threshold_accumulate(
+    grad: int,
+    grad_dtype: int,
+    residual: int,
+    factor: float,
+    velocity: int,
+    velocity_out: int,
+    out: int,
+    n: int,
+    tau: float,
+    workspace: int,
+    workspace_bytes: int,
+    /,
+) -> int: ...
+def threshold_take(
+    x: int,
+    velocity_out: int,
+    n: int,
+    tau: float,
+    count: int,
+    indices: int,
+    values: int,
+    workspace: int,
+    workspace_bytes: int,
+    /,
+) -> None: ...
 
 CURVE_BINS: int
 
@@ -103,6 +129,21 @@ def mstopk_workspace_bytes(n: int, k: int, /) -> int: ...
 def mstopk(
     x: int,
     dtype: int,
+    n: int,
+    k: int,
+    rounds: int,
+    indices: int,
+    values: int,
+    workspace: int,
+    workspace_bytes: int,
+    /,
+) -> None: ...
+def mstopk_accumulate(
+    grad: int,
+    grad_dtype: int,
+    residual: int,
+    out: int,
+    out_dtype: int,
     n: int,
     k: int,
     rounds: int,

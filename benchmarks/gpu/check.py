@@ -41,6 +41,7 @@ NUMEL, RATIO, LISTS, REPETITIONS = 100_000_000, 0.01, 8, 50
 QUEUE_NUMELS = (16_384, 65_536, 131_072, 262_144, 524_288)
 """Around kQueueMaxNumel of csrc/cuda/topk/launcher.cu: where its queue and its bracket should take equally long."""
 QUEUE_KS = (64, 512, 2048)
+BY_THRESHOLD = "threshold_select, threshold_accumulate"
 SANITIZERS = ("memcheck", "racecheck", "initcheck")
 NOT_YET = "not run"
 BOUNDS_MS = {"topk_accumulate": 0.45, "sign_accumulate_kept": 0.36, "scatter_lists": 0.16, "gain_curve": 0.20}
@@ -201,16 +202,26 @@ def _calls(k: int) -> dict[str, Callable[[torch.Tensor, torch.Tensor], Tensors]]
         found = native.gain_curve(grad)
         return found.counts, found.shares
 
+    def by_threshold(grad: torch.Tensor, residual: torch.Tensor) -> Tensors:
+        kept, out = residual.float(), torch.empty_like(residual, dtype=torch.float32)
+        momentum = native.Momentum(0.9, kept.roll(1), torch.empty_like(kept)) if k % 2 else None
+        found = native.threshold_accumulate(grad, kept, 1.5, out, momentum)
+        return *native.threshold_select(grad, 1.5), *found, out, kept if momentum is None else momentum.out
+
     return {
         "quantize": numbers,
         "block_quantize, block_sum, block_sum_quantize": blocks,
         "gain_curve": curve,
-        "threshold_select": lambda grad, residual: native.threshold_select(grad, 1.5),
+        BY_THRESHOLD: by_threshold,
         **{
             f"topk, {way}": functools.partial(_topk_by, way, k if way != "queue" else min(k, 2048))
             for way in cuda.TOPK_WAYS
         },
-        "mstopk": lambda grad, residual: native.mstopk(grad, k, 1 + k % 48),
+        "mstopk": lambda grad, residual: (
+            *native.mstopk(grad, k, 1 + k % 48),
+            *native.mstopk_accumulate(grad, residual, k, 1 + k % 48),
+            residual,
+        ),
         "accumulate": lambda grad, residual: (_as_tensor(native.accumulate(grad, residual)), residual),
         "sign": signs,
         "scatter_lists": lists,
@@ -256,7 +267,7 @@ def graphs(device: torch.device) -> int:
     """
     n, k, done = 300_001, 3000, 0
     for name, call in _calls(k).items():
-        if name == "threshold_select":
+        if name == BY_THRESHOLD:
             continue  # how much it returns is up to the data
         for dtype in DTYPES:
             grad, residual = (torch.randn(n, device=device).to(dtype) for _ in range(2))
@@ -488,6 +499,9 @@ def _cases(cub: ctypes.CDLL | None) -> tuple[float, dict[str, Case]]:
         ),
         "gain_curve": Case(lambda i: native.gain_curve(grads[i]), lambda i: grads[i].abs().sort(), 4),
         "mstopk": Case(lambda i: native.mstopk(grads[i], k), lambda i: grads[i].abs().topk(k), 4),
+        "mstopk_accumulate": Case(
+            lambda i: native.mstopk_accumulate(grads[i], residuals[i], k), peer_topk, 12 + 8 * RATIO
+        ),
         "quantize_accumulate, 8 bits": Case(
             lambda i: native.quantize_accumulate(grads[i], residuals[i], 8, **key),
             lambda i: residuals[i].add_(grads[i]).norm(),

@@ -118,6 +118,22 @@ HVD_COMPRESS_EXPORT int hvd_compress_threshold_select(const void* x, int dtype, 
                                        {workspace, workspace_bytes}, stream));
 }
 
+HVD_COMPRESS_EXPORT int hvd_compress_threshold_accumulate(const void* grad, int grad_dtype, const float* residual,
+                                                          float factor, const float* velocity, float* velocity_out,
+                                                          float* out, std::int64_t n, float tau, void* workspace,
+                                                          std::size_t workspace_bytes, std::int64_t* count,
+                                                          void* stream) {
+    return code(cuda::threshold_accumulate(const_array(grad, grad_dtype), residual, {factor, velocity, velocity_out},
+                                           out, n, tau, count, {workspace, workspace_bytes}, stream));
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_threshold_take(float* x, float* velocity_out, std::int64_t n, float tau,
+                                                    std::int64_t count, std::int32_t* indices, float* values,
+                                                    void* workspace, std::size_t workspace_bytes, void* stream) {
+    return code(
+        cuda::threshold_take(x, velocity_out, n, tau, count, indices, values, {workspace, workspace_bytes}, stream));
+}
+
 HVD_COMPRESS_EXPORT std::size_t hvd_compress_mstopk_workspace_bytes(std::int64_t n, std::int64_t k) {
     return cuda::mstopk_workspace_bytes(n, k);
 }
@@ -127,6 +143,15 @@ HVD_COMPRESS_EXPORT int hvd_compress_mstopk(const void* x, int dtype, std::int64
                                             std::size_t workspace_bytes, void* stream) {
     return code(
         cuda::mstopk(const_array(x, dtype), n, k, rounds, indices, values, {workspace, workspace_bytes}, stream));
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_mstopk_accumulate(const void* grad, int grad_dtype, const void* residual,
+                                                       void* out, int out_dtype, std::int64_t n, std::int64_t k,
+                                                       int rounds, std::int32_t* indices, float* values,
+                                                       void* workspace, std::size_t workspace_bytes, void* stream) {
+    return code(cuda::mstopk_accumulate(const_array(grad, grad_dtype), const_array(residual, out_dtype),
+                                        array(out, out_dtype), n, k, rounds, indices, values,
+                                        {workspace, workspace_bytes}, stream));
 }
 
 HVD_COMPRESS_EXPORT std::size_t hvd_compress_curve_workspace_bytes(std::int64_t n) {

@@ -25,6 +25,9 @@ _BOUNDS: dict[tuple[str, float | None], float] = {
     ("topk_accumulate", 0.1): 2.5,
     ("sign_accumulate", None): 1.8,
     ("threshold_select", 0.01): 1.0,
+    ("threshold_accumulate", 0.01): 1.8,
+    ("threshold_accumulate/momentum", 0.01): 2.3,
+    ("mstopk_accumulate", 0.01): 2.3,
     ("scatter_lists", 0.01): 1.5,
     ("gain_curve", None): 1.5,
     ("quantize_accumulate/8", None): 2.5,
@@ -122,9 +125,9 @@ def measure(
             if kernels is not None and case.name not in kernels:
                 continue
             call, scale = case.floor or (floor, 1.0)
-            ours, floors = _times([(case.run, case.prepare), (call, restore)], repetitions)
-            (peers,) = _times([(case.peer, case.prepare)], peer_repetitions(grad.numel()))
-            seconds, floor_s, peer_s = (statistics.median(times) for times in (ours, floors, peers))
+            ours, floors = times([(case.run, case.prepare), (call, restore)], repetitions)
+            (peers,) = times([(case.peer, case.prepare)], peer_repetitions(grad.numel()))
+            seconds, floor_s, peer_s = (statistics.median(taken) for taken in (ours, floors, peers))
             quartiles = _quartiles([own / (scale * least) for own, least in zip(ours, floors, strict=True)])
             promised = math.isclose(grad.numel(), REFERENCE_NUMEL, rel_tol=0.01)
             bound = _BOUNDS.get((case.name, case.ratio)) if promised else None
@@ -142,14 +145,21 @@ def _quartiles(values: list[float]) -> tuple[float, float]:
     return first, third
 
 
-def _times(calls: Sequence[tuple[Callable[[], object], Callable[[], object]]], repetitions: int) -> list[list[float]]:
-    """Time (call, what prepares it) in turns, so that a machine that becomes slower does so for all of them."""
+def times(
+    calls: Sequence[tuple[Callable[[], object], Callable[[], object]]],
+    repetitions: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[list[float]]:
+    """Time (call, what prepares it) in turns, so that a machine that becomes slower does so for all of them.
+
+    Returns the seconds of each repetition, by the clock, for each call.
+    """
     seconds: list[list[float]] = [[] for _ in calls]
     warm_up = min(2, repetitions)  # the first ones find cold caches and memory that is not mapped yet
     for repetition in range(warm_up + repetitions):
         for (call, prepare), own in zip(calls, seconds, strict=True):
             prepare()
-            taken = timed(call)
+            taken = timed(call, clock)
             if repetition >= warm_up:
                 own.append(taken)
     return seconds
@@ -176,6 +186,8 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
     yield Case(
         "threshold_select", 0.01, _bind(native.threshold_select, grad, tau), _bind(_torch_threshold, grad, tau), nothing
     )
+    out = torch.empty_like(grad)
+    yield from _fed_threshold_cases(grad, residual, out, restore)
     yield Case("gain_curve", None, _bind(native.gain_curve, grad), _bind(_torch_gain_curve, grad), nothing)
     yield Case(
         "sign_accumulate",
@@ -192,7 +204,7 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
         restore,
     )
     bits, scale = native.sign_accumulate(grad, residual.clone())
-    out = torch.zeros_like(grad)
+    out.zero_()
     yield Case("sign_settle", None, _bind(native.sign_settle, residual, one), _bind(_torch_settle, residual), restore)
     yield Case(
         "sign_add",
@@ -256,6 +268,8 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
         nothing,
     )
     yield Case("mstopk", 0.01, _bind(native.mstopk, grad, k), _bind(_torch_topk, grad, k), nothing)
+    run, peer = (_bind(call, grad, residual, k) for call in (native.mstopk_accumulate, _torch_topk_accumulate))
+    yield Case("mstopk_accumulate", 0.01, run, peer, restore)
     lists = [native.topk(grad.roll(101 * rank), k) for rank in range(LISTS)]
     yield Case(
         "scatter_lists",
@@ -271,6 +285,20 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
         _bind(_torch_scatter_onto_zeros, lists, out),
         nothing,
     )
+
+
+def _fed_threshold_cases(
+    grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor, restore: Callable[[], object]
+) -> Iterator[Case]:
+    k = max(1, grad.numel() // 100)
+    restore()
+    momentum = native.Momentum(0.9, grad.roll(1), torch.empty_like(grad))
+    for name, own in (("threshold_accumulate", None), ("threshold_accumulate/momentum", momentum)):
+        added = grad if own is None else torch.add(grad, own.velocity, alpha=own.factor)
+        tau = float(native.topk(residual + added, k)[1].abs().min())
+        arguments = (grad, residual, tau, out, own)
+        run, peer = _bind(native.threshold_accumulate, *arguments), _bind(_torch_fed_threshold, *arguments)
+        yield Case(name, 0.01, run, peer, restore)
 
 
 def _block_cases(
@@ -367,6 +395,20 @@ def _torch_topk_accumulate(grad: torch.Tensor, residual: torch.Tensor, k: int) -
     indices = torch.topk(residual.abs(), k, sorted=False).indices
     values = residual[indices]
     residual[indices] = 0.0
+    return indices, values
+
+
+def _torch_fed_threshold(
+    grad: torch.Tensor, residual: torch.Tensor, tau: float, out: torch.Tensor, momentum: native.Momentum | None
+) -> object:
+    added = grad
+    if momentum is not None:
+        added = torch.add(grad, momentum.velocity, alpha=momentum.factor, out=momentum.out)
+    torch.add(residual, added, out=out)
+    (indices,) = (out.abs() >= tau).nonzero(as_tuple=True)
+    values = out[indices]
+    for left in (out,) if momentum is None else (out, momentum.out):
+        left[indices] = 0.0
     return indices, values
 
 

@@ -32,3 +32,7 @@ class MSTopK(FixedRatio):
 
     def select(self, x: torch.Tensor) -> Selected:
         return native.mstopk(x, kept_of(self.ratio, x.numel()), self.bisections)
+
+    def select_feedback(self, gradient: torch.Tensor, residual: torch.Tensor, pending: torch.Tensor) -> Selected:
+        k = kept_of(self.ratio, gradient.numel())
+        return native.mstopk_accumulate(gradient, residual, k, self.bisections, out=pending)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -54,18 +54,22 @@ class BucketState:
         residual: None where the compressor has no error feedback.
         current: what the compressor keeps beside it, as the last committed step left it; never written in place.
         pending: what the step under way puts in the place of it; keys that it leaves out stay as they are.
+        spare: what the last step replaced, or did not come to replace: memory in which the next one may prepare
+            `pending`, so that a large state needs no new pages in each step. Its contents mean nothing.
     """
 
     residual: Residual | None = None
     current: dict[Key, torch.Tensor] = field(default_factory=dict)
     pending: dict[Key, torch.Tensor] = field(default_factory=dict)
-    _before: dict[Key, torch.Tensor] = field(default_factory=dict)
+    spare: dict[Key, torch.Tensor] = field(default_factory=dict)
+    _replaced: tuple[Key, ...] = ()
 
     def commit(self) -> None:
         """The step succeeded on all ranks."""
         if self.residual is not None:
             self.residual.commit()
-        self._before = {key: self.current[key] for key in self.pending if key in self.current}
+        self._replaced = tuple(key for key in self.pending if key in self.current)
+        self.spare.update({key: self.current[key] for key in self._replaced})
         self.current.update(self.pending)
         self.pending.clear()
 
@@ -73,10 +77,12 @@ class BucketState:
         """Take the last commit back: what came after it in the step has failed."""
         if self.residual is not None:
             self.residual.commit()
-        self.current.update(self._before)
+        for key in self._replaced:
+            self.current[key], self.spare[key] = self.spare[key], self.current[key]
 
     def discard(self) -> None:
         """A gradient was not finite: the step is not to count."""
+        self.spare.update(self.pending)
         self.pending.clear()
 
 
@@ -200,7 +206,7 @@ class States:
         """Copy what is remembered where it lies; return what brings it back to the bit, as often as it is called."""
         residuals = {id(residual): residual for residual, _, _ in self._places.values()}.values()
         kept = [(residual, residual.current.clone()) for residual in residuals]
-        own = [(state, dict(state.current)) for state in self._buckets.values()]
+        own = [(state, _copied(state.current)) for state in self._buckets.values()]
 
         def restore() -> None:
             born = {id(residual): residual for residual, _, _ in self._places.values()}
@@ -210,7 +216,7 @@ class States:
             for residual in born.values():  # there was none of these parameters
                 residual.current.zero_()
             for state, tensors in own:
-                state.current = dict(tensors)
+                state.current = _copied(tensors)  # not what is kept: a later step may write to it
 
         return restore
 
@@ -234,6 +240,23 @@ class States:
             residual, start, stop = self._places[name]
             return residual.current[start:stop]
         return self._waiting.get(name)
+
+
+def _copied(tensors: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
+    return {key: tensor.clone() for key, tensor in tensors.items()}
+
+
+def flat_view(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return the tensor (numel,) that holds these flat tensors of one dtype one behind the other; None where they do
+    not lie so in one piece of memory.
+    """
+    place = 0
+    for tensor in tensors:
+        same = tensor.untyped_storage().data_ptr() == tensors[0].untyped_storage().data_ptr()
+        if tensor.numel() and not (same and tensor.storage_offset() == tensors[0].storage_offset() + place):
+            return None
+        place += tensor.numel()
+    return tensors[0].as_strided((place,), (1,)) if tensors else None
 
 
 def _fitting(key: Key, kept: torch.Tensor | None, otherwise: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,8 @@ Every function raises, before anything is written:
         module is missing.
     UnsupportedError: a CUDA tensor where the CUDA kernels were not built or cannot run.
     MismatchError, which is a ConfigError: indices out of range, or lengths that do not match. Of CUDA tensors, bad
-        indices are left out, and raised by check_pending(): no kernel but threshold_select makes the host wait.
+        indices are left out, and raised by check_pending(): no kernel but threshold_select and threshold_accumulate
+        makes the host wait.
 
 A RuntimeError says that another thread wrote to an input during the call; the results are not to be used then.
 """
@@ -38,7 +39,16 @@ from hvd_compress.native.feedback import accumulate
 from hvd_compress.native.module import SIMD_LEVELS, num_threads, set_simd_level, simd_levels
 from hvd_compress.native.quantize import quantize_accumulate, quantize_add
 from hvd_compress.native.scatter import gather, scatter_add, scatter_lists, scatter_set, take
-from hvd_compress.native.selection import MSTOPK_ROUNDS, mstopk, threshold_select, topk, topk_accumulate
+from hvd_compress.native.selection import (
+    MSTOPK_ROUNDS,
+    Momentum,
+    mstopk,
+    mstopk_accumulate,
+    threshold_accumulate,
+    threshold_select,
+    topk,
+    topk_accumulate,
+)
 from hvd_compress.native.sign import sign_accumulate, sign_accumulate_kept, sign_add, sign_settle
 
 __all__ = [
@@ -49,6 +59,7 @@ __all__ = [
     "BlockFormat",
     "EliasFano",
     "GainCurve",
+    "Momentum",
     "RandomKey",
     "about",
     "accumulate",
@@ -62,6 +73,7 @@ __all__ = [
     "gain_curve",
     "gather",
     "mstopk",
+    "mstopk_accumulate",
     "num_threads",
     "quantize_accumulate",
     "quantize_add",
@@ -75,6 +87,7 @@ __all__ = [
     "sign_settle",
     "simd_levels",
     "take",
+    "threshold_accumulate",
     "threshold_select",
     "topk",
     "topk_accumulate",

@@ -62,7 +62,14 @@ _PARAMETERS: dict[str, list[type]] = {
     ],
     "threshold_count": [_POINTER, _INT, _SIZE, _FLOAT, _POINTER, _SIZE, _POINTER],
     "threshold_select": [_POINTER, _INT, _SIZE, _FLOAT, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE],
+    "threshold_accumulate": [
+        _POINTER, _INT, _POINTER, _FLOAT, _POINTER, _POINTER, _POINTER, _SIZE, _FLOAT, _POINTER, _SIZE, _POINTER,
+    ],
+    "threshold_take": [_POINTER, _POINTER, _SIZE, _FLOAT, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE],
     "mstopk": [_POINTER, _INT, _SIZE, _SIZE, _INT, _POINTER, _POINTER, _POINTER, _SIZE],
+    "mstopk_accumulate": [
+        _POINTER, _INT, _POINTER, _POINTER, _INT, _SIZE, _SIZE, _INT, _POINTER, _POINTER, _POINTER, _SIZE,
+    ],
     "magnitude_curve": [_POINTER, _INT, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE],
     "gather": [_POINTER, _INT, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER, _INT],
     "take": [_POINTER, _INT, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER, _INT],
@@ -130,9 +137,10 @@ class Kernels:
         return finite
 
     def threshold_count(self, *arguments: float) -> torch.Tensor:
-        count = self._result(torch.int64)
-        self._call("threshold_count", *arguments, count.data_ptr())
-        return count
+        return self._counted("threshold_count", *arguments)
+
+    def threshold_accumulate(self, *arguments: float) -> torch.Tensor:
+        return self._counted("threshold_accumulate", *arguments)
 
     def block_sum(self, sources: Sequence[tuple[int, int]], *arguments: float) -> torch.Tensor:
         finite = self._result(torch.int32)
@@ -181,6 +189,11 @@ class Kernels:
         """Return that no index is bad: whether one is, check_pending() will tell."""
         self._call(name, *arguments, *self._faults.place(name, numel))
         return -1
+
+    def _counted(self, name: str, *arguments: float) -> torch.Tensor:
+        count = self._result(torch.int64)
+        self._call(name, *arguments, count.data_ptr())
+        return count
 
     def _result(self, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty((), dtype=dtype, device=self._device)

@@ -18,7 +18,7 @@ from hvd_compress.native import cuda
 INDICES = torch.zeros(2, dtype=torch.int32)
 BITS = torch.zeros(1, dtype=torch.uint8)
 BYTES = torch.zeros(6, dtype=torch.uint8)
-ONES = torch.ones(2)
+ONES, SIX = torch.ones(2), torch.ones(6)
 SCALE = torch.ones(())
 UP = torch.tensor([1, 4], dtype=torch.int32)
 KEY = {"seed": 1, "step": 2, "bucket": 3}
@@ -53,6 +53,9 @@ CALLS: dict[str, tuple[str, Callable[[torch.Tensor], object]]] = {
     "sign_settle kept": ("kept", lambda t: native.sign_settle(t, SCALE)),
     "sign_settle scale": ("kept_scale", lambda t: native.sign_settle(1 * ONES, t)),
     "mstopk x": ("x", lambda t: native.mstopk(t, 1)),
+    "mstopk_accumulate grad": ("grad", lambda t: native.mstopk_accumulate(t, torch.ones(6), 1)),
+    "mstopk_accumulate residual": ("residual", lambda t: native.mstopk_accumulate(torch.ones(6), t, 1)),
+    "mstopk_accumulate out": ("out", lambda t: native.mstopk_accumulate(torch.ones(6), torch.ones(6), 1, out=t)),
     "sign_add bits": ("bits", lambda t: native.sign_add(t, 1.0, torch.ones(6), 1.0)),
     "sign_add scale": ("scale", lambda t: native.sign_add(BITS, t, torch.ones(6), 1.0)),
     "sign_add out": ("out", lambda t: native.sign_add(BITS, 1.0, t, 1.0)),
@@ -62,6 +65,17 @@ CALLS: dict[str, tuple[str, Callable[[torch.Tensor], object]]] = {
     ),
     "topk_accumulate values": ("values", lambda t: native.topk_accumulate(ONES, 1 * ONES, 1, into=(INDICES[:1], t))),
     "threshold_select x": ("x", lambda t: native.threshold_select(t, 1.0)),
+    "threshold_accumulate grad": ("grad", lambda t: native.threshold_accumulate(t, SIX, 1.0, torch.ones(6))),
+    "threshold_accumulate residual": ("residual", lambda t: native.threshold_accumulate(SIX, t, 1.0, torch.ones(6))),
+    "threshold_accumulate out": ("out", lambda t: native.threshold_accumulate(SIX, 1 * SIX, 1.0, t)),
+    "threshold_accumulate velocity": (
+        "momentum.velocity",
+        lambda t: native.threshold_accumulate(SIX, 1 * SIX, 1.0, torch.ones(6), native.Momentum(0.9, t, torch.ones(6))),
+    ),
+    "threshold_accumulate velocity_out": (
+        "momentum.out",
+        lambda t: native.threshold_accumulate(SIX, 1 * SIX, 1.0, torch.ones(6), native.Momentum(0.9, 2 * SIX, t)),
+    ),
     "gain_curve x": ("x", native.gain_curve),
     "scatter_lists indices": ("indices of list 0", lambda t: native.scatter_lists([(t, ONES)], torch.ones(6), 1.0)),
     "scatter_lists values": ("values of list 0", lambda t: native.scatter_lists([(UP, t)], torch.ones(6), 1.0)),
@@ -195,6 +209,16 @@ def test_bad_k(k: int) -> None:
         native.topk(grad, k)
     with pytest.raises(ConfigError, match=r"\bk\b"):
         native.topk_accumulate(grad, residual, k, out)
+    with pytest.raises(ConfigError, match=r"\bk\b"):
+        native.mstopk_accumulate(grad, residual, k, out=out)
+    assert (out == 5.0).all()
+
+
+@pytest.mark.parametrize("factor", ["0.9", None, True])
+def test_a_factor_that_is_no_number(factor: float) -> None:
+    out = torch.full((6,), 5.0)
+    with pytest.raises(ConfigError, match=r"momentum\.factor must be a number"):
+        native.threshold_accumulate(SIX, 1 * SIX, 1.0, out, native.Momentum(factor, 1 * SIX, 1 * SIX))
     assert (out == 5.0).all()
 
 
@@ -220,6 +244,16 @@ def test_overlap() -> None:
         native.topk_accumulate(buffer[:6], torch.ones(6), 1, buffer[5:11])
     with pytest.raises(ConfigError, match="grad and out overlap in 12 bytes"):
         native.sign_accumulate(buffer.view(torch.float16)[:6], torch.ones(6), buffer[:6])
+    with pytest.raises(ConfigError, match="grad and out overlap in 4 bytes"):
+        native.mstopk_accumulate(buffer[:6], torch.ones(6), 1, out=buffer[5:11])
+    with pytest.raises(ConfigError, match="residual and out overlap in 24 bytes"):
+        native.threshold_accumulate(SIX, buffer[:6], 1.0, buffer[:6])
+    velocity = native.Momentum(0.9, buffer[:6], buffer[5:11])
+    with pytest.raises(ConfigError, match=r"momentum\.velocity and momentum\.out overlap in 4 bytes"):
+        native.threshold_accumulate(SIX, 1 * SIX, 1.0, torch.ones(6), velocity)
+    velocity = native.Momentum(0.9, 1 * SIX, buffer[:6])
+    with pytest.raises(ConfigError, match=r"momentum\.out and out overlap in 24 bytes"):
+        native.threshold_accumulate(SIX, 1 * SIX, 1.0, buffer[:6], velocity)
     with pytest.raises(ConfigError, match="values and out overlap"):
         native.scatter_add(INDICES, buffer[:2], buffer[1:], 1.0)
     with pytest.raises(ConfigError, match="indices and out overlap"):
@@ -387,7 +421,10 @@ def test_more_elements_than_int32_reaches(tmp_path: Path) -> None:
         lambda n: _native.scatter_lists([(0, 0, 1)], 0, 0, 0, n, 1.0, False),
         lambda n: _native.threshold_count(0, 0, n, 1.0, 0, 2**40),
         lambda n: _native.threshold_select(0, 0, n, 1.0, 1, 0, 0, 0, 2**40),
+        lambda n: _native.threshold_accumulate(0, 0, 0, 0.9, 0, 0, 0, n, 1.0, 0, 2**40),
+        lambda n: _native.threshold_take(0, 0, n, 1.0, 1, 0, 0, 0, 2**40),
         lambda n: _native.mstopk(0, 0, n, 1, 25, 0, 0, 0, 2**40),
+        lambda n: _native.mstopk_accumulate(0, 0, 0, 0, 0, n, 1, 25, 0, 0, 0, 2**40),
         lambda n: _native.magnitude_curve(0, 0, n, 0, 0, 0, 2**40),
         lambda n: _native.quantize_accumulate(0, 0, 0, 0, 0, n, 8, 0, 1, 2, 3, 0, 0, 0, 2**40),
         lambda n: _native.quantize_add(0, 0, 0, 0, n, 8, 1.0),
@@ -411,12 +448,19 @@ def test_launchers_refuse_what_they_have_no_code_for() -> None:
         _native.accumulate(0, 0, 0, 0, 1, 4)  # fp32 gradient, fp16 residual
     with pytest.raises(RuntimeError, match="dtype"):
         _native.accumulate(0, 3, 0, 0, 3, 4)
+    with pytest.raises(RuntimeError, match="dtype"):
+        _native.threshold_accumulate(0, 3, 0, 0.9, 0, 0, 0, 4, 1.0, 0, 2**40)
+    with pytest.raises(RuntimeError, match="dtype"):
+        _native.mstopk_accumulate(0, 0, 0, 0, 1, 4, 1, 25, 0, 0, 0, 2**40)
     with pytest.raises(RuntimeError, match="workspace"):
         _native.topk(0, 0, 4, 1, 0, 0, 0, _native.topk_workspace_bytes(4, 1) - 1)
     with pytest.raises(RuntimeError, match="workspace"):
         _native.sign_accumulate(0, 0, 0, 0, 0, 4, 0, 0, 0, 7)
     for call in (
         lambda: _native.threshold_count(0, 0, 4, 1.0, 0, _native.threshold_workspace_bytes(4) - 1),
+        lambda: _native.threshold_accumulate(0, 0, 0, 0.9, 0, 0, 0, 4, 1.0, 0, 7),
+        lambda: _native.threshold_take(0, 0, 4, 1.0, 1, 0, 0, 0, 7),
+        lambda: _native.mstopk_accumulate(0, 0, 0, 0, 0, 4, 1, 25, 0, 0, 0, 7),
         lambda: _native.magnitude_curve(0, 0, 4, 0, 0, 0, _native.curve_workspace_bytes(4) - 1),
         lambda: _native.quantize_accumulate(0, 0, 0, 0, 0, 4, 8, 0, 1, 2, 3, 0, 0, 0, 7),
         lambda: _native.elias_fano_decode(0, 2, 4, 0, 0, _native.elias_fano_workspace_bytes(4, 2) - 1),

@@ -16,6 +16,7 @@ N = 1 << 19
 K = N // 8
 GRAD, RESIDUAL, OUT = torch.ones(N), torch.ones(N), torch.ones(N)
 INDICES, VALUES = torch.arange(K, dtype=torch.int32), torch.zeros(N)
+VELOCITY = torch.ones(N)
 BITS, SCALE = torch.zeros(N // 8, dtype=torch.uint8), torch.zeros(1)
 WORKSPACE = torch.empty(1 << 22, dtype=torch.uint8)
 THRESHOLDS = torch.zeros(1 << 22, dtype=torch.uint8)  # as if none had been found
@@ -43,6 +44,11 @@ KERNELS: dict[str, Callable[[], object]] = {
     "scatter_lists": lambda: _native.scatter_lists([(I, V, K)], 0, O, 0, N, 0.0, False),
     "threshold_select": lambda: _native.threshold_select(G, 0, N, 2.0, 0, I, V, T, THRESHOLDS.numel()),
     "threshold_count": lambda: _native.threshold_count(G, 0, N, 0.5, W, WORKSPACE.numel()),
+    "threshold_accumulate": lambda: _native.threshold_accumulate(
+        G, 0, R, 0.9, G, VELOCITY.data_ptr(), O, N, 0.5, W, WORKSPACE.numel()
+    ),
+    "threshold_take": lambda: _native.threshold_take(O, 0, N, 2e9, 0, I, V, T, THRESHOLDS.numel()),
+    "mstopk_accumulate": lambda: _native.mstopk_accumulate(G, 0, R, O, 0, N, K, 25, I, V, W, WORKSPACE.numel()),
     "sign_accumulate_kept": lambda: _native.sign_accumulate_kept(G, 0, R, S, O, 0, N, B, S, W, WORKSPACE.numel()),
     "sign_settle": lambda: _native.sign_settle(O, 0, S, N),
     "mstopk": lambda: _native.mstopk(G, 0, N, K, 25, I, V, W, WORKSPACE.numel()),

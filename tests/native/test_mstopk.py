@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 
 from hvd_compress import native
 from hvd_compress.errors import ConfigError
-from tests.native.cases import DTYPES, assert_same, counts, examples, sum_in_order, tensors
+from tests.native.cases import (
+    DTYPES,
+    OUTS,
+    assert_inputs_kept,
+    assert_same,
+    correct,
+    counts,
+    examples,
+    gradients,
+    place_out,
+    sum_in_order,
+    tensors,
+)
 
 GENERATOR = torch.Generator().manual_seed(3)
 INPUTS = {
@@ -61,6 +73,39 @@ def test_any_input(dtype: torch.dtype, data: st.DataObject, rounds: int) -> None
     else:
         assert torch.equal(indices, as_in_the_paper(x, k, rounds))
     assert_same(values, x[indices.long()])
+
+
+@given(inputs=gradients(), which=OUTS, data=st.data(), rounds=st.integers(1, 48))
+@examples(150)
+def test_of_the_sum_it_selects_the_same(
+    inputs: tuple[torch.Tensor, torch.Tensor], which: str, data: st.DataObject, rounds: int
+) -> None:
+    grad, residual = inputs
+    k = data.draw(counts(grad.numel()))
+    before = (grad.clone(), residual.clone())
+    argument, out = place_out(which, grad, residual)
+    indices, values = native.mstopk_accumulate(grad, residual, k, rounds, out=argument)
+    corrected = correct(*before)
+    assert torch.equal(indices, native.mstopk(corrected, k, rounds)[0])
+    assert_same(values, corrected[indices.long()].float())
+    left = corrected.clone()
+    left[indices.long()] = 0
+    assert_same(out, left)
+    assert_inputs_kept(out, inputs, before)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 25])
+@pytest.mark.parametrize("k", [40, 4000, 60_000])
+def test_where_the_rounds_end_below_what_was_sampled(k: int, rounds: int) -> None:
+    """So many elements that a sample is taken; after one round all elements down to the mean are within reach."""
+    generator = torch.Generator().manual_seed(11)
+    grad, residual = torch.randn(2, 70_001, generator=generator).pow(3).unbind()
+    corrected, out = grad + residual, torch.empty(70_001)
+    expected = as_in_the_paper(corrected, k, rounds)
+    assert torch.equal(native.mstopk(corrected, k, rounds)[0], expected)
+    assert torch.equal(native.mstopk_accumulate(grad.clone(), residual.clone(), k, rounds, out)[0], expected)
+    corrected[expected.long()] = 0.0
+    assert torch.equal(out, corrected)
 
 
 def test_many_rounds_give_the_largest() -> None:

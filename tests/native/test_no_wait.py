@@ -21,6 +21,7 @@ CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "topk": lambda x, y: native.topk(x, K),
     "topk_accumulate": lambda x, y: native.topk_accumulate(x, y, K),
     "mstopk": lambda x, y: native.mstopk(x, K),
+    "mstopk_accumulate": lambda x, y: native.mstopk_accumulate(x, y, K),
     "sign_accumulate": lambda x, y: native.sign_accumulate(x, y),
     "sign_accumulate_kept": lambda x, y: native.sign_accumulate_kept(x, y, torch.zeros(())),
     "sign_settle": lambda x, y: native.sign_settle(y, torch.zeros(())),
@@ -71,3 +72,5 @@ def test_the_guard_sees_a_look(no_looking: bool) -> None:
             native.check_pending()  # waits, and says so
         with pytest.raises(LookedIntoError):
             native.threshold_select(torch.randn(N), 1.0)  # so does this: the size of its result is not known before
+        with pytest.raises(LookedIntoError):
+            native.threshold_accumulate(torch.randn(N), torch.randn(N), 1.0, torch.empty(N))

@@ -18,10 +18,13 @@ def results(seed: int) -> list[torch.Tensor]:
     """What the kernels that divide their work make of random tensors."""
     generator = torch.Generator().manual_seed(seed)
     grad, residual = torch.randn(N, generator=generator), torch.randn(N, generator=generator)
-    left = [residual.clone() for _ in range(6)]
+    left = [residual.clone() for _ in range(8)]
     found = [*native.topk_accumulate(grad, left[0], N // 50), *native.sign_accumulate(grad, left[1])]
     found += native.quantize_accumulate(grad, left[2], 4, seed=1, step=2, bucket=3)
     found += native.threshold_select(grad, 2.0)
+    momentum = native.Momentum(0.9, residual, torch.empty(N))
+    found += [*native.threshold_accumulate(grad, left[3], 2.0, left[6], momentum), momentum.out]
+    found += native.mstopk_accumulate(grad, residual, N // 50, out=left[7])
     form, key = native.BlockFormat(4), native.RandomKey(1, 2, 3)
     sent = native.block_quantize(grad, left[3], form, key=key)
     added = native.block_sum_quantize(grad, [sent, sent], 1, form, rest=left[4])

@@ -64,4 +64,13 @@ inline Isa::Vec load_until(const T* x, std::int64_t i, std::int64_t end) {
     return Isa::load(some);
 }
 
+// Appends the lanes of the mask to what has been found. Of many vectors with nothing in them it pays to skip them; but
+// the more even the chances are, the more often a branch is predicted wrongly.
+template <bool kMany>
+inline void set_apart(Isa::Vec v, std::uint32_t mask, std::int64_t i, float* values, std::int32_t* indices,
+                      std::int64_t* count) {
+    if (!kMany && mask == 0) return;
+    *count += Isa::append(v, mask, static_cast<std::int32_t>(i), values + *count, indices + *count);
+}
+
 }  // namespace hvd_compress::cpu::HVD_COMPRESS_LEVEL

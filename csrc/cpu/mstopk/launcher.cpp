@@ -1,80 +1,91 @@
 #include <algorithm>
 
-#include "../pool/sum_blocks.hpp"
+#include "../topk/selection.hpp"
 #include "hvd_compress/dispatch.hpp"
 #include "hvd_compress/mstopk.hpp"
 #include "hvd_compress/topk.hpp"
+#include "kernels.hpp"
 
 namespace hvd_compress::cpu {
 namespace {
 
-using Key = std::uint32_t;
-
-// So many of the largest are looked at in each round: below the least of them nothing matters, as a rule.
-std::int64_t candidates_for(std::int64_t n, std::int64_t k) { return std::min(n, k + k / 4 + 64); }
+static_assert(kChunk % kSumBlock == 0);
 
 struct Workplace {
+    Magnitudes* blocks;
     double* sums;
-    std::int32_t* indices;
-    Key* keys;
-    void* values;  // of any dtype
     Workspace topk;
     std::size_t bytes;
 
     Workplace(void* start, std::int64_t n, std::int64_t k) {
-        const std::int64_t count = candidates_for(n, k);
+        const auto count = static_cast<std::size_t>(divided_up(n, kSumBlock));
         std::size_t used = 0;
         const auto take = [&](std::size_t size) {
             char* const at = static_cast<char*>(start) + used;
             used += (size + 63) / 64 * 64;
             return static_cast<void*>(at);
         };
-        sums = static_cast<double*>(take(sums_bytes(n)));
-        indices = static_cast<std::int32_t*>(take(static_cast<std::size_t>(count) * sizeof(std::int32_t)));
-        keys = static_cast<Key*>(take(static_cast<std::size_t>(count) * sizeof(Key)));
-        values = take(static_cast<std::size_t>(count) * sizeof(float));
-        topk.bytes = std::max(topk_workspace_bytes(n, count), topk_workspace_bytes(n, k));
+        blocks = static_cast<Magnitudes*>(take(count * sizeof(Magnitudes)));
+        sums = static_cast<double*>(take(count * sizeof(double)));
+        topk.bytes = std::max(topk_workspace_bytes(n, k), topk_workspace_bytes(n, k + 1));
         topk.data = take(topk.bytes);
         bytes = used;
     }
 };
 
-template <class T>
-double sum_of_block(const T* x, std::int64_t count) {
-    double lanes[kSumLanes] = {};
-    for (std::int64_t row = 0; row < count; row += kSumLanes) {
-        const std::int64_t width = std::min(kSumLanes, count - row);
-        for (std::int64_t lane = 0; lane < width; ++lane) {
-            lanes[lane] += static_cast<double>(from_bits(to_bits(to_float(x[row + lane])) & 0x7fffffffu));
-        }
-    }
-    return add_lanes(lanes, kSumLanes);
+Status check(std::int64_t n, std::int64_t k, int rounds, Workspace workspace) {
+    if (const Status status = check_numel(n); status != Status::kOk) return status;
+    if (k < 0 || k > n || rounds < 1 || rounds > kMstopkMaxRounds) return Status::kBadSize;
+    return workspace.bytes < mstopk_workspace_bytes(n, k) ? Status::kWorkspaceTooSmall : Status::kOk;
 }
 
-// All elements from `first` on are selected, and of those from `last` on so many.
-struct Range {
-    Key first, last;
-    std::int64_t wanted;
-};
-
-Range bisect(const Key* keys, std::int64_t count, std::int64_t k, double mean, double top, int rounds) {
-    Range range{~Key{0}, 0, k};
+// Where the rounds end. At most k elements reach a threshold if the next largest, of rank k + 1, does not: nothing
+// needs to be counted.
+Range bisect(Key next, double mean, double top, int rounds) {
+    Range range{Key{1} << 31, 0};
     double low = 0.0, high = 1.0;
     for (int round = 0; round < rounds; ++round) {
         const double middle = low + (high - low) / 2;
         const Key threshold = key_reaching(mean + middle * (top - mean));
-        std::int64_t reached = 0;
-        for (std::int64_t i = 0; i < count; ++i) reached += keys[i] >= threshold;
-        if (reached <= k) {
+        if (next < threshold) {
             high = middle;
             range.first = threshold;
-            range.wanted = k - reached;
         } else {
             low = middle;
             range.last = threshold;
         }
     }
     return range;
+}
+
+// collect_block(block, low, found, magnitudes) sets the candidates of a block apart. 0 < k < n.
+template <class ValueAt, class Prefetch, class CollectBlock, class PutBack>
+Status select(std::int64_t n, std::int64_t k, int rounds, const Workplace& at, std::int32_t* indices, void* values,
+              const Passes& passes, ValueAt value_at, Prefetch prefetch, CollectBlock collect_block, PutBack put_back) {
+    Selection selection(n, k + 1, at.topk, indices, values, passes);
+    const auto collect = [&](Place place, Key low, Candidates found) {
+        std::int64_t count = 0;
+        for (std::int64_t start = place.begin; start < place.end; start += kSumBlock) {
+            const Place block{start, std::min(start + kSumBlock, place.end)};
+            const Candidates rest{found.indices + count, found.values + count};
+            count += collect_block(block, low, rest, &at.blocks[start / kSumBlock]);
+        }
+        return count;
+    };
+    selection.by_sample(value_at, prefetch, collect, put_back);
+    Key largest = 0;
+    const std::int64_t blocks = divided_up(n, kSumBlock);
+    for (std::int64_t block = 0; block < blocks; ++block) {
+        at.sums[block] = at.blocks[block].sum;
+        largest = std::max(largest, at.blocks[block].largest);
+    }
+    if (largest >= Traits<float>::kInfinityKey) return selection.emit_largest(k);
+    const double mean = add_blocks(at.sums, blocks) / static_cast<double>(n);
+    const auto top = static_cast<double>(from_bits(largest));
+    // Rounded, the mean may be above the largest.
+    const Range range = bisect(selection.key_of_rank(k + 1), std::min(mean, top), top, rounds);
+    selection.reach(range, put_back);
+    return selection.emit(range, k);
 }
 
 }  // namespace
@@ -84,46 +95,55 @@ std::size_t mstopk_workspace_bytes(std::int64_t n, std::int64_t k) noexcept {
     return Workplace(nullptr, n, std::clamp<std::int64_t>(k, 0, n)).bytes;
 }
 
-// 12 bytes an fp32 element: for the candidates, for the mean, and where they do not do, to select.
+// 4 bytes an fp32 element; where the sample does not do, or the rounds end below it, 12 and more.
 Status mstopk(ConstArray x, std::int64_t n, std::int64_t k, int rounds, std::int32_t* indices, void* values,
               Workspace workspace, Stream stream) noexcept {
-    if (const Status status = check_numel(n); status != Status::kOk) return status;
-    if (k < 0 || k > n || rounds < 1 || rounds > kMstopkMaxRounds) return Status::kBadSize;
-    if (workspace.bytes < mstopk_workspace_bytes(n, k)) return Status::kWorkspaceTooSmall;
+    if (const Status status = check(n, k, rounds, workspace); status != Status::kOk) return status;
     const Workplace at(workspace.data, n, k);
     if (k == 0 || k == n) return topk(x, n, k, indices, values, at.topk, stream);
     return dispatch(x.dtype, [&](auto tag) {
         using T = typename decltype(tag)::Type;
-        const T* const data = static_cast<const T*>(x.data);
-        const T* const candidates = static_cast<const T*>(at.values);
-        const std::int64_t count = candidates_for(n, k);
-        if (const Status status = topk(x, n, count, at.indices, at.values, at.topk, stream); status != Status::kOk)
-            return status;
-        Key least = ~Key{0}, largest = 0;
-        for (std::int64_t i = 0; i < count; ++i) {
-            at.keys[i] = Traits<float>::key(to_float(candidates[i]));
-            least = std::min(least, at.keys[i]);
-            largest = std::max(largest, at.keys[i]);
-        }
-        if (largest >= Traits<float>::kInfinityKey) return topk(x, n, k, indices, values, at.topk, stream);
-        for_each_sum_block(n, at.sums,
-                           [&](Place block) { return sum_of_block(data + block.begin, block.end - block.begin); });
-        const double mean = add_blocks(at.sums, divided_up(n, kSumBlock)) / static_cast<double>(n);
-        const auto top = static_cast<double>(from_bits(largest));
-        Range range = bisect(at.keys, count, k, std::min(mean, top), top, rounds);  // rounded, the mean may be above
-        std::int64_t found = 0;
-        const auto select = [&](std::int64_t index, Key key) {
-            if (key < range.first && (key < range.last || range.wanted-- <= 0)) return;
-            if (found == k) return;  // someone writes to x meanwhile
-            indices[found] = static_cast<std::int32_t>(index);
-            static_cast<T*>(values)[found++] = data[index];
-        };
-        if (range.last > least || count == n) {
-            for (std::int64_t i = 0; i < count; ++i) select(at.indices[i], at.keys[i]);
-        } else {
-            for (std::int64_t i = 0; i < n; ++i) select(i, Traits<float>::key(to_float(data[i])));
-        }
-        return found == k ? Status::kOk : Status::kChangedMeanwhile;
+        const T* const source = static_cast<const T*>(x.data);
+        const auto kernel = mstopk_kernels().collect[many(n, k)][static_cast<int>(x.dtype)];
+        return select(
+            n, k, rounds, at, indices, values, passes_over(x), [=](std::int64_t i) { return to_float(source[i]); },
+            [=](std::int64_t i) { __builtin_prefetch(source + i); },
+            [=](Place block, Key low, Candidates found, Magnitudes* magnitudes) {
+                return kernel(source, block, low, found, magnitudes);
+            },
+            [](Candidates, std::int64_t) {});  // x is as it was
+    });
+}
+
+// 12 bytes an fp32 element; where the sample does not do, or the rounds end below it, 20 and more.
+Status mstopk_accumulate(ConstArray grad, ConstArray residual, Array out, std::int64_t n, std::int64_t k, int rounds,
+                         std::int32_t* indices, float* values, Workspace workspace, Stream stream) noexcept {
+    if (const Status status = check(n, k, rounds, workspace); status != Status::kOk) return status;
+    if (out.dtype != residual.dtype) return Status::kBadDType;
+    const Workplace at(workspace.data, n, k);
+    if (k == 0 || k == n) return topk_accumulate(grad, residual, out, n, k, indices, values, at.topk, stream);
+    return dispatch_pair(grad.dtype, residual.dtype, [&](auto grad_tag, auto residual_tag) {
+        using G = typename decltype(grad_tag)::Type;
+        using R = typename decltype(residual_tag)::Type;
+        const G* const g = static_cast<const G*>(grad.data);
+        const R* const r = static_cast<const R*>(residual.data);
+        R* const left = static_cast<R*>(out.data);
+        const auto kernel =
+            mstopk_kernels().accumulate_collect[many(n, k)][static_cast<int>(grad.dtype)][out.dtype != DType::kFloat32];
+        const bool past_caches = goes_past_caches(left, r, g, sizeof(R) == sizeof(float) ? n * sizeof(R) : 0);
+        return select(
+            n, k, rounds, at, indices, values, passes_from(out),
+            [=](std::int64_t i) { return to_float(corrected(g[i], r[i])); },
+            [=](std::int64_t i) {
+                __builtin_prefetch(g + i);
+                __builtin_prefetch(r + i);
+            },
+            [=](Place block, Key low, Candidates found, Magnitudes* magnitudes) {
+                return kernel(g, r, left, block, past_caches, low, found, magnitudes);
+            },
+            [=](Candidates from, std::int64_t count) {
+                for (std::int64_t i = 0; i < count; ++i) left[from.indices[i]] = from_float<R>(from.values[i]);
+            });
     });
 }
 

@@ -5,14 +5,6 @@
 namespace hvd_compress::cpu::HVD_COMPRESS_LEVEL {
 namespace {
 
-// Appends the lanes of the mask to what has been found. Of many vectors with nothing in them it pays to skip them; but
-// the more even the chances are, the more often a branch is predicted wrongly.
-template <bool kMany>
-inline void set_apart(Isa::Vec v, std::uint32_t mask, std::int64_t i, Candidates found, std::int64_t* count) {
-    if (!kMany && mask == 0) return;
-    *count += Isa::append(v, mask, static_cast<std::int32_t>(i), found.values + *count, found.indices + *count);
-}
-
 template <class T, bool kMany>
 std::int64_t collect(const void* data, Place place, Key low, Candidates found) {
     const T* x = static_cast<const T*>(data);
@@ -20,7 +12,7 @@ std::int64_t collect(const void* data, Place place, Key low, Candidates found) {
     for (std::int64_t i = place.begin; i < place.end; i += kLanes) {
         const auto v = load_until(x, i, place.end);
         const std::uint32_t mask = Isa::at_least(v, low);
-        set_apart<kMany>(v, mask, i, found, &count);
+        set_apart<kMany>(v, mask, i, found.values, found.indices, &count);
     }
     return count;
 }
@@ -32,14 +24,11 @@ std::int64_t accumulate_collect(const void* grad, const void* residual, void* ou
     accumulate(static_cast<const G*>(grad), static_cast<const R*>(residual), static_cast<R*>(out), place, past_caches,
                [&](std::int64_t i, Isa::Vec v) {
                    const std::uint32_t mask = Isa::at_least(v, low);
-                   set_apart<kMany>(v, mask, i, found, &count);
+                   set_apart<kMany>(v, mask, i, found.values, found.indices, &count);
                    return Isa::without(v, mask);
                });
     return count;
 }
-
-// The key that only keys above `key` reach; those of NaN, which are one key, have many in a vector.
-inline Key next(Key key) { return key > Traits<float>::kInfinityKey ? Key{1} << 31 : key + 1; }
 
 std::int64_t keys_below(const float* values, std::int64_t count, Key high, Key* keys) {
     std::int64_t found = 0;
@@ -57,12 +46,12 @@ void count_keys(const Key* keys, std::int64_t count, Key low, int shift, Count* 
     }
 }
 
-void rank(const float* values, std::int64_t count, Key key, std::int64_t* above, std::int64_t* equal) {
+void rank(const float* values, std::int64_t count, Range range, std::int64_t* above, std::int64_t* equal) {
     std::int64_t more = 0, reached = 0;
     for (std::int64_t i = 0; i < count; i += kLanes) {
         const auto v = load_until(values, i, count);
-        more += __builtin_popcount(Isa::at_least(v, next(key)) & valid(i, count));
-        reached += __builtin_popcount(Isa::at_least(v, key) & valid(i, count));
+        more += __builtin_popcount(Isa::at_least(v, range.first) & valid(i, count));
+        reached += __builtin_popcount(Isa::at_least(v, range.last) & valid(i, count));
     }
     *above = more;
     *equal = reached - more;
@@ -76,15 +65,15 @@ inline std::uint32_t lowest(std::uint32_t mask, std::int64_t* ties) {
 }
 
 template <class S, class R, bool kRestore>
-void emit(Candidates from, std::int64_t count, Key key, std::int64_t ties, std::int32_t* indices, void* selected_data,
-          void* out_data) {
+void emit(Candidates from, std::int64_t count, Range range, std::int64_t ties, std::int32_t* indices,
+          void* selected_data, void* out_data) {
     alignas(64) std::int32_t taken_indices[kChunk + kSlack];
     alignas(64) float taken[kChunk + kSlack];
     std::int64_t found = 0;
     for (std::int64_t i = 0; i < count; i += kLanes) {
         const auto v = Isa::load(from.values + i);
-        const std::uint32_t lanes = valid(i, count), above = Isa::at_least(v, next(key)) & lanes;
-        const std::uint32_t equal = Isa::at_least(v, key) & lanes & ~above;
+        const std::uint32_t lanes = valid(i, count), above = Isa::at_least(v, range.first) & lanes;
+        const std::uint32_t equal = Isa::at_least(v, range.last) & lanes & ~above;
         const std::uint32_t chosen = equal == 0 ? above : above | lowest(equal, &ties);
         found += Isa::append(v, from.indices + i, chosen, taken + found, taken_indices + found);
         if constexpr (kRestore) {
@@ -110,21 +99,21 @@ void count_digit(const void* data, Place place, int shift, int bits, Key prefix,
 }
 
 template <class T>
-void rank_range(const void* data, Place place, Key key, std::int64_t* above, std::int64_t* equal) {
+void rank_range(const void* data, Place place, Range range, std::int64_t* above, std::int64_t* equal) {
     const T* x = static_cast<const T*>(data);
-    std::int64_t more = 0, same = 0;
+    std::int64_t more = 0, reached = 0;
     for (std::int64_t i = place.begin; i < place.end; ++i) {
         const Key own = Traits<float>::key(to_float(x[i]));
-        more += own > key;
-        same += own == key;
+        more += own >= range.first;
+        reached += own >= range.last;
     }
     *above = more;
-    *equal = same;
+    *equal = reached - more;
 }
 
 // `limit` holds even if someone else writes to x meanwhile: there is no room for more.
 template <class T, class S, bool kZero>
-std::int64_t select(void* data, Place place, Key key, std::int64_t ties, std::int64_t limit, std::int32_t* indices,
+std::int64_t select(void* data, Place place, Range range, std::int64_t ties, std::int64_t limit, std::int32_t* indices,
                     void* selected_data) {
     T* x = static_cast<T*>(data);
     S* selected = static_cast<S*>(selected_data);
@@ -132,7 +121,7 @@ std::int64_t select(void* data, Place place, Key key, std::int64_t ties, std::in
     for (std::int64_t i = place.begin; i < place.end && count < limit; ++i) {
         const float value = to_float(x[i]);
         const Key own = Traits<float>::key(value);
-        if (own < key || (own == key && ties-- <= 0)) continue;
+        if (own < range.last || (own < range.first && ties-- <= 0)) continue;
         indices[count] = static_cast<std::int32_t>(i);
         selected[count++] = from_float<S>(value);
         if constexpr (kZero) x[i] = T{};

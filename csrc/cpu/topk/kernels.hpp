@@ -18,6 +18,12 @@ struct Candidates {
     float* values;
 };
 
+// What is selected: all elements whose key is at least `first`, and of the others with at least `last`, their ties, as
+// many as it takes, in the order of indices. Neither is above 2^31.
+struct Range {
+    Key first, last;
+};
+
 struct TopkKernels {
     // Sets apart the elements whose key is at least `low`, which is not 0; returns how many. By whether few will be
     // found (0) or many (1), and by dtype of x.
@@ -37,13 +43,13 @@ struct TopkKernels {
     // Counts keys by (key - low) >> shift; what lies below `low` or beyond the last bin goes to bins[kBins].
     void (*count_keys)(const Key* keys, std::int64_t count, Key low, int shift, Count* bins);
 
-    // Of `count` values: how many keys lie above `key`, and how many are equal to it.
-    void (*rank)(const float* values, std::int64_t count, Key key, std::int64_t* above, std::int64_t* equal);
+    // How many of `count` values are selected, and how many are their ties.
+    void (*rank)(const float* values, std::int64_t count, Range range, std::int64_t* above, std::int64_t* equal);
 
-    // Moves the candidates of a chunk above `key`, and the first `ties` of those equal to it, to `indices` and
-    // `selected` (of the dtype that comes first); with `out`, the others go back there. Reads up to kSlack candidates
-    // more. By dtypes of `selected` and `out`.
-    using Emit = void (*)(Candidates from, std::int64_t count, Key key, std::int64_t ties, std::int32_t* indices,
+    // Moves the candidates of a chunk that are selected, and the first `ties` of the others within the range, to
+    // `indices` and `selected` (of the dtype that comes first); with `out`, the rest goes back there. Reads up to
+    // kSlack candidates more. By dtypes of `selected` and `out`.
+    using Emit = void (*)(Candidates from, std::int64_t count, Range range, std::int64_t ties, std::int32_t* indices,
                           void* selected, void* out);
     Emit emit[3];              // selected of this dtype, no `out`
     Emit emit_and_restore[3];  // selected fp32, `out` of this dtype
@@ -52,9 +58,9 @@ struct TopkKernels {
     // Counts the elements with key >> (shift + bits) == prefix by their next `bits` bits.
     using CountDigit = void (*)(const void* x, Place place, int shift, int bits, Key prefix, Count* bins);
     CountDigit count_digit[3];
-    using RankRange = void (*)(const void* x, Place place, Key key, std::int64_t* above, std::int64_t* equal);
+    using RankRange = void (*)(const void* x, Place place, Range range, std::int64_t* above, std::int64_t* equal);
     RankRange rank_range[3];
-    using Select = std::int64_t (*)(void* x, Place place, Key key, std::int64_t ties, std::int64_t limit,
+    using Select = std::int64_t (*)(void* x, Place place, Range range, std::int64_t ties, std::int64_t limit,
                                     std::int32_t* indices, void* selected);
     Select select[3];           // selected of the dtype of x, x as it was
     Select select_and_zero[3];  // selected fp32, zeros take their places in x; both return how many, at most `limit`

@@ -11,9 +11,6 @@ Status check(std::int64_t n, std::int64_t k, Workspace workspace) {
     return workspace.bytes < topk_workspace_bytes(n, k) ? Status::kWorkspaceTooSmall : Status::kOk;
 }
 
-// Whether most vectors hold a candidate.
-bool many(std::int64_t n, std::int64_t k) { return k > n / 24; }
-
 }  // namespace
 
 std::size_t topk_workspace_bytes(std::int64_t n, std::int64_t k) noexcept { return Layout(n, k).bytes; }
@@ -32,11 +29,9 @@ Status topk(ConstArray x, std::int64_t n, std::int64_t k, std::int32_t* indices,
             return kernels.collect[many(n, k)][type](source, place, low, found);
         };
         const auto put_back = [](Candidates, std::int64_t) {};  // x is as it was
-        Selection selection(n, k, workspace, indices, values, sizeof(T));
-        if (selection.by_sample(value_at, prefetch, collect, put_back))
-            return selection.emit(kernels.emit[type], nullptr);
-        return selection.by_digits(kernels.count_digit[type], kernels.rank_range[type], kernels.select[type],
-                                   const_cast<void*>(x.data));
+        Selection selection(n, k, workspace, indices, values, passes_over(x));
+        selection.by_sample(value_at, prefetch, collect, put_back);
+        return selection.emit_largest(k);
     });
 }
 
@@ -48,8 +43,8 @@ Status topk_accumulate(ConstArray grad, ConstArray residual, Array out, std::int
         using G = typename decltype(grad_tag)::Type;
         using R = typename decltype(residual_tag)::Type;
         const TopkKernels& kernels = topk_kernels();
-        const int type = static_cast<int>(out.dtype);
-        const auto accumulate_collect = kernels.accumulate_collect[many(n, k)][static_cast<int>(grad.dtype)][type != 0];
+        const auto accumulate_collect =
+            kernels.accumulate_collect[many(n, k)][static_cast<int>(grad.dtype)][out.dtype != DType::kFloat32];
         const G* g = static_cast<const G*>(grad.data);
         const R* r = static_cast<const R*>(residual.data);
         R* left = static_cast<R*>(out.data);
@@ -65,12 +60,9 @@ Status topk_accumulate(ConstArray grad, ConstArray residual, Array out, std::int
         const auto put_back = [=](Candidates from, std::int64_t count) {
             for (std::int64_t i = 0; i < count; ++i) left[from.indices[i]] = from_float<R>(from.values[i]);
         };
-        Selection selection(n, k, workspace, indices, values, sizeof(float));
-        if (selection.by_sample(value_at, prefetch, collect, put_back)) {
-            return selection.emit(kernels.emit_and_restore[type], left);
-        }
-        return selection.by_digits(kernels.count_digit[type], kernels.rank_range[type], kernels.select_and_zero[type],
-                                   left);
+        Selection selection(n, k, workspace, indices, values, passes_from(out));
+        selection.by_sample(value_at, prefetch, collect, put_back);
+        return selection.emit_largest(k);
     });
 }
 

@@ -24,6 +24,27 @@ constexpr int kDigits[][2] = {{19, 12}, {7, 12}, {0, 7}};  // shift and bits of 
 
 }  // namespace
 
+Passes passes_over(ConstArray x) noexcept {
+    const TopkKernels& kernels = topk_kernels();
+    const int type = static_cast<int>(x.dtype);
+    const std::size_t bytes = x.dtype == DType::kFloat32 ? sizeof(float) : sizeof(Half);
+    return {
+        kernels.emit[type],        nullptr, kernels.count_digit[type], kernels.rank_range[type], kernels.select[type],
+        const_cast<void*>(x.data), bytes};
+}
+
+Passes passes_from(Array out) noexcept {
+    const TopkKernels& kernels = topk_kernels();
+    const int type = static_cast<int>(out.dtype);
+    return {kernels.emit_and_restore[type],
+            out.data,
+            kernels.count_digit[type],
+            kernels.rank_range[type],
+            kernels.select_and_zero[type],
+            out.data,
+            sizeof(float)};
+}
+
 Layout::Layout(std::int64_t n, std::int64_t k) noexcept {
     n = std::max<std::int64_t>(n, 0);
     k = std::clamp<std::int64_t>(k, 0, n);
@@ -43,7 +64,7 @@ Layout::Layout(std::int64_t n, std::int64_t k) noexcept {
 }
 
 Selection::Selection(std::int64_t n, std::int64_t k, Workspace workspace, std::int32_t* indices, void* values,
-                     std::size_t value_bytes) noexcept
+                     const Passes& passes) noexcept
     : n_(n),
       k_(k),
       layout_(n, k),
@@ -54,7 +75,7 @@ Selection::Selection(std::int64_t n, std::int64_t k, Workspace workspace, std::i
       keys_(at<Key>(workspace, layout_.keys)),
       indices_(indices),
       values_(static_cast<char*>(values)),
-      value_bytes_(value_bytes),
+      passes_(passes),
       kernels_(topk_kernels()) {}
 
 Place Selection::place(std::int64_t chunk) const noexcept { return chunk_of(chunk, kChunk, n_); }
@@ -98,9 +119,9 @@ void Selection::all_keys() noexcept {
     bracket_.high = Traits<float>::kInfinityKey + 2;
 }
 
-Threshold Selection::threshold_of_candidates() noexcept {
-    if (found_ - key_count_ >= k_) all_keys();
-    std::int64_t wanted = k_ - (found_ - key_count_);
+Key Selection::rank_of_candidates(std::int64_t rank) noexcept {
+    if (found_ - key_count_ >= rank) all_keys();
+    std::int64_t wanted = rank - (found_ - key_count_);
     Key low = bracket_.low;
     int width = 0;
     while ((bracket_.high - 1 - low) >> width != 0) ++width;
@@ -111,64 +132,83 @@ Threshold Selection::threshold_of_candidates() noexcept {
         count_keys(low, shift);
         low += walk(std::int64_t{1} << bits, &wanted) << shift;
     }
-    return {low, wanted};
+    return low;
 }
 
-// Fills in the table's last four columns.
-template <class Rank>
-void Selection::rank_chunks(Rank rank, Threshold threshold) noexcept {
-    parallel_for(layout_.chunks,
-                 [&](std::int64_t chunk) { rank(chunk, threshold.key, &table_[chunk].above, &table_[chunk].equal); });
-    std::int64_t position = 0;
-    for (std::int64_t chunk = 0; chunk < layout_.chunks; ++chunk) {
-        Row& row = table_[chunk];
-        row.position = position;
-        row.ties = std::min(row.equal, threshold.ties);
-        position += row.above + row.ties;
-        threshold.ties -= row.ties;
-    }
-}
-
-Status Selection::emit(TopkKernels::Emit emit, void* out) noexcept {
-    if (k_ == 0) return Status::kOk;
-    const Threshold threshold = threshold_of_candidates();
-    rank_chunks(
-        [&](std::int64_t chunk, Key key, std::int64_t* above, std::int64_t* equal) {
-            kernels_.rank(candidates_of(chunk).values, table_[chunk].count, key, above, equal);
-        },
-        threshold);
-    parallel_for(layout_.chunks, [&](std::int64_t chunk) {
-        const Row row = table_[chunk];
-        emit(candidates_of(chunk), row.count, threshold.key, row.ties, indices_ + row.position,
-             values_ + row.position * static_cast<std::int64_t>(value_bytes_), out);
-    });
-    return Status::kOk;
-}
-
-Status Selection::by_digits(TopkKernels::CountDigit count, TopkKernels::RankRange rank, TopkKernels::Select select,
-                            void* x) noexcept {
+Key Selection::rank_of_all(std::int64_t rank) noexcept {
     ++slow_selections;
-    Threshold threshold{0, k_};
+    Key key = 0;
     for (const auto& [shift, bits] : kDigits) {
         parallel_for(layout_.slices, [&, shift = shift, bits = bits](std::int64_t slice) {
             std::fill_n(bins_of(slice), kBins, Count{0});
             const Place slices{n_ * slice / layout_.slices, n_ * (slice + 1) / layout_.slices};
-            count(x, slices, shift, bits, threshold.key, bins_of(slice));
+            passes_.count(passes_.x, slices, shift, bits, key, bins_of(slice));
         });
         add_slices(kBins);
-        threshold.key = threshold.key << bits | walk(std::int64_t{1} << bits, &threshold.ties);
+        key = key << bits | walk(std::int64_t{1} << bits, &rank);
     }
-    rank_chunks([&](std::int64_t chunk, Key key, std::int64_t* above,
-                    std::int64_t* equal) { rank(x, place(chunk), key, above, equal); },
-                threshold);
+    return key;
+}
+
+Key Selection::key_of_rank(std::int64_t rank) noexcept {
+    return sampled_ ? rank_of_candidates(rank) : rank_of_all(rank);
+}
+
+// Fills in the table's last four columns.
+template <class Rank>
+void Selection::rank_chunks(Rank rank, Range range, std::int64_t wanted) noexcept {
+    parallel_for(layout_.chunks,
+                 [&](std::int64_t chunk) { rank(chunk, range, &table_[chunk].above, &table_[chunk].equal); });
+    std::int64_t ties = wanted;
+    for (std::int64_t chunk = 0; chunk < layout_.chunks; ++chunk) ties -= table_[chunk].above;
+    std::int64_t position = 0;
+    for (std::int64_t chunk = 0; chunk < layout_.chunks; ++chunk) {
+        Row& row = table_[chunk];
+        row.position = position;
+        row.ties = std::clamp<std::int64_t>(ties, 0, row.equal);
+        position += row.above + row.ties;
+        ties -= row.ties;
+    }
+}
+
+Status Selection::emit_candidates(Range range, std::int64_t wanted) noexcept {
+    rank_chunks(
+        [&](std::int64_t chunk, Range of, std::int64_t* above, std::int64_t* equal) {
+            kernels_.rank(candidates_of(chunk).values, table_[chunk].count, of, above, equal);
+        },
+        range, wanted);
+    parallel_for(layout_.chunks, [&](std::int64_t chunk) {
+        const Row row = table_[chunk];
+        passes_.emit(candidates_of(chunk), row.count, range, row.ties, indices_ + row.position,
+                     values_ + row.position * static_cast<std::int64_t>(passes_.value_bytes), passes_.out);
+    });
+    return Status::kOk;
+}
+
+Status Selection::emit_from_all(Range range, std::int64_t wanted) noexcept {
+    rank_chunks([&](std::int64_t chunk, Range of, std::int64_t* above,
+                    std::int64_t* equal) { passes_.rank(passes_.x, place(chunk), of, above, equal); },
+                range, wanted);
     std::atomic<std::int64_t> found{0};
     parallel_for(layout_.chunks, [&](std::int64_t chunk) {
         const Row row = table_[chunk];
-        const std::int64_t limit = std::clamp<std::int64_t>(k_ - row.position, 0, row.above + row.ties);
-        found += select(x, place(chunk), threshold.key, row.ties, limit, indices_ + row.position,
-                        values_ + row.position * static_cast<std::int64_t>(value_bytes_));
+        const std::int64_t limit = std::clamp<std::int64_t>(wanted - row.position, 0, row.above + row.ties);
+        found += passes_.select(passes_.x, place(chunk), range, row.ties, limit, indices_ + row.position,
+                                values_ + row.position * static_cast<std::int64_t>(passes_.value_bytes));
     });
-    return found == k_ ? Status::kOk : Status::kChangedMeanwhile;
+    return found == wanted ? Status::kOk : Status::kChangedMeanwhile;
+}
+
+Status Selection::emit(Range range, std::int64_t wanted) noexcept {
+    if (wanted == 0) return Status::kOk;
+    return sampled_ ? emit_candidates(range, wanted) : emit_from_all(range, wanted);
+}
+
+Status Selection::emit_largest(std::int64_t wanted) noexcept {
+    if (wanted == 0) return Status::kOk;
+    const Key last = key_of_rank(wanted);
+    // The key that only keys above the last one reach; those of NaN, which are one key, have many in a vector.
+    return emit({last > Traits<float>::kInfinityKey ? kUnreachable : last + 1, last}, wanted);
 }
 
 }  // namespace hvd_compress::cpu

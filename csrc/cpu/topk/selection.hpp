@@ -2,8 +2,8 @@
 //
 //  sample      a few elements tell between which keys the threshold probably lies
 //  collect     one pass over all elements sets those apart that lie above the lower of the two: the candidates
-//  threshold   counts of the candidates' keys, digit by digit, give the k-th largest exactly
-//  emit        those above it are the result; the others go back to where they came from
+//  key_of_rank counts of the candidates' keys, digit by digit, give the k-th largest exactly
+//  emit        what is selected is the result; the others go back to where they came from
 //
 // Elements are taken in chunks. Which thread takes which does not matter: a chunk's candidates are put wherever there
 // is room, and the table says where.
@@ -39,42 +39,72 @@ struct Row {
 // How many selections had to count the digits of all keys, for tests.
 extern std::atomic<std::int64_t> slow_selections;
 
-struct Threshold {
-    Key key;
-    std::int64_t ties;  // how many of those equal to `key` are selected; all above it are
+// The loops for one pair of dtypes, and what they work on.
+struct Passes {
+    TopkKernels::Emit emit;
+    void* out;  // where candidates that are not selected go back to; null where they have not left
+    TopkKernels::CountDigit count;
+    TopkKernels::RankRange rank;
+    TopkKernels::Select select;
+    void* x;  // (n), for the passes over all elements; what is selected leaves it where there is an `out`
+    std::size_t value_bytes;
 };
+
+Passes passes_over(ConstArray x) noexcept;  // x stays as it is
+Passes passes_from(Array out) noexcept;     // zeros take the places of what is selected; selected as fp32
+
+// Whether most vectors hold a candidate.
+inline bool many(std::int64_t n, std::int64_t k) { return k > n / 24; }
 
 class Selection {
   public:
-    // The result goes to indices[0..k) and values[0..k).
+    // Finds the k largest at least. The result goes to `indices` and `values`.
     Selection(std::int64_t n, std::int64_t k, Workspace workspace, std::int32_t* indices, void* values,
-              std::size_t value_bytes) noexcept;
+              const Passes& passes) noexcept;
 
-    // Returns whether the candidates hold the k largest. If not, all elements have been collected from with an
-    // unreachable threshold, or are put back, and by_digits() is left.
+    // Sets candidates apart. Where they do not hold the k largest they are put back, and all elements are looked at
+    // from now on.
     template <class ValueAt, class Prefetch, class Collect, class PutBack>
-    bool by_sample(ValueAt value_at, Prefetch prefetch, Collect collect, PutBack put_back) noexcept;
+    void by_sample(ValueAt value_at, Prefetch prefetch, Collect collect, PutBack put_back) noexcept;
 
-    // Finds the threshold among the candidates and hands out the result; others go back to `out`, unless it is null.
-    Status emit(TopkKernels::Emit emit, void* out) noexcept;
+    // The key of the element of rank 1 to k, counted from the largest; where nothing reliable was sampled in several
+    // passes. Asked for once.
+    Key key_of_rank(std::int64_t rank) noexcept;
 
-    // Finds the threshold in x (n) itself, in several passes.
-    Status by_digits(TopkKernels::CountDigit count, TopkKernels::RankRange rank, TopkKernels::Select select,
-                     void* x) noexcept;
+    // Hands out `wanted` elements of a range that has as many.
+    Status emit(Range range, std::int64_t wanted) noexcept;
+
+    // The `wanted` largest, at most k.
+    Status emit_largest(std::int64_t wanted) noexcept;
 
     Candidates candidates_of(std::int64_t chunk) const noexcept;
+
+    // Before a range is emitted that reaches below the candidates.
+    template <class PutBack>
+    void reach(Range range, PutBack put_back) noexcept {
+        if (!sampled_ || range.last >= bracket_.low) return;
+        put_all_back(put_back);
+        sampled_ = false;
+    }
 
   private:
     static constexpr Key kUnreachable = 0x80000000u;  // above every key, that of no NaN excepted
 
+    template <class PutBack>
+    void put_all_back(PutBack put_back) noexcept {
+        parallel_for(layout_.chunks, [&](std::int64_t chunk) { put_back(candidates_of(chunk), table_[chunk].count); });
+    }
     Place place(std::int64_t chunk) const noexcept;
     Key walk(std::int64_t bins, std::int64_t* wanted) const noexcept;
     void add_slices(std::int64_t bins) noexcept;
-    Threshold threshold_of_candidates() noexcept;
+    Key rank_of_candidates(std::int64_t rank) noexcept;
+    Key rank_of_all(std::int64_t rank) noexcept;
+    Status emit_candidates(Range range, std::int64_t wanted) noexcept;
+    Status emit_from_all(Range range, std::int64_t wanted) noexcept;
     void count_keys(Key low, int shift) noexcept;
     void all_keys() noexcept;
     template <class Rank>
-    void rank_chunks(Rank rank, Threshold threshold) noexcept;
+    void rank_chunks(Rank rank, Range range, std::int64_t wanted) noexcept;
     Count* bins_of(std::int64_t slice) const noexcept { return bins_ + slice * (kBins + 1); }
 
     std::int64_t n_, k_;
@@ -87,13 +117,14 @@ class Selection {
     std::int64_t key_count_ = 0, found_ = 0;
     std::int32_t* indices_;
     char* values_;
-    std::size_t value_bytes_;
+    Passes passes_;
     Bracket bracket_{};
+    bool sampled_ = false;  // whether the candidates hold the k largest
     const TopkKernels& kernels_;
 };
 
 template <class ValueAt, class Prefetch, class Collect, class PutBack>
-bool Selection::by_sample(ValueAt value_at, Prefetch prefetch, Collect collect, PutBack put_back) noexcept {
+void Selection::by_sample(ValueAt value_at, Prefetch prefetch, Collect collect, PutBack put_back) noexcept {
     if (n_ >= kMinSampled && k_ > 0 && k_ < n_) {
         bracket_ = sample_bracket(n_, k_, value_at, prefetch, sample_);
     }
@@ -119,9 +150,8 @@ bool Selection::by_sample(ValueAt value_at, Prefetch prefetch, Collect collect, 
     });
     found_ = end.load(std::memory_order_relaxed);
     key_count_ = keys_end.load(std::memory_order_relaxed);
-    if (k_ == 0 || (found_ >= k_ && found_ <= layout_.capacity)) return true;
-    parallel_for(layout_.chunks, [&](std::int64_t chunk) { put_back(candidates_of(chunk), table_[chunk].count); });
-    return false;
+    sampled_ = k_ == 0 || (found_ >= k_ && found_ <= layout_.capacity);
+    if (!sampled_) put_all_back(put_back);
 }
 
 }  // namespace hvd_compress::cpu

@@ -27,8 +27,20 @@ struct Bisection {
     }
 };
 
-// sums[block], and the largest key of a block.
-template <class T>
+// The largest of the keys is then in keys[0]. Their number is a power of two.
+template <class B>
+HVD_COMPRESS_TILE void largest_key(const B& block, Key* keys, int count) {
+    for (int width = count / 2; width > 0; width /= 2) {
+        block.sync();
+        block.each([&](int t) {
+            if (t < width && keys[t + width] > keys[t]) keys[t] = keys[t + width];
+        });
+    }
+    block.sync();
+}
+
+// sums[block], and the largest key of a block; what is corrected is written.
+template <class Source>
 struct SumMagnitudes {
     static constexpr int kThreads = kSignThreads;
     struct Shared {
@@ -36,7 +48,7 @@ struct SumMagnitudes {
         double lanes[kSumLanes];
         Key tops[kSumLanes];
     };
-    Plain<T> source;
+    Source source;
     double* sums;
     Key* tops;
 
@@ -47,6 +59,7 @@ struct SumMagnitudes {
             for (int round = 0; round < kSignRounds; ++round) {
                 float v[kWide];
                 source.read(sign_at(block.index, round, t), v);
+                source.write(sign_at(block.index, round, t), v);
                 HVD_COMPRESS_UNROLL
                 for (int j = 0; j < kWide; ++j) {
                     shared.magnitudes[(round * kThreads + t) * kWide + j] = from_bits(to_bits(v[j]) & 0x7fffffffu);
@@ -73,17 +86,6 @@ struct SumMagnitudes {
             sums[block.index] = shared.lanes[0];
             tops[block.index] = shared.tops[0];
         });
-    }
-
-    template <class B>
-    static HVD_COMPRESS_TILE void largest_key(const B& block, Key* keys, int count) {
-        for (int width = count / 2; width > 0; width /= 2) {
-            block.sync();
-            block.each([&](int t) {
-                if (t < width && keys[t + width] > keys[t]) keys[t] = keys[t + width];
-            });
-        }
-        block.sync();
     }
 };
 
@@ -113,7 +115,7 @@ struct BeginBisection {
             if (t < kThresholds) bisection->counts[t] = 0;
         });
         add_lanes(block, shared.lanes, kBlockLanes);
-        SumMagnitudes<float>::largest_key(block, shared.tops, kBlockLanes);
+        largest_key(block, shared.tops, kBlockLanes);
         block.each([&](int t) {
             if (t != 0) return;
             const auto top = static_cast<double>(from_bits(shared.tops[0]));
@@ -128,14 +130,14 @@ struct BeginBisection {
     }
 };
 
-template <class T>
+template <class Source>
 struct CountThresholds {
     static constexpr int kThreads = 256;
     struct Shared {
         Key thresholds[kThresholds];
         std::uint32_t counts[kThresholds];
     };
-    Plain<T> source;
+    Source source;
     int rounds, done;
     Bisection* bisection;
 
@@ -152,7 +154,7 @@ struct CountThresholds {
             const std::int64_t stride = block.count * kThreads * kWide;
             for (std::int64_t i = (block.index * kThreads + t) * kWide; i < source.n; i += stride) {
                 float v[kWide];
-                source.read(i, v);
+                source.read_left(i, v);
                 HVD_COMPRESS_UNROLL
                 for (int j = 0; j < kWide; ++j) {
                     const Key key = Traits<float>::key(v[j]);

@@ -28,36 +28,56 @@ struct Workplace {
     }
 };
 
+// 4 bytes an fp32 element for mean and maximum, or 12 where it is corrected; 4 for each seven rounds, 8 to select.
+template <class S, class Source>
+Status select(const Source& source, std::int64_t n, std::int64_t k, int rounds, std::int32_t* indices, S* selected,
+              Workspace workspace, Stream stream) {
+    const Workplace at(workspace.data, n);
+    launch(SumMagnitudes<Source>{source, at.sums, at.tops}, divided_up(n, kSumBlock), stream);
+    if (k == 0) return launch_status();
+    launch(BeginBisection{at.sums, at.tops, n, k, at.bisection, at.state}, 1, stream);
+    using Kernel = CountThresholds<Source>;
+    const std::int64_t blocks = std::min<std::int64_t>(divided_up(n, Kernel::kThreads * kWide * 4), 1024);
+    for (int done = 0; done < std::max(rounds, kKeyRounds); done += kRoundsAtOnce) {
+        launch(Kernel{source, rounds, done, at.bisection}, blocks, stream);
+        launch(Bisect{k, rounds, done, at.bisection, at.state}, 1, stream);
+    }
+    const Elements<Source> elements{source, at.state, at.rows, {}, n, k};
+    launch(Rank<Source>{elements, at.rows}, at.tiles, stream);
+    launch(PlaceTiles{at.state, at.rows, at.tiles}, 1, stream);
+    launch(Emit<Source, S>{elements, indices, selected}, at.tiles, stream);
+    return launch_status();
+}
+
+Status check(std::int64_t n, std::int64_t k, int rounds, Workspace workspace) {
+    if (const Status status = check_numel(n); status != Status::kOk) return status;
+    if (k < 0 || k > n || rounds < 1 || rounds > kMstopkMaxRounds) return Status::kBadSize;
+    return workspace.bytes < mstopk_workspace_bytes(n, k) ? Status::kWorkspaceTooSmall : Status::kOk;
+}
+
 }  // namespace
 
 std::size_t mstopk_workspace_bytes(std::int64_t n, std::int64_t) noexcept {
     return Workplace(nullptr, std::max<std::int64_t>(n, 0)).bytes;
 }
 
-// 4 bytes an fp32 element for mean and maximum, 4 for each seven rounds, 8 to select.
 Status mstopk(ConstArray x, std::int64_t n, std::int64_t k, int rounds, std::int32_t* indices, void* values,
               Workspace workspace, Stream stream) noexcept {
-    if (const Status status = check_numel(n); status != Status::kOk) return status;
-    if (k < 0 || k > n || rounds < 1 || rounds > kMstopkMaxRounds) return Status::kBadSize;
-    if (workspace.bytes < mstopk_workspace_bytes(n, k)) return Status::kWorkspaceTooSmall;
+    if (const Status status = check(n, k, rounds, workspace); status != Status::kOk) return status;
     return dispatch(x.dtype, [&](auto tag) {
         using T = typename decltype(tag)::Type;
-        if (k == 0) return Status::kOk;
-        const Workplace at(workspace.data, n);
-        const Plain<T> source(x, n);
-        launch(SumMagnitudes<T>{source, at.sums, at.tops}, divided_up(n, kSumBlock), stream);
-        launch(BeginBisection{at.sums, at.tops, n, k, at.bisection, at.state}, 1, stream);
-        using Kernel = CountThresholds<T>;
-        const std::int64_t blocks = std::min<std::int64_t>(divided_up(n, Kernel::kThreads * kWide * 4), 1024);
-        for (int done = 0; done < std::max(rounds, kKeyRounds); done += kRoundsAtOnce) {
-            launch(Kernel{source, rounds, done, at.bisection}, blocks, stream);
-            launch(Bisect{k, rounds, done, at.bisection, at.state}, 1, stream);
-        }
-        const Elements<Plain<T>> elements{source, at.state, at.rows, {}, n, k};
-        launch(Rank<Plain<T>>{elements, at.rows}, at.tiles, stream);
-        launch(PlaceTiles{at.state, at.rows, at.tiles}, 1, stream);
-        launch(Emit<Plain<T>, T>{elements, indices, static_cast<T*>(values)}, at.tiles, stream);
-        return launch_status();
+        return select(Plain<T>(x, n), n, k, rounds, indices, static_cast<T*>(values), workspace, stream);
+    });
+}
+
+Status mstopk_accumulate(ConstArray grad, ConstArray residual, Array out, std::int64_t n, std::int64_t k, int rounds,
+                         std::int32_t* indices, float* values, Workspace workspace, Stream stream) noexcept {
+    if (const Status status = check(n, k, rounds, workspace); status != Status::kOk) return status;
+    if (out.dtype != residual.dtype) return Status::kBadDType;
+    return dispatch_pair(grad.dtype, residual.dtype, [&](auto grad_tag, auto residual_tag) {
+        using G = typename decltype(grad_tag)::Type;
+        using R = typename decltype(residual_tag)::Type;
+        return select(Fed<G, R>(grad, residual, out, n), n, k, rounds, indices, values, workspace, stream);
     });
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../tile.hpp"
+#include "hvd_compress/threshold.hpp"
 
 namespace hvd_compress::cuda {
 
@@ -14,9 +15,60 @@ struct SelectShared {
     std::uint32_t mask[kSelectWords], before[kSelectWords], scratch[32];
 };
 
-template <class T>
+// As Fed, with a velocity: what is read updates it, too.
+template <class G>
+struct FedByMomentum {
+    const G* grad;
+    const float* residual;
+    Momentum momentum;
+    float* out;
+    std::int64_t n;
+    bool aligned;
+
+    FedByMomentum(ConstArray grad_array, const float* residual_data, Momentum velocity, float* out_data,
+                  std::int64_t numel)
+        : grad(static_cast<const G*>(grad_array.data)),
+          residual(residual_data),
+          momentum(velocity),
+          out(out_data),
+          n(numel),
+          aligned(is_aligned(grad) && is_aligned(residual) && is_aligned(momentum.velocity) &&
+                  is_aligned(momentum.out) && is_aligned(out)) {}
+
+    HVD_COMPRESS_TILE void read(std::int64_t i, float (&v)[kWide]) const {
+        float g[kWide], own[kWide];
+        load(grad, i, n, aligned, g);
+        load(momentum.velocity, i, n, aligned, own);
+        HVD_COMPRESS_UNROLL
+        for (int j = 0; j < kWide; ++j) own[j] = momentum.factor * own[j] + g[j];
+        store(momentum.out, i, n, aligned, own);
+        load(residual, i, n, aligned, v);
+        HVD_COMPRESS_UNROLL
+        for (int j = 0; j < kWide; ++j) v[j] = v[j] + own[j];
+    }
+    HVD_COMPRESS_TILE void write(std::int64_t i, const float (&v)[kWide]) const { store(out, i, n, aligned, v); }
+};
+
+// What one of the two above has left: elements that are handed out become 0.
+struct Taken {
+    float *x, *velocity_out;
+    std::int64_t n;
+    bool aligned;
+
+    Taken(float* data, float* velocity_data, std::int64_t numel)
+        : x(data), velocity_out(velocity_data), n(numel), aligned(is_aligned(x)) {}
+
+    HVD_COMPRESS_TILE void read(std::int64_t i, float (&v)[kWide]) const { load(x, i, n, aligned, v); }
+    HVD_COMPRESS_TILE void write(std::int64_t, const float (&)[kWide]) const {}
+    HVD_COMPRESS_TILE void set(std::int64_t i, float value) const {
+        x[i] = value;
+        if (velocity_out != nullptr) velocity_out[i] = value;
+    }
+};
+
+template <class Source>
 struct Reaching {
-    Plain<T> source;
+    Source source;
     std::uint32_t low;  // key of the threshold
 
     // Bit i of the mask is element i of the tile; returns how many there are, and in `before` how many before each
@@ -37,6 +89,7 @@ struct Reaching {
             HVD_COMPRESS_UNROLL
             for (int round = 0; round < kSelectRounds; ++round) {
                 const int own = (round * kSelectThreads + t) * kWide;
+                source.write(start + own, v[t].v[round]);
                 std::uint32_t bits = 0;
                 HVD_COMPRESS_UNROLL
                 for (int j = 0; j < kWide; ++j) {
@@ -61,11 +114,11 @@ struct SelectValues {
     float v[kSelectRounds][kWide];
 };
 
-template <class T>
+template <class Source>
 struct CountReaching {
     static constexpr int kThreads = kSelectThreads;
     using Shared = SelectShared;
-    Reaching<T> reaching;
+    Reaching<Source> reaching;
     std::int64_t* rows;
 
     template <class B>
@@ -111,11 +164,11 @@ struct PlaceCounts {
     }
 };
 
-template <class T>
+template <class Source, class T>
 struct EmitReaching {
     static constexpr int kThreads = kSelectThreads;
     using Shared = SelectShared;
-    Reaching<T> reaching;
+    Reaching<Source> reaching;
     const std::int64_t* rows;
     std::int64_t limit;  // what there is room for, should someone have written to x meanwhile
     std::int32_t* indices;
@@ -139,6 +192,7 @@ struct EmitReaching {
                     if ((mask >> bit & 1u) == 0 || place >= limit) continue;
                     indices[place] = static_cast<std::int32_t>(start + own + j);
                     values[place] = from_float<T>(v[t].v[round][j]);
+                    reaching.source.set(start + own + j, 0.0f);
                 }
             }
         });

@@ -25,14 +25,22 @@ using MstopkWorkspaceBytes = std::size_t(std::int64_t n, std::int64_t k) noexcep
 using Mstopk = Status(ConstArray x, std::int64_t n, std::int64_t k, int rounds, std::int32_t* indices, void* values,
                       Workspace workspace, Stream stream) noexcept;
 
+// corrected = residual + grad as in feedback.hpp; what Mstopk selects of it goes to indices and values, and
+// out = corrected with those entries 0. values + out = corrected exactly, since fp32 holds every dtype.
+using MstopkAccumulate = Status(ConstArray grad, ConstArray residual, Array out, std::int64_t n, std::int64_t k,
+                                int rounds, std::int32_t* indices, float* values, Workspace workspace,
+                                Stream stream) noexcept;
+
 namespace cpu {
 MstopkWorkspaceBytes mstopk_workspace_bytes;
 Mstopk mstopk;
+MstopkAccumulate mstopk_accumulate;
 }  // namespace cpu
 
 namespace cuda {
 MstopkWorkspaceBytes mstopk_workspace_bytes;
 Mstopk mstopk;
+MstopkAccumulate mstopk_accumulate;
 }  // namespace cuda
 
 }  // namespace hvd_compress

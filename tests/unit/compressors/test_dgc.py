@@ -58,6 +58,68 @@ def test_velocity_and_residual_are_those_of_the_paper(momentum: float, layerwise
             torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
 
 
+ONES = torch.ones(40_000)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "ratio"),
+    [
+        (torch.where(torch.arange(40_000) % 144 < 16, 5.0, ONES), 0.2),
+        (torch.where(torch.arange(40_000) % 144 >= 128, 5.0, ONES), 0.02),
+    ],
+    ids=["all of the sample is large", "nothing of the sample is large"],
+)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_where_the_sample_misleads(gradient: torch.Tensor, ratio: float, momentum: float) -> None:
+    """Of each 144 elements 16 are sampled: the limit is lowered, or what is above it is cut to the k largest."""
+    layout, k = Layout.of(30_000, 10_000), round(ratio * 40_000)
+    noisy = gradient * (1 + 0.1 * draw(40_000, 3))
+    compressor, states = DGC(ratio, momentum), States()
+    velocity, residual = torch.zeros(2, 40_000)
+    for step in range(3):
+        sent = one_step(compressor, states, noisy, step, layout)
+        velocity = (velocity * momentum).add_(noisy)
+        residual = residual + velocity
+        assert 0.8 * k <= len(sent) <= 1.3 * k
+        least, left = residual[sent].abs().min(), residual.clone()
+        left[sent] = 0.0
+        assert float(least) >= float(left.abs().max())
+        velocity[sent], residual = 0.0, left
+        found = states.state_dict()
+        assert torch.equal(torch.cat([found[name] for name in layout.names]), residual)
+        if momentum:
+            kept = states.own_state_dict()[KIND]
+            assert torch.equal(torch.cat([kept[name] for name in layout.names]), velocity)
+
+
+def test_a_velocity_lives_in_two_pieces_of_memory_in_turns() -> None:
+    """New memory in each step would cost more than all else."""
+    compressor, states, places = DGC(0.05), States(), []
+    for step in range(6):
+        one_step(compressor, states, draw(seed=step), step)
+        places.append({tensor.data_ptr() for tensor in bound(states).current.values() if tensor.numel()})
+    assert places[2] == places[4] != places[3] == places[5]
+
+
+def test_a_velocity_whose_parts_lie_apart_is_the_same() -> None:
+    """As after a checkpoint or a change of the loss scale."""
+    together, apart, compressor = States(), States(), DGC(0.05)
+    for step in range(4):
+        sent = [one_step(compressor, states, draw(seed=step), step) for states in (together, apart)]
+        assert sent[0] == sent[1]
+        apart.scale(1.0)
+    assert all(torch.equal(a, b) for a, b in zip(of_ranks(together), of_ranks(apart), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_of_16_bits_are_summed_in_fp32(dtype: torch.dtype) -> None:
+    narrow, wide, gradient = States(), States(), draw().to(dtype)
+    for step in range(3):
+        sent = [one_step(DGC(0.05), states, g, step) for states, g in ((narrow, gradient), (wide, gradient.float()))]
+        assert sent[0] == sent[1]
+    assert all(torch.equal(a, b) for a, b in zip(of_ranks(narrow), of_ranks(wide), strict=True))
+
+
 def test_a_step_that_does_not_count_leaves_the_velocity() -> None:
     compressor, states = DGC(0.05), States()
     one_step(compressor, states, draw(), 0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.feedback.states import Residual, States
+from hvd_compress.feedback.states import BucketState, Residual, States, flat_view
 
 NUMELS = {"a": 2, "b": 3, "c": 1}
 
@@ -151,3 +151,63 @@ def test_what_a_compressor_cannot_use_is_refused(saved: dict[str, torch.Tensor],
     with pytest.raises(ValueError, match=words):
         states.load_state_dict({}, NUMELS, {"q": saved})
     assert not states.own_state_dict()["q"]["a"].any()
+
+
+def test_memory_of_what_a_commit_replaced_is_for_the_next_step() -> None:
+    """Two pieces in turns, and none of them is what counts now."""
+    first, second = torch.zeros(2), torch.ones(2)
+    bucket = BucketState(current={KEY: first}, pending={KEY: second})
+    bucket.commit()
+    assert bucket.current[KEY] is second
+    assert bucket.spare[KEY] is first
+    bucket.commit()  # of a step without this key
+    assert bucket.current[KEY] is second
+    bucket.revert()
+    assert bucket.current[KEY] is second
+    bucket.pending[KEY] = first
+    bucket.commit()
+    assert bucket.spare[KEY] is second
+
+
+def test_after_a_commit_that_is_taken_back_memory_of_what_it_brought_is_free() -> None:
+    first, second = torch.zeros(2), torch.ones(2)
+    bucket = BucketState(current={KEY: first}, pending={KEY: second})
+    bucket.commit()
+    bucket.revert()
+    assert bucket.current[KEY] is first
+    assert bucket.spare[KEY] is second
+    bucket.pending[KEY] = third = torch.ones(2)
+    bucket.discard()
+    assert bucket.current[KEY] is first
+    assert bucket.spare[KEY] is third
+
+
+def test_what_is_kept_outlives_steps_that_write_to_spare_memory() -> None:
+    states = States()
+    bucket = states.bind(layout(["a"], [2]), own={KEY: torch.zeros(2)})
+
+    def step(value: float) -> None:
+        own = bucket.spare.get(KEY, torch.empty(2))
+        bucket.pending[KEY] = own.fill_(value)
+        bucket.commit()
+
+    step(1.0)
+    restore = states.keep()
+    for _ in range(2):
+        for value in (2.0, 3.0, 4.0):
+            step(value)
+        assert bucket.current[KEY].tolist() == [4, 4]
+        restore()
+        assert bucket.current[KEY].tolist() == [1, 1]
+
+
+def test_parts_of_one_piece_of_memory_are_seen_as_one() -> None:
+    whole = torch.arange(12.0)
+    parts = torch.split(whole[2:10], [3, 0, 1, 4])
+    seen = flat_view(parts)
+    assert seen is not None
+    assert seen.tolist() == whole[2:10].tolist()
+    assert seen.data_ptr() == parts[0].data_ptr()
+    assert flat_view([]) is None
+    for apart in ([parts[0], parts[3]], [parts[3], parts[0]], [parts[0], parts[2].clone()], [parts[0], parts[0]]):
+        assert flat_view(apart) is None
