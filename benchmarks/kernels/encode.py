@@ -81,7 +81,7 @@ def main(size: int, threads: int, rounds: int, parameters: int, data: str, cpu_t
     level = native.simd_levels()[-1]
     click.echo(f"{platform.processor() or platform.machine()}, {level}, torch {torch.__version__}; {size:,} elements,")
     what = "CPU time" if cpu_time else "time"
-    click.echo(f"{data}, ratio {RATIO}, {native.num_threads()} threads, {what} of {rounds} rounds\n")
+    click.echo(f"{data}, ratio {RATIO}, threads: {native.num_threads()}, {what} of {rounds} rounds\n")
     click.echo("| step | ms | least ms | x floor | 95 % | bound |\n| --- | ---: | ---: | ---: | --- | ---: |")
     rows = [("floor", floors, ["1.000", ""], "")]
     for name, own in zip(steps, others, strict=True):

@@ -268,8 +268,13 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
         nothing,
     )
     yield Case("mstopk", 0.01, _bind(native.mstopk, grad, k), _bind(_torch_topk, grad, k), nothing)
-    run, peer = (_bind(call, grad, residual, k) for call in (native.mstopk_accumulate, _torch_topk_accumulate))
-    yield Case("mstopk_accumulate", 0.01, run, peer, restore)
+    yield Case(
+        "mstopk_accumulate",
+        0.01,
+        _bind(native.mstopk_accumulate, grad, residual, k),
+        _bind(_torch_topk_accumulate, grad, residual, k),
+        restore,
+    )
     lists = [native.topk(grad.roll(101 * rank), k) for rank in range(LISTS)]
     yield Case(
         "scatter_lists",
