@@ -60,16 +60,19 @@ def train_with_all(rank: int) -> None:
 
 
 def test_hosts_of_two_ranks() -> None:
+    """With a ratio of 1 nothing is lost, so that training is that of dense gradients."""
     run_ranks(train_on_hosts, ranks=4)
 
 
 def train_on_hosts(rank: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engines_base, "host_identity", lambda: f"host {rank // 2}")
+        dense = compressed(make_model(), "dense")
+        train(dense, rank, 8)
         for scheme in ("hierarchical", "hierarchical-both", "hitopk", "parameter-server"):
-            ddp = compressed(make_model(), hc.Compression.topk(0.05, scheme))
-            losses = train(ddp, rank, 15)
-            assert sum(losses[-5:]) < 0.9 * sum(losses[:5]), f"{scheme}: {losses}"
+            ddp = compressed(make_model(), hc.Compression.topk(1.0, scheme))
+            train(ddp, rank, 8)
+            torch.testing.assert_close(flat(ddp), flat(dense), rtol=1e-4, atol=1e-5)
             assert {decision.scheme for decision in hc.decisions(ddp).values()} == {scheme}
 
 
