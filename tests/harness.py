@@ -84,6 +84,8 @@ COMPRESSORS: dict[str, Compressor] = {
     "oktopk": OkTopk(0.05, threshold_steps=3, region_steps=2),
     "momentum": CompressedMomentum(0.9, BlockQuantizer(4)),
     "momentum-int8": CompressedMomentum(0.5, BlockQuantizer(8)),
+    "momentum-onebit": CompressedMomentum(0.9, OneBit(64, means=1)),
+    "momentum-dense": DenseMomentum(0.9),
     "demo": DeMo(4, 8),
     "bf16": Cast(torch.bfloat16),
     "dense": Cast(),
@@ -91,14 +93,14 @@ COMPRESSORS: dict[str, Compressor] = {
 """The compressors of the conformance suite, with settings for buckets of some hundred elements. A line here, and all
 of the suite runs with every scheme that carries it (tests/conformance/cases.py)."""
 
-BIASED = {"terngrad": "large elements are clipped"}
+BIASED = {"terngrad": "large elements are clipped", "signsgd": "a sign has no magnitude"}
 """Of COMPRESSORS: those without error feedback that are not right on average, and why."""
 
-OTHER_FEEDBACK: dict[str, str] = {}
+OTHER_FEEDBACK: dict[str, str] = {"demo": "the residual is a momentum that decays"}
 """Of COMPRESSORS: those with error feedback whose residual is not gradient + residual - transmitted, and why; what
 keeps a state in units of the gradient, such as a velocity, need not be named."""
 
-NEVER_ZERO: dict[str, str] = {}
+NEVER_ZERO: dict[str, str] = {"signsgd": "zeros vote by their place"}
 """Of COMPRESSORS: those whose result is not zero where all gradients are, and why."""
 
 REQUESTS = {

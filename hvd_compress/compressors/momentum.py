@@ -9,9 +9,9 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor, Input, Requantizer, Round, Rounds
-from hvd_compress.compressors.blocks import BlockQuantizer
 from hvd_compress.compressors.checks import check_number
 from hvd_compress.compressors.finite import all_finite
+from hvd_compress.compressors.onebit import OneBit
 from hvd_compress.compressors.summed import sum_of
 from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.states import GRADIENT_UNITS, Key
@@ -19,7 +19,7 @@ from hvd_compress.payload import Payload
 
 KIND = f"{GRADIENT_UNITS}momentum"
 """Of both stages, so that what the first one has built is what the second one begins with."""
-INNER = BlockQuantizer(4)
+INNER = OneBit(means=1)
 """What compresses a momentum by default."""
 
 
@@ -51,7 +51,7 @@ class CompressedMomentum(Requantizer):
         if not isinstance(self.inner, Requantizer) or isinstance(self.inner, CompressedMomentum):
             raise ConfigError(
                 f"inner = {self.inner!r} cannot compress a momentum: pass a compressor whose sums can be compressed "
-                "again, such as BlockQuantizer(4)"
+                "again, such as OneBit() or BlockQuantizer(4)"
             )
 
     @property

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from hvd_compress.compressors.checks import check_whole
 from hvd_compress.compressors.chunked import ChunkedQuantizer, Codes, Origin
@@ -110,7 +109,7 @@ class OneBit(ChunkedQuantizer):
 def _rows(x: torch.Tensor, width: int) -> torch.Tensor:
     """Return x (n,) as rows, the last filled up with zeros."""
     missing = -x.numel() % width
-    return (functional.pad(x, (0, missing)) if missing else x).view(-1, width)
+    return (torch.cat([x, x.new_zeros(missing)]) if missing else x).view(-1, width)
 
 
 def row_sums(rows: torch.Tensor) -> torch.Tensor:
