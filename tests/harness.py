@@ -128,6 +128,7 @@ REQUESTS = {
     "int2": Request(BlockQuantizer(2, 128), "alltoall-allgather"),
     "int8-gather": Request(BlockQuantizer(8), "gather-broadcast"),
     "bf16": Request(Cast(torch.bfloat16)),
+    "momentum": Request(CompressedMomentum(0.9, BlockQuantizer(4)), "alltoall-allgather"),
     "momentum-warmup": Request(CompressedMomentum(), policy=Warmup(DenseMomentum(), 2)),
     "dense": Request(Cast()),
 }

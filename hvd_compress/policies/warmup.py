@@ -10,6 +10,7 @@ from hvd_compress.compressors import Compressor
 from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError
+from hvd_compress.feedback.schedule import ALL_BACK
 from hvd_compress.policies.base import Launch
 from hvd_compress.policies.fixed import FixedPolicy
 
@@ -40,7 +41,9 @@ class WarmupPolicy(FixedPolicy):
     def __init__(self, request: Request, warmup: Warmup) -> None:
         super().__init__(request)
         self._steps = warmup.steps
-        first = replace(request, compressor=warmup.compressor, scheme="auto", algorithm="auto", policy=None)
+        back = request.feedback if warmup.compressor.error_feedback else ALL_BACK
+        asked = replace(request, scheme="auto", algorithm="auto", policy=None, feedback=back)
+        first = replace(asked, compressor=warmup.compressor)
         self._first = FixedPolicy(first)
         self._decisions: dict[bool, Sequence[Decision]] = {}  # those of the warm-up are under True
 

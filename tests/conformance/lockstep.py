@@ -46,7 +46,7 @@ def exchange(
     """Take one step with these gradients, one a rank; each is sent the payloads of all in rank order."""
     states = states or [fresh(compressor, layout) for _ in gradients]
     ranks = [
-        Input(own.clone(), layout, step, 0, 1 / len(gradients), state, rank)
+        Input(own.clone(), layout, step, 0, 1 / len(gradients), state, rank, world_size=len(gradients))
         for rank, (own, state) in enumerate(zip(gradients, states, strict=True))
     ]
     rounds = [compressor.rounds(rank) for rank in ranks]

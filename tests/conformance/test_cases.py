@@ -21,7 +21,7 @@ def values(case: Case) -> tuple[str, str, int]:
 
 def test_every_compressor_is_in_the_table() -> None:
     listed = {kind for kind in compressors.COMPRESSORS.values() if not inspect.isabstract(kind)}
-    assert listed == {type(compressor) for compressor in TABLE.values()}
+    assert listed <= {type(compressor) for compressor in TABLE.values()}
 
 
 def test_every_scheme_is_in_some_case() -> None:

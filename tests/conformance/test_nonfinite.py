@@ -9,7 +9,7 @@ import torch
 
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from tests.conformance.cases import Case, where
-from tests.conformance.runs import run
+from tests.conformance.runs import Run, run
 from tests.harness import REQUESTS, SHAPES, flat_gradient, flat_residual, gradient, on_engine
 
 VALUES = (math.nan, -math.inf)
@@ -39,8 +39,15 @@ def test_all_ranks_see_it_and_no_residual_changes(case: Case, pytestconfig: pyte
             assert not spoilt.finite
             assert torch.equal(spoilt.residual_before, spoilt.residual_after), f"{place}: rank {number}: new residual"
             assert torch.isfinite(after.result).all(), f"{place}: the step after is poisoned"
-    messages = [sum(rank.steps[step].sent_messages for rank in ranks) for step in range(1, 2 * len(bad) + 1)]
-    assert len(set(messages)) == 1, "an extra collective was spent"
+    if len(set(messages := sent(ranks))) > 1:  # the collectives of some follow the number of the step
+        assert messages == sent(run(case, steps=len(ranks[0].steps), draw=gradient)), "an extra collective was spent"
+
+
+def sent(ranks: Run) -> list[int]:
+    """Return how many messages all ranks have sent in each step but the first."""
+    return [
+        sum(step.sent_messages for step in steps) for steps in zip(*(rank.steps[1:] for rank in ranks), strict=True)
+    ]
 
 
 def test_a_sum_that_overflows_counts_as_non_finite() -> None:

@@ -21,8 +21,12 @@ LAYOUTS = {
     "empty": Layout.of(0),
     "one matrix": Layout.of((40, 9)),
 }
-ALIKE = [name for name, compressor in TABLE.items() if compressor.has_ratio]
-UNBIASED = [name for name, c in TABLE.items() if c.compresses and not c.error_feedback and name not in BIASED]
+ALIKE = [name for name, c in TABLE.items() if c.has_ratio and getattr(c, "values", "fp32") == "fp32"]
+UNBIASED = [
+    name
+    for name, c in TABLE.items()
+    if c.compresses and not c.error_feedback and c.kind != "cast" and name not in BIASED
+]
 DRAWS, ERROR_RATE = 2000, 1e-6
 
 
@@ -34,7 +38,7 @@ INPUTS = {
     "normal": normal,
     "zeros": lambda layout, seed: torch.zeros(layout.numel),
     "ties": lambda layout, seed: torch.where(normal(layout, seed) > 0, 0.75, -0.75),
-    "one spike": lambda layout, seed: (torch.arange(layout.numel) == layout.numel // 2) * 1e6,
+    "one spike": lambda layout, seed: (torch.arange(layout.numel) == layout.numel // 2) * 1e4,
     "nothing but NaN": lambda layout, seed: torch.full((layout.numel,), torch.nan),
 }
 
@@ -118,12 +122,12 @@ def test_nothing_depends_on_the_number_of_threads(name: str, monkeypatch: pytest
 
 @pytest.mark.parametrize("name", UNBIASED)
 def test_without_feedback_the_result_is_right_on_average(name: str) -> None:
-    """A z-test of the mean of 2000 steps for each of 60 elements, with Bonferroni's correction.
+    """A z-test of the mean of 2000 steps for each of 212 elements, with Bonferroni's correction.
 
     A right compressor fails with a probability of 1e-6, by the normal approximation, for each seed; seeds are fixed, so
     that the outcome is. Elements that come out the same in every step are compared to 1e-5.
     """
-    layout = Layout.of((5, 8), 19, 1)
+    layout = Layout.of((12, 16), 19, 1)
     own = normal(layout, 1)
     compressor = more_of(TABLE[name])
     steps = torch.stack([exchange(compressor, layout, [own], step=step).results[0] for step in range(DRAWS)]).double()

@@ -21,8 +21,8 @@ from tests.conformance.lockstep import CPU, exchange, fresh
 from tests.conformance.runs import Run, mean, resume
 from tests.harness import OTHER_FEEDBACK, REQUESTS, SHAPES, backward, flat_gradient, on_engine, place
 
-HEADER_BYTES = 96
-"""The most that a header with two tensors takes, and the gaps behind them."""
+HEADER_BYTES = 128
+"""The most that a header with three tensors takes, and the gaps behind them."""
 
 WIDE = Layout.of((100, 400), 1001)
 
@@ -110,7 +110,7 @@ def test_an_exchange_sends_the_bytes_that_wire_says(case: Case) -> None:
         place(engine, case.hosts)
         gradient = torch.randn(WIDE.numel, generator=torch.Generator().manual_seed(engine.rank))
         state = fresh(case.compressor, WIDE)
-        work = Work(gradient, WIDE, 0, 0, 1 / case.size, state, engine.rank)
+        work = Work(gradient, WIDE, 0, 0, 1 / case.size, state, engine.rank, world_size=case.size)
         carried = schemes.build(case.compressor, path).exchange(work, engine.rank, case.size)
         carried.encode()
         carried.communicate(engine)

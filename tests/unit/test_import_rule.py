@@ -85,6 +85,7 @@ ALLOWED = {
         "decision",
         "engines.base",
         "errors",
+        "feedback.schedule",
         "feedback.states",
         "schemes",
         "settings",

@@ -16,7 +16,7 @@ from tests.harness import SHAPES, alone, backward, gradient, make_optimizer, mak
 
 STEPS = 3
 REQUEST = Request(BlockQuantizer(8), "alltoall-allgather", policy=Warmup(Cast(), STEPS))
-MOMENTUM = Request(CompressedMomentum(), policy=Warmup(DenseMomentum(), STEPS))
+MOMENTUM = Request(CompressedMomentum(0.9, BlockQuantizer(4)), policy=Warmup(DenseMomentum(), STEPS))
 
 
 def test_each_step_travels_as_its_number_says() -> None:
