@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+
+from hvd_compress.optim import DeMo, OneBitAdam
+
+Parameters = Iterable[torch.nn.Parameter]
 
 HOROVOD, OURS_IN_DDP, DDP, NONE = "Horovod's optimizer", "our hook in DDP", "DDP alone", "nothing"
 """Front ends: what exchanges the gradients in the lab."""
@@ -38,7 +43,7 @@ class Method:
     curve: str = ""
     searches: bool = False
     one_bucket: bool = False
-    optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer] | None = None
+    optimizer: Callable[[Parameters], torch.optim.Optimizer] | None = None
 
     @property
     def trained_as(self) -> str:
@@ -53,6 +58,20 @@ def torch_fp16(model: DistributedDataParallel) -> None:
 def torch_powersgd(model: DistributedDataParallel) -> None:
     """PowerSGD of rank 4 from its earliest step on. Over several buckets and gloo torch's hook waits for ever."""
     model.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2), powerSGD_hook)
+
+
+def plain_sgd(parameters: Parameters) -> torch.optim.Optimizer:
+    """That of the convnet, without the momentum that DGC has itself."""
+    return torch.optim.SGD(parameters, lr=0.02)
+
+
+def sgd_of_signs(parameters: Parameters) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1e-3)
+
+
+def onebit_adam(parameters: Parameters) -> torch.optim.Optimizer:
+    """With the settings of the transformer's AdamW."""
+    return OneBitAdam(parameters, lr=1e-3, weight_decay=0.01, warmup_steps=60)
 
 
 REFERENCE = "horovod"
@@ -77,14 +96,30 @@ METHODS = {
         Method("int4-ddp", "`int4()`, in DDP", lambda c: c.int4(), OURS_IN_DDP, curve="int4"),  # in DDP's buckets
         Method("int2", "`int2()`", lambda c: c.int2()),
         Method("powersgd", "`powersgd(4)`", lambda c: c.powersgd(4)),
+        Method("powersgd-int8", '`powersgd(4, factors="int8")`', lambda c: c.powersgd(4, factors="int8")),
+        Method("atomo", "`atomo(4)`", lambda c: c.atomo(4)),
         Method("topk", '`topk(0.01, "allgather")`', lambda c: c.topk(0.01, "allgather")),
+        Method(
+            "topk-coded",
+            '`topk(0.01, values="int8", index_coding="delta")`',
+            lambda c: c.topk(0.01, "allgather", values="int8", index_coding="delta"),
+        ),
+        Method("topk-feedback", "`topk(0.01).with_feedback()`", lambda c: c.topk(0.01, "allgather").with_feedback()),
         Method("star", '`topk(0.01, "star")`', lambda c: c.topk(0.01, "star")),
         Method("mstopk", '`mstopk(0.01, "allgather")`', lambda c: c.mstopk(0.01, "allgather")),
+        Method("oktopk", '`oktopk(0.01, "oktopk")`', lambda c: c.oktopk(0.01, "oktopk")),
+        Method("sidco", "`sidco(0.01)`", lambda c: c.sidco(0.01)),
+        Method("dgc", "`dgc(0.01, warmup_steps=60)`, SGD", lambda c: c.dgc(0.01, warmup_steps=60), optimizer=plain_sgd),
         Method("randomk", "`randomk(0.01)`", lambda c: c.randomk(0.01)),
         Method("threshold", "`threshold(0.002)`", lambda c: c.threshold(0.002)),
         Method("qsgd", "`qsgd(4)`", lambda c: c.qsgd(4)),
         Method("terngrad", "`terngrad()`", lambda c: c.terngrad()),
+        Method("natural", "`natural()`", lambda c: c.natural()),
+        Method("onebit", "`onebit()`", lambda c: c.onebit()),
         Method("efsign", "`efsign()`", lambda c: c.efsign()),
+        Method("signsgd", "`signsgd()`, SGD at 0.001", lambda c: c.signsgd(), optimizer=sgd_of_signs),
+        Method("demo", "`demo()`, DeMo at 0.001", lambda c: c.demo(), optimizer=partial(DeMo, lr=1e-3)),
+        Method("onebit-adam", "1-bit Adam, warm-up of 60", lambda c: c.momentum(0.9, 60), optimizer=onebit_adam),
         Method("auto", "`auto()`", lambda c: c.auto(), searches=True),
     )
 }
