@@ -19,7 +19,22 @@ from typing import Any
 
 import torch
 
-from hvd_compress.compressors import DGC, QSGD, BlockQuantizer, Cast, EFSign, MSTopK, RandomK, Threshold, TopK
+from hvd_compress.compressors import (
+    DGC,
+    QSGD,
+    BlockQuantizer,
+    Cast,
+    CompressedMomentum,
+    EFSign,
+    MSTopK,
+    Natural,
+    OkTopk,
+    OneBit,
+    RandomK,
+    SignSGD,
+    Threshold,
+    TopK,
+)
 from hvd_compress.decision import Request
 from tests.harness import SHAPES, hash_name
 
@@ -51,11 +66,19 @@ REQUESTS = {
     "int4": Request(BlockQuantizer(4), "allgather"),
     "int4-stochastic": Request(BlockQuantizer(4, stochastic=True), "alltoall-allgather"),
     "int2": Request(BlockQuantizer(2, 128), "alltoall-allgather"),
+    "signsgd": Request(SignSGD(), "alltoall-allgather"),
+    "onebit": Request(OneBit(128), "alltoall-allgather"),
+    "natural": Request(Natural(), "allgather"),
+    "star-delta": Request(TopK(0.05, index_coding="delta"), "star"),
+    "topk-int8-delta": Request(TopK(0.05, values="int8", index_coding="delta"), "allgather"),
+    "oktopk": Request(OkTopk(0.05, threshold_steps=3, region_steps=2), "oktopk"),
+    "momentum": Request(CompressedMomentum(0.875, OneBit(64, means=1)), "alltoall-allgather"),
     "fp16": Request(Cast(torch.float16)),
     "bf16": Request(Cast(torch.bfloat16)),
     **{f"dense-{a}": Request(Cast(), "auto", a) for a in ("auto", *TREES, "recursive_doubling", "rabenseifner")},
 }
-"""Every compressor with every scheme that carries it, but for PowerSGD, whose products are torch's; of algorithms,
+"""Every compressor with every scheme that carries it, but for those whose products or fits are torch's
+or the C library's (PowerSGD, ATOMO, DeMo, SIDCo), and schemes that heed hosts; of algorithms,
 those that all engines here can force."""
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}

@@ -12,7 +12,7 @@ from hvd_compress import native
 N, K = 20_000, 300
 UP = torch.arange(0, N, N // K, dtype=torch.int32)
 KEY = {"seed": 1, "step": 2, "bucket": 3}
-WORDS = torch.zeros(native.EliasFano(N, UP.numel()).words, dtype=torch.int32)
+WORDS = native.elias_fano_encode(UP, N)
 FORM = native.BlockFormat(4)
 SENT = native.BlockCodes(torch.zeros(FORM.code_bytes(N), dtype=torch.uint8), torch.ones(FORM.blocks(N)).bfloat16())
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hc
+from hvd_compress.compressors import BlockQuantizer
 from hvd_compress.decision import Request
 from hvd_compress.engines.torch_distributed import TorchEngine
 from hvd_compress.reducer import ReduceOptions, Reducer
@@ -33,7 +34,7 @@ REQUESTS = {
     "onebit": hc.Compression.onebit(64, scheme="alltoall-allgather"),
     "natural": hc.Compression.natural(),
     "covap": hc.Compression.covap(2),
-    "momentum": hc.Compression.momentum(warmup_steps=1),
+    "momentum": hc.Compression.momentum(warmup_steps=1, inner=BlockQuantizer(4)),
     "demo": hc.Compression.demo(8, 16),
     "bf16": hc.Compression.bf16(),
     "fp16": hc.Compression.fp16,
