@@ -137,7 +137,14 @@ class Compressor(ABC):
 
 
 class SingleRound(Compressor):
-    """A compressor whose payload can be decompressed by itself."""
+    """A compressor whose payload can be decompressed by itself.
+
+    Attributes:
+        adds_up: whether the result is `scale` times the sum of what payloads stand for, so that whoever receives them
+            all can add them, and send the sum on. Not where rounds() makes something else of it.
+    """
+
+    adds_up: ClassVar[bool] = True
 
     @abstractmethod
     def compress(self, corrected: torch.Tensor, layout: Layout) -> Payload:

@@ -44,6 +44,7 @@ class CompressedMomentum(Requantizer):
     beta: float = 0.9
     inner: Requantizer = INNER
     kind = "quantiser"
+    adds_up = False  # to a momentum, and the result is a gradient
     source = "Tang et al. 2021"
 
     def __post_init__(self) -> None:
