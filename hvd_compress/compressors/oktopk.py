@@ -53,6 +53,7 @@ class OkTopk(Sparsifier):
     threshold_steps: int = 32
     region_steps: int = 64
     source = "Li and Hoefler 2022"
+    alike = (GLOBAL, DENSITY)
 
     def __post_init__(self) -> None:
         if (self.values, self.index_coding) != ("fp32", "none"):

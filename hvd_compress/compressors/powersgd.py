@@ -62,6 +62,7 @@ class PowerSGD(Compressor):
     error_feedback = True
     kind = "low rank"
     source = "Vogels et al. 2019"
+    alike = (KIND,)
 
     def __post_init__(self) -> None:
         for name, low in (("rank", 1), ("start_step", 0)):
