@@ -77,8 +77,8 @@ class OkTopk(Sparsifier):
     def new_state(self, layout: Layout, device: torch.device) -> Mapping[Key, torch.Tensor]:
         """Both thresholds, () fp32, 0 where there is none yet; the density (BINS,) int64, the same everywhere."""
         return {
-            (LOCAL, layout.names[0]): torch.zeros((), device=device),
-            (GLOBAL, layout.names[0]): torch.zeros((), device=device),
+            (LOCAL, layout.names[0]): torch.zeros((), dtype=torch.float32, device=device),
+            (GLOBAL, layout.names[0]): torch.zeros((), dtype=torch.float32, device=device),
             (DENSITY, layout.names[0]): torch.ones(BINS, dtype=torch.int64, device=device),
         }
 

@@ -213,7 +213,7 @@ def _is_gradient(compressor: Compressor) -> bool:
 
 def _template(compressor: SingleRound, work: Work) -> Payload:
     """Return a payload with the names and dtypes of what the other ranks of a host send."""
-    tensors = compressor.compress(torch.ones(1, device=work.lane.device), Layout.of(1)).tensors
+    tensors = compressor.compress(torch.ones(1, dtype=torch.float32, device=work.lane.device), Layout.of(1)).tensors
     return Payload(tensors, work.gradient.numel())
 
 
