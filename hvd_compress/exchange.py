@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -69,6 +69,21 @@ class BucketExchange:
         """Take over a residual that a checkpoint has brought, though the decision has no error feedback."""
         if self.state.residual is None and self._may_claim():
             self._bind(self._own())
+
+    def share(self, broadcast: Callable[[torch.Tensor], None]) -> None:
+        """Take over from another rank what is to be the same on all ranks: `broadcast` puts it in a tensor's place.
+
+        Called alike on all ranks, as often as the layout says, with flat tensors on the CPU that are not empty.
+        """
+        own, current = self._own(), self.state.current
+        for kind in self.scheme.compressor.alike:
+            keys = [key for key in own if key[0] == kind]  # in an order that is the same on all ranks
+            flat = torch.cat([current[key].reshape(-1).cpu() for key in keys]) if keys else torch.empty(0)
+            if flat.numel():
+                broadcast(flat)
+                parts = torch.split(flat, [current[key].numel() for key in keys])
+                for key, part in zip(keys, parts, strict=True):
+                    current[key] = part.view(current[key].shape).to(current[key].device)
 
     def _may_claim(self) -> bool:
         """Whether there is a residual of these parameters that can be sent with their gradient."""

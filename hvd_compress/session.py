@@ -95,6 +95,7 @@ class ExchangeSession:
         self._later: dict[int, Decision] = {}  # of buckets that had left when the policy decided anew
         self._committed: list[tuple[BucketExchange, BucketState]] = []  # in this step
         self._told_nonfinite = False
+        self._is_shared = False
         self._results: dict[int, torch.Tensor] = {}
 
     @property
@@ -209,6 +210,22 @@ class ExchangeSession:
             self._exchanges.append(known)
         if not self._cut_anew:
             self.follow(self.step)
+        if not self._is_shared:
+            self._share()
+
+    def _share(self) -> None:
+        """Let all ranks begin with the same, where results depend on it; once, before the first bucket leaves."""
+        self._is_shared = True
+        buckets = [bucket for bucket in self._exchanges if bucket.scheme.compressor.alike]
+        if not buckets:
+            return
+
+        def share(engine: Engine) -> None:
+            with engine.aside():  # it belongs to no step
+                for bucket in buckets:
+                    bucket.share(partial(engine.control.broadcast, root=0))
+
+        self._pipeline.begin(share, f"step {self.step}, state of rank 0")()
 
     def claim(self) -> None:
         """Take over what a checkpoint has brought, between two steps: also of buckets that had no residual."""

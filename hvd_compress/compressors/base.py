@@ -95,6 +95,9 @@ class Compressor(ABC):
         error_feedback: whether what is not sent is remembered, as a residual.
         compresses: whether anything is lost: False only where the gradient is sent as it is or rounded.
         has_ratio: whether with_ratio() changes what is sent.
+        alike: kinds of what it keeps that results depend on, and that therefore are to be the same on all ranks: those
+            of rank 0 count when training begins or goes on. Ranks may come with others, from checkpoints of other
+            hosts: of a hierarchical scheme leaders alone keep up.
         message_bytes: what a message costs beside its bytes, in bytes, where a path is chosen by arithmetic: latency
             times bandwidth. 0 counts bytes alone.
     """
@@ -104,6 +107,7 @@ class Compressor(ABC):
     error_feedback: bool = False
     compresses: bool = True
     has_ratio: bool = False
+    alike: ClassVar[tuple[str, ...]] = ()
     message_bytes: int = 0
 
     @abstractmethod
@@ -137,7 +141,14 @@ class Compressor(ABC):
 
 
 class SingleRound(Compressor):
-    """A compressor whose payload can be decompressed by itself."""
+    """A compressor whose payload can be decompressed by itself.
+
+    Attributes:
+        adds_up: whether the result is `scale` times the sum of what payloads stand for, so that whoever receives them
+            all can add them, and send the sum on. Not where rounds() makes something else of it.
+    """
+
+    adds_up: ClassVar[bool] = True
 
     @abstractmethod
     def compress(self, corrected: torch.Tensor, layout: Layout) -> Payload:

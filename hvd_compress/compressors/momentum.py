@@ -44,6 +44,8 @@ class CompressedMomentum(Requantizer):
     beta: float = 0.9
     inner: Requantizer = INNER
     kind = "quantiser"
+    alike = (KIND,)
+    adds_up = False  # to a momentum, and the result is a gradient
     source = "Tang et al. 2021"
 
     def __post_init__(self) -> None:
@@ -138,6 +140,7 @@ class DenseMomentum(Compressor):
     beta: float = 0.9
     kind = "cast"
     source = "Tang et al. 2021"
+    alike = (KIND,)
     # Nothing is lost; but schemes for what only sends gradients would leave rounds() out.
     compresses = True
 

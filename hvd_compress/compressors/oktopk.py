@@ -53,6 +53,7 @@ class OkTopk(Sparsifier):
     threshold_steps: int = 32
     region_steps: int = 64
     source = "Li and Hoefler 2022"
+    alike = (GLOBAL, DENSITY)
 
     def __post_init__(self) -> None:
         if (self.values, self.index_coding) != ("fp32", "none"):
@@ -76,8 +77,8 @@ class OkTopk(Sparsifier):
     def new_state(self, layout: Layout, device: torch.device) -> Mapping[Key, torch.Tensor]:
         """Both thresholds, () fp32, 0 where there is none yet; the density (BINS,) int64, the same everywhere."""
         return {
-            (LOCAL, layout.names[0]): torch.zeros((), device=device),
-            (GLOBAL, layout.names[0]): torch.zeros((), device=device),
+            (LOCAL, layout.names[0]): torch.zeros((), dtype=torch.float32, device=device),
+            (GLOBAL, layout.names[0]): torch.zeros((), dtype=torch.float32, device=device),
             (DENSITY, layout.names[0]): torch.ones(BINS, dtype=torch.int64, device=device),
         }
 

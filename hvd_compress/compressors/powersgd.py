@@ -62,6 +62,7 @@ class PowerSGD(Compressor):
     error_feedback = True
     kind = "low rank"
     source = "Vogels et al. 2019"
+    alike = (KIND,)
 
     def __post_init__(self) -> None:
         for name, low in (("rank", 1), ("start_step", 0)):
@@ -89,7 +90,9 @@ class PowerSGD(Compressor):
     def new_state(self, layout: Layout, device: torch.device) -> Mapping[Key, torch.Tensor]:
         """Q of each matrix, (cols, rank) fp32: normal numbers, the same on every rank."""
         return {
-            (KIND, m.name): torch.randn(m.cols, m.rank, generator=_generator(m.name), device="cpu").to(device)
+            (KIND, m.name): torch.randn(
+                m.cols, m.rank, generator=_generator(m.name), dtype=torch.float32, device="cpu"
+            ).to(device)
             for m in self.matrices(layout)
         }
 

@@ -36,6 +36,7 @@ class SignSGD(Requantizer):
     kind = "quantiser"
     source = "Bernstein et al. 2018, 2019"
     message_bytes = 1 << 16  # as of BlockQuantizer
+    adds_up = False  # the result is the sign of the sum
     granule = 64  # 8 bytes; an even number, by which places alternate
 
     def wire(self, layout: Layout) -> tuple[Round, ...]:

@@ -204,19 +204,19 @@ class States:
 
     def keep(self) -> Callable[[], None]:
         """Copy what is remembered where it lies; return what brings it back to the bit, as often as it is called."""
-        residuals = {id(residual): residual for residual, _, _ in self._places.values()}.values()
-        kept = [(residual, residual.current.clone()) for residual in residuals]
-        own = [(state, _copied(state.current)) for state in self._buckets.values()]
+        found = {name: self._read(name) for name in (*self._waiting, *self._places)}
+        kept = {name: residual.clone() for name, residual in found.items() if residual is not None}
+        own = {key: tensor.clone() for key, tensor in {**self._unclaimed, **dict(self._own())}.items()}
 
         def restore() -> None:
-            born = {id(residual): residual for residual, _, _ in self._places.values()}
-            for residual, copied in kept:
-                residual.current.copy_(copied)
-                born.pop(id(residual), None)
-            for residual in born.values():  # there was none of these parameters
-                residual.current.zero_()
-            for state, tensors in own:
-                state.current = _copied(tensors)  # not what is kept: a later step may write to it
+            # By name: steps may have given parameters other buckets, or a bucket another compressor.
+            for name, (residual, start, stop) in self._places.items():
+                residual.current[start:stop] = kept.get(name, 0.0)  # there may have been none
+            for state in self._buckets.values():
+                for key, tensor in state.current.items():
+                    if key in own and own[key].shape == tensor.shape:
+                        # A copy: a later step may write to what it replaces.
+                        state.current[key] = own[key].to(tensor.device, tensor.dtype, copy=True)
 
         return restore
 
@@ -240,10 +240,6 @@ class States:
             residual, start, stop = self._places[name]
             return residual.current[start:stop]
         return self._waiting.get(name)
-
-
-def _copied(tensors: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
-    return {key: tensor.clone() for key, tensor in tensors.items()}
 
 
 def flat_view(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:

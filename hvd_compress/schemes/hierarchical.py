@@ -203,15 +203,17 @@ class _HierarchicalExchange(Exchange):
 def _is_gradient(compressor: Compressor) -> bool:
     """Whether a payload stands for a gradient, which the leader can add to its own.
 
-    Not where there are several rounds, or where something in units of the gradient is kept: DGC sends velocities.
+    Not where there are several rounds, payloads are votes, or something in units of the gradient is kept: DGC sends
+    velocities.
     """
     own = compressor.new_state(Layout.of((64, 64)), torch.device("cpu"))
-    return isinstance(compressor, SingleRound) and not any(kind.startswith(GRADIENT_UNITS) for kind, _ in own)
+    adds_up = isinstance(compressor, SingleRound) and compressor.adds_up
+    return adds_up and not any(kind.startswith(GRADIENT_UNITS) for kind, _ in own)
 
 
 def _template(compressor: SingleRound, work: Work) -> Payload:
     """Return a payload with the names and dtypes of what the other ranks of a host send."""
-    tensors = compressor.compress(torch.ones(1, device=work.lane.device), Layout.of(1)).tensors
+    tensors = compressor.compress(torch.ones(1, dtype=torch.float32, device=work.lane.device), Layout.of(1)).tensors
     return Payload(tensors, work.gradient.numel())
 
 

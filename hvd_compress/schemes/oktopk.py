@@ -135,7 +135,7 @@ class _Exchange(Exchange):
             for rank, part in enumerate(parts)
         ]
         union, places = torch.unique(torch.cat([indices for indices, _ in found]), return_inverse=True)
-        total = torch.zeros(union.numel(), device=union.device)
+        total = torch.zeros(union.numel(), dtype=torch.float32, device=union.device)
         own_places = torch.split(places, [indices.numel() for indices, _ in found])
         for place, (_, values) in zip(own_places, found, strict=True):
             total.index_add_(0, place, values)
@@ -148,7 +148,7 @@ class _Exchange(Exchange):
         return Payload({"values": native.topk(self._sums[1], k)[1].abs()}, self._work.layout.numel)
 
     def _evaluated(self, gathered: Sequence[torch.Tensor]) -> float:
-        template = Payload({"values": torch.empty(0)}, self._work.layout.numel)
+        template = Payload({"values": torch.empty(0, dtype=torch.float32)}, self._work.layout.numel)
         found = [self._packer.unpack(rank, one, template)["values"] for rank, one in enumerate(gathered)]
         values = torch.cat(found)
         k = min(self._compressor.kept(self._work.layout), values.numel())
@@ -169,7 +169,7 @@ class _Exchange(Exchange):
         return Payload({"indices": indices, "values": values}, self._work.layout.numel)
 
     def _packed_bytes(self, count: int) -> int:
-        empty = torch.empty(count, device="cpu")
+        empty = torch.empty(count, dtype=torch.float32, device="cpu")
         return self._payload(empty.int(), empty).packed_bytes
 
     def _unpacked(self, rank: int, packed: torch.Tensor, what: str) -> tuple[Selected, int]:
@@ -178,7 +178,7 @@ class _Exchange(Exchange):
         Raises:
             PayloadError: there are not as many of both; indices are checked where they are used.
         """
-        template = self._payload(torch.empty(0, dtype=torch.int32), torch.empty(0))
+        template = self._payload(torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.float32))
         payload = self._packer.unpack(rank, packed, template)
         indices, values = payload["indices"], payload["values"]
         if indices.numel() != values.numel():

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hvd_compress.compressors import PowerSGD, TopK
+from hvd_compress.compressors import BlockQuantizer, CompressedMomentum, PowerSGD, TopK
 from hvd_compress.cost.paths import Path
-from hvd_compress.decision import Decision
+from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import CommunicationError
 from hvd_compress.optimizer import ReducingOptimizer
-from tests.harness import REQUESTS, backward, flat_residual, on_engine
+from tests.harness import REQUESTS, backward, flat_residual, on_engine, place
 
 SIZE, REQUEST = 3, REQUESTS["powersgd"]
 Kept = dict[str, dict[str, torch.Tensor]]
@@ -89,6 +89,35 @@ def test_a_step_that_fails_leaves_it() -> None:
         assert torch.equal(flat_residual(optimizer, parameters), residual)
 
     run_ranks(SIZE, body)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "hosts", "without"),
+    [
+        ("hierarchical", (0, 1, 0, 1), None),
+        ("alltoall-allgather", (0, 0, 1, 1), None),
+        ("alltoall-allgather", (0, 0, 1, 1), 1),
+    ],
+)
+def test_ranks_go_on_with_that_of_rank_0(scheme: str, hosts: tuple[int, ...], without: int | None) -> None:
+    """Leaders alone have kept up with the momentum; then others lead, or all speak, or one has lost its checkpoint."""
+
+    def body(engine: InProcessEngine) -> torch.Tensor:
+        place(engine, (0, 0, 1, 1))
+        compressor = CompressedMomentum(0.9, BlockQuantizer(8))
+        parameters, optimizer = on_engine(engine, Request(compressor, "hierarchical"))
+        train(optimizer, parameters, engine.rank, range(2))
+        state = optimizer.state_dict()
+        place(engine, hosts)
+        engine._groups.clear()
+        parameters, optimizer = on_engine(engine, Request(compressor, scheme))
+        if engine.rank != without:
+            optimizer.load_state_dict(state)
+        train(optimizer, parameters, engine.rank, range(2, 4))
+        return torch.cat([parameter.detach().reshape(-1) for parameter in parameters.values()])
+
+    first, *others = run_ranks(4, body)
+    assert all(torch.equal(other, first) for other in others)
 
 
 def test_a_decision_that_changes_by_its_reason_changes_nothing() -> None:

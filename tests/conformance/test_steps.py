@@ -19,7 +19,20 @@ from hvd_compress.schemes import Work
 from tests.conformance.cases import Case, where
 from tests.conformance.lockstep import CPU, exchange, fresh
 from tests.conformance.runs import Run, mean, resume
-from tests.harness import OTHER_FEEDBACK, REQUESTS, SHAPES, backward, flat_gradient, on_engine, place
+from tests.harness import (
+    OTHER_FEEDBACK,
+    REQUESTS,
+    SHAPES,
+    asked_for,
+    backward,
+    compressors,
+    flat_gradient,
+    gradient,
+    make_optimizer,
+    make_parameters,
+    on_engine,
+    place,
+)
 
 HEADER_BYTES = 128
 """The most that a header with three tensors takes, and the gaps behind them."""
@@ -182,3 +195,29 @@ def test_sum_is_the_average_times_the_number_of_ranks(name: str) -> None:
     divided = run_ranks(3, lambda engine: results(engine, REQUESTS[name], options=ReduceOptions(predivide_factor=4.0)))
     torch.testing.assert_close(sums, [3 * average for average in averages], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(divided[0], averages, rtol=1e-5, atol=1e-6)
+
+
+DEFAULTS = [(n, s) for n, c in compressors().items() for s in ("auto", "hierarchical-both") if s in asked_for(c)]
+
+
+@pytest.mark.parametrize(("name", "scheme"), DEFAULTS)
+def test_a_default_dtype_changes_nothing(name: str, scheme: str) -> None:
+    drawn = {(n, rank): gradient(n, shape, rank, 0) for n, shape in SHAPES.items() for rank in range(2)}
+
+    def body(engine: InProcessEngine) -> torch.Tensor:
+        place(engine, (0, 0))
+        parameters = make_parameters()
+        optimizer = make_optimizer(parameters, Request(compressors()[name], scheme), lambda: engine, engine.rank, 2)
+        for _ in range(2):
+            optimizer.zero_grad()
+            sum((p * drawn[n, engine.rank]).sum() for n, p in parameters.items()).backward()
+            optimizer.synchronize()
+        return flat_gradient(parameters).clone()
+
+    expected, default = run_ranks(2, body), torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        found = run_ranks(2, body)
+    finally:
+        torch.set_default_dtype(default)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -211,3 +211,22 @@ def test_parts_of_one_piece_of_memory_are_seen_as_one() -> None:
     assert flat_view([]) is None
     for apart in ([parts[0], parts[3]], [parts[3], parts[0]], [parts[0], parts[2].clone()], [parts[0], parts[0]]):
         assert flat_view(apart) is None
+
+
+def test_what_was_kept_comes_back_into_other_buckets() -> None:
+    """Steps that are taken back may have given parameters other buckets, or a compressor that keeps something more."""
+    states, key = States(), ("kind", "a")
+    states.load_state_dict({"c": torch.tensor([7.0])}, NUMELS)
+    before = states.bind(layout(["a", "b"], [2, 3]), own={key: torch.tensor([1.0])})
+    assert before.residual is not None
+    before.residual.current.copy_(torch.arange(5.0))
+    restore = states.keep()
+    for names in (["a", "b"], ["b", "c", "a"]):
+        after = states.bind(layout(names, [NUMELS[name] for name in names]), own={key: torch.tensor([9.0])})
+        assert after.residual is not None
+        after.residual.current.fill_(5.0)
+        after.current[key] = torch.tensor([2.0])
+        restore()
+        found = {name: residual.tolist() for name, residual in states.state_dict().items()}
+        assert found == {"a": [0, 1], "b": [2, 3, 4], "c": [7]}
+        assert after.current[key].tolist() == [1.0]

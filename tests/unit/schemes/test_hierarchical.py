@@ -14,11 +14,13 @@ from hvd_compress.compressors import (
     QSGD,
     BlockQuantizer,
     Cast,
+    CompressedMomentum,
     Compressor,
     EFSign,
     MSTopK,
     PowerSGD,
     RandomK,
+    SignSGD,
     Threshold,
     TopK,
 )
@@ -34,7 +36,8 @@ from hvd_compress.policies.adaptive import is_adaptive
 from hvd_compress.policies.fixed import decide
 from hvd_compress.schemes import Work
 from hvd_compress.schemes.groups import leaders, neighbours, same_place, within_host
-from tests.harness import backward, flat_gradient, on_engine
+from hvd_compress.schemes.parameter_server import ParameterServer
+from tests.harness import backward, compressors, flat_gradient, on_engine
 
 LAYOUT = Layout.of((20, 12), 37, 1, (9, 9))
 NUMEL, STEPS, RATIO = LAYOUT.numel, 4, 0.1
@@ -318,6 +321,24 @@ def test_a_server_receives_payloads_and_sends_the_sum() -> None:
     assert all(history[1].verbs == ["gather", "broadcast"] for history in ranks)
 
 
+@pytest.mark.parametrize("name", [n for n, c in compressors().items() if ParameterServer.carries(c) and c.compresses])
+def test_a_server_gives_what_an_all_gather_does(name: str) -> None:
+    """It never runs a compressor's own last round."""
+
+    def body(engine: InProcessEngine, scheme: str) -> list[torch.Tensor]:
+        parameters, optimizer = on_engine(engine, Request(compressors()[name], scheme))
+        found = []
+        for step in range(2):
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+            found.append(flat_gradient(parameters).clone())
+            optimizer.zero_grad()
+        return found
+
+    (served, *_), (gathered, *_) = (run_ranks(3, lambda e, s=s: body(e, s)) for s in ("parameter-server", "allgather"))
+    torch.testing.assert_close(served, gathered, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(("name", "scheme"), [pair for pair in CARRIED if pair != ("bf16", "hierarchical")])
 def test_what_runs_is_what_is_priced(name: str, scheme: str) -> None:
     """The in-process engine sums bf16: an allreduce in the place of two collectives of as many bytes."""
@@ -382,6 +403,9 @@ def test_nothing_chooses_them() -> None:
         (RandomK(RATIO), "parameter-server"),
         (EFSign(), "hitopk"),
         (Cast(), "hierarchical-within"),
+        (SignSGD(), "hierarchical-both"),  # a payload is a vote
+        (SignSGD(), "parameter-server"),
+        (CompressedMomentum(), "parameter-server"),  # and the result is a gradient
     ],
 )
 def test_what_a_scheme_cannot_carry_is_refused(compressor: Compressor, scheme: str) -> None:
