@@ -42,17 +42,18 @@ class SimulatedRank:
     """One rank: its gradient, which becomes the result, and what it remembers."""
 
     def __init__(self, compressor: Compressor, layout: Layout, rank: int, ranks: int) -> None:
-        self._compressor, self._layout, self._rank, self._scale = compressor, layout, rank, 1.0 / ranks
+        self._compressor, self._layout, self._rank, self._ranks = compressor, layout, rank, ranks
         self.gradient = torch.zeros(layout.numel)
         residual = Residual(*(torch.zeros(layout.numel) for _ in range(2))) if compressor.error_feedback else None
         self.state = BucketState(residual, dict(compressor.new_state(layout, torch.device("cpu"))))
 
     def rounds(self, step: int) -> Rounds:
         """Return the rounds of a step, in which `gradient` becomes the result."""
-        return self._rounds(self.gradient, self.state, step, self._scale)
+        return self._rounds(self.gradient, self.state, step, self._ranks)
 
-    def _rounds(self, gradient: torch.Tensor, state: BucketState, step: int, scale: float) -> Rounds:
-        return self._compressor.rounds(Input(gradient, self._layout, step, 0, scale, state, self._rank))
+    def _rounds(self, gradient: torch.Tensor, state: BucketState, step: int, ranks: int) -> Rounds:
+        work = Input(gradient, self._layout, step, 0, 1.0 / ranks, state, self._rank, world_size=ranks)
+        return self._compressor.rounds(work)
 
     def alone(self, step: int) -> Energy:
         """Return the energy of this rank in a step in which no other rank takes part; nothing remembers that step.
@@ -63,7 +64,7 @@ class SimulatedRank:
         gradient = self.gradient.clone()
         residual = self.state.residual
         kept = Residual(residual.current, torch.empty_like(residual.current)) if residual is not None else None
-        rounds = self._rounds(gradient, BucketState(kept, dict(self.state.current)), step, 1.0)
+        rounds = self._rounds(gradient, BucketState(kept, dict(self.state.current)), step, 1)
         payload = next(rounds)
         for _ in self._compressor.wire(self._layout)[1:]:
             payload = rounds.send([_copy(payload)])
