@@ -137,7 +137,14 @@ class Compressor(ABC):
 
 
 class SingleRound(Compressor):
-    """A compressor whose payload can be decompressed by itself."""
+    """A compressor whose payload can be decompressed by itself.
+
+    Attributes:
+        adds_up: whether the result is the sum of the decompressed payloads, so that any rank can add them for others.
+            Not where the sum is a vote, or where each rank makes something else of it.
+    """
+
+    adds_up: bool = True
 
     @abstractmethod
     def compress(self, corrected: torch.Tensor, layout: Layout) -> Payload:

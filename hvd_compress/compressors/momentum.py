@@ -43,6 +43,7 @@ class CompressedMomentum(Requantizer):
 
     beta: float = 0.9
     inner: Requantizer = INNER
+    adds_up = False  # each rank makes a gradient of the momentum, and keeps it
     kind = "quantiser"
     source = "Tang et al. 2021"
 

@@ -27,7 +27,7 @@ class SignSGD(Requantizer):
 
     One bit cannot say zero. What is zero (below 2^-126) votes + or -, in turn by place in the bucket, step and rank;
     and a tie is decided in turn by place and step. So neither pushes a parameter one way for long. The result is the
-    same by every path.
+    same by every path over all ranks alike; with scheme="hierarchical" each host has one vote, that of its sum.
 
     Bytes: 1/8 an element, both ways where shards have owners, and 4 for a flag. It is 1, or NaN where an element of
     the sender's is not finite; then the result is NaN, too.
@@ -36,6 +36,7 @@ class SignSGD(Requantizer):
     kind = "quantiser"
     source = "Bernstein et al. 2018, 2019"
     message_bytes = 1 << 16  # as of BlockQuantizer
+    adds_up = False
     granule = 64  # 8 bytes; an even number, by which places alternate
 
     def wire(self, layout: Layout) -> tuple[Round, ...]:

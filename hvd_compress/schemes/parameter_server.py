@@ -34,7 +34,7 @@ class ParameterServer(Scheme):
 
     @classmethod
     def carries(cls, compressor: Compressor) -> bool:
-        return isinstance(compressor, SingleRound)
+        return isinstance(compressor, SingleRound) and compressor.adds_up
 
     @classmethod
     def variants(cls, compressor: Compressor, layout: Layout, can: Capabilities) -> Sequence[Path]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -18,8 +20,8 @@ from hvd_compress.reducer import ReduceOptions
 from hvd_compress.schemes import Work
 from tests.conformance.cases import Case, where
 from tests.conformance.lockstep import CPU, exchange, fresh
-from tests.conformance.runs import Run, mean, resume
-from tests.harness import OTHER_FEEDBACK, REQUESTS, SHAPES, backward, flat_gradient, on_engine, place
+from tests.conformance.runs import Run, mean, resume, run
+from tests.harness import OTHER_FEEDBACK, REQUESTS, SHAPES, asked_for, backward, flat_gradient, on_engine, place
 
 HEADER_BYTES = 128
 """The most that a header with three tensors takes, and the gaps behind them."""
@@ -98,6 +100,13 @@ def test_sending_everything_equals_the_mean_to_rounding(case: Case, ranks: Run) 
     for number, first in enumerate(ranks[0].steps):
         expected = mean([rank.steps[number].own for rank in ranks])
         torch.testing.assert_close(first.result, expected, rtol=tolerance, atol=tolerance)
+
+
+@where(lambda case: case.scheme == "parameter-server" and "allgather" in asked_for(case.compressor))
+def test_a_server_adds_what_an_all_gather_would(case: Case, ranks: Run) -> None:
+    """A server that sends something else, such as a momentum, would send the same to all."""
+    for step, expected in zip(ranks[0].steps, run(replace(case, scheme="allgather"))[0].steps, strict=True):
+        torch.testing.assert_close(step.result, expected.result, rtol=1e-5, atol=1e-6)
 
 
 @where(lambda case: case.scheme in FLAT and schemes.meanings(case.scheme) == (case.scheme,) != ("auto",))

@@ -14,11 +14,13 @@ from hvd_compress.compressors import (
     QSGD,
     BlockQuantizer,
     Cast,
+    CompressedMomentum,
     Compressor,
     EFSign,
     MSTopK,
     PowerSGD,
     RandomK,
+    SignSGD,
     Threshold,
     TopK,
 )
@@ -380,6 +382,9 @@ def test_nothing_chooses_them() -> None:
         (DGC(RATIO), "hierarchical-both"),  # a payload is a velocity
         (PowerSGD(2), "hierarchical-within"),
         (RandomK(RATIO), "parameter-server"),
+        (CompressedMomentum(), "parameter-server"),  # what the server adds is a momentum
+        (SignSGD(), "parameter-server"),  # a vote is no sum
+        (SignSGD(), "hierarchical-both"),
         (EFSign(), "hitopk"),
         (Cast(), "hierarchical-within"),
     ],
