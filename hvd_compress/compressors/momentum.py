@@ -14,7 +14,7 @@ from hvd_compress.compressors.finite import all_finite
 from hvd_compress.compressors.onebit import OneBit
 from hvd_compress.compressors.summed import sum_of
 from hvd_compress.errors import ConfigError
-from hvd_compress.feedback.states import GRADIENT_UNITS, Key
+from hvd_compress.feedback.states import GRADIENT_UNITS, Key, by_parameter
 from hvd_compress.payload import Payload
 
 KIND = f"{GRADIENT_UNITS}momentum"
@@ -122,7 +122,7 @@ class CompressedMomentum(Requantizer):
         for place, kept in _pieces(work, slice(0, momentum.numel())):
             step = momentum[place] - kept * self.beta  # no fused operation: the same bits on every device
             work.gradient[place] = step.mul_(1.0 / (1.0 - self.beta)).to(work.gradient.dtype)
-        work.state.pending.update(_named(work.layout, momentum))
+        work.state.pending.update(by_parameter(KIND, work.layout, momentum))
         return all_finite(work.gradient)
 
 
@@ -159,7 +159,7 @@ class DenseMomentum(Compressor):
         for place, kept in _pieces(work, slice(0, numel)):
             momentum[place].add_(kept * self.beta)
         work.gradient.copy_(average)
-        work.state.pending.update(_named(work.layout, momentum))
+        work.state.pending.update(by_parameter(KIND, work.layout, momentum))
         return all_finite(work.gradient)
 
 
@@ -171,12 +171,7 @@ def _check_beta(beta: float) -> None:
 
 def _zeros(layout: Layout, device: torch.device) -> dict[Key, torch.Tensor]:
     """The momentum of each parameter, (numel,) fp32, in units of the gradient, before the first step."""
-    return _named(layout, torch.zeros(layout.numel, dtype=torch.float32, device=device))
-
-
-def _named(layout: Layout, momentum: torch.Tensor) -> dict[Key, torch.Tensor]:
-    parts = torch.split(momentum, list(layout.segments))
-    return {(KIND, name): part for name, part in zip(layout.names, parts, strict=True)}
+    return by_parameter(KIND, layout, torch.zeros(layout.numel, dtype=torch.float32, device=device))
 
 
 def _pieces(work: Input, part: slice) -> Iterator[tuple[slice, torch.Tensor]]:
