@@ -9,14 +9,14 @@ import torch
 
 from hvd_compress.bench.timing import timed
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors.base import Compressor, Input, Rounds
+from hvd_compress.compressors.base import Compressor, Input, Rounds, finish
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.payload import Payload
 
 
 @dataclass(frozen=True)
-class Passed:
-    """One step.
+class StepTiming:
+    """What one step took.
 
     Attributes:
         encode_s: seconds of rank 0 until its last payload is made.
@@ -68,12 +68,12 @@ class SimulatedRank:
         payload = next(rounds)
         for _ in self._compressor.wire(self._layout)[1:]:
             payload = rounds.send([_copy(payload)])
-        _finish(rounds, [_copy(payload)])
+        finish(rounds, [_copy(payload)])
         lost = kept.pending if kept is not None else self.gradient - gradient
         return Energy(*(float(torch.linalg.vector_norm(x)) ** 2 for x in (gradient + lost, gradient, lost)))
 
 
-def take_step(ranks: Sequence[SimulatedRank], compressor: Compressor, layout: Layout, step: int) -> Passed:
+def take_step(ranks: Sequence[SimulatedRank], compressor: Compressor, layout: Layout, step: int) -> StepTiming:
     """Exchange the gradients of all ranks, and commit what they remember.
 
     Where the payloads of all rounds may be summed, ranks receive their sum, as from an allreduce; else all payloads.
@@ -90,12 +90,12 @@ def take_step(ranks: Sequence[SimulatedRank], compressor: Compressor, layout: La
         received = [_sum(payloads)] if summed else payloads
     assert received is not None
     for rounds in running[1:]:
-        _finish(rounds, [_copy(payload) for payload in received])
+        finish(rounds, [_copy(payload) for payload in received])
     own = [_copy(payload) for payload in received]
-    decode_s = timed(lambda: _finish(running[0], own))
+    decode_s = timed(lambda: finish(running[0], own))
     for rank in ranks:
         rank.state.commit()
-    return Passed(encode_s, decode_s, sent_bytes / len(ranks))
+    return StepTiming(encode_s, decode_s, sent_bytes / len(ranks))
 
 
 def _next_payloads(running: Sequence[Rounds], received: Sequence[Payload] | None) -> tuple[list[Payload], float]:
@@ -110,14 +110,6 @@ def _next_payloads(running: Sequence[Rounds], received: Sequence[Payload] | None
         advance(rounds, inbox)
     taken = timed(lambda: advance(running[0], inboxes[0]))
     return [made[-1], *made[:-1]], taken
-
-
-def _finish(rounds: Rounds, payloads: Sequence[Payload]) -> None:
-    try:
-        rounds.send(payloads)
-    except StopIteration:
-        return
-    raise AssertionError("a compressor has more rounds than wire() says")
 
 
 def _copy(payload: Payload) -> Payload:

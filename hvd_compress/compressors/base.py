@@ -269,6 +269,20 @@ def feedback_of(work: Input) -> tuple[torch.Tensor, torch.Tensor]:
     return work.residual, work.pending
 
 
+def finish(rounds: Rounds, payloads: Sequence[Payload]) -> torch.Tensor | None:
+    """Send a compressor the payloads of its last round: the result is written.
+
+    Returns:
+        Whether the result is finite, where the compressor knows it; else None.
+    """
+    try:
+        rounds.send(payloads)
+    except StopIteration as end:
+        known: torch.Tensor | None = end.value
+        return known
+    raise AssertionError("a compressor has more rounds than wire() says")
+
+
 def each_checked(
     check: Callable[[Payload, int], T], payloads: Sequence[Payload], ranks: Iterable[int], numel: int
 ) -> list[T]:

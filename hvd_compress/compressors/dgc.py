@@ -13,7 +13,6 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Input, Round, spans
 from hvd_compress.compressors.checks import check_flag, check_number, check_ratio, check_whole
 from hvd_compress.compressors.sparsifier import Selected, Sparsifier, kept_of
-from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.states import GRADIENT_UNITS, Key, by_parameter, flat_view
 from hvd_compress.payload import Payload
 
@@ -60,9 +59,7 @@ class DGC(Sparsifier):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ratio(self.ratio)
-        check_number("momentum", self.momentum, 0)
-        if self.momentum >= 1:
-            raise ConfigError(f"momentum = {self.momentum!r} is not below 1")
+        check_number("momentum", self.momentum, 0, below=1)
         check_whole("warmup_steps", self.warmup_steps, 0)
         if self.clip is not None:
             check_number("clip", self.clip, 0, above=True)

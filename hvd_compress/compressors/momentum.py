@@ -48,7 +48,7 @@ class CompressedMomentum(Requantizer):
     source = "Tang et al. 2021"
 
     def __post_init__(self) -> None:
-        _check_beta(self.beta)
+        check_number("beta", self.beta, 0, below=1)
         if not isinstance(self.inner, Requantizer) or isinstance(self.inner, CompressedMomentum):
             raise ConfigError(
                 f"inner = {self.inner!r} cannot compress a momentum: pass a compressor whose sums can be compressed "
@@ -143,7 +143,7 @@ class DenseMomentum(Compressor):
     compresses = True
 
     def __post_init__(self) -> None:
-        _check_beta(self.beta)
+        check_number("beta", self.beta, 0, below=1)
 
     def wire(self, layout: Layout) -> tuple[Round, ...]:
         return (Round(4 * layout.numel, torch.float32),)
@@ -161,12 +161,6 @@ class DenseMomentum(Compressor):
         work.gradient.copy_(average)
         work.state.pending.update(by_parameter(KIND, work.layout, momentum))
         return all_finite(work.gradient)
-
-
-def _check_beta(beta: float) -> None:
-    check_number("beta", beta, 0)
-    if beta >= 1:
-        raise ConfigError(f"beta = {beta!r} is not below 1")
 
 
 def _zeros(layout: Layout, device: torch.device) -> dict[Key, torch.Tensor]:
