@@ -97,6 +97,7 @@ def train(
     first: torch.Tensor | None = None,
     spoil: tuple[int, int] | None = None,
     dtype: torch.dtype = torch.float32,
+    coefficient: float = 1.0,
 ) -> list[Seen]:
     """Exchange one bucket for some steps; begin with residual `first`; `spoil` is a rank and a place for a NaN."""
     rank, size = engine.rank, engine.world_size
@@ -112,7 +113,7 @@ def train(
         if spoil is not None and rank == spoil[0]:
             gradient[spoil[1]] = torch.nan
         before = [e.sent_bytes if e is not None else 0 for e in (host, across, engine)]
-        work = Work(gradient, layout, step, 0, 1 / size, state, rank, hosts=engine.hosts)
+        work = Work(gradient, layout, step, 0, 1 / size, state, rank, coefficient, size, hosts=engine.hosts)
         exchange = built.exchange(work, rank, size)
         exchange.encode()
         exchange.communicate(engine)
@@ -225,6 +226,16 @@ def test_three_leaders_take_turns() -> None:
         torch.testing.assert_close(ranks[0][step].result, torch.where(mask, sum(corrected), 0.0) / 6)
 
 
+@pytest.mark.parametrize("place", ["2 hosts", "unequal", "1 rank each"])
+def test_leaders_add_a_shared_momentum_once(place: str) -> None:
+    """Not once for each rank of a host: the result is then the mean gradient, to what rounding to 8 bits takes."""
+    hosts, compressor = PLACES[place], CompressedMomentum(0.9, BlockQuantizer(8))
+    ranks = run_ranks(len(hosts), lambda engine: train(engine, compressor, "hierarchical"), hosts=hosts)
+    for step in range(STEPS):
+        expected = sum(gradient_of(rank, step) for rank in range(len(hosts))) / len(hosts)
+        torch.testing.assert_close(ranks[0][step].result, expected, rtol=0, atol=0.15)
+
+
 @pytest.mark.parametrize(
     ("name", "scheme"),
     [(name, scheme) for name, scheme in CARRIED if name in ("topk", "efsign", "int8", "powersgd", "dense", "qsgd")],
@@ -244,10 +255,24 @@ def test_a_residual_of_an_earlier_decision_is_sent_by_whoever_holds_it(name: str
     if scheme == "hierarchical-within" or name in ("dense", "qsgd"):
         assert not first[0].residual.any()
     if name == "qsgd":
+        assert not any(seen.residual.any() for seen in first), "what is sent whole leaves nothing"
         return
     gradients = sum(gradient_of(rank, 0) + before[rank] for rank in range(4))
     remembered = sum(seen.residual for seen in first)
     torch.testing.assert_close(4 * first[0].result + remembered, gradients, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scheme", [scheme for name, scheme in CARRIED if name == "topk"])
+def test_a_coefficient_shrinks_a_residual_once(scheme: str) -> None:
+    """Whatever the shard or the leader that it comes back with."""
+    hosts, before = PLACES["2 hosts"], [gradient_of(rank, 50) for rank in range(4)]
+    ranks = run_ranks(
+        4,
+        lambda engine: train(engine, TopK(1.0), scheme, first=before[engine.rank], coefficient=0.5),
+        hosts=hosts,
+    )
+    expected = sum(gradient_of(rank, 0) + 0.5 * before[rank] for rank in range(4)) / 4
+    torch.testing.assert_close(ranks[0][0].result, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "scheme"), CARRIED)
