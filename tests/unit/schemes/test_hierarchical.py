@@ -360,6 +360,14 @@ def test_what_runs_is_what_is_priced(name: str, scheme: str) -> None:
             predict(Path(scheme), expected, Formulas(1e-3, 1e-9, 6))
 
 
+def test_sums_of_hosts_are_fp32_whatever_the_gradients_are() -> None:
+    """An engine that cannot sum bfloat16 sums them as it is."""
+    can = Capabilities(("allreduce", "allgather", "alltoall"), (), (torch.float32,))
+    layout = Layout(LAYOUT.names, LAYOUT.shapes, torch.bfloat16)
+    for compressor, scheme in ((TopK(RATIO), "hierarchical-within"), (Cast(), "hierarchical")):
+        assert schemes.build(compressor, Path(scheme)).flat(layout, 2, can).path == Path("dense")
+
+
 def test_empty_shards() -> None:
     """More ranks on a host than elements."""
 
