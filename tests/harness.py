@@ -139,19 +139,10 @@ REQUESTS = {
     "momentum-warmup": Request(CompressedMomentum(), policy=Warmup(DenseMomentum(), 2)),
     "dense": Request(Cast()),
 }
-"""Requests that tests call by name. A compressor that stands here alone is in the conformance suite, too."""
+"""Requests that tests call by name; the conformance suite makes its own from COMPRESSORS."""
 
 ANYWHERE = ("auto", "allgather", "allreduce", "star", "var", "artopk", "alltoall-allgather")
 """Schemes that every engine can do, without a gather or smaller groups."""
-
-
-def compressors() -> dict[str, Compressor]:
-    """Return those of the conformance suite: COMPRESSORS, and what REQUESTS have beside them."""
-    found = dict(COMPRESSORS)
-    for name, request in REQUESTS.items():
-        if request.policy is None and request.compressor not in found.values():
-            found[name] = request.compressor
-    return found
 
 
 @cache
@@ -173,7 +164,7 @@ def chosen() -> dict[str, Request]:
     Every engine can do it.
     """
     found = {}
-    for number, (name, compressor) in enumerate(compressors().items()):
+    for number, (name, compressor) in enumerate(COMPRESSORS.items()):
         anywhere = [scheme for scheme in asked_for(compressor) if scheme in ANYWHERE]
         scheme = anywhere[number % len(anywhere)]
         found[f"{name}-{scheme}"] = Request(compressor, scheme)

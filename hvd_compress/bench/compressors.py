@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from hvd_compress.bench.inputs import Gradients
-from hvd_compress.bench.simulation import Energy, Passed, SimulatedRank, take_step
+from hvd_compress.bench.simulation import Energy, SimulatedRank, StepTiming, take_step
 from hvd_compress.bench.timing import timed
 from hvd_compress.compressors.base import Compressor
 
@@ -23,7 +23,7 @@ class Figure:
 
     Attributes:
         name: as in `Compression`, or of the hook.
-        kind: "cast", "sparsifier", "quantiser", "low rank", or "torch hook".
+        kind: that of the compressor, or "torch hook".
         settings: the compressor's repr, or how the hook was called.
         ranks: whose payloads are decoded.
         numel: elements of the bucket.
@@ -95,7 +95,7 @@ def guarded(empty: Figure, call: Callable[[], Figure]) -> Figure:
 def _measured(empty: Figure, compressor: Compressor, gradients: Gradients, ranks: int, rounds: int) -> Figure:
     layout = gradients.layout
     members = [SimulatedRank(compressor, layout, rank, ranks) for rank in range(ranks)]
-    floor, passed, cosines, energies = Floor(layout.numel), list[Passed](), list[float](), list[Energy]()
+    floor, passed, cosines, energies = Floor(layout.numel), list[StepTiming](), list[float](), list[Energy]()
     for step in range(WARM_UP + rounds):
         for rank in reversed(range(ranks)):
             gradients.write(rank, step, ranks, members[rank].gradient)

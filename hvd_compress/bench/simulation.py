@@ -9,14 +9,14 @@ import torch
 
 from hvd_compress.bench.timing import timed
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors.base import Compressor, Input, Rounds
+from hvd_compress.compressors.base import Compressor, Input, Rounds, finish
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.payload import Payload
 
 
 @dataclass(frozen=True)
-class Passed:
-    """One step.
+class StepTiming:
+    """What one step took.
 
     Attributes:
         encode_s: seconds of rank 0 until its last payload is made.
@@ -42,17 +42,18 @@ class SimulatedRank:
     """One rank: its gradient, which becomes the result, and what it remembers."""
 
     def __init__(self, compressor: Compressor, layout: Layout, rank: int, ranks: int) -> None:
-        self._compressor, self._layout, self._rank, self._scale = compressor, layout, rank, 1.0 / ranks
+        self._compressor, self._layout, self._rank, self._ranks = compressor, layout, rank, ranks
         self.gradient = torch.zeros(layout.numel)
         residual = Residual(*(torch.zeros(layout.numel) for _ in range(2))) if compressor.error_feedback else None
         self.state = BucketState(residual, dict(compressor.new_state(layout, torch.device("cpu"))))
 
     def rounds(self, step: int) -> Rounds:
         """Return the rounds of a step, in which `gradient` becomes the result."""
-        return self._rounds(self.gradient, self.state, step, self._scale)
+        return self._rounds(self.gradient, self.state, step, self._ranks)
 
-    def _rounds(self, gradient: torch.Tensor, state: BucketState, step: int, scale: float) -> Rounds:
-        return self._compressor.rounds(Input(gradient, self._layout, step, 0, scale, state, self._rank))
+    def _rounds(self, gradient: torch.Tensor, state: BucketState, step: int, ranks: int) -> Rounds:
+        work = Input(gradient, self._layout, step, 0, 1.0 / ranks, state, self._rank, world_size=ranks)
+        return self._compressor.rounds(work)
 
     def alone(self, step: int) -> Energy:
         """Return the energy of this rank in a step in which no other rank takes part; nothing remembers that step.
@@ -63,16 +64,16 @@ class SimulatedRank:
         gradient = self.gradient.clone()
         residual = self.state.residual
         kept = Residual(residual.current, torch.empty_like(residual.current)) if residual is not None else None
-        rounds = self._rounds(gradient, BucketState(kept, dict(self.state.current)), step, 1.0)
+        rounds = self._rounds(gradient, BucketState(kept, dict(self.state.current)), step, 1)
         payload = next(rounds)
         for _ in self._compressor.wire(self._layout)[1:]:
             payload = rounds.send([_copy(payload)])
-        _finish(rounds, [_copy(payload)])
+        finish(rounds, [_copy(payload)])
         lost = kept.pending if kept is not None else self.gradient - gradient
         return Energy(*(float(torch.linalg.vector_norm(x)) ** 2 for x in (gradient + lost, gradient, lost)))
 
 
-def take_step(ranks: Sequence[SimulatedRank], compressor: Compressor, layout: Layout, step: int) -> Passed:
+def take_step(ranks: Sequence[SimulatedRank], compressor: Compressor, layout: Layout, step: int) -> StepTiming:
     """Exchange the gradients of all ranks, and commit what they remember.
 
     Where the payloads of all rounds may be summed, ranks receive their sum, as from an allreduce; else all payloads.
@@ -89,12 +90,12 @@ def take_step(ranks: Sequence[SimulatedRank], compressor: Compressor, layout: La
         received = [_sum(payloads)] if summed else payloads
     assert received is not None
     for rounds in running[1:]:
-        _finish(rounds, [_copy(payload) for payload in received])
+        finish(rounds, [_copy(payload) for payload in received])
     own = [_copy(payload) for payload in received]
-    decode_s = timed(lambda: _finish(running[0], own))
+    decode_s = timed(lambda: finish(running[0], own))
     for rank in ranks:
         rank.state.commit()
-    return Passed(encode_s, decode_s, sent_bytes / len(ranks))
+    return StepTiming(encode_s, decode_s, sent_bytes / len(ranks))
 
 
 def _next_payloads(running: Sequence[Rounds], received: Sequence[Payload] | None) -> tuple[list[Payload], float]:
@@ -109,14 +110,6 @@ def _next_payloads(running: Sequence[Rounds], received: Sequence[Payload] | None
         advance(rounds, inbox)
     taken = timed(lambda: advance(running[0], inboxes[0]))
     return [made[-1], *made[:-1]], taken
-
-
-def _finish(rounds: Rounds, payloads: Sequence[Payload]) -> None:
-    try:
-        rounds.send(payloads)
-    except StopIteration:
-        return
-    raise AssertionError("a compressor has more rounds than wire() says")
 
 
 def _copy(payload: Payload) -> Payload:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 
@@ -17,6 +17,8 @@ from hvd_compress.payload import Payload
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+T = TypeVar("T")
 
 Rounds = Generator[Payload, Sequence[Payload], torch.Tensor | None]
 """Yields this rank's payload of a round; is sent those of all ranks in rank order, or their sum as the only one.
@@ -269,6 +271,36 @@ def feedback_of(work: Input) -> tuple[torch.Tensor, torch.Tensor]:
     assert work.residual is not None
     assert work.pending is not None
     return work.residual, work.pending
+
+
+def finish(rounds: Rounds, payloads: Sequence[Payload]) -> torch.Tensor | None:
+    """Send a compressor the payloads of its last round: the result is written.
+
+    Returns:
+        Whether the result is finite, where the compressor knows it; else None.
+    """
+    try:
+        rounds.send(payloads)
+    except StopIteration as end:
+        known: torch.Tensor | None = end.value
+        return known
+    raise AssertionError("a compressor has more rounds than wire() says")
+
+
+def each_checked(
+    check: Callable[[Payload, int], T], payloads: Sequence[Payload], ranks: Iterable[int], numel: int
+) -> list[T]:
+    """Return what `check` makes of payloads of `numel` elements; its PayloadErrors name the rank that each is from."""
+    found = []
+    for rank, payload in zip(ranks, payloads, strict=True):
+        with located(f"payload from rank {rank}"):
+            found.append(check(payload, numel))
+    return found
+
+
+def others_of(rank: int, others: Sequence[Payload]) -> list[int]:
+    """Return the ranks that payloads are from which all but `rank` have sent, in rank order."""
+    return [other for other in range(len(others) + 1) if other != rank]
 
 
 def is_compressor(found: object) -> bool:

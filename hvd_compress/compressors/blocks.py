@@ -10,15 +10,12 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors.base import Input, Requantizer, Round, feedback_of
+from hvd_compress.compressors.base import Input, Requantizer, Round, each_checked, feedback_of, others_of
 from hvd_compress.compressors.checks import MAX_SEED, check_flag, check_whole
-from hvd_compress.compressors.draws import mixed
-from hvd_compress.errors import ConfigError, PayloadError, located
+from hvd_compress.compressors.draws import SUM, mixed
+from hvd_compress.errors import ConfigError, PayloadError
 from hvd_compress.native import BlockCodes, BlockFormat, RandomKey
 from hvd_compress.payload import Payload
-
-SUM = 1 << 32
-"""In the key of random rounding, in the place of a shard's owner, where its sum is rounded; no rank has this number."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +105,7 @@ class BlockQuantizer(Requantizer):
         rest = None if self.stochastic else feedback_of(work)[1][shard]
         own = work.gradient[shard] if rest is None else rest
         numel, place = own.numel(), work.rank
-        ranks = [rank for rank in range(len(others) + 1) if rank != place]
-        sources = self._codes(others, ranks, numel)
+        sources = each_checked(self._checked, others, others_of(place, others), numel)
         key = self._key(work.step, work.bucket, work.rank, SUM)
         return self._payload(native.block_sum_quantize(own, sources, place, self.format, key=key, rest=rest), numel)
 
@@ -117,19 +113,12 @@ class BlockQuantizer(Requantizer):
         finite = []
         for shard, payloads in parts:
             out = work.gradient[shard]
-            sources = self._codes(payloads, range(len(payloads)), out.numel())
+            sources = each_checked(self._checked, payloads, range(len(payloads)), out.numel())
             finite.append(native.block_sum(sources, out, self.format, work.scale))
         return torch.stack([torch.as_tensor(one, dtype=torch.bool) for one in finite]).all()
 
     def _payload(self, found: BlockCodes, numel: int) -> Payload:
         return Payload({"codes": found.codes, "scales": found.units}, numel)
-
-    def _codes(self, payloads: Sequence[Payload], ranks: Sequence[int], numel: int) -> list[BlockCodes]:
-        found = []
-        for rank, payload in zip(ranks, payloads, strict=True):
-            with located(f"payload from rank {rank}"):
-                found.append(self._checked(payload, numel))
-        return found
 
     def _checked(self, payload: Payload, numel: int) -> BlockCodes:
         codes, units = payload["codes"], payload["scales"]

@@ -17,11 +17,13 @@ def check_whole(name: str, value: int, low: int, high: int | None = None) -> Non
         raise ConfigError(f"{name} = {value!r} is not a whole number, {bounds}")
 
 
-def check_number(name: str, value: float, low: float, *, above: bool = False) -> None:
-    """Raise ConfigError where a setting is no finite number from `low` on, or above it."""
+def check_number(name: str, value: float, low: float, *, above: bool = False, below: float = math.inf) -> None:
+    """Raise ConfigError where a setting is no finite number from `low` on, or above it, and below `below`."""
     found = not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
     if not found or value < low or (above and value == low):
         raise ConfigError(f"{name} = {value!r} is not a number{f' above {low}' if above else f', {low} or more'}")
+    if value >= below:
+        raise ConfigError(f"{name} = {value!r} is not below {below}")
 
 
 def check_flag(name: str, value: bool) -> None:

@@ -10,9 +10,9 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors.base import Input, Requantizer, Round, feedback_of
+from hvd_compress.compressors.base import Input, Requantizer, Round, each_checked, feedback_of, others_of
 from hvd_compress.compressors.finite import all_finite
-from hvd_compress.errors import PayloadError, located
+from hvd_compress.errors import PayloadError
 from hvd_compress.payload import Payload
 
 CHUNK = 1 << 18
@@ -101,8 +101,7 @@ class ChunkedQuantizer(Requantizer):
 
     def sum_shard(self, work: Input, shard: slice, others: Sequence[Payload]) -> Payload:
         numel, rank = shard.stop - shard.start, work.rank
-        ranks = [other for other in range(len(others) + 1) if other != rank]
-        sources = self._all_checked(others, ranks, numel)
+        sources = each_checked(self._checked, others, others_of(rank, others), numel)
         corrected = feedback_of(work)[1] if self.error_feedback else work.gradient
         found = self._empty(numel, work.gradient.device)
         for part in chunks(shard, work.gradient.device):
@@ -114,7 +113,7 @@ class ChunkedQuantizer(Requantizer):
     def write(self, work: Input, parts: Sequence[tuple[slice, Sequence[Payload]]]) -> torch.Tensor:
         finite = [all_finite(work.gradient[:0])]
         for shard, payloads in parts:
-            sources = self._all_checked(payloads, range(len(payloads)), shard.stop - shard.start)
+            sources = each_checked(self._checked, payloads, range(len(payloads)), shard.stop - shard.start)
             for part in chunks(shard, work.gradient.device):
                 out = work.gradient[part]
                 total = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
@@ -166,13 +165,6 @@ class ChunkedQuantizer(Requantizer):
             name: tensor[self.length(name, part.start) : self.length(name, part.stop)]
             for name, tensor in payload.tensors.items()
         }
-
-    def _all_checked(self, payloads: Sequence[Payload], ranks: Sequence[int], numel: int) -> list[Payload]:
-        found = []
-        for rank, payload in zip(ranks, payloads, strict=True):
-            with located(f"payload from rank {rank}"):
-                found.append(self._checked(payload, numel))
-        return found
 
     def _checked(self, payload: Payload, numel: int) -> Payload:
         for name, tensor in payload.tensors.items():

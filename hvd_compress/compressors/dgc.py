@@ -13,8 +13,7 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Input, Round, spans
 from hvd_compress.compressors.checks import check_flag, check_number, check_ratio, check_whole
 from hvd_compress.compressors.sparsifier import Selected, Sparsifier, kept_of
-from hvd_compress.errors import ConfigError
-from hvd_compress.feedback.states import GRADIENT_UNITS, Key, flat_view
+from hvd_compress.feedback.states import GRADIENT_UNITS, Key, by_parameter, flat_view
 from hvd_compress.payload import Payload
 
 KIND = f"{GRADIENT_UNITS}dgc.velocity"
@@ -60,9 +59,7 @@ class DGC(Sparsifier):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ratio(self.ratio)
-        check_number("momentum", self.momentum, 0)
-        if self.momentum >= 1:
-            raise ConfigError(f"momentum = {self.momentum!r} is not below 1")
+        check_number("momentum", self.momentum, 0, below=1)
         check_whole("warmup_steps", self.warmup_steps, 0)
         if self.clip is not None:
             check_number("clip", self.clip, 0, above=True)
@@ -91,9 +88,7 @@ class DGC(Sparsifier):
         """The velocity of each parameter, (numel,) fp32, in units of the gradient."""
         if self.momentum == 0:
             return {}
-        flat = torch.zeros(layout.numel, dtype=torch.float32, device=device)
-        named = zip(layout.names, torch.split(flat, list(layout.segments)), strict=True)
-        return {(KIND, name): own for name, own in named}
+        return by_parameter(KIND, layout, torch.zeros(layout.numel, dtype=torch.float32, device=device))
 
     def select(self, x: torch.Tensor) -> Selected:
         return _sampled(x, kept_of(self.ratio, x.numel()))
@@ -130,7 +125,7 @@ class DGC(Sparsifier):
         after = flat_view(spare) if len(spare) == len(keys) else None
         if after is None:
             after = torch.empty_like(before)
-        state.pending.update(zip(keys, torch.split(after, list(layout.segments)), strict=True))
+        state.pending.update(by_parameter(KIND, layout, after))
         return before, after
 
 

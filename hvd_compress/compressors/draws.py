@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 GAMMA = 0x9E3779B97F4A7C15
+SUM = 1 << 32
+"""In a key, in the place of a shard's owner, where the owner rounds the sum; no rank has this number."""
 
 
 def mixed(*numbers: int) -> int:

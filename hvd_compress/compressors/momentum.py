@@ -14,7 +14,7 @@ from hvd_compress.compressors.finite import all_finite
 from hvd_compress.compressors.onebit import OneBit
 from hvd_compress.compressors.summed import sum_of
 from hvd_compress.errors import ConfigError
-from hvd_compress.feedback.states import GRADIENT_UNITS, Key
+from hvd_compress.feedback.states import GRADIENT_UNITS, Key, by_parameter
 from hvd_compress.payload import Payload
 
 KIND = f"{GRADIENT_UNITS}momentum"
@@ -43,13 +43,14 @@ class CompressedMomentum(Requantizer):
 
     beta: float = 0.9
     inner: Requantizer = INNER
+    adds_up = False  # each rank makes a gradient of the momentum, and keeps it
     kind = "quantiser"
     alike = (KIND,)
     adds_up = False  # to a momentum, and the result is a gradient
     source = "Tang et al. 2021"
 
     def __post_init__(self) -> None:
-        _check_beta(self.beta)
+        check_number("beta", self.beta, 0, below=1)
         if not isinstance(self.inner, Requantizer) or isinstance(self.inner, CompressedMomentum):
             raise ConfigError(
                 f"inner = {self.inner!r} cannot compress a momentum: pass a compressor whose sums can be compressed "
@@ -123,7 +124,7 @@ class CompressedMomentum(Requantizer):
         for place, kept in _pieces(work, slice(0, momentum.numel())):
             step = momentum[place] - kept * self.beta  # no fused operation: the same bits on every device
             work.gradient[place] = step.mul_(1.0 / (1.0 - self.beta)).to(work.gradient.dtype)
-        work.state.pending.update(_named(work.layout, momentum))
+        work.state.pending.update(by_parameter(KIND, work.layout, momentum))
         return all_finite(work.gradient)
 
 
@@ -145,7 +146,7 @@ class DenseMomentum(Compressor):
     compresses = True
 
     def __post_init__(self) -> None:
-        _check_beta(self.beta)
+        check_number("beta", self.beta, 0, below=1)
 
     def wire(self, layout: Layout) -> tuple[Round, ...]:
         return (Round(4 * layout.numel, torch.float32),)
@@ -161,24 +162,13 @@ class DenseMomentum(Compressor):
         for place, kept in _pieces(work, slice(0, numel)):
             momentum[place].add_(kept * self.beta)
         work.gradient.copy_(average)
-        work.state.pending.update(_named(work.layout, momentum))
+        work.state.pending.update(by_parameter(KIND, work.layout, momentum))
         return all_finite(work.gradient)
-
-
-def _check_beta(beta: float) -> None:
-    check_number("beta", beta, 0)
-    if beta >= 1:
-        raise ConfigError(f"beta = {beta!r} is not below 1")
 
 
 def _zeros(layout: Layout, device: torch.device) -> dict[Key, torch.Tensor]:
     """The momentum of each parameter, (numel,) fp32, in units of the gradient, before the first step."""
-    return _named(layout, torch.zeros(layout.numel, dtype=torch.float32, device=device))
-
-
-def _named(layout: Layout, momentum: torch.Tensor) -> dict[Key, torch.Tensor]:
-    parts = torch.split(momentum, list(layout.segments))
-    return {(KIND, name): part for name, part in zip(layout.names, parts, strict=True)}
+    return by_parameter(KIND, layout, torch.zeros(layout.numel, dtype=torch.float32, device=device))
 
 
 def _pieces(work: Input, part: slice) -> Iterator[tuple[slice, torch.Tensor]]:

@@ -9,10 +9,8 @@ import torch
 
 from hvd_compress.compressors.checks import MAX_SEED, check_flag, check_whole
 from hvd_compress.compressors.chunked import ChunkedQuantizer, Codes, Origin
-from hvd_compress.compressors.draws import mantissas, mixed
+from hvd_compress.compressors.draws import SUM, mantissas, mixed
 
-SUM = 1 << 32
-"""In the key of random rounding where a sum is rounded; no rank has this number."""
 OFFSET = 49
 """Codes 1 to 126 are powers of two from 2^-77 to 2^48: biased exponents of fp32, less this."""
 NOT_FINITE, SIGN = 127, 128

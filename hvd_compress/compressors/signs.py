@@ -22,6 +22,7 @@ def pack_signs(x: torch.Tensor, bits: torch.Tensor, added: torch.Tensor | None =
     """
     if added is None:
         added = torch.zeros(x.numel(), dtype=torch.float32, device=x.device)
+    # Of EF-sign's kernels the one that needs a single pass: what it would keep with scale 0 is thrown away.
     nothing = torch.zeros((), dtype=torch.float32, device=x.device)
     scale = torch.empty_like(nothing)
     native.sign_accumulate_kept(x, added, nothing, out=torch.empty_like(added), into=(bits, scale))

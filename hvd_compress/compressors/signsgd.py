@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors.base import Input, Requantizer, Round
+from hvd_compress.compressors.base import Input, Requantizer, Round, each_checked, others_of
 from hvd_compress.compressors.chunked import chunks
 from hvd_compress.compressors.signs import ABSTAIN, add_signs, alternating, pack_signs
-from hvd_compress.errors import PayloadError, located
+from hvd_compress.errors import PayloadError
 from hvd_compress.payload import Payload
 
 FLAG_BYTES = 4
@@ -27,7 +27,7 @@ class SignSGD(Requantizer):
 
     One bit cannot say zero. What is zero (below 2^-126) votes + or -, in turn by place in the bucket, step and rank;
     and a tie is decided in turn by place and step. So neither pushes a parameter one way for long. The result is the
-    same by every path.
+    same by every path over all ranks alike; with scheme="hierarchical" each host has one vote, that of its sum.
 
     Bytes: 1/8 an element, both ways where shards have owners, and 4 for a flag. It is 1, or NaN where an element of
     the sender's is not finite; then the result is NaN, too.
@@ -63,8 +63,8 @@ class SignSGD(Requantizer):
 
     def sum_shard(self, work: Input, shard: slice, others: Sequence[Payload]) -> Payload:
         numel, rank = shard.stop - shard.start, work.rank
-        ranks = [other for other in range(len(others) + 1) if other != rank]
-        ballots = [*_all_checked(others, ranks, numel), self.encode_shard(work, shard, rank)]
+        sent = each_checked(_checked, others, others_of(rank, others), numel)
+        ballots = [*sent, self.encode_shard(work, shard, rank)]
         found = _empty(numel, work.gradient.device)
         for part, votes in _counts(ballots, numel, work.step):
             pack_signs(votes, found["bits"][_bytes_of(part)])
@@ -75,7 +75,7 @@ class SignSGD(Requantizer):
         flags = []
         for shard, payloads in parts:
             numel, out = shard.stop - shard.start, work.gradient[shard]
-            ballots = _all_checked(payloads, range(len(payloads)), numel)
+            ballots = each_checked(_checked, payloads, range(len(payloads)), numel)
             flags.append(_flag(ballots))
             for part, votes in _counts(ballots, numel, work.step):
                 out[part].copy_(votes.sign_().mul_(flags[-1]))
@@ -125,14 +125,6 @@ def _bytes_of(part: slice) -> slice:
 def _empty(numel: int, device: torch.device) -> Payload:
     bits = torch.empty(-(-numel // 8), dtype=torch.uint8, device=device)
     return Payload({"bits": bits, "flag": torch.empty(1, dtype=torch.float32, device=device)}, numel)
-
-
-def _all_checked(payloads: Sequence[Payload], ranks: Sequence[int], numel: int) -> list[Payload]:
-    found = []
-    for rank, payload in zip(ranks, payloads, strict=True):
-        with located(f"payload from rank {rank}"):
-            found.append(_checked(payload, numel))
-    return found
 
 
 def _checked(payload: Payload, numel: int) -> Payload:

@@ -242,6 +242,12 @@ class States:
         return self._waiting.get(name)
 
 
+def by_parameter(kind: str, layout: Layout, flat: torch.Tensor) -> dict[Key, torch.Tensor]:
+    """Return the part of each parameter of a bucket in `flat` (numel,), as views, by the keys of this kind."""
+    parts = torch.split(flat, list(layout.segments))
+    return {(kind, name): part for name, part in zip(layout.names, parts, strict=True)}
+
+
 def flat_view(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """Return the tensor (numel,) that holds these flat tensors of one dtype one behind the other; None where they do
     not lie so in one piece of memory.

@@ -17,9 +17,10 @@ def check_from_zero(name: str, value: object) -> None:
 
 
 def check_beta(name: str, value: object) -> None:
-    """Raise ConfigError where a setting is no number from 0 on, below 1."""
+    """Raise ConfigError where a setting is no number from 0 on, below 1; a tensor is none, as compression takes it."""
     check_from_zero(name, value)
-    assert isinstance(value, (int, float))
+    if not isinstance(value, (int, float)):
+        raise ConfigError(f"{name} = {value!r} is a tensor: pass a number")
     if value >= 1:
         raise ConfigError(f"{name} = {value!r} is not below 1")
 

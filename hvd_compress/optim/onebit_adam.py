@@ -43,7 +43,7 @@ class OneBitAdam(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         *,
-        warmup_steps: int,
+        warmup_steps: int | None = None,
         bias_correction: bool = True,
     ) -> None:
         """Make it over parameters or groups of them; a group may have settings of its own.
@@ -53,7 +53,8 @@ class OneBitAdam(torch.optim.Optimizer):
             betas: of momentum and variance, from 0 on, below 1. beta1 is one for all groups.
             eps: added to the square root of the variance.
             weight_decay: decoupled; lr * weight_decay of a parameter is taken from it in each step.
-            warmup_steps: after so many steps the variance is frozen; one number for all groups.
+            warmup_steps: after so many steps the variance is frozen; one number for all groups. It must be given, here
+                or with each group, as Horovod's own optimizer does.
             bias_correction: whether m and v are divided by what they lack after few steps.
 
         Raises:

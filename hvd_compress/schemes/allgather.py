@@ -10,12 +10,12 @@ from operator import or_
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors.base import Compressor
+from hvd_compress.compressors.base import Compressor, finish
 from hvd_compress.compressors.finite import all_finite
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.payload import Payload
-from hvd_compress.schemes.base import Exchange, Scheme, Work, finish, send_residual
+from hvd_compress.schemes.base import Exchange, Scheme, Work, send_residual
 from hvd_compress.schemes.packed import Packer, check_size
 from hvd_compress.schemes.probe import ProbeReport
 

@@ -11,11 +11,10 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors.base import Compressor, Input, Rounds
+from hvd_compress.compressors.base import Compressor, Input
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.devices.lane import HOST, Lane
 from hvd_compress.engines.base import Capabilities, Engine
-from hvd_compress.payload import Payload
 from hvd_compress.schemes.probe import Probe, ProbeReport
 
 
@@ -142,17 +141,3 @@ def add_residual(work: Work, values: torch.Tensor, part: slice) -> None:
     if work.residual is not None and work.pending is not None:
         native.accumulate(values[part], work.residual[part], out=values[part])
         work.pending[part].zero_()
-
-
-def finish(rounds: Rounds, payloads: Sequence[Payload]) -> torch.Tensor | None:
-    """Send a compressor the payloads of its last round: the result is written.
-
-    Returns:
-        Whether the result is finite, where the compressor knows it; else None.
-    """
-    try:
-        rounds.send(payloads)
-    except StopIteration as end:
-        known: torch.Tensor | None = end.value
-        return known
-    raise AssertionError("a compressor has more rounds than wire() says")

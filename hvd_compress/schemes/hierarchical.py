@@ -203,12 +203,13 @@ class _HierarchicalExchange(Exchange):
 def _is_gradient(compressor: Compressor) -> bool:
     """Whether a payload stands for a gradient, which the leader can add to its own.
 
-    Not where there are several rounds, payloads are votes, or something in units of the gradient is kept: DGC sends
-    velocities.
+    Not where there are several rounds, or where payloads do not add up: signSGD sends votes. Nor where something in
+    units of the gradient is kept: DGC sends velocities.
     """
+    if not isinstance(compressor, SingleRound) or not compressor.adds_up:
+        return False
     own = compressor.new_state(Layout.of((64, 64)), torch.device("cpu"))
-    adds_up = isinstance(compressor, SingleRound) and compressor.adds_up
-    return adds_up and not any(kind.startswith(GRADIENT_UNITS) for kind, _ in own)
+    return not any(kind.startswith(GRADIENT_UNITS) for kind, _ in own)
 
 
 def _template(compressor: SingleRound, work: Work) -> Payload:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import TopK
+from hvd_compress.compressors import OkTopk, TopK
 from hvd_compress.controller import watch
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.report import Timing
@@ -21,7 +21,7 @@ from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.policies import BucketMetrics, adaptive
-from hvd_compress.schemes import AllGather, ARTopk, Probe, Work
+from hvd_compress.schemes import AllGather, ARTopk, OkTopkAllReduce, Probe, Work
 from hvd_compress.settings import Settings
 from hvd_compress.step_report import PhaseSpans
 from tests.harness import backward, make_optimizer, make_parameters
@@ -35,17 +35,20 @@ RANKS, CHANGE, STEPS = 3, 100, 140
         (AllGather(TopK(0.1)), {0: 1, 1: 1, 2: 1}, {0, 1, 2}),
         (ARTopk(TopK(0.1), Path("star")), {0: 0, 1: 0, 2: 1}, {2}),  # in step 2 it is the turn of rank 2
         (ARTopk(TopK(0.1), Path("var")), {0: 1, 1: 0, 2: 0}, {0, 1, 2}),  # rank 0 holds most
+        (OkTopkAllReduce(OkTopk(0.1)), {0: 1, 1: 1, 2: 1}, {0, 1, 2}),
     ],
 )
 def test_what_a_rank_says_is_heard_by_all_alike(
-    scheme: AllGather | ARTopk, heard: dict[int, int], leading: set[int]
+    scheme: AllGather | ARTopk | OkTopkAllReduce, heard: dict[int, int], leading: set[int]
 ) -> None:
     """And which ranks compress what the others wait for."""
 
     def body(engine: InProcessEngine, speaker: int) -> int:
         gradient = torch.arange(100.0) / (1 + engine.rank)
-        state = BucketState(Residual(torch.zeros(100), torch.zeros(100)))
-        work = Work(gradient, Layout.of(100), 2, 0, 1.0, state, probe=Probe(int(engine.rank == speaker)))
+        layout = Layout.of(100)
+        own = scheme.compressor.new_state(layout, torch.device("cpu"))
+        state = BucketState(Residual(torch.zeros(100), torch.zeros(100)), dict(own))
+        work = Work(gradient, layout, 2, 0, 1.0, state, probe=Probe(int(engine.rank == speaker)))
         exchange = scheme.exchange(work, engine.rank, engine.world_size)
         exchange.encode()
         exchange.communicate(engine)

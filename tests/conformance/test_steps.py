@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -18,14 +20,14 @@ from hvd_compress.reducer import ReduceOptions
 from hvd_compress.schemes import Work
 from tests.conformance.cases import Case, where
 from tests.conformance.lockstep import CPU, exchange, fresh
-from tests.conformance.runs import Run, mean, resume
+from tests.conformance.runs import Run, mean, resume, run
 from tests.harness import (
+    COMPRESSORS,
     OTHER_FEEDBACK,
     REQUESTS,
     SHAPES,
     asked_for,
     backward,
-    compressors,
     flat_gradient,
     gradient,
     make_optimizer,
@@ -43,8 +45,10 @@ LOSSLESS = {"topk-all": 1e-6, "dense": 1e-6, "bf16": 2e-2, "int8": 5e-2}
 """Compressors that send everything, and how far from the mean rounding takes them."""
 
 
-FLAT = ("auto", "allgather", "allreduce", "star", "var", "artopk", "alltoall-allgather", "gather-broadcast")
+FLAT = ("auto", *(name for scheme in schemes.flat.FLAT for name in scheme.names))
 """Schemes over all ranks alike: each one remembers what it has not sent itself."""
+NOT_PRICED = ("oktopk",)
+"""Their first step also evaluates thresholds and regions, which `stages` leaves out."""
 
 
 def sends_elements(case: Case) -> bool:
@@ -113,7 +117,16 @@ def test_sending_everything_equals_the_mean_to_rounding(case: Case, ranks: Run) 
         torch.testing.assert_close(first.result, expected, rtol=tolerance, atol=tolerance)
 
 
-@where(lambda case: case.scheme in FLAT and schemes.meanings(case.scheme) == (case.scheme,) != ("auto",))
+@where(lambda case: case.scheme == "parameter-server" and "allgather" in asked_for(case.compressor))
+def test_a_server_adds_what_an_all_gather_would(case: Case, ranks: Run) -> None:
+    """A server that sends something else, such as a momentum, would send the same to all."""
+    for step, expected in zip(ranks[0].steps, run(replace(case, scheme="allgather"))[0].steps, strict=True):
+        torch.testing.assert_close(step.result, expected.result, rtol=1e-5, atol=1e-6)
+
+
+@where(
+    lambda case: case.scheme in set(FLAT) - {"auto", *NOT_PRICED} and schemes.meanings(case.scheme) == (case.scheme,)
+)
 def test_an_exchange_sends_the_bytes_that_wire_says(case: Case) -> None:
     """As many as the scheme's collectives have to move of payloads of that size, or no more where data decide; beside
     them headers, which are small here."""
@@ -197,7 +210,7 @@ def test_sum_is_the_average_times_the_number_of_ranks(name: str) -> None:
     torch.testing.assert_close(divided[0], averages, rtol=1e-5, atol=1e-6)
 
 
-DEFAULTS = [(n, s) for n, c in compressors().items() for s in ("auto", "hierarchical-both") if s in asked_for(c)]
+DEFAULTS = [(n, s) for n, c in COMPRESSORS.items() for s in ("auto", "hierarchical-both") if s in asked_for(c)]
 
 
 @pytest.mark.parametrize(("name", "scheme"), DEFAULTS)
@@ -207,7 +220,7 @@ def test_a_default_dtype_changes_nothing(name: str, scheme: str) -> None:
     def body(engine: InProcessEngine) -> torch.Tensor:
         place(engine, (0, 0))
         parameters = make_parameters()
-        optimizer = make_optimizer(parameters, Request(compressors()[name], scheme), lambda: engine, engine.rank, 2)
+        optimizer = make_optimizer(parameters, Request(COMPRESSORS[name], scheme), lambda: engine, engine.rank, 2)
         for _ in range(2):
             optimizer.zero_grad()
             sum((p * drawn[n, engine.rank]).sum() for n, p in parameters.items()).backward()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_compress import compressors
+from hvd_compress import compressors, schemes
 from hvd_compress.extras import PACKAGES
 
 PACKAGE = Path(__file__).parents[2] / "hvd_compress"
@@ -232,11 +232,8 @@ def test_controller_and_planner_do_not_know_each_other() -> None:
 
 COMPRESSORS = set(compressors.__all__) - {"COMPRESSORS", "Compressor", "Input", "Round", "Rounds"}
 """But their base: whether something is a compressor at all may be asked."""
-SCHEME_NAMES = {
-    *("dense", "star", "var", "artopk", "parameter-server", "alltoall-allgather", "gather-broadcast"),
-    *("hierarchical", "hierarchical-within", "hierarchical-both", "hitopk"),
-}
-"""But "allreduce", "alltoall" and "allgather", which are collectives, too."""
+SCHEME_NAMES = set(schemes.labels()) - {"allreduce", "alltoall", "allgather"}
+"""But those that are collectives, too."""
 
 
 def modules(*without: str) -> list[Path]:

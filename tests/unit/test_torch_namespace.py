@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import hvd_compress.torch as hvd
+from hvd_compress.compression import Compression
 from hvd_compress.compressors import TopK
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.torch import optimizer as optimizer_module
@@ -66,35 +67,7 @@ def test_compression_has_horovods_members_and_more() -> None:
     assert hvd.Compression.none is stock.Compression.none
     assert hvd.Compression.fp16 is stock.Compression.fp16
     assert issubclass(hvd.Compression, stock.Compression)
-    assert public(hvd.Compression) - public(stock.Compression) == {
-        "topk",
-        "mstopk",
-        "dgc",
-        "sidco",
-        "oktopk",
-        "threshold",
-        "randomk",
-        "qsgd",
-        "signsgd",
-        "onebit",
-        "natural",
-        "terngrad",
-        "of",
-        "auto",
-        "efsign",
-        "covap",
-        "demo",
-        "int2",
-        "int4",
-        "int8",
-        "momentum",
-        "plan",
-        "powersgd",
-        "atomo",
-        "bf16",
-        "half",
-        "dense",
-    }
+    assert public(hvd.Compression) - public(stock.Compression) == public(Compression)
 
 
 @pytest.mark.parametrize("compression", ["topk", 0.01, None, TopK, TopK(0.01)])

@@ -11,9 +11,9 @@ from hvd_compress.bench.compressors import WARM_UP, measure
 from hvd_compress.bench.inputs import Gradients
 from hvd_compress.bench.simulation import SimulatedRank, take_step
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import DGC, BlockQuantizer, Cast, PowerSGD, RandomK, TopK
+from hvd_compress.compressors import DGC, BlockQuantizer, Cast, CompressedMomentum, PowerSGD, RandomK, TopK
 from hvd_compress.compressors.base import Input, Rounds
-from tests.harness import REQUESTS
+from tests.harness import COMPRESSORS
 
 LAYOUT = Layout.of((40, 30), 17)
 NUMEL = LAYOUT.numel
@@ -61,9 +61,9 @@ def test_times_and_their_floor() -> None:
     assert figure.times_floor(None) is None
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize("name", COMPRESSORS)
 def test_every_compressor_can_be_measured(name: str) -> None:
-    figure = measure(name, REQUESTS[name].compressor, gradients(), ranks=3, rounds=1)
+    figure = measure(name, COMPRESSORS[name], gradients(), ranks=3, rounds=1)
     assert figure.failure == ""
     assert figure.sent_bytes > 0
     assert -1.0 <= figure.cosine <= 1.000001
@@ -86,6 +86,18 @@ def test_the_velocity_of_dgc_is_part_of_what_is_corrected() -> None:
     """Without it more would be sent than there is."""
     figure = measure("dgc", DGC(0.9, momentum=0.9), gradients(noise=0.0), ranks=2, rounds=1)
     assert figure.gain + figure.lost == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_shared_momentum_is_there_once_whatever_the_number_of_ranks(ranks: int) -> None:
+    """Of the same gradient in each step the gradient that leads from one momentum to the next is that gradient."""
+    compressor = CompressedMomentum(0.9, BlockQuantizer(8))
+    members = [SimulatedRank(compressor, LAYOUT, rank, ranks) for rank in range(ranks)]
+    for step in range(5):
+        for member in members:
+            member.gradient.fill_(1.0)
+        take_step(members, compressor, LAYOUT, step)
+        torch.testing.assert_close(members[0].gradient, torch.ones(NUMEL), rtol=0.05, atol=0)
 
 
 @dataclass(frozen=True)

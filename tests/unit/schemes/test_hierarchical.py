@@ -37,7 +37,7 @@ from hvd_compress.policies.fixed import decide
 from hvd_compress.schemes import Work
 from hvd_compress.schemes.groups import leaders, neighbours, same_place, within_host
 from hvd_compress.schemes.parameter_server import ParameterServer
-from tests.harness import backward, compressors, flat_gradient, on_engine
+from tests.harness import COMPRESSORS, backward, flat_gradient, on_engine
 
 LAYOUT = Layout.of((20, 12), 37, 1, (9, 9))
 NUMEL, STEPS, RATIO = LAYOUT.numel, 4, 0.1
@@ -98,6 +98,7 @@ def train(
     first: torch.Tensor | None = None,
     spoil: tuple[int, int] | None = None,
     dtype: torch.dtype = torch.float32,
+    coefficient: float = 1.0,
 ) -> list[Seen]:
     """Exchange one bucket for some steps; begin with residual `first`; `spoil` is a rank and a place for a NaN."""
     rank, size = engine.rank, engine.world_size
@@ -113,7 +114,7 @@ def train(
         if spoil is not None and rank == spoil[0]:
             gradient[spoil[1]] = torch.nan
         before = [e.sent_bytes if e is not None else 0 for e in (host, across, engine)]
-        work = Work(gradient, layout, step, 0, 1 / size, state, rank, hosts=engine.hosts)
+        work = Work(gradient, layout, step, 0, 1 / size, state, rank, coefficient, size, hosts=engine.hosts)
         exchange = built.exchange(work, rank, size)
         exchange.encode()
         exchange.communicate(engine)
@@ -226,6 +227,16 @@ def test_three_leaders_take_turns() -> None:
         torch.testing.assert_close(ranks[0][step].result, torch.where(mask, sum(corrected), 0.0) / 6)
 
 
+@pytest.mark.parametrize("place", ["2 hosts", "unequal", "1 rank each"])
+def test_leaders_add_a_shared_momentum_once(place: str) -> None:
+    """Not once for each rank of a host: the result is then the mean gradient, to what rounding to 8 bits takes."""
+    hosts, compressor = PLACES[place], CompressedMomentum(0.9, BlockQuantizer(8))
+    ranks = run_ranks(len(hosts), lambda engine: train(engine, compressor, "hierarchical"), hosts=hosts)
+    for step in range(STEPS):
+        expected = sum(gradient_of(rank, step) for rank in range(len(hosts))) / len(hosts)
+        torch.testing.assert_close(ranks[0][step].result, expected, rtol=0, atol=0.15)
+
+
 @pytest.mark.parametrize(
     ("name", "scheme"),
     [(name, scheme) for name, scheme in CARRIED if name in ("topk", "efsign", "int8", "powersgd", "dense", "qsgd")],
@@ -245,10 +256,24 @@ def test_a_residual_of_an_earlier_decision_is_sent_by_whoever_holds_it(name: str
     if scheme == "hierarchical-within" or name in ("dense", "qsgd"):
         assert not first[0].residual.any()
     if name == "qsgd":
+        assert not any(seen.residual.any() for seen in first), "what is sent whole leaves nothing"
         return
     gradients = sum(gradient_of(rank, 0) + before[rank] for rank in range(4))
     remembered = sum(seen.residual for seen in first)
     torch.testing.assert_close(4 * first[0].result + remembered, gradients, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scheme", [scheme for name, scheme in CARRIED if name == "topk"])
+def test_a_coefficient_shrinks_a_residual_once(scheme: str) -> None:
+    """Whatever the shard or the leader that it comes back with."""
+    hosts, before = PLACES["2 hosts"], [gradient_of(rank, 50) for rank in range(4)]
+    ranks = run_ranks(
+        4,
+        lambda engine: train(engine, TopK(1.0), scheme, first=before[engine.rank], coefficient=0.5),
+        hosts=hosts,
+    )
+    expected = sum(gradient_of(rank, 0) + 0.5 * before[rank] for rank in range(4)) / 4
+    torch.testing.assert_close(ranks[0][0].result, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "scheme"), CARRIED)
@@ -321,12 +346,12 @@ def test_a_server_receives_payloads_and_sends_the_sum() -> None:
     assert all(history[1].verbs == ["gather", "broadcast"] for history in ranks)
 
 
-@pytest.mark.parametrize("name", [n for n, c in compressors().items() if ParameterServer.carries(c) and c.compresses])
+@pytest.mark.parametrize("name", [n for n, c in COMPRESSORS.items() if ParameterServer.carries(c) and c.compresses])
 def test_a_server_gives_what_an_all_gather_does(name: str) -> None:
     """It never runs a compressor's own last round."""
 
     def body(engine: InProcessEngine, scheme: str) -> list[torch.Tensor]:
-        parameters, optimizer = on_engine(engine, Request(compressors()[name], scheme))
+        parameters, optimizer = on_engine(engine, Request(COMPRESSORS[name], scheme))
         found = []
         for step in range(2):
             backward(parameters, engine.rank, step)
@@ -354,6 +379,14 @@ def test_what_runs_is_what_is_priced(name: str, scheme: str) -> None:
             predict(Path(scheme), expected, Formulas(1e-3, 1e-9, 6))
 
 
+def test_sums_of_hosts_are_fp32_whatever_the_gradients_are() -> None:
+    """An engine that cannot sum bfloat16 sums them as it is."""
+    can = Capabilities(("allreduce", "allgather", "alltoall"), (), (torch.float32,))
+    layout = Layout(LAYOUT.names, LAYOUT.shapes, torch.bfloat16)
+    for compressor, scheme in ((TopK(RATIO), "hierarchical-within"), (Cast(), "hierarchical")):
+        assert schemes.build(compressor, Path(scheme)).flat(layout, 2, can).path == Path("dense")
+
+
 def test_empty_shards() -> None:
     """More ranks on a host than elements."""
 
@@ -366,6 +399,8 @@ def test_empty_shards() -> None:
         found.communicate(engine)
         assert found.decode()
         assert not work.pending.any()
+        across = same_place(engine)
+        assert (across.sent_bytes > 0) == (engine.rank in (0, 3)), "ranks without a shard have nothing to say"
         return gradient
 
     assert run_ranks(6, body, hosts=(0, 0, 0, 1, 1, 1)) == [torch.tensor([21.0])] * 6
@@ -401,11 +436,11 @@ def test_nothing_chooses_them() -> None:
         (DGC(RATIO), "hierarchical-both"),  # a payload is a velocity
         (PowerSGD(2), "hierarchical-within"),
         (RandomK(RATIO), "parameter-server"),
+        (CompressedMomentum(), "parameter-server"),  # what the server adds is a momentum
+        (SignSGD(), "parameter-server"),  # a vote is no sum
+        (SignSGD(), "hierarchical-both"),
         (EFSign(), "hitopk"),
         (Cast(), "hierarchical-within"),
-        (SignSGD(), "hierarchical-both"),  # a payload is a vote
-        (SignSGD(), "parameter-server"),
-        (CompressedMomentum(), "parameter-server"),  # and the result is a gradient
     ],
 )
 def test_what_a_scheme_cannot_carry_is_refused(compressor: Compressor, scheme: str) -> None:
