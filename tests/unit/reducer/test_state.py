@@ -8,24 +8,31 @@ import pytest
 import torch
 
 from hvd_compress import native
+from hvd_compress.compressors import BlockQuantizer, EFSign, PowerSGD, TopK
+from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, MismatchError, PayloadError
 from tests.harness import REQUESTS, alone, backward, on_engine
 
+FLAT = ("topk-star", "topk-allgather", "efsign", "int8", "int2", "int4-stochastic", "int8-gather")
+RESUMED = {
+    **{name: REQUESTS[name] for name in FLAT},
+    "topk-hitopk": Request(TopK(0.05), "hitopk"),
+    "topk-hierarchical": Request(TopK(0.05), "hierarchical"),
+    "powersgd-hierarchical": Request(PowerSGD(2), "hierarchical"),
+    "efsign-within": Request(EFSign(), "hierarchical-within"),
+    "int4-both": Request(BlockQuantizer(4), "hierarchical-both"),
+    "topk-server": Request(TopK(0.05), "parameter-server"),
+}
+
 
 @pytest.mark.parametrize("hosts", [None, (0, 0, 1, 1)])
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("topk-star", "topk-allgather", "efsign", "int8", "int2", "int4-stochastic", "int8-gather", "topk-hitopk"),
-        *("topk-hierarchical", "powersgd-hierarchical", "efsign-within", "int4-both", "topk-server"),
-    ],
-)
+@pytest.mark.parametrize("name", RESUMED)
 def test_training_resumes_where_a_checkpoint_was_taken(name: str, hosts: tuple[int, ...] | None) -> None:
     """Bit by bit: parameters, momentum, residuals, and whose turn it is."""
 
     def body(engine: InProcessEngine):
-        parameters, optimizer = on_engine(engine, REQUESTS[name], momentum=0.9)
+        parameters, optimizer = on_engine(engine, RESUMED[name], momentum=0.9)
         for step in range(3):
             backward(parameters, engine.rank, step)
             optimizer.step()
@@ -38,7 +45,7 @@ def test_training_resumes_where_a_checkpoint_was_taken(name: str, hosts: tuple[i
         return saved, {n: p.detach() for n, p in parameters.items()}
 
     def resume(engine: InProcessEngine, saved):
-        parameters, optimizer = on_engine(engine, REQUESTS[name], momentum=0.9)
+        parameters, optimizer = on_engine(engine, RESUMED[name], momentum=0.9)
         for n, p in parameters.items():
             p.data.copy_(saved[engine.rank][0][n])
         optimizer.load_state_dict(saved[engine.rank][1])
