@@ -37,7 +37,8 @@ from hvd_compress.policies.fixed import decide
 from hvd_compress.schemes import Work
 from hvd_compress.schemes.groups import leaders, neighbours, same_place, within_host
 from hvd_compress.schemes.parameter_server import ParameterServer
-from tests.harness import COMPRESSORS, backward, flat_gradient, on_engine
+from tests.harness import COMPRESSORS as FAMILY
+from tests.harness import backward, flat_gradient, on_engine
 
 LAYOUT = Layout.of((20, 12), 37, 1, (9, 9))
 NUMEL, STEPS, RATIO = LAYOUT.numel, 4, 0.1
@@ -346,12 +347,12 @@ def test_a_server_receives_payloads_and_sends_the_sum() -> None:
     assert all(history[1].verbs == ["gather", "broadcast"] for history in ranks)
 
 
-@pytest.mark.parametrize("name", [n for n, c in COMPRESSORS.items() if ParameterServer.carries(c) and c.compresses])
+@pytest.mark.parametrize("name", [n for n, c in FAMILY.items() if ParameterServer.carries(c) and c.compresses])
 def test_a_server_gives_what_an_all_gather_does(name: str) -> None:
     """It never runs a compressor's own last round."""
 
     def body(engine: InProcessEngine, scheme: str) -> list[torch.Tensor]:
-        parameters, optimizer = on_engine(engine, Request(COMPRESSORS[name], scheme))
+        parameters, optimizer = on_engine(engine, Request(FAMILY[name], scheme))
         found = []
         for step in range(2):
             backward(parameters, engine.rank, step)
