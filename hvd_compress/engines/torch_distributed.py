@@ -145,7 +145,10 @@ class TorchEngine(Engine):
     def _allgather_into(
         self, out: torch.Tensor, tensor: torch.Tensor, lengths: Sequence[int], algorithm: str
     ) -> list[torch.Tensor]:
-        """torch's all-gather takes equal lengths only. An all-to-all takes any, and sends as many bytes."""
+        """torch's all-gather takes equal lengths only. An all-to-all takes any, and sends as many bytes.
+
+        It wants what it sends once for each rank: N times `tensor` more memory.
+        """
         parts = list(torch.split(out, list(lengths)))
         if not sum(lengths):
             return parts
