@@ -83,8 +83,9 @@ def test_a_plan_names_schemes_that_nothing_chooses(tmp_path: Path) -> None:
         found = run_ranks(4, lambda engine, request=request: body(engine, request), hosts=(0, 0, 1, 1))
         assert found == [{(TopK(0.05), scheme)}] * 4
         assert {entry.scheme for entry in read(tmp_path / "saved-0.json").buckets} == {scheme}
+    request = planned("hitopk")
     with pytest.raises(PlanError, match=r"hitopk cannot be run: it takes as many ranks on each host, .* have 2, 1"):
-        run_ranks(3, lambda engine: body(engine, planned("hitopk")), hosts=(0, 0, 1))
+        run_ranks(3, lambda engine: body(engine, request), hosts=(0, 0, 1))
 
 
 def test_parameters_of_a_pattern_are_cut_as_usual_and_share_with_no_others(tmp_path: Path) -> None:
