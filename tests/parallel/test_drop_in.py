@@ -65,8 +65,10 @@ def test_gradients_are_bit_identical_on_all_ranks(name: str, engine: str) -> Non
 def test_engines_agree(name: str) -> None:
     """On what is sent, and on its sum to rounding; nothing is left to compare where there is one engine."""
     first, *others = [observed(name, engine) for engine in ENGINES]
+    # Horovod sums in fp16, where MPI cannot, and sums in fp32: two roundings of sums below 8.
+    tolerance = 2**-8 if name.startswith("half") else 1e-6
     for other in others:
-        torch.testing.assert_close(first, other, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(first, other, rtol=1e-5, atol=tolerance)
 
 
 @pytest.fixture(scope="session")
