@@ -23,8 +23,11 @@ def gather() -> Kept:
 
 
 def merged(before: Kept, found: Kept) -> Kept:
-    """Add what was found to earlier figures: a loss in the place of an earlier one, rounds behind the earlier ones."""
-    kept: Kept = _over(before, found)
+    """Add what was found to earlier figures, rounds behind the earlier ones.
+
+    Losses that are there stay: other methods went on until they had reached that dense's, to its last digit.
+    """
+    kept: Kept = {**_over(before, found), "losses": _over(found["losses"], before["losses"])}
     kept["circumstances"] = {
         half: [*earlier, *(each for each in found["circumstances"].get(half, []) if each not in earlier)]
         for half, earlier in before["circumstances"].items()
