@@ -21,7 +21,9 @@ LAYOUTS = {
     "empty": Layout.of(0),
     "one matrix": Layout.of((40, 9)),
 }
-ALIKE = [name for name, c in TABLE.items() if c.has_ratio and getattr(c, "values", "fp32") == "fp32"]
+ALIKE = [name for name, c in TABLE.items() if c.has_ratio]
+BEYOND = {"half": "float16 ends at 65,504"}
+"""Compressors to which a spike of 1e6 is infinite, and why."""
 UNBIASED = [
     name
     for name, c in TABLE.items()
@@ -38,7 +40,7 @@ INPUTS = {
     "normal": normal,
     "zeros": lambda layout, seed: torch.zeros(layout.numel),
     "ties": lambda layout, seed: torch.where(normal(layout, seed) > 0, 0.75, -0.75),
-    "one spike": lambda layout, seed: (torch.arange(layout.numel) == layout.numel // 2) * 1e4,
+    "one spike": lambda layout, seed: (torch.arange(layout.numel) == layout.numel // 2) * 1e6,
     "nothing but NaN": lambda layout, seed: torch.full((layout.numel,), torch.nan),
 }
 
@@ -77,7 +79,7 @@ def test_what_is_decoded_is_the_same_on_all_ranks(name: str, layout: str) -> Non
         exchanged = exchange(TABLE[name], LAYOUTS[layout], [draw(LAYOUTS[layout], rank) for rank in range(3)])
         first = exchanged.results[0]
         assert all(torch.equal(result.view(torch.int32), first.view(torch.int32)) for result in exchanged.results)
-        if kind == "nothing but NaN":
+        if kind == "nothing but NaN" or (kind == "one spike" and name in BEYOND):
             assert not first.numel() or not first.isfinite().all()
         else:
             assert first.isfinite().all()
@@ -86,14 +88,20 @@ def test_what_is_decoded_is_the_same_on_all_ranks(name: str, layout: str) -> Non
 
 @pytest.mark.parametrize("name", ALIKE)
 def test_a_ratio_of_one_sends_everything(name: str) -> None:
-    """k = numel: the mean comes out, and nothing is left."""
+    """k = numel: the mean comes out, and nothing is left but what rounding takes of values."""
     layout = LAYOUTS["several"]
     for draw in (INPUTS["normal"], INPUTS["ties"]):
         gradients = [draw(layout, rank) for rank in range(3)]
         exchanged = exchange(TABLE[name].with_ratio(1.0), layout, gradients)
-        torch.testing.assert_close(exchanged.results[0], torch.stack(gradients).mean(0), rtol=1e-6, atol=1e-7)
-        for state in exchanged.commit():
-            assert state.residual is None or not state.residual.current.any()
+        left = [state.residual.current for state in exchanged.commit() if state.residual is not None]
+        rounded = getattr(TABLE[name], "values", "fp32") != "fp32"
+        assert rounded or not any(residual.any() for residual in left)
+        remembered = torch.stack(left).mean(0) if rounded else 0.0
+        assert not rounded or float(remembered.abs().max()) < 2**-6 * float(torch.stack(gradients).abs().max())
+        expected = torch.stack(gradients).mean(0)
+        torch.testing.assert_close(
+            exchanged.results[0] + remembered, expected, rtol=1e-6, atol=1e-6 if rounded else 1e-7
+        )
 
 
 @pytest.mark.parametrize("name", TABLE)
