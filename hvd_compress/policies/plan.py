@@ -14,9 +14,9 @@ from pathlib import Path as FilePath
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from hvd_compress import schemes
+from hvd_compress import schema, schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Part
 from hvd_compress.compressors import COMPRESSORS, Cast, Compressor
@@ -35,26 +35,10 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "float": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
 }
 """By the annotation of a setting."""
-_WORDS = {
-    "extra_forbidden": "unknown field",
-    "missing": "is missing",
-    "tuple_type": "must be a list",
-    "dict_type": 'must be an object, such as {"name": "topk", "ratio": 0.01}',
-    "model_type": "must be an object",
-    "model_attributes_type": "must be an object",
-}
-"""What is wrong with a field, by pydantic's type of the error."""
-TOLD = 8
-"""Of the differences between a plan and a job, so many are in the message."""
-
 log = logging.getLogger("hvd_compress")
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Treatment(_Strict):
+class Treatment(schema.Strict):
     """How buckets travel.
 
     Attributes:
@@ -120,14 +104,14 @@ class PatternEntry(Treatment):
     pattern: str
 
 
-class Parameter(_Strict):
+class Parameter(schema.Strict):
     """What a parameter must be like."""
 
     shape: tuple[int, ...]
     dtype: str
 
 
-class Plan(_Strict):
+class Plan(schema.Strict):
     """A whole plan.
 
     Attributes:
@@ -211,42 +195,12 @@ class Plan(_Strict):
 
     def write(self, path: FilePath) -> None:
         """Write the file. Raises PlanError where it cannot be written."""
-        text = json.dumps(self.model_dump(mode="json", exclude_defaults=True) | {"version": VERSION}, indent=1)
-        try:
-            path.write_text(text + "\n")
-        except OSError as error:
-            raise PlanError(f"cannot write the plan {path}: {error.strerror}") from None
+        schema.write(path, self.model_dump(mode="json", exclude_defaults=True) | {"version": VERSION}, "plan")
 
 
 def read(path: str | FilePath) -> Plan:
     """Read a plan. Raises PlanError that says where it is none."""
-    try:
-        text = FilePath(path).read_text()
-        said = json.loads(text, object_pairs_hook=_once_each)
-        json.dumps(said, ensure_ascii=False).encode()  # raises for half a character, which could not be printed
-        return Plan.model_validate_json(text, strict=True)
-    except OSError as error:
-        raise PlanError(f"cannot read the plan {path}: {error.strerror}") from None
-    except ValidationError as error:
-        words = [f"{'.'.join(map(str, each['loc'])) or 'the plan'}: {_word_of(each)}" for each in error.errors()]
-        raise PlanError(f"{path} is no plan: {_told(words)}") from None
-    except (ValueError, RecursionError) as error:
-        raise PlanError(f"{path} is no plan: not JSON that can be read ({error})") from None
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object, in which a field may stand once: of two, the reader would drop one in silence."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the field {twice!r} stands twice in an object")
-    return found
-
-
-def _word_of(error: Mapping[str, Any]) -> str:
-    """Return what pydantic found, in words that know nothing of Python."""
-    words: str = error["msg"].removeprefix("Value error, ")
-    return _WORDS.get(error["type"], words)
+    return schema.read(path, Plan, "plan")
 
 
 def plan_in_use(buckets: Mapping[tuple[str, ...], Decision], layouts: Sequence[Layout], world_size: int) -> Plan:
@@ -325,7 +279,7 @@ class PlannedPolicy(DecisionPolicy):
             found = [words for layout in parameters if (words := self._obstacle(layout))]
         if found:
             raise PlanError(
-                f"the plan does not fit: {_told(found)}. Write one for this job with save_plan(), or change it"
+                f"the plan does not fit: {schema.summary(found)}. Write one for this job with save_plan(), or change it"
             )
 
     def _obstacle(self, layout: Layout) -> str:
@@ -445,8 +399,3 @@ def _only(entry: Treatment) -> Treatment:
 
 def _called(entry: BucketEntry | PatternEntry) -> str:
     return f"pattern {entry.pattern!r}" if isinstance(entry, PatternEntry) else f"the bucket of {entry.parameters[0]!r}"
-
-
-def _told(words: Sequence[str]) -> str:
-    more = f"; and {len(words) - TOLD} more" if len(words) > TOLD else ""
-    return "; ".join(words[:TOLD]) + more

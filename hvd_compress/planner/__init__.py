@@ -1,0 +1,1 @@
+"""Which choice, before training? Options, their timeline, and the search for the best strategy (Espresso)."""
