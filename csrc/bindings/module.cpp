@@ -14,4 +14,5 @@ PYBIND11_MODULE(_native, module) {
     bind_blocks(module);
     bind_mstopk(module);
     bind_elias_fano(module);
+    bind_planner(module);
 }

@@ -1,0 +1,180 @@
+#include "timeline.hpp"
+
+#include <algorithm>
+
+namespace hvd_compress::planner {
+
+Timeline::Timeline(const Problem& problem)
+    : problem_(problem), chains_(problem.tensors()), next_(problem.tensors()), saved_next_(problem.tensors()) {
+    const auto computations = problem.computations().size();
+    const std::size_t most = static_cast<std::size_t>(problem.tensors()) * problem.most_tasks() + computations;
+    for (int lane = 0; lane < kLanes; ++lane) {
+        queues_[lane].resize(most);
+        saved_queues_[lane].resize(most);
+    }
+}
+
+void Timeline::begin(const Strategy& strategy) {
+    totals_ = {};
+    totals_[kTraining] = problem_.backward_ns();
+    for (std::int32_t i = 0; i < problem_.tensors(); ++i) {
+        chains_[i] = &problem_.chain_of(i, strategy[i]);
+        for (int lane = 0; lane < kLanes; ++lane) totals_[lane] += chains_[i]->totals[lane];
+    }
+    point_ = -1;
+}
+
+void Timeline::reset() {
+    state_ = {};
+    state_.end.fill(kNever);
+    state_.left = totals_;
+    std::fill(next_.begin(), next_.end(), -1);
+    push(kTraining, 0, 0);  // the first computation
+}
+
+// Arrivals come in the order of time, so only those of the same time are to be put in order.
+inline void Timeline::push(std::int32_t lane, Nanoseconds now, std::int32_t tensor) {
+    auto& queue = queues_[lane];
+    std::int32_t at = state_.tail[lane]++;
+    for (; at > state_.head[lane] && queue[at - 1].since == now && queue[at - 1].tensor > tensor; --at)
+        queue[at] = queue[at - 1];
+    queue[at] = {now, tensor};
+}
+
+inline void Timeline::completed(std::int32_t lane, Nanoseconds now) {
+    const std::int32_t tensor = state_.served[lane];
+    state_.end[lane] = kNever;
+    state_.last = now;
+    if (next_[tensor] >= 0) {
+        const Chain& chain = *chains_[tensor];
+        if (++next_[tensor] < chain.length) push(chain.tasks[next_[tensor]].lane, now, tensor);
+        return;
+    }
+    const Computation& done = problem_.computations()[state_.computation++];
+    for (std::int32_t i = done.first; i < done.end; ++i) {
+        next_[i] = 0;
+        if (chains_[i]->length > 0) push(chains_[i]->tasks[0].lane, now, i);
+    }
+    if (done.end < problem_.tensors()) push(kTraining, now, done.end);
+}
+
+// Until computation `stop` is about to complete; -1: to the end.
+template <bool kObserve>
+Nanoseconds Timeline::simulate(Nanoseconds limit, std::int32_t stop) {
+    const auto& computations = problem_.computations();
+    for (;;) {
+        for (std::int32_t lane = 0; lane < kLanes; ++lane) {
+            if (state_.end[lane] != kNever || state_.head[lane] == state_.tail[lane]) continue;
+            const Waiting first = queues_[lane][state_.head[lane]++];
+            const bool computes = next_[first.tensor] < 0;
+            const Nanoseconds duration = computes ? computations[state_.computation].duration
+                                                  : chains_[first.tensor]->tasks[next_[first.tensor]].duration;
+            const Nanoseconds now = state_.last;
+            if (now + state_.left[lane] >= limit) return limit;
+            state_.left[lane] -= duration;
+            state_.served[lane] = first.tensor;
+            state_.end[lane] = now + duration;
+            if (kObserve) spans_.push_back({first.tensor, next_[first.tensor], lane, now, now + duration});
+        }
+        const Nanoseconds now = *std::min_element(state_.end.begin(), state_.end.end());
+        if (now == kNever) return state_.last;
+        if (stop >= 0 && state_.computation == stop && state_.end[kTraining] == now &&
+            next_[state_.served[kTraining]] < 0)
+            return now;
+        for (std::int32_t lane = 0; lane < kLanes; ++lane)
+            if (state_.end[lane] == now) completed(lane, now);
+    }
+}
+
+Nanoseconds Timeline::run(Nanoseconds limit) {
+    reset();
+    return simulate<false>(limit, -1);
+}
+
+void Timeline::run_to(std::int32_t tensor) {
+    reset();
+    simulate<false>(kNever, problem_.computation_of(tensor));
+    point_ = tensor;
+    saved_ = state_;
+    saved_next_ = next_;
+    for (int lane = 0; lane < kLanes; ++lane)
+        std::copy(queues_[lane].begin() + state_.head[lane], queues_[lane].begin() + state_.tail[lane],
+                  saved_queues_[lane].begin());
+}
+
+Nanoseconds Timeline::run_from(Option option, Nanoseconds limit) {
+    const Chain* before = chains_[point_];
+    const Chain* chain = &problem_.chain_of(point_, option);
+    state_ = saved_;
+    std::copy(saved_next_.begin(), saved_next_.end(), next_.begin());
+    for (int lane = 0; lane < kLanes; ++lane) {
+        const std::int32_t length = state_.tail[lane] - state_.head[lane];
+        std::copy_n(saved_queues_[lane].begin(), length, queues_[lane].begin());
+        state_.head[lane] = 0;
+        state_.tail[lane] = length;
+        state_.left[lane] += chain->totals[lane] - before->totals[lane];
+    }
+    chains_[point_] = chain;
+    const Nanoseconds end = simulate<false>(limit, -1);
+    chains_[point_] = before;
+    return end;
+}
+
+Nanoseconds Timeline::bound() const { return *std::max_element(totals_.begin(), totals_.end()); }
+
+Nanoseconds Timeline::bound(std::int32_t tensor, Option option) const {
+    const Chain &now = *chains_[tensor], &then = problem_.chain_of(tensor, option);
+    Nanoseconds longest = 0;
+    for (int lane = 0; lane < kLanes; ++lane)
+        longest = std::max(longest, totals_[lane] - now.totals[lane] + then.totals[lane]);
+    return longest;
+}
+
+Nanoseconds Timeline::bound_from(Option option) const {
+    const Chain &now = *chains_[point_], &then = problem_.chain_of(point_, option);
+    Nanoseconds longest = 0, in_turn = saved_.end[kTraining];
+    for (int lane = 0; lane < kLanes; ++lane) {
+        const Nanoseconds left = saved_.left[lane] - now.totals[lane] + then.totals[lane];
+        if (left == 0) continue;
+        const Nanoseconds free = saved_.end[lane] == kNever ? saved_.end[kTraining] : saved_.end[lane];
+        longest = std::max(longest, free + left);
+        in_turn += then.totals[lane];
+    }
+    return std::max(longest, in_turn);
+}
+
+std::vector<Span> Timeline::spans() {
+    spans_.clear();
+    reset();
+    simulate<true>(kNever, -1);
+    return spans_;
+}
+
+Communication Timeline::communication() {
+    const std::int32_t n = problem_.tensors();
+    Communication found{std::vector<Nanoseconds>(n, 0)};
+    std::vector<Nanoseconds> ready(n, 0), done(n, 0);  // of the first collective; of the task before
+    spans();
+    for (const Span& span : spans_) {  // those of a tensor in their order
+        const bool link = span.task >= 0 && (span.lane == kWithin || span.lane == kAcross);
+        if (link && found.end[span.tensor] == 0) ready[span.tensor] = done[span.tensor];
+        if (link) found.end[span.tensor] = span.end;
+        if (span.task >= 0) done[span.tensor] = span.end;
+        if (span.task < 0) {
+            const Computation& computation = problem_.computations()[problem_.computation_of(span.tensor)];
+            for (std::int32_t i = computation.first; i < computation.end; ++i) done[i] = span.end;
+        }
+    }
+    std::vector<std::pair<Nanoseconds, Nanoseconds>> under_way;
+    for (std::int32_t i = 0; i < n; ++i)
+        if (found.end[i] > 0) under_way.emplace_back(ready[i], found.end[i]);
+    std::sort(under_way.begin(), under_way.end());
+    Nanoseconds until = 0;
+    for (const auto& [begin, end] : under_way) {
+        if (begin > until) found.last_bubble = until;
+        until = std::max(until, end);
+    }
+    return found;
+}
+
+}  // namespace hvd_compress::planner

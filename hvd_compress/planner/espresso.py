@@ -1,0 +1,78 @@
+"""Espresso's selection (section 4.4), and what comes after it here: a local search that begins with every policy's choice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hvd_compress.planner.options import Constraints
+from hvd_compress.planner.problem import Problem
+
+OFFLOADINGS = 4000
+"""Timelines that Algorithm 2 may look at; beyond, it goes through one group after the other."""
+LOOKS = 20_000
+"""Strategies that one turn of the local search looks at."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A strategy: the number of an option for each tensor, its F, and who found it."""
+
+    strategy: tuple[int, ...]
+    end_ns: int
+    by: str
+    complete: bool = True
+
+
+def start(problem: Problem) -> Chosen:
+    """Return the best of the strategies that give all tensors one uncompressed option."""
+    plain = [problem.uniform(option) for option in problem.options if not option.compressions]
+    ends = problem.native.ends(plain)
+    end = min(ends)
+    return Chosen(plain[ends.index(end)], end, "FP32")
+
+
+def algorithm1(problem: Problem) -> Chosen:
+    """Return what Algorithm 1 selects with options on the training device."""
+    among = problem.where(Constraints(devices=("training",)))
+    found = problem.native.select(problem.numel, among, start(problem).strategy[0])
+    return Chosen(found.strategy, found.end_ns, "Algorithm 1", found.complete)
+
+
+def algorithm2(problem: Problem, chosen: Chosen) -> Chosen:
+    """Return what Algorithm 2 makes of a strategy: compression offloaded to the CPU of the host."""
+    found = problem.native.offload(chosen.strategy, problem.twins, OFFLOADINGS)
+    return Chosen(found.strategy, found.end_ns, f"{chosen.by} and 2", found.complete)
+
+
+def espresso(problem: Problem) -> Chosen:
+    """Return the paper's choice: Algorithm 1, then 2."""
+    return algorithm2(problem, algorithm1(problem))
+
+
+def near_optimal(
+    problem: Problem,
+    starts: Sequence[Chosen],
+    budget_s: float = 2.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> Chosen:
+    """Return the best strategy that a local search finds, from one start after the other, the best one first.
+
+    It is never worse than any of `starts`. What it finds depends on the budget only where that ends it.
+
+    Args:
+        budget_s: seconds, after which no start is begun any more, nor another turn of one.
+    """
+    among = list(range(len(problem.options)))
+    end, best = clock() + budget_s, min(starts, key=lambda chosen: chosen.end_ns)
+    for begin in sorted(starts, key=lambda chosen: chosen.end_ns):
+        found = begin
+        while clock() < end:
+            better = problem.native.improve(found.strategy, among, LOOKS)
+            improves = better.end_ns < found.end_ns
+            found = Chosen(better.strategy, better.end_ns, f"local search from {begin.by}", better.complete)
+            if better.complete or not improves:
+                break
+        best = min(best, found, key=lambda chosen: chosen.end_ns)
+    return best

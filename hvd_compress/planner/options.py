@@ -1,0 +1,213 @@
+"""Compression options: Espresso's decision tree as data (section 4.2, Figure 8), and the constraints that prune it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from hvd_compress.errors import PlanError
+
+DEVICES = ("training", "host")
+"""The device that trains, and the CPU beside it. The paper's GPU and CPU."""
+LINKS = ("all", "within", "across")
+"""Whom a collective connects: all ranks (flat), those of a host, or those of all hosts at the same place."""
+
+COMM, COMM1, COMM2 = "comm", "comm1", "comm2"
+COMPRESSED = "_compressed"
+ROUTINES: Mapping[str, tuple[str, ...]] = {
+    COMM: ("allreduce",),
+    COMM1: ("reduce_scatter", "reduce"),
+    COMM2: ("allgather", "broadcast"),
+    COMM + COMPRESSED: ("allgather",),
+    COMM1 + COMPRESSED: ("alltoall", "gather"),
+    COMM2 + COMPRESSED: ("allgather", "broadcast"),
+}
+"""Table 3: the six communication tasks and their routines. The i-th of a second step goes with the i-th of a first one."""
+PAIRS = (0, 1)
+
+RULES: Mapping[str, tuple[str, ...]] = {
+    "option": ("link=all flat", "link=within hierarchical"),
+    "flat": (
+        "link.comm",
+        "outer=* link.comm1.outer T1",
+        "comp link.comm_compressed decomp",
+        "comp outer=* link.comm1_compressed.outer T2",
+    ),
+    "hierarchical": (
+        "outer=* link.comm1.outer T3",
+        "outer=* link.comm1.outer comp T4",
+        "outer=* comp link.comm1_compressed.outer decomp T3",
+        "outer=* comp link.comm1_compressed.outer decomp comp T4",
+        "outer=* comp link.comm1_compressed.outer T4",
+    ),
+    "T1": ("link.comm2.outer", "comp link.comm2_compressed.outer decomp"),
+    "T2": ("link.comm2_compressed.outer decomp", "decomp T1"),
+    "T3": ("across.comm T1", "inner=* across.comm1.inner T5"),
+    "T4": (
+        "across.comm_compressed T2",
+        "inner=* across.comm1_compressed.inner across.comm2_compressed.inner T2",
+        "inner=* across.comm1_compressed.inner decomp T5",
+    ),
+    "T5": ("across.comm2.inner T1", "comp across.comm2_compressed.inner T2"),
+}
+"""The tree. T1 to T5 are the sub-trees of Figure 8. `outer=*` branches by the pair of routines of the outer two steps, and
+`inner=*` by that across hosts; `comp` and `decomp` branch by device."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A step of an option: an action on a device, or a collective.
+
+    Attributes:
+        action: "comp", "decomp", or a key of ROUTINES.
+        place: the device, or the link.
+        routine: of a collective.
+    """
+
+    action: str
+    place: str
+    routine: str = ""
+
+    @property
+    def communicates(self) -> bool:
+        return bool(self.routine)
+
+    @property
+    def compressed(self) -> bool:
+        """Whether payloads travel."""
+        return self.action.endswith(COMPRESSED)
+
+    def __str__(self) -> str:
+        if not self.communicates:
+            return f"{self.action}@{self.place}"
+        return f"{self.routine}{'*' if self.compressed else ''}@{self.place}"
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a tensor is synchronised: tasks in their order. `str` names it, with a star where payloads travel."""
+
+    tasks: tuple[Task, ...]
+
+    @property
+    def compressions(self) -> int:
+        """How often the tensor is compressed."""
+        return sum(task.action == "comp" for task in self.tasks)
+
+    @property
+    def devices(self) -> frozenset[str]:
+        """What compresses and decompresses."""
+        return frozenset(task.place for task in self.tasks if not task.communicates)
+
+    @property
+    def hierarchical(self) -> bool:
+        return any(task.place == "within" for task in self.tasks)
+
+    @property
+    def divisible(self) -> bool:
+        """Whether payloads travel in two steps, each rank the owner of a part or one of all."""
+        return any(task.action == COMM1 + COMPRESSED for task in self.tasks)
+
+    def on(self, device: str) -> Option:
+        """Return the same option with all compression on one device."""
+        moved = (task if task.communicates else Task(task.action, device) for task in self.tasks)
+        return Option(tuple(moved))
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self.tasks))
+
+
+UNCOMPRESSED = Option((Task(COMM, "all", "allreduce"),))
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What a user allows.
+
+    Attributes:
+        devices: that may compress.
+        most_compressions: of one tensor; None for any number.
+        mixed: whether an option may compress on several devices.
+        flat, hierarchical: whether such communication is allowed.
+        only: names of options, beside which no others are; empty for all.
+    """
+
+    devices: tuple[str, ...] = DEVICES
+    most_compressions: int | None = None
+    mixed: bool = True
+    flat: bool = True
+    hierarchical: bool = True
+    only: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        unknown = [device for device in self.devices if device not in DEVICES]
+        if unknown:
+            raise PlanError(f"unknown device {unknown[0]!r}; known are {', '.join(DEVICES)}")
+        for name in self.only:
+            by_name(name)
+
+    def allow(self, option: Option) -> bool:
+        """Whether an option is one of the tree that is left."""
+        few = self.most_compressions is None or option.compressions <= self.most_compressions
+        form = self.hierarchical if option.hierarchical else self.flat
+        devices = option.devices <= set(self.devices) and (self.mixed or len(option.devices) < 2)
+        named = not self.only or str(option) in self.only
+        return few and form and devices and named
+
+
+def options(constraints: Constraints | None = None) -> tuple[Option, ...]:
+    """Return all options of the tree, always in the same order: 4341 with two devices, 174 with one.
+
+    Raises PlanError where none is left.
+    """
+    found = _all() if constraints is None else tuple(filter(constraints.allow, _all()))
+    if not found:
+        raise PlanError(f"no option is left: {constraints}")
+    return found
+
+
+def by_name(name: str) -> Option:
+    """Return the option that a name means. Raises PlanError for one that is not in the tree."""
+    found = _names().get(name)
+    if found is None:
+        raise PlanError(f"unknown option {name!r}: `hvd-compress plan options` lists them, such as {str(UNCOMPRESSED)!r}")
+    return found
+
+
+@cache
+def _names() -> dict[str, Option]:
+    return {str(option): option for option in _all()}
+
+
+@cache
+def _all() -> tuple[Option, ...]:
+    return tuple(Option(tasks) for tasks in _expand(("option",), {}))
+
+
+def _expand(symbols: Sequence[str], bound: Mapping[str, str]) -> Iterator[tuple[Task, ...]]:
+    """Yield what a sequence of symbols can become, with the links and pairs that are bound so far."""
+    if not symbols:
+        yield ()
+        return
+    first, rest = symbols[0], symbols[1:]
+    if first in RULES:
+        for alternative in RULES[first]:
+            yield from _expand((*alternative.split(), *rest), bound)
+    elif "=" in first:
+        name, value = first.split("=")
+        for choice in map(str, PAIRS) if value == "*" else (value,):
+            yield from _expand(rest, {**bound, name: choice})
+    else:
+        for task in _tasks(first, bound):
+            for others in _expand(rest, bound):
+                yield (task, *others)
+
+
+def _tasks(symbol: str, bound: Mapping[str, str]) -> Iterator[Task]:
+    if symbol in ("comp", "decomp"):
+        yield from (Task(symbol, device) for device in DEVICES)
+        return
+    link, action, *pair = symbol.split(".")
+    routine = ROUTINES[action][int(bound[pair[0]]) if pair else 0]
+    yield Task(action, bound.get(link, link), routine)

@@ -1,0 +1,116 @@
+"""What each task of an option takes, from the profiles of compressor and system (Espresso, section 4.3)."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from hvd_compress.cost import formulas
+from hvd_compress.cost.curves import Curve, Curves
+from hvd_compress.errors import PlanError
+from hvd_compress.planner.holdings import Step
+from hvd_compress.planner.options import DEVICES
+from hvd_compress.planner.profiles import CompressorProfile, SystemProfile
+
+ELEMENT_BYTES = 4
+ALGORITHMS = {
+    "allreduce": ("ring", "recursive_doubling", "rabenseifner"),
+    "broadcast": ("binomial", "scatter_allgather"),
+    "reduce": ("binomial", "scatter_allgather"),
+}
+"""To choose from: the fastest for each size. A reduce is a broadcast backwards. All others have one."""
+
+
+class Prices:
+    """Nanoseconds of steps, by the number of elements of the tensor.
+
+    - A collective of r ranks takes steps * alpha + bytes * beta, by the formulas of `cost`, or what was measured. With one
+      rank it takes nothing, and is left out.
+    - Across hosts all active ranks of a host share its link, which carries the bytes of all of them.
+    - A flat collective waits for the slower of the links at each step.
+    - Compression takes what it takes for as many elements; decompression so for each payload.
+    - The CPU of a host compresses for all its active ranks, one after the other.
+    """
+
+    def __init__(self, system: SystemProfile, compressor: CompressorProfile, free: bool = False) -> None:
+        """`free`: compression and decompression take no time, the paper's upper bound of throughput."""
+        self._system, self._compressor, self._free = system, compressor, free
+        self._times: dict[tuple[str, str], Curve] = {}
+        for device, times in compressor.devices.items():
+            self._times["comp", device] = times.compress.curve()
+            self._times["decomp", device] = times.decompress.curve()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Those that can compress."""
+        return tuple(device for device in DEVICES if ("comp", device) in self._times)
+
+    def payload_bytes(self, numel: float) -> float:
+        size = self._compressor.payload
+        return size.per_tensor_bytes + size.per_element_bytes * numel
+
+    def ns(self, step: Step, numel: int) -> int:
+        """Return the whole nanoseconds of a step of a tensor; 0 where there is nothing to do.
+
+        Raises PlanError for compression on a device of which the compressor has no profile.
+        """
+        seconds = self._communication_s(step, numel) if step.task.communicates else self._compression_s(step, numel)
+        return 0 if seconds == 0 else max(1, round(seconds * 1e9))
+
+    def _compression_s(self, step: Step, numel: int) -> float:
+        task, before = step.task, step.before
+        curve = self._times.get((task.action, task.place))
+        if curve is None:
+            raise PlanError(f"the profile of the compressor has no times of device {task.place!r}")
+        if self._free:
+            return 0.0
+        compresses = task.action == "comp"
+        shared = before.active if task.place == "host" else 1
+        elements = numel / (before.held if compresses else before.parts)
+        return (1 if compresses else before.payloads) * shared * curve.seconds(max(1.0, elements))
+
+    def _communication_s(self, step: Step, numel: int) -> float:
+        task, before = step.task, step.before
+        size = numel / before.held * ELEMENT_BYTES
+        if task.compressed:
+            size = before.payloads * self.payload_bytes(numel / before.parts)
+        if task.place == "within":
+            return self._link_s("within", task.routine, size, self._system.ranks_per_host)
+        if task.place == "across":
+            return self._link_s("across", task.routine, size * before.active, self._system.hosts)
+        return self._flat_s(task.routine, size)
+
+    def _flat_s(self, routine: str, size: float) -> float:
+        system = self._system
+        if system.ranks_per_host == 1:
+            return self._link_s("across", routine, size, system.hosts)
+        if system.hosts == 1:
+            return self._link_s("within", routine, size, system.ranks_per_host)
+        ranks = system.hosts * system.ranks_per_host
+        alpha = max(system.within.alpha_us, system.across.alpha_us) * 1e-6
+        within, across = 1 / system.within.bytes_per_s, 1 / system.across.bytes_per_s
+        found = []
+        for terms in _terms(routine, size, ranks):
+            crossing = terms.bytes
+            if routine == "alltoall":  # each rank of a host has something for each of another one
+                crossing = system.ranks_per_host * (ranks - system.ranks_per_host) / ranks * size
+            found.append(terms.steps * alpha + max(terms.bytes * within, crossing * across))
+        return min(found)
+
+    def _link_s(self, name: str, routine: str, size: float, ranks: int) -> float:
+        if ranks == 1:
+            return 0.0
+        measured = self._curves.get(name)
+        if measured is not None and (routine, "auto") in measured.by_key:
+            return measured.seconds(routine, "auto", size)
+        link = self._system.within if name == "within" else self._system.across
+        return min(t.seconds(link.alpha_us * 1e-6, 1 / link.bytes_per_s) for t in _terms(routine, size, ranks))
+
+    @cached_property
+    def _curves(self) -> dict[str, Curves]:
+        return dict(self._system.curves())
+
+
+def _terms(routine: str, size: float, ranks: int) -> list[formulas.Terms]:
+    """Return the terms of the algorithms to choose from."""
+    verb = formulas.VERBS["broadcast" if routine == "reduce" else routine]
+    return [verb(size, ranks, algorithm) for algorithm in ALGORITHMS.get(routine, ("auto",))]
