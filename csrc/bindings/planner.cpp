@@ -56,6 +56,7 @@ void bind_planner(pybind11::module_& module) {
         .def(pybind11::init<const std::vector<std::int64_t>&, std::vector<std::int32_t>, const Kinds&,
                             const std::vector<std::int32_t>&, const Prices&>())
         .def("undominated", &Problem::undominated)
+        .def("cheapest", &Problem::cheapest)
         .def("ends", &ends_of)
         .def("spans", &spans_of)
         .def("select", [](const Problem& problem, const std::vector<std::int64_t>& numel, const Options& among,

@@ -12,10 +12,16 @@ void require(bool holds, const char* what) {
     if (!holds) throw std::invalid_argument(what);
 }
 
-// Whether `better` is `worse` with tasks left out or shortened.
-bool beats(const Chain& better, const Chain& worse) {
+// Whether `better` keeps no lane busy for longer.
+bool costs_less(const Chain& better, const Chain& worse) {
     for (int lane = 0; lane < kLanes; ++lane)
         if (better.totals[lane] > worse.totals[lane]) return false;
+    return true;
+}
+
+// Whether `better` is `worse` with tasks left out or shortened.
+bool beats(const Chain& better, const Chain& worse) {
+    if (!costs_less(better, worse)) return false;
     std::int32_t at = 0;
     for (std::int32_t i = 0; i < better.length; ++i, ++at) {
         const Task& wanted = better.tasks[i];
@@ -83,18 +89,26 @@ void Problem::check(const Strategy& strategy) const {
     for (const Option option : strategy) require(option >= 0 && option < options_, "there is no such option");
 }
 
-std::vector<Option> Problem::undominated(std::int32_t size, const std::vector<Option>& among) const {
+template <class Beats>
+std::vector<Option> Problem::best(std::int32_t size, const std::vector<Option>& among, Beats beats) const {
     std::vector<Option> kept;
     for (const Option option : among) {
         const Chain& mine = chain(size, option);
         const auto beaten = [&](Option other) { return beats(chain(size, other), mine); };
         if (std::any_of(kept.begin(), kept.end(), beaten)) continue;
-        kept.erase(
-            std::remove_if(kept.begin(), kept.end(), [&](Option other) { return beats(mine, chain(size, other)); }),
-            kept.end());
+        const auto worse = [&](Option other) { return beats(mine, chain(size, other)); };
+        kept.erase(std::remove_if(kept.begin(), kept.end(), worse), kept.end());
         kept.push_back(option);
     }
     return kept;
+}
+
+std::vector<Option> Problem::undominated(std::int32_t size, const std::vector<Option>& among) const {
+    return best(size, among, beats);
+}
+
+std::vector<Option> Problem::cheapest(std::int32_t size, const std::vector<Option>& among) const {
+    return best(size, among, costs_less);
 }
 
 }  // namespace hvd_compress::planner

@@ -61,11 +61,17 @@ class Problem {
     // Throws std::invalid_argument where it is no strategy for these tensors.
     void check(const Strategy& strategy) const;
 
-    // Of `among`, those that no other surely beats at a size: another has the same tasks, or fewer, in the same order,
-    // and none that takes longer. Of equals the first one stays. In the order of `among`.
+    // Of `among`, in its order, those that no other surely beats at a size: another one has the same tasks, or fewer,
+    // in the same order, and none that takes longer. Of equals the first one stays.
     std::vector<Option> undominated(std::int32_t size, const std::vector<Option>& among) const;
 
+    // Those of them for which no other keeps every lane busy for a shorter time: far fewer. One that is left out may
+    // still be the best, by the order of its tasks.
+    std::vector<Option> cheapest(std::int32_t size, const std::vector<Option>& among) const;
+
   private:
+    template <class Beats>
+    std::vector<Option> best(std::int32_t size, const std::vector<Option>& among, Beats beats) const;
     void add_computations(const std::vector<Nanoseconds>& backward);
 
     std::vector<std::int32_t> size_, computation_of_;

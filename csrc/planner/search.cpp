@@ -8,9 +8,16 @@
 namespace hvd_compress::planner {
 namespace {
 
-// Options by size, without those that another one surely beats.
-std::vector<std::vector<Option>> undominated(const Problem& problem, const std::vector<Option>& among) {
-    std::vector<std::vector<Option>> options;
+using BySize = std::vector<std::vector<Option>>;
+
+BySize cheapest(const Problem& problem, const std::vector<Option>& among) {
+    BySize options;
+    for (std::int32_t size = 0; size < problem.sizes(); ++size) options.push_back(problem.cheapest(size, among));
+    return options;
+}
+
+BySize undominated(const Problem& problem, const std::vector<Option>& among) {
+    BySize options;
     for (std::int32_t size = 0; size < problem.sizes(); ++size) options.push_back(problem.undominated(size, among));
     return options;
 }
@@ -163,14 +170,15 @@ class Improvement {
     Improvement(const Problem& problem, const Strategy& strategy, const std::vector<Option>& among, std::int64_t most)
         : problem_(problem),
           most_(most),
-          options_(undominated(problem, among)),
+          options_(cheapest(problem, among)),
+          all_(undominated(problem, among)),
           of_size_(problem.sizes()),
           search_(problem, strategy) {
         for (std::int32_t i = 0; i < problem.tensors(); ++i) of_size_[problem.size_of(i)].push_back(i);
     }
 
     Found run() {
-        while (within_budget() && (singles() || groups() || exchanges() || pairs())) continue;
+        while (within_budget() && (singles(options_) || groups() || singles(all_) || exchanges() || pairs())) continue;
         search_.found().complete = within_budget();
         return search_.found();
     }
@@ -183,10 +191,10 @@ class Improvement {
         return search_.take(other);
     }
 
-    bool singles() {
+    bool singles(const BySize& by_size) {
         bool better = false;
         for (std::int32_t i = problem_.tensors() - 1; i >= 0 && within_budget(); --i) {
-            const auto& options = options_[problem_.size_of(i)];
+            const auto& options = by_size[problem_.size_of(i)];
             looks_ += static_cast<std::int64_t>(options.size());
             better |= search_.choose(i, options);
         }
@@ -253,7 +261,7 @@ class Improvement {
     const Problem& problem_;
     const std::int64_t most_;
     std::int64_t looks_ = 0;
-    const std::vector<std::vector<Option>> options_;
+    const BySize options_, all_;
     std::vector<std::vector<std::int32_t>> of_size_;
     Search search_;
 };
@@ -262,7 +270,7 @@ class Improvement {
 
 Found select(const Problem& problem, const std::vector<std::int64_t>& numel, const std::vector<Option>& among,
              Option uncompressed) {
-    const auto options = undominated(problem, among);
+    const BySize options = cheapest(problem, among);
     Search search(problem, Strategy(problem.tensors(), uncompressed));
     Communication communication = search.timeline().communication();
     for (const std::int32_t tensor : descending(problem, numel)) {

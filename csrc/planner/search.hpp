@@ -16,9 +16,9 @@ struct Found {
 };
 
 // Algorithm 1. Tensors in descending order of their elements, of equal ones the last in backward order first; each
-// takes the option of `among` by which the iteration ends first, if any is better than what it has; tensors that have
-// option `uncompressed` and communicate before the last bubble are left out, anew after
-// each choice (properties 1 to 3). `numel`: by size.
+// takes the option by which the iteration ends first, of those of `among` that are the cheapest of its size, if any is
+// better than what it has; tensors that have option `uncompressed` and communicate before the last bubble are left out,
+// anew after each choice (properties 1 to 3). `numel`: by size.
 Found select(const Problem& problem, const std::vector<std::int64_t>& numel, const std::vector<Option>& among,
              Option uncompressed);
 
@@ -28,7 +28,8 @@ Found select(const Problem& problem, const std::vector<std::int64_t>& numel, con
 Found offload(const Problem& problem, const Strategy& strategy, const std::vector<Option>& twin, std::int64_t most);
 
 // Moves from `strategy` to better ones, as long as there are any and no more than `most` were looked at: another option
-// for one tensor, or for many of one size; two of one size change theirs; two tensors with a new option each.
+// for one tensor, or for many of one size; two of one size change theirs; two tensors with a new option each. One
+// tensor may take any that is not dominated, several take the cheapest ones.
 Found improve(const Problem& problem, const Strategy& strategy, const std::vector<Option>& among, std::int64_t most);
 
 // The best of all strategies with options of `among`. Throws std::invalid_argument where those are more than `most`.

@@ -61,26 +61,28 @@ inline void Timeline::completed(std::int32_t lane, Nanoseconds now) {
 // Until computation `stop` is about to complete; -1: to the end.
 template <bool kObserve>
 Nanoseconds Timeline::simulate(Nanoseconds limit, std::int32_t stop) {
-    const auto& computations = problem_.computations();
+    const Computation* const computations = problem_.computations().data();
+    Nanoseconds now = state_.last;
     for (;;) {
+        Nanoseconds next = kNever;
         for (std::int32_t lane = 0; lane < kLanes; ++lane) {
-            if (state_.end[lane] != kNever || state_.head[lane] == state_.tail[lane]) continue;
-            const Waiting first = queues_[lane][state_.head[lane]++];
-            const bool computes = next_[first.tensor] < 0;
-            const Nanoseconds duration = computes ? computations[state_.computation].duration
-                                                  : chains_[first.tensor]->tasks[next_[first.tensor]].duration;
-            const Nanoseconds now = state_.last;
-            if (now + state_.left[lane] >= limit) return limit;
-            state_.left[lane] -= duration;
-            state_.served[lane] = first.tensor;
-            state_.end[lane] = now + duration;
-            if (kObserve) spans_.push_back({first.tensor, next_[first.tensor], lane, now, now + duration});
+            if (state_.end[lane] == kNever && state_.head[lane] != state_.tail[lane]) {
+                const std::int32_t tensor = queues_[lane][state_.head[lane]++].tensor;
+                const std::int32_t task = next_[tensor];
+                const Nanoseconds duration =
+                    task < 0 ? computations[state_.computation].duration : chains_[tensor]->tasks[task].duration;
+                if (now + state_.left[lane] >= limit) return limit;
+                state_.left[lane] -= duration;
+                state_.served[lane] = tensor;
+                state_.end[lane] = now + duration;
+                if (kObserve) spans_.push_back({tensor, task, lane, now, now + duration});
+            }
+            next = std::min(next, state_.end[lane]);
         }
-        const Nanoseconds now = *std::min_element(state_.end.begin(), state_.end.end());
-        if (now == kNever) return state_.last;
-        if (stop >= 0 && state_.computation == stop && state_.end[kTraining] == now &&
-            next_[state_.served[kTraining]] < 0)
-            return now;
+        if (next == kNever) return state_.last;
+        if (state_.computation == stop && state_.end[kTraining] == next && next_[state_.served[kTraining]] < 0)
+            return next;
+        now = next;
         for (std::int32_t lane = 0; lane < kLanes; ++lane)
             if (state_.end[lane] == now) completed(lane, now);
     }

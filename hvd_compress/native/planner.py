@@ -69,6 +69,11 @@ class NativeProblem:
         found: list[int] = self._problem.undominated(size, list(among))
         return found
 
+    def cheapest(self, size: int, among: Sequence[int]) -> list[int]:
+        """Return those options for which no other of `among` keeps every lane busy for a shorter time."""
+        found: list[int] = self._problem.cheapest(size, list(among))
+        return found
+
     def ends(self, strategies: Sequence[Sequence[int]]) -> list[int]:
         """Return F of each strategy."""
         found: list[int] = _checked(lambda: self._problem.ends([list(strategy) for strategy in strategies]))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hvd_compress.planner.options import Constraints
 from hvd_compress.planner.problem import Problem
 
-OFFLOADINGS = 4000
+OFFLOADINGS = 1500
 """Timelines that Algorithm 2 may look at; beyond, it goes through one group after the other."""
 LOOKS = 20_000
 """Strategies that one turn of the local search looks at."""
