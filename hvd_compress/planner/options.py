@@ -171,7 +171,9 @@ def by_name(name: str) -> Option:
     """Return the option that a name means. Raises PlanError for one that is not in the tree."""
     found = _names().get(name)
     if found is None:
-        raise PlanError(f"unknown option {name!r}: `hvd-compress plan options` lists them, such as {str(UNCOMPRESSED)!r}")
+        raise PlanError(
+            f"unknown option {name!r}: `hvd-compress plan options` lists them, such as {str(UNCOMPRESSED)!r}"
+        )
     return found
 
 

@@ -1,0 +1,115 @@
+"""A plan from the three profiles: which tensors travel together, and the option of each bucket."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hvd_compress.planner.espresso import Chosen, algorithm1, espresso, near_optimal, start
+from hvd_compress.planner.fusion import Cuts, Fused, cut, fuse, merges
+from hvd_compress.planner.options import Constraints, Option
+from hvd_compress.planner.problem import Problem
+from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, SystemProfile
+
+BUCKET_BYTES = (0, *(1 << exponent for exponent in range(16, 28, 2)))
+"""Sizes of buckets to begin with: each tensor by itself, and 64 KiB to 64 MiB."""
+
+Policy = Callable[[Problem], Chosen]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What was planned.
+
+    Attributes:
+        fused: the buckets.
+        problem: of which the strategy is one.
+        chosen: the strategy.
+    """
+
+    fused: Fused
+    problem: Problem
+    chosen: Chosen
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """Of each bucket."""
+        return tuple(self.problem.options[number] for number in self.chosen.strategy)
+
+    @property
+    def end_ns(self) -> int:
+        """F: the nanoseconds of the backward pass with all synchronisation."""
+        return self.chosen.end_ns
+
+
+STARTS: tuple[Policy, ...] = (start, algorithm1, espresso)
+
+
+def plan(
+    model: ModelProfile,
+    system: SystemProfile,
+    compressor: CompressorProfile,
+    constraints: Constraints | None = None,
+    *,
+    fusion: bool = True,
+    policies: Sequence[Policy] = STARTS,
+    budget_s: float = 10.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> Planned:
+    """Return the best plan that is found within a budget of time, never slower than any of `policies` without fusion.
+
+    Args:
+        fusion: whether tensors may be joined to buckets.
+        policies: where the local search begins.
+        budget_s: seconds of the search, for one core.
+
+    Raises:
+        PlanError: constraints leave no option.
+    """
+    end = clock() + budget_s
+    ladder = sorted({cut(model, size) for size in (BUCKET_BYTES if fusion else (0,))}, key=len, reverse=True)
+    best: Planned | None = None
+    for number, cuts in enumerate(ladder):
+        share_s = max(0.0, end - clock()) / (len(ladder) - number + 1)  # one share is left for merges
+        found = _planned(model, system, compressor, constraints, cuts, policies, share_s, clock)
+        best = found if best is None or found.end_ns < best.end_ns else best
+    assert best is not None
+    while fusion and clock() < end and (better := _merged(model, best, constraints, end, clock)):
+        best = better
+    return best
+
+
+def _planned(
+    model: ModelProfile,
+    system: SystemProfile,
+    compressor: CompressorProfile,
+    constraints: Constraints | None,
+    cuts: Cuts,
+    policies: Sequence[Policy],
+    budget_s: float,
+    clock: Callable[[], float],
+) -> Planned:
+    fused = fuse(model, cuts)
+    problem = Problem(fused.model, system, compressor, constraints)
+    return Planned(fused, problem, near_optimal(problem, [policy(problem) for policy in policies], budget_s, clock))
+
+
+def _merged(
+    model: ModelProfile, best: Planned, constraints: Constraints | None, end: float, clock: Callable[[], float]
+) -> Planned | None:
+    """Return a better plan with two neighbours joined, each bucket with the option that it has now or Algorithm 1's."""
+    system, compressor = best.problem.system, best.problem.compressor
+    for at, cuts in zip(range(len(best.fused.cuts) - 2, -1, -1), merges(best.fused.cuts), strict=True):
+        if clock() >= end:
+            return None
+        fused = fuse(model, cuts)
+        problem = Problem(fused.model, system, compressor, constraints)
+        kept = best.chosen.strategy
+        joined = [(*kept[:at], kept[which], *kept[at + 2 :]) for which in (at, at + 1)]
+        ends = problem.native.ends(joined)
+        chosen = [Chosen(strategy, f, best.chosen.by) for strategy, f in zip(joined, ends, strict=True)]
+        found = near_optimal(problem, chosen, budget_s=0.0, clock=clock)
+        if found.end_ns < best.end_ns:
+            return Planned(fused, problem, Chosen(found.strategy, found.end_ns, best.chosen.by))
+    return None
