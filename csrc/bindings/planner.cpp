@@ -61,11 +61,8 @@ void bind_planner(pybind11::module_& module) {
         .def("spans", &spans_of)
         .def("select", [](const Problem& problem, const std::vector<std::int64_t>& numel, const Options& among,
                           Option none) { return search(planner::select, problem, numel, among, none); })
-        .def("offload",
-             [](const Problem& problem, const Strategy& strategy, const Options& twin, std::int64_t most) {
-                 problem.check(strategy);
-                 return search(planner::offload, problem, strategy, twin, most);
-             })
+        .def("offload", [](const Problem& problem, const Strategy& strategy, const Options& twin,
+                           std::int64_t most) { return search(planner::offload, problem, strategy, twin, most); })
         .def("improve", [](const Problem& problem, const Strategy& strategy, const Options& among,
                            std::int64_t most) { return search(planner::improve, problem, strategy, among, most); })
         .def("brute_force", [](const Problem& problem, const Options& among, std::int64_t most) {

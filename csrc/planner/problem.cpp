@@ -86,11 +86,17 @@ void Problem::add_computations(const std::vector<Nanoseconds>& backward) {
 
 void Problem::check(const Strategy& strategy) const {
     require(static_cast<std::int32_t>(strategy.size()) == tensors(), "a strategy has an option for each tensor");
-    for (const Option option : strategy) require(option >= 0 && option < options_, "there is no such option");
+    check_options(strategy);
+}
+
+void Problem::check_options(const std::vector<Option>& options) const {
+    for (const Option option : options) require(option >= 0 && option < options_, "there is no such option");
 }
 
 template <class Beats>
 std::vector<Option> Problem::best(std::int32_t size, const std::vector<Option>& among, Beats beats) const {
+    require(size >= 0 && size < sizes_, "there is no such size");
+    check_options(among);
     std::vector<Option> kept;
     for (const Option option : among) {
         const Chain& mine = chain(size, option);

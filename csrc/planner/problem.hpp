@@ -60,6 +60,8 @@ class Problem {
 
     // Throws std::invalid_argument where it is no strategy for these tensors.
     void check(const Strategy& strategy) const;
+    // The same for options.
+    void check_options(const std::vector<Option>& options) const;
 
     // Of `among`, in its order, those that no other surely beats at a size: another one has the same tasks, or fewer,
     // in the same order, and none that takes longer. Of equals the first one stays.

@@ -270,6 +270,8 @@ class Improvement {
 
 Found select(const Problem& problem, const std::vector<std::int64_t>& numel, const std::vector<Option>& among,
              Option uncompressed) {
+    if (static_cast<std::int32_t>(numel.size()) != problem.sizes())
+        throw std::invalid_argument("each size has a number of elements");
     const BySize options = cheapest(problem, among);
     Search search(problem, Strategy(problem.tensors(), uncompressed));
     Communication communication = search.timeline().communication();
@@ -281,6 +283,9 @@ Found select(const Problem& problem, const std::vector<std::int64_t>& numel, con
 }
 
 Found offload(const Problem& problem, const Strategy& strategy, const std::vector<Option>& twin, std::int64_t most) {
+    if (static_cast<Option>(twin.size()) != problem.options())
+        throw std::invalid_argument("each option has a twin, or is its own");
+    problem.check_options(twin);
     return Offloading(problem, strategy, twin, most).run(strategy);
 }
 
@@ -289,6 +294,7 @@ Found improve(const Problem& problem, const Strategy& strategy, const std::vecto
 }
 
 Found brute_force(const Problem& problem, const std::vector<Option>& among, std::int64_t most) {
+    problem.check_options(among);
     double all = 1;
     for (std::int32_t i = 0; i < problem.tensors(); ++i) all *= static_cast<double>(among.size());
     if (among.empty() || all > static_cast<double>(most))

@@ -66,12 +66,12 @@ class NativeProblem:
 
     def undominated(self, size: int, among: Sequence[int]) -> list[int]:
         """Return those options that no other of `among` surely beats, for tensors of a size."""
-        found: list[int] = self._problem.undominated(size, list(among))
+        found: list[int] = _checked(lambda: self._problem.undominated(size, list(among)))
         return found
 
     def cheapest(self, size: int, among: Sequence[int]) -> list[int]:
         """Return those options for which no other of `among` keeps every lane busy for a shorter time."""
-        found: list[int] = self._problem.cheapest(size, list(among))
+        found: list[int] = _checked(lambda: self._problem.cheapest(size, list(among)))
         return found
 
     def ends(self, strategies: Sequence[Sequence[int]]) -> list[int]:
@@ -88,7 +88,7 @@ class NativeProblem:
         return _found(lambda: self._problem.select(list(numel), list(among), uncompressed))
 
     def offload(self, strategy: Sequence[int], twin: Sequence[int], most: int) -> Found:
-        """Return what Espresso's Algorithm 2 chooses. `twin`: of each option, the one on the other device, or itself."""
+        """Return what Espresso's Algorithm 2 chooses. `twin`: of each option, that on the host, or itself."""
         return _found(lambda: self._problem.offload(list(strategy), list(twin), most))
 
     def improve(self, strategy: Sequence[int], among: Sequence[int], most: int) -> Found:

@@ -1,4 +1,4 @@
-"""Espresso's selection (section 4.4), and what comes after it here: a local search that begins with every policy's choice."""
+"""Espresso's selection (section 4.4), and a local search that begins with the choices of several policies."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-from hvd_compress.planner.options import COMM1, Option, Task
+from hvd_compress.planner.options import COMM1, COMM2, Option, Task
 
 WHOLE = ("reduce", "gather", "broadcast")
 """Routines with a root, which works on all; the others leave each rank a part, or give all parts to everyone."""
@@ -63,6 +63,6 @@ def _after(now: Holding, task: Task, ranks: int, ranks_per_host: int) -> Holding
     held, parts = now.held, now.parts
     if task.action.startswith(COMM1) and task.routine not in WHOLE:
         held, parts = held * ranks, parts * ranks
-    elif task.routine == "allgather" and now.held > 1:
+    elif task.action.startswith(COMM2) and task.routine == "allgather":
         held //= ranks
     return Holding(held, payloads, parts, active)

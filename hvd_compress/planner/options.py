@@ -23,7 +23,7 @@ ROUTINES: Mapping[str, tuple[str, ...]] = {
     COMM1 + COMPRESSED: ("alltoall", "gather"),
     COMM2 + COMPRESSED: ("allgather", "broadcast"),
 }
-"""Table 3: the six communication tasks and their routines. The i-th of a second step goes with the i-th of a first one."""
+"""Table 3: the six communication tasks and their routines. The i-th of a second step is for the i-th of a first one."""
 PAIRS = (0, 1)
 
 RULES: Mapping[str, tuple[str, ...]] = {
@@ -51,8 +51,8 @@ RULES: Mapping[str, tuple[str, ...]] = {
     ),
     "T5": ("across.comm2.inner T1", "comp across.comm2_compressed.inner T2"),
 }
-"""The tree. T1 to T5 are the sub-trees of Figure 8. `outer=*` branches by the pair of routines of the outer two steps, and
-`inner=*` by that across hosts; `comp` and `decomp` branch by device."""
+"""The tree. T1 to T5 are the sub-trees of Figure 8. `outer=*` branches by the pair of routines of the outer two steps,
+and `inner=*` by that across hosts; `comp` and `decomp` branch by device."""
 
 
 @dataclass(frozen=True)

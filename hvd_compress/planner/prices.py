@@ -23,8 +23,8 @@ ALGORITHMS = {
 class Prices:
     """Nanoseconds of steps, by the number of elements of the tensor.
 
-    - A collective of r ranks takes steps * alpha + bytes * beta, by the formulas of `cost`, or what was measured. With one
-      rank it takes nothing, and is left out.
+    - A collective of r ranks takes steps * alpha + bytes * beta, by the formulas of `cost`, or what was measured. With
+      one rank it takes nothing, and is left out.
     - Across hosts all active ranks of a host share its link, which carries the bytes of all of them.
     - A flat collective waits for the slower of the links at each step.
     - Compression takes what it takes for as many elements; decompression so for each payload.

@@ -14,7 +14,7 @@ from hvd_compress.planner.prices import Prices
 from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, SystemProfile
 
 LANES = ("training", "host", "within", "across")
-"""What serves one task at a time: the training device, the CPU of a host, and the links within a host and across hosts."""
+"""What serves one task at a time: the training device, a host's CPU, the links within a host and across hosts."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Problem:
 
     @cached_property
     def twins(self) -> list[int]:
-        """Of each option, the number of the same one with all compression on the host; its own where that is not allowed."""
+        """Of each option, the number of the one with all compression on the host; its own where that is not allowed."""
         moved = (self._numbers.get(option.on("host"), number) for option, number in self._numbers.items())
         return list(moved)
 
