@@ -57,6 +57,7 @@ void bind_planner(pybind11::module_& module) {
                             const std::vector<std::int32_t>&, const Prices&>())
         .def("undominated", &Problem::undominated)
         .def("cheapest", &Problem::cheapest)
+        .def("times", &Problem::times)
         .def("ends", &ends_of)
         .def("spans", &spans_of)
         .def("select", [](const Problem& problem, const std::vector<std::int64_t>& numel, const Options& among,

@@ -74,6 +74,11 @@ class NativeProblem:
         found: list[int] = _checked(lambda: self._problem.cheapest(size, list(among)))
         return found
 
+    def times(self, size: int) -> list[int]:
+        """Return what the tasks of each option take, one after the other, for a tensor of a size without others."""
+        found: list[int] = _checked(lambda: self._problem.times(size))
+        return found
+
     def ends(self, strategies: Sequence[Sequence[int]]) -> list[int]:
         """Return F of each strategy."""
         found: list[int] = _checked(lambda: self._problem.ends([list(strategy) for strategy in strategies]))

@@ -14,6 +14,9 @@ OFFLOADINGS = 1500
 LOOKS = 20_000
 """Strategies that one turn of the local search looks at."""
 
+UNCOMPRESSING = Constraints(most_compressions=0)
+ON_TRAINING_DEVICE = Constraints(devices=("training",))
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -27,16 +30,20 @@ class Chosen:
 
 def start(problem: Problem) -> Chosen:
     """Return the best of the strategies that give all tensors one uncompressed option."""
-    plain = [problem.uniform(option) for option in problem.options if not option.compressions]
-    ends = problem.native.ends(plain)
+    return best_uniform(problem, [*problem.where(UNCOMPRESSING), problem.uncompressed], "FP32")
+
+
+def best_uniform(problem: Problem, among: Sequence[int], by: str) -> Chosen:
+    """Return the best of the strategies that give all tensors one of these options."""
+    strategies = [(option,) * len(problem.sizes) for option in among]
+    ends = problem.native.ends(strategies)
     end = min(ends)
-    return Chosen(plain[ends.index(end)], end, "FP32")
+    return Chosen(strategies[ends.index(end)], end, by)
 
 
-def algorithm1(problem: Problem) -> Chosen:
-    """Return what Algorithm 1 selects with options on the training device."""
-    among = problem.where(Constraints(devices=("training",)))
-    found = problem.native.select(problem.numel, among, start(problem).strategy[0])
+def algorithm1(problem: Problem, constraints: Constraints = ON_TRAINING_DEVICE) -> Chosen:
+    """Return what Algorithm 1 selects with the options that constraints allow: C_gpu, if nothing else is said."""
+    found = problem.native.select(problem.numel, problem.where(constraints), start(problem).strategy[0])
     return Chosen(found.strategy, found.end_ns, "Algorithm 1", found.complete)
 
 
