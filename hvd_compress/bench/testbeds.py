@@ -114,7 +114,7 @@ def compressor(name: str, measured: bool = False) -> CompressorProfile:
         measured: on the GPU what PyTorch's operators took (TABLE_4_1_MS) instead of the roofline.
     """
     work = WORK[name]
-    settings = {"name": name} if name == "efsignsgd" else {"name": name, "ratio": RATIO}
+    settings = {"name": "efsign"} if name == "efsignsgd" else {"name": name, "ratio": RATIO}
     return CompressorProfile(
         compressor=settings,
         payload=PayloadSize(per_tensor_bytes=work.bytes_per_tensor, per_element_bytes=work.bytes_per_element),

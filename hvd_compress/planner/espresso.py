@@ -20,12 +20,20 @@ ON_TRAINING_DEVICE = Constraints(devices=("training",))
 
 @dataclass(frozen=True)
 class Chosen:
-    """A strategy: the number of an option for each tensor, its F, and who found it."""
+    """A strategy and who found it.
+
+    Attributes:
+        strategy: the number of an option for each tensor.
+        end_ns: its F.
+        complete: whether a search looked at all that there was; otherwise its budget ended it.
+        simulations: timelines that a search took.
+    """
 
     strategy: tuple[int, ...]
     end_ns: int
     by: str
     complete: bool = True
+    simulations: int = 0
 
 
 def start(problem: Problem) -> Chosen:
@@ -44,13 +52,13 @@ def best_uniform(problem: Problem, among: Sequence[int], by: str) -> Chosen:
 def algorithm1(problem: Problem, constraints: Constraints = ON_TRAINING_DEVICE) -> Chosen:
     """Return what Algorithm 1 selects with the options that constraints allow: C_gpu, if nothing else is said."""
     found = problem.native.select(problem.numel, problem.where(constraints), start(problem).strategy[0])
-    return Chosen(found.strategy, found.end_ns, "Algorithm 1", found.complete)
+    return Chosen(found.strategy, found.end_ns, "Algorithm 1", found.complete, found.simulations)
 
 
 def algorithm2(problem: Problem, chosen: Chosen) -> Chosen:
     """Return what Algorithm 2 makes of a strategy: compression offloaded to the CPU of the host."""
     found = problem.native.offload(chosen.strategy, problem.twins, OFFLOADINGS)
-    return Chosen(found.strategy, found.end_ns, f"{chosen.by} and 2", found.complete)
+    return Chosen(found.strategy, found.end_ns, f"{chosen.by} and 2", found.complete, found.simulations)
 
 
 def espresso(problem: Problem) -> Chosen:
