@@ -101,21 +101,14 @@ _HEADINGS = ("model", "tensors", "set-up", "selection", *_TIMES, "offloading", *
 
 
 def _cells(figure: Figure) -> list[str]:
-    paper = figure.paper
+    selection, offloading, bound = None, None, None
+    if figure.paper is not None:
+        selection, offloading = figure.paper.selection_s, figure.paper.offloading_s
+        bound = figure.paper.selection_bound_s
     return [
         *(figure.model, str(figure.tensors), f"{1e3 * figure.setup_s:.0f}"),
-        *_beside(
-            figure.selection_s,
-            figure.selection_quartiles_s,
-            paper and paper.selection_s,
-            paper and paper.selection_bound_s,
-        ),
-        *_beside(
-            figure.offloading_s,
-            figure.offloading_quartiles_s,
-            paper and paper.offloading_s,
-            paper and paper.offloading_s,
-        ),
+        *_beside(figure.selection_s, figure.selection_quartiles_s, selection, bound),
+        *_beside(figure.offloading_s, figure.offloading_quartiles_s, offloading, offloading),
         *(_timeline(figure.timeline_s, figure.tensors), _timeline(figure.longest_timeline_s, figure.tensors)),
     ]
 
