@@ -78,8 +78,8 @@ def measured(found: Sequence[Case]) -> str:
     below = sum(gap < PAPER_GAP for gap in gaps)
     return (
         f"Then ours is slower than another policy in {slower} of {len(found)} cases, and less than 10 % below Upper\n"
-        f"Bound in {below}, at most {max(gaps):.0%}. FP32 takes {median(gains):.2f} times as long as ours in the median,\n"
-        f"at most {max(gains):.1f} times."
+        f"Bound in {below}, at most {max(gaps):.0%}. FP32 takes {median(gains):.2f} times as long as ours in the\n"
+        f"median, at most {max(gains):.1f} times."
     )
 
 

@@ -51,7 +51,7 @@ policies are.
 {count} cases: {models} traces, {compressors} compressors at 1 %, two testbeds, {gpus} GPUs, 8 a host.
 Times of compression and networks: `hvd_compress/bench/testbeds.py`, each number with its source. Those of compression
 are a roofline of a V100 and of two Xeon 8260, and alphas are assumed: the paper states neither. Links carry what they
-promise, which those of the paper did not. Scaling factors of FP32 with 64 GPUs, and the paper's in brackets (Table 1):
+promise, and nothing else. FP32 comes to other scaling factors than in the paper's Table 1 (in brackets), with 64 GPUs:
 {links}.
 
 The gap is that of throughput below Upper Bound, for which compression takes no time: 1 - (forward + F of Upper
