@@ -88,9 +88,9 @@ class NativeProblem:
         """Return all tasks of a strategy's timeline, in the order in which they start."""
         return [Span(*row) for row in _checked(lambda: self._problem.spans(list(strategy)))]
 
-    def select(self, numel: Sequence[int], among: Sequence[int], uncompressed: int) -> Found:
-        """Return what Espresso's Algorithm 1 chooses. `numel`: by size."""
-        return _found(lambda: self._problem.select(list(numel), list(among), uncompressed))
+    def select(self, numel: Sequence[int], among: Sequence[int], first: int) -> Found:
+        """Return what Espresso's Algorithm 1 chooses, beginning with option `first` for all. `numel`: by size."""
+        return _found(lambda: self._problem.select(list(numel), list(among), first))
 
     def offload(self, strategy: Sequence[int], twin: Sequence[int], most: int) -> Found:
         """Return what Espresso's Algorithm 2 chooses. `twin`: of each option, that on the host, or itself."""
