@@ -57,11 +57,13 @@ def verdicts(near: Sequence[Distance], found: Sequence[Case]) -> str:
     largest = max(case.ours / min(case.ends.values()) for case in found)
     gaps = [case.gap(case.ours) for case in found]
     below = sum(gap < PAPER_GAP for gap in gaps)
+    missing = sorted({case.model for case, gap in zip(found, gaps, strict=True) if gap >= PAPER_GAP})
+    others = f"; the others: {listed(missing)}" if missing else ""
     rows = (
         ("within 1 % of the optimum in 95 % of the random problems", f"{within:.1%}", _met(within >= 0.95)),
         ("never more than 5 % above it", f"{max(ours) - 1:.1%}", _met(max(ours) <= 1 + WORST)),
         ("never slower than another policy", f"at most {largest:.3f} of the best one's F", _met(largest <= 1)),
-        ("less than 10 % below Upper Bound (the paper's figure)", f"{below} of {len(gaps)}", _met(below == len(gaps))),
+        ("less than 10 % below Upper Bound, as in the paper", f"{below} of {len(gaps)}{others}", _met(not missing)),
     )
     return table(("asked of ours", "found", ""), rows)
 
