@@ -114,6 +114,11 @@ class Option:
         moved = (task if task.communicates else Task(task.action, device) for task in self.tasks)
         return Option(tuple(moved))
 
+    @property
+    def path(self) -> str:
+        """The name by which `schemes` carry it out, on one device: "comp allgather*@all decomp"."""
+        return " ".join(str(task) if task.communicates else task.action for task in self.tasks)
+
     def __str__(self) -> str:
         return " ".join(map(str, self.tasks))
 

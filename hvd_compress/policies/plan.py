@@ -64,7 +64,7 @@ class Treatment(schema.Strict):
     def _go_together(self) -> Treatment:
         compressor = self.built()
         names = [name for name in schemes.names_for(compressor) if len(schemes.meanings(name)) == 1]
-        if self.scheme not in ("auto", *names):
+        if self.scheme not in ("auto", *names) and not schemes.ByOption.means(self.scheme):
             raise ValueError(f"scheme {self.scheme!r} cannot carry {compressor}; auto, {', '.join(names)} can")
         if self.scheme == "auto" and self.broadcast != "auto":
             raise ValueError(f"broadcast {self.broadcast!r} needs a scheme that broadcasts: name it")
@@ -287,15 +287,14 @@ class PlannedPolicy(DecisionPolicy):
         treatment = self._plan.treatment(layout.names[0])
         try:
             decision = self._decide(treatment, layout)
+            if layout.sparse or schemes.runs(decision.compressor, decision.path, layout, self.capabilities):
+                return ""
         except ConfigError as error:
             return f"{layout.called}: {error}"
-        offered = schemes.runnable(decision.compressor, layout, self.capabilities)
-        if decision.path in offered or layout.sparse:
-            return ""
         obstacle = schemes.obstacle(decision.scheme, self.capabilities)
         if obstacle:
             return f"{layout.called}: {decision.path} cannot be run: {obstacle}"
-        names = ", ".join(map(str, offered))
+        names = ", ".join(map(str, schemes.runnable(decision.compressor, layout, self.capabilities)))
         return f"{layout.called}: {decision.path} cannot carry it over this engine, which offers {names}"
 
     def parts(self, names: Sequence[str]) -> Sequence[Part]:

@@ -74,6 +74,7 @@ ALLOWED = {
         "buckets.layout",
         "compressors.base",
         "compressors.cast",
+        "compressors.draws",
         "compressors.finite",
         "compressors.oktopk",
         "compressors.sparsifier",
