@@ -49,7 +49,7 @@ def answers(model: str, name: str, case: Case) -> dict[str, Any]:
 
 
 def _row(case: Case) -> dict[str, Any]:
-    return {"dense": case.dense().to_json(), "compressed": case.compressed().to_json(), "speedup": case.speedup}
+    return {"dense": case.dense().to_json(), "compressed": case.compressed().to_json(), "speedup": _finite(case.speedup)}
 
 
 def _finite(value: float) -> float | None:

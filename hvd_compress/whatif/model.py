@@ -174,7 +174,8 @@ class Case:
     @property
     def speedup(self) -> float:
         """How many times as fast a step is with compression; below 1 it is slower."""
-        return self.dense().total_s / self.compressed().total_s
+        compressed_s = self.compressed().total_s
+        return self.dense().total_s / compressed_s if compressed_s else math.inf
 
     def at(self, bytes_per_s: float) -> Case:
         """Return it with another bandwidth."""

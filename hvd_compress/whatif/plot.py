@@ -49,7 +49,7 @@ def _ranks(axes: Any, case: Case) -> None:
     counts = sorted({case.network.world_size, *(1 << exponent for exponent in range(1, 1 + most.bit_length()))})
     _two_curves(axes, counts, [case.of(ranks) for ranks in counts], marker="o-")
     axes.set_xscale("log", base=2)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_xlabel("ranks")
 
