@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from hvd_compress.compressors import Compressor, PowerSGD
@@ -84,6 +85,7 @@ INPUTS = (
 """What, its value, and where it is from."""
 
 
+@cache
 def model(name: str) -> ModelProfile:
     """Return the trace of a model, with shapes."""
     return with_shapes(profiles.read(TRACES / f"{SOURCES[name].trace}.json", ModelProfile))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
-from section42 import BANDWIDTH, INPUTS, RANKS, SOURCES, TABLE_4_1_S, case, model
+from section42 import BANDWIDTH, INPUTS, RANKS, SOURCES, TABLE_4_1_S, TRACES, case, model
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import MSTopK, SignSGD
@@ -250,6 +250,8 @@ Like Figures 4.9, 4.8 and 4.11, 4.10 and 4.12, 4.13, 4.14, of steps without thei
 @click.command()
 @click.option("--results", type=click.Path(file_okay=False, path_type=Path), default=RESULTS)
 def main(results: Path) -> None:
+    if not TRACES.is_dir():
+        raise click.ClickException(f"no traces in {TRACES}")
     text = page()
     click.echo(text)
     results.mkdir(parents=True, exist_ok=True)

@@ -49,7 +49,8 @@ def answers(model: str, name: str, case: Case) -> dict[str, Any]:
 
 
 def _row(case: Case) -> dict[str, Any]:
-    return {"dense": case.dense().to_json(), "compressed": case.compressed().to_json(), "speedup": _finite(case.speedup)}
+    dense, compressed = case.dense().to_json(), case.compressed().to_json()
+    return {"dense": dense, "compressed": compressed, "speedup": _finite(case.speedup)}
 
 
 def _finite(value: float) -> float | None:
@@ -83,9 +84,7 @@ def show(model: str, name: str, case: Case) -> None:
     console = Console(highlight=False)
     console.print(Columns([phases, coding], padding=(0, 4)))
     console.print(Columns([bandwidths, compute], padding=(0, 4)))
-    click.echo(
-        "devices: how many times as fast they compute; coding: times as fast in 1/k of the time, l k times the bytes"
-    )
+    click.echo("devices: that many times as fast. coding: speedup with 1/k of its time and l k times the bytes.")
 
 
 def _findings(case: Case) -> Iterator[str]:

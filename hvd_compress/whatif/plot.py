@@ -30,7 +30,7 @@ def draw(cases: Mapping[str, Case], folder: Path) -> list[Path]:
         FigureCanvasAgg(figure)
         for axes, (title, case) in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases.items(), strict=True):
             panel(axes, case)
-            axes.set_title(title, fontsize=10)
+            axes.set_title(title, fontsize=10, parse_math=False)
             axes.legend(fontsize=8)
             axes.grid(alpha=0.3)
         path = folder / f"{name}.png"
