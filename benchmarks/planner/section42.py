@@ -73,8 +73,8 @@ INPUTS = (
         "alpha",
         f"{1e6 * ALPHA_S:.0f} us",
         "**not stated**: the 0.5 to 1 ms of section 4.1.1 contradicts the section's own results (below). Derived: 92 "
-        "to 100 us there and back between 10 Gbit/s instances of EC2 in a placement group ([measured in 2014]"
-        f"({LATENCIES})), so 48 us one way; 1 of 4 hops of the ring crosses hosts, the others count as 0",
+        "to 100 us there and back between 10 Gbit/s instances of EC2 in a placement group, as measured in 2014 "
+        f"({LATENCIES}), so 48 us one way; 1 of 4 hops of the ring crosses hosts, the others count as 0",
     ),
     (
         "forward pass",

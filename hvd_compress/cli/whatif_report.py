@@ -126,7 +126,7 @@ def _table(*headings: str) -> Table:
 
 
 def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.4g}"
+    return f"{1e3 * seconds:.4g}" if seconds < 10 else f"{1e3 * seconds:,.0f}"
 
 
 def _gbit(bytes_per_s: float) -> str:

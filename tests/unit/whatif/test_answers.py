@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.whatif.answers import Pays, coding_budget_s, needed_compression, pays
 from hvd_compress.whatif.model import Case, Compression, Payload, Training
-from tests.unit.whatif.test_model import cases
+from tests.unit.whatif.test_model import cases, networks, trainings
 
 MB = 1e6
 TRAINING = Training(backward_s=0.1, gradient_bytes=80 * MB, bucket_bytes=20 * MB, gamma=1.0)
@@ -75,18 +75,21 @@ def test_the_compression_needed_by_hand() -> None:
     assert needed_compression(replace(fast, network=replace(NETWORK, alpha=3e-3))) == math.inf
 
 
-@given(cases)
-def test_what_is_needed_hides_all_buckets_but_the_last(found: Case) -> None:
-    needed = needed_compression(found)
-    assume(1 < needed < 1e6)
-    training = found.training
-    smaller = replace(
-        training, gradient_bytes=training.gradient_bytes / needed, bucket_bytes=training.bucket_bytes / needed
+@given(trainings, networks, st.integers(2, 40), st.floats(1.1, 1000))
+def test_what_is_needed_hides_all_buckets_but_the_last(
+    training: Training, network: Formulas, buckets: int, needed: float
+) -> None:
+    """Of a training whose other buckets take so many times as long as the backward pass."""
+    others_s = (buckets - 1) * replace(network, alpha=0.0).seconds("allreduce", "ring", training.bucket_bytes)
+    training = replace(
+        training, gradient_bytes=(buckets - 0.5) * training.bucket_bytes, backward_s=others_s / needed / training.gamma
     )
-    assume(smaller.buckets == training.buckets)
-    dense = replace(found, training=smaller).dense()
-    last_s = found.network.seconds("allreduce", "ring", smaller.last_bytes)
-    assert dense.communication_s == pytest.approx(last_s, rel=1e-6, abs=1e-9)
+    found = Case(training, replace(network, alpha=0.0), Compression(()))
+    assert needed_compression(found) == pytest.approx(needed)
+    sizes = {name: getattr(training, name) / (1.001 * needed) for name in ("gradient_bytes", "bucket_bytes")}
+    dense = replace(found, training=replace(training, **sizes)).dense()
+    last_s = found.network.seconds("allreduce", "ring", sizes["bucket_bytes"] / 2)
+    assert dense.communication_s == pytest.approx(last_s, rel=1e-6)
 
 
 @given(cases)

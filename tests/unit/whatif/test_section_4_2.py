@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from types import ModuleType
 
 import pytest
+from click.testing import CliRunner
 
+from hvd_compress.cli.main import main
 from hvd_compress.whatif.answers import needed_compression
 from tests.benchmarks.scripts import load
 
@@ -61,3 +65,11 @@ def test_every_statement_of_the_page_has_a_figure_beside_it(script: ModuleType) 
     page = script.page()
     assert all(row.what in page for row in rows)
     assert page == (script.RESULTS / "whatif.md").read_text(), "run benchmarks/planner/whatif.py"
+
+
+def test_the_example_of_the_documentation_is_what_is_printed(script: ModuleType) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "whatif.md").read_text()
+    lines = [line[4:] for line in text.splitlines() if line.startswith("    ")]
+    arguments = lines[0].removeprefix("$ hvd-compress ").replace("resnet101", str(script.TRACES / "resnet101"))
+    result = CliRunner().invoke(main, shlex.split(arguments))
+    assert result.output.splitlines()[: len(lines) - 1] == lines[1:]
