@@ -16,6 +16,7 @@ COMMANDS = {
     "bench": "Measure what this machine does: kernels, compressors.",
     "list": "List the compressions: kind, bits an element, source, schemes.",
     "choose": "Predict by formulas which collective is fastest for a bucket.",
+    "whatif": "Predict whether compression would pay for a model on a network.",
     "probe": "Measure this job's network, under mpirun: alpha, beta, curves.",
     "plan": "Check a plan for Compression.plan().",
     "report": "Draw what the controller did, from its log.",

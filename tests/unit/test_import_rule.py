@@ -29,6 +29,7 @@ ALLOWED = {
         "schemes",
         "units",
     },
+    "whatif": {"whatif", "buckets.layout", "compressors", "cost.formulas", "errors", "extras", "planner.profiles"},
     "watchers": {"errors"},
     "snapshot": {"errors"},
     "settings": {"errors", "extras"},
