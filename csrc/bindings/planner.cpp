@@ -57,10 +57,11 @@ void bind_planner(pybind11::module_& module) {
                             const std::vector<std::int32_t>&, const Prices&>())
         .def("undominated", &Problem::undominated)
         .def("cheapest", &Problem::cheapest)
+        .def("times", &Problem::times)
         .def("ends", &ends_of)
         .def("spans", &spans_of)
         .def("select", [](const Problem& problem, const std::vector<std::int64_t>& numel, const Options& among,
-                          Option none) { return search(planner::select, problem, numel, among, none); })
+                          Option first) { return search(planner::select, problem, numel, among, first); })
         .def("offload", [](const Problem& problem, const Strategy& strategy, const Options& twin,
                            std::int64_t most) { return search(planner::offload, problem, strategy, twin, most); })
         .def("improve", [](const Problem& problem, const Strategy& strategy, const Options& among,

@@ -1,6 +1,7 @@
 #include "problem.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 
 namespace hvd_compress::planner {
@@ -115,6 +116,16 @@ std::vector<Option> Problem::undominated(std::int32_t size, const std::vector<Op
 
 std::vector<Option> Problem::cheapest(std::int32_t size, const std::vector<Option>& among) const {
     return best(size, among, costs_less);
+}
+
+std::vector<Nanoseconds> Problem::times(std::int32_t size) const {
+    require(size >= 0 && size < sizes_, "there is no such size");
+    std::vector<Nanoseconds> times;
+    for (Option option = 0; option < options_; ++option) {
+        const Totals& totals = chain(size, option).totals;
+        times.push_back(std::accumulate(totals.begin(), totals.end(), Nanoseconds{0}));
+    }
+    return times;
 }
 
 }  // namespace hvd_compress::planner

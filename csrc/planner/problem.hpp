@@ -71,6 +71,9 @@ class Problem {
     // still be the best, by the order of its tasks.
     std::vector<Option> cheapest(std::int32_t size, const std::vector<Option>& among) const;
 
+    // What the tasks of each option take for a tensor of a size, one after the other.
+    std::vector<Nanoseconds> times(std::int32_t size) const;
+
   private:
     template <class Beats>
     std::vector<Option> best(std::int32_t size, const std::vector<Option>& among, Beats beats) const;

@@ -92,6 +92,8 @@ bool before_bubble(const Communication& communication, std::int32_t tensor) {
     return communication.end[tensor] <= communication.last_bubble;
 }
 
+bool compresses(const Chain& chain) { return chain.totals[kTraining] > 0 || chain.totals[kHost] > 0; }
+
 std::vector<std::int32_t> descending(const Problem& problem, const std::vector<std::int64_t>& numel) {
     std::vector<std::int32_t> order(problem.tensors());
     std::iota(order.begin(), order.end(), 0);
@@ -269,14 +271,15 @@ class Improvement {
 }  // namespace
 
 Found select(const Problem& problem, const std::vector<std::int64_t>& numel, const std::vector<Option>& among,
-             Option uncompressed) {
+             Option first) {
     if (static_cast<std::int32_t>(numel.size()) != problem.sizes())
         throw std::invalid_argument("each size has a number of elements");
     const BySize options = cheapest(problem, among);
-    Search search(problem, Strategy(problem.tensors(), uncompressed));
+    Search search(problem, Strategy(problem.tensors(), first));
     Communication communication = search.timeline().communication();
     for (const std::int32_t tensor : descending(problem, numel)) {
-        if (search.strategy()[tensor] == uncompressed && before_bubble(communication, tensor)) continue;
+        const bool compressed = compresses(problem.chain_of(tensor, first));
+        if (!compressed && before_bubble(communication, tensor)) continue;
         if (search.choose(tensor, options[problem.size_of(tensor)])) communication = search.timeline().communication();
     }
     return search.found();

@@ -15,12 +15,12 @@ struct Found {
     bool complete = true;  // whether all was looked at that there was to look at
 };
 
-// Algorithm 1. Tensors in descending order of their elements, of equal ones the last in backward order first; each
-// takes the option by which the iteration ends first, of those of `among` that are the cheapest of its size, if any is
-// better than what it has; tensors that have option `uncompressed` and communicate before the last bubble are left out,
-// anew after each choice (properties 1 to 3). `numel`: by size.
+// Algorithm 1, which begins with one option for all tensors. Tensors in descending order of their elements, of equal ones
+// the last in backward order first; each takes the option by which the iteration ends first, of those of `among` that are
+// the cheapest of its size, if any is better than what it has. Tensors that option `first` does not compress and that
+// communicate before the last bubble are left out, anew after each choice (properties 1 to 3). `numel`: by size.
 Found select(const Problem& problem, const std::vector<std::int64_t>& numel, const std::vector<Option>& among,
-             Option uncompressed);
+             Option first);
 
 // Algorithm 2. Tensors of one size and option form a group, of which the first ones in backward order are offloaded:
 // they take option `twin[option]` (itself: nothing to offload). All numbers of tensors by group are looked at, as far

@@ -29,62 +29,65 @@ void Timeline::reset() {
     state_.end.fill(kNever);
     state_.left = totals_;
     std::fill(next_.begin(), next_.end(), -1);
-    push(kTraining, 0, 0);  // the first computation
+    push(state_, kTraining, 0, 0);  // the first computation
 }
 
 // Arrivals come in the order of time, so only those of the same time are to be put in order.
-inline void Timeline::push(std::int32_t lane, Nanoseconds now, std::int32_t tensor) {
+inline void Timeline::push(State& state, std::int32_t lane, Nanoseconds now, std::int32_t tensor) {
     auto& queue = queues_[lane];
-    std::int32_t at = state_.tail[lane]++;
-    for (; at > state_.head[lane] && queue[at - 1].since == now && queue[at - 1].tensor > tensor; --at)
+    std::int32_t at = state.tail[lane]++;
+    for (; at > state.head[lane] && queue[at - 1].since == now && queue[at - 1].tensor > tensor; --at)
         queue[at] = queue[at - 1];
     queue[at] = {now, tensor};
 }
 
-inline void Timeline::completed(std::int32_t lane, Nanoseconds now) {
-    const std::int32_t tensor = state_.served[lane];
-    state_.end[lane] = kNever;
-    state_.last = now;
+inline void Timeline::completed(State& state, std::int32_t lane, Nanoseconds now) {
+    const std::int32_t tensor = state.served[lane];
+    state.end[lane] = kNever;
+    state.last = now;
     if (next_[tensor] >= 0) {
         const Chain& chain = *chains_[tensor];
-        if (++next_[tensor] < chain.length) push(chain.tasks[next_[tensor]].lane, now, tensor);
+        if (++next_[tensor] < chain.length) push(state, chain.tasks[next_[tensor]].lane, now, tensor);
         return;
     }
-    const Computation& done = problem_.computations()[state_.computation++];
+    const Computation& done = problem_.computations()[state.computation++];
     for (std::int32_t i = done.first; i < done.end; ++i) {
         next_[i] = 0;
-        if (chains_[i]->length > 0) push(chains_[i]->tasks[0].lane, now, i);
+        if (chains_[i]->length > 0) push(state, chains_[i]->tasks[0].lane, now, i);
     }
-    if (done.end < problem_.tensors()) push(kTraining, now, done.end);
+    if (done.end < problem_.tensors()) push(state, kTraining, now, done.end);
 }
 
 // Until computation `stop` is about to complete; -1: to the end.
 template <bool kObserve>
 Nanoseconds Timeline::simulate(Nanoseconds limit, std::int32_t stop) {
     const Computation* const computations = problem_.computations().data();
-    Nanoseconds now = state_.last;
+    State state = state_;  // a local one, which nothing else can change
+    Nanoseconds now = state.last;
     for (;;) {
         Nanoseconds next = kNever;
         for (std::int32_t lane = 0; lane < kLanes; ++lane) {
-            if (state_.end[lane] == kNever && state_.head[lane] != state_.tail[lane]) {
-                const std::int32_t tensor = queues_[lane][state_.head[lane]++].tensor;
+            if (state.end[lane] == kNever && state.head[lane] != state.tail[lane]) {
+                const std::int32_t tensor = queues_[lane][state.head[lane]++].tensor;
                 const std::int32_t task = next_[tensor];
                 const Nanoseconds duration =
-                    task < 0 ? computations[state_.computation].duration : chains_[tensor]->tasks[task].duration;
-                if (now + state_.left[lane] >= limit) return limit;
-                state_.left[lane] -= duration;
-                state_.served[lane] = tensor;
-                state_.end[lane] = now + duration;
+                    task < 0 ? computations[state.computation].duration : chains_[tensor]->tasks[task].duration;
+                if (now + state.left[lane] >= limit) return limit;
+                state.left[lane] -= duration;
+                state.served[lane] = tensor;
+                state.end[lane] = now + duration;
                 if (kObserve) spans_.push_back({tensor, task, lane, now, now + duration});
             }
-            next = std::min(next, state_.end[lane]);
+            next = std::min(next, state.end[lane]);
         }
-        if (next == kNever) return state_.last;
-        if (state_.computation == stop && state_.end[kTraining] == next && next_[state_.served[kTraining]] < 0)
+        if (next == kNever) return state.last;
+        if (state.computation == stop && state.end[kTraining] == next && next_[state.served[kTraining]] < 0) {
+            state_ = state;
             return next;
+        }
         now = next;
         for (std::int32_t lane = 0; lane < kLanes; ++lane)
-            if (state_.end[lane] == now) completed(lane, now);
+            if (state.end[lane] == now) completed(state, lane, now);
     }
 }
 

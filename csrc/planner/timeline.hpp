@@ -30,7 +30,7 @@ class Timeline {
   public:
     explicit Timeline(const Problem& problem);
 
-    // Sets the strategy. `set` changes the option of one tensor.
+    // Sets the strategy.
     void begin(const Strategy& strategy);
 
     // Returns F of the strategy; or `limit`, as soon as it is clear that F is no less.
@@ -68,8 +68,8 @@ class Timeline {
     template <bool kObserve>
     Nanoseconds simulate(Nanoseconds limit, std::int32_t stop);
     void reset();
-    void push(std::int32_t lane, Nanoseconds now, std::int32_t tensor);
-    void completed(std::int32_t lane, Nanoseconds now);
+    void push(State& state, std::int32_t lane, Nanoseconds now, std::int32_t tensor);
+    void completed(State& state, std::int32_t lane, Nanoseconds now);
 
     const Problem& problem_;
     std::vector<const Chain*> chains_;

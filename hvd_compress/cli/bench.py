@@ -18,6 +18,7 @@ from hvd_compress import native
 from hvd_compress.bench.kernels import REFERENCE_NUMEL, Figure, estimated_s, gradients, kernel_names, measure
 from hvd_compress.bench.machine import machine
 from hvd_compress.cli.bench_compressors import compressors
+from hvd_compress.cli.bench_planner import planner
 from hvd_compress.cli.numbers import elements
 
 SIZES = (65_536, 1_048_576, REFERENCE_NUMEL)
@@ -39,6 +40,7 @@ def command() -> None:
 
 
 command.add_command(compressors)
+command.add_command(planner)
 
 
 @command.command()

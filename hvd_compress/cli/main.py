@@ -13,7 +13,7 @@ from hvd_compress.errors import HvdCompressError
 # Each name is a module here that holds the command as `command`.
 COMMANDS = {
     "doctor": "List what is installed, and say whether training can run.",
-    "bench": "Measure what this machine does: kernels, compressors.",
+    "bench": "Measure what this machine does: kernels, compressors, planner.",
     "list": "List the compressions: kind, bits an element, source, schemes.",
     "choose": "Predict by formulas which collective is fastest for a bucket.",
     "whatif": "Predict whether compression would pay for a model on a network.",

@@ -74,6 +74,11 @@ class NativeProblem:
         found: list[int] = _checked(lambda: self._problem.cheapest(size, list(among)))
         return found
 
+    def times(self, size: int) -> list[int]:
+        """Return what the tasks of each option take, one after the other, for a tensor of a size without others."""
+        found: list[int] = _checked(lambda: self._problem.times(size))
+        return found
+
     def ends(self, strategies: Sequence[Sequence[int]]) -> list[int]:
         """Return F of each strategy."""
         found: list[int] = _checked(lambda: self._problem.ends([list(strategy) for strategy in strategies]))
@@ -83,9 +88,9 @@ class NativeProblem:
         """Return all tasks of a strategy's timeline, in the order in which they start."""
         return [Span(*row) for row in _checked(lambda: self._problem.spans(list(strategy)))]
 
-    def select(self, numel: Sequence[int], among: Sequence[int], uncompressed: int) -> Found:
-        """Return what Espresso's Algorithm 1 chooses. `numel`: by size."""
-        return _found(lambda: self._problem.select(list(numel), list(among), uncompressed))
+    def select(self, numel: Sequence[int], among: Sequence[int], first: int) -> Found:
+        """Return what Espresso's Algorithm 1 chooses, beginning with option `first` for all. `numel`: by size."""
+        return _found(lambda: self._problem.select(list(numel), list(among), first))
 
     def offload(self, strategy: Sequence[int], twin: Sequence[int], most: int) -> Found:
         """Return what Espresso's Algorithm 2 chooses. `twin`: of each option, that on the host, or itself."""

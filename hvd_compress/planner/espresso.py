@@ -14,36 +14,51 @@ OFFLOADINGS = 1500
 LOOKS = 20_000
 """Strategies that one turn of the local search looks at."""
 
+UNCOMPRESSING = Constraints(most_compressions=0)
+ON_TRAINING_DEVICE = Constraints(devices=("training",))
+
 
 @dataclass(frozen=True)
 class Chosen:
-    """A strategy: the number of an option for each tensor, its F, and who found it."""
+    """A strategy and who found it.
+
+    Attributes:
+        strategy: the number of an option for each tensor.
+        end_ns: its F.
+        complete: whether a search looked at all that there was; otherwise its budget ended it.
+        simulations: timelines that a search took.
+    """
 
     strategy: tuple[int, ...]
     end_ns: int
     by: str
     complete: bool = True
+    simulations: int = 0
 
 
 def start(problem: Problem) -> Chosen:
     """Return the best of the strategies that give all tensors one uncompressed option."""
-    plain = [problem.uniform(option) for option in problem.options if not option.compressions]
-    ends = problem.native.ends(plain)
+    return best_uniform(problem, [*problem.where(UNCOMPRESSING), problem.uncompressed], "FP32")
+
+
+def best_uniform(problem: Problem, among: Sequence[int], by: str) -> Chosen:
+    """Return the best of the strategies that give all tensors one of these options."""
+    strategies = [(option,) * len(problem.sizes) for option in among]
+    ends = problem.native.ends(strategies)
     end = min(ends)
-    return Chosen(plain[ends.index(end)], end, "FP32")
+    return Chosen(strategies[ends.index(end)], end, by)
 
 
-def algorithm1(problem: Problem) -> Chosen:
-    """Return what Algorithm 1 selects with options on the training device."""
-    among = problem.where(Constraints(devices=("training",)))
-    found = problem.native.select(problem.numel, among, start(problem).strategy[0])
-    return Chosen(found.strategy, found.end_ns, "Algorithm 1", found.complete)
+def algorithm1(problem: Problem, constraints: Constraints = ON_TRAINING_DEVICE) -> Chosen:
+    """Return what Algorithm 1 selects with the options that constraints allow: C_gpu, if nothing else is said."""
+    found = problem.native.select(problem.numel, problem.where(constraints), start(problem).strategy[0])
+    return Chosen(found.strategy, found.end_ns, "Algorithm 1", found.complete, found.simulations)
 
 
 def algorithm2(problem: Problem, chosen: Chosen) -> Chosen:
     """Return what Algorithm 2 makes of a strategy: compression offloaded to the CPU of the host."""
     found = problem.native.offload(chosen.strategy, problem.twins, OFFLOADINGS)
-    return Chosen(found.strategy, found.end_ns, f"{chosen.by} and 2", found.complete)
+    return Chosen(found.strategy, found.end_ns, f"{chosen.by} and 2", found.complete, found.simulations)
 
 
 def espresso(problem: Problem) -> Chosen:

@@ -133,6 +133,7 @@ class Constraints:
     Attributes:
         devices: that may compress.
         most_compressions: of one tensor; None for any number.
+        least_compressions: of one tensor.
         mixed: whether an option may compress on several devices.
         flat, hierarchical: whether such communication is allowed.
         only: names of options, beside which no others are; empty for all.
@@ -144,6 +145,7 @@ class Constraints:
     flat: bool = True
     hierarchical: bool = True
     only: tuple[str, ...] = ()
+    least_compressions: int = 0
 
     def __post_init__(self) -> None:
         unknown = [device for device in self.devices if device not in DEVICES]
@@ -154,7 +156,8 @@ class Constraints:
 
     def allow(self, option: Option) -> bool:
         """Whether an option is one of the tree that is left."""
-        few = self.most_compressions is None or option.compressions <= self.most_compressions
+        count = option.compressions
+        few = self.least_compressions <= count and (self.most_compressions is None or count <= self.most_compressions)
         form = self.hierarchical if option.hierarchical else self.flat
         devices = option.devices <= set(self.devices) and (self.mixed or len(option.devices) < 2)
         named = not self.only or str(option) in self.only

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hvd_compress.planner.espresso import Chosen, algorithm1, espresso, near_optimal, start
+from hvd_compress.planner.baselines import POLICIES, Policy
+from hvd_compress.planner.espresso import Chosen, near_optimal
 from hvd_compress.planner.fusion import Cuts, Fused, cut, fuse, merges
 from hvd_compress.planner.options import Constraints, Option
 from hvd_compress.planner.problem import Problem
@@ -14,8 +15,6 @@ from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, Syste
 
 BUCKET_BYTES = (0, *(1 << exponent for exponent in range(16, 28, 2)))
 """Sizes of buckets to begin with: each tensor by itself, and 64 KiB to 64 MiB."""
-
-Policy = Callable[[Problem], Chosen]
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Planned:
         return self.chosen.end_ns
 
 
-STARTS: tuple[Policy, ...] = (start, algorithm1, espresso)
+STARTS: tuple[Policy, ...] = tuple(POLICIES.values())
 
 
 def plan(
