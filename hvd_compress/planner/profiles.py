@@ -46,7 +46,9 @@ class ModelProfile(schema.Strict):
     """A model's gradients in the order of the backward pass. The traces of Espresso's authors are such files.
 
     Attributes:
-        forward_us: microseconds of a step before the backward pass.
+        forward_us: microseconds of a step before the backward pass, with the update of the step before.
+        forward_us_sd: their standard deviation over steps.
+        steps: of which figures are means.
         parameters: the sum of all `numel`, where it is given.
         order, units, source: for people.
     """
@@ -56,6 +58,7 @@ class ModelProfile(schema.Strict):
     model: str
     tensors: tuple[Tensor, ...] = Field(min_length=1)
     forward_us: float = Field(default=0.0, ge=0)
+    forward_us_sd: float | None = Field(default=None, ge=0)
     steps: int | None = Field(default=None, ge=1)
     parameters: int | None = None
     order: str = ""
