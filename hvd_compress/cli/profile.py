@@ -63,7 +63,9 @@ class Files:
 
     def __init__(self, folder: Path) -> None:
         """Raises ConfigError where files cannot be written there."""
-        self._model, self._progress = folder / "model.json", folder / "progress.json"
+        from hvd_compress.planner.profiles import MODEL, PROGRESS
+
+        self._model, self._progress = folder / MODEL, folder / PROGRESS
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._progress.unlink(missing_ok=True)
@@ -134,13 +136,21 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def _print(folder: Path) -> None:
     """Say what was found."""
-    from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, SystemProfile, read
+    from hvd_compress.planner.profiles import (
+        COMPRESSOR,
+        MODEL,
+        SYSTEM,
+        CompressorProfile,
+        ModelProfile,
+        SystemProfile,
+        read,
+    )
 
-    model, compressor = read(folder / "model.json", ModelProfile), read(folder / "compressor.json", CompressorProfile)
+    model, compressor = read(folder / MODEL, ModelProfile), read(folder / COMPRESSOR, CompressorProfile)
     backward_us = sum(tensor.backward_us for tensor in model.tensors)
     elements = sum(tensor.numel for tensor in model.tensors)
     click.echo(
-        f"{folder / 'model.json'}: {len(model.tensors)} tensors, {elements:,} elements, {model.steps} steps; forward "
+        f"{folder / MODEL}: {len(model.tensors)} tensors, {elements:,} elements, {model.steps} steps; forward "
         f"{1e-3 * model.forward_us:.3g} ms, backward {1e-3 * backward_us:.3g} ms"
     )
     largest = max(tensor.numel for tensor in model.tensors)
@@ -148,13 +158,13 @@ def _print(folder: Path) -> None:
         both = (1e3 * curve.curve().seconds(largest) for curve in (times.compress, times.decompress))
         words = "compress {:.3g} ms, decompress {:.3g} ms".format(*both)
         click.echo(
-            f"{folder / 'compressor.json'}: {compressor.compressor['name']}, {device}: {words} for {largest:,} elements"
+            f"{folder / COMPRESSOR}: {compressor.compressor['name']}, {device}: {words} for {largest:,} elements"
         )
-    if (folder / "system.json").exists():
-        system = read(folder / "system.json", SystemProfile)
+    if (folder / SYSTEM).exists():
+        system = read(folder / SYSTEM, SystemProfile)
         links = {"within": system.within, "across": system.across}
         used = [name for name, ranks in zip(links, (system.ranks_per_host, system.hosts), strict=True) if ranks > 1]
         words = "; ".join(
             f"{name}: alpha {links[name].alpha_us:.3g} us, {1e-9 * links[name].bytes_per_s:.3g} GB/s" for name in used
         )
-        click.echo(f"{folder / 'system.json'}: {system.hosts} host(s) of {system.ranks_per_host} rank(s); {words}")
+        click.echo(f"{folder / SYSTEM}: {system.hosts} host(s) of {system.ranks_per_host} rank(s); {words}")

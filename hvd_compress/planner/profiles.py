@@ -13,6 +13,11 @@ from hvd_compress import schema
 from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.errors import ConfigError
 
+MODEL, COMPRESSOR, SYSTEM = "model.json", "compressor.json", "system.json"
+"""The files of a folder with a whole profile."""
+PROGRESS = "progress.json"
+"""Beside them while steps are recorded: {"steps": so many, "of": so many}, with those that are skipped."""
+
 Device = Literal["training", "host"]
 """What compresses: the device that trains, a GPU or not, or the host's CPU beside a GPU."""
 

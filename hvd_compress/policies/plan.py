@@ -57,7 +57,7 @@ class Treatment(schema.Strict):
     @field_validator("compressor")
     @classmethod
     def _known(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        built_of(settings)
+        compressor_of(settings)
         return settings
 
     @model_validator(mode="after")
@@ -80,7 +80,7 @@ class Treatment(schema.Strict):
 
     def built(self) -> Compressor:
         """Return the compressor."""
-        return built_of(self.compressor)
+        return compressor_of(self.compressor)
 
     def request(self) -> Request:
         """Return what is asked for where the scheme is open."""
@@ -336,9 +336,8 @@ class PlannedPolicy(DecisionPolicy):
         return Decision(treatment.built(), treatment.path, device, "planned")
 
 
-def built_of(settings: Mapping[str, Any]) -> Compressor:
-    """Return the compressor of a plan's settings: `name` in COMPRESSORS, and fields. Raises ValueError that says why
-    there is none."""
+def compressor_of(settings: Mapping[str, Any]) -> Compressor:
+    """Return the compressor of a plan's settings. Raises ValueError that says what is wrong with them."""
     name = settings.get("name")
     if not isinstance(name, str) or name not in COMPRESSORS:
         raise ValueError(f"unknown compressor {name!r}; known are {', '.join(COMPRESSORS)}")
@@ -350,7 +349,7 @@ def built_of(settings: Mapping[str, Any]) -> Compressor:
         if not _KINDS.get(known[key], _any)(value):
             raise ValueError(f"{key} of {name} is {value!r}, which is no {known[key]}")
         if isinstance(value, Mapping):  # a compressor within another
-            given[key] = built_of(value)
+            given[key] = compressor_of(value)
     if given.get("dtype") is not None:
         given["dtype"] = _dtype(given["dtype"])
     try:
@@ -371,7 +370,7 @@ def _dtype(word: Any) -> torch.dtype:
 
 
 def settings_of(compressor: Compressor) -> dict[str, Any]:
-    """Return the settings that built_of() reads. Raises UsageError for a compressor of the user's own."""
+    """Return the settings that `compressor_of` reads."""
     name = next((name for name, kind in COMPRESSORS.items() if type(compressor) is kind), None)
     if name is None:
         raise UsageError(

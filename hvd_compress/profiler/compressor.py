@@ -18,7 +18,7 @@ from hvd_compress.cost.formulas import Terms
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.planner.profiles import CompressorProfile, Device, DeviceTimes, PayloadSize, Times
-from hvd_compress.policies.plan import built_of, settings_of
+from hvd_compress.policies.plan import compressor_of, settings_of
 from hvd_compress.profiler.clocks import Clock, clock_of
 
 SMALLEST, LARGEST = 1 << 8, 1 << 24
@@ -43,7 +43,7 @@ def compressor_named(text: str) -> Compressor:
     try:
         if any(not equals for _, equals, _ in pairs):
             raise ValueError("settings are written as name=value, with commas between")
-        return built_of({"name": name.strip()} | {key.strip(): _value(value.strip()) for key, _, value in pairs})
+        return compressor_of({"name": name.strip()} | {key.strip(): _value(value.strip()) for key, _, value in pairs})
     except ValueError as error:
         raise ConfigError(f"no compressor {text!r}: {error}; write it as topk:ratio=0.01") from None
 

@@ -19,7 +19,17 @@ from hvd_compress.compressors import Compressor, TopK
 from hvd_compress.decision import Request
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import PlanError, UsageError
-from hvd_compress.planner.profiles import CompressorProfile, Device, ModelProfile, SystemProfile, write
+from hvd_compress.planner.profiles import (
+    COMPRESSOR,
+    MODEL,
+    PROGRESS,
+    SYSTEM,
+    CompressorProfile,
+    Device,
+    ModelProfile,
+    SystemProfile,
+    write,
+)
 from hvd_compress.policies.base import Launch
 from hvd_compress.profiler.clocks import clock_of, device_of
 from hvd_compress.profiler.compressor import compressor_named, measure_compressor, require_payloads, sizes_of
@@ -28,9 +38,6 @@ from hvd_compress.profiler.recorder import Recorder
 from hvd_compress.profiler.system import measure_system, require_measurable
 from hvd_compress.settings import ProfileSettings, Settings
 
-MODEL, COMPRESSOR, SYSTEM = "model.json", "compressor.json", "system.json"
-PROGRESS = "progress.json"
-"""While steps are recorded: {"steps": so many, "of": so many}, with those that are skipped."""
 MEASUREMENTS = 4
 """At most: of the compressor on two devices, and of two links."""
 DEFAULT = TopK(0.01)
@@ -74,7 +81,7 @@ class JobProfile:
 
     def prepare(self, engine: Engine) -> None:
         require_measurable(engine)
-        self._writes = engine.rank == 0
+        self._writes = engine.ranks[engine.rank] == 0  # not the first one of another process set
         self._tell_progress()
 
     def end_step(self, launch: Launch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hvd_compress.compressors import DGC, BlockQuantizer, Cast, EFSign, PowerSGD, RandomK, TopK
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
-from hvd_compress.policies.plan import built_of
+from hvd_compress.policies.plan import compressor_of
 from hvd_compress.profiler.compressor import (
     LARGEST,
     SMALLEST,
@@ -83,7 +83,7 @@ def test_sizes_go_from_the_smallest_tensor_to_the_whole_model(numels: list[int])
 def test_every_compressor_with_payloads_is_measured(name: str) -> None:
     """Of all whose payload stands for something by itself: curves, and bytes near those of the payloads."""
     found = measure_compressor(SUITE[name], SIZES, {"training": CPU}, budget_s=0.0)
-    assert built_of(found.compressor) == SUITE[name]
+    assert compressor_of(found.compressor) == SUITE[name]
     times = found.devices["training"]
     assert times.compress.numel == times.decompress.numel == SIZES
     for curve in (times.compress.us, times.decompress.us):

@@ -16,9 +16,18 @@ from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.planner.planning import plan
-from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, SystemProfile, read
+from hvd_compress.planner.profiles import (
+    COMPRESSOR,
+    MODEL,
+    PROGRESS,
+    SYSTEM,
+    CompressorProfile,
+    ModelProfile,
+    SystemProfile,
+    read,
+)
 from hvd_compress.profiler import job
-from hvd_compress.profiler.job import COMPRESSOR, MODEL, PROGRESS, SYSTEM, profiled_once
+from hvd_compress.profiler.job import profiled_once
 from hvd_compress.settings import ProfileSettings, Settings
 from tests.harness import SHAPES, backward, flat_gradient, on_engine
 
