@@ -39,13 +39,16 @@ def compressor_named(text: str) -> Compressor:
     Raises ConfigError that says what is wrong with it.
     """
     name, _, rest = text.partition(":")
-    pairs = [part.partition("=") for part in rest.split(",")] if rest else []
+    settings: dict[str, Any] = {"name": name.strip()}
     try:
-        if any(not equals for _, equals, _ in pairs):
-            raise ValueError("settings are written as name=value, with commas between")
-        return compressor_of({"name": name.strip()} | {key.strip(): _value(value.strip()) for key, _, value in pairs})
+        for word in rest.split(",") if rest else ():
+            key, equals, value = word.partition("=")
+            if not equals:
+                raise ValueError(f"{word.strip()!r} is no setting, such as ratio=0.01")
+            settings[key.strip()] = _value(value.strip())
+        return compressor_of(settings)
     except ValueError as error:
-        raise ConfigError(f"no compressor {text!r}: {error}; write it as topk:ratio=0.01") from None
+        raise ConfigError(f"{text!r} is no compressor, such as topk:ratio=0.01: {error}") from None
 
 
 def _value(text: str) -> Any:

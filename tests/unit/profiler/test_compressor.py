@@ -46,7 +46,7 @@ def test_a_compressor_by_its_name(text: str, meant: object) -> None:
     [
         ("", "unknown compressor ''; known are .*topk"),
         ("gzip", "unknown compressor 'gzip'"),
-        ("topk:ratio", "name=value"),
+        ("topk:ratio", "'ratio' is no setting, such as ratio=0.01"),
         ("topk:rate=0.1", "topk has no setting 'rate'"),
         ("topk:ratio=much", "ratio of topk is 'much', which is no float"),
         ("topk:ratio=2", "ratio"),

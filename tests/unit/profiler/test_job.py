@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,25 @@ def test_what_is_trained_is_the_same_to_the_bit(request_: Request, tmp_path: Pat
     profiled = run_ranks(2, lambda engine: train(engine, settings(tmp_path), request_)[1])
     for before, after in zip(plain[0], profiled[0], strict=True):
         assert torch.equal(before, after)
+
+
+def test_accumulated_gradients_are_one_step(tmp_path: Path) -> None:
+    def body(engine: InProcessEngine) -> None:
+        parameters, optimizer = on_engine(engine, REQUEST, settings=settings(tmp_path), passes=2)
+        for step in range(2 * (STEPS + SKIP)):
+            assert not (tmp_path / MODEL).exists()
+            backward(parameters, engine.rank, step)
+            if step % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    run_ranks(1, body)
+    assert read(tmp_path / MODEL, ModelProfile).steps == STEPS
+
+
+def test_nothing_is_chosen_while_training(tmp_path: Path) -> None:
+    given = replace(settings(tmp_path), adapt=True)
+    assert run_ranks(2, lambda engine: train(engine, given, steps=2)[0].controller) == [None, None]
 
 
 def test_buckets_are_held_back_until_the_profile_is_complete(tmp_path: Path) -> None:
