@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
-from pydantic import ValidationError
 
 from hvd_compress.cli.numbers import elements
 from hvd_compress.cli.numbers import ratio as ratio_of
@@ -105,7 +104,9 @@ def _compression(profile: ModelProfile, training: Training, options: dict[str, A
     from hvd_compress.whatif.named import is_summable, payloads_of  # imports torch
 
     if options["compressor"] is not None:
-        compressor = _built(_settings(options["compressor"]))
+        from hvd_compress.profiler.compressor import compressor_named
+
+        compressor = compressor_named(options["compressor"])
         return options["compressor"], Compression(payloads_of(compressor, profile), encode, decode)
     if options["encode"] or options["decode"]:
         raise click.UsageError("--compressor-profile has the times: leave out --encode and --decode")
@@ -119,25 +120,10 @@ def _payload_bytes(text: str, training: Training) -> float:
     return ratio_of(text) * training.gradient_bytes if text.endswith("%") else float(elements(text))
 
 
-def _settings(text: str) -> dict[str, Any]:
-    """Read powersgd:rank=8,factors=bf16 as a plan has it."""
-    name, _, rest = text.partition(":")
-    settings: dict[str, Any] = {"name": name.strip()}
-    for word in filter(None, rest.split(",")):
-        key, equals, value = word.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{word!r} is no setting, such as ratio=0.01", param_hint="--compressor")
-        try:
-            settings[key.strip()] = json.loads(value)
-        except ValueError:
-            settings[key.strip()] = value.strip()
-    return settings
-
-
 def _built(settings: dict[str, Any]) -> Compressor:
-    from hvd_compress.policies.plan import Treatment
+    from hvd_compress.policies.plan import compressor_of
 
     try:
-        return Treatment(compressor=settings).built()
-    except ValidationError as error:
-        raise ConfigError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+        return compressor_of(settings)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None

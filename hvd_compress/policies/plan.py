@@ -57,7 +57,7 @@ class Treatment(schema.Strict):
     @field_validator("compressor")
     @classmethod
     def _known(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        _built(settings)
+        compressor_of(settings)
         return settings
 
     @model_validator(mode="after")
@@ -80,7 +80,7 @@ class Treatment(schema.Strict):
 
     def built(self) -> Compressor:
         """Return the compressor."""
-        return _built(self.compressor)
+        return compressor_of(self.compressor)
 
     def request(self) -> Request:
         """Return what is asked for where the scheme is open."""
@@ -227,7 +227,7 @@ def plan_in_use(buckets: Mapping[tuple[str, ...], Decision], layouts: Sequence[L
     entries = [
         BucketEntry(
             parameters=layout.names,
-            compressor=_settings(decision.compressor),
+            compressor=settings_of(decision.compressor),
             scheme=decision.path.scheme,
             algorithm=decision.path.algorithm,
             broadcast=decision.path.broadcast,
@@ -336,7 +336,7 @@ class PlannedPolicy(DecisionPolicy):
         return Decision(treatment.built(), treatment.path, device, "planned")
 
 
-def _built(settings: Mapping[str, Any]) -> Compressor:
+def compressor_of(settings: Mapping[str, Any]) -> Compressor:
     """Return the compressor of a plan's settings. Raises ValueError that says what is wrong with them."""
     name = settings.get("name")
     if not isinstance(name, str) or name not in COMPRESSORS:
@@ -349,7 +349,7 @@ def _built(settings: Mapping[str, Any]) -> Compressor:
         if not _KINDS.get(known[key], _any)(value):
             raise ValueError(f"{key} of {name} is {value!r}, which is no {known[key]}")
         if isinstance(value, Mapping):  # a compressor within another
-            given[key] = _built(value)
+            given[key] = compressor_of(value)
     if given.get("dtype") is not None:
         given["dtype"] = _dtype(given["dtype"])
     try:
@@ -369,8 +369,8 @@ def _dtype(word: Any) -> torch.dtype:
     return dtype
 
 
-def _settings(compressor: Compressor) -> dict[str, Any]:
-    """Return the settings that `_built` reads."""
+def settings_of(compressor: Compressor) -> dict[str, Any]:
+    """Return the settings that `compressor_of` reads."""
     name = next((name for name, kind in COMPRESSORS.items() if type(compressor) is kind), None)
     if name is None:
         raise UsageError(
@@ -383,7 +383,7 @@ def _settings(compressor: Compressor) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Return a setting as JSON has it."""
     if isinstance(value, Compressor):
-        return _settings(value)
+        return settings_of(value)
     return _word(value) if isinstance(value, torch.dtype) else value
 
 
