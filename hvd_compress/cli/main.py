@@ -17,7 +17,7 @@ COMMANDS = {
     "list": "List the compressions: kind, bits an element, source, schemes.",
     "choose": "Predict by formulas which collective is fastest for a bucket.",
     "probe": "Measure this job's network, under mpirun: alpha, beta, curves.",
-    "plan": "Check a plan for Compression.plan().",
+    "plan": "Make, check and draw a plan for Compression.plan().",
     "report": "Draw what the controller did, from its log.",
     "netlab": "Emulate a network of hosts on this machine, and run jobs on it.",
 }
