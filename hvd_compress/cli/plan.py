@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hvd_compress.cli.plan_make import make_plan
 from hvd_compress.cli.plan_options import count_options, list_options
 from hvd_compress.policies.plan import Plan, Treatment, read
 
@@ -18,6 +19,7 @@ from hvd_compress.policies.plan import Plan, Treatment, read
 def command() -> None: ...
 
 
+command.add_command(make_plan)
 command.add_command(count_options)
 command.add_command(list_options)
 
@@ -28,6 +30,9 @@ def check(file: Path) -> None:
     plan = read(file)
     console = Console()
     console.print(_table(plan))
+    if plan.prediction is not None:
+        step, dense = plan.prediction.step_us / 1e3, plan.prediction.dense_us / 1e3
+        console.print(Text(f"predicted step {step:.3f} ms; without compression {dense:.3f} ms"))
     console.print(Text(f"{file}: a plan for {_for_whom(plan)}; whether it fits is checked in the first step"))
 
 

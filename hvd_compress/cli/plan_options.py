@@ -25,6 +25,7 @@ _OPTIONS = (
         show_default=True,
         help="Flat: all ranks alike. Hierarchical: within hosts, and across.",
     ),
+    click.option("--dense-within", is_flag=True, help="No payloads between the ranks of a host, if hierarchical."),
     click.option("--only", multiple=True, metavar="OPTION", help="The name of an option; may be repeated."),
 )
 
@@ -42,6 +43,7 @@ def constraints_of(
     mixed: bool,
     max_compressions: int | None,
     communication: str,
+    dense_within: bool,
     only: tuple[str, ...],
 ) -> Constraints:
     """Return what the options of the command line allow. Raises PlanError for names that are unknown."""
@@ -53,6 +55,7 @@ def constraints_of(
         mixed=mixed,
         flat=communication != "hierarchical",
         hierarchical=communication != "flat",
+        payloads_within=not dense_within,
         only=only,
     )
 

@@ -130,6 +130,7 @@ class Constraints:
         most_compressions: of one tensor; None for any number.
         mixed: whether an option may compress on several devices.
         flat, hierarchical: whether such communication is allowed.
+        payloads_within: whether payloads may travel between the ranks of a host, in hierarchical communication.
         only: names of options, beside which no others are; empty for all.
     """
 
@@ -138,6 +139,7 @@ class Constraints:
     mixed: bool = True
     flat: bool = True
     hierarchical: bool = True
+    payloads_within: bool = True
     only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -151,9 +153,10 @@ class Constraints:
         """Whether an option is one of the tree that is left."""
         few = self.most_compressions is None or option.compressions <= self.most_compressions
         form = self.hierarchical if option.hierarchical else self.flat
+        within = self.payloads_within or not any(task.compressed and task.place == "within" for task in option.tasks)
         devices = option.devices <= set(self.devices) and (self.mixed or len(option.devices) < 2)
         named = not self.only or str(option) in self.only
-        return few and form and devices and named
+        return few and form and within and devices and named
 
 
 def options(constraints: Constraints | None = None) -> tuple[Option, ...]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from hvd_compress.planner.espresso import Chosen, algorithm1, espresso, near_optimal, start
 from hvd_compress.planner.fusion import Cuts, Fused, cut, fuse, merges
+from hvd_compress.planner.holdings import steps
 from hvd_compress.planner.options import Constraints, Option
-from hvd_compress.planner.problem import Problem
+from hvd_compress.planner.problem import Problem, Walk
 from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, SystemProfile
 
 BUCKET_BYTES = (0, *(1 << exponent for exponent in range(16, 28, 2)))
@@ -56,6 +57,7 @@ def plan(
     policies: Sequence[Policy] = STARTS,
     budget_s: float = 10.0,
     clock: Callable[[], float] = time.monotonic,
+    walk: Walk = steps,
 ) -> Planned:
     """Return the best plan that is found within a budget of time, never slower than any of `policies` without fusion.
 
@@ -63,6 +65,7 @@ def plan(
         fusion: whether tensors may be joined to buckets.
         policies: where the local search begins.
         budget_s: seconds of the search, for one core.
+        walk: how options are run, if not as the tree has them.
 
     Raises:
         PlanError: constraints leave no option.
@@ -72,10 +75,10 @@ def plan(
     best: Planned | None = None
     for number, cuts in enumerate(ladder):
         share_s = max(0.0, end - clock()) / (len(ladder) - number + 1)  # one share is left for merges
-        found = _planned(model, system, compressor, constraints, cuts, policies, share_s, clock)
+        found = _planned(model, system, compressor, constraints, cuts, policies, share_s, clock, walk)
         best = found if best is None or found.end_ns < best.end_ns else best
     assert best is not None
-    while fusion and clock() < end and (better := _merged(model, best, constraints, end, clock)):
+    while fusion and clock() < end and (better := _merged(model, best, constraints, end, clock, walk)):
         best = better
     return best
 
@@ -89,14 +92,20 @@ def _planned(
     policies: Sequence[Policy],
     budget_s: float,
     clock: Callable[[], float],
+    walk: Walk,
 ) -> Planned:
     fused = fuse(model, cuts)
-    problem = Problem(fused.model, system, compressor, constraints)
+    problem = Problem(fused.model, system, compressor, constraints, walk=walk)
     return Planned(fused, problem, near_optimal(problem, [policy(problem) for policy in policies], budget_s, clock))
 
 
 def _merged(
-    model: ModelProfile, best: Planned, constraints: Constraints | None, end: float, clock: Callable[[], float]
+    model: ModelProfile,
+    best: Planned,
+    constraints: Constraints | None,
+    end: float,
+    clock: Callable[[], float],
+    walk: Walk,
 ) -> Planned | None:
     """Return a better plan with two neighbours joined, each bucket with the option that it has now or Algorithm 1's."""
     system, compressor = best.problem.system, best.problem.compressor
@@ -104,7 +113,7 @@ def _merged(
         if clock() >= end:
             return None
         fused = fuse(model, cuts)
-        problem = Problem(fused.model, system, compressor, constraints)
+        problem = Problem(fused.model, system, compressor, constraints, walk=walk)
         kept = best.chosen.strategy
         joined = [(*kept[:at], kept[which], *kept[at + 2 :]) for which in (at, at + 1)]
         ends = problem.native.ends(joined)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +15,10 @@ from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, Syste
 
 LANES = ("training", "host", "within", "across")
 """What serves one task at a time: the training device, a host's CPU, the links within a host and across hosts."""
+
+
+Walk = Callable[[Option, int, int], tuple[Step, ...]]
+"""The steps of an option, by hosts and ranks of each: those of the tree, or as it is really run."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Problem:
         compressor: CompressorProfile,
         constraints: Constraints | None = None,
         free: bool = False,
+        walk: Walk = steps,
     ) -> None:
         """`free`: compression takes no time. Raises PlanError where no option is left."""
         prices = Prices(system, compressor, free)
@@ -60,7 +65,7 @@ class Problem:
         self.options: tuple[Option, ...] = tuple(found)
         self.uncompressed = self.options.index(UNCOMPRESSED)
         self.numel = tuple(sorted({tensor.numel for tensor in model.tensors}, reverse=True))
-        walks = [steps(option, system.hosts, system.ranks_per_host) for option in self.options]
+        walks = [walk(option, system.hosts, system.ranks_per_host) for option in self.options]
         kinds = {step: None for walk in walks for step in walk}  # in the order of their first use
         numbers = {step: number for number, step in enumerate(kinds)}
         lanes = Lanes(system.hosts)
