@@ -10,6 +10,8 @@ import click
 from hvd_compress.planner.options import DEVICES, Constraints, options
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+COMMUNICATION = {"any": (True, True), "flat": (True, False), "hierarchical": (False, True)}
+"""Whether it may be flat, and whether hierarchical."""
 
 _OPTIONS = (
     click.option("--devices", type=click.IntRange(1, 2), help="How many may compress: 1 leaves out the host's CPU."),
@@ -20,7 +22,7 @@ _OPTIONS = (
     click.option("--max-compressions", type=click.IntRange(min=0), help="Of one tensor."),
     click.option(
         "--communication",
-        type=click.Choice(["any", "flat", "hierarchical"]),
+        type=click.Choice(list(COMMUNICATION)),
         default="any",
         show_default=True,
         help="Flat: all ranks alike. Hierarchical: within hosts, and across.",
@@ -49,12 +51,13 @@ def constraints_of(
     """Return what the options of the command line allow. Raises PlanError for names that are unknown."""
     if devices is not None and named:
         raise click.UsageError("--devices says how many, --device which: give one of them")
+    flat, hierarchical = COMMUNICATION[communication]
     return Constraints(
         devices=named or DEVICES[: devices or len(DEVICES)],
         most_compressions=max_compressions,
         mixed=mixed,
-        flat=communication != "hierarchical",
-        hierarchical=communication != "flat",
+        flat=flat,
+        hierarchical=hierarchical,
         payloads_within=not dense_within,
         only=only,
     )
