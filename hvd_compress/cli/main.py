@@ -19,7 +19,7 @@ COMMANDS = {
     "whatif": "Predict whether compression would pay for a model on a network.",
     "probe": "Measure this job's network, under mpirun: alpha, beta, curves.",
     "profile": "Run a training, and record what the planner needs.",
-    "plan": "Check a plan for Compression.plan().",
+    "plan": "Make, check and draw a plan for Compression.plan().",
     "report": "Draw what the controller did, from its log.",
     "netlab": "Emulate a network of hosts on this machine, and run jobs on it.",
 }

@@ -93,9 +93,16 @@ class Treatment(schema.Strict):
 
 
 class BucketEntry(Treatment):
-    """Parameters that are one bucket, in this order."""
+    """Parameters that are one bucket, in this order.
+
+    Attributes:
+        option: of the planner's tree, which `scheme` carries out; for `hvd-compress plan compare`.
+        reason: of the choice, for people.
+    """
 
     parameters: tuple[str, ...] = Field(min_length=1)
+    option: str | None = None
+    reason: str = ""
 
 
 class PatternEntry(Treatment):
@@ -111,6 +118,21 @@ class Parameter(schema.Strict):
     dtype: str
 
 
+class Prediction(schema.Strict):
+    """What `hvd-compress plan make` expects, in microseconds of a step, and the files that it read.
+
+    Attributes:
+        step_us: of this plan.
+        dense_us: of the best plan without compression.
+    """
+
+    step_us: float = Field(ge=0)
+    dense_us: float = Field(ge=0)
+    model: str
+    system: str
+    compressor: str
+
+
 class Plan(schema.Strict):
     """A whole plan.
 
@@ -120,6 +142,7 @@ class Plan(schema.Strict):
         model: the parameters that it was made for, by name; None for any.
         buckets, patterns: each parameter is in one of them, at most.
         default: how all others travel; without it a parameter in no entry is an error.
+        prediction: of the planner, where that made it; nothing is decided by it.
     """
 
     version: Literal[1]
@@ -128,6 +151,7 @@ class Plan(schema.Strict):
     buckets: tuple[BucketEntry, ...] = ()
     patterns: tuple[PatternEntry, ...] = ()
     default: Treatment | None = None
+    prediction: Prediction | None = None
 
     @model_validator(mode="after")
     def _once(self) -> Plan:

@@ -10,7 +10,7 @@ TRAINING, HOST, WITHIN, ACROSS = range(4)
 
 
 def by_size(backward: list[int], plain: list[int]) -> NativeProblem:
-    """Return a problem of tensors of different sizes, that communicate for so long, or are compressed in 1 and take 1."""
+    """Return a problem of tensors of different sizes, that communicate for so long, or compressed in 1 for 1."""
     prices = [[long, 1, 1] for long in plain]
     return NativeProblem(backward, list(range(len(plain))), [[0], [1, 2]], [ACROSS, TRAINING, ACROSS], prices)
 
@@ -37,7 +37,7 @@ class TestProperty1:
         assert found.simulations == 2
 
     def test_who_is_compressed_before_a_bubble_is_tried(self) -> None:
-        """The property is about tensors without compression. All begin with it here, and the first one is better off."""
+        """The property is about tensors without compression. All begin with it here."""
         problem = by_size([1, 9], [3, 2])
         assert problem.ends([[1, 1], [0, 1]]) == [13, 12]
         found = problem.select([10, 1], [0, 1], 1)
