@@ -17,6 +17,7 @@ from hvd_compress.cost.curves import Curve, fit_terms
 from hvd_compress.cost.formulas import Terms
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.payload import Payload
 from hvd_compress.planner.profiles import CompressorProfile, Device, DeviceTimes, PayloadSize, Times
 from hvd_compress.policies.plan import compressor_of, settings_of
 from hvd_compress.profiler.clocks import Clock, clock_of
@@ -102,10 +103,16 @@ class Bench:
         self._state = BucketState(Residual(*kept) if kept else None, dict(compressor.new_state(self._layout, device)))
         self._out = torch.zeros(numel, device=device)
         self._step = 0
-        self._payload = compressor.encode(self._input())
+        self._payload = self._encoded()
 
-    def _input(self) -> Input:
-        return Input(self._gradient, self._layout, self._step, 0, 1.0, self._state)
+    def _encoded(self) -> Payload:
+        """Return the payload of a step as schemes have it made: what is lost goes to the residual of the next one."""
+        return next(self._compressor.rounds(Input(self._gradient, self._layout, self._step, 0, 1.0, self._state)))
+
+    @property
+    def residual(self) -> torch.Tensor | None:
+        """What the last step has lost, (numel,) fp32."""
+        return self._state.residual.current if self._state.residual is not None else None
 
     @property
     def payload_bytes(self) -> int:
@@ -115,7 +122,7 @@ class Bench:
     def compress(self) -> None:
         if self._gradient is not self._home:
             self._gradient.copy_(self._home)
-        self._payload = self._compressor.encode(self._input())
+        self._payload = self._encoded()
         if self._gradient is not self._home:
             self._home.copy_(self._gradient)
 

@@ -15,6 +15,7 @@ from hvd_compress.policies.plan import compressor_of
 from hvd_compress.profiler.compressor import (
     LARGEST,
     SMALLEST,
+    Bench,
     compressor_named,
     measure_compressor,
     require_payloads,
@@ -128,6 +129,16 @@ def test_a_larger_tensor_never_takes_less_time() -> None:
     found = measure_compressor(TopK(0.1), SIZES, {"training": CPU}, budget_s=0.0, make_clock=lambda _: clock)
     for times in (found.devices["training"].compress.us, found.devices["training"].decompress.us):
         assert len(set(times)) == 1, "pooled, as each larger one was quicker"
+
+
+@pytest.mark.parametrize("compressor", [TopK(0.1), BlockQuantizer(4), EFSign()])
+def test_what_is_measured_has_error_feedback(compressor: TopK | BlockQuantizer | EFSign) -> None:
+    bench = Bench(compressor, 1000, CPU, CPU)
+    assert bench.residual is not None
+    assert not bench.residual.any()
+    bench.compress()
+    bench.end_step()
+    assert bench.residual.any()
 
 
 def test_nothing_to_measure_is_an_error() -> None:
