@@ -43,6 +43,7 @@ ALLOWED = {
         "engines.base",
         "errors",
         "feedback.states",
+        "payload",
         "planner.profiles",
         "policies.base",
         "policies.plan",
