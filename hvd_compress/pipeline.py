@@ -161,11 +161,13 @@ class Pipeline:
             tuple(PhaseSpans(bucket.encode, bucket.communicate, bucket.decode, bucket.calls) for bucket in buckets),
         )
 
-    def begin(self, call: Callable[[Engine], T], label: str) -> Callable[[], T]:
+    def begin(self, call: Callable[[Engine], T], label: str, measuring_s: float = 0.0) -> Callable[[], T]:
         """Run a collective, in the thread that launches them; call what is returned to wait for it.
 
         Between two steps, or when the last bucket of a step was handed over: it is launched behind that, and the next
         step's buckets behind it. finish() does not wait for it. Every rank calls this at the same place.
+
+        `measuring_s`: what the call may take to measure, beside what ranks may let each other wait.
         """
         if self._failure is None:  # else finish(), or who waits, will say why
             assert len(self._communicated) == len(self._in_flight), "a bucket has not been launched"
@@ -187,7 +189,7 @@ class Pipeline:
 
         def taken() -> T:
             self._begin_wait()
-            return self._wait(future, time.monotonic() + self._timeout_s, label)
+            return self._wait(future, time.monotonic() + measuring_s + self._timeout_s, label)
 
         return taken
 

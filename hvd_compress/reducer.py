@@ -19,6 +19,7 @@ from hvd_compress.devices import lane_for
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError
+from hvd_compress.profiler.job import JobProfile
 from hvd_compress.schemes.sparse_rows import no_rows
 from hvd_compress.session import ExchangeSession, LaneMaker
 from hvd_compress.settings import Settings
@@ -88,6 +89,8 @@ class Reducer:
             make_lane=make_lane,
             arrivals=arrivals,
         )
+        if settings.profile is not None:
+            self.session.profiling = JobProfile(self._parameters, settings.profile, request, settings.calibration_s)
         self._ready: list[str] = []
         self._held: dict[str, torch.Tensor] = {}  # gradients of the first step, before there are buckets
         self._buckets: list[Bucket] = []
@@ -121,7 +124,7 @@ class Reducer:
             number = self._number_of[name]
             full = self._buckets[number].arrive(name)
             self.session.mark_ready(number)
-            if full:
+            if full and not self.session.holds_back:
                 self._launch(number)
 
     def finish(self) -> StepReport:

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path as FilePath
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -30,6 +30,7 @@ from hvd_compress.feedback.states import BucketState, States
 from hvd_compress.handshake import Agreement, Offer, agree
 from hvd_compress.pipeline import Pipeline
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, policy_for
+from hvd_compress.policies.base import Launch
 from hvd_compress.policies.plan import plan_in_use
 from hvd_compress.schemes import Probe
 from hvd_compress.settings import Settings
@@ -40,6 +41,29 @@ log = logging.getLogger("hvd_compress")
 
 LaneMaker = Callable[[torch.device, str, Sequence[str]], Lane]
 """Takes where gradients lie, the kind of device that compresses, and the kinds whose memory the engine takes."""
+
+
+class Profiling(Protocol):
+    """Records the steps of a training, and measures when it has enough: the same on all ranks.
+
+    Attributes:
+        active: whether it still records. Meanwhile buckets are to be handed over when the backward pass is over: an
+            exchange beside it would take the cores and the memory that are measured.
+    """
+
+    active: bool
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Return what must be equal on all ranks, in words."""
+
+    def prepare(self, engine: Engine) -> None:
+        """Ranks have shaken hands. Raises UnsupportedError, on all ranks alike, where there can be no profile."""
+
+    def end_step(self, launch: Launch) -> None:
+        """A step is over, and its results are there."""
+
+    def close(self) -> None:
+        """Record no more."""
 
 
 class ExchangeSession:
@@ -56,6 +80,7 @@ class ExchangeSession:
         step: of the coming exchange; the same on all ranks from open() on.
         last_step: a report of the last exchange; None before the first.
         policy: what decides; None before open().
+        profiling: what records the steps, if anything; a front end that knows parameters sets it before open().
     """
 
     def __init__(
@@ -88,6 +113,7 @@ class ExchangeSession:
         self.step = 0
         self.last_step: StepReport | None = None
         self.policy: DecisionPolicy | None = None
+        self.profiling: Profiling | None = None
         self._timeline: Timeline | None = None
         self._begun_s: float | None = None
         self._returned_s = perf_counter()
@@ -112,6 +138,11 @@ class ExchangeSession:
     def layouts(self) -> tuple[Layout, ...]:
         """The buckets, by number; empty before plan()."""
         return tuple(exchange.layout for exchange in self._exchanges)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether buckets are to be handed over when the backward pass is over, and not beside it."""
+        return self.profiling is not None and self.profiling.active
 
     @property
     def engine(self) -> Engine:
@@ -172,12 +203,15 @@ class ExchangeSession:
             "HVD_COMPRESS_ADAPT": str(int(settings.adapt)),
             "HVD_COMPRESS_CALIBRATION_S": str(settings.calibration_s),  # says what is measured
             **self.policy.fingerprint(),
+            **(self.profiling.fingerprint() if self.profiling is not None else {}),
         }
         obstacle = settings.obstacle(engine.rank, self.policy.keeps_history)
         described = [slot.describe(name) for name, slot in parameters.items()]
         with engine.aside():  # the handshake belongs to no step
             agreement = agree(engine, Offer(words, described, order, sparse, self.step, obstacle))
         engine.locate()
+        if self.profiling is not None:
+            self.profiling.prepare(engine)
         rows = set(agreement.sparse) if by_rows else set()
         self.policy.prepare(engine, [slot.layout(name, sparse=name in rows) for name, slot in parameters.items()])
         return agreement
@@ -332,6 +366,9 @@ class ExchangeSession:
         before = self.last_step.nonfinite_steps if self.last_step is not None else 0
         self.last_step = StepReport.of(exchanged, self.step, perf_counter() - start_s, self._dense_bytes, before)
         self.step += 1
+        if self.holds_back:
+            assert self.profiling is not None
+            self.profiling.end_step(self._pipeline.begin)
         self._begun_s, self._returned_s = None, perf_counter()
         return self.last_step
 
@@ -364,7 +401,7 @@ class ExchangeSession:
         """Let the threads end, and what is written be complete."""
         with ExitStack() as closing:  # each, also where another one fails
             closing.callback(self._pipeline.stop)
-            for written in (self._timeline, self.policy):
+            for written in (self._timeline, self.policy, self.profiling):
                 if written is not None:
                     closing.callback(written.close)
 

@@ -18,6 +18,7 @@ DEFAULT_FUSION_THRESHOLD_BYTES = 64 * 1024 * 1024
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_CALIBRATION_S = 3.0
 DEFAULT_TIMELINE_EVERY = 10
+DEFAULT_PROFILE_STEPS, DEFAULT_PROFILE_SKIP = 100, 10
 
 PREFIX = "HVD_COMPRESS_"
 VARIABLES = (
@@ -28,6 +29,10 @@ VARIABLES = (
     "LOG",
     "NETLAB",
     "NUM_THREADS",
+    "PROFILE",
+    "PROFILE_COMPRESSOR",
+    "PROFILE_SKIP",
+    "PROFILE_STEPS",
     "TENSORBOARD",
     "TIMELINE",
     "TIMELINE_EVERY",
@@ -36,6 +41,34 @@ VARIABLES = (
 """All that a user may set, here and elsewhere."""
 INTERNAL = ("NETLAB_HOSTS", "TEST_EXAMPLES", "WERROR")
 """What is read beside them, within a lab, and while building and testing."""
+
+
+@dataclass(frozen=True)
+class ProfileSettings:
+    """What a profile of the training is to be.
+
+    Attributes:
+        folder: HVD_COMPRESS_PROFILE, the folder for its files, written by rank 0.
+        steps: HVD_COMPRESS_PROFILE_STEPS, how many are recorded.
+        skip: HVD_COMPRESS_PROFILE_SKIP, how many before them are not.
+        compressor: HVD_COMPRESS_PROFILE_COMPRESSOR, which to measure, such as topk:ratio=0.01; the request's own where
+            it is empty.
+    """
+
+    folder: Path
+    steps: int = DEFAULT_PROFILE_STEPS
+    skip: int = DEFAULT_PROFILE_SKIP
+    compressor: str = ""
+
+    @classmethod
+    def from_environment(cls) -> ProfileSettings | None:
+        """Read the variables; None where no profile is asked for. Raises ConfigError for what is no number of steps."""
+        folder = _path("HVD_COMPRESS_PROFILE")
+        if folder is None:
+            return None
+        steps = _whole("HVD_COMPRESS_PROFILE_STEPS", DEFAULT_PROFILE_STEPS, 1)
+        skip = _whole("HVD_COMPRESS_PROFILE_SKIP", DEFAULT_PROFILE_SKIP, 0)
+        return cls(folder, steps, skip, os.environ.get("HVD_COMPRESS_PROFILE_COMPRESSOR", "").strip())
 
 
 @dataclass(frozen=True)
@@ -53,6 +86,8 @@ class Settings:
             or where "{rank}" is part of the name by each rank.
         timeline_every: HVD_COMPRESS_TIMELINE_EVERY: one step in so many is traced.
         tensorboard: HVD_COMPRESS_TENSORBOARD, the folder for what the controller knows, as scalars; written by rank 0.
+        profile: HVD_COMPRESS_PROFILE and what begins so; None where no profile is asked for. With one nothing is chosen
+            by measurement.
     """
 
     fusion_threshold_bytes: int = DEFAULT_FUSION_THRESHOLD_BYTES
@@ -63,6 +98,7 @@ class Settings:
     timeline: Path | None = None
     timeline_every: int = DEFAULT_TIMELINE_EVERY
     tensorboard: Path | None = None
+    profile: ProfileSettings | None = None
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -89,11 +125,10 @@ class Settings:
         calibration_s = _number("HVD_COMPRESS_CALIBRATION_S", DEFAULT_CALIBRATION_S)
         if calibration_s < 0:
             raise ConfigError(f"HVD_COMPRESS_CALIBRATION_S = {calibration_s} is not a time in seconds, 0 or more")
-        every = _number("HVD_COMPRESS_TIMELINE_EVERY", DEFAULT_TIMELINE_EVERY)
-        if every < 1 or every != int(every):
-            raise ConfigError(f"HVD_COMPRESS_TIMELINE_EVERY = {every:g} is not a number of steps, 1 or more")
+        every = _whole("HVD_COMPRESS_TIMELINE_EVERY", DEFAULT_TIMELINE_EVERY, 1)
         log, timeline, board = (_path(f"HVD_COMPRESS_{name}") for name in ("LOG", "TIMELINE", "TENSORBOARD"))
-        return cls(int(threshold), timeout_s, adapt == "1", calibration_s, log, timeline, int(every), board)
+        profile = ProfileSettings.from_environment()
+        return cls(int(threshold), timeout_s, adapt == "1", calibration_s, log, timeline, every, board, profile)
 
     def timeline_of(self, rank: int) -> Path | None:
         """Return the file of a rank's timeline; None where it writes none."""
@@ -112,6 +147,8 @@ class Settings:
         places = [(name, path, path.parent) for name, path in files.items() if path is not None]
         if tells and self.tensorboard is not None:
             places.append(("TENSORBOARD", self.tensorboard, self.tensorboard))
+        if self.profile is not None and rank == 0:
+            places.append(("PROFILE", self.profile.folder, self.profile.folder))
         trace = files["TIMELINE"]
         if trace is not None and trace.exists() and not trace.is_file():
             return f"cannot write {PREFIX}TIMELINE = {trace}: it is no regular file, and would be replaced"
@@ -153,6 +190,14 @@ def _meant(name: str) -> str:
 def _path(name: str) -> Path | None:
     text = os.environ.get(name, "").strip()
     return Path(text) if text else None
+
+
+def _whole(name: str, default: int, least: int) -> int:
+    """Return a number of steps."""
+    value = _number(name, default)
+    if value < least or value != int(value):
+        raise ConfigError(f"{name} = {value:g} is not a number of steps, {least} or more")
+    return int(value)
 
 
 def _number(name: str, default: float) -> float:

@@ -124,3 +124,25 @@ METHODS = {
     )
 }
 """By name; rivals first. What exchanges nothing is timed and not trained."""
+
+CLAIMS = {
+    "bf16": "Kalamkar et al. 2019: as fp32, without a loss scale",
+    "powersgd": "Vogels et al. 2019: accuracy of SGD with rank 2 or 4, after as many epochs",
+    "atomo": "Wang et al. 2018: unbiased; trains as QSGD and TernGrad do, or sooner",
+    "topk": "Stich et al. 2018: rate of SGD with residuals, after enough steps",
+    "mstopk": "Shi et al. 2021: accuracy of top-k",
+    "oktopk": "Li and Hoefler 2022: accuracy close to dense at 1 to 2 %",
+    "sidco": "Abdelmoniem et al. 2021: accuracy of top-k, with the ratio held",
+    "dgc": "Lin et al. 2018: no loss of accuracy at 0.1 %, with momentum correction and a warm-up",
+    "randomk": "Stich et al. 2018: rate of SGD with residuals, after enough steps: more than top-k",
+    "threshold": "Dutta et al. 2020: ahead of top-k at as many elements",
+    "qsgd": "Alistarh et al. 2017: accuracy of SGD with 4 bits or more",
+    "terngrad": "Wen et al. 2017: accuracy of SGD, or 2 % below it",
+    "natural": "Horvath et al. 2022: variance grows by an eighth; as dense after as many steps",
+    "onebit": "Seide et al. 2014: nearly no loss with residuals, after a start without compression",
+    "efsign": "Karimireddy et al. 2019: rate of SGD with residuals",
+    "signsgd": "Bernstein et al. 2018: rate of SGD; accuracy of Adam",
+    "demo": "Peng et al. 2024: loss of AdamW, or below",
+    "onebit-adam": "Tang et al. 2021: rate of Adam after a dense start",
+}
+"""What each paper leads one to expect of its own method, by name of the method."""

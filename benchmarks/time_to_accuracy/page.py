@@ -8,7 +8,7 @@ from typing import Any
 
 from figures import EVERY, GOALS, SHOWN, STEPS, Figures, Ratio, Steps
 from lab import NETWORKS
-from methods import BASELINE, METHODS, REFERENCE
+from methods import BASELINE, CLAIMS, METHODS, REFERENCE
 from tasks import RANKS, TASKS
 
 HEAD = """\
@@ -51,6 +51,13 @@ HOW = """\
   poll are busy. Where other work shares the machine, the intervals are wide.
 - "In DDP": hvd_compress's hook in a DDP model, over torch.distributed.
 """
+CLAIMED = """\
+## What papers lead one to expect
+
+Loss above dense's of the same seeds after {steps} steps, in nats. "As dense": at most {close} above it. "Does not
+converge": it is still above dense's loss after {early} steps. Each with the settings above, tuned for no method.
+"""
+CLOSE, EARLY = 0.02, SHOWN[0]
 BOUNDED = "language"
 BOUNDS = {
     "1gbit-1ms": {"horovod-fp16": 1.0},
@@ -71,8 +78,33 @@ def page(figures: Figures) -> str:
         parts += [_headline(figures, task, goal) for goal in reversed(GOALS) if figures.networks(task)]
         parts += [_seconds(figures, task)] if figures.networks(task) else []
         parts += [_losses(figures, task), _searches(figures, task), _trainings(figures, task)]
-    parts += [_bounds(figures)]
+    parts += [_claims(figures), _bounds(figures)]
     return "\n".join(part for part in parts if part) + "\n" + HOW.format(every=EVERY)
+
+
+def _claims(figures: Figures) -> str:
+    """Return what papers claim beside what was found."""
+    rows = []
+    for method, claim in CLAIMS.items():
+        found = [_above_dense(figures, task, method) for task in figures.tasks]
+        if any(found):
+            rows.append([METHODS[method].label, claim, *found])
+    if not rows:
+        return ""
+    head = ["method", "claim", *(TASKS[task].label.partition(",")[0] for task in figures.tasks)]
+    return CLAIMED.format(steps=STEPS, close=CLOSE, early=EARLY) + "\n" + _table(head, rows, words=len(head))
+
+
+def _above_dense(figures: Figures, task: str, method: str) -> str:
+    """Return by how much a method's last loss is above dense's, and what that means; nothing if it was not trained."""
+    if METHODS[method].trained_as not in figures.curves(task):
+        return ""
+    dense = {seed: dict(losses) for seed, losses in figures.losses(task, BASELINE).items()}
+    own = {seed: dict(losses) for seed, losses in figures.losses(task, METHODS[method].trained_as).items()}
+    above = fmean(own[seed][STEPS] - dense[seed][STEPS] for seed in own)
+    late = fmean(own[seed][STEPS] - dense[seed][EARLY] for seed in own)
+    words = "as dense" if above <= CLOSE else "does not converge" if late > 0 else "behind"
+    return f"{above:+.3f}, {words}"
 
 
 def _bounds(figures: Figures) -> str:

@@ -15,6 +15,8 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from methods import DDP, METHODS, Method
 from tasks import TASKS
 
+MARKERS = ("", "o", "^", "s")
+
 
 def draw(figures: Figures, path: Path) -> None:
     """Draw the mean loss over seeds against mean seconds; rivals are dashed."""
@@ -61,7 +63,8 @@ def _style(method: Method) -> dict[str, Any]:
     if is_rival:
         shades = ("#000000", "#777777", "#1f4e9e", "#5f8fd8", "#9ab8e8")
         return {"color": shades[rivals.index(method.name) % len(shades)], "linestyle": "--", "linewidth": 1.4}
-    return {"color": colormaps["tab10"](ours.index(method.name) % 10), "linewidth": 1.5}
+    again, color = divmod(ours.index(method.name), 10)  # a colour comes again with another marker
+    return {"color": colormaps["tab10"](color), "linewidth": 1.5, "marker": MARKERS[again], "markersize": 3.5}
 
 
 def _plain(method: Method) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -60,3 +60,14 @@ class Layout:
     def nbytes(self) -> int:
         """Bytes of the gradient."""
         return self.numel * self.dtype.itemsize
+
+    def part(self, part: slice) -> Layout:
+        """Return the layout of a run of the bucket's elements, in fp32: a parameter that it cuts is flat there."""
+        names, shapes, start = [], [], 0
+        for name, shape, numel in zip(self.names, self.shapes, self.segments, strict=True):
+            length = min(part.stop, start + numel) - max(part.start, start)
+            if length > 0:
+                names.append(name)
+                shapes.append(shape if length == numel else (length,))
+            start += numel
+        return replace(self, names=tuple(names), shapes=tuple(shapes), dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""`hvd-compress plan`: what can be said of a plan without a model."""
+"""`hvd-compress plan`: make plans, check them, draw them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hvd_compress.cli.plan_compare import compare
+from hvd_compress.cli.plan_make import make_plan
+from hvd_compress.cli.plan_options import count_options, list_options
 from hvd_compress.policies.plan import Plan, Treatment, read
 
 
-@click.group("plan", help="Check a plan for Compression.plan().")
+@click.group("plan", help="Make, check and draw a plan for Compression.plan().")
 def command() -> None: ...
+
+
+command.add_command(make_plan)
+command.add_command(compare)
+command.add_command(count_options)
+command.add_command(list_options)
 
 
 @command.command("check", help="Read FILE, and print what it says; exit with 2 where it is no plan.")
@@ -23,6 +32,9 @@ def check(file: Path) -> None:
     plan = read(file)
     console = Console()
     console.print(_table(plan))
+    if plan.prediction is not None:
+        step, dense = plan.prediction.step_us / 1e3, plan.prediction.dense_us / 1e3
+        console.print(Text(f"predicted step {step:.3f} ms; without compression {dense:.3f} ms"))
     console.print(Text(f"{file}: a plan for {_for_whom(plan)}; whether it fits is checked in the first step"))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from hvd_compress.cost.curves import Curve, Curves, Key
+from hvd_compress.cost.formulas import VERBS
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError
 
@@ -120,8 +121,8 @@ class Calibrator:
             ranks = torch.stack(engine.control.allgather(mine, [2] * engine.world_size))
             self._exchange_s = time.perf_counter() - exchange
         # Ranks enter some message's time apart: what one gains the others wait, so the mean is that of a common start.
-        # But the root of a broadcast is done when it has sent: there the last rank counts.
-        taken = ranks[:, 0].max() if key[0] == "broadcast" else ranks[:, 0].mean()
+        # But the root of a broadcast is done when it has sent, as are all others in a gather: the last rank counts.
+        taken = ranks[:, 0].max() if key[0] in ("broadcast", "gather") else ranks[:, 0].mean()
         self._times[key].setdefault(size, []).append(float(taken))
         self.spent_s += float(ranks[:, 1].max())
 
@@ -135,14 +136,29 @@ class Calibrator:
             self._engine.broadcast(tensor, self._turn % n, algorithm)
         elif verb == "allgather":
             self._engine.allgather(tensor, [tensor.numel()] * n, algorithm)
+        elif verb == "reduce_scatter":
+            self._engine.reduce_scatter(tensor)
+        elif verb == "gather":
+            self._engine.gather(tensor, 0, [tensor.numel()] * n)
         else:
-            self._engine.alltoall([part.contiguous() for part in torch.tensor_split(tensor, n)])
+            parts = torch.tensor_split(tensor, n)
+            self._engine.alltoall(parts, [parts[self._engine.rank].numel()] * n)
 
 
 def measurable(engine: Engine) -> tuple[Key, ...]:
     """Return verb and algorithm of everything that candidates are made of, on this engine. All-to-all aside."""
     verbs = ("broadcast", "allreduce", "allgather")
     return tuple((verb, name) for verb in verbs for name in ("auto", *engine.capabilities.forcible(verb)))
+
+
+def plannable(engine: Engine) -> tuple[Key, ...]:
+    """Return verb and algorithm of everything that a planned option is made of, on this engine.
+
+    As the engine chooses; and allreduces that can be forced, of which the formulas know what they do.
+    """
+    can = engine.capabilities
+    verbs = [verb for verb in VERBS if verb in can.verbs]
+    return (*((verb, "auto") for verb in verbs), *(("allreduce", name) for name in can.forcible("allreduce")))
 
 
 def calibrate(engine: Engine, budget_s: float = BUDGET_S) -> Curves:

@@ -19,6 +19,7 @@ from hvd_compress.ddp.hook import GradBucket, GradientHook, Result
 from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from hvd_compress.profiler.job import profiled_once
 from hvd_compress.settings import Settings
 from hvd_compress.step_report import StepReport
 
@@ -64,7 +65,7 @@ def compress(model: DistributedDataParallel, compression: Request) -> Distribute
     """
     _check(model, compression)
     parameters = _reduced(model)
-    settings, group = Settings.from_environment(), model.process_group
+    settings, group = profiled_once(Settings.from_environment()), model.process_group
     connect = partial(
         choose_torch_engine,
         compression.engine,

@@ -13,6 +13,7 @@ from hvd_compress.decision import Request, check_devices
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
+from hvd_compress.profiler.job import JobProfile
 from hvd_compress.session import ExchangeSession
 from hvd_compress.settings import Settings
 
@@ -69,6 +70,8 @@ class GradientHook:
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._slots, self._devices = slots_of(parameters)
         self.session = ExchangeSession(request, settings, connect, arrivals=arrivals)
+        if settings.profile is not None:
+            self.session.profiling = JobProfile(self._parameters, settings.profile, request, settings.calibration_s)
         self._layouts: dict[tuple[int, ...], Layout] = {}  # by the ids of their parameters
         self._step: list[tuple[Layout, torch.Tensor, Result]] = []  # the buckets of this step so far
         self._held = False  # whether one of them was not known
@@ -111,9 +114,8 @@ class GradientHook:
         future = Result(devices=[flat.device] if flat.is_cuda else [])
         self._step.append((layout, flat, future))
         self._held = self._held or number >= len(known) or known[number] != layout
-        if not self._held:
-            self.session.mark_ready(number)
-            self.session.submit(number, flat)
+        if not self._held and not self.session.holds_back:
+            self._submit(number, flat)
         if bucket.is_last():
             self._finish()
         return future
@@ -126,6 +128,9 @@ class GradientHook:
         """All buckets are there: send what was held, wait for all, and give DDP the results."""
         if self._held or len(self._step) != len(self.session.layouts):
             self._plan([layout for layout, _, _ in self._step])
+        for number, (_, flat, _) in enumerate(self._step):
+            if not self.session.is_launched(number):
+                self._submit(number, flat)
         self.session.end_step()
         for _, flat, future in self._step:
             future.set_result(flat)
@@ -158,10 +163,10 @@ class GradientHook:
             self.session.open(self._slots, [name for layout in layouts for name in layout.names], options=self._options)
             self._opened = True
         self.session.set_buckets(layouts, self._devices)
-        for number, (_, flat, _) in enumerate(self._step):
-            if not self.session.is_launched(number):
-                self.session.mark_ready(number)
-                self.session.submit(number, flat)
+
+    def _submit(self, number: int, flat: torch.Tensor) -> None:
+        self.session.mark_ready(number)
+        self.session.submit(number, flat)
 
     def _layout(self, bucket: GradBucket) -> Layout:
         """Return which parameters lie in a bucket."""

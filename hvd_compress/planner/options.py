@@ -114,6 +114,11 @@ class Option:
         moved = (task if task.communicates else Task(task.action, device) for task in self.tasks)
         return Option(tuple(moved))
 
+    @property
+    def path(self) -> str:
+        """The name by which `schemes` carry it out, on one device: "comp allgather*@all decomp"."""
+        return " ".join(str(task) if task.communicates else task.action for task in self.tasks)
+
     def __str__(self) -> str:
         return " ".join(map(str, self.tasks))
 
@@ -131,6 +136,7 @@ class Constraints:
         least_compressions: of one tensor.
         mixed: whether an option may compress on several devices.
         flat, hierarchical: whether such communication is allowed.
+        payloads_within: whether payloads may travel between the ranks of a host, in hierarchical communication.
         only: names of options, beside which no others are; empty for all.
     """
 
@@ -139,6 +145,7 @@ class Constraints:
     mixed: bool = True
     flat: bool = True
     hierarchical: bool = True
+    payloads_within: bool = True
     only: tuple[str, ...] = ()
     least_compressions: int = 0
 
@@ -154,9 +161,10 @@ class Constraints:
         count = option.compressions
         few = self.least_compressions <= count and (self.most_compressions is None or count <= self.most_compressions)
         form = self.hierarchical if option.hierarchical else self.flat
+        within = self.payloads_within or not any(task.compressed and task.place == "within" for task in option.tasks)
         devices = option.devices <= set(self.devices) and (self.mixed or len(option.devices) < 2)
         named = not self.only or str(option) in self.only
-        return few and form and devices and named
+        return few and form and within and devices and named
 
 
 def options(constraints: Constraints | None = None) -> tuple[Option, ...]:

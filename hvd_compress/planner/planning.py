@@ -95,7 +95,11 @@ def _planned(
 
 
 def _merged(
-    model: ModelProfile, best: Planned, constraints: Constraints | None, end: float, clock: Callable[[], float]
+    model: ModelProfile,
+    best: Planned,
+    constraints: Constraints | None,
+    end: float,
+    clock: Callable[[], float],
 ) -> Planned | None:
     """Return a better plan with two neighbours joined, each bucket with the option that it has now or Algorithm 1's."""
     system, compressor = best.problem.system, best.problem.compressor

@@ -23,8 +23,9 @@ ALGORITHMS = {
 class Prices:
     """Nanoseconds of steps, by the number of elements of the tensor.
 
-    - A collective of r ranks takes steps * alpha + bytes * beta, by the formulas of `cost`, or what was measured. With
-      one rank it takes nothing, and is left out.
+    - A collective of r ranks takes steps * alpha + bytes * beta, by the formulas of `cost`, or what was measured; a
+      reduce what a reduce-scatter and a gather of the shards were measured to take, of which schemes make it. With one
+      rank it takes nothing, and is left out.
     - Across hosts all active ranks of a host share its link, which carries the bytes of all of them.
     - A flat collective waits for the slower of the links at each step.
     - Compression takes what it takes for as many elements; decompression so for each payload.
@@ -100,8 +101,9 @@ class Prices:
         if ranks == 1:
             return 0.0
         measured = self._curves.get(name)
-        if measured is not None and (routine, "auto") in measured.by_key:
-            return measured.seconds(routine, "auto", size)
+        parts = {"reduce_scatter": size, "gather": size / ranks} if routine == "reduce" else {routine: size}
+        if measured is not None and all((verb, "auto") in measured.by_key for verb in parts):
+            return sum(measured.seconds(verb, "auto", each) for verb, each in parts.items())
         link = self._system.within if name == "within" else self._system.across
         return min(t.seconds(link.alpha_us * 1e-6, 1 / link.bytes_per_s) for t in _terms(routine, size, ranks))
 

@@ -13,6 +13,11 @@ from hvd_compress import schema
 from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.errors import ConfigError
 
+MODEL, COMPRESSOR, SYSTEM = "model.json", "compressor.json", "system.json"
+"""The files of a folder with a whole profile."""
+PROGRESS = "progress.json"
+"""Beside them while steps are recorded: {"steps": so many, "of": so many}, with those that are skipped."""
+
 Device = Literal["training", "host"]
 """What compresses: the device that trains, a GPU or not, or the host's CPU beside a GPU."""
 
@@ -46,7 +51,9 @@ class ModelProfile(schema.Strict):
     """A model's gradients in the order of the backward pass. The traces of Espresso's authors are such files.
 
     Attributes:
-        forward_us: microseconds of a step before the backward pass.
+        forward_us: microseconds of a step before the backward pass, with the update of the step before.
+        forward_us_sd: their standard deviation over steps.
+        steps: of which figures are means.
         parameters: the sum of all `numel`, where it is given.
         order, units, source: for people.
     """
@@ -56,6 +63,7 @@ class ModelProfile(schema.Strict):
     model: str
     tensors: tuple[Tensor, ...] = Field(min_length=1)
     forward_us: float = Field(default=0.0, ge=0)
+    forward_us_sd: float | None = Field(default=None, ge=0)
     steps: int | None = Field(default=None, ge=1)
     parameters: int | None = None
     order: str = ""

@@ -21,10 +21,11 @@ T = TypeVar("T")
 class Launch(Protocol):
     """Runs a collective behind all that was launched before; call what is returned to wait for its result.
 
-    `label` says in messages what it is for. Every rank calls this at the same place.
+    `label` says in messages what it is for, and `measuring_s` how long it may measure, beside what ranks may let each
+    other wait. Every rank calls this at the same place.
     """
 
-    def __call__(self, call: Callable[[Engine], T], label: str) -> Callable[[], T]: ...
+    def __call__(self, call: Callable[[Engine], T], label: str, measuring_s: float = 0.0) -> Callable[[], T]: ...
 
 
 @dataclass(frozen=True)

@@ -57,14 +57,14 @@ class Treatment(schema.Strict):
     @field_validator("compressor")
     @classmethod
     def _known(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        _built(settings)
+        compressor_of(settings)
         return settings
 
     @model_validator(mode="after")
     def _go_together(self) -> Treatment:
         compressor = self.built()
         names = [name for name in schemes.names_for(compressor) if len(schemes.meanings(name)) == 1]
-        if self.scheme not in ("auto", *names):
+        if self.scheme not in ("auto", *names) and not schemes.ByOption.means(self.scheme):
             raise ValueError(f"scheme {self.scheme!r} cannot carry {compressor}; auto, {', '.join(names)} can")
         if self.scheme == "auto" and self.broadcast != "auto":
             raise ValueError(f"broadcast {self.broadcast!r} needs a scheme that broadcasts: name it")
@@ -80,7 +80,7 @@ class Treatment(schema.Strict):
 
     def built(self) -> Compressor:
         """Return the compressor."""
-        return _built(self.compressor)
+        return compressor_of(self.compressor)
 
     def request(self) -> Request:
         """Return what is asked for where the scheme is open."""
@@ -93,9 +93,16 @@ class Treatment(schema.Strict):
 
 
 class BucketEntry(Treatment):
-    """Parameters that are one bucket, in this order."""
+    """Parameters that are one bucket, in this order.
+
+    Attributes:
+        option: of the planner's tree, which `scheme` carries out; for `hvd-compress plan compare`.
+        reason: of the choice, for people.
+    """
 
     parameters: tuple[str, ...] = Field(min_length=1)
+    option: str | None = None
+    reason: str = ""
 
 
 class PatternEntry(Treatment):
@@ -111,6 +118,21 @@ class Parameter(schema.Strict):
     dtype: str
 
 
+class Prediction(schema.Strict):
+    """What `hvd-compress plan make` expects, in microseconds of a step, and the files that it read.
+
+    Attributes:
+        step_us: of this plan.
+        dense_us: of the best plan without compression.
+    """
+
+    step_us: float = Field(ge=0)
+    dense_us: float = Field(ge=0)
+    model: str
+    system: str
+    compressor: str
+
+
 class Plan(schema.Strict):
     """A whole plan.
 
@@ -120,6 +142,7 @@ class Plan(schema.Strict):
         model: the parameters that it was made for, by name; None for any.
         buckets, patterns: each parameter is in one of them, at most.
         default: how all others travel; without it a parameter in no entry is an error.
+        prediction: of the planner, where that made it; nothing is decided by it.
     """
 
     version: Literal[1]
@@ -128,6 +151,7 @@ class Plan(schema.Strict):
     buckets: tuple[BucketEntry, ...] = ()
     patterns: tuple[PatternEntry, ...] = ()
     default: Treatment | None = None
+    prediction: Prediction | None = None
 
     @model_validator(mode="after")
     def _once(self) -> Plan:
@@ -227,7 +251,7 @@ def plan_in_use(buckets: Mapping[tuple[str, ...], Decision], layouts: Sequence[L
     entries = [
         BucketEntry(
             parameters=layout.names,
-            compressor=_settings(decision.compressor),
+            compressor=settings_of(decision.compressor),
             scheme=decision.path.scheme,
             algorithm=decision.path.algorithm,
             broadcast=decision.path.broadcast,
@@ -287,15 +311,14 @@ class PlannedPolicy(DecisionPolicy):
         treatment = self._plan.treatment(layout.names[0])
         try:
             decision = self._decide(treatment, layout)
+            if layout.sparse or schemes.runs(decision.compressor, decision.path, layout, self.capabilities):
+                return ""
         except ConfigError as error:
             return f"{layout.called}: {error}"
-        offered = schemes.runnable(decision.compressor, layout, self.capabilities)
-        if decision.path in offered or layout.sparse:
-            return ""
         obstacle = schemes.obstacle(decision.scheme, self.capabilities)
         if obstacle:
             return f"{layout.called}: {decision.path} cannot be run: {obstacle}"
-        names = ", ".join(map(str, offered))
+        names = ", ".join(map(str, schemes.runnable(decision.compressor, layout, self.capabilities)))
         return f"{layout.called}: {decision.path} cannot carry it over this engine, which offers {names}"
 
     def parts(self, names: Sequence[str]) -> Sequence[Part]:
@@ -337,7 +360,7 @@ class PlannedPolicy(DecisionPolicy):
         return Decision(treatment.built(), treatment.path, device, "planned")
 
 
-def _built(settings: Mapping[str, Any]) -> Compressor:
+def compressor_of(settings: Mapping[str, Any]) -> Compressor:
     """Return the compressor of a plan's settings. Raises ValueError that says what is wrong with them."""
     name = settings.get("name")
     if not isinstance(name, str) or name not in COMPRESSORS:
@@ -350,7 +373,7 @@ def _built(settings: Mapping[str, Any]) -> Compressor:
         if not _KINDS.get(known[key], _any)(value):
             raise ValueError(f"{key} of {name} is {value!r}, which is no {known[key]}")
         if isinstance(value, Mapping):  # a compressor within another
-            given[key] = _built(value)
+            given[key] = compressor_of(value)
     if given.get("dtype") is not None:
         given["dtype"] = _dtype(given["dtype"])
     try:
@@ -370,8 +393,8 @@ def _dtype(word: Any) -> torch.dtype:
     return dtype
 
 
-def _settings(compressor: Compressor) -> dict[str, Any]:
-    """Return the settings that `_built` reads."""
+def settings_of(compressor: Compressor) -> dict[str, Any]:
+    """Return the settings that `compressor_of` reads."""
     name = next((name for name, kind in COMPRESSORS.items() if type(compressor) is kind), None)
     if name is None:
         raise UsageError(
@@ -384,7 +407,7 @@ def _settings(compressor: Compressor) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Return a setting as JSON has it."""
     if isinstance(value, Compressor):
-        return _settings(value)
+        return settings_of(value)
     return _word(value) if isinstance(value, torch.dtype) else value
 
 

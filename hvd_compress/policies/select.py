@@ -15,6 +15,6 @@ def policy_for(request: Request, settings: Settings, world_size: int) -> Decisio
         policy = request.policy.make(request)
         assert isinstance(policy, DecisionPolicy)
         return policy
-    if settings.adapt and is_adaptive(request) and world_size > 1:
+    if settings.adapt and settings.profile is None and is_adaptive(request) and world_size > 1:
         return AdaptivePolicy(request, settings)
     return FixedPolicy(request)

@@ -5,6 +5,7 @@ from hvd_compress.schemes.allreduce import AllReduce, Dense
 from hvd_compress.schemes.alltoall import AllToAll
 from hvd_compress.schemes.artopk import ARTopk
 from hvd_compress.schemes.base import Exchange, Scheme, Work
+from hvd_compress.schemes.by_option import ByOption
 from hvd_compress.schemes.flat import cheapest
 from hvd_compress.schemes.hierarchical import Hierarchical, HierarchicalWithin
 from hvd_compress.schemes.hitopk import HiTopK
@@ -24,6 +25,7 @@ from hvd_compress.schemes.registry import (
     parse,
     requests_for,
     runnable,
+    runs,
     stages,
     sums,
     variants,
@@ -37,6 +39,7 @@ __all__ = [
     "AllGather",
     "AllReduce",
     "AllToAll",
+    "ByOption",
     "Dense",
     "Exchange",
     "HiTopK",
@@ -61,6 +64,7 @@ __all__ = [
     "parse",
     "requests_for",
     "runnable",
+    "runs",
     "stages",
     "sums",
     "variants",

@@ -103,6 +103,16 @@ class Scheme(ABC):
     def variants(cls, compressor: Compressor, layout: Layout, can: Capabilities) -> Sequence[Path]:
         """Return the paths by which it can carry a compressor over an engine, perhaps none; "auto" first."""
 
+    @classmethod
+    def means(cls, name: str) -> bool:
+        """Whether a path with a scheme of this name means this one. Raises ConfigError for one that nearly does."""
+        return name in cls.names
+
+    @classmethod
+    def runs(cls, compressor: Compressor, path: Path, layout: Layout, can: Capabilities) -> bool:
+        """Whether it can carry a compressor by a path over an engine. Raises ConfigError that says why it cannot."""
+        return path in cls.variants(compressor, layout, can)
+
     @abstractmethod
     def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:
         """Return the collectives of one step in the order in which they run, for pricing."""

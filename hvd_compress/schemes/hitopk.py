@@ -72,7 +72,7 @@ class HiTopK(Scheme):
         """Return those of the first shard."""
         ranks = sizes(hosts)
         most, count = max(ranks), len(ranks)
-        (sent,) = self.compressor.wire(part_of(layout, shard(layout.numel, most, 0)))
+        (sent,) = self.compressor.wire(layout.part(shard(layout.numel, most, 0)))
         across = Stage("allgather", "auto", sent.nbytes, count)
         if most == 1:
             return (across,)
@@ -122,7 +122,7 @@ class _HiTopKExchange(Exchange):
         inner = replace(
             work,
             gradient=self._own,
-            layout=part_of(work.layout, self._shard),
+            layout=work.layout.part(self._shard),
             rank=across.rank,
             world_size=across.world_size,
             state=_state_of(work, self._shard),
@@ -141,18 +141,6 @@ class _HiTopKExchange(Exchange):
         for part, received in zip(torch.split(gradient, self._lengths), self._shards, strict=True):
             self._work.lane.fetch(received, into=part)
         return all_finite(gradient)
-
-
-def part_of(layout: Layout, part: slice) -> Layout:
-    """Return the layout of a part of a bucket, in fp32: of each parameter the elements that lie in it, flat."""
-    names, shapes, start = [], [], 0
-    for name, numel in zip(layout.names, layout.segments, strict=True):
-        length = min(part.stop, start + numel) - max(part.start, start)
-        if length > 0:
-            names.append(name)
-            shapes.append((length,))
-        start += numel
-    return Layout(tuple(names), tuple(shapes), torch.float32, layout.place)
 
 
 def _state_of(work: Work, part: slice) -> BucketState:

@@ -12,6 +12,7 @@ from hvd_compress.engines.names import BROADCASTS, KNOWN
 from hvd_compress.errors import ConfigError
 from hvd_compress.schemes.artopk import ARTopk
 from hvd_compress.schemes.base import Scheme
+from hvd_compress.schemes.by_option import ByOption
 from hvd_compress.schemes.flat import FLAT
 from hvd_compress.schemes.hierarchical import Hierarchical, HierarchicalWithin
 from hvd_compress.schemes.hitopk import HiTopK
@@ -19,7 +20,7 @@ from hvd_compress.schemes.parameter_server import ParameterServer
 from hvd_compress.schemes.skip import Skip
 from hvd_compress.schemes.sparse_rows import SparseRows
 
-RUN: tuple[type[Scheme], ...] = (*FLAT, Hierarchical, HierarchicalWithin, HiTopK, ParameterServer)
+RUN: tuple[type[Scheme], ...] = (*FLAT, Hierarchical, HierarchicalWithin, HiTopK, ParameterServer, ByOption)
 """In the order in which paths are tried, and equals are preferred."""
 SCHEMES: tuple[type[Scheme], ...] = (*RUN, SparseRows, Skip)
 """Those that a user may ask for, and those that a gradient or a policy asks for."""
@@ -44,8 +45,16 @@ def variants(compressor: Compressor, layout: Layout, can: Capabilities) -> tuple
 
 
 def runnable(compressor: Compressor, layout: Layout, can: Capabilities) -> tuple[Path, ...]:
-    """Return every path by which an engine can carry a compressor, also those that run by name alone."""
+    """Return every path by which an engine can carry a compressor, also those that run by name alone.
+
+    Options of Espresso's tree are not among them: `runs` tells whether it can carry out one.
+    """
     return tuple(path for scheme in SCHEMES for path in scheme.variants(compressor, layout, can))
+
+
+def runs(compressor: Compressor, path: Path, layout: Layout, can: Capabilities) -> bool:
+    """Whether an engine can carry a compressor by a path. Raises ConfigError where there is more to say than no."""
+    return _scheme_of(path).runs(compressor, path, layout, can)
 
 
 def obstacle(name: str, can: Capabilities) -> str:
@@ -85,7 +94,7 @@ def requests_for(compressor: Compressor) -> tuple[str, ...]:
 
 def by_name(name: str) -> bool:
     """Whether a scheme runs by name alone: nothing chooses it."""
-    return any(scheme.by_name and name in scheme.names for scheme in SCHEMES)
+    return any(scheme.by_name and scheme.means(name) for scheme in SCHEMES)
 
 
 def meanings(name: str) -> tuple[str, ...]:
@@ -118,6 +127,8 @@ def checked(path: Path) -> Path:
 
 def parse(label: str) -> Path:
     """Read what `str(path)` writes: "allgather", "star-ring", "star-ring+pipeline_16k". Raises ConfigError."""
+    if ByOption.means(label):
+        return Path(label)
     for name in sorted(labels(), key=len, reverse=True):  # alltoall-allgather is not an algorithm of alltoall
         if label == name or label.startswith((name + "-", name + "+")):
             algorithm, _, broadcast = label.removeprefix(name).removeprefix("-").partition("+")
@@ -127,7 +138,7 @@ def parse(label: str) -> Path:
 
 def _scheme_of(path: Path) -> type[Scheme]:
     for scheme in SCHEMES:
-        if path.scheme in scheme.names:
+        if scheme.means(path.scheme):
             return scheme
     raise ConfigError(f"unknown scheme {path.scheme!r}; known are {', '.join(labels())}")
 

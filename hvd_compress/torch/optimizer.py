@@ -17,6 +17,7 @@ from hvd_compress.decision import Request
 from hvd_compress.engines.select import choose_arrivals, choose_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.optimizer import ReducingOptimizer, checked_passes, name_parameters, trainable, wrap
+from hvd_compress.profiler.job import profiled_once
 from hvd_compress.reducer import ReduceOptions, Reducer
 from hvd_compress.settings import Settings
 from hvd_compress.torch.stock import is_stock, watch_stock
@@ -106,7 +107,8 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
             parameters = {name: parameter for parameter, name in trained.items()}
             connect = partial(choose_engine, compression.engine, process_set)
             arrivals = choose_arrivals(compression.engine, process_set)
-            reducer = Reducer(parameters, compression, connect, options, Settings.from_environment(), arrivals=arrivals)
+            settings = profiled_once(Settings.from_environment())
+            reducer = Reducer(parameters, compression, connect, options, settings, arrivals=arrivals)
         return wrap(optimizer, names, reducer, backward_passes_per_step, rank, size)
 
 

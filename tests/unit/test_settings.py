@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from hvd_compress.errors import ConfigError
-from hvd_compress.settings import Settings
+from hvd_compress.settings import ProfileSettings, Settings
 
 NAMES = (
     "HOROVOD_FUSION_THRESHOLD",
     *(f"HVD_COMPRESS_{n}" for n in ("TIMEOUT_S", "ADAPT", "CALIBRATION_S", "LOG")),
     *(f"HVD_COMPRESS_{n}" for n in ("TIMELINE", "TIMELINE_EVERY", "TENSORBOARD")),
+    *(f"HVD_COMPRESS_PROFILE{n}" for n in ("", "_STEPS", "_SKIP", "_COMPRESSOR")),
 )
 
 
@@ -41,6 +42,16 @@ def test_the_environment_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.timeline_of(3) == Path("trace-3.json")
 
 
+def test_a_profile_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_COMPRESS_PROFILE_STEPS", "7")
+    assert Settings.from_environment().profile is None
+    monkeypatch.setenv("HVD_COMPRESS_PROFILE", "profile")
+    assert Settings.from_environment().profile == ProfileSettings(Path("profile"), 7, 10, "")
+    monkeypatch.setenv("HVD_COMPRESS_PROFILE_SKIP", "0")
+    monkeypatch.setenv("HVD_COMPRESS_PROFILE_COMPRESSOR", "topk:ratio=0.1")
+    assert Settings.from_environment().profile == ProfileSettings(Path("profile"), 7, 0, "topk:ratio=0.1")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -54,9 +65,13 @@ def test_the_environment_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
         ("HVD_COMPRESS_CALIBRATION_S", "-1"),
         ("HVD_COMPRESS_TIMELINE_EVERY", "0"),
         ("HVD_COMPRESS_TIMELINE_EVERY", "2.5"),
+        ("HVD_COMPRESS_PROFILE_STEPS", "0"),
+        ("HVD_COMPRESS_PROFILE_STEPS", "many"),
+        ("HVD_COMPRESS_PROFILE_SKIP", "-1"),
     ],
 )
 def test_bad_values_name_the_variable(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv("HVD_COMPRESS_PROFILE", "profile")
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=name):
         Settings.from_environment()

@@ -73,6 +73,12 @@ def test_what_is_wrong_is_named(kind: type, said: dict[str, Any], words: str, tm
         profiles.read(path, kind)
 
 
+def test_the_system_of_the_page_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "profile.md").read_text()
+    (tmp_path / "system.json").write_text(page.partition("```json\n")[2].partition("```")[0])
+    assert profiles.read(tmp_path / "system.json", SystemProfile).hosts == 8
+
+
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot read the profile of a model"):
         profiles.read(tmp_path / "missing.json", ModelProfile)

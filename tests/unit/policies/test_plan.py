@@ -68,6 +68,37 @@ def test_a_plan_names_blocks_of_bits(tmp_path: Path) -> None:
     assert run_ranks(3, body) == [{(BlockQuantizer(4, 128), "alltoall-allgather")}] * 3
 
 
+OPTION = "reduce@within comp alltoall*@across decomp comp allgather*@across decomp broadcast@within"
+
+
+def test_a_plan_names_an_option_of_the_tree(tmp_path: Path) -> None:
+    default = {"compressor": TOPK, "scheme": OPTION}
+    request = Compression.plan(write(tmp_path / "plan.json", buckets=[], patterns=[], default=default))
+
+    def body(engine: InProcessEngine):
+        optimizer = first_step(engine, request)
+        optimizer.save_plan(tmp_path / f"saved-{engine.rank}.json")
+        return {(d.compressor, str(d.path)) for d in optimizer.decisions.values()}
+
+    assert run_ranks(4, body, hosts=(0, 0, 1, 1)) == [{(TopK(0.05), OPTION)}] * 4
+    assert {entry.scheme for entry in read(tmp_path / "saved-0.json").buckets} == {OPTION}
+    with pytest.raises(PlanError, match="as many ranks on each host, and the hosts of this job have 2, 1"):
+        run_ranks(3, body, hosts=(0, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "words"),
+    [
+        ("comp allgather*@all", "ends without a tensor"),
+        ("allreduce@all", "does not compress"),
+        ("comp allgather@some decomp", "'allgather@some' is no task"),
+    ],
+)
+def test_what_is_no_option_is_told_by_its_place(tmp_path: Path, scheme: str, words: str) -> None:
+    with pytest.raises(PlanError, match=rf"default: .*{words}"):
+        read(write(tmp_path / "plan.json", default={"compressor": TOPK, "scheme": scheme}))
+
+
 def test_a_plan_names_schemes_that_nothing_chooses(tmp_path: Path) -> None:
     def planned(scheme: str) -> Request:
         default = {"compressor": TOPK, "scheme": scheme}

@@ -1,0 +1,154 @@
+"""`hvd-compress plan compare`: a run that was traced beside what its plan predicts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from hvd_compress.cli.plan_make import FILE, files_of
+from hvd_compress.errors import PlanError
+from hvd_compress.planner.boxes import COMPUTATION, TERMS, Box, boxes, seconds_by_term
+from hvd_compress.planner.drawing import Panel, draw
+from hvd_compress.planner.making import Inputs
+from hvd_compress.planner.problem import Problem
+from hvd_compress.planner.writing import strategy_of
+from hvd_compress.policies.plan import Plan, read
+from hvd_compress.timeline.reading import TracedStep
+from hvd_compress.timeline.reading import read as read_timeline
+
+_, COMPRESSION, COMMUNICATION = TERMS
+COMMUNICATE = "COMMUNICATE"
+"""The phase whose calls are collectives; between them payloads are summed and compressed again."""
+
+
+@click.command("compare")
+@click.argument("plan", type=FILE)
+@click.argument("timeline", type=FILE)
+@click.option("--profile", type=click.Path(file_okay=False, path_type=Path), help="By default that of `plan make`.")
+@click.option("--picture", type=FILE, help="Draw both above each other, as PNG, SVG or PDF.")
+@click.option("--step", type=click.IntRange(min=0), help="The step to draw; by default one as long as the median.")
+def compare(plan: Path, timeline: Path, profile: Path | None, picture: Path | None, step: int | None) -> None:
+    """Compare a run's TIMELINE with what its PLAN predicts, term by term.
+
+    TIMELINE is what HVD_COMPRESS_TIMELINE names in a run with Compression.plan(PLAN). Measured times are medians of the
+    steps in it, without step 0. A collective's time holds the waiting for the last rank, too.
+    """
+    found = read(plan)
+    inputs = Inputs.read(_files(found, plan, profile))
+    problem, strategy = strategy_of(found, inputs)
+    predicted = _predicted(problem, strategy)
+    steps = _steps(read_timeline(timeline), problem, timeline)
+    numbers = {tensor.name: number for number, tensor in enumerate(problem.model.tensors)}
+    measured = {one.number: list(_measured(one, numbers)) for one in steps}
+    Console(width=100).print(_table(predicted, measured.values(), [one.us for one in steps]))
+    if picture is not None:
+        shown = _shown(steps, step, timeline)
+        end_ns = round(1e3 * shown.us)
+        title = f"{inputs.model.model}: step {shown.number} as measured"
+        panels = [
+            Panel(f"{inputs.model.model}: predicted", predicted, _end_ns(predicted), "step"),
+            Panel(title, measured[shown.number], end_ns, "step"),
+        ]
+        draw(panels, picture)
+        click.echo(f"wrote {picture}")
+
+
+def _files(plan: Plan, path: Path, profile: Path | None) -> dict[str, Path]:
+    if profile is not None or plan.prediction is None:
+        if profile is None:
+            raise PlanError(f"{path}: prediction is missing, and with it the files of the profile: pass --profile DIR")
+        return files_of(profile, {"model": None, "system": None, "compressor": None})
+    said = plan.prediction
+    return {"model": Path(said.model), "system": Path(said.system), "compressor": Path(said.compressor)}
+
+
+def _predicted(problem: Problem, strategy: Sequence[int]) -> list[Box]:
+    """Return the predicted step, its forward pass first."""
+    forward_ns = round(1e3 * problem.model.forward_us)
+    late = [
+        replace(one, start_ns=one.start_ns + forward_ns, end_ns=one.end_ns + forward_ns)
+        for one in boxes(problem, strategy)
+    ]
+    forward = Box(-1, "", "forward", "training", COMPUTATION, COMPUTATION, 0, forward_ns)
+    return [forward, *late] if forward_ns else late
+
+
+def _steps(found: Sequence[TracedStep], problem: Problem, path: Path) -> list[TracedStep]:
+    """Return the steps with the plan's buckets, without step 0, which holds the handshake."""
+    names = {tensor.name for tensor in problem.model.tensors}
+    fitting = [step for step in found if step.number > 0 and {s.bucket for s in step.spans if s.bucket} == names]
+    if fitting:
+        return fitting
+    odd = sorted({span.bucket for step in found for span in step.spans if span.bucket} ^ names)
+    words = f"such as {odd[0]!r} in one of them alone" if odd else "and there is no step but step 0"
+    raise PlanError(
+        f"{path}: no step has the {len(names)} buckets of the plan, {words}: trace a run with Compression.plan() "
+        "of this file. DistributedDataParallel cuts buckets of its own, and cannot be compared"
+    )
+
+
+def _measured(step: TracedStep, numbers: Mapping[str, int]) -> Iterator[Box]:
+    """Yield what a step did, from its own beginning on."""
+    start_us = step.training("FORWARD").start_us
+
+    def one(bucket: str, task: str, term: str, begin_us: float, end_us: float) -> Box:
+        times = round(1e3 * (begin_us - start_us)), round(1e3 * (end_us - start_us))
+        return Box(numbers.get(bucket, -1), bucket, task, term, term, term, *times)
+
+    for span in step.spans:
+        if not span.bucket and span.phase != "WAIT":
+            yield one("", span.phase.lower(), COMPUTATION, span.start_us, span.end_us)
+        elif span.call:
+            task = span.call.rpartition("_")[2] if span.call.count("_") == 1 else span.call.partition("_")[2]
+            yield one(span.bucket, task.lower(), COMMUNICATION, span.start_us, span.end_us)
+        elif span.bucket and span.phase != COMMUNICATE:
+            yield one(span.bucket, span.phase.lower(), COMPRESSION, span.start_us, span.end_us)
+        elif span.bucket:
+            for begin_us, end_us in _gaps(step, span.bucket, span.start_us, span.end_us):
+                yield one(span.bucket, "between", COMPRESSION, begin_us, end_us)
+
+
+def _gaps(step: TracedStep, bucket: str, start_us: float, end_us: float) -> Iterator[tuple[float, float]]:
+    """Yield what no collective takes of a bucket's communication."""
+    now = start_us
+    for call in sorted((s for s in step.spans if s.bucket == bucket and s.call), key=lambda s: s.start_us):
+        if call.start_us > now:
+            yield now, call.start_us
+        now = call.end_us
+    if end_us > now:
+        yield now, end_us
+
+
+def _table(predicted: Sequence[Box], measured: Iterable[Sequence[Box]], step_us: Sequence[float]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in ("", "predicted ms", "measured ms", "measured / predicted"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    expected = seconds_by_term(predicted)
+    seen = [seconds_by_term(found) for found in measured]
+    rows = [(f"{term}, all buckets", expected[term], [one[term] for one in seen]) for term in TERMS]
+    rows.append(("step", _end_ns(predicted) * 1e-9, [us * 1e-6 for us in step_us]))
+    for name, before_s, after in rows:
+        after_s = statistics.median(after)
+        times = f"{after_s / before_s:.2f}" if before_s else ""
+        table.add_row(name, f"{1e3 * before_s:.3f}", f"{1e3 * after_s:.3f}", times)
+    return table
+
+
+def _end_ns(found: Sequence[Box]) -> int:
+    return max(one.end_ns for one in found)
+
+
+def _shown(steps: Sequence[TracedStep], wanted: int | None, path: Path) -> TracedStep:
+    if wanted is None:
+        return sorted(steps, key=lambda step: step.us)[len(steps) // 2]
+    by_number = {step.number: step for step in steps}
+    if wanted not in by_number:
+        raise PlanError(f"{path}: step {wanted} is not in it, or has other buckets; there are {sorted(by_number)}")
+    return by_number[wanted]

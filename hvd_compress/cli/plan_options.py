@@ -1,0 +1,76 @@
+"""`hvd-compress plan count-options` and `plan options`: the planner's tree, and what constraints leave of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from hvd_compress.planner.options import DEVICES, Constraints, options
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+COMMUNICATION = {"any": (True, True), "flat": (True, False), "hierarchical": (False, True)}
+"""Whether it may be flat, and whether hierarchical."""
+
+_OPTIONS = (
+    click.option("--devices", type=click.IntRange(1, 2), help="How many may compress: 1 leaves out the host's CPU."),
+    click.option(
+        "--device", "named", multiple=True, type=click.Choice(DEVICES), help="That may compress; may be repeated."
+    ),
+    click.option("--mixed/--not-mixed", default=True, help="Whether a tensor may be compressed on both devices."),
+    click.option("--max-compressions", type=click.IntRange(min=0), help="Of one tensor."),
+    click.option(
+        "--communication",
+        type=click.Choice(list(COMMUNICATION)),
+        default="any",
+        show_default=True,
+        help="Flat: all ranks alike. Hierarchical: within hosts, and across.",
+    ),
+    click.option("--dense-within", is_flag=True, help="No payloads between the ranks of a host, if hierarchical."),
+    click.option("--only", multiple=True, metavar="OPTION", help="The name of an option; may be repeated."),
+)
+
+
+def constrained(command: Command) -> Command:
+    """Give a command the options that prune the tree; `constraints_of` reads them."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def constraints_of(
+    devices: int | None,
+    named: tuple[str, ...],
+    mixed: bool,
+    max_compressions: int | None,
+    communication: str,
+    dense_within: bool,
+    only: tuple[str, ...],
+) -> Constraints:
+    """Return what the options of the command line allow. Raises PlanError for names that are unknown."""
+    if devices is not None and named:
+        raise click.UsageError("--devices says how many, --device which: give one of them")
+    flat, hierarchical = COMMUNICATION[communication]
+    return Constraints(
+        devices=named or DEVICES[: devices or len(DEVICES)],
+        most_compressions=max_compressions,
+        mixed=mixed,
+        flat=flat,
+        hierarchical=hierarchical,
+        payloads_within=not dense_within,
+        only=only,
+    )
+
+
+@click.command("count-options", help="Print how many options the tree has: 4341 with two devices, 174 with one.")
+@constrained
+def count_options(**asked: Any) -> None:
+    click.echo(len(options(constraints_of(**asked))))
+
+
+@click.command("options", help="List the options of the tree, one a line; a star marks a collective of payloads.")
+@constrained
+def list_options(**asked: Any) -> None:
+    for option in options(constraints_of(**asked)):
+        click.echo(str(option))

@@ -1,0 +1,170 @@
+"""`hvd-compress profile`: record the planner's inputs while a training runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from hvd_compress.errors import ConfigError
+
+POLL_S = 0.2
+"""How often --stop looks whether the profile is complete."""
+END_S = 60.0
+"""How long a command that was told to end may take."""
+NOT_SEEN = (
+    "no optimizer of hvd_compress.torch with a compression of this package, and no model after hvd_compress.ddp's "
+    "compress(), has begun to exchange gradients. Where ranks run on other hosts, mpirun passes variables with -x "
+    "HVD_COMPRESS_PROFILE -x HVD_COMPRESS_PROFILE_STEPS -x HVD_COMPRESS_PROFILE_SKIP -x HVD_COMPRESS_PROFILE_COMPRESSOR"
+)
+
+
+@click.command("profile", context_settings={"allow_interspersed_args": False})
+@click.option("--steps", default=100, show_default=True, type=click.IntRange(min=1), help="That are recorded.")
+@click.option("--skip", default=10, show_default=True, type=click.IntRange(min=0), help="Before them, that are not.")
+@click.option("--compressor", default="", metavar="NAME:SETTINGS", help="To measure, such as topk:ratio=0.01.")
+@click.option("--stop", is_flag=True, help="End the command when the profile is complete.")
+@click.option("-o", "--output", "folder", default="profile", show_default=True, help="Folder for the files.",
+              type=click.Path(file_okay=False, path_type=Path))  # fmt: skip
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(steps: int, skip: int, compressor: str, stop: bool, folder: Path, program: tuple[str, ...]) -> None:
+    """Run PROGRAM, a training with hvd_compress.torch or hvd_compress.ddp, and record what the planner needs.
+
+    It writes model.json, compressor.json and, with several ranks, system.json. Write -- before PROGRAM, which may begin
+    with mpirun, horovodrun or torchrun. The compressor is by default that of the training. While steps are recorded
+    gradients are exchanged after the backward pass, and not beside it; what is trained is the same.
+
+    Ends with the exit code of PROGRAM; with 2 where there is no profile.
+    """
+    if compressor:
+        from hvd_compress.profiler.compressor import compressor_named, require_payloads
+
+        require_payloads(compressor_named(compressor))
+    variables = {"": str(folder.resolve()), "_STEPS": str(steps), "_SKIP": str(skip), "_COMPRESSOR": compressor}
+    environment = {**os.environ, **{f"HVD_COMPRESS_PROFILE{name}": value for name, value in variables.items()}}
+    files = Files(folder)
+    status, stopped = _run(program, environment, files, stop)
+    if not files.complete:
+        click.echo(f"Error: no profile: {files.progress(skip + steps)}", err=True)
+        sys.exit(status or 2)
+    _print(folder)
+    sys.exit(0 if stopped else status)
+
+
+class Files:
+    """The files of a profile, of which some may be of an earlier run."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ConfigError where files cannot be written there."""
+        from hvd_compress.planner.profiles import MODEL, PROGRESS
+
+        self._model, self._progress = folder / MODEL, folder / PROGRESS
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._progress.unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot write to the folder {folder}: {error.strerror}") from None
+        self._before = self._stamp()
+
+    @property
+    def complete(self) -> bool:
+        """Whether this run has written all of them: the model is the last one, and then the progress ends."""
+        return self._stamp() not in (None, self._before) and not self._progress.exists()
+
+    def progress(self, steps: int) -> str:
+        """Return in words how far a run came that was to have so many steps."""
+        try:
+            said = json.loads(self._progress.read_text())
+            self._progress.unlink()
+            return f"{said['steps']} of {said['of']} steps were seen: train longer, or pass smaller --steps and --skip"
+        except (OSError, ValueError, KeyError, TypeError):
+            return f"0 of {steps} steps were seen: {NOT_SEEN}"
+
+    def _stamp(self) -> tuple[int, int] | None:
+        try:
+            found = self._model.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino
+
+
+def _run(program: Sequence[str], environment: Mapping[str, str], files: Files, stop: bool) -> tuple[int, bool]:
+    """Run a program to its end, or until the profile is complete. Returns its exit code, and whether it was stopped.
+
+    Raises ConfigError where it cannot be started.
+    """
+    try:
+        process = subprocess.Popen(program, env=environment)
+    except OSError as error:
+        raise ConfigError(f"cannot run {program[0]!r}: {error.strerror}") from None
+    with _ended(process):
+        while True:
+            try:
+                status = process.wait(POLL_S if stop else None)
+                return (status if status >= 0 else 128 - status), False
+            except subprocess.TimeoutExpired:
+                if files.complete:
+                    return 0, True
+
+
+@contextmanager
+def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Behind the block the process has ended, whatever ends this one: Ctrl-C it has received itself."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    except KeyboardInterrupt:
+        process.wait()
+        sys.exit(128 + signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _print(folder: Path) -> None:
+    """Say what was found."""
+    from hvd_compress.planner.profiles import (
+        COMPRESSOR,
+        MODEL,
+        SYSTEM,
+        CompressorProfile,
+        ModelProfile,
+        SystemProfile,
+        read,
+    )
+
+    model, compressor = read(folder / MODEL, ModelProfile), read(folder / COMPRESSOR, CompressorProfile)
+    backward_us = sum(tensor.backward_us for tensor in model.tensors)
+    elements = sum(tensor.numel for tensor in model.tensors)
+    click.echo(
+        f"{folder / MODEL}: {len(model.tensors)} tensors, {elements:,} elements, {model.steps} steps; forward "
+        f"{1e-3 * model.forward_us:.3g} ms, backward {1e-3 * backward_us:.3g} ms"
+    )
+    largest = max(tensor.numel for tensor in model.tensors)
+    for device, times in compressor.devices.items():
+        both = (1e3 * curve.curve().seconds(largest) for curve in (times.compress, times.decompress))
+        words = "compress {:.3g} ms, decompress {:.3g} ms".format(*both)
+        click.echo(
+            f"{folder / COMPRESSOR}: {compressor.compressor['name']}, {device}: {words} for {largest:,} elements"
+        )
+    if (folder / SYSTEM).exists():
+        system = read(folder / SYSTEM, SystemProfile)
+        links = {"within": system.within, "across": system.across}
+        used = [name for name, ranks in zip(links, (system.ranks_per_host, system.hosts), strict=True) if ranks > 1]
+        words = "; ".join(
+            f"{name}: alpha {links[name].alpha_us:.3g} us, {1e-9 * links[name].bytes_per_s:.3g} GB/s" for name in used
+        )
+        click.echo(f"{folder / SYSTEM}: {system.hosts} host(s) of {system.ranks_per_host} rank(s); {words}")

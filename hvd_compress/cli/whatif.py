@@ -1,0 +1,129 @@
+"""`hvd-compress whatif`: would compression pay for a model on a network? From formulas, without either."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from hvd_compress.cli.numbers import elements
+from hvd_compress.cli.numbers import ratio as ratio_of
+from hvd_compress.cli.whatif_report import answers, show
+from hvd_compress.cost.formulas import Formulas
+from hvd_compress.errors import ConfigError
+from hvd_compress.planner import profiles
+from hvd_compress.planner.profiles import CompressorProfile, Device, ModelProfile, SystemProfile
+from hvd_compress.units import parse_bandwidth, parse_latency
+from hvd_compress.whatif.inputs import compression_of, network_of, training_of
+from hvd_compress.whatif.model import GAMMA, Case, Compression, Payload, Training
+
+if TYPE_CHECKING:
+    from hvd_compress.compressors import Compressor
+
+FILE = click.Path(path_type=Path)
+
+
+@click.command("whatif")
+@click.argument("model", type=FILE)
+@click.option("--world-size", type=click.IntRange(min=1), help="Number of ranks.")
+@click.option("--bandwidth", help="Of the slowest link of a ring of all ranks, with its unit: 10gbit.")
+@click.option("--latency", help="Of one message on average, with its unit: 10us.  [default: 0s]")
+@click.option("--system", type=FILE, help="A profile of the system, in the place of these three.")
+@click.option("--compressor", metavar="NAME[:SETTING=VALUE,...]", help="Of a plan, such as topk:ratio=0.01.")
+@click.option("--payload", metavar="BYTES", help="What a rank sends: 1.78M bytes, or a share of the gradient, 1%.")
+@click.option(
+    "--gather", is_flag=True, help="The payload cannot be summed: every rank's travels to all, and is decoded."
+)
+@click.option("--encode", help="Time to compress a whole gradient: 45ms.  [default: 0s]")
+@click.option("--decode", help="Time to decompress one payload, or the sum: 5ms.  [default: 0s]")
+@click.option("--compressor-profile", type=FILE, help="A measured compressor, in the place of these five.")
+@click.option(
+    "--device", type=click.Choice(get_args(Device)), default="training", help="Of that profile.", show_default=True
+)
+@click.option("--backward", help="Time of the backward pass, where it is not the profile's: 240ms.")
+@click.option(
+    "--gamma", type=float, default=GAMMA, show_default=True, help="Slowdown of it by communication beside it."
+)
+@click.option("--bucket-mb", type=float, default=25.0, show_default=True, help="MiB of a bucket, as in DDP.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@click.option("--plots", type=FILE, metavar="FOLDER", help="Write pictures of what is asked into a folder.")
+def command(model: Path, as_json: bool, plots: Path | None, **options: Any) -> None:
+    """Say whether compression would pay for MODEL, a profile of a model, on a network.
+
+    The model is that of Agarwal et al., section 4.2.4: dense gradients travel beside the backward pass, compressed ones
+    behind it, in rings. No GPU, cluster or network is needed.
+    """
+    profile = profiles.read(model, ModelProfile)
+    backward = parse_latency(options["backward"], "backward", "240ms") if options["backward"] else None
+    training = training_of(profile, backward, options["bucket_mb"] * (1 << 20), options["gamma"])
+    name, compression = _compression(profile, training, options)
+    case = Case(training, _network(options), compression)
+    pictures = []
+    if plots is not None:
+        from hvd_compress.whatif.plot import draw
+
+        pictures = draw({f"{profile.model}, {name}": case}, plots)
+    if as_json:
+        click.echo(json.dumps(answers(profile.model, name, case), indent=1))
+        return
+    show(profile.model, name, case)
+    for picture in pictures:
+        click.echo(f"wrote {picture}")
+
+
+def _network(options: dict[str, Any]) -> Formulas:
+    given = [
+        f"--{each.replace('_', '-')}" for each in ("world_size", "bandwidth", "latency") if options[each] is not None
+    ]
+    if options["system"] is not None:
+        if given:
+            raise click.UsageError(f"--system says what {given[0]} says: give one of them")
+        return network_of(profiles.read(options["system"], SystemProfile))
+    if options["world_size"] is None or options["bandwidth"] is None:
+        raise click.UsageError("which network? Give --world-size and --bandwidth, or --system")
+    return Formulas(
+        parse_latency(options["latency"] or "0s"), 1 / parse_bandwidth(options["bandwidth"]), options["world_size"]
+    )
+
+
+def _compression(profile: ModelProfile, training: Training, options: dict[str, Any]) -> tuple[str, Compression]:
+    """Return its name and what it does."""
+    asked = [each for each in ("compressor", "payload", "compressor_profile") if options[each] is not None]
+    if len(asked) != 1:
+        raise click.UsageError("which compression? Give one of --compressor, --payload and --compressor-profile")
+    if options["gather"] and options["payload"] is None:
+        raise click.UsageError("--gather is for --payload; a compressor says itself whether its payloads can be summed")
+    encode, decode = (parse_latency(options[each] or "0s", each, "45ms") for each in ("encode", "decode"))
+    if options["payload"] is not None:
+        payload = _payload_bytes(options["payload"], training)
+        return f"a payload of {options['payload']}", Compression(
+            (Payload(payload, not options["gather"]),), encode, decode
+        )
+    from hvd_compress.whatif.named import is_summable, payloads_of  # imports torch
+
+    if options["compressor"] is not None:
+        from hvd_compress.profiler.compressor import compressor_named
+
+        compressor = compressor_named(options["compressor"])
+        return options["compressor"], Compression(payloads_of(compressor, profile), encode, decode)
+    if options["encode"] or options["decode"]:
+        raise click.UsageError("--compressor-profile has the times: leave out --encode and --decode")
+    measured = profiles.read(options["compressor_profile"], CompressorProfile)
+    numel = sum(tensor.numel for tensor in profile.tensors)
+    summable = is_summable(_built(measured.compressor))
+    return measured.compressor["name"], compression_of(measured, numel, summable, options["device"])
+
+
+def _payload_bytes(text: str, training: Training) -> float:
+    return ratio_of(text) * training.gradient_bytes if text.endswith("%") else float(elements(text))
+
+
+def _built(settings: dict[str, Any]) -> Compressor:
+    from hvd_compress.policies.plan import compressor_of
+
+    try:
+        return compressor_of(settings)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None

@@ -1,0 +1,133 @@
+"""What `hvd-compress whatif` says: one screen, or JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import click
+from rich import box
+from rich.columns import Columns
+from rich.console import Console
+from rich.table import Table
+
+from hvd_compress.whatif.answers import Pays, coding_budget_s, needed_compression, pays
+from hvd_compress.whatif.model import Case
+
+BANDWIDTHS, COMPUTE, TRADED = (0.1, 0.2, 0.5, 1, 2, 5, 10), (1, 1.5, 2, 2.5, 3, 3.5, 4), (1, 2, 3, 4)
+LARGER = (1, 2, 3)
+PHASES = {
+    **{"forward_s": "forward pass", "backward_s": "backward pass", "communication_s": "communication not hidden"},
+    **{"encode_s": "encode", "decode_s": "decode", "total_s": "step"},
+}
+
+
+def answers(model: str, name: str, case: Case) -> dict[str, Any]:
+    """Return everything as JSON; what is infinite is null."""
+    found, here = pays(case), 1 / case.network.beta
+    return {
+        "model": model,
+        "gradient_bytes": case.training.gradient_bytes,
+        "buckets": case.training.buckets,
+        "gamma": case.training.gamma,
+        "network": {"alpha_s": case.network.alpha, "bytes_per_s": here, "world_size": case.network.world_size},
+        "compression": {
+            "name": name,
+            "payload_bytes": case.compression.nbytes,
+            "summable": case.compression.summable,
+        },
+        **_row(case),
+        "pays_below_bytes_per_s": _finite(found.below),
+        "pays_above_bytes_per_s": _finite(found.above),
+        "needed_compression": _finite(needed_compression(case)),
+        "coding_budget_s": coding_budget_s(case),
+        "bandwidths": [{"bytes_per_s": here * each} | _row(case.at(here * each)) for each in BANDWIDTHS],
+        "compute": [{"times": each} | _row(case.faster(each)) for each in COMPUTE],
+        "tradeoff": [{"k": k, "l": l_} | _row(case.traded(k, l_)) for k in TRADED for l_ in LARGER],
+    }
+
+
+def _row(case: Case) -> dict[str, Any]:
+    dense, compressed = case.dense().to_json(), case.compressed().to_json()
+    return {"dense": dense, "compressed": compressed, "speedup": _finite(case.speedup)}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def show(model: str, name: str, case: Case) -> None:
+    network, training, compression = case.network, case.training, case.compression
+    dense, compressed = case.dense(), case.compressed()
+    click.echo(
+        f"{name} would {'pay' if case.speedup > 1 else 'not pay'} for {model}: {_ms(compressed.total_s)} ms a step "
+        f"instead of {_ms(dense.total_s)}, {case.speedup:.2f} times as fast."
+    )
+    for line in _findings(case):
+        click.echo(f"- {line}")
+    click.echo(
+        f"{network.world_size} ranks, {_gbit(1 / network.beta)}, {1e6 * network.alpha:.3g} us a message. The gradient: "
+        f"{training.gradient_bytes / 1e6:.4g} MB in {training.buckets} buckets.\nThe payload: "
+        f"{compression.nbytes / 1e6:.4g} MB, {'summed' if compression.summable else 'gathered'}."
+    )
+    phases = _table("ms", "dense", "compressed")
+    for key, label in PHASES.items():
+        if (times := (dense.to_json()[key], compressed.to_json()[key])) != (0, 0):
+            phases.add_row(label, *map(_ms, times))
+    here = 1 / network.beta
+    bandwidths = _sweep("bandwidth", {_gbit(here * each): case.at(here * each) for each in BANDWIDTHS})
+    compute = _sweep("devices", {f"{each:g} times": case.faster(each) for each in COMPUTE})
+    coding = _table("coding", *(f"l = {larger}" for larger in LARGER))
+    for k in TRADED:
+        coding.add_row(f"1/{k}", *(f"{case.traded(k, larger).speedup:.2f}" for larger in LARGER))
+    console = Console(highlight=False)
+    console.print(Columns([phases, coding], padding=(0, 4)))
+    console.print(Columns([bandwidths, compute], padding=(0, 4)))
+    click.echo("devices: that many times as fast. coding: speedup with 1/k of its time and l k times the bytes.")
+
+
+def _findings(case: Case) -> Iterator[str]:
+    budget_s, times = coding_budget_s(case), needed_compression(case)
+    yield f"It pays {_where(pays(case))}."
+    if budget_s > 0:
+        coding_s = case.compression.coding_s(case.network.world_size)
+        yield f"Here it pays if encoding and decoding take less than {_ms(budget_s)} ms; they take {_ms(coding_s)}."
+    else:
+        yield "Here no encoding is fast enough: the payload alone takes too long."
+    if times == 1:
+        yield "Without compression all buckets but the last travel within the backward pass."
+    elif math.isfinite(times):
+        yield f"{times:.3g} times fewer bytes are enough for linear scaling: all buckets but the last are hidden."
+    else:
+        yield "No compression scales linearly: the latency of the buckets alone exceeds the backward pass."
+
+
+def _where(found: Pays) -> str:
+    if math.isinf(found.below):
+        return "at every bandwidth"
+    words = [f"below {_gbit(found.below)}"] * (found.below > 0)
+    words += [f"above {_gbit(found.above)}"] * math.isfinite(found.above)
+    return " and ".join(words) or "at no bandwidth"
+
+
+def _sweep(heading: str, cases: dict[str, Case]) -> Table:
+    table = _table(heading, "dense", "compr.", "speedup")
+    for label, case in cases.items():
+        table.add_row(label, _ms(case.dense().total_s), _ms(case.compressed().total_s), f"{case.speedup:.2f}")
+    return table
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
+    return table
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.4g}" if seconds < 10 else f"{1e3 * seconds:,.0f}"
+
+
+def _gbit(bytes_per_s: float) -> str:
+    return f"{bytes_per_s * 8 / 1e9:.3g} Gbit/s"

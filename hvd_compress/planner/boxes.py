@@ -1,0 +1,67 @@
+"""What runs when, for people: the spans of a strategy with their names, in the rows of a picture or a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hvd_compress.native.planner import Span
+from hvd_compress.planner.problem import LANES, Problem
+
+COMPUTATION = "computation"
+TERMS = (COMPUTATION, "compression", "communication")
+ROWS = (COMPUTATION, "compression: training device", "compression: host", "link within hosts", "link across hosts")
+"""As in the paper's Figure 2, from top to bottom. The first two share the training device."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A task that took some time.
+
+    Attributes:
+        tensor: its number in backward order; -1 for what is no tensor's.
+        name: of the tensor or bucket.
+        task: what is done, such as "allgather*@across".
+        lane: what was busy; one task at a time.
+        row: of a picture.
+        term: one of TERMS.
+    """
+
+    tensor: int
+    name: str
+    task: str
+    lane: str
+    row: str
+    term: str
+    start_ns: int
+    end_ns: int
+
+    @property
+    def ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+def boxes(problem: Problem, strategy: Sequence[int]) -> list[Box]:
+    """Return the timeline of a strategy, in the order in which tasks start."""
+    return list(_boxes(problem, strategy))
+
+
+def _boxes(problem: Problem, strategy: Sequence[int]) -> Iterator[Box]:
+    for span in problem.native.spans(strategy):
+        task, row, term = "backward", COMPUTATION, COMPUTATION
+        if span.task >= 0:
+            found = problem.options[strategy[span.tensor]].tasks[span.task]
+            task, row = str(found), _row(span, found.communicates)
+            term = TERMS[2] if found.communicates else TERMS[1]
+        name = problem.model.tensors[span.tensor].name
+        yield Box(span.tensor, name, task, LANES[span.lane], row, term, span.start_ns, span.end_ns)
+
+
+def _row(span: Span, communicates: bool) -> str:
+    assert communicates == (span.lane >= LANES.index("within"))
+    return ROWS[span.lane + 1]
+
+
+def seconds_by_term(found: Sequence[Box]) -> dict[str, float]:
+    """Return the seconds of all boxes of each term, summed."""
+    return {term: sum(box.ns for box in found if box.term == term) * 1e-9 for term in TERMS}

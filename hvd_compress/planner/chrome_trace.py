@@ -1,0 +1,39 @@
+"""A predicted timeline in Chrome's trace format, for chrome://tracing and Perfetto."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hvd_compress import schema
+from hvd_compress.planner.boxes import Box
+from hvd_compress.planner.problem import LANES
+
+PREDICTED = 1
+"""The process of the prediction; its rows are LANES."""
+
+
+def write(path: str | Path, found: Sequence[Box], title: str) -> None:
+    """Write a file with a row for each lane. Raises PlanError where it cannot be written."""
+    schema.write(path, {"traceEvents": list(events(found, title)), "displayTimeUnit": "ms"}, "trace")
+
+
+def events(found: Sequence[Box], title: str) -> Iterator[dict[str, Any]]:
+    """Yield records: complete events ("X"), with times in microseconds from the start of the backward pass."""
+    yield {"ph": "M", "name": "process_name", "pid": PREDICTED, "args": {"name": title}}
+    for row, lane in enumerate(LANES):
+        about = {"ph": "M", "pid": PREDICTED, "tid": row}
+        yield {**about, "name": "thread_name", "args": {"name": lane}}
+        yield {**about, "name": "thread_sort_index", "args": {"sort_index": row}}
+    for box in found:
+        yield {
+            "ph": "X",
+            "name": f"{box.name}: {box.task}",
+            "cat": box.term,
+            "pid": PREDICTED,
+            "tid": LANES.index(box.lane),
+            "ts": box.start_ns / 1e3,
+            "dur": box.ns / 1e3,
+            "args": {"tensor": box.tensor, "task": box.task},
+        }

@@ -1,0 +1,181 @@
+"""A plan that a job can run, from the files of a profile; beside it the best one without compression."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors import Compressor
+from hvd_compress.errors import PlanError
+from hvd_compress.planner.espresso import start
+from hvd_compress.planner.options import Constraints, Option
+from hvd_compress.planner.planning import Planned, plan
+from hvd_compress.planner.problem import Problem
+from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, SystemProfile, read
+from hvd_compress.planner.running import Run, runnable
+from hvd_compress.policies.plan import compressor_of
+
+NAMES = {"model": "model.json", "system": "system.json", "compressor": "compressor.json"}
+"""The files of a profile's directory."""
+TOLERANCE, HEADER_BYTES = 1.2, 256
+"""By how much a profile's payloads may differ from what the compressor says that it sends."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The planner's three inputs, and the files that they come from."""
+
+    files: Mapping[str, Path]
+    model: ModelProfile
+    system: SystemProfile
+    profile: CompressorProfile
+    compressor: Compressor
+
+    @classmethod
+    def read(cls, files: Mapping[str, Path]) -> Inputs:
+        """Read the files of NAMES. Raises PlanError that names the file, the path in it, and what was expected."""
+        model, system = read(files["model"], ModelProfile), read(files["system"], SystemProfile)
+        profile = read(files["compressor"], CompressorProfile)
+        _check_names(files["model"], model)
+        compressor = _compressor(files["compressor"], profile)
+        _check_payload(files["compressor"], profile, compressor, max(tensor.numel for tensor in model.tensors))
+        return cls(files, model, system, profile, compressor)
+
+    def runs(self, engine: str) -> dict[Option, Run]:
+        """Return what a job can run. Raises PlanError where that is nothing but what is not compressed."""
+        found = runnable(self.compressor, self.system, engine)
+        if not any(option.compressions for option in found):
+            raise PlanError(
+                f"{self.files['compressor']}: compressor: no scheme carries out an option of the tree with "
+                f"{self.compressor} over engine {engine!r}: it takes payloads that can be gathered in one round and "
+                "decompressed, such as those of topk"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Made:
+    """A plan for a job.
+
+    Attributes:
+        planned: the strategy.
+        dense: the best of those that give all buckets one uncompressed option, whatever the buckets.
+        runs: how each option is run.
+        model: without fusion.
+    """
+
+    planned: Planned
+    dense: Planned
+    runs: Mapping[Option, Run]
+    model: ModelProfile
+
+    @property
+    def step_us(self) -> float:
+        """Predicted time of a step: forward pass, backward pass and synchronisation; the optimizer is left out."""
+        return self.model.forward_us + self.planned.end_ns / 1e3
+
+    @property
+    def dense_us(self) -> float:
+        return self.model.forward_us + self.dense.end_ns / 1e3
+
+    @cached_property
+    def plain(self) -> Option:
+        """The uncompressed option that is best for these buckets, where all take the same."""
+        problem = self.planned.problem
+        return problem.options[start(problem).strategy[0]]
+
+    @cached_property
+    def gains_ns(self) -> list[int]:
+        """By bucket, how much longer the step would take if it alone travelled by `plain`."""
+        problem, strategy = self.planned.problem, self.planned.chosen.strategy
+        number = problem.number(self.plain)
+        others = [(*strategy[:at], number, *strategy[at + 1 :]) for at in range(len(strategy))]
+        return [end - self.planned.end_ns for end in problem.native.ends(others)]
+
+    @cached_property
+    def busy_ns(self) -> list[tuple[int, int]]:
+        """By bucket, how long all its tasks take by themselves: by `plain`, and as planned."""
+        problem = self.planned.problem
+        plain, planned = (_busy_ns(problem, s) for s in (problem.uniform(self.plain), self.planned.chosen.strategy))
+        return list(zip(plain, planned, strict=True))
+
+
+def make(
+    inputs: Inputs,
+    constraints: Constraints | None = None,
+    *,
+    engine: str = "mpi",
+    fusion: bool = True,
+    budget_s: float = 10.0,
+) -> Made:
+    """Return the best plan that is found among what can be run, by prediction never slower than without compression.
+
+    Args:
+        constraints: what the user allows of it.
+        engine: a name of `running.ENGINES`.
+        fusion: whether tensors may share buckets.
+        budget_s: seconds of the search. Where it is complete before, the same inputs give the same plan.
+
+    Raises:
+        PlanError: constraints name an option that cannot be run, or leave none.
+    """
+    runs, asked = inputs.runs(engine), constraints or Constraints()
+    names = {str(option) for option in runs if asked.allow(option)}
+    for name in asked.only:
+        if name not in {str(option) for option in runs}:
+            raise PlanError(
+                f"option {name!r} cannot be run with {inputs.compressor} over engine {engine!r}, or compresses on two "
+                f"devices; {len(runs)} options can, such as {str(next(iter(runs)))!r}"
+            )
+    if not names:
+        raise PlanError(f"no option that can be run is left: {asked}")
+    allowed = replace(asked, only=tuple(sorted(names)))
+    arguments = inputs.model, inputs.system, inputs.profile
+    dense = plan(*arguments, allowed, fusion=fusion, policies=(start,), budget_s=0.0)
+    found = plan(*arguments, allowed, fusion=fusion, budget_s=budget_s)
+    return Made(found, dense, runs, inputs.model)
+
+
+def _busy_ns(problem: Problem, strategy: Sequence[int]) -> list[int]:
+    found = [0] * len(problem.model.tensors)
+    for span in problem.native.spans(strategy):
+        if span.task >= 0:
+            found[span.tensor] += span.end_ns - span.start_ns
+    return found
+
+
+def _check_names(file: Path, model: ModelProfile) -> None:
+    counts = Counter(tensor.name for tensor in model.tensors)
+    for number, tensor in enumerate(model.tensors):
+        if counts[tensor.name] > 1:
+            raise PlanError(
+                f"{file}: tensors.{number}.name: {tensor.name!r} stands {counts[tensor.name]} times: names of "
+                "parameters, each once"
+            )
+
+
+def _compressor(file: Path, profile: CompressorProfile) -> Compressor:
+    try:
+        compressor = compressor_of(profile.compressor)
+    except ValueError as error:
+        raise PlanError(f"{file}: compressor: {error}") from None
+    if not compressor.compresses:
+        raise PlanError(f"{file}: compressor: {compressor} loses nothing: name one that compresses, such as topk")
+    return compressor
+
+
+def _check_payload(file: Path, profile: CompressorProfile, compressor: Compressor, numel: int) -> None:
+    """Raise PlanError where the payloads of a profile are not those of its compressor."""
+    said = profile.payload.per_tensor_bytes + profile.payload.per_element_bytes * numel
+    rounds = compressor.wire(Layout.of(numel))
+    true = sum(round_.nbytes for round_ in rounds)
+    least = true / TOLERANCE - HEADER_BYTES if all(round_.fixed for round_ in rounds) else 0.0
+    if not least <= said <= true * TOLERANCE + HEADER_BYTES:
+        raise PlanError(
+            f"{file}: payload: {said:,.0f} bytes for {numel:,} elements, where {compressor} sends {true:,}: measure "
+            "them again with the settings of `compressor`"
+        )

@@ -1,0 +1,313 @@
+"""Any option of Espresso's tree, task by task, over the groups of ranks that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors.base import Compressor, SingleRound
+from hvd_compress.compressors.draws import mixed
+from hvd_compress.compressors.finite import all_finite
+from hvd_compress.cost.paths import Path, Stage
+from hvd_compress.engines.base import Capabilities, Engine
+from hvd_compress.engines.layout import shard_lengths
+from hvd_compress.errors import ConfigError, located
+from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.payload import Payload
+from hvd_compress.schemes.base import Exchange, Scheme, Work, add_residual, send_residual
+from hvd_compress.schemes.groups import no_groups, same_place, within_host
+from hvd_compress.schemes.option import ROOT, Held, Holding, Task, members, parse, sent_to, walk
+from hvd_compress.schemes.packed import Packer, Template, template_of
+
+NEEDED = {"reduce": ("reduce_scatter", "gather")}
+"""Verbs that a collective is made of, where an engine does not have it itself."""
+
+
+@dataclass(frozen=True)
+class ByOption(Scheme):
+    """Carries out an option of the decision tree of Espresso (Wang et al. 2023, section 4.2), which names the path.
+
+    `schemes.option` says what its tasks are, and what each rank holds between them. Tensors travel in fp32, and in the
+    gradient's dtype where a last collective brings the result to all. A reduce is a reduce-scatter and a gather of the
+    shards.
+
+    Error feedback: each rank adds its residual to its gradient, and what a compression loses is remembered by the rank
+    that compresses; of several that compress the same sum, by the first.
+    """
+
+    compressor: Compressor
+    path: Path
+    names = ()
+    by_name = True
+
+    def __post_init__(self) -> None:
+        compressions = sum(task.verb == "comp" for task in parse(self.path.scheme))
+        if bool(compressions) != self.compressor.compresses:
+            words = "compresses" if compressions else "does not compress"
+            raise ConfigError(f"option {self.path.scheme!r} {words}, and the compressor is {self.compressor}")
+
+    @classmethod
+    def means(cls, name: str) -> bool:
+        return "@" in name and bool(parse(name))
+
+    @classmethod
+    def carries(cls, compressor: Compressor) -> bool:
+        """What can be compressed in parts, again and again: one payload of known size, which adds up, and no state."""
+        layout = Layout.of((64, 64))
+        if not compressor.compresses:
+            return not compressor.new_state(layout, torch.device("cpu")) and compressor.kind == "cast"
+        single = isinstance(compressor, SingleRound) and compressor.adds_up
+        return (
+            single
+            and all(round_.fixed for round_ in compressor.wire(layout))
+            and not compressor.new_state(layout, torch.device("cpu"))
+        )
+
+    @classmethod
+    def obstacle(cls, can: Capabilities) -> str:
+        return no_groups(can)
+
+    @classmethod
+    def variants(cls, compressor: Compressor, layout: Layout, can: Capabilities) -> Sequence[Path]:
+        return ()
+
+    @classmethod
+    def runs(cls, compressor: Compressor, path: Path, layout: Layout, can: Capabilities) -> bool:
+        tasks = parse(path.scheme)
+        grouped = any(task.link not in ("", "all") for task in tasks)
+        needed = {verb for task in tasks if task.link for verb in NEEDED.get(task.verb, (task.verb,))}
+        runs = cls.carries(compressor) and needed <= set(can.verbs) and not (grouped and no_groups(can))
+        if runs:
+            walk(path.scheme, layout.numel, can.hosts)
+        return runs
+
+    def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:
+        return self.stages_on(layout, range(world_size))
+
+    def stages_on(self, layout: Layout, hosts: Sequence[int]) -> tuple[Stage, ...]:
+        """Return those of the first rank, which waits in none."""
+        rows = walk(self.path.scheme, layout.numel, tuple(hosts))
+        found: list[Stage] = []
+        for task, row in zip(parse(self.path.scheme), rows, strict=False):
+            ranks = len(members(task.link, hosts, ROOT)) if task.link else 1
+            if ranks == 1 or not row[ROOT]:
+                continue
+            size = sum(self._bytes(task, held, layout) for held in row[ROOT])
+            verbs = NEEDED.get(task.verb, (task.verb,))
+            found += [Stage(verb, "auto", size / (1 if verb == verbs[0] else ranks), ranks) for verb in verbs]
+        return tuple(found)
+
+    def _bytes(self, task: Task, held: Held, layout: Layout) -> float:
+        if not task.compressed:
+            return 4 * held.numel
+        return sum(round_.nbytes for round_ in self.compressor.wire(layout.part(held.part)))
+
+    def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
+        assert len(work.hosts) == world_size, "nobody has located the engine"
+        return _OptionExchange(self, work, rank)
+
+
+class _OptionExchange(Exchange):
+    """One bucket on its way: what this rank holds, as a tensor or as payloads, and how many tasks are done."""
+
+    def __init__(self, scheme: ByOption, work: Work, rank: int) -> None:
+        self._name, self._compressor = scheme.path.scheme, scheme.compressor
+        self._work, self._rank = work, rank
+        self._tasks = parse(self._name)
+        self._rows = walk(self._name, work.gradient.numel(), work.hosts)
+        self._packer = Packer(work)
+        self._values = torch.empty(0)  # of the part that this rank holds, where compression runs
+        self._payloads: list[Payload] = []  # as many as it holds
+        self._sent: list[torch.Tensor] = []  # of the collective that comes next
+        self._received: Sequence[torch.Tensor] | None = None  # of the collective before
+        self._kept: list[torch.Tensor] = []  # a stream may still read them
+        self._done = 0  # tasks
+        self._finished = False  # whether values are those of the result
+
+    def encode(self) -> None:
+        work = self._work
+        if not self._compressor.error_feedback:
+            send_residual(self._compressor, work)
+        self._values = work.gradient.float()  # itself where it is fp32
+        if self._compressor.error_feedback and self._tasks[0].link:
+            add_residual(work, self._values, slice(None))
+        self._compute()
+
+    def communicate(self, engine: Engine) -> None:
+        groups = {"all": engine}
+        if any(task.link not in ("", "all") for task in self._tasks):
+            groups |= {"within": within_host(engine), "across": same_place(engine)}
+        while True:
+            task = self._tasks[self._done]
+            if groups[task.link].world_size > 1 and any(self._of_group(self._done)):
+                self._received = self._launch(groups[task.link], task)
+            if not any(task.link for task in self._tasks[self._done + 1 :]):
+                return
+            with self._work.lane.between_collectives():
+                self._arrive()
+                self._compute()
+
+    def decode(self) -> torch.Tensor:
+        self._arrive()
+        self._compute()
+        gradient = self._work.gradient
+        if gradient.numel():
+            self._finish()
+            if self._values is not gradient:
+                gradient.copy_(self._values)
+        return all_finite(gradient)
+
+    def _held(self, number: int) -> Holding:
+        """Return what this rank holds before a task."""
+        return self._rows[number][self._rank]
+
+    def _of_group(self, number: int) -> list[Holding]:
+        """Return what the members of a collective hold before it."""
+        group = members(self._tasks[number].link, self._work.hosts, self._rank)
+        return [self._rows[number][rank] for rank in group]
+
+    def _compute(self) -> None:
+        """Compress and decompress until the next collective, and prepare what it sends."""
+        while self._done < len(self._tasks) and not self._tasks[self._done].link:
+            if self._tasks[self._done].verb == "comp":
+                self._compress()
+            else:
+                self._decompress()
+            self._done += 1
+        if self._done < len(self._tasks):
+            self._prepare(self._tasks[self._done])
+
+    def _compress(self) -> None:
+        self._payloads = []
+        for whole in self._held(self._done):
+            for piece in self._held(self._done + 1):
+                values = self._values[piece.start - whole.start : piece.stop - whole.start]
+                self._payloads.append(self._compressed(piece, values))
+        self._kept.append(self._values)
+
+    def _compressed(self, piece: Held, values: torch.Tensor) -> Payload:
+        """Return a payload, and remember what it loses: of several ranks that have the same sum, the first does."""
+        work, number = self._work, self._done
+        same = [rank for rank, holding in enumerate(self._rows[number + 1]) if piece in holding]
+        inner = replace(
+            work,
+            gradient=values,
+            layout=work.layout.part(piece.part),
+            bucket=work.bucket if number == 0 and not piece.start else mixed(work.bucket, number, piece.start) >> 33,
+            rank=same[0],
+            coefficient=1.0,
+            state=BucketState(),
+        )
+        if not self._compressor.error_feedback:
+            return next(self._compressor.rounds(inner))
+        assert work.residual is not None
+        assert work.pending is not None
+        if number == 0:
+            own = BucketState(Residual(work.residual[piece.part], work.pending[piece.part]))
+            return next(self._compressor.rounds(replace(inner, state=own)))
+        lost = Residual(torch.zeros_like(values), torch.empty_like(values))
+        payload = next(self._compressor.rounds(replace(inner, state=BucketState(lost))))
+        if same[0] == self._rank:
+            work.pending[piece.part].add_(lost.pending)
+        return payload
+
+    def _decompress(self) -> None:
+        for whole in self._held(self._done + 1):
+            self._values = torch.empty(whole.numel, dtype=torch.float32, device=self._work.lane.device)
+        of_part: dict[tuple[int, int], list[Payload]] = {}
+        for held, payload in zip(self._held(self._done), self._payloads, strict=True):
+            of_part.setdefault((held.start, held.stop), []).append(payload)
+        for (start, stop), payloads in of_part.items():
+            assert isinstance(self._compressor, SingleRound)
+            out = self._values[start - whole.start : stop - whole.start]
+            with located(lambda: f"option {self._name!r}, task {self._done + 1}"):
+                self._compressor.sum_into(out, payloads, 1.0, self._work.layout.part(slice(start, stop)))
+
+    def _prepare(self, task: Task) -> None:
+        """Bring to where the engine takes it what this rank sends."""
+        lane, number, held = self._work.lane, self._done, self._held(self._done)
+        name = f"sent {number}"
+        if task.compressed and task.verb == "alltoall":
+            ranks, own = len(self._of_group(number)), dict(zip(held, self._payloads, strict=True))
+            outgoing = [[own[one] for one in sent_to(held, ranks, member)] for member in range(ranks)]
+            self._sent = [self._packer.pack_all(f"{name} to {to}", payloads) for to, payloads in enumerate(outgoing)]
+        elif task.compressed:
+            self._sent = [self._packer.pack_all(name, self._payloads)]
+        else:
+            if number == len(self._tasks) - 1 and task.verb in ("allgather", "broadcast"):
+                self._finish()
+            self._kept.append(self._values)
+            self._sent = [lane.post(name, self._values if held else self._values[:0])]
+
+    def _launch(self, engine: Engine, task: Task) -> Sequence[torch.Tensor]:
+        """Run a collective, and return what this rank receives, by member of the group."""
+        holdings = self._of_group(self._done)
+        if not task.compressed:
+            return self._launch_plain(engine, task.verb, [sum(held.numel for held in holding) for holding in holdings])
+        if task.verb == "alltoall":
+            own = [self._bytes(sent_to(holding, len(holdings), engine.rank)) for holding in holdings]
+            return engine.alltoall(self._sent, own)
+        lengths = [self._bytes(holding) for holding in holdings]
+        if task.verb == "allgather":
+            inbox = self._work.lane.inbox(f"received {self._done}", sum(lengths), torch.uint8)
+            return engine.allgather(self._sent[0], lengths, out=inbox)
+        if task.verb == "gather":
+            return engine.gather(self._sent[0], ROOT, lengths) or []
+        return self._broadcast(engine, lengths[ROOT])
+
+    def _launch_plain(self, engine: Engine, verb: str, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
+        sent = self._sent[0]
+        if verb == "allreduce":
+            engine.allreduce(sent)
+            return [sent]
+        if verb == "allgather":
+            return engine.allgather(sent, lengths)
+        if verb == "broadcast":
+            return self._broadcast(engine, lengths[ROOT])
+        shard = engine.reduce_scatter(sent)
+        if verb == "reduce_scatter":
+            return [shard]
+        return engine.gather(shard, ROOT, shard_lengths(sent.numel(), engine.world_size)) or []
+
+    def _broadcast(self, engine: Engine, length: int) -> Sequence[torch.Tensor]:
+        sent = self._sent[0]
+        if engine.rank != ROOT:
+            sent = self._work.lane.buffer(f"received {self._done}", length, sent.dtype)
+        engine.broadcast(sent, ROOT)
+        return [sent]
+
+    def _arrive(self) -> None:
+        """Take what the last collective has left, if there was one."""
+        number, received, self._received = self._done, self._received, None
+        self._done += 1
+        if received is None:
+            return
+        lane, task = self._work.lane, self._tasks[number]
+        if not task.compressed:
+            parts = [lane.fetch(part) for part in received if part.numel()]
+            self._values = parts[0] if len(parts) == 1 else torch.cat([self._values[:0], *parts])
+            return
+        group = members(task.link, self._work.hosts, self._rank)
+        senders = group[: len(received)]  # of a broadcast the root
+        self._payloads = []
+        for rank, packed in zip(senders, received, strict=True):
+            holding = self._rows[number][rank]
+            if task.verb == "alltoall":
+                holding = sent_to(holding, len(group), group.index(self._rank))
+            self._payloads += self._packer.unpack_all(rank, packed, [self._template(held) for held in holding])
+
+    def _template(self, held: Held) -> Template:
+        assert isinstance(self._compressor, SingleRound)
+        return template_of(self._compressor, self._work.layout.part(held.part))
+
+    def _bytes(self, holding: Holding) -> int:
+        return sum(self._template(held).packed_bytes for held in holding)
+
+    def _finish(self) -> None:
+        """Values are the sum over all ranks, of some part: make the result of them."""
+        if not self._finished:
+            self._finished = True
+            self._values = self._values.mul_(self._work.scale).to(self._work.gradient.dtype)

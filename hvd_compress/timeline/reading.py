@@ -1,0 +1,102 @@
+"""Steps from a timeline's file: what trace.py wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvd_compress.errors import ConfigError
+from hvd_compress.timeline.trace import PHASES, TRAINING
+
+
+@dataclass(frozen=True)
+class TracedSpan:
+    """Something that took time, in microseconds since the timeline's start.
+
+    Attributes:
+        bucket: its name; empty for the thread that trains.
+        phase: one of PHASES, or what the training did: FORWARD, BACKWARD, WAIT.
+        call: the collective, such as MPI_ALLREDUCE, of a span within COMMUNICATE; empty for the phase itself.
+    """
+
+    bucket: str
+    phase: str
+    call: str
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """All spans of one step."""
+
+    number: int
+    spans: tuple[TracedSpan, ...]
+
+    def training(self, phase: str) -> TracedSpan:
+        """Return what the training did. Raises ConfigError where it is not in the file."""
+        found = [span for span in self.spans if not span.bucket and span.phase == phase]
+        if not found:
+            raise ConfigError(f"step {self.number} of the timeline has no {phase}")
+        return found[0]
+
+    @property
+    def us(self) -> float:
+        """From the end of the step before to its own."""
+        return self.training("WAIT").end_us - self.training("FORWARD").start_us
+
+
+def read(path: str | Path) -> list[TracedStep]:
+    """Read a file that HVD_COMPRESS_TIMELINE names. Raises ConfigError where it is none, or holds no step."""
+    try:
+        records = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read the timeline {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is no timeline: not JSON ({error})") from None
+    try:
+        steps = _steps(records)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ConfigError(
+            f"{path} is no timeline of hvd_compress ({type(error).__name__}: {error}): HVD_COMPRESS_TIMELINE writes one"
+        ) from None
+    if not steps:
+        raise ConfigError(f"{path} holds no step: one in HVD_COMPRESS_TIMELINE_EVERY is written, 10 by default")
+    return steps
+
+
+def _steps(records: Sequence[Mapping[str, Any]]) -> list[TracedStep]:
+    called = (record for record in records if record.get("name") == "process_name")
+    names = {record["pid"]: _bucket(record["args"]["name"]) for record in called}
+    found: dict[int, list[TracedSpan]] = defaultdict(list)
+    for step, pid, phase, call, start, end in _pairs(records):
+        found[step].append(TracedSpan("" if pid == TRAINING else names[pid], phase, call, start, end))
+    return [TracedStep(number, tuple(spans)) for number, spans in sorted(found.items())]
+
+
+def _pairs(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, str, str, float, float]]:
+    """Yield step, process, phase, call, and times. B and E of a row are nested; a call has its step from the phase."""
+    open_: dict[tuple[int, int], list[Mapping[str, Any]]] = defaultdict(list)
+    for record in records:
+        if record["ph"] not in "BE":
+            continue
+        stack = open_[record["pid"], record["tid"]]
+        if record["ph"] == "B":
+            stack.append(record)
+            continue
+        begin = stack.pop()
+        phase = stack[0] if stack else begin
+        named = phase["name"] if record["pid"] == TRAINING else PHASES[record["tid"] - 1]
+        call = begin["name"] if stack else ""
+        yield phase["args"]["step"], record["pid"], named, call, begin["ts"], record["ts"]
+
+
+def _bucket(process: str) -> str:
+    """Return the name of a bucket from that of its process: "bucket 3 (first.weight and 2 more)"."""
+    found = re.fullmatch(r"bucket \d+ \((.*)\)", process)
+    return found[1] if found else ""

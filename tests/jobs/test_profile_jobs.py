@@ -1,0 +1,80 @@
+"""Whole jobs that are profiled: by mpirun, by horovodrun, by torchrun, and through `hvd-compress profile`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvd_compress.planner.planning import plan
+from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, SystemProfile, read
+from tests.jobs.launch import CHECKOUT, LAUNCHERS, LIMIT_S, Job, launch
+
+STEPS, SKIP = "4", "2"
+FRONT_ENDS = [("mpirun", "horovod", 4), ("horovodrun", "horovod", 2), ("torchrun", "ddp", 2)]
+"""Launcher, front end, and ranks."""
+
+
+def profiled(launcher: str, front_end: str, folder: Path, ranks: int, *arguments: str) -> Job:
+    variables = {"HVD_COMPRESS_PROFILE": str(folder), "HVD_COMPRESS_CALIBRATION_S": "0.1"}
+    return launch(
+        launcher, "profiled", front_end, *arguments, ranks=ranks,
+        HVD_COMPRESS_PROFILE_STEPS=STEPS, HVD_COMPRESS_PROFILE_SKIP=SKIP, **variables,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("launcher", "front_end", "ranks"), FRONT_ENDS)
+def test_a_profile_of_a_job_is_written_and_planned_with(
+    launcher: str, front_end: str, ranks: int, tmp_path: Path
+) -> None:
+    """And what is trained is what an unprofiled job trains, on all ranks."""
+    job = profiled(launcher, front_end, tmp_path, ranks)
+    assert job.status == 0, job.output
+    plain = launch(launcher, "profiled", front_end, ranks=ranks)
+    trained = [re.findall(r"trained to (\w{64})", output) for output in (job.output, plain.output)]
+    assert len(trained[0]) == len(trained[1]) == ranks
+    assert len({*trained[0], *trained[1]}) == 1
+    assert "the profile is complete, and training goes on" in job.output
+
+    model, system = read(tmp_path / "model.json", ModelProfile), read(tmp_path / "system.json", SystemProfile)
+    assert (model.model, model.steps) == ("profiled", int(STEPS))
+    assert {tensor.name.removeprefix("module.") for tensor in model.tensors} == {
+        f"{layer}.{part}" for layer in (0, 2, 4) for part in ("weight", "bias")
+    }
+    assert [tensor.name for tensor in model.tensors][-1].startswith("0."), "the first layer's gradients are the last"
+    assert (system.hosts, system.ranks_per_host) == (1, ranks)
+    assert {curve["verb"] for curve in system.within.curves} >= {"allreduce", "reduce_scatter", "allgather", "alltoall"}
+    planned = plan(model, system, read(tmp_path / "compressor.json", CompressorProfile), budget_s=0.2)
+    assert planned.end_ns > 0
+
+
+def test_a_rank_without_the_variable_ends_all_of_them(tmp_path: Path) -> None:
+    job = profiled("mpirun", "horovod", tmp_path, 3, "1")
+    assert job.status != 0
+    assert job.survivors == []
+    for rank in range(3):
+        told = rf"\[rank {rank}\] ConfigError: .*settings differ between ranks: HVD_COMPRESS_PROFILE is a profile of "
+        assert re.search(told + ".*on ranks 0, 2 and not set on rank 1", job.output), job.output
+
+
+def test_the_command_says_what_was_found(tmp_path: Path) -> None:
+    program = [sys.executable, str(CHECKOUT / "tests" / "jobs" / "programs" / "profiled.py"), "horovod"]
+    profile = ["profile", "--steps", STEPS, "--skip", SKIP, "--compressor", "efsign", "-o", str(tmp_path / "found")]
+    command = [sys.executable, "-c", "from hvd_compress.cli.main import main; main()", *profile]
+    environment = {
+        **os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1", "HVD_COMPRESS_CALIBRATION_S": "0.1", "JOB_FOLDER": str(tmp_path),
+        "PYTHONPATH": str(CHECKOUT),
+    }  # fmt: skip
+    done = subprocess.run(
+        [*command, "--", *LAUNCHERS["mpirun"], "2", *program],
+        env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "model.json: 6 tensors, 2,603 elements, 4 steps; forward " in done.stdout
+    assert "compressor.json: efsign, training: compress " in done.stdout
+    assert "system.json: 1 host(s) of 2 rank(s); within: alpha " in done.stdout

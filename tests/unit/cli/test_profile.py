@@ -1,0 +1,149 @@
+"""`hvd-compress profile`, with programs that pretend to be a training."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from hvd_compress.cli.main import main
+
+LIMIT_S = 600.0
+"""Only what hangs takes so long."""
+WRITES = """
+import os, sys, time
+from pathlib import Path
+from hvd_compress.planner.profiles import CompressorProfile, DeviceTimes, ModelProfile, Times
+from hvd_compress.profiler.job import write_profile
+folder = Path(os.environ["HVD_COMPRESS_PROFILE"])
+times = Times(numel=(1, 1000), us=(10.0, 20.0))
+compressor = {"name": "topk", "ratio": 0.01}
+device = DeviceTimes(compress=times, decompress=times)
+tensors = [{"name": "weight", "numel": 2000, "backward_us": 1500.0}]
+write_profile(
+    folder,
+    ModelProfile(model="played", tensors=tensors, steps=7, forward_us=2500.0),
+    CompressorProfile(compressor=compressor, payload={"per_element_bytes": 0.08}, devices={"training": device}),
+    None,
+)
+"""
+"""A training that writes a profile."""
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["profile", *arguments])
+
+
+def python(code: str) -> list[str]:
+    return ["--", sys.executable, "-c", code]
+
+
+def test_the_program_sees_what_was_asked_for(tmp_path: Path) -> None:
+    code = f"import json, os; open({str(tmp_path / 'seen')!r}, 'w').write(json.dumps(dict(os.environ)))"
+    options = ["--steps", "7", "--skip", "0", "--compressor", "topk:ratio=0.1", "-o", os.path.relpath(tmp_path / "a")]
+    run(*options, *python(code))
+    seen = json.loads((tmp_path / "seen").read_text())
+    found = {name.removeprefix("HVD_COMPRESS_"): value for name, value in seen.items() if "HVD_COMPRESS_PRO" in name}
+    assert found == {
+        "PROFILE": str(tmp_path / "a"),
+        "PROFILE_STEPS": "7",
+        "PROFILE_SKIP": "0",
+        "PROFILE_COMPRESSOR": "topk:ratio=0.1",
+    }
+
+
+def test_what_was_found_is_said(tmp_path: Path) -> None:
+    done = run("-o", str(tmp_path), *python(WRITES))
+    assert done.exit_code == 0
+    assert "model.json: 1 tensors, 2,000 elements, 7 steps; forward 2.5 ms, backward 1.5 ms" in done.output
+    assert "compressor.json: topk, training: compress 0.03 ms, decompress 0.03 ms for 2,000 elements" in done.output
+    assert "system.json" not in done.output
+
+
+def test_the_exit_code_of_the_program_is_passed_on(tmp_path: Path) -> None:
+    assert run("-o", str(tmp_path), *python(WRITES + "sys.exit(7)")).exit_code == 7
+    done = run("-o", str(tmp_path), *python("import sys; sys.exit(7)"))
+    assert done.exit_code == 7
+    assert "Error: no profile" in done.output
+
+
+def test_a_program_that_trains_nothing_gives_no_profile(tmp_path: Path) -> None:
+    done = run("-o", str(tmp_path), *python("pass"))
+    assert done.exit_code == 2
+    assert "no profile: 0 of 110 steps were seen: no optimizer of hvd_compress.torch" in done.output
+    assert "-x HVD_COMPRESS_PROFILE_STEPS" in done.output
+
+
+def test_a_training_that_ends_too_early_is_told_so(tmp_path: Path) -> None:
+    tells = f"open({str(tmp_path / 'progress.json')!r}, 'w').write('{{\"steps\": 37, \"of\": 110}}')"
+    done = run("-o", str(tmp_path), *python(tells))
+    assert done.exit_code == 2
+    assert "no profile: 37 of 110 steps were seen: train longer, or pass smaller --steps and --skip" in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_of_an_earlier_run_are_no_profile_of_this_one(tmp_path: Path) -> None:
+    assert run("-o", str(tmp_path), *python(WRITES)).exit_code == 0
+    before = (tmp_path / "model.json").read_text()
+    assert run("-o", str(tmp_path), *python("pass")).exit_code == 2
+    assert (tmp_path / "model.json").read_text() == before
+
+
+def test_the_program_is_ended_where_that_was_asked_for(tmp_path: Path) -> None:
+    """At once, though it would sleep for an hour, and though it does not end well."""
+    code = WRITES + f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(3600)"
+    done = run("--stop", "-o", str(tmp_path / "profile"), *python(code))
+    assert done.exit_code == 0, done.output
+    assert "model.json: 1 tensors" in done.output
+    pid = tmp_path / "pid"
+    if pid.exists():
+        assert not Path("/proc", pid.read_text()).exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--compressor", "gzip"], "unknown compressor 'gzip'"),
+        (["--compressor", "powersgd:rank=2"], "profile another compressor"),
+        (["--steps", "0"], "--steps"),
+        (["--skip", "-1"], "--skip"),
+    ],
+)
+def test_bad_options_are_refused_before_the_program_runs(arguments: list[str], words: str, tmp_path: Path) -> None:
+    code = f"open({str(tmp_path / 'seen')!r}, 'w')"
+    done = run(*arguments, "-o", str(tmp_path / "profile"), *python(code))
+    assert done.exit_code == 2
+    assert words in done.output
+    assert not (tmp_path / "seen").exists()
+
+
+def test_no_program_and_no_folder(tmp_path: Path) -> None:
+    assert run("-o", str(tmp_path)).exit_code == 2
+    done = run("-o", str(tmp_path), "--", "/no/such/program")
+    assert done.exit_code == 2
+    assert "cannot run '/no/such/program': No such file" in done.output
+    (tmp_path / "file").touch()
+    done = run("-o", str(tmp_path / "file" / "profile"), *python("pass"))
+    assert done.exit_code == 2
+    assert "cannot write to the folder" in done.output
+
+
+def test_who_ends_the_command_ends_the_program(tmp_path: Path) -> None:
+    code = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()) + ' '); time.sleep(3600)"
+    command = [sys.executable, "-c", "from hvd_compress.cli.main import main; main()", "profile"]
+    process = subprocess.Popen([*command, "-o", str(tmp_path / "profile"), *python(code)], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + LIMIT_S
+    pid = tmp_path / "pid"
+    while not (pid.exists() and pid.read_text().endswith(" ")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
+    assert not Path("/proc", pid.read_text().strip()).exists()

@@ -1,0 +1,201 @@
+"""`hvd-compress whatif`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from hvd_compress.cli.main import main
+
+TENSORS = [
+    {"name": "bias", "numel": 1000, "backward_us": 10_000},
+    {"name": "weight", "numel": 20_000_000, "backward_us": 90_000},
+]
+MODEL: dict[str, Any] = {"model": "tiny [red]net", "tensors": TENSORS}
+TIMES = {"numel": [1000, 100_000_000], "us": [10.0, 40_000.0]}
+COMPRESSOR: dict[str, Any] = {
+    "compressor": {"name": "topk", "ratio": 0.01},
+    "payload": {"per_element_bytes": 0.08},
+    "devices": {"training": {"compress": TIMES, "decompress": TIMES}},
+}
+LINK = {"alpha_us": 10.0, "bytes_per_s": 1.25e9}
+NETWORK = ("--world-size", "8", "--bandwidth", "5gbit", "--latency", "10us")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return _written(tmp_path / "model.json", MODEL)
+
+
+def _written(path: Path, said: dict[str, Any]) -> Path:
+    path.write_text(json.dumps(said))
+    return path
+
+
+def whatif(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "100"}).invoke(main, ["whatif", *map(str, arguments)])
+
+
+def answers(*arguments: object) -> dict[str, Any]:
+    result = whatif(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.output)
+    return found
+
+
+def test_json_by_hand(model: Path) -> None:
+    """80.004 MB in 4 buckets; dense: 3 buckets of 26.2144 MB and one of 1.3608; 7/8 * 2 of that at 625 MB/s."""
+    found = answers(model, *NETWORK, "--payload", "1%", "--encode", "20ms", "--decode", "1ms")
+    assert found["buckets"] == 4
+    assert found["gradient_bytes"] == 4 * 20_001_000
+    latency_s, per_byte_s = 14 * 10e-6, 1.75 / 625e6
+    transfer_s = 4 * latency_s + 80_004_000 * per_byte_s
+    assert found["dense"]["total_s"] == pytest.approx(transfer_s)
+    compressed_s = 0.1 + 0.021 + latency_s + 800_040 * per_byte_s
+    assert found["compressed"]["total_s"] == pytest.approx(compressed_s)
+    assert found["speedup"] == pytest.approx(transfer_s / compressed_s)
+    there = found["pays_below_bytes_per_s"]
+    assert 4 * latency_s + 1.75 * 80_004_000 / there == pytest.approx(0.121 + latency_s + 1.75 * 800_040 / there)
+    assert found["pays_above_bytes_per_s"] is None
+    assert found["coding_budget_s"] == pytest.approx(transfer_s - compressed_s + 0.021)
+    assert found["compute"][0]["times"] == 1
+    assert found["compute"][0]["speedup"] == pytest.approx(found["speedup"])
+    assert {row["l"] for row in found["tradeoff"]} == {1, 2, 3}
+    assert [row["dense"]["total_s"] for row in found["bandwidths"]] == sorted(
+        (row["dense"]["total_s"] for row in found["bandwidths"]), reverse=True
+    )
+
+
+def test_one_screen_says_whether_it_pays(model: Path) -> None:
+    result = whatif(model, *NETWORK, "--payload", "1%", "--encode", "20ms")
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0].startswith("a payload of 1% would pay for tiny [red]net: 122.4 ms a step instead of 224.6, 1.84")
+    assert len(lines) <= 35
+    assert max(map(len, lines)) <= 100
+    assert any(line.startswith("- It pays below 9.") for line in lines)
+    slower = whatif(model, *NETWORK, "--payload", "1%", "--encode", "200ms")
+    assert "would not pay for" in slower.output
+
+
+def test_a_compressor_by_its_name(model: Path) -> None:
+    found = answers(model, *NETWORK, "--compressor", "topk:ratio=0.01", "--encode", "5ms")
+    assert found["compression"] == {"name": "topk:ratio=0.01", "payload_bytes": 8 * 200_010, "summable": False}
+    by_hand = answers(model, *NETWORK, "--payload", 8 * 200_010, "--gather", "--encode", "5ms")
+    assert by_hand["compressed"] == found["compressed"]
+
+
+def test_a_measured_compressor_and_system(model: Path, tmp_path: Path) -> None:
+    compressor = _written(tmp_path / "compressor.json", COMPRESSOR)
+    system = {"hosts": 4, "ranks_per_host": 2, "within": LINK | {"bytes_per_s": 1e10}, "across": LINK}
+    found = answers(model, "--system", _written(tmp_path / "system.json", system), "--compressor-profile", compressor)
+    assert found["network"] == {"alpha_s": pytest.approx(1e-5), "bytes_per_s": pytest.approx(1.25e9), "world_size": 8}
+    assert found["compression"]["payload_bytes"] == pytest.approx(0.08 * 20_001_000)
+    assert found["compressed"]["decode_s"] == pytest.approx(8 * found["compressed"]["encode_s"])
+
+
+def test_the_backward_pass_can_be_given(model: Path) -> None:
+    assert answers(model, *NETWORK, "--payload", "1%", "--backward", "1s")["compressed"]["backward_s"] == 1.0
+
+
+def test_nothing_to_compute_and_nothing_to_send_is_no_crash(model: Path) -> None:
+    found = answers(model, *NETWORK[:4], "--payload", "0%", "--backward", "0ms")
+    assert found["speedup"] is None
+    assert whatif(model, *NETWORK[:4], "--payload", "0%", "--backward", "0ms").exit_code == 0
+
+
+def test_pictures(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "plots"
+    result = whatif(model, *NETWORK, "--payload", "1%", "--plots", folder)
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in folder.iterdir()} == {
+        f"{name}.png" for name in ("ranks", "needed", "bandwidth", "compute", "tradeoff")
+    }
+    for path in folder.iterdir():
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert f"wrote {path}" in result.output.replace("\n", "")
+
+
+def test_pictures_of_what_has_no_crossover(model: Path, tmp_path: Path) -> None:
+    for options in (("--payload", "0%"), ("--payload", "200%"), ("--backward", "0ms", "--payload", "1%")):
+        result = whatif(model, *NETWORK, *options, "--plots", tmp_path / "plots")
+        assert result.exit_code == 0, result.output
+
+
+def test_pictures_that_cannot_be_written(model: Path) -> None:
+    result = whatif(model, *NETWORK, "--payload", "1%", "--plots", model / "plots")
+    assert result.exit_code == 2
+    assert "cannot write" in result.output
+
+
+def test_numbers_alone_import_no_torch(model: Path) -> None:
+    arguments = ["whatif", str(model), *NETWORK, "--payload", "1%"]
+    script = f"import sys; from hvd_compress.cli.main import main; main({arguments!r}, standalone_mode=False); "
+    done = subprocess.run([sys.executable, "-c", script + "assert 'torch' not in sys.modules"], capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+PAYLOAD = ("--payload", "1%")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ((*NETWORK,), "which compression? Give one of --compressor, --payload and --compressor-profile"),
+        ((*NETWORK, *PAYLOAD, "--compressor", "signsgd"), "which compression?"),
+        (PAYLOAD, "which network? Give --world-size and --bandwidth, or --system"),
+        (("--world-size", 1, "--bandwidth", "1gbit", *PAYLOAD), "with one rank nothing is communicated"),
+        (("--world-size", 0, "--bandwidth", "1gbit", *PAYLOAD), "--world-size"),
+        (("--world-size", 2, "--bandwidth", "0gbit", *PAYLOAD), "must be more than zero"),
+        (("--world-size", 2, "--bandwidth", "10", *PAYLOAD), "bandwidth '10' has no unit: write it as 5gbit"),
+        ((*NETWORK, *PAYLOAD, "--latency", "-1ms"), "must be a finite number that is not negative"),
+        ((*NETWORK, *PAYLOAD, "--encode", "-45ms"), "encode '-45ms' must be a finite number that is not negative"),
+        ((*NETWORK, *PAYLOAD, "--encode", "45"), "encode '45' has no unit: write it as 45ms"),
+        ((*NETWORK, *PAYLOAD, "--backward", "nanms"), "backward 'nanms' must be a finite number"),
+        ((*NETWORK, *PAYLOAD, "--gamma", "0.5"), "gamma = 0.5 must be finite and at least 1"),
+        ((*NETWORK, *PAYLOAD, "--bucket-mb", "0"), "bucket_bytes = 0.0 must be finite and more than 0"),
+        ((*NETWORK, "--payload", "much"), "'much' is not a number of elements"),
+        ((*NETWORK, "--payload", "-1%"), "at least 0"),
+        ((*NETWORK, *PAYLOAD, "--system", "system.json"), "--system says what --world-size says"),
+        ((*NETWORK, "--compressor", "topk", "--gather"), "--gather is for --payload"),
+        ((*NETWORK, "--compressor", "topkk"), "unknown compressor 'topkk'; known are cast, topk"),
+        (
+            (*NETWORK, "--compressor", "topk:share=0.1"),
+            "topk has no setting 'share'; it has values, ",
+        ),
+        ((*NETWORK, "--compressor", "topk:ratio=2"), "outside (0, 1]"),
+        ((*NETWORK, "--compressor", "topk:0.01"), "'0.01' is no setting, such as ratio=0.01"),
+        ((*NETWORK, "--compressor", "powersgd"), "tensors.0.shape of 'bias'"),
+        ((*NETWORK, "--compressor-profile", "missing.json"), "cannot read the profile of a compressor missing.json"),
+        ((*NETWORK, "--compressor-profile", "x.json", "--encode", "1ms"), "leave out --encode and --decode"),
+    ],
+)
+def test_bad_input_is_one_clear_message(model: Path, options: tuple[object, ...], says: str) -> None:
+    result = whatif(model, *options)
+    assert result.exit_code == 2, result.output
+    assert says in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"model": "tiny"}, "tensors: is missing"),
+        ({"model": "tiny", "tensors": [{"name": "w", "numel": 1}]}, "tensors.0.backward_us: is missing"),
+        ({"model": "tiny", "tensors": [TENSORS[0] | {"backward_us": 0}]}, "give the time of the backward pass"),
+        (None, "cannot read the profile of a model"),
+    ],
+)
+def test_a_bad_profile_is_named_by_its_path(tmp_path: Path, said: dict[str, Any] | None, says: str) -> None:
+    path = tmp_path / "model.json"
+    if said is not None:
+        _written(path, said)
+    result = whatif(path, *NETWORK, *PAYLOAD)
+    assert result.exit_code == 2
+    assert says in result.output

@@ -1,0 +1,234 @@
+"""Plans made from profiles: never slower than dense by prediction, written and read back, and run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvd_compress.compression import Compression
+from hvd_compress.compressors import Cast, TopK
+from hvd_compress.cost.paths import Path as Way
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.errors import PlanError
+from hvd_compress.planner.making import NAMES, Inputs, Made, make
+from hvd_compress.planner.options import Constraints
+from hvd_compress.planner.writing import strategy_of, to_plan
+from hvd_compress.policies.plan import BucketEntry, Plan, compressor_of, read
+from tests.harness import SHAPES, backward, flat_gradient, on_engine, place
+from tests.unit.planner import profile_files
+from tests.unit.planner.profile_files import said
+
+TRACES = Path(__file__).parents[4] / "shared" / "data" / "traces"
+
+
+def inputs_in(folder: Path) -> Inputs:
+    return Inputs.read({name: folder / file for name, file in NAMES.items()})
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Inputs:
+    return inputs_in(profile_files.write(tmp_path / "profile"))
+
+
+def test_never_slower_than_dense_and_it_says_by_how_much(inputs: Inputs) -> None:
+    made = make(inputs, budget_s=5)
+    assert made.step_us < made.dense_us
+    assert made.step_us == 30.0 + made.planned.end_ns / 1e3
+    assert not any(option.compressions for option in made.dense.options)
+    assert len(made.gains_ns) == len(made.planned.fused.cuts)
+    assert max(made.gains_ns) > 0
+    problem, strategy = made.planned.problem, made.planned.chosen.strategy
+    last = len(strategy) - 1
+    alone = (*strategy[:last], problem.number(made.plain))
+    assert made.gains_ns[last] == problem.end_ns(alone) - made.planned.end_ns
+    for (plain, planned), option in zip(made.busy_ns, made.planned.options, strict=True):
+        assert plain == planned if option == made.plain else plain > 0
+
+
+def test_on_a_fast_network_all_is_dense(tmp_path: Path) -> None:
+    link = {"alpha_us": 0.01, "bytes_per_s": 1e13}
+    made = make(inputs_in(profile_files.write(tmp_path, system=said()["system"] | {"within": link, "across": link})))
+    assert not any(option.compressions for option in made.planned.options)
+    assert made.step_us <= made.dense_us
+
+
+def test_the_same_inputs_give_the_same_plan(inputs: Inputs) -> None:
+    first, second = (to_plan(make(inputs, budget_s=60), inputs) for _ in range(2))
+    assert first == second
+
+
+def test_written_is_read_and_predicted_again(inputs: Inputs, tmp_path: Path) -> None:
+    made = make(inputs, budget_s=5)
+    file = tmp_path / "plan.json"
+    to_plan(made, inputs).write(file)
+    plan = read(file)
+    assert plan.world_size == 4
+    assert plan.model is not None
+    assert {name: one.shape for name, one in plan.model.items()} == SHAPES
+    assert [name for entry in plan.buckets for name in entry.parameters] == list(reversed(SHAPES))
+    assert plan.prediction is not None
+    assert (plan.prediction.step_us, plan.prediction.dense_us) == (made.step_us, made.dense_us)
+    problem, strategy = strategy_of(plan, inputs)
+    assert problem.end_ns(strategy) == made.planned.end_ns
+    assert all(entry.reason for entry in plan.buckets)
+
+
+class TestConstraints:
+    def test_they_are_heeded(self, inputs: Inputs) -> None:
+        made = make(inputs, Constraints(hierarchical=False, devices=("host",)), budget_s=1)
+        assert not any(option.hierarchical for option in made.planned.options)
+        compressed = [option for option in made.planned.options if option.compressions]
+        assert compressed
+        assert all(option.devices == {"host"} and made.runs[option].device == "cpu" for option in compressed)
+
+    def test_dense_within(self, inputs: Inputs) -> None:
+        made = make(inputs, Constraints(payloads_within=False), budget_s=1)
+        tasks = [task for option in made.planned.problem.options for task in option.tasks]
+        assert not any(task.compressed and task.place == "within" for task in tasks)
+
+    def test_an_option_that_no_scheme_carries_out(self, inputs: Inputs) -> None:
+        name = "comp@training allgather*@all decomp@host"
+        with pytest.raises(
+            PlanError, match=rf"'{re.escape(name)}' cannot be run with TopK.*; .* can, such as 'allreduce@all'"
+        ):
+            make(inputs, Constraints(only=(name,)))
+
+    def test_none_is_left(self, inputs: Inputs) -> None:
+        with pytest.raises(PlanError, match="no option that can be run is left"):
+            make(inputs, Constraints(flat=False, hierarchical=False))
+
+
+def tensors(**changed: Any) -> dict[str, Any]:
+    """The model with one tensor changed."""
+    model = said()["model"]
+    return model | {"tensors": [model["tensors"][0] | changed, *model["tensors"][1:]]}
+
+
+def compressor(**changed: Any) -> dict[str, Any]:
+    return said()["compressor"] | changed
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("model", {"model": "x"}, r"model.json is no profile of a model: tensors: is missing"),
+        ("model", tensors(backward_us=-1.0), r"model.json .*tensors.0.backward_us: .*greater than or equal to 0"),
+        ("model", tensors(name="odd"), r"model.json: tensors.0.name: 'odd' stands 2 times"),
+        ("model", tensors(shape=[3, 3]), r"model.json .*tensors.0: shape \[3, 3\] has 9 elements, and numel is 40"),
+        ("system", {}, r"system.json is no profile of a system: hosts: is missing; ranks_per_host: is missing"),
+        (
+            "compressor",
+            compressor(compressor={"name": "zip"}),
+            "compressor.json: compressor: unknown compressor 'zip'",
+        ),
+        ("compressor", compressor(compressor={"name": "topk", "ratio": 2.0}), "compressor.json: compressor: .*ratio"),
+        ("compressor", compressor(compressor={"name": "cast"}), r"compressor.json: compressor: Cast.* loses nothing"),
+        (
+            "compressor",
+            compressor(payload={"per_element_bytes": 4.0}),
+            "payload: 1,440 bytes for 360 elements",
+        ),
+    ],
+)
+def test_bad_files_are_told_by_file_and_field(file: str, content: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=words):
+        inputs_in(profile_files.write(tmp_path, **{file: content}))
+
+
+def test_a_compressor_that_no_scheme_carries_out(tmp_path: Path) -> None:
+    said_of_it = compressor(compressor={"name": "powersgd", "rank": 2}, payload={"per_element_bytes": 0.4})
+    folder = profile_files.write(tmp_path, compressor=said_of_it)
+    (folder / "model.json").write_text(json.dumps({"model": "flat", "tensors": [said()["model"]["tensors"][1]]}))
+    content = {**said_of_it, "payload": {"per_element_bytes": 4.0}}  # PowerSGD sends a flat tensor as it is
+    (folder / "compressor.json").write_text(json.dumps(content))
+    with pytest.raises(PlanError, match=r"compressor.json: compressor: no scheme carries out .* PowerSGD"):
+        make(inputs_in(folder))
+
+
+class TestReadingBack:
+    def plan(self, inputs: Inputs, **changed: Any) -> Plan:
+        made = to_plan(make(inputs, budget_s=0.2), inputs)
+        return made.model_copy(update=changed)
+
+    def test_a_plan_without_options(self, inputs: Inputs) -> None:
+        with pytest.raises(PlanError, match=r"buckets.0.option is missing: `hvd-compress plan make` writes it"):
+            strategy_of(self.plan(inputs, buckets=(BucketEntry(parameters=tuple(SHAPES)),)), inputs)
+
+    def test_an_unknown_option(self, inputs: Inputs) -> None:
+        entry = BucketEntry(parameters=tuple(SHAPES), option="allreduce@home")
+        with pytest.raises(PlanError, match=r"buckets.0.option: unknown option 'allreduce@home'"):
+            strategy_of(self.plan(inputs, buckets=(entry,)), inputs)
+
+    def test_other_parameters(self, inputs: Inputs) -> None:
+        entry = BucketEntry(parameters=("first.weight",), option="allreduce@all")
+        with pytest.raises(PlanError, match=r"different parameters: 'first.bias' and 3 more .*model.json"):
+            strategy_of(self.plan(inputs, buckets=(entry,)), inputs)
+
+
+@pytest.mark.parametrize("trace", ["resnet50", "lstm"])
+def test_traces_give_plans_that_check_names_alone(trace: str, tmp_path: Path) -> None:
+    if not TRACES.exists():
+        pytest.skip("no ../shared/data/traces here")
+    link = {"alpha_us": 10.0, "bytes_per_s": 3e9}
+    system = {"hosts": 8, "ranks_per_host": 8, "within": {"alpha_us": 5.0, "bytes_per_s": 1e10}, "across": link}
+    folder = profile_files.write(tmp_path, system=system, model=json.loads((TRACES / f"{trace}.json").read_text()))
+    inputs = inputs_in(folder)
+    made = make(inputs, budget_s=0.5)
+    assert made.step_us <= made.dense_us
+    plan = to_plan(made, inputs)
+    assert plan.model is None
+    assert sum(len(entry.parameters) for entry in plan.buckets) == len(inputs.model.tensors)
+    assert all(entry.option is None or compressor_of(entry.compressor) for entry in plan.buckets)
+
+
+def on_training(made: Made) -> list[str]:
+    """Return the names of the options that can be run without the host."""
+    return [str(option) for option in made.runs if option.devices <= {"training"}]
+
+
+@pytest.mark.parametrize("number", range(0, 174, 9))
+def test_a_run_decides_as_planned(number: int, inputs: Inputs, tmp_path: Path) -> None:
+    """Options that can be run, on two hosts of two ranks each in process: buckets, decisions, equal results."""
+    names = on_training(make(inputs, budget_s=0.0))
+    assert len(names) == 174
+    file = tmp_path / "plan.json"
+    plan = to_plan(make(inputs, Constraints(only=(names[number],)), budget_s=0.2, fusion=number % 2 == 0), inputs)
+    plan.write(file)
+
+    def body(engine: InProcessEngine) -> Any:
+        place(engine, (0, 0, 1, 1))
+        parameters, optimizer = on_engine(engine, Compression.plan(file))
+        for step in range(3):
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, step)
+            optimizer.synchronize()
+            result = flat_gradient(parameters)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        return optimizer.decisions, result
+
+    found = run_ranks(4, body, hosts=(0, 0, 1, 1))
+    for decisions, result in found:
+        assert (result == found[0][1]).all()
+        assert list(decisions) == [entry.parameters for entry in plan.buckets]
+        for decision, entry in zip(decisions.values(), plan.buckets, strict=True):
+            assert decision.path == Way(entry.scheme, entry.algorithm)
+            assert decision.compressor in (Cast(), TopK(profile_files.RATIO))
+            assert decision.compressor == compressor_of(entry.compressor)
+
+
+def test_a_plan_for_another_number_of_ranks_is_refused(inputs: Inputs, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    to_plan(make(inputs, budget_s=0.2), inputs).write(file)
+
+    def body(engine: InProcessEngine) -> None:
+        parameters, optimizer = on_engine(engine, Compression.plan(file))
+        backward(parameters, engine.rank, 0)
+        optimizer.step()
+
+    with pytest.raises(PlanError, match="it is for 4 ranks, and there are 2"):
+        run_ranks(2, body)

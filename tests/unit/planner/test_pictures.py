@@ -1,0 +1,132 @@
+"""Timelines for people: boxes, Chrome traces and pictures."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from hvd_compress.errors import ConfigError, PlanError
+from hvd_compress.planner import chrome_trace
+from hvd_compress.planner.boxes import ROWS, TERMS, Box, boxes, seconds_by_term
+from hvd_compress.planner.drawing import FEW, Panel, draw
+from hvd_compress.planner.options import by_name
+from hvd_compress.planner.problem import LANES, Problem
+from tests.unit.planner.test_prices import BOTH, SYSTEM, _model
+
+OPTION = by_name("reduce_scatter@within comp@host allgather*@across decomp@training allgather@within")
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return Problem(_model(4), SYSTEM, BOTH)
+
+
+@pytest.fixture(scope="module")
+def found(problem: Problem) -> list[Box]:
+    return boxes(problem, problem.uniform(OPTION))
+
+
+def test_boxes_are_the_tasks_of_all_tensors(problem: Problem, found: list[Box]) -> None:
+    for tensor in range(4):
+        own = [box for box in found if box.tensor == tensor]
+        assert [box.task for box in own] == ["backward", *map(str, OPTION.tasks)]
+        assert {box.name for box in own} == {f"p{tensor}"}
+        assert [box.row for box in own] == [ROWS[0], ROWS[3], ROWS[2], ROWS[4], ROWS[1], ROWS[3]]
+        assert [box.lane for box in own] == ["training", "within", "host", "across", "training", "within"]
+    assert max(box.end_ns for box in found) == problem.end_ns(problem.uniform(OPTION))
+    busy = seconds_by_term(found)
+    assert set(busy) == set(TERMS)
+    assert busy["computation"] == pytest.approx(4 * 50e-6)
+    assert sum(busy.values()) == pytest.approx(sum(box.ns for box in found) * 1e-9)
+
+
+class TestChromeTrace:
+    def test_it_is_json_with_a_row_for_each_lane(self, found: list[Box], tmp_path: Path) -> None:
+        path = tmp_path / "trace.json"
+        chrome_trace.write(path, found, "made, predicted")
+        events = json.loads(path.read_text())["traceEvents"]
+        rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        assert rows == dict(enumerate(LANES))
+        spans = [event for event in events if event["ph"] == "X"]
+        assert len(spans) == len(found)
+        for event, box in zip(spans, found, strict=True):
+            assert event["name"] == f"{box.name}: {box.task}"
+            assert rows[event["tid"]] == box.lane
+            assert (event["ts"], event["dur"]) == (box.start_ns / 1e3, (box.end_ns - box.start_ns) / 1e3)
+
+    def test_rows_do_not_overlap(self, found: list[Box], tmp_path: Path) -> None:
+        events = [event for event in chrome_trace.events(found, "x") if event["ph"] == "X"]
+        for row in range(len(LANES)):
+            own = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event["tid"] == row)
+            assert all(end <= start + 1e-6 for (_, end), (start, _) in itertools.pairwise(own))
+
+    def test_a_place_that_cannot_be_written(self, found: list[Box], tmp_path: Path) -> None:
+        with pytest.raises(PlanError, match="cannot write the trace"):
+            chrome_trace.write(tmp_path / "none" / "trace.json", found, "x")
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """All figures that are written."""
+    seen: list[Figure] = []
+    save = Figure.savefig
+
+    def spy(figure: Figure, *arguments: object, **options: object) -> None:
+        seen.append(figure)
+        save(figure, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Figure, "savefig", spy)
+    return seen
+
+
+class TestPicture:
+    def test_rows_from_top_to_bottom(self, found: list[Box], tmp_path: Path, figures: list[Figure]) -> None:
+        end = max(box.end_ns for box in found)
+        draw([Panel("made", found, end)], tmp_path / "a.png")
+        assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+        (axis,) = figures[0].axes
+        assert [label.get_text() for label in axis.get_yticklabels()] == list(ROWS)
+        low, high = axis.get_ylim()
+        assert low > high, "the first row is on top"
+        assert axis.get_title("right") == f"F = {end / 1e6:.2f} ms"
+        assert [line.get_xdata()[0] for line in axis.lines] == [end / 1e6]
+        assert len(axis.collections) == len(found)
+
+    def test_each_tensor_has_a_colour_in_all_panels(
+        self, found: list[Box], tmp_path: Path, figures: list[Figure]
+    ) -> None:
+        end = max(box.end_ns for box in found)
+        draw([Panel("a", found, end), Panel("b", found[::-1], 2 * end, "step")], tmp_path / "a.svg")
+        above, below = figures[0].axes
+        assert above.get_xlim() == below.get_xlim()
+        colors: dict[int, set[tuple[float, ...]]] = {}
+        for axis, order in ((above, found), (below, found[::-1])):
+            for box, drawn in zip(order, axis.collections, strict=True):
+                colors.setdefault(box.tensor, set()).add(tuple(drawn.get_facecolor()[0]))
+        assert all(len(used) == 1 for used in colors.values())
+        assert len({color for used in colors.values() for color in used}) == 4
+
+    def test_many_tensors_have_a_bar_of_colours(self, tmp_path: Path, figures: list[Figure]) -> None:
+        problem = Problem(_model(FEW + 5), SYSTEM, BOTH)
+        many = boxes(problem, problem.uniform(OPTION))
+        draw([Panel("many", many, max(box.end_ns for box in many))], tmp_path / "a.png")
+        assert len(figures[0].axes) == 2
+        assert not figures[0].legends
+
+    def test_words_stay_in_their_boxes(self, found: list[Box], tmp_path: Path, figures: list[Figure]) -> None:
+        draw([Panel("made", found, max(box.end_ns for box in found))], tmp_path / "a.png")
+        (axis,) = figures[0].axes
+        drawn = figures[0].canvas.get_renderer()  # type: ignore[attr-defined]
+        assert {text.get_text() for text in axis.texts} >= {"", "0", "0 comp"}
+        for text, box in zip(axis.texts, found, strict=True):
+            words = text.get_window_extent(drawn).transformed(axis.transData.inverted())
+            if text.get_text():
+                assert box.start_ns / 1e6 <= words.x0 < words.x1 <= box.end_ns / 1e6, text
+
+    def test_a_place_that_cannot_be_written(self, found: list[Box], tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="cannot write"):
+            draw([Panel("x", found, max(box.end_ns for box in found))], tmp_path / "none" / "a.png")

@@ -1,0 +1,75 @@
+"""A timeline that was written is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hvd_compress.engines.base import Call
+from hvd_compress.errors import ConfigError
+from hvd_compress.step_report import PhaseSpans
+from hvd_compress.timeline.reading import read
+from hvd_compress.timeline.trace import Timeline, TraceRecord
+
+
+def spans(start: float) -> PhaseSpans:
+    call = Call("allgather", "auto", 10, 0.002, 40, start + 0.0025)
+    return PhaseSpans((start, start + 0.001), (start + 0.002, start + 0.005), (start + 0.006, start + 0.007), (call,))
+
+
+def written(path: Path, steps: int) -> Path:
+    timeline = Timeline(path, 0, "MPI", 100.0)
+    for number in range(steps):
+        start = 100.0 + number
+        training = [
+            ("FORWARD", (start, start + 0.1)),
+            ("BACKWARD", (start + 0.1, start + 0.2)),
+            ("WAIT", (start + 0.2, start + 0.5)),
+        ]
+        names = ("one (1)", "two and 3 more")
+        timeline.step(
+            number, training, [TraceRecord(name, {}, spans(start + 0.01 * n)) for n, name in enumerate(names)]
+        )
+    timeline.close()
+    return path
+
+
+def test_written_is_read(tmp_path: Path) -> None:
+    first, second = read(written(tmp_path / "t.json", 2))
+    assert (first.number, second.number) == (0, 1)
+    assert second.us == pytest.approx(500_000, abs=2)
+    backward = second.training("BACKWARD")
+    assert (backward.bucket, backward.phase, backward.call) == ("", "BACKWARD", "")
+    assert (backward.start_us, backward.end_us) == pytest.approx((1_100_000, 1_200_000), abs=2)
+    own = sorted((s for s in second.spans if s.bucket == "two and 3 more"), key=lambda span: (span.phase, span.call))
+    assert [(s.phase, s.call) for s in own] == [
+        ("COMMUNICATE", ""),
+        ("COMMUNICATE", "MPI_ALLGATHER"),
+        ("DECODE", ""),
+        ("ENCODE", ""),
+    ]
+    assert [round(s.end_us - s.start_us, -1) for s in own] == [3000, 2000, 1000, 1000]
+    assert {s.bucket for s in first.spans} == {"", "one (1)", "two and 3 more"}
+    with pytest.raises(ConfigError, match="step 0 of the timeline has no SLEEP"):
+        first.training("SLEEP")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[", "is no timeline: not JSON"),
+        ("[]", "holds no step: one in HVD_COMPRESS_TIMELINE_EVERY"),
+        ('{"traceEvents": []}', "is no timeline of hvd_compress"),
+        (json.dumps([{"ph": "B", "name": "x", "pid": 1, "tid": 9, "ts": 0}]), "holds no step"),
+        (json.dumps([{"ph": "E", "pid": 1, "tid": 1, "ts": 0}]), "is no timeline of hvd_compress .IndexError"),
+    ],
+)
+def test_what_is_no_timeline(content: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=words):
+        read(path)
+    with pytest.raises(ConfigError, match="cannot read the timeline"):
+        read(tmp_path / "none.json")
