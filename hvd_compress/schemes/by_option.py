@@ -10,7 +10,7 @@ import torch
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor, SingleRound
 from hvd_compress.compressors.draws import mixed
-from hvd_compress.compressors.finite import all_finite
+from hvd_compress.compressors.finite import all_finite, scale_finite
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.layout import shard_lengths
@@ -35,7 +35,8 @@ class ByOption(Scheme):
     shards.
 
     Error feedback: each rank adds its residual to its gradient, and what a compression loses is remembered by the rank
-    that compresses; of several that compress the same sum, by the first.
+    that compresses; of several that compress the same sum, by the first. A rank that compresses a sum alone adds to it
+    what it has lost of that part before.
     """
 
     compressor: Compressor
@@ -119,19 +120,20 @@ class _OptionExchange(Exchange):
         self._tasks = parse(self._name)
         self._rows = walk(self._name, work.gradient.numel(), work.hosts)
         self._packer = Packer(work)
-        self._values = torch.empty(0)  # of the part that this rank holds, where compression runs
+        self._memory = torch.empty(0)  # fp32, of the whole bucket: the gradient's own where that is fp32
+        self._values = torch.empty(0)  # of the part that this rank holds, where compression runs; mostly a part of it
         self._payloads: list[Payload] = []  # as many as it holds
         self._sent: list[torch.Tensor] = []  # of the collective that comes next
         self._received: Sequence[torch.Tensor] | None = None  # of the collective before
         self._kept: list[torch.Tensor] = []  # a stream may still read them
         self._done = 0  # tasks
-        self._finished = False  # whether values are those of the result
+        self._is_scaled = False  # whether values are those of the result
 
     def encode(self) -> None:
         work = self._work
         if not self._compressor.error_feedback:
             send_residual(self._compressor, work)
-        self._values = work.gradient.float()  # itself where it is fp32
+        self._values = self._memory = work.gradient.float()  # itself where it is fp32
         if self._compressor.error_feedback and self._tasks[0].link:
             add_residual(work, self._values, slice(None))
         self._compute()
@@ -154,11 +156,9 @@ class _OptionExchange(Exchange):
         self._arrive()
         self._compute()
         gradient = self._work.gradient
-        if gradient.numel():
-            self._finish()
-            if self._values is not gradient:
-                gradient.copy_(self._values)
-        return all_finite(gradient)
+        if self._values.data_ptr() != gradient.data_ptr():
+            gradient.copy_(self._values)
+        return all_finite(gradient) if self._is_scaled else scale_finite(gradient, self._work.scale)
 
     def _held(self, number: int) -> Holding:
         """Return what this rank holds before a task."""
@@ -208,23 +208,28 @@ class _OptionExchange(Exchange):
         if number == 0:
             own = BucketState(Residual(work.residual[piece.part], work.pending[piece.part]))
             return next(self._compressor.rounds(replace(inner, state=own)))
-        lost = Residual(torch.zeros_like(values), torch.empty_like(values))
+        kept, alone = work.pending[piece.part], len(same) == 1
+        lost = Residual(kept if alone else torch.zeros_like(values), torch.empty_like(values))
         payload = next(self._compressor.rounds(replace(inner, state=BucketState(lost))))
-        if same[0] == self._rank:
-            work.pending[piece.part].add_(lost.pending)
+        if alone:
+            kept.copy_(lost.pending)
+        elif same[0] == self._rank:
+            kept.add_(lost.pending)
         return payload
 
     def _decompress(self) -> None:
+        self._is_scaled = self._done == len(self._tasks) - 1
+        scale = self._work.scale if self._is_scaled else 1.0
         for whole in self._held(self._done + 1):
-            self._values = torch.empty(whole.numel, dtype=torch.float32, device=self._work.lane.device)
+            self._values = self._memory[whole.part]
         of_part: dict[tuple[int, int], list[Payload]] = {}
         for held, payload in zip(self._held(self._done), self._payloads, strict=True):
             of_part.setdefault((held.start, held.stop), []).append(payload)
         for (start, stop), payloads in of_part.items():
             assert isinstance(self._compressor, SingleRound)
-            out = self._values[start - whole.start : stop - whole.start]
+            out, layout = self._memory[start:stop], self._work.layout.part(slice(start, stop))
             with located(lambda: f"option {self._name!r}, task {self._done + 1}"):
-                self._compressor.sum_into(out, payloads, 1.0, self._work.layout.part(slice(start, stop)))
+                self._compressor.sum_into(out, payloads, scale, layout)
 
     def _prepare(self, task: Task) -> None:
         """Bring to where the engine takes it what this rank sends."""
@@ -238,7 +243,8 @@ class _OptionExchange(Exchange):
             self._sent = [self._packer.pack_all(name, self._payloads)]
         else:
             if number == len(self._tasks) - 1 and task.verb in ("allgather", "broadcast"):
-                self._finish()
+                self._is_scaled = True
+                self._values = self._values.mul_(self._work.scale).to(self._work.gradient.dtype)
             self._kept.append(self._values)
             self._sent = [lane.post(name, self._values if held else self._values[:0])]
 
@@ -285,10 +291,9 @@ class _OptionExchange(Exchange):
         self._done += 1
         if received is None:
             return
-        lane, task = self._work.lane, self._tasks[number]
+        task = self._tasks[number]
         if not task.compressed:
-            parts = [lane.fetch(part) for part in received if part.numel()]
-            self._values = parts[0] if len(parts) == 1 else torch.cat([self._values[:0], *parts])
+            self._values = self._joined(number, [part for part in received if part.numel()])
             return
         group = members(task.link, self._work.hosts, self._rank)
         senders = group[: len(received)]  # of a broadcast the root
@@ -299,15 +304,19 @@ class _OptionExchange(Exchange):
                 holding = sent_to(holding, len(group), group.index(self._rank))
             self._payloads += self._packer.unpack_all(rank, packed, [self._template(held) for held in holding])
 
+    def _joined(self, number: int, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return what this rank holds after a collective; several parts are brought to their places in the bucket."""
+        lane, memory = self._work.lane, self._work.gradient if self._is_scaled else self._memory
+        if len(parts) < 2:
+            return lane.fetch(parts[0]) if parts else memory[:0]
+        (held,) = self._held(number + 1)
+        for part, place in zip(parts, torch.split(memory[held.part], [part.numel() for part in parts]), strict=True):
+            lane.fetch(part, into=place)
+        return memory[held.part]
+
     def _template(self, held: Held) -> Template:
         assert isinstance(self._compressor, SingleRound)
         return template_of(self._compressor, self._work.layout.part(held.part))
 
     def _bytes(self, holding: Holding) -> int:
         return sum(self._template(held).packed_bytes for held in holding)
-
-    def _finish(self) -> None:
-        """Values are the sum over all ranks, of some part: make the result of them."""
-        if not self._finished:
-            self._finished = True
-            self._values = self._values.mul_(self._work.scale).to(self._work.gradient.dtype)
