@@ -352,7 +352,8 @@ class PlannedPolicy(DecisionPolicy):
 
     def _decide(self, treatment: Treatment, layout: Layout) -> Decision:
         request = treatment.request()
-        kept = layout.dtype == torch.float64 and treatment.built().compresses  # it travels dense
+        lossy = treatment.built().compresses or schemes.ByOption.means(treatment.scheme)  # options sum in fp32
+        kept = layout.dtype == torch.float64 and lossy  # it travels dense
         if treatment.scheme == "auto" or kept:
             decided = decide(request, layout, self.world_size, self.capabilities)
             return dataclasses.replace(decided, reason=f"planned: {decided.reason}")

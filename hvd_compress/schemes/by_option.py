@@ -9,6 +9,7 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor, SingleRound
+from hvd_compress.compressors.cast import Cast
 from hvd_compress.compressors.draws import mixed
 from hvd_compress.compressors.finite import all_finite, scale_finite
 from hvd_compress.cost.paths import Path, Stage
@@ -57,15 +58,12 @@ class ByOption(Scheme):
     @classmethod
     def carries(cls, compressor: Compressor) -> bool:
         """What can be compressed in parts, again and again: one payload of known size, which adds up, and no state."""
-        layout = Layout.of((64, 64))
         if not compressor.compresses:
-            return not compressor.new_state(layout, torch.device("cpu")) and compressor.kind == "cast"
+            return compressor == Cast()  # sums are fp32: nothing is rounded
+        layout = Layout.of((64, 64))
         single = isinstance(compressor, SingleRound) and compressor.adds_up
-        return (
-            single
-            and all(round_.fixed for round_ in compressor.wire(layout))
-            and not compressor.new_state(layout, torch.device("cpu"))
-        )
+        fixed = all(round_.fixed for round_ in compressor.wire(layout))
+        return single and fixed and not compressor.new_state(layout, torch.device("cpu"))
 
     @classmethod
     def obstacle(cls, can: Capabilities) -> str:

@@ -86,6 +86,23 @@ def test_a_plan_names_an_option_of_the_tree(tmp_path: Path) -> None:
         run_ranks(3, body, hosts=(0, 0, 1))
 
 
+@pytest.mark.parametrize("treatment", [{"scheme": "allreduce@all"}, {"compressor": TOPK, "scheme": OPTION}])
+def test_an_option_does_not_round_float64(tmp_path: Path, treatment: dict[str, object]) -> None:
+    request = Compression.plan(write(tmp_path / "plan.json", buckets=[], patterns=[], default=treatment))
+    value = 1.0 + 2.0**-40
+
+    def body(engine: InProcessEngine):
+        parameters = make_parameters({"only": (8,)}, torch.float64)
+        optimizer = make_optimizer(parameters, request, lambda: engine, engine.rank, engine.world_size)
+        parameters["only"].grad = None
+        (parameters["only"] * value).sum().backward()
+        optimizer.synchronize()
+        return parameters["only"].grad
+
+    for found in run_ranks(4, body, hosts=(0, 0, 1, 1)):
+        assert torch.equal(found, torch.full((8,), value, dtype=torch.float64))
+
+
 @pytest.mark.parametrize(
     ("scheme", "words"),
     [
