@@ -68,7 +68,8 @@ What the forward pass is taken for:
 {forward}
 
 What the local search gains over Algorithms 1 and 2, and fusion over none: F of one over F of the other, less 1. With
-fusion, Upper Bound has the same buckets, or none where that is less:
+fusion, Upper Bound has the same buckets, or none where that is less. Sizes of buckets share the budget: where that ends
+the search, F with fusion may be a little longer than without.
 
 {gains}
 
