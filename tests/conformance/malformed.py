@@ -37,6 +37,13 @@ SUMMED = ("allreduce", "alltoall", "dense")
 UNSPLIT = replace(InProcessWorld(SIZE).engine(0).capabilities, splits=False)
 """Of the engine here: schemes over groups of ranks decode by those over all of them."""
 
+OPTIONS = (
+    "comp alltoall*@all decomp comp allgather*@all decomp",
+    "comp gather*@all decomp comp broadcast*@all decomp",
+    "comp alltoall*@all allgather*@all decomp",
+)
+"""Of Espresso's tree: one for each compressor that they carry, in turns. Messages hold several payloads in the last."""
+
 DECODERS = [
     (name, scheme)
     for name, compressor in TABLE.items()
@@ -44,6 +51,12 @@ DECODERS = [
     if scheme not in SUMMED and scheme in runnable(compressor, UNSPLIT)
 ]
 """(compressor, scheme): whatever unpacks what another rank has packed."""
+DECODERS += [
+    (name, OPTIONS[number % len(OPTIONS)])
+    for number, name in enumerate(
+        name for name, compressor in TABLE.items() if compressor.compresses and schemes.ByOption.carries(compressor)
+    )
+]
 
 REQUANTIZERS = [name for name, compressor in TABLE.items() if isinstance(compressor, Requantizer)]
 
@@ -71,7 +84,8 @@ class Guarded:
         zeros = torch.zeros(LAYOUT.numel)
         residual = Residual(self.buffer(zeros), self.buffer(zeros)) if compressor.error_feedback else None
         state = BucketState(residual, dict(compressor.new_state(LAYOUT, CPU)))
-        return Work(self.buffer(drawn), LAYOUT, step, 0, 1 / SIZE, state, self.rank)
+        hosts = tuple(range(SIZE))
+        return Work(self.buffer(drawn), LAYOUT, step, 0, 1 / SIZE, state, self.rank, hosts=hosts)
 
     def check(self) -> None:
         for whole in self.wholes:
