@@ -153,6 +153,13 @@ def _print(folder: Path) -> None:
         f"{folder / MODEL}: {len(model.tensors)} tensors, {elements:,} elements, {model.steps} steps; forward "
         f"{1e-3 * model.forward_us:.3g} ms, backward {1e-3 * backward_us:.3g} ms"
     )
+    deviation_us = sum(tensor.backward_us_sd or 0.0 for tensor in model.tensors)
+    if deviation_us > backward_us:
+        click.echo(
+            f"warning: these times vary by more than they are (standard deviations add up to {1e-3 * deviation_us:.3g} "
+            "ms): other work shares the machine; profile again when it is idle, or with more --steps",
+            err=True,
+        )
     largest = max(tensor.numel for tensor in model.tensors)
     for device, times in compressor.devices.items():
         both = (1e3 * curve.curve().seconds(largest) for curve in (times.compress, times.decompress))

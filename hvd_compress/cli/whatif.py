@@ -101,18 +101,22 @@ def _compression(profile: ModelProfile, training: Training, options: dict[str, A
         return f"a payload of {options['payload']}", Compression(
             (Payload(payload, not options["gather"]),), encode, decode
         )
-    from hvd_compress.whatif.named import is_summable, payloads_of  # imports torch
+    from hvd_compress.whatif.named import is_summable, is_summed_by_owners, payloads_of  # imports torch
 
     if options["compressor"] is not None:
         from hvd_compress.profiler.compressor import compressor_named
 
         compressor = compressor_named(options["compressor"])
-        return options["compressor"], Compression(payloads_of(compressor, profile), encode, decode)
+        payloads = payloads_of(compressor, profile)
+        if is_summed_by_owners(compressor):
+            payloads = tuple(Payload(each.nbytes) for each in payloads)
+        return options["compressor"], Compression(payloads, encode, decode)
     if options["encode"] or options["decode"]:
         raise click.UsageError("--compressor-profile has the times: leave out --encode and --decode")
     measured = profiles.read(options["compressor_profile"], CompressorProfile)
     numel = sum(tensor.numel for tensor in profile.tensors)
-    summable = is_summable(_built(measured.compressor))
+    compressor = _built(measured.compressor)
+    summable = is_summable(compressor) or is_summed_by_owners(compressor)
     return measured.compressor["name"], compression_of(measured, numel, summable, options["device"])
 
 

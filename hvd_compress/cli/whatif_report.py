@@ -66,10 +66,11 @@ def show(model: str, name: str, case: Case) -> None:
     )
     for line in _findings(case):
         click.echo(f"- {line}")
+    buckets = "1 bucket" if training.buckets == 1 else f"{training.buckets} buckets"
     click.echo(
-        f"{network.world_size} ranks, {_gbit(1 / network.beta)}, {1e6 * network.alpha:.3g} us a message. The gradient: "
-        f"{training.gradient_bytes / 1e6:.4g} MB in {training.buckets} buckets.\nThe payload: "
-        f"{compression.nbytes / 1e6:.4g} MB, {'summed' if compression.summable else 'gathered'}."
+        f"{network.world_size} ranks, {_gbit(1 / network.beta)}, {1e6 * network.alpha:.4g} us a message. The gradient: "
+        f"{training.gradient_bytes / 1e6:.4g} MB in {buckets}.\nThe payload: "
+        f"{compression.nbytes / 1e6:.4g} MB, {'summed on its way' if compression.summable else 'gathered'}."
     )
     phases = _table("ms", "dense", "compressed")
     for key, label in PHASES.items():

@@ -38,6 +38,13 @@ class Inputs:
     @classmethod
     def read(cls, files: Mapping[str, Path]) -> Inputs:
         """Read the files of NAMES. Raises PlanError that names the file, the path in it, and what was expected."""
+        for name, file in files.items():
+            if not Path(file).exists():
+                alone = "; a job of one rank has no network: docs/profile.md shows one written by hand"
+                raise PlanError(
+                    f"there is no {file}: `hvd-compress profile` writes it, or pass another file as --{name}"
+                    + (alone if name == "system" else "")
+                )
         model, system = read(files["model"], ModelProfile), read(files["system"], SystemProfile)
         profile = read(files["compressor"], CompressorProfile)
         _check_names(files["model"], model)

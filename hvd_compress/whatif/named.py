@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import Compressor
+from hvd_compress.compressors import Compressor, Requantizer
 from hvd_compress.errors import ConfigError
 from hvd_compress.planner.profiles import ModelProfile
 from hvd_compress.whatif.model import Payload
@@ -31,3 +31,11 @@ def payloads_of(compressor: Compressor, model: ModelProfile) -> tuple[Payload, .
 def is_summable(compressor: Compressor) -> bool:
     """Return whether payloads of all ranks may be added."""
     return all(each.sum_dtype is not None for each in compressor.wire(_SQUARE))
+
+
+def is_summed_by_owners(compressor: Compressor) -> bool:
+    """Return whether owners of shards sum payloads and compress the sums again, as this package's quantisers have it.
+
+    An all-to-all and an all-gather then move the bytes of a ring, whether or not payloads can be added themselves.
+    """
+    return isinstance(compressor, Requantizer)

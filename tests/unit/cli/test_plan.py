@@ -124,7 +124,7 @@ class TestMake:
     def test_bad_files(self, profile: Path, tmp_path: Path) -> None:
         result = run("make", tmp_path / "none", "-o", tmp_path / "plan.json")
         assert result.exit_code == 2
-        assert "cannot read the profile of a model" in result.output
+        assert "there is no " in result.output
         (profile / "system.json").write_text("{}")
         result = run("make", profile, "-o", tmp_path / "plan.json")
         assert result.exit_code == 2

@@ -67,6 +67,14 @@ def test_what_was_found_is_said(tmp_path: Path) -> None:
     assert "system.json" not in done.output
 
 
+@pytest.mark.parametrize(("deviation_us", "is_warned"), [(1400.0, False), (1600.0, True)])
+def test_times_that_vary_by_more_than_they_are(tmp_path: Path, deviation_us: float, is_warned: bool) -> None:
+    varying = WRITES.replace('"backward_us": 1500.0', f'"backward_us": 1500.0, "backward_us_sd": {deviation_us}')
+    done = run("-o", str(tmp_path), *python(varying))
+    assert done.exit_code == 0
+    assert ("vary by more than they are" in done.output) == is_warned
+
+
 def test_the_exit_code_of_the_program_is_passed_on(tmp_path: Path) -> None:
     assert run("-o", str(tmp_path), *python(WRITES + "sys.exit(7)")).exit_code == 7
     done = run("-o", str(tmp_path), *python("import sys; sys.exit(7)"))

@@ -199,3 +199,16 @@ def test_a_bad_profile_is_named_by_its_path(tmp_path: Path, said: dict[str, Any]
     result = whatif(path, *NETWORK, *PAYLOAD)
     assert result.exit_code == 2
     assert says in result.output
+
+
+def test_quantisers_travel_by_owners_of_shards_and_not_by_an_all_gather(tmp_path: Path) -> None:
+    """As int4() does: its time does not grow with the ranks, and it pays on a slow network."""
+    model = {"model": "one", "tensors": [{"name": "w", "numel": 4_000_000, "backward_us": 1000.0}]}
+    (tmp_path / "model.json").write_text(json.dumps(model))
+    words = ["whatif", str(tmp_path / "model.json"), "--world-size", "64", "--bandwidth", "1gbit", "--json"]
+    found = {}
+    for name in ("blocks:bits=4", "topk:ratio=0.0625"):
+        result = CliRunner().invoke(main, [*words, "--compressor", name])
+        assert result.exit_code == 0, result.output
+        found[name] = json.loads(result.output)["compression"]["summable"]
+    assert found == {"blocks:bits=4": True, "topk:ratio=0.0625": False}
