@@ -57,7 +57,7 @@ def runnable(compressor: Compressor, system: SystemProfile, engine: str = "mpi")
     Args:
         engine: a name of ENGINES.
     """
-    can = replace(ENGINES[engine], hosts=hosts_of(system))
+    can = replace(ENGINES[engine], hosts=_few_hosts(system))
     found: dict[Option, Run] = {}
     for option in options():
         if len(option.devices) > 1 or (option.hierarchical and 1 in (system.hosts, system.ranks_per_host)):
@@ -69,9 +69,10 @@ def runnable(compressor: Compressor, system: SystemProfile, engine: str = "mpi")
     return found
 
 
-def hosts_of(system: SystemProfile) -> tuple[int, ...]:
-    """Return by rank the number of its host."""
-    return tuple(rank // system.ranks_per_host for rank in range(system.hosts * system.ranks_per_host))
+def _few_hosts(system: SystemProfile) -> tuple[int, ...]:
+    """Return by rank the number of its host, in a job of two hosts of two ranks at most: what runs there, runs."""
+    hosts, ranks_per_host = min(2, system.hosts), min(2, system.ranks_per_host)
+    return tuple(rank // ranks_per_host for rank in range(hosts * ranks_per_host))
 
 
 def path_of(option: Option, compressor: Compressor, can: Capabilities) -> Path | None:

@@ -23,6 +23,9 @@ from hvd_compress.schemes.groups import no_groups, same_place, within_host
 from hvd_compress.schemes.option import ROOT, Held, Holding, Task, members, parse, sent_to, walk
 from hvd_compress.schemes.packed import Packer, Template, template_of
 
+EXAMPLE_NUMEL = 1 << 20
+RESULT = ("allgather", "broadcast")
+"""Collectives of tensors that bring the result to all, in the gradient's dtype, where they come last."""
 NEEDED = {"reduce": ("reduce_scatter", "gather")}
 """Verbs that a collective is made of, where an engine does not have it itself."""
 
@@ -80,7 +83,7 @@ class ByOption(Scheme):
         needed = {verb for task in tasks if task.link for verb in NEEDED.get(task.verb, (task.verb,))}
         runs = cls.carries(compressor) and needed <= set(can.verbs) and not (grouped and no_groups(can))
         if runs:
-            walk(path.scheme, layout.numel, can.hosts)
+            walk(path.scheme, EXAMPLE_NUMEL, can.hosts)  # of any size alike; cheap for many parameters
         return runs
 
     def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:
@@ -88,20 +91,24 @@ class ByOption(Scheme):
 
     def stages_on(self, layout: Layout, hosts: Sequence[int]) -> tuple[Stage, ...]:
         """Return those of the first rank, which waits in none."""
-        rows = walk(self.path.scheme, layout.numel, tuple(hosts))
+        hosts = tuple(hosts)
+        rows = walk(self.path.scheme, layout.numel, hosts)
         found: list[Stage] = []
-        for task, row in zip(parse(self.path.scheme), rows, strict=False):
+        tasks = parse(self.path.scheme)
+        for number, (task, row) in enumerate(zip(tasks, rows, strict=False)):
             ranks = len(members(task.link, hosts, ROOT)) if task.link else 1
             if ranks == 1 or not row[ROOT]:
                 continue
-            size = sum(self._bytes(task, held, layout) for held in row[ROOT])
+            is_result = number == len(tasks) - 1 and task.verb in RESULT
+            element_bytes = layout.dtype.itemsize if is_result else 4
+            size = sum(self._bytes(task, held, layout, element_bytes) for held in row[ROOT])
             verbs = NEEDED.get(task.verb, (task.verb,))
             found += [Stage(verb, "auto", size / (1 if verb == verbs[0] else ranks), ranks) for verb in verbs]
         return tuple(found)
 
-    def _bytes(self, task: Task, held: Held, layout: Layout) -> float:
+    def _bytes(self, task: Task, held: Held, layout: Layout, element_bytes: int) -> float:
         if not task.compressed:
-            return 4 * held.numel
+            return element_bytes * held.numel
         return sum(round_.nbytes for round_ in self.compressor.wire(layout.part(held.part)))
 
     def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
@@ -240,7 +247,7 @@ class _OptionExchange(Exchange):
         elif task.compressed:
             self._sent = [self._packer.pack_all(name, self._payloads)]
         else:
-            if number == len(self._tasks) - 1 and task.verb in ("allgather", "broadcast"):
+            if number == len(self._tasks) - 1 and task.verb in RESULT:
                 self._is_scaled = True
                 self._values = self._values.mul_(self._work.scale).to(self._work.gradient.dtype)
             self._kept.append(self._values)

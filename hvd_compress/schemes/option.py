@@ -88,18 +88,21 @@ def _task(word: str) -> Task:
     return Task(plain, link, compressed)
 
 
-def members(link: str, hosts: Sequence[int], rank: int) -> list[int]:
-    """Return the ranks that a link connects with `rank`, itself among them, in their order there."""
+@lru_cache(maxsize=64)
+def groups(link: str, hosts: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each group that a link connects, in their order there."""
     if link == "all":
-        return list(range(len(hosts)))
-    local = neighbours(hosts, rank)
-    if link == "within":
-        return local
-    place = local.index(rank)
-    return [neighbours(hosts, first)[place] for first in sorted({hosts.index(host) for host in hosts})]
+        return (tuple(range(len(hosts))),)
+    local = [tuple(neighbours(hosts, hosts.index(host))) for host in sorted(set(hosts))]
+    return tuple(local) if link == "within" else tuple(zip(*local, strict=True))
 
 
-@lru_cache(maxsize=256)
+def members(link: str, hosts: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """Return the ranks that a link connects with `rank`, itself among them, in their order there."""
+    return next(group for group in groups(link, hosts) if rank in group)
+
+
+@lru_cache(maxsize=4096)
 def walk(name: str, numel: int, hosts: tuple[int, ...]) -> tuple[tuple[Holding, ...], ...]:
     """Return what each rank holds, by rank, before each task of an option and at the end.
 
@@ -118,7 +121,10 @@ def walk(name: str, numel: int, hosts: tuple[int, ...]) -> tuple[tuple[Holding, 
     rows = [now]
     for at, task in enumerate(tasks):
         if task.link:
-            now = tuple(_collective(task, now, members(task.link, hosts, rank), rank) for rank in ranks)
+            after = dict[int, Holding]()
+            for group in groups(task.link, hosts):
+                after.update(zip(group, _collective(task, [now[rank] for rank in group]), strict=True))
+            now = tuple(after[rank] for rank in ranks)
         else:
             payloads = takewhile(lambda task: task.compressed, tasks[at + 1 :])
             widths = [len(members(task.link, hosts, ROOT)) for task in payloads if task.verb == "alltoall"]
@@ -162,24 +168,24 @@ def _joined(parts: Iterable[Held]) -> Holding:
     return (Held(ordered[0].start, ordered[-1].stop, ordered[0].sources),)
 
 
-def _collective(task: Task, now: Sequence[Holding], group: Sequence[int], rank: int) -> Holding:
-    """Return what a rank of a group holds after a collective."""
-    holdings, member = [now[other] for other in group], group.index(rank)
+def _collective(task: Task, holdings: Sequence[Holding]) -> list[Holding]:
+    """Return what the members of a group hold after a collective."""
+    count, waiting = len(holdings), ()
     if task.verb == "broadcast":
-        return holdings[ROOT]
+        return [holdings[ROOT]] * count
     if not any(holdings):
-        return ()
-    if task.verb in ("gather", "reduce") and member != ROOT:
-        return ()
-    received = tuple(held for holding in holdings for held in holding)
+        return list(holdings)
     if task.verb == "alltoall":
-        return tuple(held for holding in holdings for held in sent_to(holding, len(group), member))
-    if task.compressed:
-        return received
-    if task.verb == "allgather":
-        return _joined(received)
-    (total,) = _added(str(task), received)
-    return total.narrowed(len(group), member) if task.verb == "reduce_scatter" else (total,)
+        return [tuple(h for holding in holdings for h in sent_to(holding, count, member)) for member in range(count)]
+    received = tuple(held for holding in holdings for held in holding)
+    if task.compressed or task.verb == "allgather":
+        everything = received if task.compressed else _joined(received)
+    else:
+        everything = _added(str(task), received)
+    if task.verb == "reduce_scatter":
+        return [everything[0].narrowed(count, member) for member in range(count)]
+    at_root = task.verb in ("gather", "reduce")
+    return [everything if member == ROOT or not at_root else waiting for member in range(count)]
 
 
 def sent_to(holding: Holding, ranks: int, member: int) -> Holding:

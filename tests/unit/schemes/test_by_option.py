@@ -221,6 +221,15 @@ def test_collectives_are_those_of_its_name_and_what_it_is_priced_by(option: str,
         assert stage.size <= nbytes + 4 <= stage.size + 8 + headers
 
 
+def test_the_result_travels_in_the_dtype_of_the_gradient_and_is_priced_so() -> None:
+    option = "reduce_scatter@within allreduce@across allgather@within"
+    calls = exchange(Cast(), option, dtype=torch.float16)[0][-1].calls
+    layout = Layout(LAYOUT.names, LAYOUT.shapes, torch.float16)
+    stages = schemes.stages(Cast(), Path(option), layout, 4, PLACES["2 hosts"])
+    assert [nbytes for _, nbytes in calls] == [stage.size for stage in stages]
+    assert calls[2][1] == calls[1][1] / 2
+
+
 @pytest.mark.parametrize(
     ("option", "compressor", "words"),
     [
