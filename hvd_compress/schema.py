@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -58,9 +59,14 @@ def read(path: str | Path, kind: type[File], what: str) -> File:
 
 
 def write(path: str | Path, said: Mapping[str, Any], what: str) -> None:
-    """Write a file. Raises PlanError where it cannot be written."""
+    """Write a file at once: what is there stays until all of it is written. Raises PlanError where it cannot be."""
+    draft = Path(f"{path}.{os.getpid()}.part")
     try:
-        Path(path).write_text(json.dumps(said, indent=1) + "\n")
+        try:
+            draft.write_text(json.dumps(said, indent=1) + "\n")
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
     except OSError as error:
         raise PlanError(f"cannot write the {what} {path}: {error.strerror}") from None
 

@@ -11,7 +11,7 @@ from hvd_compress.planner.making import Inputs, Made
 from hvd_compress.planner.options import Constraints, by_name
 from hvd_compress.planner.problem import Problem
 from hvd_compress.planner.profiles import Tensor
-from hvd_compress.policies.plan import BucketEntry, Parameter, Plan, Prediction, settings_of
+from hvd_compress.policies.plan import BucketEntry, Parameter, Plan, Prediction, Treatment, settings_of
 
 
 def to_plan(made: Made, inputs: Inputs) -> Plan:
@@ -21,6 +21,7 @@ def to_plan(made: Made, inputs: Inputs) -> Plan:
         version=1,
         world_size=system.hosts * system.ranks_per_host,
         model=_parameters(tensors),
+        default=Treatment(),  # of what has no elements, or rows
         buckets=tuple(_entry(made, bucket) for bucket in range(len(made.planned.fused.cuts))),
         prediction=Prediction(
             step_us=made.step_us,
@@ -57,7 +58,7 @@ def _entry(made: Made, bucket: int) -> BucketEntry:
 def _parameters(tensors: Sequence[Tensor]) -> dict[str, Parameter] | None:
     """Return what the model must be like; None where shapes are not known, so that names alone are checked."""
     shapes = {tensor.name: tensor.shape for tensor in tensors}
-    found = {name: Parameter(shape=shape, dtype="float32") for name, shape in shapes.items() if shape is not None}
+    found = {name: Parameter(shape=shape) for name, shape in shapes.items() if shape is not None}
     return found if len(found) == len(shapes) else None
 
 

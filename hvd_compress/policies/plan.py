@@ -112,10 +112,10 @@ class PatternEntry(Treatment):
 
 
 class Parameter(schema.Strict):
-    """What a parameter must be like."""
+    """What a parameter must be like; of any dtype where none is said."""
 
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str | None = None
 
 
 class Prediction(schema.Strict):
@@ -179,10 +179,10 @@ class Plan(schema.Strict):
             layout = layouts.get(name)
             if layout is None:
                 yield f"it knows a parameter {name!r}, which the model does not have"
-            elif (layout.shapes[0], _word(layout.dtype)) != (wanted.shape, wanted.dtype):
+            elif (layout.shapes[0], _word(layout.dtype)) != (wanted.shape, wanted.dtype or _word(layout.dtype)):
                 yield (
                     f"{name!r} is {list(layout.shapes[0])} {_word(layout.dtype)}, and {list(wanted.shape)} "
-                    f"{wanted.dtype} in the plan"
+                    f"{wanted.dtype or 'of any dtype'} in the plan"
                 )
         yield from self._of_buckets(layouts)
         for entry in self.patterns:

@@ -171,6 +171,8 @@ def write_profile(
     """Write the files of a profile, that of the model last. Raises PlanError where one cannot be written."""
     if system is not None:
         write(folder / SYSTEM, system)
+    else:  # that of an earlier job is none of this one
+        (folder / SYSTEM).unlink(missing_ok=True)
     write(folder / COMPRESSOR, compressor)
     write(folder / MODEL, model)
 

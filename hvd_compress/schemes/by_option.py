@@ -20,7 +20,7 @@ from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.payload import Payload
 from hvd_compress.schemes.base import Exchange, Scheme, Work, add_residual, send_residual
 from hvd_compress.schemes.groups import no_groups, same_place, within_host
-from hvd_compress.schemes.option import ROOT, Held, Holding, Task, members, parse, sent_to, walk
+from hvd_compress.schemes.option import ROOT, Held, Holding, Task, holders, members, parse, sent_to, walk
 from hvd_compress.schemes.packed import Packer, Template, template_of
 
 EXAMPLE_NUMEL = 1 << 20
@@ -196,7 +196,7 @@ class _OptionExchange(Exchange):
     def _compressed(self, piece: Held, values: torch.Tensor) -> Payload:
         """Return a payload, and remember what it loses: of several ranks that have the same sum, the first does."""
         work, number = self._work, self._done
-        same = [rank for rank, holding in enumerate(self._rows[number + 1]) if piece in holding]
+        same = holders(self._name, work.layout.numel, work.hosts, number)[piece]
         inner = replace(
             work,
             gradient=values,

@@ -135,6 +135,16 @@ def walk(name: str, numel: int, hosts: tuple[int, ...]) -> tuple[tuple[Holding, 
     return tuple(rows)
 
 
+@lru_cache(maxsize=4096)
+def holders(name: str, numel: int, hosts: tuple[int, ...], task: int) -> dict[Held, tuple[int, ...]]:
+    """Return the ranks that hold each part, the same sum of it, behind a task."""
+    found: dict[Held, tuple[int, ...]] = {}
+    for rank, holding in enumerate(walk(name, numel, hosts)[task + 1]):
+        for held in holding:
+            found[held] = (*found.get(held, ()), rank)
+    return found
+
+
 def _whole(numel: int, sources: Iterable[int]) -> Holding:
     return (Held(0, numel, frozenset(sources)),) if numel else ()
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import Compressor, Requantizer
+from hvd_compress.compressors import Compressor
 from hvd_compress.errors import ConfigError
 from hvd_compress.planner.profiles import ModelProfile
+from hvd_compress.schemes import Requantize
 from hvd_compress.whatif.model import Payload
 
 _SQUARE, _FLAT = Layout.of((1024, 1024)), Layout.of(1024 * 1024)
@@ -38,4 +39,4 @@ def is_summed_by_owners(compressor: Compressor) -> bool:
 
     An all-to-all and an all-gather then move the bytes of a ring, whether or not payloads can be added themselves.
     """
-    return isinstance(compressor, Requantizer)
+    return Requantize.carries(compressor)

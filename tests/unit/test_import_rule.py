@@ -31,7 +31,16 @@ ALLOWED = {
         "schemes",
         "units",
     },
-    "whatif": {"whatif", "buckets.layout", "compressors", "cost.formulas", "errors", "extras", "planner.profiles"},
+    "whatif": {
+        "whatif",
+        "buckets.layout",
+        "compressors",
+        "cost.formulas",
+        "errors",
+        "extras",
+        "planner.profiles",
+        "schemes",
+    },
     "profiler": {
         "profiler",
         "__version__",
