@@ -7,7 +7,7 @@
 namespace hvd_compress::planner {
 namespace {
 
-constexpr Nanoseconds kLongest = Nanoseconds{1} << 50;  // of a task: sums of thousands do not overflow
+constexpr Nanoseconds kLongest = Nanoseconds{1} << 44;  // of a task, almost 5 hours: sums of 500,000 do not overflow
 
 void require(bool holds, const char* what) {
     if (!holds) throw std::invalid_argument(what);
@@ -47,7 +47,8 @@ Problem::Problem(const std::vector<Nanoseconds>& backward, std::vector<std::int3
     for (const std::int32_t at : lane) require(at >= 0 && at < kLanes, "there is no such lane");
     for (const auto& row : prices) {
         require(row.size() == lane.size(), "each size needs a price for each kind of task");
-        for (const Nanoseconds price : row) require(price >= 0 && price <= kLongest, "a task takes negative time");
+        for (const Nanoseconds price : row)
+            require(price >= 0 && price <= kLongest, "a task takes negative time, or more than 4 hours");
     }
     add_computations(backward);
     std::size_t in_all = 0;
@@ -77,7 +78,7 @@ Problem::Problem(const std::vector<Nanoseconds>& backward, std::vector<std::int3
 
 void Problem::add_computations(const std::vector<Nanoseconds>& backward) {
     for (std::int32_t i = 0; i < tensors(); ++i) {
-        require(backward[i] >= 0 && backward[i] <= kLongest, "a computation takes negative time");
+        require(backward[i] >= 0 && backward[i] <= kLongest, "a computation takes negative time, or more than 4 hours");
         backward_ns_ += backward[i];
         if (i == 0 || backward[i] > 0) computations_.push_back({backward[i], i, i});
         computations_.back().end = i + 1;

@@ -67,6 +67,12 @@ def test_what_was_found_is_said(tmp_path: Path) -> None:
     assert "system.json" not in done.output
 
 
+def test_the_network_of_an_earlier_job_is_none_of_this_one(tmp_path: Path) -> None:
+    (tmp_path / "system.json").write_text("{}")
+    assert run("-o", str(tmp_path), *python(WRITES)).exit_code == 0
+    assert not (tmp_path / "system.json").exists()
+
+
 @pytest.mark.parametrize(("deviation_us", "is_warned"), [(1400.0, False), (1600.0, True)])
 def test_times_that_vary_by_more_than_they_are(tmp_path: Path, deviation_us: float, is_warned: bool) -> None:
     varying = WRITES.replace('"backward_us": 1500.0', f'"backward_us": 1500.0, "backward_us_sd": {deviation_us}')

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import Cast, TopK
@@ -18,7 +21,7 @@ from hvd_compress.planner.making import NAMES, Inputs, Made, make
 from hvd_compress.planner.options import Constraints
 from hvd_compress.planner.writing import strategy_of, to_plan
 from hvd_compress.policies.plan import BucketEntry, Plan, compressor_of, read
-from tests.harness import SHAPES, backward, flat_gradient, on_engine, place
+from tests.harness import SHAPES, backward, flat_gradient, make_optimizer, make_parameters, on_engine, place
 from tests.unit.planner import profile_files
 from tests.unit.planner.profile_files import said
 
@@ -232,3 +235,43 @@ def test_a_plan_for_another_number_of_ranks_is_refused(inputs: Inputs, tmp_path:
 
     with pytest.raises(PlanError, match="it is for 4 ranks, and there are 2"):
         run_ranks(2, body)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_of_16_bits_and_parameters_without_elements_fit(
+    inputs: Inputs, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """A profile says neither."""
+    file = tmp_path / "plan.json"
+    to_plan(make(inputs, budget_s=0.2), inputs).write(file)
+    shapes = {tensor.name: tensor.shape for tensor in inputs.model.tensors} | {"empty": (0, 3)}
+
+    def body(engine: InProcessEngine) -> Any:
+        place(engine, (0, 0, 1, 1))
+        parameters = make_parameters(shapes, dtype)
+        request = Compression.plan(file)
+        optimizer = make_optimizer(parameters, request, lambda: engine, engine.rank, engine.world_size)
+        backward(parameters, engine.rank, 0)
+        optimizer.step()
+        return set(optimizer.decisions)
+
+    for found in run_ranks(4, body, hosts=(0, 0, 1, 1)):
+        assert {name for names in found for name in names} >= set(shapes) - {"empty"}
+
+
+def test_an_earlier_file_stays_where_a_new_one_cannot_be_written(inputs: Inputs, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    plan = to_plan(make(inputs, budget_s=0.1), inputs)
+    plan.write(file)
+    before = file.read_text()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))  # as on a full disk
+    try:
+        with pytest.raises(PlanError, match="cannot write the plan"):
+            plan.write(file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert file.read_text() == before
+    assert [each.name for each in tmp_path.glob("plan.json*")] == ["plan.json"]
