@@ -166,7 +166,8 @@ job, of the slowest rank.
 TERMS = """
 ## Which term is wrong
 
-`hvd-compress plan compare` of "ours" with a timeline, ResNet-50 at 1 Gbit/s, two steps of rank 0 (all buckets, ms):
+Measured once by hand, and not remade by `page`: `hvd-compress plan compare` of the plan that an earlier profile gave
+for ResNet-50 at 1 Gbit/s (predicted 433 ms, not that above), with a timeline; two steps of rank 0, all buckets, ms:
 
 | term | predicted | measured | ratio |
 | --- | ---: | ---: | ---: |

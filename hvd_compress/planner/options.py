@@ -10,8 +10,6 @@ from hvd_compress.errors import PlanError
 
 DEVICES = ("training", "host")
 """The device that trains, and the CPU beside it. The paper's GPU and CPU."""
-LINKS = ("all", "within", "across")
-"""Whom a collective connects: all ranks (flat), those of a host, or those of all hosts at the same place."""
 
 COMM, COMM1, COMM2 = "comm", "comm1", "comm2"
 COMPRESSED = "_compressed"
@@ -103,11 +101,6 @@ class Option:
     @property
     def hierarchical(self) -> bool:
         return any(task.place == "within" for task in self.tasks)
-
-    @property
-    def divisible(self) -> bool:
-        """Whether payloads travel in two steps, each rank the owner of a part or one of all."""
-        return any(task.action == COMM1 + COMPRESSED for task in self.tasks)
 
     def on(self, device: str) -> Option:
         """Return the same option with all compression on one device."""

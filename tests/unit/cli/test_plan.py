@@ -124,7 +124,7 @@ class TestMake:
     def test_bad_files(self, profile: Path, tmp_path: Path) -> None:
         result = run("make", tmp_path / "none", "-o", tmp_path / "plan.json")
         assert result.exit_code == 2
-        assert "there is no " in result.output
+        assert "none/model.json: `hvd-compress profile` writes it" in result.output
         (profile / "system.json").write_text("{}")
         result = run("make", profile, "-o", tmp_path / "plan.json")
         assert result.exit_code == 2
