@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,15 @@ class Synthetic(nn.Module):
         return x
 
 
+class NoUpdate(torch.optim.Optimizer):
+    """An optimizer whose device is another one than the CPU, too."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None: ...
+
+
 _gradients: dict[int, torch.Tensor] = {}
 
 
@@ -89,7 +98,8 @@ def training(wanted: dict[str, Any], compression: Any) -> Step:
     torch.manual_seed(1)
     example = wanted["job"] == "example"
     model = SmallConvNet() if example else Synthetic(wanted["trace"])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9 if example else 0.0)
+    parameters = model.parameters()
+    optimizer = torch.optim.SGD(parameters, lr=0.02, momentum=0.9) if example else NoUpdate(parameters)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression)
     generator = torch.Generator().manual_seed(hvd.rank())
     shape = (64, 1, 28, 28) if example else (1,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -30,6 +31,8 @@ WARM_UP = 3
 FEWEST, MOST = 3, 30
 """Calls that are timed at each size, as the budget allows."""
 BUDGET_S = 3.0
+EVICTED_BYTES = 64 << 20
+"""Written before each call that is timed, so that residuals and results are as far from the processor as in a step."""
 
 
 def compressor_named(text: str) -> Compressor:
@@ -98,6 +101,8 @@ class Bench:
         place = "cpu" if device.type == "cpu" else f"{device.type} 0"
         self._layout = Layout(("0",), ((numel,),), place=place)
         self._home = _heavy_tailed(numel).to(home)
+        self._drawn = self._home.clone()
+        self._evicted = torch.zeros(EVICTED_BYTES // 4, device=device)
         self._gradient = self._home if device == home else _pinned(numel, home)
         kept = [torch.zeros(numel, device=device) for _ in range(2)] if compressor.error_feedback else []
         self._state = BucketState(Residual(*kept) if kept else None, dict(compressor.new_state(self._layout, device)))
@@ -126,6 +131,11 @@ class Bench:
         if self._gradient is not self._home:
             self._home.copy_(self._gradient)
 
+    def evict(self) -> None:
+        """Leave nothing in the caches but the gradient, which a step has just copied to its bucket. Not timed."""
+        self._evicted.add_(1.0)
+        self._home.copy_(self._drawn)
+
     def decompress(self) -> None:
         self._compressor.add_to(self._out, self._payload, 1.0, self._layout)
 
@@ -146,8 +156,9 @@ def measure_compressor(
 ) -> CompressorProfile:
     """Measure a compressor on gradients with heavy tails, made from a seed.
 
-    Times are medians of FEWEST to MOST calls, and never decrease with the size (Curve.through). Bytes of a payload are
-    fitted to those of packed payloads, with the least squares of relative errors.
+    Times are means of FEWEST to MOST calls, and never decrease with the size (Curve.through): where ranks share
+    processors, a median would be of the calls that had one for themselves. Bytes of a payload are fitted to those of
+    packed payloads, with the least squares of relative errors.
 
     Args:
         sizes: elements, as sizes_of() gives them.
@@ -168,7 +179,7 @@ def measure_compressor(
         curves: tuple[dict[int, float], dict[int, float]] = ({}, {})
         for size in sorted(set(sizes)):
             bench = Bench(payloads, size, home, device)
-            for curve, seconds in zip(curves, _medians(bench, clock, budget_s / len(sizes)), strict=True):
+            for curve, seconds in zip(curves, _means(bench, clock, budget_s / len(sizes)), strict=True):
                 curve[size] = seconds
             nbytes[size] = bench.payload_bytes
         found[name] = DeviceTimes(compress=_times(curves[0]), decompress=_times(curves[1]))
@@ -177,21 +188,23 @@ def measure_compressor(
     )
 
 
-def _medians(bench: Bench, clock: Clock, budget_s: float) -> tuple[float, float]:
-    """Return the median seconds of a compression and of a decompression, in turns, within a budget."""
+def _means(bench: Bench, clock: Clock, budget_s: float) -> tuple[float, float]:
+    """Return the mean seconds of a compression and of a decompression, in turns, within a budget."""
     taken: list[tuple[float, float]] = []
-    for number in range(WARM_UP + MOST):
-        pair = _timed(bench.compress, clock), _timed(bench.decompress, clock)
+    for _ in range(WARM_UP):
+        bench.compress()
+        bench.decompress()
         bench.end_step()
-        if number >= WARM_UP:
-            taken.append(pair)
-        if len(taken) >= FEWEST and sum(map(sum, taken)) >= budget_s:
-            break
+    end_s = time.perf_counter() + budget_s
+    while len(taken) < FEWEST or (len(taken) < MOST and time.perf_counter() < end_s):
+        taken.append((_timed(bench, bench.compress, clock), _timed(bench, bench.decompress, clock)))
+        bench.end_step()
     compress, decompress = zip(*taken, strict=True)
-    return statistics.median(compress), statistics.median(decompress)
+    return statistics.fmean(compress), statistics.fmean(decompress)
 
 
-def _timed(call: Callable[[], object], clock: Clock) -> float:
+def _timed(bench: Bench, call: Callable[[], object], clock: Clock) -> float:
+    bench.evict()
     clock.settle()
     begin = clock.now()
     call()

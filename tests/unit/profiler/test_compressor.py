@@ -113,10 +113,31 @@ class Slowing(PlayedClock):
 def test_the_device_is_waited_for_around_each_call_and_the_budget_ends_it() -> None:
     clock = Slowing()
     measure_compressor(TopK(0.1), SIZES[:1], {"training": CPU}, budget_s=0.0, make_clock=lambda _: clock)
-    assert clock.waits == 2 * 2 * (3 + 3), "warm-up, and the fewest calls that count, of two operations"
+    assert clock.waits == 2 * 2 * 3, "around the fewest calls that count, of two operations"
     long = Slowing()
     measure_compressor(TopK(0.1), SIZES[:1], {"training": CPU}, budget_s=1e9, make_clock=lambda _: long)
-    assert long.waits == 2 * 2 * (3 + 30)
+    assert long.waits == 2 * 2 * 30
+
+
+def test_calls_that_had_to_share_a_processor_count() -> None:
+    class Shared(PlayedClock):
+        """One of three calls of a kind takes ten seconds, the others one."""
+
+        def now(self) -> float:
+            self.now_s += 10.0 if self.waits >= 9 else 1.0
+            return self.now_s
+
+    clock = Shared()
+    found = measure_compressor(TopK(0.1), SIZES[:1], {"training": CPU}, budget_s=0.0, make_clock=lambda _: clock)
+    assert found.devices["training"].compress.us == (pytest.approx(4e6),)
+
+
+def test_before_a_call_the_gradient_is_drawn_anew() -> None:
+    bench = Bench(EFSign(), 1000, CPU, CPU)
+    first = bench._home.clone()
+    bench._home.zero_()
+    bench.evict()
+    assert torch.equal(bench._home, first)
 
 
 def test_a_larger_tensor_never_takes_less_time() -> None:
