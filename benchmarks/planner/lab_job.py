@@ -125,13 +125,22 @@ def profile(wanted: dict[str, Any]) -> None:
 def windows(wanted: dict[str, Any]) -> None:
     """Measure windows of all plans in turns."""
     folder = Path(wanted["folder"])
-    names = list(json.loads((folder / "predicted.json").read_text())["seconds"])
+    names = wanted.get("plans") or list(json.loads((folder / "predicted.json").read_text())["seconds"])
     steps = [training(wanted, hvd.Compression.plan(folder / f"plan-{name}.json")) for name in names]
+    before = _processor_seconds()
     rows = in_turns(steps, wanted["rounds"], wanted["window"], partial(slowest))
     if hvd.rank() == 0:
-        with (folder / "rounds.jsonl").open("a") as lines:
+        idle, total = (after - earlier for after, earlier in zip(_processor_seconds(), before, strict=True))
+        (folder / "busy.json").write_text(json.dumps(1 - idle / total))
+        with (folder / wanted.get("keep", "rounds.jsonl")).open("a") as lines:
             for row in rows:
                 lines.write(json.dumps(dict(zip(names, row, strict=True))) + "\n")
+
+
+def _processor_seconds() -> tuple[float, float]:
+    """Return for how long this machine's processors were idle, and how long they were there; in any unit."""
+    spent = [float(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return spent[3] + spent[4], sum(spent)
 
 
 def slowest(number: float) -> float:

@@ -129,7 +129,7 @@ def _text(
     asked: argparse.Namespace, near: Sequence[Distance], found: Sequence[Case], measured: Sequence[Case], seconds: float
 ) -> str:
     return TEXT.format(
-        command="python benchmarks/planner/run.py",
+        command="python benchmarks/planner/run.py      # needs the traces of models in ../shared/data/traces",
         machine=machine(),
         seconds=seconds,
         budget=asked.budget,

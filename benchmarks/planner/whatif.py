@@ -193,7 +193,7 @@ Agarwal et al., "Utility of gradient compression" (chapter 4 of the thesis; MLSy
 table compares [the model](../../docs/whatif.md) with what the section says. PowerSGD rank 4, {ranks} GPUs and
 {bandwidth} where nothing else is said.
 
-    python benchmarks/planner/whatif.py
+    python benchmarks/planner/whatif.py      # needs the traces of models in ../shared/data/traces
 
 | statement | where | paper | model | | off by |
 | --- | --- | ---: | ---: | --- | ---: |

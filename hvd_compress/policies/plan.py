@@ -287,12 +287,17 @@ class PlanFile:
         return PlannedPolicy(self.plan)
 
 
+RECUT = 2
+"""From this step on buckets stay as they are: DDP cuts them anew in step 1, in the order in which gradients came."""
+
+
 class PlannedPolicy(DecisionPolicy):
     """Decides as a plan says. Where a front end cuts buckets itself, as DDP does, a bucket with several treatments is
     sent dense."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self._mixed: list[tuple[Layout, int]] = []  # buckets with so many treatments
         self._told = False
 
     def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
@@ -329,7 +334,23 @@ class PlannedPolicy(DecisionPolicy):
         return [*whole, *(Part(part) for part in matched if part)]
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
+        self._mixed = []
         return [self._decision(layout) for layout in buckets]
+
+    def decide(self, step: int) -> Mapping[int, Decision]:
+        """Change nothing; say once what travels dense, when buckets are as they stay."""
+        if step >= RECUT and self._mixed and not self._told and self.rank == 0:
+            self._told = True
+            layout, treatments = self._mixed[0]
+            log.warning(
+                "hvd_compress: the plan treats parameters of %d of the buckets that DDP cuts in several ways; these "
+                "travel dense, such as that of %s with %d treatments: treat all of them alike, or make buckets smaller "
+                "(bucket_cap_mb); this is told once",
+                len(self._mixed),
+                layout.called,
+                treatments,
+            )
+        return {}
 
     def _decision(self, layout: Layout) -> Decision:
         treatments: list[Treatment] = []
@@ -338,15 +359,7 @@ class PlannedPolicy(DecisionPolicy):
                 treatments.append(treatment)
         if len(treatments) == 1:
             return self._decide(treatments[0], layout)
-        if not self._told and self.rank == 0:
-            self._told = True
-            log.warning(
-                "hvd_compress: the bucket of %s has parameters that the plan treats in %d ways: it travels dense. DDP "
-                "cuts buckets by bucket_cap_mb, and anew after the first step: treat all of them alike, or make "
-                "buckets smaller; this is told once",
-                layout.called,
-                len(treatments),
-            )
+        self._mixed.append((layout, len(treatments)))
         device = compression_device(Request(Cast()), layout.device_type)
         return Decision(Cast(), Path("dense"), device, "the plan treats its parameters in several ways")
 

@@ -65,10 +65,13 @@ def mix(rank: int, file: Path) -> None:
         kinds = {name.endswith(".weight") for name in names}
         expected = "dense" if len(kinds) > 1 else "allgather" if kinds == {True} else "dense"
         assert decision.scheme == expected, (names, decision)
-    mixed = [d for n, d in hc.decisions(ddp).items() if len({name.endswith(".weight") for name in n}) > 1]
+    found = hc.decisions(ddp).items()
+    mixed = {names: d for names, d in found if len({name.endswith(".weight") for name in names}) > 1}
     assert mixed
-    assert all(decision.reason == "the plan treats its parameters in several ways" for decision in mixed)
+    assert all(decision.reason == "the plan treats its parameters in several ways" for decision in mixed.values())
     assert len(told) == (rank == 0)
+    first = next(iter(mixed))[0]
+    assert all(f"of {len(mixed)} of the buckets" in words and f"that of {first} " in words for words in told), told
 
 
 def test_a_plan_of_another_model_is_refused_on_every_rank(tmp_path: Path) -> None:
