@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from hvd_compress.errors import PlanError
+from hvd_compress.errors import PlanError, did_you_mean
 
 DEVICES = ("training", "host")
 """The device that trains, and the CPU beside it. The paper's GPU and CPU."""
@@ -145,7 +145,8 @@ class Constraints:
     def __post_init__(self) -> None:
         unknown = [device for device in self.devices if device not in DEVICES]
         if unknown:
-            raise PlanError(f"unknown device {unknown[0]!r}; known are {', '.join(DEVICES)}")
+            close = did_you_mean(unknown[0], DEVICES)
+            raise PlanError(f"unknown device {unknown[0]!r}" + (close or f"; known are {', '.join(DEVICES)}"))
         for name in self.only:
             by_name(name)
 
@@ -175,9 +176,9 @@ def by_name(name: str) -> Option:
     """Return the option that a name means. Raises PlanError for one that is not in the tree."""
     found = _names().get(name)
     if found is None:
-        raise PlanError(
-            f"unknown option {name!r}: `hvd-compress plan options` lists them, such as {str(UNCOMPRESSED)!r}"
-        )
+        alike = [known for known in _names() if known.count(" ") == name.count(" ")]  # all 4341 would take seconds
+        lists = f": `hvd-compress plan options` lists them, such as {str(UNCOMPRESSED)!r}"
+        raise PlanError(f"unknown option {name!r}" + (did_you_mean(name, alike) or lists))
     return found
 
 
