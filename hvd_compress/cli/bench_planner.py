@@ -86,7 +86,7 @@ def _print(figures: list[Figure], facts: dict[str, Any]) -> None:
     console.print(
         Text(
             f"{facts['machine']}, 1 core; {facts['compressor']}, {facts['testbed']}, {facts['gpus']} GPUs; medians of "
-            f"{facts['rounds']} rounds, their quartiles, and the ratio to the paper's time (Python on another machine)"
+            f"{facts['rounds']}, their quartiles, and the ratio to the paper's time (Python on another machine)"
         )
     )
     console.print(
@@ -151,4 +151,5 @@ def _missed(figure: Figure) -> Iterator[str]:
 
 def _above(figure: Figure, what: str, seconds: float, bound_s: float) -> Iterator[str]:
     if seconds > bound_s:
-        yield f"{figure.model}: {what} takes {1e3 * seconds:.3g} ms, above its bound of {1e3 * bound_s:.3g} ms"
+        unit, times = ("us", 1e6) if bound_s < 1e-4 else ("ms", 1e3)
+        yield f"{figure.model}: {what} takes {times * seconds:.3g} {unit}, above its bound of {times * bound_s:.3g} {unit}"

@@ -100,7 +100,7 @@ def _findings(case: Case) -> Iterator[str]:
     yield f"It pays {_where(pays(case))}."
     if budget_s > 0:
         coding_s = case.compression.coding_s(case.network.world_size)
-        yield f"Here it pays if encoding and decoding take less than {_ms(budget_s)} ms; they take {_ms(coding_s)}."
+        yield f"Here it pays if encoding and decoding take less than {_ms(budget_s)} ms; they take {_ms(coding_s)} ms."
     else:
         yield "Here no encoding is fast enough: the payload alone takes too long."
     if times == 1:

@@ -95,7 +95,7 @@ def _draw_panel(axis: Any, panel: Panel, colors: _Colors, until_ms: float) -> No
         axis.text(start + length / 2, place, words, ha="center", va="center", **ink)
     end = panel.end_ns / 1e6
     axis.axvline(end, color="crimson", linewidth=1.2)
-    axis.set_title(f"{panel.end} = {end:.2f} ms", loc="right", color="crimson")
+    axis.set_title(f"{panel.end} = {end:.3f} ms", loc="right", color="crimson")
     axis.set_xlim(0, 1.01 * until_ms)
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.set_yticks(range(len(rows)), rows)
