@@ -152,4 +152,5 @@ def _missed(figure: Figure) -> Iterator[str]:
 def _above(figure: Figure, what: str, seconds: float, bound_s: float) -> Iterator[str]:
     if seconds > bound_s:
         unit, times = ("us", 1e6) if bound_s < 1e-4 else ("ms", 1e3)
-        yield f"{figure.model}: {what} takes {times * seconds:.3g} {unit}, above its bound of {times * bound_s:.3g} {unit}"
+        bound = f"its bound of {times * bound_s:.3g} {unit}"
+        yield f"{figure.model}: {what} takes {times * seconds:.3g} {unit}, above {bound}"
