@@ -15,8 +15,8 @@ from hvd_compress.planner.options import Option
 
 TOP = 10
 """So many buckets are listed."""
-POLICIES = {"GPU only": "training device only", "CPU only": "host only"}
-"""The paper's names of policies that speak of devices, in the words of --device."""
+POLICIES = {"GPU only": "training device only", "CPU only": "host only", "FP32": "FP32 (no compression)"}
+"""The paper's names of policies that speak of devices, in the words of --device, and one that needs a word."""
 
 
 def report(made: Made, inputs: Inputs, seconds: float, budget: float) -> None:

@@ -65,7 +65,7 @@ def read(path: str | Path) -> list[TracedStep]:
         steps = _steps(records)
     except (KeyError, TypeError, AttributeError, IndexError):
         raise ConfigError(
-            f"{path} is no timeline of a run: {_oddity(records)}: HVD_COMPRESS_TIMELINE writes one"
+            f"{path} is no timeline of a run: {_oddity(records)}. HVD_COMPRESS_TIMELINE writes one"
         ) from None
     if not steps:
         raise ConfigError(f"{path} holds no step: one in HVD_COMPRESS_TIMELINE_EVERY is written, 10 by default")

@@ -64,6 +64,7 @@ def test_a_policy_of_one_device_is_named_by_the_device(profile: Path) -> None:
     for by, words in (
         ("local search from GPU only", "found by local search from training device only in "),
         ("CPU only", "found by host only in "),
+        ("FP32", "found by FP32 (no compression) in "),
         ("local search from HiPress", "found by local search from HiPress in "),
     ):
         assert words in " ".join(plan_report._findings(_by(made, by), inputs, 0.1, 10.0))

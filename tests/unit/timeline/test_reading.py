@@ -62,7 +62,7 @@ def test_written_is_read(tmp_path: Path) -> None:
         ("[", "is no timeline: not JSON"),
         ("[]", "holds no step: one in HVD_COMPRESS_TIMELINE_EVERY"),
         ('{"traceEvents": []}', "another Chrome trace, such as that of `hvd-compress plan make --trace`"),
-        ('{"version": 1}', "it is a JSON object, and not a list of records: HVD_COMPRESS_TIMELINE writes one"),
+        ('{"version": 1}', "it is a JSON object, and not a list of records. HVD_COMPRESS_TIMELINE writes one"),
         ("7", "it is JSON, and not a list of records"),
         ("[7]", "record 0 is no object"),
         ('[{"name": "x", "ph": "i", "pid": 0}, {"pid": 1, "name": "x"}]', "record 1 has no 'ph'"),
