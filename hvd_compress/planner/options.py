@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 
 from hvd_compress.errors import PlanError, did_you_mean
@@ -149,6 +149,11 @@ class Constraints:
             raise PlanError(f"unknown device {unknown[0]!r}" + (close or f"; known are {', '.join(DEVICES)}"))
         for name in self.only:
             by_name(name)
+
+    def __str__(self) -> str:
+        """What is asked for, without what is as usual."""
+        asked = (field for field in fields(self) if getattr(self, field.name) != field.default)
+        return ", ".join(f"{field.name} = {getattr(self, field.name)}" for field in asked) or "no constraints"
 
     def allow(self, option: Option) -> bool:
         """Whether an option is one of the tree that is left."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hvd_compress.compression import Compression
 from hvd_compress.compression.named import NEEDED, compressor_named, names, request_of
 from hvd_compress.compressors import COMPRESSORS
 from hvd_compress.errors import ConfigError
+from hvd_compress.profiler.job import JobProfile
+from hvd_compress.settings import ProfileSettings
+from tests.harness import make_parameters
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name not in COMPRESSORS])
@@ -57,3 +62,13 @@ def test_settings_are_arguments_of_the_function(text: str, meant: object) -> Non
 def test_a_wrong_name_or_setting_says_what_was_meant(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         compressor_named(text)
+
+
+def test_what_a_job_profiles_has_such_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_COMPRESS_PROFILE", str(tmp_path))
+    monkeypatch.setenv("HVD_COMPRESS_PROFILE_COMPRESSOR", "int4:block=128")
+    settings = ProfileSettings.from_environment()
+    assert settings is not None
+    profile = JobProfile(make_parameters(), settings, Compression.dense(), 1.0)
+    profile.close()
+    assert str(Compression.int4(block=128).compressor) in profile.fingerprint()["HVD_COMPRESS_PROFILE"]

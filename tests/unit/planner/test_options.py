@@ -133,3 +133,8 @@ def test_an_unknown_device_brings_the_one_that_was_meant() -> None:
         Constraints(devices=("hots",))
     with pytest.raises(PlanError, match="unknown device 'gpu'; known are training, host"):
         Constraints(devices=("gpu",))
+
+
+def test_constraints_that_leave_nothing_are_named_without_those_that_are_as_usual() -> None:
+    with pytest.raises(PlanError, match=r"^no option is left: flat = False, hierarchical = False$"):
+        options(Constraints(flat=False, hierarchical=False))
