@@ -46,7 +46,7 @@ def _findings(made: Made, inputs: Inputs, seconds: float, budget: float) -> Iter
     if made.planned.complete:
         yield "the search was complete: the same inputs give the same plan"
     else:
-        stopped = f"the search stopped at its budget of {budget:g} s"
+        stopped = f"the search stopped at its budget of {budget:g} s, of which each size of buckets has a share"
         yield f"{stopped}: another run may find another plan, and a larger --budget a better one"
     yield (
         f"predicted step {made.step_us / 1e3:.3f} ms; without compression {made.dense_us / 1e3:.3f} ms, "
