@@ -137,6 +137,29 @@ def test_sums_have_a_limit_too(first: str, second: float, tmp_path: Path) -> Non
         planned(tmp_path, files)
 
 
+@pytest.mark.parametrize(
+    ("path", "leaf", "words"),
+    [
+        (
+            ("system", "across"),
+            {"alpha_us": 0.0, "bytes_per_s": 1.0},
+            "within, across: of the system: .*@.* would take",
+        ),
+        (
+            ("compressor", "devices", "training", "compress"),
+            {"numel": [1, 2], "us": [1.0, LONGEST_US]},
+            "devices: of the compressor: comp@training would take .* s for 1,000,000 elements, and 10,000 s are",
+        ),
+    ],
+)
+def test_what_takes_longer_than_can_be_planned(path: tuple[str, ...], leaf: Any, words: str, tmp_path: Path) -> None:
+    files = put(said(), path, leaf)
+    del files["model"]["parameters"]
+    files["model"]["tensors"][0].update(numel=10**6, shape=[1000, 1000])
+    with pytest.raises(PlanError, match=words):
+        planned(tmp_path, files)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_deeply_nested_files(name: str, tmp_path: Path) -> None:
     folder = profile_files.write(tmp_path, **said())

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from hvd_compress.errors import ConfigError
+from hvd_compress.profiler import folder
 from hvd_compress.profiler.folder import COMMAND, RUN, Claim, unwritable
 
 HOLDS = """
@@ -75,6 +76,19 @@ def test_a_child_process_does_not_hold_what_was_released(tmp_path: Path) -> None
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
+
+
+def test_a_file_that_is_removed_before_it_is_locked_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the one before is released between two lines of the next one."""
+    first, lock = Claim(tmp_path, RUN), folder._lock
+
+    def late(path: Path, fd: int) -> None:
+        first.release()
+        lock(path, fd)
+
+    monkeypatch.setattr(folder, "_lock", late)
+    with Claim(tmp_path, RUN), pytest.raises(ConfigError):
+        Claim(tmp_path, RUN)
 
 
 def test_never_two_at_once(tmp_path: Path) -> None:
