@@ -44,16 +44,25 @@ def read(path: str | Path, kind: type[File], what: str) -> File:
     Raises:
         PlanError: it cannot be read, or is no `kind`; names the fields by their path.
     """
+    text, _ = parsed(path, what)
+    try:
+        return kind.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        words = [f"{'.'.join(map(str, each['loc'])) or f'the {what}'}: {_word_of(each)}" for each in error.errors()]
+        raise PlanError(f"{path} is no {what}: {summary(words)}") from None
+
+
+def parsed(path: str | Path, what: str) -> tuple[str, Any]:
+    """Return the text of a file of JSON, and what it says. Raises PlanError where it cannot be read, or is none."""
     try:
         text = Path(path).read_text()
         said = json.loads(text, object_pairs_hook=_once_each)
         json.dumps(said, ensure_ascii=False).encode()  # raises for half a character, which could not be printed
-        return kind.model_validate_json(text, strict=True)
+        return text, said
     except OSError as error:
         raise PlanError(f"cannot read the {what} {path}: {error.strerror}") from None
-    except ValidationError as error:
-        words = [f"{'.'.join(map(str, each['loc'])) or f'the {what}'}: {_word_of(each)}" for each in error.errors()]
-        raise PlanError(f"{path} is no {what}: {summary(words)}") from None
+    except UnicodeDecodeError:
+        raise PlanError(f"{path} is no {what}: not text") from None
     except (ValueError, RecursionError) as error:
         raise PlanError(f"{path} is no {what}: not JSON that can be read ({error})") from None
 

@@ -57,10 +57,13 @@ class Profiling(Protocol):
         """Return what must be equal on all ranks, in words."""
 
     def prepare(self, engine: Engine) -> None:
-        """Ranks have shaken hands. Raises UnsupportedError, on all ranks alike, where there can be no profile."""
+        """Ranks have shaken hands. Collective.
+
+        Raises UnsupportedError, ConfigError, on all ranks alike, where there can be no profile.
+        """
 
     def end_step(self, launch: Launch) -> None:
-        """A step is over, and its results are there."""
+        """A step is over, and its results are there: what fails here is told, and raised by the next exchange."""
 
     def close(self) -> None:
         """Record no more."""

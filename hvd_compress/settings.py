@@ -18,6 +18,8 @@ DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_CALIBRATION_S = 3.0
 DEFAULT_TIMELINE_EVERY = 10
 DEFAULT_PROFILE_STEPS, DEFAULT_PROFILE_SKIP = 100, 10
+MOST_STEPS = 1_000_000_000
+"""Of what is counted in steps: years."""
 
 PREFIX = "HVD_COMPRESS_"
 VARIABLES = (
@@ -194,8 +196,8 @@ def _path(name: str) -> Path | None:
 def _whole(name: str, default: int, least: int) -> int:
     """Return a number of steps."""
     value = _number(name, default)
-    if value < least or value != int(value):
-        raise ConfigError(f"{name} = {value:g} is not a number of steps, {least} or more")
+    if not least <= value <= MOST_STEPS or value != int(value):
+        raise ConfigError(f"{name} = {value:g} is not a number of steps, {least} to {MOST_STEPS:,}")
     return int(value)
 
 

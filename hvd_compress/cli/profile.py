@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
 
 from hvd_compress.errors import ConfigError
+from hvd_compress.settings import MOST_STEPS
 
 POLL_S = 0.2
 """How often --stop looks whether the profile is complete."""
@@ -27,8 +28,10 @@ NOT_SEEN = (
 
 
 @click.command("profile", context_settings={"allow_interspersed_args": False})
-@click.option("--steps", default=100, show_default=True, type=click.IntRange(min=1), help="That are recorded.")
-@click.option("--skip", default=10, show_default=True, type=click.IntRange(min=0), help="Before them, that are not.")
+@click.option("--steps", default=100, show_default=True, type=click.IntRange(1, MOST_STEPS), help="That are recorded.")
+@click.option(
+    "--skip", default=10, show_default=True, type=click.IntRange(0, MOST_STEPS), help="Before them, that are not."
+)
 @click.option("--compressor", default="", metavar="NAME:SETTINGS",
               help="To measure: a name of `hvd-compress list` or of a plan, and settings: topk:ratio=0.05, int4. By "
               "default that of the training.")  # fmt: skip
@@ -52,13 +55,29 @@ def command(steps: int, skip: int, compressor: str, stop: bool, folder: Path, pr
         require_payloads(compressor_named(compressor))
     variables = {"": str(folder.resolve()), "_STEPS": str(steps), "_SKIP": str(skip), "_COMPRESSOR": compressor}
     environment = {**os.environ, **{f"HVD_COMPRESS_PROFILE{name}": value for name, value in variables.items()}}
-    files = Files(folder)
-    status, stopped = _run(program, environment, files, stop)
-    if not files.complete:
-        click.echo(f"Error: no profile: {files.progress(skip + steps)}", err=True)
-        sys.exit(status or 2)
-    _print(folder)
-    sys.exit(0 if stopped else status)
+    with _claimed(folder):
+        files = Files(folder)
+        status, stopped = _run(program, environment, files, stop)
+        if not files.complete:
+            click.echo(f"Error: no profile: {files.obstacle(skip + steps)}", err=True)
+            sys.exit(status or 2)
+        _print(folder)
+        sys.exit(0 if stopped else status)
+
+
+@contextmanager
+def _claimed(folder: Path) -> Iterator[None]:
+    """In the block no other run of this command has the folder, nor had a job before. Raises ConfigError."""
+    from hvd_compress.profiler.folder import COMMAND, RUN, Claim
+
+    with Claim(folder, COMMAND):
+        Claim(folder, RUN).release()  # the job that is run takes it
+        try:
+            yield
+        finally:
+            if (folder / RUN).exists():  # that of a job that was ended
+                with suppress(ConfigError):
+                    Claim(folder, RUN).release()
 
 
 class Files:
@@ -68,9 +87,8 @@ class Files:
         """Raises ConfigError where files cannot be written there."""
         from hvd_compress.planner.profiles import MODEL, PROGRESS
 
-        self._model, self._progress = folder / MODEL, folder / PROGRESS
+        self._folder, self._model, self._progress = folder, folder / MODEL, folder / PROGRESS
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             self._progress.unlink(missing_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot write to the folder {folder}: {error.strerror}") from None
@@ -81,14 +99,25 @@ class Files:
         """Whether this run has written all of them: the model is the last one, and then the progress ends."""
         return self._stamp() not in (None, self._before) and not self._progress.exists()
 
-    def progress(self, steps: int) -> str:
-        """Return in words how far a run came that was to have so many steps."""
+    def obstacle(self, steps: int) -> str:
+        """Return in words why a run that was to have so many steps has no profile."""
+        from hvd_compress.profiler.folder import unwritable
+
         try:
             said = json.loads(self._progress.read_text())
+            seen, steps, told = said["steps"], said["of"], said.get("obstacle", "")
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            seen, told = 0, NOT_SEEN
+        with suppress(OSError):
             self._progress.unlink()
-            return f"{said['steps']} of {said['of']} steps were seen: train longer, or pass smaller --steps and --skip"
-        except (OSError, ValueError, KeyError, TypeError):
-            return f"0 of {steps} steps were seen: {NOT_SEEN}"
+        words = f"{seen} of {steps} steps were seen"
+        if why := unwritable(self._folder):
+            return f"{words}, and the folder {self._folder} cannot be written any more ({why}): name another with -o"
+        if told:
+            return f"{words}: {told}"
+        if seen == steps:
+            return f"{words}, and PROGRAM ended before compressor and network were measured: train longer"
+        return f"{words}: train longer, or pass smaller --steps and --skip"
 
     def _stamp(self) -> tuple[int, int] | None:
         try:

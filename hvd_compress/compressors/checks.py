@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 from hvd_compress.errors import ConfigError
 
@@ -19,7 +20,7 @@ def check_whole(name: str, value: int, low: int, high: int | None = None) -> Non
 
 def check_number(name: str, value: float, low: float, *, above: bool = False, below: float = math.inf) -> None:
     """Raise ConfigError where a setting is no finite number from `low` on, or above it, and below `below`."""
-    found = not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
+    found = not isinstance(value, bool) and isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
     if not found or value < low or (above and value == low):
         raise ConfigError(f"{name} = {value!r} is not a number{f' above {low}' if above else f', {low} or more'}")
     if value >= below:

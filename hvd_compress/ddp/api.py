@@ -64,19 +64,9 @@ def compress(model: DistributedDataParallel, compression: Request) -> Distribute
         UnsupportedError: sparse gradients, or a compression that needs the optimizer (gain="rollout").
     """
     _check(model, compression)
-    parameters = _reduced(model)
-    settings, group = profiled_once(Settings.from_environment()), model.process_group
-    connect = partial(
-        choose_torch_engine,
-        compression.engine,
-        group,
-        device=next((p.device for p in parameters.values() if p.is_cuda), None),
-        timeout_s=settings.timeout_s,
-    )
-    leaves_out = partial(_leaves_out, weakref.ref(model))
-    options = f"DDP with static_graph={model.static_graph}, find_unused_parameters={model.find_unused_parameters}"
-    hook = GradientHook(parameters, compression, settings, connect, choose_torch_arrivals(group), leaves_out, options)
-    model.register_comm_hook(hook, _exchange)
+    with profiled_once(Settings.from_environment()) as settings:
+        hook = _made_hook(model, compression, settings)
+        model.register_comm_hook(hook, _exchange)
     if model.module not in _wrapper_of:
         model.module.register_forward_pre_hook(_refuse_another_wrapper)
     _hooks[model], _wrapper_of[model.module] = hook, weakref.ref(model)  # an earlier wrapper is refused from now on
@@ -141,6 +131,20 @@ def save_plan(model: DistributedDataParallel, path: str | Path) -> None:
 def follow_loss_scale(model: DistributedDataParallel, scaler: Any) -> None:
     """Keep residuals in the units of a torch.amp.GradScaler: when its scale changes, they are rescaled with it."""
     _hook_of(model).session.loss_scale.follow(scaler)
+
+
+def _made_hook(model: DistributedDataParallel, compression: Request, settings: Settings) -> GradientHook:
+    parameters, group = _reduced(model), model.process_group
+    connect = partial(
+        choose_torch_engine,
+        compression.engine,
+        group,
+        device=next((p.device for p in parameters.values() if p.is_cuda), None),
+        timeout_s=settings.timeout_s,
+    )
+    leaves_out = partial(_leaves_out, weakref.ref(model))
+    options = f"DDP with static_graph={model.static_graph}, find_unused_parameters={model.find_unused_parameters}"
+    return GradientHook(parameters, compression, settings, connect, choose_torch_arrivals(group), leaves_out, options)
 
 
 def _exchange(hook: GradientHook, bucket: GradBucket) -> Result:

@@ -1,4 +1,7 @@
-"""Fusion: neighbours in backward order travel as one bucket, which saves latency and costs overlap."""
+"""Fusion: neighbours in backward order travel as one bucket, which saves latency and costs overlap.
+
+A bucket of a job has one dtype. Where a profile does not know them, all are taken to be alike.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,18 @@ class Fused:
 
 
 def cut(model: ModelProfile, bucket_bytes: int) -> Cuts:
-    """Return buckets of neighbours: a bucket is full before the tensor by which it would exceed `bucket_bytes`."""
+    """Return buckets of neighbours of one dtype: a bucket is full before the tensor by which it would exceed a size.
+
+    Args:
+        bucket_bytes: the size.
+    """
     cuts: list[list[int]] = []
-    room = -1
+    room, dtype = -1, None
     for number, tensor in enumerate(model.tensors):
         size = 4 * tensor.numel
-        if size > room:
+        if size > room or tensor.dtype != dtype:
             cuts.append([])
-            room = bucket_bytes
+            room, dtype = bucket_bytes, tensor.dtype
         cuts[-1].append(number)
         room -= size
     return tuple(map(tuple, cuts))
@@ -47,10 +54,13 @@ def _bucket(tensors: list[Tensor]) -> Tensor:
         name=tensors[0].name + more,
         numel=sum(tensor.numel for tensor in tensors),
         backward_us=sum(tensor.backward_us for tensor in tensors),
+        dtype=tensors[0].dtype,
     )
 
 
-def merges(cuts: Cuts) -> Iterator[Cuts]:
-    """Yield what comes of joining two neighbours, the last ones in backward order first."""
+def merges(fused: Fused) -> Iterator[tuple[int, Cuts]]:
+    """Yield what comes of joining two neighbours of one dtype, and the first one's number, the last ones first."""
+    buckets, cuts = fused.model.tensors, fused.cuts
     for at in range(len(cuts) - 2, -1, -1):
-        yield (*cuts[:at], cuts[at] + cuts[at + 1], *cuts[at + 2 :])
+        if buckets[at].dtype == buckets[at + 1].dtype:
+            yield at, (*cuts[:at], cuts[at] + cuts[at + 1], *cuts[at + 2 :])

@@ -108,7 +108,7 @@ def _merged(
 ) -> Planned | None:
     """Return a better plan with two neighbours joined, each bucket with the option that it has now or Algorithm 1's."""
     system, compressor = best.problem.system, best.problem.compressor
-    for at, cuts in zip(range(len(best.fused.cuts) - 2, -1, -1), merges(best.fused.cuts), strict=True):
+    for at, cuts in merges(best.fused):
         if clock() >= end:
             return None
         fused = fuse(model, cuts)

@@ -9,7 +9,7 @@ from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.errors import PlanError
 from hvd_compress.planner.holdings import Step
 from hvd_compress.planner.options import DEVICES
-from hvd_compress.planner.profiles import CompressorProfile, SystemProfile
+from hvd_compress.planner.profiles import LONGEST_US, CompressorProfile, SystemProfile
 
 ELEMENT_BYTES = 4
 ALGORITHMS = {
@@ -52,9 +52,16 @@ class Prices:
     def ns(self, step: Step, numel: int) -> int:
         """Return the whole nanoseconds of a step of a tensor; 0 where there is nothing to do.
 
-        Raises PlanError for compression on a device of which the compressor has no profile.
+        Raises PlanError for compression on a device of which the compressor has no profile, and where it would take
+        longer than LONGEST_US.
         """
         seconds = self._communication_s(step, numel) if step.task.communicates else self._compression_s(step, numel)
+        if not seconds <= 1e-6 * LONGEST_US:
+            where = "within, across: of the system" if step.task.communicates else "devices: of the compressor"
+            raise PlanError(
+                f"{where}: {step.task} would take {seconds:.3g} s for {numel:,} elements, and {1e-6 * LONGEST_US:,.0f} "
+                "s are the most that is planned with"
+            )
         return 0 if seconds == 0 else max(1, round(seconds * 1e9))
 
     def _compression_s(self, step: Step, numel: int) -> float:

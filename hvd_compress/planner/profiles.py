@@ -5,21 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
 from hvd_compress import schema
 from hvd_compress.cost.curves import Curve, Curves
-from hvd_compress.errors import ConfigError
 
 MODEL, COMPRESSOR, SYSTEM = "model.json", "compressor.json", "system.json"
 """The files of a folder with a whole profile."""
 PROGRESS = "progress.json"
-"""Beside them while steps are recorded: {"steps": so many, "of": so many}, with those that are skipped."""
+"""Beside them while steps are recorded: {"steps": so many, "of": so many}, with those that are skipped; and "obstacle",
+where it has come to nothing."""
+
+MOST_ELEMENTS, MOST_BYTES, LONGEST_US, MOST_RANKS, MOST_BYTES_PER_S = 1 << 40, 1e15, 1e10, 1 << 20, 1e18
+"""Beyond anything that there is, and small enough that what is computed from it fits the planner's 64 bits."""
+Elements = Annotated[int, Field(ge=1, le=MOST_ELEMENTS)]
+Micros = Annotated[float, Field(ge=0, le=LONGEST_US)]
+Bytes = Annotated[float, Field(ge=0, le=MOST_BYTES)]
+Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]
 
 Device = Literal["training", "host"]
 """What compresses: the device that trains, a GPU or not, or the host's CPU beside a GPU."""
+Dtype = Literal["float64", "float32", "float16", "bfloat16", "complex128", "complex64"]
 
 
 class Tensor(schema.Strict):
@@ -30,13 +38,15 @@ class Tensor(schema.Strict):
         backward_us: microseconds of backward compute since the gradient before was ready.
         backward_us_sd: their standard deviation over steps.
         shape: of the parameter, where it is known.
+        dtype: of the gradient, as torch calls it, where it is known. Those of different ones share no bucket.
     """
 
     name: str
-    numel: int = Field(ge=1)
-    backward_us: float = Field(ge=0)
-    backward_us_sd: float | None = Field(default=None, ge=0)
-    shape: tuple[int, ...] | None = None
+    numel: Elements
+    backward_us: Micros
+    backward_us_sd: Micros | None = None
+    shape: tuple[Elements, ...] | None = Field(default=None, max_length=64)
+    dtype: Dtype | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Tensor:
@@ -62,8 +72,8 @@ class ModelProfile(schema.Strict):
     version: Literal[1] = 1
     model: str
     tensors: tuple[Tensor, ...] = Field(min_length=1)
-    forward_us: float = Field(default=0.0, ge=0)
-    forward_us_sd: float | None = Field(default=None, ge=0)
+    forward_us: Micros = 0.0
+    forward_us_sd: Micros | None = None
     steps: int | None = Field(default=None, ge=1)
     parameters: int | None = None
     order: str = ""
@@ -75,14 +85,19 @@ class ModelProfile(schema.Strict):
         total = sum(tensor.numel for tensor in self.tensors)
         if self.parameters is not None and self.parameters != total:
             raise ValueError(f"parameters is {self.parameters}, and the tensors have {total} elements")
+        if total > MOST_ELEMENTS:
+            raise ValueError(f"tensors: their numel add up to {total}, and {MOST_ELEMENTS} are the most")
+        backward_us = sum(tensor.backward_us for tensor in self.tensors)
+        if backward_us > LONGEST_US:
+            raise ValueError(f"tensors: their backward_us add up to {backward_us:g}, and {LONGEST_US:g} are the most")
         return self
 
 
 class Times(schema.Strict):
     """Microseconds of an operation by the number of elements of the tensor that is compressed."""
 
-    numel: tuple[int, ...] = Field(min_length=1)
-    us: tuple[float, ...]
+    numel: tuple[Elements, ...] = Field(min_length=1)
+    us: tuple[Micros, ...]
 
     @model_validator(mode="after")
     def _ordered(self) -> Times:
@@ -104,8 +119,8 @@ class DeviceTimes(schema.Strict):
 class PayloadSize(schema.Strict):
     """Bytes of the payload of n elements: per_tensor_bytes + per_element_bytes * n."""
 
-    per_tensor_bytes: float = Field(default=0.0, ge=0)
-    per_element_bytes: float = Field(gt=0)
+    per_tensor_bytes: Bytes = 0.0
+    per_element_bytes: float = Field(gt=0, le=1e6)
 
 
 class CompressorProfile(schema.Strict):
@@ -131,18 +146,32 @@ class CompressorProfile(schema.Strict):
         return settings
 
 
+class CurveRow(schema.Strict):
+    """Seconds of one collective by bytes, as cost.Curves.to_json() has them."""
+
+    verb: str
+    algorithm: str
+    bytes: tuple[Annotated[int, Field(ge=1, le=MOST_BYTES)], ...]
+    seconds: tuple[Annotated[float, Field(gt=0, le=1e-6 * LONGEST_US)], ...]
+
+    @model_validator(mode="after")
+    def _ordered(self) -> CurveRow:
+        Curve(self.bytes, self.seconds)
+        return self
+
+
 class Link(schema.Strict):
     """A network among ranks: alpha and beta, and curves where collectives were measured.
 
     Attributes:
         alpha_us: microseconds of a message without content.
         bytes_per_s: of a rank within a host; of a whole host across hosts.
-        curves: as cost.Curves.to_json() has them, measured with as many ranks as the link connects.
+        curves: measured with as many ranks as the link connects.
     """
 
-    alpha_us: float = Field(ge=0)
-    bytes_per_s: float = Field(gt=0)
-    curves: tuple[dict[str, Any], ...] = ()
+    alpha_us: Micros
+    bytes_per_s: float = Field(ge=1, le=MOST_BYTES_PER_S)
+    curves: tuple[CurveRow, ...] = ()
 
 
 class SystemProfile(schema.Strict):
@@ -150,27 +179,20 @@ class SystemProfile(schema.Strict):
 
     kind: Literal["hvd_compress/system"] = Field(default="hvd_compress/system", alias="schema")
     version: Literal[1] = 1
-    hosts: int = Field(ge=1)
-    ranks_per_host: int = Field(ge=1)
+    hosts: Ranks
+    ranks_per_host: Ranks
     within: Link
     across: Link
     source: str = ""
 
-    @model_validator(mode="after")
-    def _measured(self) -> SystemProfile:
-        self.curves()
-        return self
-
     def curves(self) -> Mapping[str, Curves]:
-        """Return the measured curves by the name of their link. Raises ConfigError that names the link."""
-        found = {}
-        for name, link, ranks in (("within", self.within, self.ranks_per_host), ("across", self.across, self.hosts)):
-            if link.curves:
-                try:
-                    found[name] = Curves.from_json(ranks, link.curves)
-                except ConfigError as error:
-                    raise ConfigError(f"{name}.curves: {error}") from None
-        return found
+        """Return the measured curves by the name of their link."""
+        links = (("within", self.within, self.ranks_per_host), ("across", self.across, self.hosts))
+        return {
+            name: Curves(ranks, {(row.verb, row.algorithm): Curve(row.bytes, row.seconds) for row in link.curves})
+            for name, link, ranks in links
+            if link.curves
+        }
 
 
 Profile = TypeVar("Profile", ModelProfile, CompressorProfile, SystemProfile)

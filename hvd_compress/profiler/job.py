@@ -6,10 +6,11 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
@@ -18,7 +19,7 @@ from hvd_compress.bench.machine import machine
 from hvd_compress.compressors import Compressor, TopK
 from hvd_compress.decision import Request
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import PlanError, UsageError
+from hvd_compress.errors import ConfigError, HvdCompressError, PlanError
 from hvd_compress.planner.profiles import (
     COMPRESSOR,
     MODEL,
@@ -33,6 +34,7 @@ from hvd_compress.planner.profiles import (
 from hvd_compress.policies.base import Launch
 from hvd_compress.profiler.clocks import clock_of, device_of
 from hvd_compress.profiler.compressor import compressor_named, measure_compressor, require_payloads, sizes_of
+from hvd_compress.profiler.folder import RUN, Claim
 from hvd_compress.profiler.model import model_profile
 from hvd_compress.profiler.recorder import Recorder
 from hvd_compress.profiler.system import measure_system, require_measurable
@@ -46,8 +48,20 @@ DEFAULT = TopK(0.01)
 log = logging.getLogger("hvd_compress")
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What ranks have measured, or what has kept one of them from it, in words that all ranks have."""
+
+    compressor: CompressorProfile | None = None
+    system: SystemProfile | None = None
+    obstacle: str = ""
+
+
 class JobProfile:
     """Records the steps of a job, and then has its ranks measure the compressor and the network.
+
+    Whatever keeps it from a profile, the step that is over counts on all ranks, and its gradients are applied. Training
+    goes on, but where a collective has failed: then the next exchange is an error on all ranks, as after any other.
 
     Attributes:
         active: until then.
@@ -72,16 +86,28 @@ class JobProfile:
         require_payloads(self._compressor)
         self._device = device_of(parameters.values())
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        self._dtypes = {name: parameter.dtype for name, parameter in parameters.items()}
         self._recorder = Recorder(parameters, clock_of(self._device), settings.steps)
         self._count, self.active, self._writes = 0, True, False
+        self._claim: Claim | None = None
+        self._told_unwritable = False
 
     def fingerprint(self) -> Mapping[str, str]:
         steps = f"{self._settings.skip} + {self._settings.steps} steps"
         return {"HVD_COMPRESS_PROFILE": f"a profile of {steps} with {self._compressor}"}
 
     def prepare(self, engine: Engine) -> None:
+        """Take the folder. Collective.
+
+        Raises:
+            UnsupportedError: as require_measurable().
+            ConfigError: another run has the folder; on all ranks alike.
+        """
         require_measurable(engine)
         self._writes = engine.ranks[engine.rank] == 0  # not the first one of another process set
+        obstacles = engine.allgather_json(self._take_folder() if self._writes else "")
+        if any(obstacles):
+            raise ConfigError(f"HVD_COMPRESS_PROFILE: {next(filter(None, obstacles))}")
         self._tell_progress()
 
     def end_step(self, launch: Launch) -> None:
@@ -93,47 +119,64 @@ class JobProfile:
             return
         self._recorder.close()
         self.active = False
-        measured = launch(self._measure, "profile of compressor and network", MEASUREMENTS * self._budget_s)()
-        if self._writes:
-            self._write(*measured)
+        try:
+            measured = launch(self._measure, "profile of compressor and network", MEASUREMENTS * self._budget_s)()
+        except HvdCompressError as error:  # the next exchange raises it; raised here, ranks would differ by a step
+            measured = Measured(obstacle=f"{error}; nothing can be exchanged any more")
+        if self._writes and not measured.obstacle:
+            measured = replace(measured, obstacle=self._write(measured))
+        if measured.obstacle:
+            log.warning("hvd_compress: there is no profile: %s", measured.obstacle)
+            self._tell_progress(measured.obstacle)
+        self._leave_folder()
 
     def close(self) -> None:
         """Record no more; another optimizer of this process may be profiled if this one was not."""
         self._recorder.close()
+        self._leave_folder()
         if self.active:
             self.active = False
             _release()
 
-    def _measure(self, engine: Engine) -> tuple[CompressorProfile | None, SystemProfile | None]:
+    def _measure(self, engine: Engine) -> Measured:
         """Measure; what rank 0 finds counts. Collective.
 
         On a CPU all ranks compress at once, as they do in a step. A GPU belongs to one rank, and the host beside it
-        serves one rank after the other: there rank 0 measures alone.
+        serves one rank after the other: there rank 0 measures alone. Where a rank cannot compress, all of them know.
         """
-        numels = [max(1, torch.Size(shape).numel()) for shape in self._shapes.values()]
-        devices: dict[Device, torch.device] = {"training": self._device}
-        found, source, on_gpu = None, self._source(engine), self._device.type == "cuda"
-        if on_gpu:
-            devices["host"] = torch.device("cpu")
+        found, obstacle, source = None, "", ""
         with engine.aside():
             engine.allgather_json(None)  # begin together
-            if not on_gpu or engine.rank == 0:
-                with torch.cuda.device(self._device) if on_gpu else nullcontext():
-                    found = measure_compressor(
-                        self._compressor, sizes_of(numels), devices, budget_s=self._budget_s, source=source
-                    )
-            engine.allgather_json(None)
+            try:
+                source = self._source(engine)
+                found = self._measure_compressor(engine.rank, source)
+            except Exception as error:  # such as of memory: no collective has begun, so that training can go on
+                obstacle = f"rank {engine.rank} cannot measure {self._compressor}: {type(error).__name__}: {error}"
+            told = [each for each in engine.allgather_json(obstacle) if each]
+            if told:
+                return Measured(obstacle="; ".join(told))
             system = measure_system(engine, self._budget_s, source) if engine.world_size > 1 else None
-        return found, system
+        return Measured(found, system)
+
+    def _measure_compressor(self, rank: int, source: str) -> CompressorProfile | None:
+        devices: dict[Device, torch.device] = {"training": self._device}
+        on_gpu = self._device.type == "cuda"
+        if on_gpu:
+            if rank > 0:
+                return None
+            devices["host"] = torch.device("cpu")
+        sizes = sizes_of([max(1, torch.Size(shape).numel()) for shape in self._shapes.values()])
+        with torch.cuda.device(self._device) if on_gpu else nullcontext():
+            return measure_compressor(self._compressor, sizes, devices, budget_s=self._budget_s, source=source)
 
     def _source(self, engine: Engine) -> str:
         where = f"rank 0 of {engine.world_size} on {len(set(engine.hosts))} host(s), engine {engine.name}"
         return f"hvd_compress {__version__} profile, {where}; {machine()}, {torch.get_num_threads()} thread(s)"
 
-    def _write(self, compressor: CompressorProfile | None, system: SystemProfile | None) -> None:
-        """Write what was found, the model last. What cannot be written or was not seen ends no training."""
+    def _write(self, measured: Measured) -> str:
+        """Write what was found, the model last. Return why that cannot be, or nothing: it ends no training."""
+        compressor, system, folder = measured.compressor, measured.system, self._settings.folder
         assert compressor is not None
-        folder = self._settings.folder
         try:
             model = model_profile(
                 Path(sys.argv[0]).stem or "model",
@@ -141,40 +184,66 @@ class JobProfile:
                 self._recorder.times(),
                 self._recorder.sparse,
                 compressor.source,
+                self._dtypes,
             )
             write_profile(folder, model, compressor, system)
-        except (PlanError, UsageError) as error:
-            log.warning("hvd_compress: there is no profile: %s", error)
-            return
-        (folder / PROGRESS).unlink(missing_ok=True)
+        except Exception as error:  # of any kind: other ranks train on, and wait for this one
+            return str(error) if isinstance(error, HvdCompressError) else f"{type(error).__name__}: {error}"
+        with suppress(OSError):
+            (folder / PROGRESS).unlink(missing_ok=True)
         log.warning(
             "hvd_compress: the profile is complete, and training goes on: %s in %s%s",
             ", ".join((MODEL, COMPRESSOR, *([SYSTEM] if system else []))),
             folder,
             "" if system else f"; one rank has no network to measure: write {SYSTEM} by hand",
         )
+        return ""
 
-    def _tell_progress(self) -> None:
+    def _tell_progress(self, obstacle: str = "") -> None:
+        """Say how far this is. Where that cannot be written, it is told once, and tried again at the next step."""
         if not self._writes:
             return
+        folder, steps = self._settings.folder, self._settings.skip + self._settings.steps
+        said = {"steps": self._count, "of": steps, **({"obstacle": obstacle} if obstacle else {})}
         try:
-            said = {"steps": self._count, "of": self._settings.skip + self._settings.steps}
-            (self._settings.folder / PROGRESS).write_text(json.dumps(said))
+            (folder / PROGRESS).write_text(json.dumps(said))
         except OSError as error:
-            log.warning("hvd_compress: cannot write to HVD_COMPRESS_PROFILE = %s: %s", self._settings.folder, error)
-            self._writes = False
+            if not self._told_unwritable:
+                log.warning("hvd_compress: cannot write to HVD_COMPRESS_PROFILE = %s: %s", folder, error)
+            self._told_unwritable = True
+
+    def _take_folder(self) -> str:
+        """Return what keeps this run from its folder, or nothing."""
+        try:
+            self._claim = Claim(self._settings.folder, RUN)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    def _leave_folder(self) -> None:
+        if self._claim is not None:
+            self._claim.release()
 
 
 def write_profile(
     folder: Path, model: ModelProfile, compressor: CompressorProfile, system: SystemProfile | None
 ) -> None:
-    """Write the files of a profile, that of the model last. Raises PlanError where one cannot be written."""
-    if system is not None:
-        write(folder / SYSTEM, system)
-    else:  # that of an earlier job is none of this one
-        (folder / SYSTEM).unlink(missing_ok=True)
-    write(folder / COMPRESSOR, compressor)
-    write(folder / MODEL, model)
+    """Write the files of a profile, within a Claim of the folder. They take the place of earlier ones together.
+
+    The file of the model is the last one. Raises PlanError where one cannot be written: then earlier ones stay.
+    """
+    files = {SYSTEM: system, COMPRESSOR: compressor, MODEL: model}
+    try:
+        with TemporaryDirectory(dir=folder, prefix=".draft-") as drafts:
+            for name, profile in files.items():
+                if profile is not None:
+                    write(Path(drafts, name), profile)
+            (folder / SYSTEM).unlink(missing_ok=True)
+            for name, profile in files.items():
+                if profile is not None:
+                    Path(drafts, name).replace(folder / name)
+    except OSError as error:
+        raise PlanError(f"cannot write the profile {folder}: {error.strerror}") from None
 
 
 def _compressor(settings: ProfileSettings, request: Request) -> Compressor:
@@ -187,17 +256,28 @@ _lock = threading.Lock()
 _taken = False
 
 
-def profiled_once(settings: Settings) -> Settings:
-    """Return the settings of another optimizer or model: without a profile where an earlier one has it.
+@contextmanager
+def profiled_once(settings: Settings) -> Iterator[Settings]:
+    """Yield the settings of another optimizer or model: without a profile where an earlier one has it.
 
-    A front end calls it once for each. All ranks make theirs in the same order, so the same one is profiled.
+    A front end makes each within such a block. All ranks make theirs in the same order, so the same one is profiled.
+    An error in the block leaves the profile to the next one.
     """
+    if settings.profile is None or not _take():
+        yield replace(settings, profile=None)
+        return
+    try:
+        yield settings
+    except BaseException:
+        _release()
+        raise
+
+
+def _take() -> bool:
     global _taken
     with _lock:
-        if settings.profile is None or _taken:
-            return replace(settings, profile=None)
-        _taken = True
-        return settings
+        free, _taken = not _taken, True
+    return free
 
 
 def _release() -> None:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hvd_compress.errors import UsageError
-from hvd_compress.planner.profiles import ModelProfile, Tensor
+from hvd_compress.planner.profiles import Dtype, ModelProfile, Tensor
 from hvd_compress.profiler.recorder import StepTimes
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def model_profile(
-    name: str, shapes: Shapes, steps: Sequence[StepTimes], sparse: Collection[str] = (), source: str = ""
+    name: str,
+    shapes: Shapes,
+    steps: Sequence[StepTimes],
+    sparse: Collection[str] = (),
+    source: str = "",
+    dtypes: Mapping[str, torch.dtype] | None = None,
 ) -> ModelProfile:
     """Return the profile of a model.
 
@@ -28,6 +35,7 @@ def model_profile(
         name: of the model, for people.
         shapes: of the parameters that are trained.
         sparse: names of those with sparse gradients, which travel by their rows: they are left out.
+        dtypes: of the gradients, where they are known.
 
     Raises:
         UsageError: no step has a gradient, or all gradients are sparse.
@@ -48,8 +56,8 @@ def model_profile(
         last = before[each]
         mean = means[each] - (means[last] if last else 0.0)
         deviation = _deviation(ready[each] - (ready[last] if last else 0.0))
-        tensors.append(_tensor(each, shapes[each], 1e6 * mean, deviation))
-    tensors += [_tensor(each, shapes[each], 0.0, 0.0) for each in dense if each not in seen]
+        tensors.append(_tensor(each, shapes[each], 1e6 * mean, deviation, dtypes))
+    tensors += [_tensor(each, shapes[each], 0.0, 0.0, dtypes) for each in dense if each not in seen]
     forward = [step.forward_s for step in steps if step.forward_s is not None]
     as_here = sum([each for each in step.ready_s if each in ready] == order for step in steps)
     return ModelProfile(
@@ -68,9 +76,21 @@ def model_profile(
     )
 
 
-def _tensor(name: str, shape: tuple[int, ...], backward_us: float, deviation_us: float | None) -> Tensor:
-    numel = int(np.prod(shape, dtype=np.int64))
-    return Tensor(name=name, numel=numel, backward_us=backward_us, backward_us_sd=deviation_us, shape=shape)
+def _tensor(
+    name: str,
+    shape: tuple[int, ...],
+    backward_us: float,
+    deviation_us: float | None,
+    dtypes: Mapping[str, torch.dtype] | None,
+) -> Tensor:
+    return Tensor(
+        name=name,
+        numel=int(np.prod(shape, dtype=np.int64)),
+        backward_us=backward_us,
+        backward_us_sd=deviation_us,
+        shape=shape,
+        dtype=None if dtypes is None else cast("Dtype", str(dtypes[name]).removeprefix("torch.")),
+    )
 
 
 def _deviation(seconds: NDArray[np.float64]) -> float | None:

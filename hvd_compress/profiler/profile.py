@@ -16,10 +16,11 @@ from hvd_compress.errors import ConfigError, PlanError
 from hvd_compress.planner.profiles import Device, ModelProfile
 from hvd_compress.profiler.clocks import Clock, clock_of, device_of
 from hvd_compress.profiler.compressor import BUDGET_S, compressor_named, measure_compressor, require_payloads, sizes_of
+from hvd_compress.profiler.folder import RUN, Claim
 from hvd_compress.profiler.job import DEFAULT, write_profile
 from hvd_compress.profiler.model import model_profile
 from hvd_compress.profiler.recorder import Recorder
-from hvd_compress.settings import DEFAULT_PROFILE_SKIP, DEFAULT_PROFILE_STEPS
+from hvd_compress.settings import DEFAULT_PROFILE_SKIP, DEFAULT_PROFILE_STEPS, MOST_STEPS
 
 
 class Stepping(Protocol):
@@ -65,8 +66,8 @@ class Profile:
             UnsupportedError: parameters lie on several devices.
         """
         for name, value, least in (("steps", steps, 1), ("skip", skip, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name} = {value!r} must be a whole number, {least} or more")
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_STEPS:
+                raise ConfigError(f"{name} = {value!r} must be a whole number, {least} to {MOST_STEPS:,}")
         self._parameters = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
         if not self._parameters:
             raise ConfigError("no parameter is trained: pass model.named_parameters()")
@@ -105,7 +106,8 @@ class Profile:
         times = recorder.times()[-recorded:] if recorder is not None and recorded > 0 else []
         sparse = recorder.sparse if recorder is not None else ()
         called = name or Path(sys.argv[0]).stem or "model"
-        return model_profile(called, shapes, times, sparse, _source())
+        dtypes = {each: parameter.dtype for each, parameter in self._parameters.items()}
+        return model_profile(called, shapes, times, sparse, _source(), dtypes)
 
     def write(self, folder: str | Path, compressor: Compressor | str = DEFAULT, *, budget_s: float = BUDGET_S) -> None:
         """Measure a compressor for these tensors, and write model.json and compressor.json into a folder.
@@ -115,7 +117,8 @@ class Profile:
             budget_s: seconds of the measurement, on each device.
 
         Raises:
-            ConfigError, UnsupportedError: there is no such compressor, or it has no payload by itself.
+            ConfigError, UnsupportedError: there is no such compressor, or it has no payload by itself; or another
+                profile is recorded into this folder.
             UsageError: no step was recorded.
             PlanError: a file cannot be written.
         """
@@ -133,7 +136,8 @@ class Profile:
             Path(folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise PlanError(f"cannot make the folder {folder}: {error.strerror}") from None
-        write_profile(Path(folder), model, found, None)
+        with Claim(Path(folder), RUN):
+            write_profile(Path(folder), model, found, None)
 
 
 def _source() -> str:

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -99,29 +99,44 @@ class Recorder:
 
 _lock = threading.Lock()
 _watchers: list[Callable[[], None]] = []
-_own: Callable[..., Any] = torch.autograd.backward
+_current: Callable[..., Any] | None = None
+"""The function that tells watchers; None where nobody watches. It then calls `_before`, whose place it has taken."""
+_before: Callable[..., Any] = torch.autograd.backward
 
 
 def _watch(watcher: Callable[[], None]) -> None:
     """Have torch.autograd.backward(), which every tensor's backward() calls, tell a watcher first."""
-    global _own
+    global _current, _before
     with _lock:
-        if torch.autograd.backward is not _announced:
-            _own = torch.autograd.backward
-            torch.autograd.backward = _announced
+        if _current is None or torch.autograd.backward is not _current:
+            _before = torch.autograd.backward
+            torch.autograd.backward = _current = _telling(_before)
         _watchers.append(watcher)
 
 
 def _unwatch(watcher: Callable[[], None]) -> None:
-    """Undo it: torch's own function comes back with the last watcher, unless somebody has replaced ours."""
+    """Undo it: what was there before comes back with the last watcher, unless somebody has replaced or wrapped ours."""
+    global _current
     with _lock:
         if watcher in _watchers:
             _watchers.remove(watcher)
-        if not _watchers and torch.autograd.backward is _announced:
-            torch.autograd.backward = _own
+        if not _watchers and _current is not None:
+            if torch.autograd.backward is _current:
+                torch.autograd.backward = _before
+            _current = None
 
 
-def _announced(*arguments: Any, **named: Any) -> Any:
-    for watcher in tuple(_watchers):
-        watcher()
-    return _own(*arguments, **named)
+def _telling(before: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls `before`, and tells watchers while it is the current one.
+
+    Another library may have wrapped an earlier one, which then stays within `before` for ever: it only passes on.
+    """
+
+    @wraps(before)
+    def backward(*arguments: Any, **named: Any) -> Any:
+        if backward is _current:
+            for watcher in tuple(_watchers):
+                watcher()
+        return before(*arguments, **named)
+
+    return backward

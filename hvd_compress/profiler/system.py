@@ -7,7 +7,7 @@ from hvd_compress.cost.curves import Curves, fit_terms
 from hvd_compress.cost.formulas import VERBS
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.planner.profiles import Link, SystemProfile
+from hvd_compress.planner.profiles import LONGEST_US, MOST_BYTES_PER_S, CurveRow, Link, SystemProfile
 from hvd_compress.schemes.groups import leaders, no_groups, sizes, within_host
 
 
@@ -79,4 +79,7 @@ def _link(curves: Curves) -> Link:
         )
     if not beta:  # all of it is latency: no faster than the largest message
         beta = min(curve.times[-1] / curve.sizes[-1] for curve in curves.by_key.values())
-    return Link(alpha_us=1e6 * alpha, bytes_per_s=1 / beta, curves=tuple(curves.to_json()))
+    rows = tuple(CurveRow.model_validate(row) for row in curves.to_json())
+    return Link(
+        alpha_us=min(1e6 * alpha, LONGEST_US), bytes_per_s=min(max(1.0, 1 / beta), MOST_BYTES_PER_S), curves=rows
+    )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
+import reprlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvd_compress import schema
 from hvd_compress.errors import ConfigError
 from hvd_compress.timeline.trace import PHASES, TRAINING
+
+LATEST_US, MOST = 1e15, 1 << 31
+"""Microseconds of 30 years; buckets and steps."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +57,11 @@ class TracedStep:
 
 def read(path: str | Path) -> list[TracedStep]:
     """Read a file that HVD_COMPRESS_TIMELINE names. Raises ConfigError where it is none, or holds no step."""
-    try:
-        records = json.loads(Path(path).read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read the timeline {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is no timeline: not text") from None
-    except ValueError as error:
-        raise ConfigError(f"{path} is no timeline: not JSON ({error})") from None
+    _, records = schema.parsed(path, "timeline")
     try:
         steps = _steps(records)
+    except ConfigError as error:
+        raise ConfigError(f"{path} is no timeline: {error}") from None
     except (KeyError, TypeError, AttributeError, IndexError):
         raise ConfigError(
             f"{path} is no timeline of a run: {_oddity(records)}. HVD_COMPRESS_TIMELINE writes one"
@@ -100,18 +99,35 @@ def _steps(records: Sequence[Mapping[str, Any]]) -> list[TracedStep]:
 def _pairs(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, str, str, float, float]]:
     """Yield step, process, phase, call, and times. B and E of a row are nested; a call has its step from the phase."""
     open_: dict[tuple[int, int], list[Mapping[str, Any]]] = defaultdict(list)
-    for record in records:
+    for number, record in enumerate(records):
         if record["ph"] not in "BE":
             continue
+        _check(number, record)
         stack = open_[record["pid"], record["tid"]]
         if record["ph"] == "B":
             stack.append(record)
             continue
         begin = stack.pop()
+        if record["ts"] < begin["ts"]:
+            raise ConfigError(f"{number}.ts: {record['ts']} is before its beginning, {begin['ts']}")
         phase = stack[0] if stack else begin
         named = phase["name"] if record["pid"] == TRAINING else PHASES[record["tid"] - 1]
         call = begin["name"] if stack else ""
         yield phase["args"]["step"], record["pid"], named, call, begin["ts"], record["ts"]
+
+
+def _check(number: int, record: Mapping[str, Any]) -> None:
+    """Raise ConfigError that names a field by its path where it is no number of its range."""
+    fields = {"ts": (record["ts"], LATEST_US), "pid": (record["pid"], MOST), "tid": (record["tid"], MOST)}
+    args = record.get("args")
+    if isinstance(args, Mapping) and "step" in args:
+        fields["args.step"] = args["step"], MOST
+    for name, (value, most) in fields.items():
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not (whole or (name == "ts" and isinstance(value, float))) or not 0 <= value <= most:
+            raise ConfigError(f"{number}.{name}: {reprlib.repr(value)} is no number from 0 to {most:g}")
+    if record["ph"] == "B" and not isinstance(record["name"], str):
+        raise ConfigError(f"{number}.name: {reprlib.repr(record['name'])} is no name")
 
 
 def _bucket(process: str) -> str:

@@ -100,16 +100,15 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         sparse_as_dense=sparse_as_dense,
         backward_passes_per_step=checked_passes(backward_passes_per_step),
     )
-    reducer, rank, size = None, 0, 1
     with taking_over(_parameters(optimizer)):
-        if process_set.included():
-            rank, size = process_set.rank(), process_set.size()
-            parameters = {name: parameter for parameter, name in trained.items()}
-            connect = partial(choose_engine, compression.engine, process_set)
-            arrivals = choose_arrivals(compression.engine, process_set)
-            settings = profiled_once(Settings.from_environment())
+        if not process_set.included():
+            return wrap(optimizer, names, None, backward_passes_per_step, rank=0, size=1)
+        parameters = {name: parameter for parameter, name in trained.items()}
+        connect = partial(choose_engine, compression.engine, process_set)
+        arrivals = choose_arrivals(compression.engine, process_set)
+        with profiled_once(Settings.from_environment()) as settings:
             reducer = Reducer(parameters, compression, connect, options, settings, arrivals=arrivals)
-        return wrap(optimizer, names, reducer, backward_passes_per_step, rank, size)
+            return wrap(optimizer, names, reducer, backward_passes_per_step, process_set.rank(), process_set.size())
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, compression: Any) -> None:

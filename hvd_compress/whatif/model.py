@@ -18,6 +18,8 @@ GAMMA = 1.07
 """gamma where none is given: the middle of the 1.04 to 1.1 that section 4.2.4.1 observed."""
 BUCKET_BYTES = 25.0 * (1 << 20)
 """PyTorch DDP's bucket_cap_mb, which section 4.1.1 names."""
+MOST_BUCKETS = 1e15
+"""More are no whole numbers any more."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Training:
         for name in ("gradient_bytes", "bucket_bytes"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be finite and more than 0")
+        if self.gradient_bytes / self.bucket_bytes > MOST_BUCKETS:
+            raise ConfigError(f"bucket_bytes = {self.bucket_bytes} are too few for {self.gradient_bytes} of gradients")
 
     @property
     def buckets(self) -> int:

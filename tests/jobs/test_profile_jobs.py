@@ -47,7 +47,7 @@ def test_a_profile_of_a_job_is_written_and_planned_with(
     }
     assert [tensor.name for tensor in model.tensors][-1].startswith("0."), "the first layer's gradients are the last"
     assert (system.hosts, system.ranks_per_host) == (1, ranks)
-    assert {curve["verb"] for curve in system.within.curves} >= {"allreduce", "reduce_scatter", "allgather", "alltoall"}
+    assert {curve.verb for curve in system.within.curves} >= {"allreduce", "reduce_scatter", "allgather", "alltoall"}
     planned = plan(model, system, read(tmp_path / "compressor.json", CompressorProfile), budget_s=0.2)
     assert planned.end_ns > 0
 

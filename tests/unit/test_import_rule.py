@@ -75,7 +75,7 @@ ALLOWED = {
     },
     "handshake": {"engines.base", "errors"},
     "step_report": {"engines.base"},
-    "timeline": {"timeline", "controller.history", "errors", "step_report"},
+    "timeline": {"timeline", "controller.history", "errors", "schema", "step_report"},
     "decision": {
         "compressors",
         "controller.goal",

@@ -67,6 +67,9 @@ def test_a_profile_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         ("HVD_COMPRESS_TIMELINE_EVERY", "2.5"),
         ("HVD_COMPRESS_PROFILE_STEPS", "0"),
         ("HVD_COMPRESS_PROFILE_STEPS", "many"),
+        ("HVD_COMPRESS_PROFILE_STEPS", "1e19"),
+        ("HVD_COMPRESS_PROFILE_SKIP", "1e300"),
+        ("HVD_COMPRESS_TIMELINE_EVERY", "1e19"),
         ("HVD_COMPRESS_PROFILE_SKIP", "-1"),
     ],
 )

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hvd_compress.cli.main import main
+from hvd_compress.profiler.folder import RUN, Claim
 
 LIMIT_S = 600.0
 """Only what hangs takes so long."""
@@ -103,6 +104,59 @@ def test_a_training_that_ends_too_early_is_told_so(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"steps": 0, "of": 110}, "0 of 110 steps were seen: train longer"),
+        ({"steps": 110, "of": 110}, "110 of 110 steps were seen, and PROGRAM ended before compressor and network were"),
+        ({"steps": 110, "of": 110, "obstacle": "rank 1 has no room"}, "110 of 110 steps were seen: rank 1 has no room"),
+        ([], "0 of 110 steps were seen: no optimizer"),
+    ],
+)
+def test_why_there_is_no_profile(said: object, words: str, tmp_path: Path) -> None:
+    tells = f"open({str(tmp_path / 'progress.json')!r}, 'w').write({json.dumps(said)!r})"
+    done = run("-o", str(tmp_path), *python(tells))
+    assert done.exit_code == 2
+    assert f"no profile: {words}" in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_any_more_is_told(tmp_path: Path) -> None:
+    """It is replaced by a file while PROGRAM trains, which root cannot write into either."""
+    folder = tmp_path / "profile"
+    code = f"import shutil; shutil.rmtree({str(folder)!r}); open({str(folder)!r}, 'w')"
+    done = run("-o", str(folder), *python(code))
+    assert done.exit_code == 2
+    assert f"the folder {folder} cannot be written any more (Not a directory): name another with -o" in done.output
+    assert "train longer" not in done.output
+
+
+def test_two_commands_do_not_share_a_folder(tmp_path: Path) -> None:
+    """The program of the first one is the second one."""
+    command = [sys.executable, "-c", "from hvd_compress.cli.main import main; main()"]
+    again = [*command, "profile", "-o", str(tmp_path / "profile"), "--", "touch", str(tmp_path / "ran")]
+    code = f"""
+import subprocess
+done = subprocess.run({again!r}, capture_output=True, text=True)
+open({str(tmp_path / "told")!r}, "w").write(f"{{done.returncode}} {{done.stderr}}")
+"""
+    done = run("-o", str(tmp_path / "profile"), *python(code + WRITES))
+    assert done.exit_code == 0, done.output
+    told = (tmp_path / "told").read_text()
+    assert told.startswith("2 ")
+    assert f"another profile is recorded into the folder {tmp_path / 'profile'}, by process {os.getpid()} on" in told
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_job_that_records_into_the_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "progress.json").write_text("of the job")
+    with Claim(tmp_path, RUN):
+        done = run("-o", str(tmp_path), *python(f"open({str(tmp_path / 'ran')!r}, 'w')"))
+        assert done.exit_code == 2
+        assert "another profile is recorded into the folder" in done.output
+    assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
+
+
 def test_files_of_an_earlier_run_are_no_profile_of_this_one(tmp_path: Path) -> None:
     assert run("-o", str(tmp_path), *python(WRITES)).exit_code == 0
     before = (tmp_path / "model.json").read_text()
@@ -121,6 +175,13 @@ def test_the_program_is_ended_where_that_was_asked_for(tmp_path: Path) -> None:
         assert not Path("/proc", pid.read_text()).exists()
 
 
+def test_the_lock_of_a_program_that_was_ended_is_removed(tmp_path: Path) -> None:
+    holds = "from hvd_compress.profiler.folder import RUN, Claim\nimport os\nfrom pathlib import Path\n"
+    holds += "Claim(Path(os.environ['HVD_COMPRESS_PROFILE']), RUN)\nos._exit(0)"
+    run("-o", str(tmp_path), *python(holds))
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -129,6 +190,7 @@ def test_the_program_is_ended_where_that_was_asked_for(tmp_path: Path) -> None:
         (["--compressor", "powersgd:rank=2"], "profile another compressor"),
         (["--steps", "0"], "--steps"),
         (["--skip", "-1"], "--skip"),
+        (["--steps", "10000000000000000000"], "--steps"),
     ],
 )
 def test_bad_options_are_refused_before_the_program_runs(arguments: list[str], words: str, tmp_path: Path) -> None:

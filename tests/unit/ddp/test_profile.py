@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import hvd_compress.ddp as hc
 from hvd_compress.engines.select import choose_torch_engine
+from hvd_compress.errors import UnsupportedError
 from hvd_compress.planner.profiles import ModelProfile, SystemProfile, read, write
 from hvd_compress.profiler import measure_system
 from tests.unit.ddp.job import run_ranks
@@ -57,6 +58,17 @@ def test_what_is_trained_is_the_same_and_the_first_model_is_profiled(
     model = read(tmp_path / "model.json", ModelProfile)
     assert model.steps == STEPS
     assert [tensor.name.partition(".")[0] for tensor in model.tensors] == list("66442200")
+
+
+def refused_first(rank: int) -> None:
+    with pytest.raises(UnsupportedError, match="profile another compressor"):
+        compressed(make_model(), "powersgd")
+    train(rank, {}, 1)
+
+
+def test_a_model_that_could_not_be_compressed_leaves_the_profile_to_the_next(tmp_path: Path) -> None:
+    run_ranks(refused_first, ranks=2, **profile(tmp_path))
+    assert (tmp_path / "model.json").exists()
 
 
 def network(rank: int, path: Path) -> None:

@@ -192,7 +192,22 @@ class TestPlanning:
             ("p0 and 1 more", 3 * NUMEL, 100.0),
             ("p2 and 1 more", 4 * NUMEL, 100.0),
         ]
-        assert list(merges(((0,), (1, 2), (3,)))) == [((0,), (1, 2, 3)), ((0, 1, 2), (3,))]
+        apart = fuse(model, ((0,), (1, 2), (3,)))
+        assert list(merges(apart)) == [(1, ((0,), (1, 2, 3))), (0, ((0, 1, 2), (3,)))]
+
+    def test_buckets_have_one_dtype(self) -> None:
+        model, dtypes = _model(6), ("bfloat16", "bfloat16", "float32", "bfloat16", None, None)
+        tensors = [t.model_copy(update={"dtype": d}) for t, d in zip(model.tensors, dtypes, strict=True)]
+        mixed = model.model_copy(update={"tensors": tuple(tensors)})
+        cuts = cut(mixed, 1 << 30)
+        assert cuts == ((0, 1), (2,), (3,), (4, 5))
+        assert [tensor.dtype for tensor in fuse(mixed, cuts).model.tensors] == ["bfloat16", "float32", "bfloat16", None]
+        assert list(merges(fuse(mixed, cuts))) == []
+        assert [at for at, _ in merges(fuse(mixed, cut(mixed, 0)))] == [4, 0]
+        slow = SYSTEM.model_copy(update={"across": Link(alpha_us=2000.0, bytes_per_s=1e10)})
+        planned = plan(mixed, slow, BOTH, budget_s=1.0)
+        assert all(len({dtypes[number] for number in numbers}) == 1 for numbers in planned.fused.cuts)
+        assert len(planned.fused.cuts) == 4, "all that may be joined is, as with one dtype"
 
     def test_compression_does_not_pay_on_a_fast_network(self) -> None:
         fast = Link(alpha_us=0.1, bytes_per_s=1e13)

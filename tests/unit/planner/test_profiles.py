@@ -21,6 +21,7 @@ COMPRESSOR: dict[str, Any] = {
     "devices": {"training": {"compress": TIMES, "decompress": TIMES}},
 }
 LINK = {"alpha_us": 5.0, "bytes_per_s": 1e9}
+CURVE = {"verb": "allreduce", "algorithm": "auto", "bytes": [1, 1000], "seconds": [1e-5, 2e-5]}
 SYSTEM: dict[str, Any] = {"hosts": 2, "ranks_per_host": 4, "within": LINK, "across": LINK}
 
 
@@ -63,7 +64,9 @@ def _tensor(**changed: Any) -> dict[str, Any]:
         ),
         (SystemProfile, SYSTEM | {"hosts": 0}, "hosts"),
         (SystemProfile, SYSTEM | {"across": LINK | {"bytes_per_s": 0.0}}, "across.bytes_per_s"),
-        (SystemProfile, SYSTEM | {"within": LINK | {"curves": [{"verb": "allreduce"}]}}, "within.curves: not curves"),
+        (SystemProfile, SYSTEM | {"within": LINK | {"curves": [{"verb": "allreduce"}]}}, "within.curves.0.bytes: is"),
+        (SystemProfile, SYSTEM | {"within": LINK | {"curves": [CURVE | {"bytes": [2, 1]}]}}, "within.curves.0: not a"),
+        (SystemProfile, SYSTEM | {"within": LINK | {"curves": [CURVE | {"bytes": [True, 9]}]}}, "curves.0.bytes.0: .*"),
     ],
 )
 def test_what_is_wrong_is_named(kind: type, said: dict[str, Any], words: str, tmp_path: Path) -> None:

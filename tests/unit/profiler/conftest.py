@@ -7,8 +7,12 @@ import torch
 
 from hvd_compress.profiler import recorder
 
+OWN = torch.autograd.backward
+"""torch's: nothing has been watched when this file is read."""
+
 
 @pytest.fixture(autouse=True)
 def nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "_watchers", [])
-    monkeypatch.setattr(torch.autograd, "backward", recorder._own)
+    monkeypatch.setattr(recorder, "_current", None)
+    monkeypatch.setattr(torch.autograd, "backward", OWN)

@@ -15,7 +15,7 @@ import torch
 from hvd_compress.compressors import Cast, EFSign, PowerSGD, TopK
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.errors import ConfigError, UnsupportedError
+from hvd_compress.errors import CommunicationError, ConfigError, PlanError, UnsupportedError
 from hvd_compress.planner.planning import plan
 from hvd_compress.planner.profiles import (
     COMPRESSOR,
@@ -26,11 +26,12 @@ from hvd_compress.planner.profiles import (
     ModelProfile,
     SystemProfile,
     read,
+    write,
 )
 from hvd_compress.profiler import job
 from hvd_compress.profiler.job import profiled_once
 from hvd_compress.settings import ProfileSettings, Settings
-from tests.harness import SHAPES, backward, flat_gradient, on_engine
+from tests.harness import SHAPES, alone, backward, flat_gradient, on_engine
 
 STEPS, SKIP = 3, 2
 REQUEST = Request(TopK(0.05))
@@ -66,6 +67,7 @@ def test_the_files_are_complete(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == sorted((MODEL, COMPRESSOR, SYSTEM))
     model = read(folder / MODEL, ModelProfile)
     assert {tensor.name: tensor.shape for tensor in model.tensors} == SHAPES
+    assert {tensor.dtype for tensor in model.tensors} == {"float32"}
     assert model.steps == STEPS
     assert all(tensor.backward_us_sd is not None for tensor in model.tensors)
     assert sum(tensor.backward_us for tensor in model.tensors) > 0
@@ -196,18 +198,184 @@ def test_one_optimizer_of_a_process_is_profiled(tmp_path: Path, monkeypatch: pyt
     """The first one; another where that one ends before."""
     monkeypatch.setattr(job, "_taken", False)
     given = settings(tmp_path)
-    assert profiled_once(settings(None)).profile is None
-    assert profiled_once(given) == given
-    assert profiled_once(given).profile is None
+
+    def yielded(asked: Settings) -> Settings:
+        with profiled_once(asked) as found:
+            return found
+
+    assert yielded(settings(None)).profile is None
+    assert yielded(given) == given
+    assert yielded(given).profile is None
 
     def body(engine: InProcessEngine) -> None:
         optimizer, _ = train(engine, given, steps=1)
         optimizer.retire()
 
     run_ranks(1, body)
-    assert profiled_once(given) == given
+    assert yielded(given) == given
     run_ranks(1, lambda engine: train(engine, given)[0].retire())
-    assert profiled_once(given).profile is None, "it is complete"
+    assert yielded(given).profile is None, "it is complete"
+
+
+def test_what_could_not_be_made_leaves_the_profile_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "_taken", False)
+    given = settings(tmp_path)
+    with pytest.raises(UnsupportedError), profiled_once(given) as found:
+        run_ranks(1, lambda engine: on_engine(engine, Request(PowerSGD(2)), settings=found) and None)
+    with profiled_once(given) as found:
+        assert found == given
+    with pytest.raises(UnsupportedError), profiled_once(given):
+        on_engine(alone(), Request(PowerSGD(2)), settings=given)
+    with profiled_once(given) as found:
+        assert found.profile is None, "the one that was made has it, and not the one that failed"
+
+
+def test_two_jobs_do_not_share_a_folder(tmp_path: Path) -> None:
+    """All ranks of the second one are told so in their first step; the first one's profile is its own."""
+    first = run_ranks(2, lambda engine: (engine, *on_engine(engine, REQUEST, settings=settings(tmp_path))))
+
+    def goes_on(steps: int) -> None:
+        def body(engine: InProcessEngine) -> None:
+            own, parameters, optimizer = first[engine.rank]
+            for step in range(steps):
+                backward(parameters, own.rank, step)
+                optimizer.step()
+                optimizer.zero_grad()
+
+        run_ranks(2, body)
+
+    def second(engine: InProcessEngine) -> str:
+        with pytest.raises(ConfigError) as raised:
+            train(engine, settings(tmp_path), steps=1)
+        return str(raised.value)
+
+    goes_on(1)
+    told = run_ranks(3, second)
+    assert all(f"another profile is recorded into the folder {tmp_path}, by process " in words for words in told)
+    goes_on(SKIP + STEPS - 1)
+    assert "rank 0 of 2 on" in read(tmp_path / MODEL, ModelProfile).source
+    run_ranks(1, lambda engine: train(engine, settings(tmp_path)) and None)
+    assert "rank 0 of 1 on" in read(tmp_path / MODEL, ModelProfile).source
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted((MODEL, COMPRESSOR)), "and of no other one"
+
+
+def test_a_job_that_ends_before_leaves_the_folder_to_others(tmp_path: Path) -> None:
+    for _ in range(2):
+        run_ranks(1, lambda engine: train(engine, settings(tmp_path), steps=1)[0].retire())
+
+
+def test_a_folder_that_was_away_for_a_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder, away = tmp_path / "profile", tmp_path / "away"
+
+    def body(engine: InProcessEngine) -> None:
+        parameters, optimizer = on_engine(engine, REQUEST, settings=settings(folder))
+        for step in range(STEPS + SKIP):
+            if step in (1, 3):
+                folder.rename(away)
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+            optimizer.zero_grad()
+            if step in (1, 3):
+                away.rename(folder)
+
+    with caplog.at_level(logging.WARNING, "hvd_compress"):
+        run_ranks(1, body)
+    assert read(folder / MODEL, ModelProfile).steps == STEPS
+    assert caplog.text.count("cannot write to HVD_COMPRESS_PROFILE") == 1
+
+
+def plain(ranks: int = 2) -> list[torch.Tensor]:
+    return run_ranks(ranks, lambda engine: train(engine, settings(None))[1])[0]
+
+
+def test_files_that_cannot_be_written_end_no_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / MODEL).mkdir()
+    with caplog.at_level(logging.WARNING, "hvd_compress"):
+        found = run_ranks(2, lambda engine: train(engine, settings(tmp_path))[1])
+    assert all(torch.equal(a, b) for own in found for a, b in zip(own, plain(), strict=True))
+    said = json.loads((tmp_path / PROGRESS).read_text())
+    assert said.pop("obstacle").startswith(f"cannot write the profile {tmp_path}: ")
+    assert said == {"steps": STEPS + SKIP, "of": STEPS + SKIP}
+    assert caplog.text.count("there is no profile: cannot write") == 1
+
+
+def test_files_of_an_earlier_job_stay_or_go_together(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_text("{}")
+    model, compressor = read(folder / MODEL, ModelProfile), read(folder / COMPRESSOR, CompressorProfile)
+
+    def but_the_last(path: Path, profile: Any) -> None:
+        if profile is model:
+            raise PlanError("no room")
+        write(path, profile)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(job, "write", but_the_last)
+        with pytest.raises(PlanError, match="no room"):
+            job.write_profile(tmp_path, model, compressor, None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted((MODEL, COMPRESSOR, SYSTEM))
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"{}"}
+    job.write_profile(tmp_path, model, compressor, None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted((MODEL, COMPRESSOR))
+    assert read(tmp_path / MODEL, ModelProfile) == model
+
+
+def test_an_error_that_nobody_expected_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def model_profile(*_: object) -> ModelProfile:
+        raise ZeroDivisionError("of a clock that stands still")
+
+    monkeypatch.setattr(job, "model_profile", model_profile)
+    found = run_ranks(2, lambda engine: train(engine, settings(tmp_path))[1])
+    assert all(torch.equal(a, b) for own in found for a, b in zip(own, plain(), strict=True))
+    assert "ZeroDivisionError: of a clock" in json.loads((tmp_path / PROGRESS).read_text())["obstacle"]
+
+
+def test_a_rank_that_cannot_measure_lets_all_train_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a profile, and with the same words on all of them."""
+    own = job.JobProfile._measure_compressor
+
+    def on_rank_1(self: job.JobProfile, rank: int, source: str) -> CompressorProfile | None:
+        if rank == 1:
+            raise MemoryError("no room for 16,777,216 elements")
+        return own(self, rank, source)
+
+    monkeypatch.setattr(job.JobProfile, "_measure_compressor", on_rank_1)
+    with caplog.at_level(logging.WARNING, "hvd_compress"):
+        found = run_ranks(2, lambda engine: train(engine, settings(tmp_path))[1])
+    assert all(torch.equal(a, b) for own in found for a, b in zip(own, plain(), strict=True))
+    words = r"there is no profile: rank 1 cannot measure TopK.*: MemoryError: no room for 16,777,216 elements"
+    assert len(re.findall(words, caplog.text)) == 2
+    assert not (tmp_path / MODEL).exists()
+
+
+def test_a_collective_that_fails_while_measuring_ends_all_ranks_behind_the_same_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step counts on all of them, with its gradients; the next one is the error of a failed exchange."""
+    own = job.measure_system
+
+    def on_rank_1(engine: InProcessEngine, *arguments: Any) -> SystemProfile:
+        if engine.rank == 1:
+            raise ConnectionError("the cable is out")
+        return own(engine, *arguments)
+
+    def body(engine: InProcessEngine) -> list[torch.Tensor]:
+        optimizer, found = train(engine, settings(tmp_path), steps=STEPS + SKIP)
+        assert optimizer._reducer.session.step == STEPS + SKIP
+        parameters = {name: p for p, name in optimizer._names.items()}
+        backward(parameters, engine.rank, STEPS + SKIP)
+        with pytest.raises(CommunicationError, match="nothing is exchanged any more"):
+            optimizer.step()
+        return found
+
+    monkeypatch.setattr(job, "measure_system", on_rank_1)
+    found = run_ranks(2, body)
+    assert all(torch.equal(a, b) for own in found for a, b in zip(own, plain()[: STEPS + SKIP], strict=True))
+    assert not (tmp_path / MODEL).exists()
 
 
 def test_nothing_is_watched_without_a_profile(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,6 +44,14 @@ def test_the_order_of_means_counts_where_steps_differ() -> None:
 def test_sparse_gradients_are_left_out() -> None:
     found = model_profile("tiny", SHAPES, [StepTimes(1.0, {"a": 1.0, "c": 2.0})], {"a"})
     assert "a" not in [tensor.name for tensor in found.tensors]
+
+
+def test_dtypes_are_kept(tmp_path: Path) -> None:
+    dtypes = dict.fromkeys(SHAPES, torch.float32) | {"a": torch.bfloat16}
+    found = model_profile("tiny", SHAPES, [StepTimes(1.0, {"a": 1.0, "c": 2.0})], dtypes=dtypes)
+    write(tmp_path / "model.json", found)
+    kept = {tensor.name: tensor.dtype for tensor in read(tmp_path / "model.json", ModelProfile).tensors}
+    assert kept == {"a": "bfloat16", "c": "float32", "b": "float32", "never": "float32"}
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), SECONDS, min_size=1), min_size=1, max_size=6))

@@ -12,6 +12,7 @@ from hvd_compress.compressors import EFSign
 from hvd_compress.errors import ConfigError, PlanError, UnsupportedError, UsageError
 from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, read
 from hvd_compress.profiler import Profile
+from hvd_compress.profiler.folder import RUN, Claim
 from tests.unit.profiler.played import Chain, PlayedClock
 
 TAKEN = [4.0, 2.0, 1.0]
@@ -93,10 +94,15 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         profile.write(tmp_path, "gzip")
     with pytest.raises(UnsupportedError, match="profile another"):
         profile.write(tmp_path, "powersgd:rank=2")
+    with (
+        Claim(tmp_path / "taken", RUN),
+        pytest.raises(ConfigError, match=r"another profile is recorded into the folder .*taken"),
+    ):
+        profile.write(tmp_path / "taken", "efsign", budget_s=0.0)
     (tmp_path / "file").touch()
     with pytest.raises(PlanError, match="cannot make the folder"):
         profile.write(tmp_path / "file", "efsign", budget_s=0.0)
-    for bad in ({"steps": 0}, {"skip": -1}, {"steps": True}, {"steps": 2.5}):
+    for bad in ({"steps": 0}, {"skip": -1}, {"steps": True}, {"steps": 2.5}, {"steps": 10**19}, {"skip": 10**400}):
         with pytest.raises(ConfigError, match="must be a whole number"):
             Profile(loop.chain.parameters.items(), loop.optimizer, **bad)
     frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)

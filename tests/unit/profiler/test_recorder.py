@@ -155,3 +155,34 @@ def test_what_others_put_in_the_place_of_backward_stays(chain: Chain, clock: Pla
     chain.loss(TAKEN).backward()
     assert calls == [1]
     assert chain.parameters["0"].grad is not None
+
+
+def test_what_others_wrap_between_two_recordings_is_told_once(chain: Chain, clock: PlayedClock, monkeypatch) -> None:
+    """Ours stays within theirs, and theirs within ours: a pass is still one pass, and none of them calls itself."""
+    calls: list[int] = []
+
+    def wrap() -> None:
+        inner = torch.autograd.backward
+
+        def counting(*arguments, **named):
+            calls.append(1)
+            return inner(*arguments, **named)
+
+        monkeypatch.setattr(torch.autograd, "backward", counting)
+
+    for number in range(1, 4):
+        recorder = Recorder(chain.parameters, clock, 5)
+        wrap()
+        chain.loss(TAKEN).backward()
+        recorder.end_step()
+        assert [len(marks.passes) for marks in recorder._steps] == [1], "told though it was wrapped meanwhile"
+        other = Recorder(chain.parameters, clock, 5)
+        recorder.close()
+        chain.loss(TAKEN).backward()
+        other.end_step()
+        assert [len(marks.passes) for marks in other._steps] == [1]
+        assert other.times()[0].ready_s == READY
+        other.close()
+        calls.clear()
+        chain.loss(TAKEN).backward()
+        assert len(calls) == number, "each of theirs is called once"

@@ -21,7 +21,7 @@ def measured(hosts: tuple[int, ...]) -> list[SystemProfile]:
 
 
 def verbs(link: object) -> set[str]:
-    return {curve["verb"] for curve in link.curves if curve["algorithm"] == "auto"}
+    return {curve.verb for curve in link.curves if curve.algorithm == "auto"}
 
 
 def test_within_and_across_are_measured_in_groups_of_their_own() -> None:

@@ -86,3 +86,35 @@ def test_a_picture_is_no_timeline(tmp_path: Path) -> None:
     path.write_bytes(b"\x89PNG\r\n")
     with pytest.raises(ConfigError, match="is no timeline: not text"):
         read(path)
+
+
+def test_deeply_nested_json_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match="is no timeline: not JSON"):
+        read(path)
+
+
+@pytest.mark.parametrize("field", ["ts", "pid", "tid", "name", "args.step"])
+@pytest.mark.parametrize("value", [10**400, 1e308, float("nan"), float("inf"), -1, True, None, "many", [], {}])
+def test_absurd_fields_are_named(field: str, value: object, tmp_path: Path) -> None:
+    """In the second record that has such a field, by its place."""
+    path = written(tmp_path / "t.json", 2)
+    records = json.loads(path.read_text())
+    name, _, inner = field.partition(".")
+    at = [n for n, one in enumerate(records) if one["ph"] == "B" and (not inner or inner in one["args"])][1]
+    if field != "name" or not isinstance(value, str):
+        (records[at]["args"] if inner else records[at])[inner or name] = value
+        path.write_text(json.dumps(records))
+        with pytest.raises(ConfigError, match=rf"is no timeline: {at}\.{field}: "):
+            read(path)
+
+
+def test_time_does_not_go_back(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.json", 1)
+    records = json.loads(path.read_text())
+    at = next(number for number, one in enumerate(records) if one["ph"] == "E")
+    records[at - 1]["ts"] = records[at]["ts"] + 1
+    path.write_text(json.dumps(records))
+    with pytest.raises(ConfigError, match=rf"is no timeline: {at}\.ts: \d+ is before its beginning"):
+        read(path)
