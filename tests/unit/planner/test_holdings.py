@@ -25,5 +25,5 @@ def test_holdings_are_those_of_the_first_rank(option: Option, hosts: int, ranks:
             assert elements * before.parts == before.payloads * NUMEL, step
         else:
             assert elements * before.held == NUMEL, step
-        if step.task.place != "all":
+        if step.task.link != "all":
             assert before.active == sum(bool(row[rank]) for rank in range(ranks)), step

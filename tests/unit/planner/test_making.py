@@ -91,7 +91,7 @@ class TestConstraints:
     def test_dense_within(self, inputs: Inputs) -> None:
         made = make(inputs, Constraints(payloads_within=False), budget_s=1)
         tasks = [task for option in made.planned.problem.options for task in option.tasks]
-        assert not any(task.compressed and task.place == "within" for task in tasks)
+        assert not any(task.compressed and task.link == "within" for task in tasks)
 
     def test_an_option_that_no_scheme_carries_out(self, inputs: Inputs) -> None:
         name = "comp@training allgather*@all decomp@host"
