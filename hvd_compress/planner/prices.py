@@ -9,9 +9,8 @@ from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.errors import PlanError
 from hvd_compress.planner.holdings import Step
 from hvd_compress.planner.options import DEVICES
-from hvd_compress.planner.profiles import CompressorProfile, SystemProfile
+from hvd_compress.planner.profiles import ELEMENT_BYTES, CompressorProfile, SystemProfile
 
-ELEMENT_BYTES = 4
 ALGORITHMS = {
     "allreduce": ("ring", "recursive_doubling", "rabenseifner"),
     "broadcast": ("binomial", "scatter_allgather"),
@@ -45,10 +44,6 @@ class Prices:
         """Those that can compress."""
         return tuple(device for device in DEVICES if ("comp", device) in self._times)
 
-    def payload_bytes(self, numel: float) -> float:
-        size = self._compressor.payload
-        return size.per_tensor_bytes + size.per_element_bytes * numel
-
     def ns(self, step: Step, numel: int) -> int:
         """Return the whole nanoseconds of a step of a tensor; 0 where there is nothing to do.
 
@@ -73,7 +68,7 @@ class Prices:
         task, before = step.task, step.before
         size = numel / before.held * ELEMENT_BYTES
         if task.compressed:
-            size = before.payloads * self.payload_bytes(numel / before.parts)
+            size = before.payloads * self._compressor.payload.nbytes(numel / before.parts)
         if task.link == "within":
             return self._link_s("within", task.verb, size, self._system.ranks_per_host)
         if task.link == "across":

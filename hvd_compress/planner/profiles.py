@@ -15,18 +15,22 @@ from hvd_compress.errors import ConfigError
 
 MODEL, COMPRESSOR, SYSTEM = "model.json", "compressor.json", "system.json"
 """The files of a folder with a whole profile."""
+NAMES: Mapping[str, str] = {"model": MODEL, "system": SYSTEM, "compressor": COMPRESSOR}
+"""The same by what they are of."""
 PROGRESS = "progress.json"
 """Beside them while steps are recorded: {"steps": so many, "of": so many}, with those that are skipped."""
 
 Device = Literal["training", "host"]
 """What compresses: the device that trains, a GPU or not, or the host's CPU beside a GPU."""
+ELEMENT_BYTES = 4
+"""Of gradients, which are fp32."""
 
 
 class Tensor(schema.Strict):
     """A parameter's gradient.
 
     Attributes:
-        numel: its elements, of 4 bytes.
+        numel: its elements, of ELEMENT_BYTES each.
         backward_us: microseconds of backward compute since the gradient before was ready.
         backward_us_sd: their standard deviation over steps.
         shape: of the parameter, where it is known.
@@ -106,6 +110,10 @@ class PayloadSize(schema.Strict):
 
     per_tensor_bytes: float = Field(default=0.0, ge=0)
     per_element_bytes: float = Field(gt=0)
+
+    def nbytes(self, numel: float) -> float:
+        """Return those of so many elements."""
+        return self.per_tensor_bytes + self.per_element_bytes * numel
 
 
 class CompressorProfile(schema.Strict):
