@@ -18,7 +18,7 @@ from hvd_compress.planner.problem import Problem
 from hvd_compress.planner.profiles import NAMES as NAMES
 from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, SystemProfile, read
 from hvd_compress.planner.running import Run, runnable
-from hvd_compress.policies.plan import compressor_of
+from hvd_compress.policies.plan_settings import compressor_of
 
 TOLERANCE, HEADER_BYTES = 1.2, 256
 """By how much a profile's payloads may differ from what the compressor says that it sends."""

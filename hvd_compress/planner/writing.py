@@ -11,7 +11,8 @@ from hvd_compress.planner.making import Inputs, Made
 from hvd_compress.planner.options import Constraints, by_name
 from hvd_compress.planner.problem import Problem
 from hvd_compress.planner.profiles import Tensor
-from hvd_compress.policies.plan import BucketEntry, Parameter, Plan, Prediction, Treatment, settings_of
+from hvd_compress.policies.plan_schema import BucketEntry, Parameter, Plan, Prediction, Treatment
+from hvd_compress.policies.plan_settings import settings_of
 
 
 def to_plan(made: Made, inputs: Inputs) -> Plan:

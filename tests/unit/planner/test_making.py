@@ -20,7 +20,8 @@ from hvd_compress.errors import PlanError
 from hvd_compress.planner.making import NAMES, Inputs, Made, make
 from hvd_compress.planner.options import Constraints
 from hvd_compress.planner.writing import strategy_of, to_plan
-from hvd_compress.policies.plan import BucketEntry, Plan, compressor_of, read
+from hvd_compress.policies.plan_schema import BucketEntry, Plan, read
+from hvd_compress.policies.plan_settings import compressor_of
 from tests.harness import SHAPES, backward, flat_gradient, make_optimizer, make_parameters, on_engine, place
 from tests.unit.planner import profile_files
 from tests.unit.planner.profile_files import said
