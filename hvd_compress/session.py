@@ -31,7 +31,7 @@ from hvd_compress.handshake import Agreement, Offer, agree
 from hvd_compress.pipeline import Pipeline
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, policy_for
 from hvd_compress.policies.base import Launch
-from hvd_compress.policies.plan import plan_in_use
+from hvd_compress.policies.plan_in_use import plan_in_use
 from hvd_compress.schemes import Probe
 from hvd_compress.settings import Settings
 from hvd_compress.step_report import Exchanged, StepReport

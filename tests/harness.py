@@ -37,7 +37,9 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld
 from hvd_compress.errors import ConfigError
 from hvd_compress.optimizer import ReducingOptimizer, name_parameters, trainable, wrap
-from hvd_compress.policies import Warmup
+from hvd_compress.policies import PlanFile, Warmup
+from hvd_compress.policies.plan_schema import Plan, Treatment
+from hvd_compress.policies.plan_settings import settings_of
 from hvd_compress.reducer import LaneMaker, ReduceOptions, Reducer
 from hvd_compress.settings import Settings
 
@@ -156,6 +158,12 @@ def asked_for(compressor: Compressor) -> tuple[str, ...]:
             return False
 
     return ("auto", *(scheme for scheme in schemes.labels() if is_legal(scheme)))
+
+
+def planned(compressor: Compressor, scheme: str) -> Request:
+    """Return what asks for a scheme that only a plan can name, for all buckets alike."""
+    treatment = Treatment(compressor=settings_of(compressor), scheme=scheme)
+    return Request(Cast(), policy=PlanFile(f"{compressor} by {scheme}", Plan(version=1, default=treatment)))
 
 
 def chosen() -> dict[str, Request]:

@@ -60,9 +60,10 @@ BY_LAUNCH = [f"{FOLDER}/test_drop_in.py", f"{FOLDER}/test_broadcasts.py", *ENGIN
 # Where a rank that is neither the first nor the last matters, or a group of some ranks.
 OF_THREE = [f"{FOLDER}/test_{name}.py" for name in ("digests", "failures", "handshake", "parameters", "process_sets")]
 OF_TWO = [FOLDER, *(f"--ignore={file}" for file in OF_THREE)]
-# Four ranks show algorithms of two rounds: what an engine sums, through it and through a whole step.
+# Four ranks show algorithms of two rounds: what an engine sums, through it and through a whole step. And they are two
+# hosts of two ranks each.
 SUMS = ("gradients_are_bit_identical_on_all_ranks", "every_algorithm_gives_the_same_sum_and_the_same_bits")
-OF_FOUR = [*(f"{FOLDER}/test_drop_in.py::test_{name}" for name in SUMS), *ENGINES]
+OF_FOUR = [*(f"{FOLDER}/test_drop_in.py::test_{name}" for name in SUMS), f"{FOLDER}/test_tree.py", *ENGINES]
 
 
 @dataclass(frozen=True)

@@ -87,11 +87,11 @@ def _table(made: Made, letters: dict[Option, str]) -> Table:
             heading, justify="left" if words else "right", overflow="fold", no_wrap=heading != "parameters"
         )
     saved = [plain - planned for plain, planned in made.busy_ns]
-    order = sorted(range(len(saved)), key=lambda bucket: (-made.gains_ns[bucket], -saved[bucket], bucket))
+    order = sorted(range(len(saved)), key=lambda bucket: (-made.saved_ns[bucket], -saved[bucket], bucket))
     for bucket in order[:TOP]:
         option = made.planned.options[bucket]
         tensor = made.planned.problem.model.tensors[bucket]
-        times = *map(_ms, made.busy_ns[bucket]), _ms(made.gains_ns[bucket])
+        times = *map(_ms, made.busy_ns[bucket]), _ms(made.saved_ns[bucket])
         row = (str(bucket), tensor.name, size(4 * tensor.numel), *times, letters[option])
         table.add_row(*map(Text, row))  # Text, as names may contain what rich takes for markup
     if order[TOP:]:

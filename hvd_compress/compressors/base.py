@@ -50,7 +50,8 @@ class Input:
         gradient: (numel,) in the bucket's dtype. Holds this rank's gradient, and the result at the end.
         layout: the parameters in it.
         step: counted from 0; the same on all ranks.
-        bucket: its number; the same on all ranks.
+        bucket: its number; the same on all ranks. Of a part that a scheme compresses by itself another one, as random
+            numbers depend on it.
         scale: what the sum over ranks is multiplied by: 1 / world_size for an average.
         state: what the bucket remembers. Its residual is None where there is no error feedback.
         rank: this rank's number.

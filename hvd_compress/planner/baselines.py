@@ -14,6 +14,7 @@ from hvd_compress.planner import spaces
 from hvd_compress.planner.espresso import Chosen, algorithm1, algorithm2, best_uniform, espresso, near_optimal, start
 from hvd_compress.planner.options import Constraints
 from hvd_compress.planner.problem import Problem
+from hvd_compress.planner.profiles import ELEMENT_BYTES
 
 Policy = Callable[[Problem], Chosen]
 
@@ -167,7 +168,8 @@ def _all_by(problem: Problem, name: str, least_bytes: int, by: str) -> Chosen:
     plain = start(problem).strategy[0]
     option = next(iter(problem.where(Constraints(only=(name,)))), plain)
     tensors = problem.model.tensors
-    return _chosen(problem, [option if 4 * tensor.numel >= least_bytes else plain for tensor in tensors], by)
+    large = [ELEMENT_BYTES * tensor.numel >= least_bytes for tensor in tensors]
+    return _chosen(problem, [option if is_large else plain for is_large in large], by)
 
 
 def _chosen(problem: Problem, strategy: Sequence[int], by: str) -> Chosen:

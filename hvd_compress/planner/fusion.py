@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hvd_compress.planner.profiles import ModelProfile, Tensor
+from hvd_compress.planner.profiles import ELEMENT_BYTES, ModelProfile, Tensor
 
 Cuts = tuple[tuple[int, ...], ...]
 """The tensors of each bucket, by their numbers in backward order."""
@@ -31,7 +31,7 @@ def cut(model: ModelProfile, bucket_bytes: int) -> Cuts:
     cuts: list[list[int]] = []
     room, dtype = -1, None
     for number, tensor in enumerate(model.tensors):
-        size = 4 * tensor.numel
+        size = ELEMENT_BYTES * tensor.numel
         if size > room or tensor.dtype != dtype:
             cuts.append([])
             room, dtype = bucket_bytes, tensor.dtype

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-from hvd_compress.planner.options import COMM1, COMM2, Option, Task
+from hvd_compress.planner.options import Option, PlacedTask
+from hvd_compress.schemes.option import LINKS
 
-WHOLE = ("reduce", "gather", "broadcast")
-"""Routines with a root, which works on all; the others leave each rank a part, or give all parts to everyone."""
+SCATTERS = ("reduce_scatter", "alltoall")
+"""They leave each rank a part; an all-gather over the same link joins the parts again."""
+ROOTED = ("reduce", "gather", "broadcast")
+"""They have a root, which works on all."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Holding:
 class Step:
     """A task, and what it finds: all that its price depends on beside the size of the tensor and the system."""
 
-    task: Task
+    task: PlacedTask
     before: Holding
 
 
@@ -43,26 +46,27 @@ def steps(option: Option, hosts: int, ranks_per_host: int) -> tuple[Step, ...]:
     A scatter leaves each of r ranks one of r parts, with a payload of it from each of them; a root gets everything, and
     others wait. An all-gather of payloads leaves everyone with r times as many, as nothing adds them.
     """
-    ranks = {"all": hosts * ranks_per_host, "within": ranks_per_host, "across": hosts}
+    ranks = dict(zip(LINKS, (hosts * ranks_per_host, ranks_per_host, hosts), strict=True))
     now, found = Holding(1, 0, 1, ranks_per_host), []
+    scattered = set[str]()  # the links over which its part was
     for task in option.tasks:
         found.append(Step(task, now))
-        now = _after(now, task, ranks.get(task.place, 1), ranks_per_host)
+        joins = task.verb == "allgather" and task.link in scattered
+        now = _after(now, task, ranks[task.link], ranks_per_host, joins) if task.link else _coded(now, task)
+        if task.verb in SCATTERS or joins:
+            scattered ^= {task.link}
     return tuple(found)
 
 
-def _after(now: Holding, task: Task, ranks: int, ranks_per_host: int) -> Holding:
-    if task.action == "comp":
-        return replace(now, payloads=1, parts=now.held)
-    if task.action == "decomp":
-        return replace(now, payloads=0)
+def _coded(now: Holding, task: PlacedTask) -> Holding:
+    return replace(now, payloads=1, parts=now.held) if task.verb == "comp" else replace(now, payloads=0)
+
+
+def _after(now: Holding, task: PlacedTask, ranks: int, ranks_per_host: int, joins: bool) -> Holding:
     active = now.active
-    if task.place != "across" and task.routine in WHOLE:
-        active = ranks_per_host if task.routine == "broadcast" else 1
-    payloads = now.payloads if task.routine == "broadcast" else now.payloads * ranks
-    held, parts = now.held, now.parts
-    if task.action.startswith(COMM1) and task.routine not in WHOLE:
-        held, parts = held * ranks, parts * ranks
-    elif task.action.startswith(COMM2) and task.routine == "allgather":
-        held //= ranks
-    return Holding(held, payloads, parts, active)
+    if task.link != "across" and task.verb in ROOTED:
+        active = ranks_per_host if task.verb == "broadcast" else 1
+    payloads = now.payloads if task.verb == "broadcast" else now.payloads * ranks
+    if task.verb in SCATTERS:
+        return Holding(now.held * ranks, payloads, now.parts * ranks, active)
+    return Holding(now.held // ranks if joins else now.held, payloads, now.parts, active)

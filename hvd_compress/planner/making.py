@@ -15,12 +15,11 @@ from hvd_compress.planner.espresso import start
 from hvd_compress.planner.options import Constraints, Option
 from hvd_compress.planner.planning import Planned, plan
 from hvd_compress.planner.problem import Problem
+from hvd_compress.planner.profiles import NAMES as NAMES
 from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, SystemProfile, read
 from hvd_compress.planner.running import Run, runnable
-from hvd_compress.policies.plan import compressor_of
+from hvd_compress.policies.plan_settings import compressor_of
 
-NAMES = {"model": "model.json", "system": "system.json", "compressor": "compressor.json"}
-"""The files of a profile's directory."""
 TOLERANCE, HEADER_BYTES = 1.2, 256
 """By how much a profile's payloads may differ from what the compressor says that it sends."""
 
@@ -96,7 +95,7 @@ class Made:
         return problem.options[start(problem).strategy[0]]
 
     @cached_property
-    def gains_ns(self) -> list[int]:
+    def saved_ns(self) -> list[int]:
         """By bucket, how much longer the step would take if it alone travelled by `plain`."""
         problem, strategy = self.planned.problem, self.planned.chosen.strategy
         number = problem.number(self.plain)
@@ -177,7 +176,7 @@ def _compressor(file: Path, profile: CompressorProfile) -> Compressor:
 
 def _check_payload(file: Path, profile: CompressorProfile, compressor: Compressor, numel: int) -> None:
     """Raise PlanError where the payloads of a profile are not those of its compressor."""
-    said = profile.payload.per_tensor_bytes + profile.payload.per_element_bytes * numel
+    said = profile.payload.nbytes(numel)
     rounds = compressor.wire(Layout.of(numel))
     true = sum(round_.nbytes for round_ in rounds)
     least = true / TOLERANCE - HEADER_BYTES if all(round_.fixed for round_ in rounds) else 0.0

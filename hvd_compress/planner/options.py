@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from hvd_compress.errors import PlanError, did_you_mean
+from hvd_compress.schemes.option import Task
 
 DEVICES = ("training", "host")
 """The device that trains, and the CPU beside it. The paper's GPU and CPU."""
 
-COMM, COMM1, COMM2 = "comm", "comm1", "comm2"
 COMPRESSED = "_compressed"
 ROUTINES: Mapping[str, tuple[str, ...]] = {
-    COMM: ("allreduce",),
-    COMM1: ("reduce_scatter", "reduce"),
-    COMM2: ("allgather", "broadcast"),
-    COMM + COMPRESSED: ("allgather",),
-    COMM1 + COMPRESSED: ("alltoall", "gather"),
-    COMM2 + COMPRESSED: ("allgather", "broadcast"),
+    "comm": ("allreduce",),
+    "comm1": ("reduce_scatter", "reduce"),
+    "comm2": ("allgather", "broadcast"),
+    "comm" + COMPRESSED: ("allgather",),
+    "comm1" + COMPRESSED: ("alltoall", "gather"),
+    "comm2" + COMPRESSED: ("allgather", "broadcast"),
 }
 """Table 3: the six communication tasks and their routines. The i-th of a second step is for the i-th of a first one."""
 PAIRS = (0, 1)
@@ -54,69 +54,54 @@ and `inner=*` by that across hosts; `comp` and `decomp` branch by device."""
 
 
 @dataclass(frozen=True)
-class Task:
-    """A step of an option: an action on a device, or a collective.
+class PlacedTask(Task):
+    """A step of an option as schemes have it, and the device of a compression or decompression."""
 
-    Attributes:
-        action: "comp", "decomp", or a key of ROUTINES.
-        place: the device, or the link.
-        routine: of a collective.
-    """
-
-    action: str
-    place: str
-    routine: str = ""
+    device: str = ""
 
     @property
     def communicates(self) -> bool:
-        return bool(self.routine)
-
-    @property
-    def compressed(self) -> bool:
-        """Whether payloads travel."""
-        return self.action.endswith(COMPRESSED)
+        return bool(self.link)
 
     def __str__(self) -> str:
-        if not self.communicates:
-            return f"{self.action}@{self.place}"
-        return f"{self.routine}{'*' if self.compressed else ''}@{self.place}"
+        return super().__str__() if self.communicates else f"{self.verb}@{self.device}"
 
 
 @dataclass(frozen=True)
 class Option:
     """How a tensor is synchronised: tasks in their order. `str` names it, with a star where payloads travel."""
 
-    tasks: tuple[Task, ...]
+    tasks: tuple[PlacedTask, ...]
 
     @property
     def compressions(self) -> int:
         """How often the tensor is compressed."""
-        return sum(task.action == "comp" for task in self.tasks)
+        return sum(task.verb == "comp" for task in self.tasks)
 
     @property
     def devices(self) -> frozenset[str]:
         """What compresses and decompresses."""
-        return frozenset(task.place for task in self.tasks if not task.communicates)
+        return frozenset(task.device for task in self.tasks if not task.communicates)
 
     @property
     def hierarchical(self) -> bool:
-        return any(task.place == "within" for task in self.tasks)
+        return any(task.link == "within" for task in self.tasks)
 
     def on(self, device: str) -> Option:
         """Return the same option with all compression on one device."""
-        moved = (task if task.communicates else Task(task.action, device) for task in self.tasks)
+        moved = (task if task.communicates else replace(task, device=device) for task in self.tasks)
         return Option(tuple(moved))
 
     @property
     def path(self) -> str:
         """The name by which `schemes` carry it out, on one device: "comp allgather*@all decomp"."""
-        return " ".join(str(task) if task.communicates else task.action for task in self.tasks)
+        return " ".join(str(task) if task.communicates else task.verb for task in self.tasks)
 
     def __str__(self) -> str:
         return " ".join(map(str, self.tasks))
 
 
-UNCOMPRESSED = Option((Task(COMM, "all", "allreduce"),))
+UNCOMPRESSED = Option((PlacedTask("allreduce", "all"),))
 
 
 @dataclass(frozen=True)
@@ -160,7 +145,7 @@ class Constraints:
         count = option.compressions
         few = self.least_compressions <= count and (self.most_compressions is None or count <= self.most_compressions)
         form = self.hierarchical if option.hierarchical else self.flat
-        within = self.payloads_within or not any(task.compressed and task.place == "within" for task in option.tasks)
+        within = self.payloads_within or not any(task.compressed and task.link == "within" for task in option.tasks)
         devices = option.devices <= set(self.devices) and (self.mixed or len(option.devices) < 2)
         named = not self.only or str(option) in self.only
         return few and form and within and devices and named
@@ -197,7 +182,7 @@ def _all() -> tuple[Option, ...]:
     return tuple(Option(tasks) for tasks in _expand(("option",), {}))
 
 
-def _expand(symbols: Sequence[str], bound: Mapping[str, str]) -> Iterator[tuple[Task, ...]]:
+def _expand(symbols: Sequence[str], bound: Mapping[str, str]) -> Iterator[tuple[PlacedTask, ...]]:
     """Yield what a sequence of symbols can become, with the links and pairs that are bound so far."""
     if not symbols:
         yield ()
@@ -216,10 +201,10 @@ def _expand(symbols: Sequence[str], bound: Mapping[str, str]) -> Iterator[tuple[
                 yield (task, *others)
 
 
-def _tasks(symbol: str, bound: Mapping[str, str]) -> Iterator[Task]:
+def _tasks(symbol: str, bound: Mapping[str, str]) -> Iterator[PlacedTask]:
     if symbol in ("comp", "decomp"):
-        yield from (Task(symbol, device) for device in DEVICES)
+        yield from (PlacedTask(symbol, device=device) for device in DEVICES)
         return
     link, action, *pair = symbol.split(".")
     routine = ROUTINES[action][int(bound[pair[0]]) if pair else 0]
-    yield Task(action, bound.get(link, link), routine)
+    yield PlacedTask(routine, bound.get(link, link), action.endswith(COMPRESSED))

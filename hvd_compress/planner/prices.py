@@ -9,9 +9,8 @@ from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.errors import PlanError
 from hvd_compress.planner.holdings import Step
 from hvd_compress.planner.options import DEVICES
-from hvd_compress.planner.profiles import LONGEST_US, CompressorProfile, SystemProfile
+from hvd_compress.planner.profiles import ELEMENT_BYTES, LONGEST_US, CompressorProfile, SystemProfile
 
-ELEMENT_BYTES = 4
 ALGORITHMS = {
     "allreduce": ("ring", "recursive_doubling", "rabenseifner"),
     "broadcast": ("binomial", "scatter_allgather"),
@@ -45,10 +44,6 @@ class Prices:
         """Those that can compress."""
         return tuple(device for device in DEVICES if ("comp", device) in self._times)
 
-    def payload_bytes(self, numel: float) -> float:
-        size = self._compressor.payload
-        return size.per_tensor_bytes + size.per_element_bytes * numel
-
     def ns(self, step: Step, numel: int) -> int:
         """Return the whole nanoseconds of a step of a tensor; 0 where there is nothing to do.
 
@@ -66,13 +61,13 @@ class Prices:
 
     def _compression_s(self, step: Step, numel: int) -> float:
         task, before = step.task, step.before
-        curve = self._times.get((task.action, task.place))
+        curve = self._times.get((task.verb, task.device))
         if curve is None:
-            raise PlanError(f"the profile of the compressor has no times of device {task.place!r}")
+            raise PlanError(f"the profile of the compressor has no times of device {task.device!r}")
         if self._free:
             return 0.0
-        compresses = task.action == "comp"
-        shared = before.active if task.place == "host" else 1
+        compresses = task.verb == "comp"
+        shared = before.active if task.device == "host" else 1
         elements = numel / (before.held if compresses else before.parts)
         return (1 if compresses else before.payloads) * shared * curve.seconds(max(1.0, elements))
 
@@ -80,46 +75,46 @@ class Prices:
         task, before = step.task, step.before
         size = numel / before.held * ELEMENT_BYTES
         if task.compressed:
-            size = before.payloads * self.payload_bytes(numel / before.parts)
-        if task.place == "within":
-            return self._link_s("within", task.routine, size, self._system.ranks_per_host)
-        if task.place == "across":
-            return self._link_s("across", task.routine, size * before.active, self._system.hosts)
-        return self._flat_s(task.routine, size)
+            size = before.payloads * self._compressor.payload.nbytes(numel / before.parts)
+        if task.link == "within":
+            return self._link_s("within", task.verb, size, self._system.ranks_per_host)
+        if task.link == "across":
+            return self._link_s("across", task.verb, size * before.active, self._system.hosts)
+        return self._flat_s(task.verb, size)
 
-    def _flat_s(self, routine: str, size: float) -> float:
+    def _flat_s(self, verb: str, size: float) -> float:
         system = self._system
         if system.ranks_per_host == 1:
-            return self._link_s("across", routine, size, system.hosts)
+            return self._link_s("across", verb, size, system.hosts)
         if system.hosts == 1:
-            return self._link_s("within", routine, size, system.ranks_per_host)
+            return self._link_s("within", verb, size, system.ranks_per_host)
         ranks = system.hosts * system.ranks_per_host
         alpha = max(system.within.alpha_us, system.across.alpha_us) * 1e-6
         within, across = 1 / system.within.bytes_per_s, 1 / system.across.bytes_per_s
         found = []
-        for terms in _terms(routine, size, ranks):
+        for terms in _terms(verb, size, ranks):
             crossing = terms.bytes
-            if routine == "alltoall":  # each rank of a host has something for each of another one
+            if verb == "alltoall":  # each rank of a host has something for each of another one
                 crossing = system.ranks_per_host * (ranks - system.ranks_per_host) / ranks * size
             found.append(terms.steps * alpha + max(terms.bytes * within, crossing * across))
         return min(found)
 
-    def _link_s(self, name: str, routine: str, size: float, ranks: int) -> float:
+    def _link_s(self, name: str, verb: str, size: float, ranks: int) -> float:
         if ranks == 1:
             return 0.0
         measured = self._curves.get(name)
-        parts = {"reduce_scatter": size, "gather": size / ranks} if routine == "reduce" else {routine: size}
-        if measured is not None and all((verb, "auto") in measured.by_key for verb in parts):
-            return sum(measured.seconds(verb, "auto", each) for verb, each in parts.items())
+        parts = {"reduce_scatter": size, "gather": size / ranks} if verb == "reduce" else {verb: size}
+        if measured is not None and all((part, "auto") in measured.by_key for part in parts):
+            return sum(measured.seconds(part, "auto", each) for part, each in parts.items())
         link = self._system.within if name == "within" else self._system.across
-        return min(t.seconds(link.alpha_us * 1e-6, 1 / link.bytes_per_s) for t in _terms(routine, size, ranks))
+        return min(t.seconds(link.alpha_us * 1e-6, 1 / link.bytes_per_s) for t in _terms(verb, size, ranks))
 
     @cached_property
     def _curves(self) -> dict[str, Curves]:
         return dict(self._system.curves())
 
 
-def _terms(routine: str, size: float, ranks: int) -> list[formulas.Terms]:
+def _terms(verb: str, size: float, ranks: int) -> list[formulas.Terms]:
     """Return the terms of the algorithms to choose from."""
-    verb = formulas.VERBS["broadcast" if routine == "reduce" else routine]
-    return [verb(size, ranks, algorithm) for algorithm in ALGORITHMS.get(routine, ("auto",))]
+    formula = formulas.VERBS["broadcast" if verb == "reduce" else verb]
+    return [formula(size, ranks, algorithm) for algorithm in ALGORITHMS.get(verb, ("auto",))]

@@ -14,6 +14,8 @@ from hvd_compress.cost.curves import Curve, Curves
 
 MODEL, COMPRESSOR, SYSTEM = "model.json", "compressor.json", "system.json"
 """The files of a folder with a whole profile."""
+NAMES: Mapping[str, str] = {"model": MODEL, "system": SYSTEM, "compressor": COMPRESSOR}
+"""The same by what they are of."""
 PROGRESS = "progress.json"
 """Beside them while steps are recorded: {"steps": so many, "of": so many}, with those that are skipped; and "obstacle",
 where it has come to nothing."""
@@ -28,13 +30,15 @@ Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]
 Device = Literal["training", "host"]
 """What compresses: the device that trains, a GPU or not, or the host's CPU beside a GPU."""
 Dtype = Literal["float64", "float32", "float16", "bfloat16", "complex128", "complex64"]
+ELEMENT_BYTES = 4
+"""Of gradients, which are fp32."""
 
 
 class Tensor(schema.Strict):
     """A parameter's gradient.
 
     Attributes:
-        numel: its elements, of 4 bytes.
+        numel: its elements, of ELEMENT_BYTES each.
         backward_us: microseconds of backward compute since the gradient before was ready.
         backward_us_sd: their standard deviation over steps.
         shape: of the parameter, where it is known.
@@ -121,6 +125,10 @@ class PayloadSize(schema.Strict):
 
     per_tensor_bytes: Bytes = 0.0
     per_element_bytes: float = Field(gt=0, le=1e6)
+
+    def nbytes(self, numel: float) -> float:
+        """Return those of so many elements."""
+        return self.per_tensor_bytes + self.per_element_bytes * numel
 
 
 class CompressorProfile(schema.Strict):

@@ -63,11 +63,9 @@ def _where(allows: Callable[[Option], bool]) -> Constraints:
 
 def _across(option: Option) -> tuple[str, ...]:
     """Return the collectives across hosts, and those that carry payloads elsewhere."""
-    return tuple(
-        str(task) for task in option.tasks if task.compressed or (task.communicates and task.place == "across")
-    )
+    return tuple(str(task) for task in option.tasks if task.compressed or task.link == "across")
 
 
 def _twice_by_alltoall(option: Option) -> bool:
-    found, actions = _across(option), [task.action for task in option.tasks]
-    return found[:3] == ("alltoall*@within", *ALLTOALL) and actions[2:4] == ["decomp", "comp"]
+    found, verbs = _across(option), [task.verb for task in option.tasks]
+    return found[:3] == ("alltoall*@within", *ALLTOALL) and verbs[2:4] == ["decomp", "comp"]

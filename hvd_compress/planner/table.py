@@ -75,7 +75,7 @@ def _allowed(option: Option, constraints: Constraints, devices: tuple[str, ...])
 
 def _lane(step: Step, hosts: int) -> int:
     """Return where a task runs. A flat collective keeps the link across hosts busy, if there is one."""
-    place = step.task.place
+    place = step.task.link or step.task.device
     if place == "all":
         place = "across" if hosts > 1 else "within"
     return LANES.index(place)

@@ -11,7 +11,8 @@ from hvd_compress.planner.making import Inputs, Made
 from hvd_compress.planner.options import Constraints, by_name
 from hvd_compress.planner.problem import Problem
 from hvd_compress.planner.profiles import Tensor
-from hvd_compress.policies.plan import BucketEntry, Parameter, Plan, Prediction, Treatment, settings_of
+from hvd_compress.policies.plan_schema import BucketEntry, Parameter, Plan, Prediction, Treatment
+from hvd_compress.policies.plan_settings import settings_of
 
 
 def to_plan(made: Made, inputs: Inputs) -> Plan:
@@ -36,8 +37,8 @@ def reason(made: Made, bucket: int) -> str:
     if made.planned.options[bucket] == made.plain:
         return "no other option would shorten the step"
     plain_ms, planned_ms = (ns / 1e6 for ns in made.busy_ns[bucket])
-    gain_ms = made.gains_ns[bucket] / 1e6
-    step = f"alone shortens the step by {gain_ms:.3f} ms" if gain_ms else "other buckets hide the difference"
+    saved_ms = made.saved_ns[bucket] / 1e6
+    step = f"alone shortens the step by {saved_ms:.3f} ms" if saved_ms else "other buckets hide the difference"
     return f"its tasks take {planned_ms:.3f} ms, {plain_ms:.3f} ms by {made.plain}; {step}"
 
 

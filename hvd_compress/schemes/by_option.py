@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor, SingleRound
 from hvd_compress.compressors.cast import Cast
-from hvd_compress.compressors.draws import mixed
 from hvd_compress.compressors.finite import all_finite, scale_finite
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.layout import shard_lengths
 from hvd_compress.errors import ConfigError, located
-from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.payload import Payload
-from hvd_compress.schemes.base import Exchange, Scheme, Work, add_residual, send_residual
+from hvd_compress.schemes.base import Exchange, Scheme, Work
 from hvd_compress.schemes.groups import no_groups, same_place, within_host
-from hvd_compress.schemes.option import ROOT, Held, Holding, Task, holders, members, parse, sent_to, walk
+from hvd_compress.schemes.option import ROOT, Held, Holding, Task, members, parse, sent_to, walk
+from hvd_compress.schemes.option_feedback import PartCompressor
 from hvd_compress.schemes.packed import Packer, Template, template_of
 
 EXAMPLE_NUMEL = 1 << 20
@@ -36,11 +35,7 @@ class ByOption(Scheme):
 
     `schemes.option` says what its tasks are, and what each rank holds between them. Tensors travel in fp32, and in the
     gradient's dtype where a last collective brings the result to all. A reduce is a reduce-scatter and a gather of the
-    shards.
-
-    Error feedback: each rank adds its residual to its gradient, and what a compression loses is remembered by the rank
-    that compresses; of several that compress the same sum, by the first. A rank that compresses a sum alone adds to it
-    what it has lost of that part before.
+    shards. `schemes.option_feedback` says who remembers what a compression loses.
     """
 
     compressor: Compressor
@@ -124,6 +119,7 @@ class _OptionExchange(Exchange):
         self._work, self._rank = work, rank
         self._tasks = parse(self._name)
         self._rows = walk(self._name, work.gradient.numel(), work.hosts)
+        self._parts = PartCompressor(self._compressor, work, rank, self._name)
         self._packer = Packer(work)
         self._memory = torch.empty(0)  # fp32, of the whole bucket: the gradient's own where that is fp32
         self._values = torch.empty(0)  # of the part that this rank holds, where compression runs; mostly a part of it
@@ -135,12 +131,7 @@ class _OptionExchange(Exchange):
         self._is_scaled = False  # whether values are those of the result
 
     def encode(self) -> None:
-        work = self._work
-        if not self._compressor.error_feedback:
-            send_residual(self._compressor, work)
-        self._values = self._memory = work.gradient.float()  # itself where it is fp32
-        if self._compressor.error_feedback and self._tasks[0].link:
-            add_residual(work, self._values, slice(None))
+        self._values = self._memory = self._parts.start()
         self._compute()
 
     def communicate(self, engine: Engine) -> None:
@@ -161,6 +152,8 @@ class _OptionExchange(Exchange):
         self._arrive()
         self._compute()
         gradient = self._work.gradient
+        if self._values.dtype != gradient.dtype and not self._is_scaled:  # a sum may be beyond what 16 bits hold
+            self._values, self._is_scaled = self._values.mul_(self._work.scale), True
         if self._values.data_ptr() != gradient.data_ptr():
             gradient.copy_(self._values)
         return all_finite(gradient) if self._is_scaled else scale_finite(gradient, self._work.scale)
@@ -190,37 +183,8 @@ class _OptionExchange(Exchange):
         for whole in self._held(self._done):
             for piece in self._held(self._done + 1):
                 values = self._values[piece.start - whole.start : piece.stop - whole.start]
-                self._payloads.append(self._compressed(piece, values))
+                self._payloads.append(self._parts.compress(self._done, piece, values))
         self._kept.append(self._values)
-
-    def _compressed(self, piece: Held, values: torch.Tensor) -> Payload:
-        """Return a payload, and remember what it loses: of several ranks that have the same sum, the first does."""
-        work, number = self._work, self._done
-        same = holders(self._name, work.layout.numel, work.hosts, number)[piece]
-        inner = replace(
-            work,
-            gradient=values,
-            layout=work.layout.part(piece.part),
-            bucket=work.bucket if number == 0 and not piece.start else mixed(work.bucket, number, piece.start) >> 33,
-            rank=same[0],
-            coefficient=1.0,
-            state=BucketState(),
-        )
-        if not self._compressor.error_feedback:
-            return next(self._compressor.rounds(inner))
-        assert work.residual is not None
-        assert work.pending is not None
-        if number == 0:
-            own = BucketState(Residual(work.residual[piece.part], work.pending[piece.part]))
-            return next(self._compressor.rounds(replace(inner, state=own)))
-        kept, alone = work.pending[piece.part], len(same) == 1
-        lost = Residual(kept if alone else torch.zeros_like(values), torch.empty_like(values))
-        payload = next(self._compressor.rounds(replace(inner, state=BucketState(lost))))
-        if alone:
-            kept.copy_(lost.pending)
-        elif same[0] == self._rank:
-            kept.add_(lost.pending)
-        return payload
 
     def _decompress(self) -> None:
         self._is_scaled = self._done == len(self._tasks) - 1

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.errors import ConfigError, PlanError
-from hvd_compress.planner.profiles import CompressorProfile, Device, ModelProfile, SystemProfile
+from hvd_compress.planner.profiles import ELEMENT_BYTES, CompressorProfile, Device, ModelProfile, SystemProfile
 from hvd_compress.whatif.model import BUCKET_BYTES, GAMMA, Compression, Payload, Training
-
-ELEMENT_BYTES = 4
 
 
 def training_of(
@@ -56,6 +54,6 @@ def compression_of(profile: CompressorProfile, numel: int, summable: bool, devic
         raise PlanError(
             f"devices.{device}: is missing in the profile of the compressor, which has {', '.join(profile.devices)}"
         )
-    size, times = profile.payload, profile.devices[device]
-    payload = Payload(size.per_tensor_bytes + size.per_element_bytes * numel, summable)
+    times = profile.devices[device]
+    payload = Payload(profile.payload.nbytes(numel), summable)
     return Compression((payload,), times.compress.curve().seconds(numel), times.decompress.curve().seconds(numel))

@@ -18,7 +18,7 @@ from hvd_compress.compressors import Compressor
 from hvd_compress.decision import Request
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessWorld
-from tests.harness import COMPRESSORS, SHAPES, asked_for
+from tests.harness import COMPRESSORS, SHAPES, asked_for, planned
 
 SIZES = (1, 2, 3, 4, 7)
 
@@ -27,7 +27,7 @@ TABLE = COMPRESSORS
 
 @dataclass(frozen=True)
 class Case:
-    """A compressor of the table, a scheme that carries it, and how many ranks there are."""
+    """A compressor of the table, a scheme or an option that carries it, and how many ranks there are."""
 
     name: str
     scheme: str
@@ -39,6 +39,8 @@ class Case:
 
     @property
     def request(self) -> Request:
+        if schemes.ByOption.means(self.scheme):
+            return planned(self.compressor, self.scheme)
         return Request(self.compressor, self.scheme)
 
     @property
@@ -53,6 +55,16 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.name}-{self.scheme}-{self.size}"
+
+
+OPTIONS = (
+    Case("topk", "comp alltoall*@all decomp comp allgather*@all decomp", 3),
+    Case("dense", "reduce_scatter@within allreduce@across allgather@within", 4),
+    Case("topk-all", "reduce@within comp gather*@across decomp broadcast@across broadcast@within", 4),
+    Case("int8", "comp alltoall*@within decomp allreduce@across comp allgather*@within decomp", 4),
+)
+"""Options of Espresso's tree, which only a plan names: flat, not compressed, with roots, with two compressions within
+hosts. tests/unit/schemes/test_by_option.py carries out all of them, a bucket at a time."""
 
 
 def in_pairs(size: int) -> tuple[int, ...]:
@@ -76,10 +88,11 @@ def runnable(compressor: Compressor, can: Capabilities) -> set[str]:
 
 
 def cases(whole: bool = False) -> list[Case]:
-    """Return the product of all legal combinations, or a covering of their pairs."""
+    """Return the product of all legal combinations, or a covering of their pairs; and OPTIONS."""
     names = sorted({scheme for compressor in TABLE.values() for scheme in asked_for(compressor)})
     found = combinations(whole, is_legal, tuple(TABLE), names, SIZES)
-    return sorted((Case(*values) for values in found), key=lambda case: (list(TABLE).index(case.name), str(case)))
+    everything = [*(Case(*values) for values in found), *OPTIONS]
+    return sorted(everything, key=lambda case: (list(TABLE).index(case.name), str(case)))
 
 
 def combinations(whole: bool, is_legal: Callable[..., bool], *axes: Sequence[Any]) -> list[tuple[Any, ...]]:

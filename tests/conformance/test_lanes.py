@@ -23,7 +23,7 @@ from hvd_compress.devices.streams import Streams
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import HvdCompressError
 from hvd_compress.settings import Settings
-from tests.conformance.cases import TABLE, combinations, is_legal
+from tests.conformance.cases import OPTIONS, TABLE, Case, combinations, is_legal
 from tests.harness import (
     REQUESTS,
     asked_for,
@@ -33,6 +33,7 @@ from tests.harness import (
     make_optimizer,
     make_parameters,
     on_engine,
+    place,
 )
 from tests.played import LANES, PlayedStreams, lane_maker
 
@@ -105,6 +106,21 @@ def test_every_lane_gives_the_bits_of_the_cpu(on_device: OnDevice) -> None:
     found = run_ranks(FEW, lambda engine: train(engine, request, lane_maker(LANES[on_device.kind]), dtype))
     assert same(found, expected)
     assert expected[0][-1][0].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", LANES)
+@pytest.mark.parametrize("option", OPTIONS, ids=str)
+def test_so_it_is_with_options(option: Case, kind: str) -> None:
+    """Whose payloads and sums cross between collectives, too."""
+
+    def body(engine: InProcessEngine, **arguments: object) -> History:
+        place(engine, option.hosts)
+        return train(engine, option.request, **arguments)
+
+    expected = run_ranks(option.size, body)
+    found = run_ranks(option.size, lambda engine: body(engine, make_lane=lane_maker(LANES[kind])))
+    assert same(found, expected)
+    assert expected[0][-1][0].any()
 
 
 def test_a_finite_answer_may_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

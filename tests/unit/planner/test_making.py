@@ -20,7 +20,8 @@ from hvd_compress.errors import PlanError
 from hvd_compress.planner.making import NAMES, Inputs, Made, make
 from hvd_compress.planner.options import Constraints
 from hvd_compress.planner.writing import strategy_of, to_plan
-from hvd_compress.policies.plan import BucketEntry, Plan, compressor_of, read
+from hvd_compress.policies.plan_schema import BucketEntry, Plan, read
+from hvd_compress.policies.plan_settings import compressor_of
 from tests.harness import SHAPES, backward, flat_gradient, make_optimizer, make_parameters, on_engine, place
 from tests.unit.planner import profile_files
 from tests.unit.planner.profile_files import said
@@ -42,12 +43,12 @@ def test_never_slower_than_dense_and_it_says_by_how_much(inputs: Inputs) -> None
     assert made.step_us < made.dense_us
     assert made.step_us == 30.0 + made.planned.end_ns / 1e3
     assert not any(option.compressions for option in made.dense.options)
-    assert len(made.gains_ns) == len(made.planned.fused.cuts)
-    assert max(made.gains_ns) > 0
+    assert len(made.saved_ns) == len(made.planned.fused.cuts)
+    assert max(made.saved_ns) > 0
     problem, strategy = made.planned.problem, made.planned.chosen.strategy
     last = len(strategy) - 1
     alone = (*strategy[:last], problem.number(made.plain))
-    assert made.gains_ns[last] == problem.end_ns(alone) - made.planned.end_ns
+    assert made.saved_ns[last] == problem.end_ns(alone) - made.planned.end_ns
     for (plain, planned), option in zip(made.busy_ns, made.planned.options, strict=True):
         assert plain == planned if option == made.plain else plain > 0
 
@@ -91,7 +92,7 @@ class TestConstraints:
     def test_dense_within(self, inputs: Inputs) -> None:
         made = make(inputs, Constraints(payloads_within=False), budget_s=1)
         tasks = [task for option in made.planned.problem.options for task in option.tasks]
-        assert not any(task.compressed and task.place == "within" for task in tasks)
+        assert not any(task.compressed and task.link == "within" for task in tasks)
 
     def test_an_option_that_no_scheme_carries_out(self, inputs: Inputs) -> None:
         name = "comp@training allgather*@all decomp@host"

@@ -9,10 +9,6 @@ import pytest
 
 from hvd_compress.errors import PlanError
 from hvd_compress.planner.options import (
-    COMM1,
-    COMM2,
-    COMPRESSED,
-    ROUTINES,
     UNCOMPRESSED,
     Constraints,
     Option,
@@ -22,6 +18,8 @@ from hvd_compress.planner.options import (
 
 ALL = options()
 ONE_DEVICE = options(Constraints(devices=("training",)))
+SECOND = {"reduce_scatter": "allgather", "alltoall": "allgather", "reduce": "broadcast", "gather": "broadcast"}
+"""Of a pair of collectives over one link, by the first."""
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -66,22 +64,20 @@ def test_names_are_distinct_and_read_back() -> None:
 def test_an_option_is_valid(option: Option) -> None:
     """Only what is compressed is decompressed or travels as payloads, and steps of a pair belong together."""
     compressed = False
-    open_steps: list[tuple[str, int]] = []
+    open_steps: list[tuple[str, str]] = []
     for task in option.tasks:
-        if task.action in ("comp", "decomp"):
-            assert compressed == (task.action == "decomp")
+        if task.verb in ("comp", "decomp"):
+            assert compressed == (task.verb == "decomp")
             compressed = not compressed
             continue
         assert task.compressed == compressed
-        pair = ROUTINES[task.action].index(task.routine)
-        plain = task.action.removesuffix(COMPRESSED)
-        if plain == COMM1:
-            open_steps.append((task.place, pair))
-        elif plain == COMM2:
-            assert open_steps.pop() == (task.place, pair)
+        if task.verb in SECOND:
+            open_steps.append((task.link, SECOND[task.verb]))
+        elif (task.link, task.verb) in open_steps or task.verb == "broadcast":
+            assert open_steps.pop() == (task.link, task.verb)
     assert not compressed
     assert not open_steps
-    places = [place for place, _ in itertools.groupby(task.place for task in option.tasks if task.communicates)]
+    places = [place for place, _ in itertools.groupby(task.link for task in option.tasks if task.communicates)]
     assert places in (["all"], ["within", "across", "within"])
 
 

@@ -101,6 +101,17 @@ class TestByHand:
         assert found[1] == round(7 * 10_000 + 4 * 4 / 8 * (10 + 0.1 * NUMEL) * 10)
 
 
+@pytest.mark.parametrize("slow_bandwidth", ["within", "across"])
+@pytest.mark.parametrize("slow_latency", ["within", "across"])
+def test_a_flat_collective_waits_for_the_slower_link(slow_latency: str, slow_bandwidth: str) -> None:
+    links = {
+        name: Link(alpha_us=10.0 if name == slow_latency else 1.0, bytes_per_s=1e8 if name == slow_bandwidth else 1e9)
+        for name in ("within", "across")
+    }
+    found = ns("comp@training allgather*@all decomp@training", SYSTEM.model_copy(update=links))
+    assert found[1] == round(3 * 10_000 + 7 * (10 + 0.1 * NUMEL) * 10)  # as in the slowest of both
+
+
 def test_one_host_communicates_within() -> None:
     alone = SystemProfile(hosts=1, ranks_per_host=4, within=WITHIN, across=ACROSS)
     assert ns("reduce_scatter@within allreduce@across allgather@within", alone)[1] == 0
@@ -115,6 +126,23 @@ def test_measured_curves_come_before_formulas() -> None:
     option = "reduce_scatter@within comp@training allgather*@across decomp@training allgather@within"
     assert ns(option, measured)[2] == 500_000_000
     assert ns(option, measured)[4] == ns(option)[4]  # within the host nothing was measured
+
+
+def proportional(verb: str, ns_per_byte: float) -> dict[str, Any]:
+    seconds = [ns_per_byte * 1e-9 * size for size in (1, 10**9)]
+    return {"verb": verb, "algorithm": "auto", "bytes": [1, 10**9], "seconds": seconds}
+
+
+def test_a_reduce_is_measured_as_what_it_is_made_of() -> None:
+    """A reduce-scatter, and a gather of the shards of four ranks; by the formula where one of them was not measured."""
+    option = "reduce@within allreduce@across broadcast@within"
+    scatter, gather = proportional("reduce_scatter", 2.0), proportional("gather", 3.0)
+    both, one = (
+        SYSTEM.model_copy(update={"within": Link(alpha_us=1.0, bytes_per_s=1e9, curves=curves)})
+        for curves in ((scatter, gather), (scatter,))
+    )
+    assert ns(option, both)[0] == pytest.approx(2 * BYTES + 3 * BYTES / 4, abs=1)
+    assert ns(option, one) == ns(option)
 
 
 def test_free_compression_takes_no_time() -> None:

@@ -57,7 +57,7 @@ def launched(compressor: Compressor, path: Path, monkeypatch: pytest.MonkeyPatch
 
 def wanted(option: Option) -> list[tuple[str, str]]:
     tasks = [task for task in option.tasks if task.communicates]
-    return [(verb, task.place) for task in tasks for verb in MADE_OF.get(task.routine, (task.routine,))]
+    return [(verb, task.link) for task in tasks for verb in MADE_OF.get(task.verb, (task.verb,))]
 
 
 def system(hosts: int, ranks_per_host: int) -> SystemProfile:

@@ -53,6 +53,17 @@ def test_a_step_begins_where_the_exchange_of_the_last_one_ended(
     assert [step.forward_s for step in recorder.times()] == [None, 13.0, 113.0]
 
 
+def test_a_step_without_gradients_is_part_of_the_next_one(chain: Chain, recorder: Recorder, clock: PlayedClock) -> None:
+    chain.loss(TAKEN).backward()
+    recorder.end_step(exchanged=True)
+    clock.now_s += 5.0
+    recorder.end_step()
+    clock.now_s += 2.0
+    chain.loss(TAKEN).backward()
+    recorder.end_step()
+    assert [step.forward_s for step in recorder.times()] == [None, 5.0 + 2.0 + 3.0]
+
+
 def test_of_several_backward_passes_the_last_counts(chain: Chain, recorder: Recorder) -> None:
     for factor in (3.0, 1.0):
         chain.loss([factor * seconds for seconds in TAKEN]).backward()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -16,6 +18,7 @@ from hvd_compress.compressors import (
     Cast,
     Compressor,
     EFSign,
+    Input,
     PowerSGD,
     SignSGD,
     Threshold,
@@ -24,15 +27,14 @@ from hvd_compress.compressors import (
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.payload import Payload
 from hvd_compress.planner.options import Constraints, options
-from hvd_compress.schemes import Work
 from hvd_compress.schemes.by_option import ByOption
 from hvd_compress.schemes.option import parse, walk
 from tests.harness import COMPRESSORS
+from tests.unit.schemes.steps import LAYOUT, NUMEL, Step, gradient_of, steps
 
-LAYOUT = Layout.of((20, 12), 37, 1, (9, 9))
-NUMEL, STEPS = LAYOUT.numel, 3
+STEPS = 3
 PLACES = {
     "2 hosts": (0, 0, 1, 1),
     "by turns": (0, 1, 0, 1),
@@ -47,53 +49,25 @@ COMPRESSED = [name for name in NAMES if "comp" in name]
 CARRIED = [name for name, compressor in COMPRESSORS.items() if compressor.compresses and ByOption.carries(compressor)]
 
 
-@dataclass
-class Seen:
-    """One step of one rank."""
+@dataclass(frozen=True)
+class Seen(Step):
+    """One step of one rank, and its collectives with their bytes."""
 
-    result: torch.Tensor
-    residual: torch.Tensor
-    finite: bool
     calls: list[tuple[str, int]]
 
 
-def gradient_of(rank: int, step: int) -> torch.Tensor:
-    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(100 * step + rank))
-
-
-def train(
-    engine: InProcessEngine, compressor: Compressor, option: str, dtype: torch.dtype, spoil: int | None, feedback: float
-) -> list[Seen]:
-    layout, rank, size = Layout(LAYOUT.names, LAYOUT.shapes, dtype), engine.rank, engine.world_size
-    state = BucketState(Residual(torch.zeros(NUMEL), torch.full((NUMEL,), 77.0)))
-    scheme, history = schemes.build(compressor, Path(option)), []
-    for step in range(STEPS):
-        gradient = gradient_of(rank, step).to(dtype)
-        if spoil is not None and rank == size - 1:
-            gradient[spoil] = torch.nan
-        work = Work(gradient, layout, step, 5, 1 / size, state, rank, feedback, size, hosts=engine.hosts)
-        engine.take_calls()
-        exchange = scheme.exchange(work, rank, size)
-        exchange.encode()
-        exchange.communicate(engine)
-        finite = bool(exchange.decode())
-        if finite:
-            state.commit()
+def train(engine: InProcessEngine, compressor: Compressor, option: str, **arguments: object) -> list[Seen]:
+    """Exchange one bucket for some steps; arguments as `steps`."""
+    history = []
+    for step in steps(engine, compressor, option, STEPS, **arguments):
         calls = [(call.verb, call.tensor_bytes) for call in engine.take_calls()]
-        history.append(Seen(gradient.clone(), state.residual.current.clone(), finite, calls))
+        history.append(Seen(step.result, step.residual, step.finite, calls))
     return history
 
 
-def exchange(
-    compressor: Compressor,
-    option: str,
-    place: str = "2 hosts",
-    dtype: torch.dtype = torch.float32,
-    spoil: int | None = None,
-    feedback: float = 1.0,
-) -> list[list[Seen]]:
+def exchange(compressor: Compressor, option: str, place: str = "2 hosts", **arguments: object) -> list[list[Seen]]:
     hosts = PLACES[place]
-    return run_ranks(len(hosts), lambda engine: train(engine, compressor, option, dtype, spoil, feedback), hosts=hosts)
+    return run_ranks(len(hosts), lambda engine: train(engine, compressor, option, **arguments), hosts=hosts)
 
 
 def check_alike(ranks: list[list[Seen]]) -> None:
@@ -129,8 +103,10 @@ def test_dense_options_average(option: str, place: str) -> None:
     torch.testing.assert_close(size * sum(s.result.double() for s in ranks[0]), gradients(size), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("option", COMPRESSED)
-@pytest.mark.parametrize("place", ["2 hosts", "1 rank each"])
+PLACED = [(option, "2 hosts") for option in COMPRESSED] + [(option, "1 rank each") for option in COMPRESSED[::7]]
+
+
+@pytest.mark.parametrize(("option", "place"), PLACED)
 def test_nothing_is_lost(option: str, place: str) -> None:
     """What was applied and what is remembered make up all gradients, whoever remembers it."""
     ranks, size = exchange(TopK(0.1), option, place), len(PLACES[place])
@@ -141,7 +117,7 @@ def test_nothing_is_lost(option: str, place: str) -> None:
     torch.testing.assert_close(applied + remembered, gradients(size), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("option", COMPRESSED)
+@pytest.mark.parametrize("option", COMPRESSED[::4])
 def test_with_a_ratio_of_1_it_is_the_average(option: str) -> None:
     ranks = exchange(TopK(1.0), option, "3 a host")
     check_alike(ranks)
@@ -188,16 +164,52 @@ def test_gradients_of_16_bits(option: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("option", [DENSE[0], DENSE[5], COMPRESSED[0], COMPRESSED[33], COMPRESSED[100]])
 def test_a_nan_is_seen_by_all_and_remembered_by_nobody(option: str) -> None:
-    ranks = exchange(TopK(0.1) if "comp" in option else Cast(), option, spoil=5)
+    ranks = exchange(TopK(0.1) if "comp" in option else Cast(), option, spoil=(3, 5))
     assert not any(seen.finite for history in ranks for seen in history)
     assert all(not history[-1].residual.any() for history in ranks)
 
 
-def test_a_coefficient_scales_what_comes_back() -> None:
-    option = "comp allgather*@all decomp"
-    half, whole = (exchange(TopK(0.1), option, feedback=feedback) for feedback in (0.5, 1.0))
-    assert torch.equal(half[0][0].result, whole[0][0].result)
-    assert not torch.equal(half[0][1].result, whole[0][1].result)
+@pytest.mark.parametrize("option", [COMPRESSED[0], COMPRESSED[12], COMPRESSED[33], COMPRESSED[70], COMPRESSED[-1]])
+def test_a_coefficient_scales_what_comes_back(option: str) -> None:
+    """In each step gradient + coefficient * residual is what is applied and what is remembered, over all ranks."""
+    ranks, before = exchange(TopK(0.1), option, coefficient=0.25), torch.zeros(NUMEL, dtype=torch.float64)
+    for step in range(STEPS):
+        corrected = sum(gradient_of(rank, step).double() for rank in range(4)) + 0.25 * before
+        before = sum(history[step].residual.double() for history in ranks)
+        torch.testing.assert_close(4 * ranks[0][step].result.double() + before, corrected, rtol=1e-4, atol=1e-4)
+    assert before.any()
+
+
+@pytest.mark.parametrize("option", [DENSE[0], DENSE[1], DENSE[2], DENSE[5], DENSE[8]])
+def test_sums_of_16_bits_are_fp32_on_the_way(option: str) -> None:
+    """In fp16 the sum of four ranks would overflow, and small gradients would be lost beside a large one."""
+    drawn = torch.tensor([[40_000.0, 4096.0], [40_000.0, 1.0], [40_000.0, 1.0], [40_000.0, 1.0]])
+
+    def whole(pair: torch.Tensor) -> torch.Tensor:
+        return pair.repeat(NUMEL)[:NUMEL]
+
+    for history in exchange(Cast(), option, draw=lambda rank, step: whole(drawn[rank]), dtype=torch.float16):
+        assert torch.equal(history[0].result, whole(drawn.mean(0)).half())
+
+
+def test_random_numbers_are_alike_where_values_are_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are keyed by rank and by the number in the bucket's place: one key is one tensor, whoever rounds it."""
+    seen: dict[tuple[int, int, int], list[torch.Tensor]] = {}
+    encode, lock = QSGD.encode, threading.Lock()
+
+    def spy(compressor: QSGD, work: Input) -> Payload:
+        with lock:
+            seen.setdefault((work.step, work.bucket, work.rank), []).append(work.gradient.clone())
+        return encode(compressor, work)
+
+    monkeypatch.setattr(QSGD, "encode", spy)
+    exchange(QSGD(4), "comp alltoall*@within decomp comp allgather*@across decomp comp allgather*@within decomp")
+    for values in seen.values():
+        assert all(torch.equal(value, values[0]) for value in values)
+    # Of a step: two pieces of each rank, a half of each rank, and two halves, each rounded by two ranks alike.
+    counts = Counter(len(values) for (step, _, _), values in seen.items() if step == 0)
+    assert counts == {1: 4 * 2 + 4, 2: 2}
+    assert len({bucket for step, bucket, _ in seen if step == 0}) == 2 + 2 + 2
 
 
 @pytest.mark.parametrize(("option", "verbs"), [

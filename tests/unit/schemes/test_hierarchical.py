@@ -39,9 +39,9 @@ from hvd_compress.schemes.groups import leaders, neighbours, same_place, within_
 from hvd_compress.schemes.parameter_server import ParameterServer
 from tests.harness import COMPRESSORS as FAMILY
 from tests.harness import backward, flat_gradient, on_engine
+from tests.unit.schemes.steps import LAYOUT, NUMEL, Step, gradient_of, steps
 
-LAYOUT = Layout.of((20, 12), 37, 1, (9, 9))
-NUMEL, STEPS, RATIO = LAYOUT.numel, 4, 0.1
+STEPS, RATIO = 4, 0.1
 PLACES = {
     "2 hosts": (0, 0, 1, 1),
     "unequal": (0, 0, 0, 1, 1),
@@ -75,57 +75,31 @@ CARRIED = [
 RUN = [(name, scheme, place) for name, scheme in CARRIED for place in (EQUAL if scheme == "hitopk" else PLACES)]
 
 
-def gradient_of(rank: int, step: int) -> torch.Tensor:
-    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(100 * step + rank))
+@dataclass(frozen=True)
+class Seen(Step):
+    """One step of one rank, and what it sent: over its host, across hosts, over all."""
 
-
-@dataclass
-class Seen:
-    """One step of one rank."""
-
-    result: torch.Tensor
-    residual: torch.Tensor
-    finite: bool
     verbs: list[str]
     sent_within: int
     sent_across: int
     sent: int
 
 
-def train(
-    engine: InProcessEngine,
-    compressor: Compressor,
-    scheme: str,
-    first: torch.Tensor | None = None,
-    spoil: tuple[int, int] | None = None,
-    dtype: torch.dtype = torch.float32,
-    coefficient: float = 1.0,
-) -> list[Seen]:
-    """Exchange one bucket for some steps; begin with residual `first`; `spoil` is a rank and a place for a NaN."""
-    rank, size = engine.rank, engine.world_size
-    layout = Layout(LAYOUT.names, LAYOUT.shapes, dtype)
-    residual = Residual(torch.zeros(NUMEL) if first is None else first.clone(), torch.full((NUMEL,), 77.0))
-    state = BucketState(residual, dict(compressor.new_state(layout, torch.device("cpu"))))
-    built, history = schemes.build(compressor, Path(scheme)), []
-    host, across = within_host(engine), leaders(engine)
-    across = same_place(engine) if scheme == "hitopk" else across
+def train(engine: InProcessEngine, compressor: Compressor, scheme: str, **arguments: object) -> list[Seen]:
+    """Exchange one bucket for some steps; arguments as `steps`."""
+    across = same_place(engine) if scheme == "hitopk" else leaders(engine)
+    groups = [within_host(engine), across, engine]
+
+    def sent() -> list[int]:
+        return [group.sent_bytes if group is not None else 0 for group in groups]
+
     engine.take_calls()
-    for step in range(STEPS):
-        gradient = gradient_of(rank, step).to(dtype)
-        if spoil is not None and rank == spoil[0]:
-            gradient[spoil[1]] = torch.nan
-        before = [e.sent_bytes if e is not None else 0 for e in (host, across, engine)]
-        work = Work(gradient, layout, step, 0, 1 / size, state, rank, coefficient, size, hosts=engine.hosts)
-        exchange = built.exchange(work, rank, size)
-        exchange.encode()
-        exchange.communicate(engine)
-        finite = bool(exchange.decode())
-        if finite:
-            state.commit()
-        after = [e.sent_bytes if e is not None else 0 for e in (host, across, engine)]
-        sent = [b - a for a, b in zip(before, after, strict=True)]
-        verbs = [call.verb for call in engine.take_calls()]
-        history.append(Seen(gradient.clone(), state.residual.current.clone(), finite, verbs, *sent))
+    before, history = sent(), []
+    for step in steps(engine, compressor, scheme, STEPS, **arguments):
+        after, verbs = sent(), [call.verb for call in engine.take_calls()]
+        moved = [b - a for a, b in zip(before, after, strict=True)]
+        history.append(Seen(step.result, step.residual, step.finite, verbs, *moved))
+        before = after
     return history
 
 

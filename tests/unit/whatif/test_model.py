@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -45,6 +46,19 @@ def test_what_is_gathered_grows_with_the_ranks() -> None:
     assert (found.encode_s, found.decode_s) == pytest.approx((0.03, 0.04))
 
 
+def test_what_is_summed_in_one_round_and_gathered_in_another_is_decoded_for_each_rank() -> None:
+    mixed = Compression((Payload(1 * MB), Payload(2 * MB, summable=False)), encode_s=0.03, decode_s=0.01)
+    assert not mixed.summable
+    assert Case(TRAINING, NETWORK, mixed).compressed().decode_s == pytest.approx(4 * 0.01)
+
+
+def test_a_step_that_takes_no_time_is_infinitely_faster() -> None:
+    """A backward pass of 0 s, and nothing to send."""
+    found = Case(replace(TRAINING, backward_s=0.0), NETWORK, Compression(()))
+    assert found.dense().total_s > 0 == found.compressed().total_s
+    assert found.speedup == math.inf
+
+
 def test_the_forward_pass_is_part_of_both() -> None:
     longer = replace(TRAINING, forward_s=0.05)
     for step in (Case.dense, Case.compressed):
@@ -65,6 +79,11 @@ def test_faster_devices_code_faster() -> None:
     before = Case(TRAINING, NETWORK, LOW_RANK).compressed()
     assert found.compressed().total_s == pytest.approx((before.total_s + before.communication_s) / 2)
     assert found.dense().total_s == pytest.approx(3 * 0.036 + 0.021)  # now it waits for the network
+
+
+def test_faster_devices_make_the_forward_pass_shorter() -> None:
+    found = Case(replace(TRAINING, forward_s=0.05), NETWORK, LOW_RANK).faster(2.0)
+    assert found.dense().forward_s == found.compressed().forward_s == pytest.approx(0.025)
 
 
 def test_coding_is_traded_for_bytes() -> None:

@@ -1,0 +1,52 @@
+"""The plan that says what a job does now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hvd_compress import schemes
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.decision import Decision
+from hvd_compress.errors import UsageError
+from hvd_compress.policies.plan_schema import BucketEntry, Parameter, Plan
+from hvd_compress.policies.plan_settings import dtype_name, settings_of
+
+
+def plan_in_use(buckets: Mapping[tuple[str, ...], Decision], layouts: Sequence[Layout], world_size: int) -> Plan:
+    """Return the plan that says what is in use.
+
+    Args:
+        buckets: the decision of each bucket, by the names of its parameters.
+        layouts: of all buckets; those of sparse gradients are left out.
+
+    Raises UsageError where a bucket is skipped, as a plan is the same in each step, or only tries how to travel.
+    """
+    dense = [layout for layout in layouts if not layout.sparse]
+    for layout, decision in zip(dense, buckets.values(), strict=True):
+        if not schemes.stages(decision.compressor, decision.path, layout, world_size):
+            raise UsageError(
+                f"the bucket of {layout.called} is skipped in the coming step, and a plan is the same in each: pass "
+                "Compression.covap() itself"
+            )
+        if decision.is_trial:
+            raise UsageError(
+                f"the bucket of {layout.called} travels by {decision.path} for the time being ({decision.reason}): "
+                "train more steps, then save"
+            )
+    entries = [
+        BucketEntry(
+            parameters=layout.names,
+            compressor=settings_of(decision.compressor),
+            scheme=decision.path.scheme,
+            algorithm=decision.path.algorithm,
+            broadcast=decision.path.broadcast,
+            device=decision.device,
+        )
+        for layout, decision in zip(dense, buckets.values(), strict=True)
+    ]
+    model = {
+        name: Parameter(shape=shape, dtype=dtype_name(layout.dtype))
+        for layout in dense
+        for name, shape in zip(layout.names, layout.shapes, strict=True)
+    }
+    return Plan(version=1, world_size=world_size, model=model, buckets=tuple(entries))

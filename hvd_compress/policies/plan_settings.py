@@ -1,0 +1,79 @@
+"""A compressor as a file has it: its name and its settings, as plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from hvd_compress.compressors import COMPRESSORS, Compressor
+from hvd_compress.errors import UsageError
+
+DTYPES = ("float32", "float16", "bfloat16")
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "bool": lambda value: isinstance(value, bool),
+    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "float": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
+}
+"""By the annotation of a setting."""
+
+
+def compressor_of(settings: Mapping[str, Any]) -> Compressor:
+    """Return the compressor of a plan's settings. Raises ValueError that says what is wrong with them."""
+    name = settings.get("name")
+    if not isinstance(name, str) or name not in COMPRESSORS:
+        raise ValueError(f"unknown compressor {name!r}; known are {', '.join(COMPRESSORS)}")
+    known = {field.name: str(field.type) for field in dataclasses.fields(COMPRESSORS[name])}  # type: ignore[arg-type]
+    given = {key: value for key, value in settings.items() if key != "name"}
+    for key, value in given.items():
+        if key not in known:
+            raise ValueError(f"{name} has no setting {key!r}; it has {', '.join(known) or 'none'}")
+        if not _KINDS.get(known[key], _any)(value):
+            raise ValueError(f"{key} of {name} is {value!r}, which is no {known[key]}")
+        if isinstance(value, Mapping):  # a compressor within another
+            given[key] = compressor_of(value)
+    for field in dataclasses.fields(COMPRESSORS[name]):  # type: ignore[arg-type]
+        if field.name not in given and field.default is field.default_factory is dataclasses.MISSING:
+            raise ValueError(f"{name} needs a setting {field.name}")
+    if given.get("dtype") is not None:
+        given["dtype"] = _dtype(given["dtype"])
+    try:
+        return COMPRESSORS[name](**given)
+    except TypeError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _any(_: Any) -> bool:
+    return True
+
+
+def _dtype(word: Any) -> torch.dtype:
+    if word not in DTYPES:
+        raise ValueError(f"unknown dtype {word!r}; known are {', '.join(DTYPES)}")
+    dtype: torch.dtype = getattr(torch, word)
+    return dtype
+
+
+def settings_of(compressor: Compressor) -> dict[str, Any]:
+    """Return the settings that `compressor_of` reads."""
+    name = next((name for name, kind in COMPRESSORS.items() if type(compressor) is kind), None)
+    if name is None:
+        raise UsageError(
+            f"a plan cannot hold {compressor}: it names {', '.join(COMPRESSORS)}, and no compressor of your own"
+        )
+    values = {field.name: getattr(compressor, field.name) for field in dataclasses.fields(compressor)}  # type: ignore[arg-type]
+    return {"name": name} | {key: _plain(value) for key, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting as JSON has it."""
+    if isinstance(value, Compressor):
+        return settings_of(value)
+    return dtype_name(value) if isinstance(value, torch.dtype) else value
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return what a file calls it, such as "float32"."""
+    return str(dtype).removeprefix("torch.")
