@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import difflib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -43,6 +44,13 @@ class PayloadError(HvdCompressError, ValueError):
 
 class CommunicationError(HvdCompressError, RuntimeError):
     """A collective failed, or another rank did not answer in time."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean NAME?", the end of an error, where a name is nearly one that is known; else nothing."""
+    spelled = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), spelled, n=1)
+    return f"; did you mean {spelled[close[0]]}?" if close else ""
 
 
 @contextmanager

@@ -61,6 +61,8 @@ def parsed(path: str | Path, what: str) -> tuple[str, Any]:
         return text, said
     except OSError as error:
         raise PlanError(f"cannot read the {what} {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise PlanError(f"{path} is no {what}: not text") from None
     except (ValueError, RecursionError) as error:
         raise PlanError(f"{path} is no {what}: not JSON that can be read ({error})") from None
 

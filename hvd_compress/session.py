@@ -183,6 +183,7 @@ class ExchangeSession:
             self._timeline = Timeline(file, self._engine.rank, self._engine.name, self._returned_s)
             self.policy.watch(self._timeline.event)
         self._note_float64(parameters)
+        self._note_one_rank()
         return agreement
 
     def _agree(
@@ -456,8 +457,7 @@ class ExchangeSession:
     def _note_float64(self, parameters: Mapping[str, Slot]) -> None:
         """Tell, on rank 0, that what was to be compressed is not."""
         names = [name for name, slot in parameters.items() if slot.dtype == torch.float64]
-        compresses = (self._request.compressor, self._request.policy) != (Cast(), None)
-        if names and compresses and not self._engine.rank:
+        if names and self._compresses and not self._engine.rank:
             log.warning(
                 "hvd_compress: %d of %d parameters are float64 (%s first) and travel dense, without compression: only "
                 "float32, float16 and bfloat16 gradients are compressed",
@@ -465,6 +465,19 @@ class ExchangeSession:
                 len(parameters),
                 names[0],
             )
+
+    def _note_one_rank(self) -> None:
+        """Tell that there is nobody to exchange gradients with, unless they are only to be profiled."""
+        if self._engine.world_size == 1 and self._compresses and self.profiling is None:
+            log.warning(
+                "hvd_compress: there is one rank, so nothing is exchanged, and compressing gradients only takes time: "
+                "launch the training with mpirun, horovodrun or torchrun to have several"
+            )
+
+    @property
+    def _compresses(self) -> bool:
+        """Whether anything but dense gradients was asked for."""
+        return (self._request.compressor, self._request.policy) != (Cast(), None)
 
 
 def _as_rows(layout: Layout) -> Decision:

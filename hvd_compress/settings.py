@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import tempfile
 import threading
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from hvd_compress.errors import ConfigError, MissingPackageError
+from hvd_compress.errors import ConfigError, MissingPackageError, did_you_mean
 from hvd_compress.extras import needed
 
 DEFAULT_FUSION_THRESHOLD_BYTES = 64 * 1024 * 1024
@@ -185,8 +184,8 @@ def _no_tensorboard() -> str:
 
 
 def _meant(name: str) -> str:
-    close = difflib.get_close_matches(name.removeprefix(PREFIX), VARIABLES, n=1)
-    return f"; did you mean {PREFIX}{close[0]}?" if close else f"; known are {PREFIX}{{{', '.join(VARIABLES)}}}"
+    close = did_you_mean(name.removeprefix(PREFIX), VARIABLES).replace("mean ", f"mean {PREFIX}")
+    return close or f"; known are {PREFIX}{{{', '.join(VARIABLES)}}}"
 
 
 def _path(name: str) -> Path | None:

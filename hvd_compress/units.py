@@ -50,7 +50,8 @@ def _parse(text: str, what: str, units: dict[str, float], example: str, suffix: 
         raise ConfigError(f"{what} {text!r} has no unit: write it as {example}")
     unit = written.lower().removesuffix(suffix)
     if unit not in units or "B" in written:
-        raise ConfigError(f"{what} {text!r} has an unknown unit {written!r}: known are {', '.join(units)}")
+        bits = "; bits a second, not bytes" if units is _BITS_PER_S else ""
+        raise ConfigError(f"{what} {text!r} has an unknown unit {written!r}: known are {', '.join(units)}{bits}")
     if not math.isfinite(number) or number < 0:
         raise ConfigError(f"{what} {text!r} must be a finite number that is not negative")
     return number * units[unit]

@@ -194,8 +194,9 @@ job, of the slowest rank.
     python benchmarks/planner/lab.py terms
     python benchmarks/planner/lab.py page
 
-{about}; one thread a rank. A rank that waits sleeps 0.1 ms between two polls (sleeping_yield.c), as polling would take
-the processors from ranks of other hosts. ResNet-50 is asleep for its backward pass and has no update.
+{about}; one thread a rank.
+A rank that waits sleeps 0.1 ms between two polls (sleeping_yield.c), as polling would take the processors from ranks of
+other hosts. ResNet-50 is asleep for its backward pass and has no update.
 
 """
 TERMS = """

@@ -16,7 +16,8 @@ from hvd_compress.timeline.reading import TracedStep, read
 def compared(plan: Path, timeline: Path, profile: Path) -> str:
     """Return what `hvd-compress plan compare` prints of one rank's timeline."""
     words = ["plan", "compare", str(plan), str(timeline), "--profile", str(profile)]
-    return CliRunner().invoke(main, words, catch_exceptions=False).output.rstrip()
+    lines = CliRunner().invoke(main, words, catch_exceptions=False).output.splitlines()
+    return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
 def waited_ms(timelines: Sequence[Path]) -> tuple[float, float]:

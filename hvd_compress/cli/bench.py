@@ -43,7 +43,7 @@ command.add_command(compressors)
 command.add_command(planner)
 
 
-@command.command()
+@command.command(short_help="Time the kernels beside their floor and beside torch.")
 @click.option("--full", is_flag=True, help="Unless given: 64K, 1M, 25.6M and 100M elements, all data, medians of 20.")
 @click.option(
     "--size",

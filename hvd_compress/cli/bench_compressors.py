@@ -23,7 +23,7 @@ from hvd_compress.bench.inputs import SHAPES, Gradients, read_gradient, read_sha
 from hvd_compress.bench.machine import machine
 from hvd_compress.bench.timing import fixed_threads
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.cli.list import NEEDED, names, request_of
+from hvd_compress.compression.named import NEEDED, names, request_of
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 ABOVE_TAU = 0.01
@@ -31,7 +31,7 @@ ABOVE_TAU = 0.01
 WIDTH = 120
 
 
-@click.command()
+@click.command(short_help="Time compressions on one bucket, and what they keep of it.")
 @click.option("--gradient", type=FILE, help="A tensor, or a dict of them by name, from torch.save; or a .npy file.")
 @click.option("--trace", type=FILE, help='Tensor sizes: JSON with "tensors", each with "name" and "numel".')
 @click.option("--shapes", metavar="SHAPES", help="Such as 1024x1024,1000. By default the last layers of ResNet-50.")

@@ -24,7 +24,7 @@ def command() -> None:
     """Emulate a network of hosts on this machine, and run jobs on it. Needs root."""
 
 
-@command.command(context_settings={"allow_interspersed_args": False})
+@command.command(context_settings={"allow_interspersed_args": False}, short_help="Run an MPI job on emulated hosts.")
 @click.option("--hosts", default=4, show_default=True, type=int, help="Up to 64.")
 @click.option("--slots", default=1, show_default=True, type=int, help="Ranks on each host.")
 @_LATENCY
@@ -82,7 +82,7 @@ def list_() -> None:
             click.echo(name)
 
 
-@command.command()
+@command.command(short_help="Measure what an emulated network carries here.")
 @click.option("--hosts", default=4, show_default=True, type=click.IntRange(min=2), help="Up to 64.")
 @click.option("--latency", default="1ms", show_default=True, help="Of one way between two hosts.")
 @click.option("--bandwidth", default="1gbit", show_default=True, help="Of each host, in each direction.")

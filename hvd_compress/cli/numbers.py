@@ -1,13 +1,35 @@
-"""Numbers as people write them on the command line: 25.6M elements, a ratio of 1%."""
+"""Numbers as people write them on the command line, and read them: 25.6M elements, a ratio of 1%, 4.2 kB."""
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
+from typing import Any
 
 import click
 
 MOST = 2**63
 _FACTORS = {"K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
+
+
+class Seconds(click.FloatRange):
+    """A time of 0 or more; click's own range lets "nan" pass."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found: float = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value!r} is no number of seconds, such as 10 or 0.5.", param, ctx)
+        return found
+
+
+def size(nbytes: float) -> str:
+    """Return bytes in the unit that suits them: 40 B, 4.2 kB, 102 MB, 1.5 GB."""
+    unit = next((unit for unit, least in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if nbytes >= 0.9995 * least), "B")
+    number = nbytes / {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}[unit]
+    return f"{number:.0f} {unit}" if number >= 99.95 or unit == "B" else f"{number:.3g} {unit}"
 
 
 def elements(text: str) -> int:

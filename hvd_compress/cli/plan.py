@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import click
 from rich import box
@@ -26,7 +28,11 @@ command.add_command(count_options)
 command.add_command(list_options)
 
 
-@command.command("check", help="Read FILE, and print what it says; exit with 2 where it is no plan.")
+@command.command(
+    "check",
+    help="Read FILE, and print what it says; exit with 2 where it is no plan.",
+    short_help="Print what a plan says; exit with 2 where it is none.",
+)
 @click.argument("file", type=click.Path(path_type=Path))
 def check(file: Path) -> None:
     plan = read(file)
@@ -63,5 +69,13 @@ def _bucket(names: tuple[str, ...]) -> str:
 
 
 def _compressor(treatment: Treatment) -> str:
-    settings = {key: value for key, value in treatment.compressor.items() if key != "name"}
-    return " ".join([treatment.compressor["name"], *(f"{key}={value}" for key, value in settings.items())])
+    name, dtype = treatment.compressor["name"], treatment.compressor.get("dtype")
+    if not treatment.built().compresses:
+        return "none" if dtype is None else f"none, sent as {dtype}"
+    settings = {key: value for key, value in treatment.compressor.items() if key != "name" and value is not None}
+    return " ".join([name, *(f"{key}={_word(value)}" for key, value in settings.items())])
+
+
+def _word(value: Any) -> str:
+    """Return a setting as --compressor takes it."""
+    return value if isinstance(value, str) else json.dumps(value)

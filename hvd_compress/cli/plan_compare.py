@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from hvd_compress.cli.outputs import PICTURES, require_outputs
+from hvd_compress.cli.plan_advice import Row, advice
 from hvd_compress.cli.plan_make import FILE, files_of
 from hvd_compress.errors import PlanError
-from hvd_compress.planner.boxes import COMPUTATION, TERMS, Box, boxes, seconds_by_term
-from hvd_compress.planner.drawing import Panel, draw
+from hvd_compress.planner.boxes import COMPUTATION, TERMS, Box, seconds_by_term, step_boxes
+from hvd_compress.planner.drawing import Panel, draw, require_picture
 from hvd_compress.planner.making import Inputs
 from hvd_compress.planner.problem import Problem
 from hvd_compress.planner.writing import strategy_of
@@ -28,11 +30,11 @@ COMMUNICATE = "COMMUNICATE"
 """The phase whose calls are collectives; between them payloads are summed and compressed again."""
 
 
-@click.command("compare")
+@click.command("compare", short_help="Compare a run's timeline with what its plan predicts.")
 @click.argument("plan", type=FILE)
 @click.argument("timeline", type=FILE)
 @click.option("--profile", type=click.Path(file_okay=False, path_type=Path), help="By default that of `plan make`.")
-@click.option("--picture", type=FILE, help="Draw both above each other, as PNG, SVG or PDF.")
+@click.option("--picture", type=FILE, help=f"Draw both above each other, as PNG, SVG or PDF. {PICTURES}")
 @click.option("--step", type=click.IntRange(min=0), help="The step to draw; by default one as long as the median.")
 def compare(plan: Path, timeline: Path, profile: Path | None, picture: Path | None, step: int | None) -> None:
     """Compare a run's TIMELINE with what its PLAN predicts, term by term.
@@ -41,13 +43,21 @@ def compare(plan: Path, timeline: Path, profile: Path | None, picture: Path | No
     steps in it, without step 0. A collective's time holds the waiting for the last rank, too.
     """
     found = read(plan)
-    inputs = Inputs.read(_files(found, plan, profile))
+    files = _files(found, plan, profile)
+    require_outputs({"--picture": picture}, [plan, timeline, *files.values()])
+    if picture is not None:
+        require_picture(picture)
+    inputs = Inputs.read(files)
     problem, strategy = strategy_of(found, inputs)
-    predicted = _predicted(problem, strategy)
+    predicted = step_boxes(problem, strategy)
     steps = _steps(read_timeline(timeline), problem, timeline)
     numbers = {tensor.name: number for number, tensor in enumerate(problem.model.tensors)}
     measured = {one.number: list(_measured(one, numbers)) for one in steps}
-    Console(width=100).print(_table(predicted, measured.values(), [one.us for one in steps]))
+    rows = _rows(predicted, measured.values(), [one.us for one in steps])
+    console = Console(highlight=False)
+    console.print(_table(rows))
+    for line in advice(*rows):
+        console.print(Text(line))
     if picture is not None:
         shown = _shown(steps, step, timeline)
         end_ns = round(1e3 * shown.us)
@@ -67,17 +77,6 @@ def _files(plan: Plan, path: Path, profile: Path | None) -> dict[str, Path]:
         return files_of(profile, {"model": None, "system": None, "compressor": None})
     said = plan.prediction
     return {"model": Path(said.model), "system": Path(said.system), "compressor": Path(said.compressor)}
-
-
-def _predicted(problem: Problem, strategy: Sequence[int]) -> list[Box]:
-    """Return the predicted step, its forward pass first."""
-    forward_ns = round(1e3 * problem.model.forward_us)
-    late = [
-        replace(one, start_ns=one.start_ns + forward_ns, end_ns=one.end_ns + forward_ns)
-        for one in boxes(problem, strategy)
-    ]
-    forward = Box(-1, "", "forward", "training", COMPUTATION, COMPUTATION, 0, forward_ns)
-    return [forward, *late] if forward_ns else late
 
 
 def _steps(found: Sequence[TracedStep], problem: Problem, path: Path) -> list[TracedStep]:
@@ -126,18 +125,22 @@ def _gaps(step: TracedStep, bucket: str, start_us: float, end_us: float) -> Iter
         yield now, end_us
 
 
-def _table(predicted: Sequence[Box], measured: Iterable[Sequence[Box]], step_us: Sequence[float]) -> Table:
+def _rows(predicted: Sequence[Box], measured: Iterable[Sequence[Box]], step_us: Sequence[float]) -> list[Row]:
+    """Return the terms, of all buckets, and last the step."""
+    expected = seconds_by_term(predicted)
+    seen = [seconds_by_term(found) for found in measured]
+    rows = [Row(term, expected[term], statistics.median(one[term] for one in seen)) for term in TERMS]
+    return [*rows, Row("step", _end_ns(predicted) * 1e-9, statistics.median(step_us) * 1e-6)]
+
+
+def _table(rows: Sequence[Row]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("", "predicted ms", "measured ms", "measured / predicted"):
         table.add_column(heading, justify="left" if not heading else "right")
-    expected = seconds_by_term(predicted)
-    seen = [seconds_by_term(found) for found in measured]
-    rows = [(f"{term}, all buckets", expected[term], [one[term] for one in seen]) for term in TERMS]
-    rows.append(("step", _end_ns(predicted) * 1e-9, [us * 1e-6 for us in step_us]))
-    for name, before_s, after in rows:
-        after_s = statistics.median(after)
-        times = f"{after_s / before_s:.2f}" if before_s else ""
-        table.add_row(name, f"{1e3 * before_s:.3f}", f"{1e3 * after_s:.3f}", times)
+    for row in rows:
+        name = f"{row.term}, all buckets" if row.term in TERMS else row.term
+        times = f"{row.measured_s / row.predicted_s:.2f}" if row.predicted_s else ""
+        table.add_row(name, f"{1e3 * row.predicted_s:.3f}", f"{1e3 * row.measured_s:.3f}", times)
     return table
 
 

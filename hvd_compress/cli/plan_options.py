@@ -63,13 +63,21 @@ def constraints_of(
     )
 
 
-@click.command("count-options", help="Print how many options the tree has: 4341 with two devices, 174 with one.")
+@click.command(
+    "count-options",
+    help="Print how many options the tree has: 4341 with two devices, 174 with one.",
+    short_help="Print how many options the planner's tree has.",
+)
 @constrained
 def count_options(**asked: Any) -> None:
     click.echo(len(options(constraints_of(**asked))))
 
 
-@click.command("options", help="List the options of the tree, one a line; a star marks a collective of payloads.")
+@click.command(
+    "options",
+    help="List the options of the tree, one a line; a star marks a collective of payloads.",
+    short_help="List the options of the planner's tree.",
+)
 @constrained
 def list_options(**asked: Any) -> None:
     for option in options(constraints_of(**asked)):

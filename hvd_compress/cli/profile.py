@@ -32,7 +32,9 @@ NOT_SEEN = (
 @click.option(
     "--skip", default=10, show_default=True, type=click.IntRange(0, MOST_STEPS), help="Before them, that are not."
 )
-@click.option("--compressor", default="", metavar="NAME:SETTINGS", help="To measure, such as topk:ratio=0.01.")
+@click.option("--compressor", default="", metavar="NAME:SETTINGS",
+              help="To measure: a name of `hvd-compress list` or of a plan, and settings: topk:ratio=0.05, int4. By "
+              "default that of the training.")  # fmt: skip
 @click.option("--stop", is_flag=True, help="End the command when the profile is complete.")
 @click.option("-o", "--output", "folder", default="profile", show_default=True, help="Folder for the files.",
               type=click.Path(file_okay=False, path_type=Path))  # fmt: skip
@@ -47,7 +49,8 @@ def command(steps: int, skip: int, compressor: str, stop: bool, folder: Path, pr
     Ends with the exit code of PROGRAM; with 2 where there is no profile.
     """
     if compressor:
-        from hvd_compress.profiler.compressor import compressor_named, require_payloads
+        from hvd_compress.compression.named import compressor_named
+        from hvd_compress.profiler.compressor import require_payloads
 
         require_payloads(compressor_named(compressor))
     variables = {"": str(folder.resolve()), "_STEPS": str(steps), "_SKIP": str(skip), "_COMPRESSOR": compressor}

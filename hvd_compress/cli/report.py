@@ -10,14 +10,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from hvd_compress.cli.outputs import PICTURES
 from hvd_compress.controller.history import Event, read
 from hvd_compress.controller.plot import draw
 
 
-@click.command("report", help="Draw what the controller did, from its log (HVD_COMPRESS_LOG).")
+@click.command("report")
 @click.argument("log", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="The picture; by default beside the log, as PNG.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help=f"The picture; by default beside the log, as PNG. {PICTURES}"
+)
 def command(log: Path, out: Path | None) -> None:
+    """Draw what the controller did, from its LOG, which HVD_COMPRESS_LOG names."""
     events = read(log)
     picture = out or log.with_suffix(".png")
     picture = picture if picture.suffix else picture.with_suffix(".png")

@@ -10,6 +10,7 @@ import click
 
 from hvd_compress.cli.numbers import elements
 from hvd_compress.cli.numbers import ratio as ratio_of
+from hvd_compress.cli.outputs import PICTURES
 from hvd_compress.cli.whatif_report import answers, show
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.errors import ConfigError
@@ -28,27 +29,39 @@ FILE = click.Path(path_type=Path)
 @click.command("whatif")
 @click.argument("model", type=FILE)
 @click.option("--world-size", type=click.IntRange(min=1), help="Number of ranks.")
-@click.option("--bandwidth", help="Of the slowest link of a ring of all ranks, with its unit: 10gbit.")
-@click.option("--latency", help="Of one message on average, with its unit: 10us.  [default: 0s]")
+@click.option(
+    "--bandwidth",
+    metavar="BITS_PER_S",
+    help="Of the slowest link of a ring of all ranks, in bits a second: 10gbit, 400mbit. 1gbit is 125 MB/s.",
+)
+@click.option("--latency", metavar="TIME", help="Of one message on average: 10us, 1ms.  [default: 0s]")
 @click.option("--system", type=FILE, help="A profile of the system, in the place of these three.")
-@click.option("--compressor", metavar="NAME[:SETTING=VALUE,...]", help="Of a plan, such as topk:ratio=0.01.")
+@click.option(
+    "--compressor",
+    metavar="NAME[:SETTING=VALUE,...]",
+    help="A name of `hvd-compress list` or of a plan, and settings: topk:ratio=0.01, int4.",
+)
 @click.option("--payload", metavar="BYTES", help="What a rank sends: 1.78M bytes, or a share of the gradient, 1%.")
 @click.option(
     "--gather", is_flag=True, help="The payload cannot be summed: every rank's travels to all, and is decoded."
 )
-@click.option("--encode", help="Time to compress a whole gradient: 45ms.  [default: 0s]")
-@click.option("--decode", help="Time to decompress one payload, or the sum: 5ms.  [default: 0s]")
+@click.option("--encode", metavar="TIME", help="To compress a whole gradient: 45ms.  [default: 0s]")
+@click.option("--decode", metavar="TIME", help="To decompress one payload, or the sum: 5ms.  [default: 0s]")
 @click.option("--compressor-profile", type=FILE, help="A measured compressor, in the place of these five.")
 @click.option(
     "--device", type=click.Choice(get_args(Device)), default="training", help="Of that profile.", show_default=True
 )
-@click.option("--backward", help="Time of the backward pass, where it is not the profile's: 240ms.")
+@click.option("--backward", metavar="TIME", help="Of the backward pass, where it is not the profile's: 240ms.")
 @click.option(
-    "--gamma", type=float, default=GAMMA, show_default=True, help="Slowdown of it by communication beside it."
+    "--gamma",
+    type=float,
+    default=GAMMA,
+    show_default=True,
+    help="How many times as long the backward pass takes with communication beside it.",
 )
 @click.option("--bucket-mb", type=float, default=25.0, show_default=True, help="MiB of a bucket, as in DDP.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-@click.option("--plots", type=FILE, metavar="FOLDER", help="Write pictures of what is asked into a folder.")
+@click.option("--plots", type=FILE, metavar="FOLDER", help=f"Write five pictures into a folder. {PICTURES}")
 def command(model: Path, as_json: bool, plots: Path | None, **options: Any) -> None:
     """Say whether compression would pay for MODEL, a profile of a model, on a network.
 
@@ -104,7 +117,7 @@ def _compression(profile: ModelProfile, training: Training, options: dict[str, A
     from hvd_compress.whatif.named import is_summable, is_summed_by_owners, payloads_of  # imports torch
 
     if options["compressor"] is not None:
-        from hvd_compress.profiler.compressor import compressor_named
+        from hvd_compress.compression.named import compressor_named
 
         compressor = compressor_named(options["compressor"])
         payloads = payloads_of(compressor, profile)

@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import click
 from rich import box
 from rich.columns import Columns
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from hvd_compress.cli.numbers import size
 from hvd_compress.whatif.answers import Pays, coding_budget_s, needed_compression, pays
 from hvd_compress.whatif.model import Case
 
@@ -60,17 +61,23 @@ def _finite(value: float) -> float | None:
 def show(model: str, name: str, case: Case) -> None:
     network, training, compression = case.network, case.training, case.compression
     dense, compressed = case.dense(), case.compressed()
-    click.echo(
+    console = Console(highlight=False)
+
+    def say(line: str) -> None:
+        console.print(Text(line))  # Text, as names may contain what rich takes for markup
+
+    say(
         f"{name} would {'pay' if case.speedup > 1 else 'not pay'} for {model}: {_ms(compressed.total_s)} ms a step "
         f"instead of {_ms(dense.total_s)}, {case.speedup:.2f} times as fast."
     )
     for line in _findings(case):
-        click.echo(f"- {line}")
+        say(f"- {line}")
     buckets = "1 bucket" if training.buckets == 1 else f"{training.buckets} buckets"
-    click.echo(
-        f"{network.world_size} ranks, {_gbit(1 / network.beta)}, {1e6 * network.alpha:.4g} us a message. The gradient: "
-        f"{training.gradient_bytes / 1e6:.4g} MB in {buckets}.\nThe payload: "
-        f"{compression.nbytes / 1e6:.4g} MB, {'summed on its way' if compression.summable else 'gathered'}."
+    ranks = f"{network.world_size} ranks"
+    say(f"Network: {ranks}, {_gbit(1 / network.beta)}, latency {1e6 * network.alpha:.4g} us a message.")
+    how = "summed on its way" if compression.summable else "gathered by all ranks"
+    say(
+        f"Gradient: {size(training.gradient_bytes)} in {buckets}. Payload of a rank: {size(compression.nbytes)}, {how}."
     )
     phases = _table("ms", "dense", "compressed")
     for key, label in PHASES.items():
@@ -78,14 +85,14 @@ def show(model: str, name: str, case: Case) -> None:
             phases.add_row(label, *map(_ms, times))
     here = 1 / network.beta
     bandwidths = _sweep("bandwidth", {_gbit(here * each): case.at(here * each) for each in BANDWIDTHS})
-    compute = _sweep("devices", {f"{each:g} times": case.faster(each) for each in COMPUTE})
-    coding = _table("coding", *(f"l = {larger}" for larger in LARGER))
+    compute = _sweep("devices", {f"{each:g}x as fast": case.faster(each) for each in COMPUTE})
+    coding = _table("coding time", *(f"l = {larger}" for larger in LARGER))
     for k in TRADED:
         coding.add_row(f"1/{k}", *(f"{case.traded(k, larger).speedup:.2f}" for larger in LARGER))
-    console = Console(highlight=False)
     console.print(Columns([phases, coding], padding=(0, 4)))
     console.print(Columns([bandwidths, compute], padding=(0, 4)))
-    click.echo("devices: that many times as fast. coding: speedup with 1/k of its time and l k times the bytes.")
+    say("dense, compressed: ms of a step. devices: backward pass and coding so many times as fast.")
+    say("coding time: the speedup where coding takes 1/k of its time, and sends l k times the bytes.")
 
 
 def _findings(case: Case) -> Iterator[str]:
@@ -93,7 +100,7 @@ def _findings(case: Case) -> Iterator[str]:
     yield f"It pays {_where(pays(case))}."
     if budget_s > 0:
         coding_s = case.compression.coding_s(case.network.world_size)
-        yield f"Here it pays if encoding and decoding take less than {_ms(budget_s)} ms; they take {_ms(coding_s)}."
+        yield f"Here it pays if encoding and decoding take less than {_ms(budget_s)} ms; they take {_ms(coding_s)} ms."
     else:
         yield "Here no encoding is fast enough: the payload alone takes too long."
     if times == 1:
@@ -105,15 +112,17 @@ def _findings(case: Case) -> Iterator[str]:
 
 
 def _where(found: Pays) -> str:
+    """Return in words at which bandwidths compression pays."""
     if math.isinf(found.below):
         return "at every bandwidth"
-    words = [f"below {_gbit(found.below)}"] * (found.below > 0)
-    words += [f"above {_gbit(found.above)}"] * math.isfinite(found.above)
-    return " and ".join(words) or "at no bandwidth"
+    words = [f"at bandwidths below {_gbit(found.below)}"] * (found.below > 0)
+    still = "where dense still has the latency of its buckets and, with --gamma, the slower backward pass"
+    words += [f"at bandwidths above {_gbit(found.above)}, {still}"] * math.isfinite(found.above)
+    return ", and again ".join(words) or "at no bandwidth"
 
 
 def _sweep(heading: str, cases: dict[str, Case]) -> Table:
-    table = _table(heading, "dense", "compr.", "speedup")
+    table = _table(heading, "dense", "compressed", "speedup")
     for label, case in cases.items():
         table.add_row(label, _ms(case.dense().total_s), _ms(case.compressed().total_s), f"{case.speedup:.2f}")
     return table

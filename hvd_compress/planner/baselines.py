@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from hvd_compress.errors import PlanError, did_you_mean
 from hvd_compress.planner import spaces
 from hvd_compress.planner.espresso import Chosen, algorithm1, algorithm2, best_uniform, espresso, near_optimal, start
 from hvd_compress.planner.options import Constraints
@@ -95,21 +96,30 @@ def byteps_compress(problem: Problem) -> Chosen:
     return _all_by(problem, BYTEPS_COMPRESS, BYTEPS_MIN_COMPRESS_BYTES, "BytePS-Compress")
 
 
-POLICIES: Mapping[str, Policy] = {
-    "fp32": start,
-    "all-compression": all_compression,
-    "myopic": myopic,
-    "gpu-only": gpu_only,
-    "cpu-only": cpu_only,
-    "inter-allgather": inter_allgather,
-    "inter-alltoall": inter_alltoall,
-    "alltoall-alltoall": alltoall_alltoall,
-    "hipress": hipress,
-    "hitopkcomm": hitopkcomm,
-    "byteps-compress": byteps_compress,
-    "espresso": espresso,
-}
-"""All but Upper Bound and brute force, which need more than a problem."""
+class _Policies(dict[str, Policy]):
+    """By name."""
+
+    def __missing__(self, name: str) -> Policy:
+        raise PlanError(f"unknown policy {name!r}" + (did_you_mean(name, self) or f"; known are {', '.join(self)}"))
+
+
+POLICIES: Mapping[str, Policy] = _Policies(
+    {
+        "fp32": start,
+        "all-compression": all_compression,
+        "myopic": myopic,
+        "gpu-only": gpu_only,
+        "cpu-only": cpu_only,
+        "inter-allgather": inter_allgather,
+        "inter-alltoall": inter_alltoall,
+        "alltoall-alltoall": alltoall_alltoall,
+        "hipress": hipress,
+        "hitopkcomm": hitopkcomm,
+        "byteps-compress": byteps_compress,
+        "espresso": espresso,
+    }
+)
+"""All but Upper Bound and brute force, which need more than a problem. An unknown name raises PlanError."""
 
 
 def upper_bound(problem: Problem, starts: Sequence[Chosen], budget_s: float = 2.0) -> Chosen:

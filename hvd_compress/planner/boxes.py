@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hvd_compress.native.planner import Span
 from hvd_compress.planner.problem import LANES, Problem
@@ -44,6 +44,17 @@ class Box:
 def boxes(problem: Problem, strategy: Sequence[int]) -> list[Box]:
     """Return the timeline of a strategy, in the order in which tasks start."""
     return list(_boxes(problem, strategy))
+
+
+def step_boxes(problem: Problem, strategy: Sequence[int]) -> list[Box]:
+    """Return the whole step as predicted: the forward pass, where the profile has its time, and then the timeline."""
+    forward_ns = round(1e3 * problem.model.forward_us)
+    forward = Box(-1, "", "forward", "training", COMPUTATION, COMPUTATION, 0, forward_ns)
+    late = [
+        replace(one, start_ns=one.start_ns + forward_ns, end_ns=one.end_ns + forward_ns)
+        for one in boxes(problem, strategy)
+    ]
+    return [forward, *late] if forward_ns else late
 
 
 def _boxes(problem: Problem, strategy: Sequence[int]) -> Iterator[Box]:

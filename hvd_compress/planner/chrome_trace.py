@@ -20,7 +20,7 @@ def write(path: str | Path, found: Sequence[Box], title: str) -> None:
 
 
 def events(found: Sequence[Box], title: str) -> Iterator[dict[str, Any]]:
-    """Yield records: complete events ("X"), with times in microseconds from the start of the backward pass."""
+    """Yield records: complete events ("X"), with times in microseconds, as the boxes have them."""
     yield {"ph": "M", "name": "process_name", "pid": PREDICTED, "args": {"name": title}}
     for row, lane in enumerate(LANES):
         about = {"ph": "M", "pid": PREDICTED, "tid": row}
@@ -29,7 +29,7 @@ def events(found: Sequence[Box], title: str) -> Iterator[dict[str, Any]]:
     for box in found:
         yield {
             "ph": "X",
-            "name": f"{box.name}: {box.task}",
+            "name": f"{box.name}: {box.task}" if box.name else box.task,
             "cat": box.term,
             "pid": PREDICTED,
             "tid": LANES.index(box.lane),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hvd_compress.errors import ConfigError
-from hvd_compress.extras import needed
+from hvd_compress.extras import needed, require
 from hvd_compress.planner.boxes import ROWS, Box
 
 FEW = 20
@@ -16,6 +16,8 @@ FEW = 20
 CHARACTER = 0.0055
 """Of the width of a picture: a character in a box. What has no room is left out."""
 INCHES = 16
+FORMATS = (".png", ".svg", ".pdf")
+"""By the suffix of a picture."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,18 @@ class Panel:
         """From top to bottom: those of ROWS in their order, then others as they come."""
         used = dict.fromkeys(box.row for box in self.boxes)
         return [row for row in ROWS if row in used] + [row for row in used if row not in ROWS]
+
+
+def require_picture(path: Path) -> None:
+    """Check that draw() can make such a picture, before there is anything to draw.
+
+    Raises ConfigError for another suffix than those of FORMATS, MissingPackageError where matplotlib is missing.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(
+            f"cannot draw {path}: the name of a picture ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        )
+    require("matplotlib", "the picture of a plan")
 
 
 def draw(panels: Sequence[Panel], path: Path) -> None:
@@ -81,7 +95,7 @@ def _draw_panel(axis: Any, panel: Panel, colors: _Colors, until_ms: float) -> No
         axis.text(start + length / 2, place, words, ha="center", va="center", **ink)
     end = panel.end_ns / 1e6
     axis.axvline(end, color="crimson", linewidth=1.2)
-    axis.set_title(f"{panel.end} = {end:.2f} ms", loc="right", color="crimson")
+    axis.set_title(f"{panel.end} = {end:.3f} ms", loc="right", color="crimson")
     axis.set_xlim(0, 1.01 * until_ms)
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.set_yticks(range(len(rows)), rows)

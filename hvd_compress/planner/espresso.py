@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hvd_compress.planner.options import Constraints
 from hvd_compress.planner.problem import Problem
@@ -25,7 +25,7 @@ class Chosen:
     Attributes:
         strategy: the number of an option for each tensor.
         end_ns: its F.
-        complete: whether a search looked at all that there was; otherwise its budget ended it.
+        complete: whether nothing cut the search short: Algorithm 2 a number of timelines, a local search its time.
         simulations: timelines that a search took.
     """
 
@@ -74,20 +74,20 @@ def near_optimal(
 ) -> Chosen:
     """Return the best strategy that a local search finds, from one start after the other, the best one first.
 
-    It is never worse than any of `starts`. What it finds depends on the budget only where that ends it.
+    It is never worse than any of `starts`. What it finds depends on the budget only where that ends it: `complete` says
+    whether it did not.
 
     Args:
         budget_s: seconds, after which no start is begun any more, nor another turn of one.
     """
     among = list(range(len(problem.options)))
-    end, best = clock() + budget_s, min(starts, key=lambda chosen: chosen.end_ns)
+    end, best, complete = clock() + budget_s, min(starts, key=lambda chosen: chosen.end_ns), True
     for begin in sorted(starts, key=lambda chosen: chosen.end_ns):
-        found = begin
-        while clock() < end:
+        found, ended = begin, False
+        while not ended and clock() < end:
             better = problem.native.improve(found.strategy, among, LOOKS)
-            improves = better.end_ns < found.end_ns
-            found = Chosen(better.strategy, better.end_ns, f"local search from {begin.by}", better.complete)
-            if better.complete or not improves:
-                break
+            ended = better.complete or better.end_ns >= found.end_ns
+            found = Chosen(better.strategy, better.end_ns, f"local search from {begin.by}")
+        complete = complete and ended
         best = min(best, found, key=lambda chosen: chosen.end_ns)
-    return best
+    return replace(best, complete=complete)

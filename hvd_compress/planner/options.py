@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 
-from hvd_compress.errors import PlanError
+from hvd_compress.errors import PlanError, did_you_mean
 
 DEVICES = ("training", "host")
 """The device that trains, and the CPU beside it. The paper's GPU and CPU."""
@@ -145,9 +145,15 @@ class Constraints:
     def __post_init__(self) -> None:
         unknown = [device for device in self.devices if device not in DEVICES]
         if unknown:
-            raise PlanError(f"unknown device {unknown[0]!r}; known are {', '.join(DEVICES)}")
+            close = did_you_mean(unknown[0], DEVICES)
+            raise PlanError(f"unknown device {unknown[0]!r}" + (close or f"; known are {', '.join(DEVICES)}"))
         for name in self.only:
             by_name(name)
+
+    def __str__(self) -> str:
+        """What is asked for, without what is as usual."""
+        asked = (field for field in fields(self) if getattr(self, field.name) != field.default)
+        return ", ".join(f"{field.name} = {getattr(self, field.name)}" for field in asked) or "no constraints"
 
     def allow(self, option: Option) -> bool:
         """Whether an option is one of the tree that is left."""
@@ -175,9 +181,9 @@ def by_name(name: str) -> Option:
     """Return the option that a name means. Raises PlanError for one that is not in the tree."""
     found = _names().get(name)
     if found is None:
-        raise PlanError(
-            f"unknown option {name!r}: `hvd-compress plan options` lists them, such as {str(UNCOMPRESSED)!r}"
-        )
+        alike = [known for known in _names() if known.count(" ") == name.count(" ")]  # all 4341 would take seconds
+        lists = f": `hvd-compress plan options` lists them, such as {str(UNCOMPRESSED)!r}"
+        raise PlanError(f"unknown option {name!r}" + (did_you_mean(name, alike) or lists))
     return found
 
 

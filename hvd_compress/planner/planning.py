@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hvd_compress.planner.baselines import POLICIES, Policy
 from hvd_compress.planner.espresso import Chosen, near_optimal
@@ -25,11 +25,14 @@ class Planned:
         fused: the buckets.
         problem: of which the strategy is one.
         chosen: the strategy.
+        complete: whether the search of all buckets and strategies came to its own end: the same inputs then give the
+            same plan. Otherwise its budget ended it.
     """
 
     fused: Fused
     problem: Problem
     chosen: Chosen
+    complete: bool = False
 
     @property
     def options(self) -> tuple[Option, ...]:
@@ -69,14 +72,16 @@ def plan(
     end = clock() + budget_s
     ladder = sorted({cut(model, size) for size in (BUCKET_BYTES if fusion else (0,))}, key=len, reverse=True)
     best: Planned | None = None
+    complete = True
     for number, cuts in enumerate(ladder):
         share_s = max(0.0, end - clock()) / (len(ladder) - number + 1)  # one share is left for merges
         found = _planned(model, system, compressor, constraints, cuts, policies, share_s, clock)
+        complete = complete and found.chosen.complete
         best = found if best is None or found.end_ns < best.end_ns else best
     assert best is not None
     while fusion and clock() < end and (better := _merged(model, best, constraints, end, clock)):
         best = better
-    return best
+    return replace(best, complete=complete and (not fusion or clock() < end))
 
 
 def _planned(

@@ -80,7 +80,7 @@ def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities
         return Decision(compressor, found[0], reason=reason)
     path = schemes.cheapest([schemes.build(compressor, path) for path in found], layout, world_size).path
     counting = f", a message counting as {compressor.message_bytes >> 10} KiB" if compressor.message_bytes else ""
-    least = f"fewest bytes with {world_size} ranks{counting}"
+    least = f"fewest bytes with {world_size} ranks{counting}" if world_size > 1 else "one rank exchanges nothing"
     reason = least if len(found) > 1 else "no other scheme carries its payloads"
     return Decision(compressor, path, reason=reason)
 

@@ -388,6 +388,9 @@ def compressor_of(settings: Mapping[str, Any]) -> Compressor:
             raise ValueError(f"{key} of {name} is {value!r}, which is no {known[key]}")
         if isinstance(value, Mapping):  # a compressor within another
             given[key] = compressor_of(value)
+    for field in dataclasses.fields(COMPRESSORS[name]):  # type: ignore[arg-type]
+        if field.name not in given and field.default is field.default_factory is dataclasses.MISSING:
+            raise ValueError(f"{name} needs a setting {field.name}")
     if given.get("dtype") is not None:
         given["dtype"] = _dtype(given["dtype"])
     try:

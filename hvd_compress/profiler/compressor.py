@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.compression.named import compressor_named as compressor_named
 from hvd_compress.compressors import Compressor, Input
 from hvd_compress.compressors.base import SingleRound
 from hvd_compress.cost.curves import Curve, fit_terms
@@ -20,7 +20,7 @@ from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.payload import Payload
 from hvd_compress.planner.profiles import CompressorProfile, Device, DeviceTimes, PayloadSize, Times
-from hvd_compress.policies.plan import compressor_of, settings_of
+from hvd_compress.policies.plan import settings_of
 from hvd_compress.profiler.clocks import Clock, clock_of
 
 SMALLEST, LARGEST = 1 << 8, 1 << 24
@@ -33,33 +33,6 @@ FEWEST, MOST = 3, 30
 BUDGET_S = 3.0
 EVICTED_BYTES = 64 << 20
 """Written before each call that is timed, so that residuals and results are as far from the processor as in a step."""
-
-
-def compressor_named(text: str) -> Compressor:
-    """Return the compressor of a text such as "topk:ratio=0.01,layerwise=true".
-
-    The name is one of COMPRESSORS, and what follows are fields of its dataclass.
-
-    Raises ConfigError that says what is wrong with it.
-    """
-    name, _, rest = text.partition(":")
-    settings: dict[str, Any] = {"name": name.strip()}
-    try:
-        for word in rest.split(",") if rest else ():
-            key, equals, value = word.partition("=")
-            if not equals:
-                raise ValueError(f"{word.strip()!r} is no setting, such as ratio=0.01")
-            settings[key.strip()] = _value(value.strip())
-        return compressor_of(settings)
-    except ValueError as error:
-        raise ConfigError(f"{text!r} is no compressor, such as topk:ratio=0.01: {error}") from None
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def require_payloads(compressor: Compressor) -> SingleRound:

@@ -62,13 +62,29 @@ def read(path: str | Path) -> list[TracedStep]:
         steps = _steps(records)
     except ConfigError as error:
         raise ConfigError(f"{path} is no timeline: {error}") from None
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError):
         raise ConfigError(
-            f"{path} is no timeline of hvd_compress ({type(error).__name__}: {error}): HVD_COMPRESS_TIMELINE writes one"
+            f"{path} is no timeline of a run: {_oddity(records)}. HVD_COMPRESS_TIMELINE writes one"
         ) from None
     if not steps:
         raise ConfigError(f"{path} holds no step: one in HVD_COMPRESS_TIMELINE_EVERY is written, 10 by default")
     return steps
+
+
+def _oddity(records: Any) -> str:
+    """Say what a file holds that is no timeline."""
+    if isinstance(records, Mapping):
+        if "traceEvents" in records:
+            return "it is another Chrome trace, such as that of `hvd-compress plan make --trace`, which is a prediction"
+        return "it is a JSON object, and not a list of records"
+    if not isinstance(records, list):
+        return "it is JSON, and not a list of records"
+    for number, record in enumerate(records):
+        if not isinstance(record, Mapping):
+            return f"record {number} is no object"
+        if missing := [field for field in ("name", "ph", "pid") if field not in record and record.get("ph") != "E"]:
+            return f"record {number} has no {missing[0]!r}"
+    return "its records are those of another program: they do not name the steps and buckets of hvd_compress"
 
 
 def _steps(records: Sequence[Mapping[str, Any]]) -> list[TracedStep]:

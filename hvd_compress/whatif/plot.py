@@ -30,7 +30,7 @@ def draw(cases: Mapping[str, Case], folder: Path) -> list[Path]:
         FigureCanvasAgg(figure)
         for axes, (title, case) in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases.items(), strict=True):
             panel(axes, case)
-            axes.set_title(title, fontsize=10, parse_math=False)
+            axes.set_title(f"{title}\n{_network(case, name)}", fontsize=10, parse_math=False)
             axes.legend(fontsize=8)
             axes.grid(alpha=0.3)
         path = folder / f"{name}.png"
@@ -41,6 +41,16 @@ def draw(cases: Mapping[str, Case], folder: Path) -> list[Path]:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from None
         written.append(path)
     return written
+
+
+def _network(case: Case, panel: str) -> str:
+    """Return in words the network of a panel, but for what varies in it."""
+    facts = {
+        "ranks": f"{case.network.world_size} ranks",
+        "bandwidth": f"{_gbit(1 / case.network.beta):.3g} Gbit/s",
+        "latency": f"latency {1e6 * case.network.alpha:.3g} us",
+    }
+    return ", ".join(words for name, words in facts.items() if name != VARIES.get(panel, panel))
 
 
 def _ranks(axes: Any, case: Case) -> None:
@@ -125,3 +135,5 @@ PANELS: Mapping[str, Callable[[Any, Case], None]] = {
     "tradeoff": _tradeoff,
 }
 """By the name of the file."""
+VARIES = {"needed": "bandwidth"}
+"""What of the network varies in a panel, where its name does not say so."""

@@ -23,7 +23,11 @@ def test_a_profile_plans_windows_and_the_page(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(lab, "JOBS", {"example": short})
     monkeypatch.setattr(lab, "BUILD", tmp_path)
     monkeypatch.setattr(lab, "RESULT", tmp_path / "page.md")
-    for words in (["measure", "--rounds", "2"], ["terms", "--job", "example", "--network", "0"], ["page"]):
+    for words in (
+        ["measure", "--jobs", "example", "--rounds", "2"],
+        ["terms", "--job", "example", "--network", "0"],
+        ["page"],
+    ):
         result = CliRunner().invoke(lab.main, words)
         assert result.exit_code == 0, result.output
     page = (tmp_path / "page.md").read_text()

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from hvd_compress.compressors import OkTopk
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from tests.conformance.cases import Case, where
 from tests.conformance.runs import Run, run
@@ -40,7 +41,11 @@ def test_all_ranks_see_it_and_no_residual_changes(case: Case, pytestconfig: pyte
             assert torch.equal(spoilt.residual_before, spoilt.residual_after), f"{place}: rank {number}: new residual"
             assert torch.isfinite(after.result).all(), f"{place}: the step after is poisoned"
     if len(set(messages := sent(ranks))) > 1:  # the collectives of some follow the number of the step
-        assert messages == sent(run(case, steps=len(ranks[0].steps), draw=gradient)), "an extra collective was spent"
+        finite = sent(run(case, steps=len(ranks[0].steps), draw=gradient))
+        if isinstance(case.compressor, OkTopk):  # it shares out where selections are uneven
+            assert max(messages) <= max(finite), "an extra collective was spent"
+        else:
+            assert messages == finite, "an extra collective was spent"
 
 
 def sent(ranks: Run) -> list[int]:

@@ -46,6 +46,7 @@ ALLOWED = {
         "__version__",
         "bench.machine",
         "buckets.layout",
+        "compression.named",
         "compressors",
         "cost",
         "decision",

@@ -48,7 +48,7 @@ def test_bad_latency(text: str, says: str) -> None:
         ("5e-324bit", "more than zero"),
         ("nangbit", "finite"),
         ("1ms", "unknown unit"),
-        ("1MBps", "unknown unit"),
+        ("1MBps", "unknown unit 'MBps': known are bit, .*tbps; bits a second, not bytes"),
         ("1GB/s", "unknown unit"),
         ("fast", "not a number"),
     ],

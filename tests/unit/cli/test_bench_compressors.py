@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 from hvd_compress.bench.compressors import Figure
 from hvd_compress.cli import bench_compressors
-from hvd_compress.cli.list import names
 from hvd_compress.cli.main import main
+from hvd_compress.compression.named import names
 
 FEW = ["--shapes", "60x50,13", "--ranks", "2", "--rounds", "1"]
 

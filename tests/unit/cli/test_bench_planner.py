@@ -44,17 +44,29 @@ def test_json_has_figures_and_those_of_the_paper(traces: Path) -> None:
         assert 0 < figure["timeline_s"] < figure["selection_s"]
 
 
-def test_the_table_fits(traces: Path) -> None:
-    result = run("--traces", str(traces), "--rounds", "1", "--compressor", "efsignsgd", "--testbed", "pcie-25g")
+@pytest.mark.parametrize("columns", [80, 120])
+def test_tables_fit(traces: Path, columns: int) -> None:
+    arguments = ["--traces", str(traces), "--rounds", "1", "--compressor", "efsignsgd", "--testbed", "pcie-25g"]
+    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, ["bench", "planner", *arguments])
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    assert rows[0][:4] == ["model", "tensors", "set-up", "selection"]
-    assert [row[0] for row in rows[2:]] == ["LSTM", "other"]
-    assert rows[2][5] == "1"
-    assert rows[3][5] == ""
-    assert "efsignsgd, pcie-25g, 64 GPUs; medians of 1" in result.stdout
-    assert all(len(line) <= bench_planner.WIDTH for line in lines)
+    assert all(len(line) <= columns for line in lines)
+    rows = [line.split() for line in lines]
+    lstm = [row for row in rows if row[:1] == ["LSTM"] and row[1] == "2"]
+    assert [len(row) for row in lstm] == [7, 7, 5]
+    assert [row[4] for row in lstm[:2]] == ["1", "1"], "the paper's milliseconds"
+    assert [row[6] for row in lstm[:2]] == ["0.5", "1"], "bounds"
+    assert [len(row) for row in rows if row[:1] == ["other"] and row[1] == "3"] == [4, 4, 5]
+    assert "|" not in result.stdout
+    assert "efsignsgd, pcie-25g, 64 GPUs; medians of 1" in " ".join(result.stdout.split())
+
+
+def test_what_exceeds_its_bound_is_named(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_planner, "TIMELINE_BOUND_S", 1e-12)
+    assert "other: the timeline takes" in run("--traces", str(traces), "--rounds", "1").stdout
+    monkeypatch.setattr(bench_planner, "TIMELINE_BOUND_S", 1e3)
+    (traces / "LSTM.json").unlink()  # with bounds of its own
+    assert "all times are within their bounds" in run("--traces", str(traces), "--rounds", "1").stdout
 
 
 def test_bounds_are_a_fifth_of_the_paper_and_half_of_its_shortest() -> None:

@@ -7,8 +7,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from hvd_compress.cli.list import OTHERS, command
+from hvd_compress.cli.list import command
 from hvd_compress.compression import Compression
+from hvd_compress.compression.named import OTHERS
 from hvd_compress.compressors import COMPRESSORS
 
 
@@ -38,6 +39,19 @@ def test_the_table_says_the_same_in_words(monkeypatch: pytest.MonkeyPatch) -> No
     assert rows["qsgd"][1:4] == ["quantiser", "4", "no"]
     assert rows["threshold"][1:5] == ["sparsifier", "<=", "64", "yes"]
     assert " ".join(rows["randomk"]) == "randomk sparsifier 0.32 yes allgather, allreduce Stich et al. 2018"
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_words_of_the_table_are_whole(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    rows = json.loads(CliRunner().invoke(command, ["--json"], catch_exceptions=False).output)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    output = CliRunner().invoke(command, [], catch_exceptions=False).output
+    assert max(map(len, output.splitlines())) <= columns
+    words = {word.strip(",;.") for word in output.split()}
+    for row in rows:
+        for word in [row["name"], *row["kind"].split(), *row["schemes"], *row["source"].split()]:
+            assert word.strip(",;.") in words, word
+    assert {"name", "feedback", "schemes", "source"} <= words
 
 
 def test_every_compressor_says_what_it_is() -> None:

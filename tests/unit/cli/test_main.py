@@ -24,6 +24,21 @@ def test_every_command_can_be_imported(name: str) -> None:
     assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0
 
 
+@pytest.mark.parametrize("group", ["plan", "bench", "netlab"])
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_of_a_group_is_not_cut_short(group: str, columns: int) -> None:
+    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, [group, "--help"], terminal_width=columns)
+    commands = result.output.partition("Commands:")[2]
+    assert commands.strip()
+    assert "..." not in commands
+
+
+@pytest.mark.parametrize("words", ["plan make", "plan compare", "whatif", "report"])
+def test_help_says_what_pictures_need(words: str) -> None:
+    said = " ".join(CliRunner().invoke(main, [*words.split(), "--help"]).output.split())
+    assert "need matplotlib: pip install 'hvd_compress[plot]'" in said
+
+
 def test_version() -> None:
     assert __version__ in CliRunner().invoke(main, ["--version"]).output
 

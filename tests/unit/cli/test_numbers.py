@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from hvd_compress.cli.numbers import elements, ratio
+from hvd_compress.cli.numbers import Seconds, elements, ratio, size
 
 SIZES = {"65536": 65_536, "64K": 64_000, "1m": 1_000_000, "25.6M": 25_600_000, "0.1k": 100, "7G": 7_000_000_000}
 
@@ -24,6 +24,36 @@ def test_elements_that_are_none(text: str) -> None:
 @pytest.mark.parametrize(("text", "found"), [("0.01", 0.01), ("1%", 0.01), ("0.1 %", 0.001), ("1e-3", 0.001)])
 def test_ratios_and_per_cents(text: str, found: float) -> None:
     assert ratio(text) == found
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "words"),
+    [
+        (0, "0 B"),
+        (40, "40 B"),
+        (999, "999 B"),
+        (999.6, "1 kB"),
+        (4200, "4.2 kB"),
+        (999_400, "999 kB"),
+        (999_999, "1 MB"),
+        (4 * 25_600_000, "102 MB"),
+        (1.5e9, "1.5 GB"),
+        (2.5e12, "2500 GB"),
+    ],
+)
+def test_sizes_have_a_unit_that_suits_them(nbytes: float, words: str) -> None:
+    assert size(nbytes) == words
+
+
+@pytest.mark.parametrize(("text", "found"), [("0", 0.0), ("0.5", 0.5), ("inf", float("inf"))])
+def test_seconds(text: str, found: float) -> None:
+    assert Seconds().convert(text, None, None) == found
+
+
+@pytest.mark.parametrize("text", ["nan", "-NaN", "-1", "ten"])
+def test_seconds_that_are_none(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        Seconds().convert(text, None, None)
 
 
 @pytest.mark.parametrize("text", ["", "%", "a tenth", "1%%"])

@@ -56,6 +56,7 @@ def test_options_are_listed_by_name() -> None:
     ("arguments", "words"),
     [
         ("--only allreduce@home", "unknown option 'allreduce@home'"),
+        ("--only allreduce@home", "did you mean allreduce@all?"),
         ("--devices 1 --device host", "give one of them"),
         ("--devices 3", "3 is not in the range"),
         ("--communication flat --only reduce@within", "unknown option"),
@@ -179,6 +180,14 @@ class TestCompare:
         assert prediction is not None
         assert rows["step"][:2] == [pytest.approx(prediction.step_us / 1e3, abs=1e-3), pytest.approx(60, abs=0.01)]
         assert rows["step"][2] == pytest.approx(60 / rows["step"][0], rel=0.01)
+        assert "most wrong is computation, 29.8" in result.output
+
+    def test_a_predicted_trace_is_no_run(self, plan: Path, profile: Path, tmp_path: Path) -> None:
+        trace = tmp_path / "trace.json"
+        assert run("make", profile, "-o", tmp_path / "other.json", "--budget", 0, "--trace", trace).exit_code == 0
+        result = run("compare", plan, trace)
+        assert result.exit_code == 2
+        assert "is no timeline of a run: it is another Chrome trace" in " ".join(result.output.split())
 
     @pytest.mark.parametrize(
         ("changed", "arguments", "words"),

@@ -186,6 +186,7 @@ def test_the_lock_of_a_program_that_was_ended_is_removed(tmp_path: Path) -> None
     ("arguments", "words"),
     [
         (["--compressor", "gzip"], "unknown compressor 'gzip'"),
+        (["--compressor", "itn4"], "unknown compressor 'itn4'; did you mean int4?"),
         (["--compressor", "powersgd:rank=2"], "profile another compressor"),
         (["--steps", "0"], "--steps"),
         (["--skip", "-1"], "--skip"),
@@ -198,6 +199,12 @@ def test_bad_options_are_refused_before_the_program_runs(arguments: list[str], w
     assert done.exit_code == 2
     assert words in done.output
     assert not (tmp_path / "seen").exists()
+
+
+def test_a_name_that_list_prints_is_one_that_the_program_gets(tmp_path: Path) -> None:
+    code = f"open({str(tmp_path / 'seen')!r}, 'w').write(os.environ['HVD_COMPRESS_PROFILE_COMPRESSOR'])"
+    run("--compressor", "int4:block=128", "-o", str(tmp_path / "profile"), *python(f"import os; {code}"))
+    assert (tmp_path / "seen").read_text() == "int4:block=128"
 
 
 def test_no_program_and_no_folder(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from matplotlib.figure import Figure
 
 from hvd_compress.cli.main import main
 
@@ -79,7 +80,7 @@ def test_one_screen_says_whether_it_pays(model: Path) -> None:
     assert lines[0].startswith("a payload of 1% would pay for tiny [red]net: 122.4 ms a step instead of 224.6, 1.84")
     assert len(lines) <= 35
     assert max(map(len, lines)) <= 100
-    assert any(line.startswith("- It pays below 9.") for line in lines)
+    assert any(line.startswith("- It pays at bandwidths below 9.") for line in lines)
     slower = whatif(model, *NETWORK, "--payload", "1%", "--encode", "200ms")
     assert "would not pay for" in slower.output
 
@@ -91,6 +92,13 @@ def test_a_compressor_by_its_name(model: Path) -> None:
     assert by_hand["compressed"] == found["compressed"]
 
 
+def test_a_compressor_by_the_name_of_its_compression(model: Path) -> None:
+    found, as_in_a_plan = (answers(model, *NETWORK, "--compressor", name) for name in ("int4", "blocks:bits=4"))
+    assert found["compression"].pop("name") == "int4"
+    assert as_in_a_plan["compression"].pop("name") == "blocks:bits=4"
+    assert found == as_in_a_plan
+
+
 def test_a_measured_compressor_and_system(model: Path, tmp_path: Path) -> None:
     compressor = _written(tmp_path / "compressor.json", COMPRESSOR)
     system = {"hosts": 4, "ranks_per_host": 2, "within": LINK | {"bytes_per_s": 1e10}, "across": LINK}
@@ -98,6 +106,24 @@ def test_a_measured_compressor_and_system(model: Path, tmp_path: Path) -> None:
     assert found["network"] == {"alpha_s": pytest.approx(1e-5), "bytes_per_s": pytest.approx(1.25e9), "world_size": 8}
     assert found["compression"]["payload_bytes"] == pytest.approx(0.08 * 20_001_000)
     assert found["compressed"]["decode_s"] == pytest.approx(8 * found["compressed"]["encode_s"])
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_lines_are_broken_between_words(model: Path, columns: int) -> None:
+    arguments = ["whatif", str(model), *NETWORK, "--payload", "1%", "--encode", "20ms"]
+    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, arguments)
+    assert max(map(len, result.output.splitlines())) <= columns
+    words = set(result.output.split())
+    assert {"compressed", "1.5x", "bandwidths", "hidden.", "communication"} <= words, result.output
+    assert "Payload of a rank: 800 kB, summed on its way" in " ".join(result.output.split())
+
+
+def test_where_it_pays_is_said_in_words(model: Path) -> None:
+    """With many buckets and a long latency dense loses on a fast network, too."""
+    result = whatif(model, "--world-size", 8, "--bandwidth", "100gbit", "--payload", "200%", "--gamma", "1.5")
+    said = " ".join(result.output.split())
+    assert "It pays at bandwidths above " in said
+    assert "and, with --gamma, the slower backward pass" in said
 
 
 def test_the_backward_pass_can_be_given(model: Path) -> None:
@@ -120,6 +146,26 @@ def test_pictures(model: Path, tmp_path: Path) -> None:
     for path in folder.iterdir():
         assert path.read_bytes().startswith(b"\x89PNG")
         assert f"wrote {path}" in result.output.replace("\n", "")
+
+
+def test_titles_of_pictures_say_what_network_it_is(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, str] = {}
+
+    def spy(figure: Figure, path: Path, **_: object) -> None:
+        (axes,) = figure.axes
+        seen[path.stem] = axes.get_title().splitlines()[-1]
+
+    monkeypatch.setattr(Figure, "savefig", spy)
+    assert whatif(model, *NETWORK, "--payload", "1%", "--plots", tmp_path).exit_code == 0
+    assert seen == {
+        "ranks": "5 Gbit/s, latency 10 us",
+        "needed": "8 ranks, latency 10 us",
+        "bandwidth": "8 ranks, latency 10 us",
+        "compute": "8 ranks, 5 Gbit/s, latency 10 us",
+        "tradeoff": "8 ranks, 5 Gbit/s, latency 10 us",
+    }
 
 
 def test_pictures_of_what_has_no_crossover(model: Path, tmp_path: Path) -> None:
@@ -164,11 +210,12 @@ PAYLOAD = ("--payload", "1%")
         ((*NETWORK, "--payload", "-1%"), "at least 0"),
         ((*NETWORK, *PAYLOAD, "--system", "system.json"), "--system says what --world-size says"),
         ((*NETWORK, "--compressor", "topk", "--gather"), "--gather is for --payload"),
-        ((*NETWORK, "--compressor", "topkk"), "unknown compressor 'topkk'; known are cast, topk"),
+        ((*NETWORK, "--compressor", "topkk"), "unknown compressor 'topkk'; did you mean topk?"),
         (
             (*NETWORK, "--compressor", "topk:share=0.1"),
             "topk has no setting 'share'; it has values, ",
         ),
+        ((*NETWORK, "--compressor", "int4:blok=64"), "int4 has no setting 'blok'; did you mean block?"),
         ((*NETWORK, "--compressor", "topk:ratio=2"), "outside (0, 1]"),
         ((*NETWORK, "--compressor", "topk:0.01"), "'0.01' is no setting, such as ratio=0.01"),
         ((*NETWORK, "--compressor", "powersgd"), "tensors.0.shape of 'bias'"),

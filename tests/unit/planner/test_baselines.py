@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hvd_compress.errors import PlanError
 from hvd_compress.planner import spaces
 from hvd_compress.planner.baselines import BYTEPS_COMPRESS, HITOPKCOMM, POLICIES, brute_force, upper_bound
 from hvd_compress.planner.espresso import Chosen, near_optimal, start
@@ -191,3 +192,11 @@ def test_the_upper_bound_is_one_of_all_that_it_is_shown(seed: int, tensors: int)
     made = random_problem(seed, tensors, ())
     found = [policy(made) for policy in POLICIES.values()]
     assert upper_bound(made, found, budget_s=0.0).end_ns <= min(chosen.end_ns for chosen in found)
+
+
+def test_an_unknown_policy_brings_the_one_that_was_meant() -> None:
+    with pytest.raises(PlanError, match=r"unknown policy 'esspresso'; did you mean espresso\?"):
+        POLICIES["esspresso"]
+    with pytest.raises(PlanError, match="unknown policy 'xyzzy'; known are fp32, all-compression, "):
+        POLICIES["xyzzy"]
+    assert "xyzzy" not in POLICIES

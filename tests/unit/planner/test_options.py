@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_names_are_distinct_and_read_back() -> None:
     assert len({str(option) for option in ALL}) == len(ALL)
     for option in ALL[::97]:
         assert by_name(str(option)) == option
-    with pytest.raises(PlanError, match=r"unknown option 'allreduce'.*'allreduce@all'"):
+    with pytest.raises(PlanError, match=r"unknown option 'allreduce'; did you mean allreduce@all\?"):
         by_name("allreduce")
 
 
@@ -107,3 +108,33 @@ def test_moved_to_the_host() -> None:
         assert moved.devices <= {"host"}
         assert by_name(str(moved)) == moved
         assert moved.on("training") == option
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("allreduce@al", "allreduce@all"),
+        ("comp@trainig allgather*@all decomp@training", "comp@training allgather*@all decomp@training"),
+        ("comp@host allgather@all decomp@host", "comp@host allgather*@all decomp@host"),
+    ],
+)
+def test_an_unknown_option_brings_the_one_that_was_meant(wrong: str, meant: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(f"unknown option {wrong!r}; did you mean {meant}?")):
+        by_name(wrong)
+
+
+def test_an_unknown_option_like_no_other_brings_where_they_are_listed() -> None:
+    with pytest.raises(PlanError, match="`hvd-compress plan options` lists them"):
+        by_name("xyzzy")
+
+
+def test_an_unknown_device_brings_the_one_that_was_meant() -> None:
+    with pytest.raises(PlanError, match=r"unknown device 'hots'; did you mean host\?"):
+        Constraints(devices=("hots",))
+    with pytest.raises(PlanError, match="unknown device 'gpu'; known are training, host"):
+        Constraints(devices=("gpu",))
+
+
+def test_constraints_that_leave_nothing_are_named_without_those_that_are_as_usual() -> None:
+    with pytest.raises(PlanError, match=r"^no option is left: flat = False, hierarchical = False$"):
+        options(Constraints(flat=False, hierarchical=False))

@@ -92,7 +92,7 @@ class TestPicture:
         assert [label.get_text() for label in axis.get_yticklabels()] == list(ROWS)
         low, high = axis.get_ylim()
         assert low > high, "the first row is on top"
-        assert axis.get_title("right") == f"F = {end / 1e6:.2f} ms"
+        assert axis.get_title("right") == f"F = {end / 1e6:.3f} ms"
         assert [line.get_xdata()[0] for line in axis.lines] == [end / 1e6]
         assert len(axis.collections) == len(found)
 

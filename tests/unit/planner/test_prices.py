@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -152,7 +155,23 @@ class TestPlanning:
     def test_without_time_the_best_start_is_kept(self) -> None:
         problem = Problem(_model(), SYSTEM, BOTH, Constraints(mixed=False))
         starts = [start(problem), algorithm1(problem)]
-        assert near_optimal(problem, starts, budget_s=0.0) == min(starts, key=lambda chosen: chosen.end_ns)
+        found, best = near_optimal(problem, starts, budget_s=0.0), min(starts, key=lambda chosen: chosen.end_ns)
+        assert found == replace(best, complete=False)
+
+    def test_a_search_says_whether_it_came_to_its_own_end(self) -> None:
+        problem = Problem(_model(), SYSTEM, BOTH, Constraints(mixed=False))
+        starts = [start(problem), algorithm1(problem)]
+        assert near_optimal(problem, starts, budget_s=math.inf).complete
+        times = itertools.chain([0.0, 0.0], itertools.repeat(2.0))  # the budget ends behind the first turn
+        assert not near_optimal(problem, starts, budget_s=1.0, clock=lambda: next(times)).complete
+
+    @pytest.mark.parametrize("fusion", [True, False])
+    def test_a_plan_says_whether_its_search_came_to_its_own_end(self, fusion: bool) -> None:
+        arguments = _model(4), SYSTEM, BOTH, Constraints(mixed=False)
+        first, second = (plan(*arguments, fusion=fusion, budget_s=math.inf) for _ in range(2))
+        assert first.complete
+        assert (first.chosen, first.fused.cuts) == (second.chosen, second.fused.cuts)
+        assert not plan(*arguments, fusion=fusion, budget_s=0.0).complete
 
     def test_fusion_saves_latency(self) -> None:
         slow = SYSTEM.model_copy(update={"across": Link(alpha_us=2000.0, bytes_per_s=1e10)})

@@ -419,7 +419,7 @@ def test_the_command_prints_what_a_plan_says(tmp_path: Path) -> None:
     shown = " ".join(result.output.split())
     assert "one bucket: second.bias and 1 more topk ratio=0.05 star-ring auto" in shown
     assert "*.weight powersgd rank=2 auto auto" in shown
-    assert "all others cast dtype=float16" in shown
+    assert "all others none, sent as float16" in shown
     assert "a plan for 4 ranks and any model with such names" in shown
 
 

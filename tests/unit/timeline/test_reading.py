@@ -61,18 +61,31 @@ def test_written_is_read(tmp_path: Path) -> None:
     [
         ("[", "is no timeline: not JSON"),
         ("[]", "holds no step: one in HVD_COMPRESS_TIMELINE_EVERY"),
-        ('{"traceEvents": []}', "is no timeline of hvd_compress"),
+        ('{"traceEvents": []}', "another Chrome trace, such as that of `hvd-compress plan make --trace`"),
+        ('{"version": 1}', "it is a JSON object, and not a list of records. HVD_COMPRESS_TIMELINE writes one"),
+        ("7", "it is JSON, and not a list of records"),
+        ("[7]", "record 0 is no object"),
+        ('[{"name": "x", "ph": "i", "pid": 0}, {"pid": 1, "name": "x"}]', "record 1 has no 'ph'"),
+        ('[{"name": "x", "ph": "X", "pid": 0, "tid": 0}, {"name": "y", "ph": "B"}]', "record 1 has no 'pid'"),
         (json.dumps([{"ph": "B", "name": "x", "pid": 1, "tid": 9, "ts": 0}]), "holds no step"),
-        (json.dumps([{"ph": "E", "pid": 1, "tid": 1, "ts": 0}]), "is no timeline of hvd_compress .IndexError"),
+        (json.dumps([{"ph": "E", "pid": 1, "tid": 1, "ts": 0}]), "its records are those of another program"),
     ],
 )
 def test_what_is_no_timeline(content: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text(content)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as caught:
         read(path)
+    assert "Error" not in str(caught.value), "Python's words"
     with pytest.raises(ConfigError, match="cannot read the timeline"):
         read(tmp_path / "none.json")
+
+
+def test_a_picture_is_no_timeline(tmp_path: Path) -> None:
+    path = tmp_path / "step.png"
+    path.write_bytes(b"\x89PNG\r\n")
+    with pytest.raises(ConfigError, match="is no timeline: not text"):
+        read(path)
 
 
 def test_deeply_nested_json_is_an_error(tmp_path: Path) -> None:

@@ -71,5 +71,5 @@ def test_the_example_of_the_documentation_is_what_is_printed(script: ModuleType)
     text = (Path(__file__).parents[3] / "docs" / "whatif.md").read_text()
     lines = [line[4:] for line in text.splitlines() if line.startswith("    ")]
     arguments = lines[0].removeprefix("$ hvd-compress ").replace("resnet101", str(script.TRACES / "resnet101"))
-    result = CliRunner().invoke(main, shlex.split(arguments))
+    result = CliRunner(env={"COLUMNS": "120"}).invoke(main, shlex.split(arguments))
     assert result.output.splitlines()[: len(lines) - 1] == lines[1:]

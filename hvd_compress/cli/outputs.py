@@ -1,0 +1,46 @@
+"""Files that a command is to write: what keeps it from writing them is said before its work, and not after."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from hvd_compress.errors import ConfigError
+from hvd_compress.extras import PACKAGES
+
+PICTURES = f"Pictures need matplotlib: {PACKAGES['matplotlib'].remedy}."
+"""For the help of an option that names them."""
+
+
+def require_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path]) -> None:
+    """Check the files that a command writes, by their options.
+
+    Raises ConfigError where one cannot be written, or is an input of the command or another of its outputs.
+    """
+    read = {path.resolve() for path in inputs}
+    options: dict[Path, str] = {}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        place = path.resolve()
+        if place in read:
+            raise ConfigError(f"{option} {path} is an input of this command, and would be replaced: name another file")
+        if place in options:
+            raise ConfigError(f"{options[place]} and {option} are the same file, {path}: name two")
+        options[place] = option
+        _require_writable(option, path)
+
+
+def _require_writable(option: str, path: Path) -> None:
+    """Raise ConfigError where a file cannot be written. Nothing is left behind."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"cannot write {option} {path}: it is no regular file, and would be replaced")
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+        if path.exists():
+            path.open("ab").close()
+    except FileNotFoundError:
+        raise ConfigError(f"cannot write {option} {path}: there is no folder {path.parent}: make it first") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write {option} {path}: {error.strerror}") from None

@@ -1,0 +1,84 @@
+"""Compressors by name: those of the functions of `Compression`, and those that plans use."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hvd_compress.compression import Compression
+from hvd_compress.compressors import COMPRESSORS, Compressor
+from hvd_compress.decision import Request
+from hvd_compress.errors import ConfigError, did_you_mean
+from hvd_compress.policies.plan import compressor_of, settings_of
+
+NEEDED = {"tau": 1.0}
+"""For arguments without a default; how many bits are sent does not depend on them."""
+OTHERS = ("auto", "covap", "plan", "of")
+"""They choose among compressors or steps, or take one of the user's own."""
+
+
+def names() -> list[str]:
+    """Return the functions of `Compression` that name a compressor, in the order in which they are written."""
+    parts = [vars(part).items() for part in Compression.__mro__]
+    return [n for part in parts for n, f in part if isinstance(f, staticmethod) and n not in OTHERS]
+
+
+def request_of(name: str, given: Mapping[str, Any] = NEEDED) -> Request:
+    """Return what a function of `Compression` returns by default; `given` holds arguments that have no default."""
+    function = getattr(Compression, name)
+    needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is inspect.Parameter.empty]
+    request: Request = function(**{argument: given[argument] for argument in needed})
+    return request
+
+
+def compressor_named(text: str) -> Compressor:
+    """Return the compressor of a text such as "int4:block=128" or "topk:ratio=0.01,layerwise=true".
+
+    The name is one of COMPRESSORS, and what follows are fields of its dataclass; or it is a function of `Compression`,
+    and what follows are those of its arguments that are such fields.
+
+    Raises ConfigError that says what is wrong with it.
+    """
+    name, _, rest = text.partition(":")
+    name = name.strip()
+    try:
+        given = _settings(rest)
+        return compressor_of({"name": name, **given} if name in COMPRESSORS else _settings_by_function(name, given))
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is no compressor, such as topk:ratio=0.01: {error}") from None
+
+
+def _settings(text: str) -> dict[str, Any]:
+    found = {}
+    for word in text.split(",") if text else ():
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ValueError(f"{word.strip()!r} is no setting, such as ratio=0.01")
+        found[key.strip()] = _value(value.strip())
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _settings_by_function(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a plan's settings of what a function of `Compression` names, with some of its arguments given."""
+    if name in OTHERS:
+        raise ValueError(f"Compression.{name}() is none by itself: it chooses among them, or takes one")
+    if name not in names():
+        known = list(dict.fromkeys([*names(), *COMPRESSORS]))
+        close = did_you_mean(name, known)
+        raise ValueError(f"unknown compressor {name!r}" + (close or f"; known are {', '.join(known)}"))
+    found = settings_of(request_of(name).compressor)
+    known = [argument for argument in inspect.signature(getattr(Compression, name)).parameters if argument in found]
+    for key in given:
+        if key not in known:
+            close = did_you_mean(key, known)
+            raise ValueError(f"{name} has no setting {key!r}" + (close or f"; it has {', '.join(known) or 'none'}"))
+    return {**found, **given}

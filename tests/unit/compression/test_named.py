@@ -1,0 +1,74 @@
+"""Compressors by the names that `hvd-compress list` prints, and by those of plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvd_compress.compression import Compression
+from hvd_compress.compression.named import NEEDED, compressor_named, names, request_of
+from hvd_compress.compressors import COMPRESSORS
+from hvd_compress.errors import ConfigError
+from hvd_compress.profiler.job import JobProfile
+from hvd_compress.settings import ProfileSettings
+from tests.harness import make_parameters
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name not in COMPRESSORS])
+def test_a_name_that_is_listed_is_what_compression_gives(name: str) -> None:
+    assert compressor_named(name) == request_of(name).compressor
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name in COMPRESSORS])
+def test_every_other_name_that_is_listed_is_one_of_plans(name: str) -> None:
+    kind = type(request_of(name).compressor)
+    settings = ",".join(f"{key}={value}" for key, value in NEEDED.items()) if name == "threshold" else ""
+    assert isinstance(compressor_named(f"{name}:{settings}"), kind)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("int4:block=128", Compression.int4(block=128)),
+        ("int8: stochastic = true , seed=3", Compression.int8(stochastic=True, seed=3)),
+        ("terngrad:clip=null", Compression.terngrad(clip=None)),
+        ("bf16", Compression.bf16()),
+        ("dense", Compression.dense()),
+    ],
+)
+def test_settings_are_arguments_of_the_function(text: str, meant: object) -> None:
+    assert compressor_named(text) == meant.compressor  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("int5", r"unknown compressor 'int5'; did you mean int[248]\?"),
+        ("INT4", r"did you mean int4\?"),
+        ("blcoks:bits=4", r"did you mean blocks\?"),
+        ("gzip", "unknown compressor 'gzip'; known are topk, .*int4, .*blocks"),
+        ("int4:bits=8", "int4 has no setting 'bits'; it has block, stochastic, seed"),
+        ("int4:blck=128", r"int4 has no setting 'blck'; did you mean block\?"),
+        ("int4:scheme=allgather", "int4 has no setting 'scheme'"),
+        ("int4:block=63", "block"),
+        ("int4:block=much", "is 'much', which is no int"),
+        ("int4:128", "'128' is no setting, such as ratio=0.01"),
+        ("bf16:dtype=float16", "bf16 has no setting 'dtype'; it has none"),
+        ("auto", r"Compression.auto\(\) is none by itself"),
+        ("threshold", "threshold needs a setting tau"),
+    ],
+)
+def test_a_wrong_name_or_setting_says_what_was_meant(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        compressor_named(text)
+
+
+def test_what_a_job_profiles_has_such_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_COMPRESS_PROFILE", str(tmp_path))
+    monkeypatch.setenv("HVD_COMPRESS_PROFILE_COMPRESSOR", "int4:block=128")
+    settings = ProfileSettings.from_environment()
+    assert settings is not None
+    profile = JobProfile(make_parameters(), settings, Compression.dense(), 1.0)
+    profile.close()
+    assert str(Compression.int4(block=128).compressor) in profile.fingerprint()["HVD_COMPRESS_PROFILE"]
