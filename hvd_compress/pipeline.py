@@ -266,7 +266,7 @@ class Pipeline:
             wait([future], max(0.0, min(first, deadline - time.monotonic())))
             if not future.done():
                 self._announce()
-            return future.result(max(0.0, deadline - time.monotonic()))
+            return future.result(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
         except FutureTimeout:
             doing = self._engine.pending if hasattr(self, "_engine") else "the choice of the engine"
             if hasattr(self, "_engine") and not self._engine.place.endswith(label):

@@ -336,6 +336,16 @@ def test_the_handshake_may_take_what_is_measured_in_it_as_well(
     assert ends.announced == [1]
 
 
+@pytest.mark.parametrize(("timeout_s", "measuring_s"), [(threading.TIMEOUT_MAX, 3.0), (PATIENCE_S, 1e300)])
+def test_a_timeout_of_for_ever_and_what_is_measured_may_be_waited_for(
+    timeout_s: float, measuring_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline_module, "ANNOUNCE_S", 0.0)
+    pipeline = Pipeline(timeout_s)
+    pipeline.connect(lambda: InProcessWorld(1).engine(0), lambda _: time.sleep(0.3), measuring_s)
+    pipeline.stop()
+
+
 def test_settings_that_all_ranks_refuse_do_not_abandon_the_engine() -> None:
     """Every rank raises the same error and none is in a collective: each must live to say it."""
     engine = InProcessWorld(1).engine(0)

@@ -254,6 +254,8 @@ def test_two_jobs_do_not_share_a_folder(tmp_path: Path) -> None:
     assert all(f"another profile is recorded into the folder {tmp_path}, by process " in words for words in told)
     goes_on(SKIP + STEPS - 1)
     assert "rank 0 of 2 on" in read(tmp_path / MODEL, ModelProfile).source
+    for _, _, optimizer in first:
+        optimizer.retire()
     run_ranks(1, lambda engine: train(engine, settings(tmp_path)) and None)
     assert "rank 0 of 1 on" in read(tmp_path / MODEL, ModelProfile).source
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted((MODEL, COMPRESSOR)), "and of no other one"
@@ -370,6 +372,7 @@ def test_a_collective_that_fails_while_measuring_ends_all_ranks_behind_the_same_
         backward(parameters, engine.rank, STEPS + SKIP)
         with pytest.raises(CommunicationError, match="nothing is exchanged any more"):
             optimizer.step()
+        optimizer.retire()
         return found
 
     monkeypatch.setattr(job, "measure_system", on_rank_1)
