@@ -48,13 +48,13 @@ def steps(option: Option, hosts: int, ranks_per_host: int) -> tuple[Step, ...]:
     """
     ranks = dict(zip(LINKS, (hosts * ranks_per_host, ranks_per_host, hosts), strict=True))
     now, found = Holding(1, 0, 1, ranks_per_host), []
-    scattered = set[str]()  # the links over which its part was
+    scattered = set[str]()  # links: the next all-gather over one, if there is any, joins the parts
     for task in option.tasks:
         found.append(Step(task, now))
         joins = task.verb == "allgather" and task.link in scattered
         now = _after(now, task, ranks[task.link], ranks_per_host, joins) if task.link else _coded(now, task)
-        if task.verb in SCATTERS or joins:
-            scattered ^= {task.link}
+        if task.verb in SCATTERS:
+            scattered.add(task.link)
     return tuple(found)
 
 

@@ -31,7 +31,7 @@ Device = Literal["training", "host"]
 """What compresses: the device that trains, a GPU or not, or the host's CPU beside a GPU."""
 Dtype = Literal["float64", "float32", "float16", "bfloat16", "complex128", "complex64"]
 ELEMENT_BYTES = 4
-"""Of gradients, which are fp32."""
+"""Of an element: all gradients are taken to be fp32, as they are summed."""
 
 
 class Tensor(schema.Strict):

@@ -112,15 +112,30 @@ def test_every_lane_gives_the_bits_of_the_cpu(on_device: OnDevice) -> None:
 @pytest.mark.parametrize("option", OPTIONS, ids=str)
 def test_so_it_is_with_options(option: Case, kind: str) -> None:
     """Whose payloads and sums cross between collectives, too."""
-
-    def body(engine: InProcessEngine, **arguments: object) -> History:
-        place(engine, option.hosts)
-        return train(engine, option.request, **arguments)
-
-    expected = run_ranks(option.size, body)
-    found = run_ranks(option.size, lambda engine: body(engine, make_lane=lane_maker(LANES[kind])))
-    assert same(found, expected)
+    expected = by_option(option)
+    assert same(by_option(option, LANES[kind]), expected)
     assert expected[0][-1][0].any()
+
+
+def by_option(option: Case, lane: Callable[[Streams], Lane] | None = None, timeout_s: float = 60.0) -> list[History]:
+    def body(engine: InProcessEngine) -> History:
+        place(engine, option.hosts)
+        return train(engine, option.request, None if lane is None else lane_maker(lane))
+
+    return run_ranks(option.size, body, timeout_s)
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=str)
+def test_what_an_option_moves_between_collectives_is_on_its_streams(option: Case) -> None:
+    streams: list[PlayedStreams] = []
+
+    def lane(of_a_rank: PlayedStreams) -> Lane:
+        streams.append(of_a_rank)
+        return StagedLane(of_a_rank)
+
+    by_option(option, lane)
+    for each in streams:
+        assert {stream for what, stream, _ in each.log if what == "copy"} == {"outbound", "inbound"}
 
 
 def test_a_finite_answer_may_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,9 +227,20 @@ class ArrivesTooEarly(StagedLane):
 )
 def test_the_played_device_shows_every_missing_event(fault: Callable[[Streams], Lane], name: str) -> None:
     """Or the tests above would prove nothing."""
-    expected = on_the_cpu(REQUESTS[name], 2)
+    check_it_shows(
+        lambda: run_ranks(2, lambda engine: train(engine, REQUESTS[name], lane_maker(fault)), timeout_s=10),
+        on_the_cpu(REQUESTS[name], 2),
+    )
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=str)
+def test_it_does_so_between_the_collectives_of_an_option(option: Case) -> None:
+    check_it_shows(lambda: by_option(option, TurnsTooEarly, timeout_s=10), by_option(option))
+
+
+def check_it_shows(run: Callable[[], list[History]], expected: list[History]) -> None:
     try:
-        found = run_ranks(2, lambda engine: train(engine, REQUESTS[name], lane_maker(fault)), timeout_s=10)
+        found = run()
     except (HvdCompressError, AssertionError):
         return  # poison for an index, or a payload
     assert not same(found, expected)
