@@ -12,6 +12,7 @@ from rich.text import Text
 from hvd_compress.cli.numbers import size
 from hvd_compress.planner.making import Inputs, Made
 from hvd_compress.planner.options import Option
+from hvd_compress.planner.profiles import ELEMENT_BYTES
 
 TOP = 10
 """So many buckets are listed."""
@@ -92,7 +93,7 @@ def _table(made: Made, letters: dict[Option, str]) -> Table:
         option = made.planned.options[bucket]
         tensor = made.planned.problem.model.tensors[bucket]
         times = *map(_ms, made.busy_ns[bucket]), _ms(made.saved_ns[bucket])
-        row = (str(bucket), tensor.name, size(4 * tensor.numel), *times, letters[option])
+        row = (str(bucket), tensor.name, size(ELEMENT_BYTES * tensor.numel), *times, letters[option])
         table.add_row(*map(Text, row))  # Text, as names may contain what rich takes for markup
     if order[TOP:]:
         table.add_row(*_rest(made, order[TOP:]))
@@ -104,7 +105,7 @@ def _rest(made: Made, buckets: Sequence[int]) -> tuple[str, ...]:
     numel = sum(made.planned.problem.model.tensors[bucket].numel for bucket in buckets)
     busy = [sum(made.busy_ns[bucket][side] for bucket in buckets) for side in (0, 1)]
     words = f"{len(buckets)} more: {compressed} compressed, {len(buckets) - compressed} not"
-    return ("", words, size(4 * numel), *map(_ms, busy), "", "")
+    return ("", words, size(ELEMENT_BYTES * numel), *map(_ms, busy), "", "")
 
 
 def _ms(ns: int) -> str:

@@ -74,7 +74,8 @@ def plan(
     best: Planned | None = None
     complete = True
     for number, cuts in enumerate(ladder):
-        share_s = max(0.0, end - clock()) / (len(ladder) - number + 1)  # one share is left for merges
+        shares = len(ladder) - number + int(fusion)  # one is left for merges
+        share_s = max(0.0, end - clock()) / shares
         found = _planned(model, system, compressor, constraints, cuts, policies, share_s, clock)
         complete = complete and found.chosen.complete
         best = found if best is None or found.end_ns < best.end_ns else best

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from hvd_compress.errors import PlanError
-from hvd_compress.planner.espresso import algorithm1, algorithm2, espresso, near_optimal, start
+from hvd_compress.planner import planning
+from hvd_compress.planner.espresso import Chosen, algorithm1, algorithm2, espresso, near_optimal, start
 from hvd_compress.planner.fusion import cut, fuse, merges
 from hvd_compress.planner.holdings import steps
 from hvd_compress.planner.options import UNCOMPRESSED, Constraints, by_name
@@ -200,6 +201,20 @@ class TestPlanning:
         assert first.complete
         assert (first.chosen, first.fused.cuts) == (second.chosen, second.fused.cuts)
         assert not plan(*arguments, fusion=fusion, budget_s=0.0).complete
+
+    @pytest.mark.parametrize(("fusion", "share_s"), [(True, 2.0), (False, 4.0)])
+    def test_a_share_of_the_budget_is_left_for_merges_where_there_are_any(
+        self, monkeypatch: pytest.MonkeyPatch, fusion: bool, share_s: float
+    ) -> None:
+        shares = []
+
+        def searched(problem: Problem, starts: list[Chosen], budget_s: float, clock: object) -> Chosen:
+            shares.append(budget_s)
+            return starts[0]
+
+        monkeypatch.setattr(planning, "near_optimal", searched)
+        planning.plan(_model(1), SYSTEM, BOTH, fusion=fusion, policies=(start,), budget_s=4.0, clock=lambda: 0.0)
+        assert shares == [share_s]
 
     def test_fusion_saves_latency(self) -> None:
         slow = SYSTEM.model_copy(update={"across": Link(alpha_us=2000.0, bytes_per_s=1e10)})
