@@ -211,11 +211,10 @@ Our plan for {label} at {bandwidth}, traced on all ranks; `hvd-compress plan com
 A collective's time holds the waiting for the rank that comes last. Of that rank all collectives of a step take
 {alone:.0f} ms, of rank 0 {first:.0f} ms: the difference is waiting.
 
-Four ranks share two cores, and at 1 Gbit/s they are busy for {busy:.0%} of the windows: computation, compression and
-the copies of TCP, which are lanes of their own in the timeline, take turns there. That is what a prediction misses, and
-the more of a step is work of the CPU, the more. Ranks that poll while they wait made it worse (before they slept
-between polls, our plan took 1.5 to 2 times as long, and predictions of compressed plans were off by 50%). What hosts
-of their own would do was not measured.
+Four ranks share two cores, and at {bandwidth} these are busy for {busy:.0%} of the windows. In the timeline each rank
+has a device that computes and compresses, and a network that takes nothing of it; here the ranks and the copies of TCP
+take turns. That is what a prediction misses, and the more of a step is work of the CPU, the more. What hosts of their
+own would do was not measured.
 """
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from click import ClickException
 from click.testing import CliRunner
 
 from hvd_compress.cli.main import main
@@ -16,8 +17,10 @@ from hvd_compress.timeline.reading import TracedStep, read
 def compared(plan: Path, timeline: Path, profile: Path) -> str:
     """Return what `hvd-compress plan compare` prints of one rank's timeline."""
     words = ["plan", "compare", str(plan), str(timeline), "--profile", str(profile)]
-    lines = CliRunner().invoke(main, words, catch_exceptions=False).output.splitlines()
-    return "\n".join(line.rstrip() for line in lines if line.strip())
+    result = CliRunner().invoke(main, words, catch_exceptions=False)
+    if result.exit_code != 0:
+        raise ClickException(result.output)
+    return "\n".join(line.rstrip() for line in result.output.splitlines() if line.strip())
 
 
 def waited_ms(timelines: Sequence[Path]) -> tuple[float, float]:

@@ -34,9 +34,9 @@ def require_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path]) 
 
 def _require_writable(option: str, path: Path) -> None:
     """Raise ConfigError where a file cannot be written. Nothing is left behind."""
-    if path.exists() and not path.is_file():
-        raise ConfigError(f"cannot write {option} {path}: it is no regular file, and would be replaced")
     try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"cannot write {option} {path}: it is no regular file, and would be replaced")
         tempfile.TemporaryFile(dir=path.parent).close()
         if path.exists():
             path.open("ab").close()

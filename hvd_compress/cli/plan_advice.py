@@ -25,9 +25,10 @@ SHORTER = {
     COMMUNICATION: f"the network was busy in the profile, or has changed; {AGAIN}",
 }
 TOGETHER = (
-    "no term by itself is that wrong, and the step is: what is predicted to overlap does not, as where ranks share "
-    "processors, or where many buckets are hierarchical"
+    "no term by itself is that wrong, nor all together, and the step is: what is predicted to overlap does not, as "
+    "where ranks share processors, or where many buckets are hierarchical"
 )
+SEVERAL = f"no term by itself is that wrong, and the step is: {AGAIN}, and make the plan anew"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def advice(*rows: Row) -> Iterator[str]:
     worst = max(terms, key=lambda row: abs(row.off_s))
     if abs(worst.off_s) <= NEAR * step.measured_s:
         if not near:
-            yield TOGETHER
+            alone = step.off_s > 0 and abs(sum(term.off_s for term in terms)) <= NEAR * step.measured_s
+            yield TOGETHER if alone else SEVERAL
         return
     word, causes = ("longer", LONGER) if worst.off_s > 0 else ("shorter", SHORTER)
     yield (

@@ -17,6 +17,8 @@ NEEDED = {"tau": 1.0}
 """For arguments without a default; how many bits are sent does not depend on them."""
 OTHERS = ("auto", "covap", "plan", "of")
 """They choose among compressors or steps, or take one of the user's own."""
+OF_HOROVOD = {"fp16": "half", "none": "dense"}
+"""Horovod's own, which a front end carries out; and what is the same of this package."""
 
 
 def names() -> list[str]:
@@ -73,7 +75,7 @@ def _settings_by_function(name: str, given: Mapping[str, Any]) -> dict[str, Any]
         raise ValueError(f"Compression.{name}() is none by itself: it chooses among them, or takes one")
     if name not in names():
         known = list(dict.fromkeys([*names(), *COMPRESSORS]))
-        close = did_you_mean(name, known)
+        close = f"; did you mean {OF_HOROVOD[name]}?" if name in OF_HOROVOD else did_you_mean(name, known)
         raise ValueError(f"unknown compressor {name!r}" + (close or f"; known are {', '.join(known)}"))
     found = settings_of(request_of(name).compressor)
     known = [argument for argument in inspect.signature(getattr(Compression, name)).parameters if argument in found]

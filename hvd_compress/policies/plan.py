@@ -52,7 +52,8 @@ class PlanFile:
 
 
 RECUT = 2
-"""From this step on buckets stay as they are: DDP cuts them anew in step 1, in the order in which gradients came."""
+"""After so many steps of a process buckets stay as they are: in its second one DDP cuts them anew, in the order in
+which gradients came."""
 
 
 class PlannedPolicy(DecisionPolicy):
@@ -63,6 +64,7 @@ class PlannedPolicy(DecisionPolicy):
         self._plan = plan
         self._mixed: list[tuple[Layout, int]] = []  # buckets with so many treatments
         self._told = False
+        self._first: int | None = None  # step, of this process
 
     def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
         """Check that the plan fits. Raises PlanError with the differences, on every rank alike."""
@@ -99,11 +101,13 @@ class PlannedPolicy(DecisionPolicy):
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
         self._mixed = []
+        self._first = step if self._first is None else self._first
         return [self._decision(layout) for layout in buckets]
 
     def decide(self, step: int) -> Mapping[int, Decision]:
         """Change nothing; say once what travels dense, when buckets are as they stay."""
-        if step >= RECUT and self._mixed and not self._told and self.rank == 0:
+        as_they_stay = self._first is not None and step >= self._first + RECUT
+        if as_they_stay and self._mixed and not self._told and self.rank == 0:
             self._told = True
             layout, treatments = self._mixed[0]
             log.warning(

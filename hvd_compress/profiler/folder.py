@@ -57,12 +57,13 @@ class Claim:
         if self._fd < 0:
             return
         fd, self._fd = self._fd, -1
-        if _lies_at(self._path, fd):  # and not a file of somebody who has made the folder anew
-            with suppress(OSError):
+        with suppress(OSError):
+            if _lies_at(self._path, fd):  # and not a file of somebody who has made the folder anew
                 self._path.unlink()
         with suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_UN)  # a child process may have the file open, too
-        os.close(fd)
+        with suppress(OSError):
+            os.close(fd)
 
     def __enter__(self) -> Claim:
         return self

@@ -230,7 +230,8 @@ def write_profile(
 ) -> None:
     """Write the files of a profile, within a Claim of the folder. They take the place of earlier ones together.
 
-    The file of the model is the last one. Raises PlanError where one cannot be written: then earlier ones stay.
+    The file of the model is the last one. Raises PlanError where one cannot be written: then earlier ones stay, unless
+    it is because of a folder of such a name.
     """
     files = {SYSTEM: system, COMPRESSOR: compressor, MODEL: model}
     try:
@@ -238,7 +239,8 @@ def write_profile(
             for name, profile in files.items():
                 if profile is not None:
                     write(Path(drafts, name), profile)
-            (folder / SYSTEM).unlink(missing_ok=True)
+            if system is None:  # that of an earlier job is none of this one
+                (folder / SYSTEM).unlink(missing_ok=True)
             for name, profile in files.items():
                 if profile is not None:
                     Path(drafts, name).replace(folder / name)

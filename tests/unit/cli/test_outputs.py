@@ -38,6 +38,7 @@ def test_an_input_is_not_replaced_by_whatever_name(tmp_path: Path) -> None:
     [
         ("none/a.json", "there is no folder .*none: make it first"),
         ("file/a.json", "Not a directory"),
+        ("a" * 300, "File name too long"),
         ("/dev/null", "it is no regular file, and would be replaced"),
     ],
 )

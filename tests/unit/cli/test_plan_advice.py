@@ -51,3 +51,16 @@ def test_wrong_terms_may_cancel_out() -> None:
 def test_terms_may_be_right_and_the_step_wrong() -> None:
     (line,) = lines(step=40.0)
     assert "what is predicted to overlap does not" in line
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        {"computation": 13.0, "compression": 8.0, "communication": 23.0, "step": 40.0},  # each a bit longer
+        {"computation": 8.0, "communication": 18.0, "step": 20.0},  # the step shorter
+    ],
+)
+def test_that_it_is_overlap_is_not_said_of_what_is_not(measured: dict[str, float]) -> None:
+    (line,) = lines(**measured)
+    assert "overlap" not in line
+    assert line.endswith("run `hvd-compress profile` again, and make the plan anew")

@@ -45,6 +45,8 @@ def test_settings_are_arguments_of_the_function(text: str, meant: object) -> Non
     ("text", "words"),
     [
         ("int5", r"unknown compressor 'int5'; did you mean int[248]\?"),
+        ("fp16", r"unknown compressor 'fp16'; did you mean half\?"),
+        ("none", r"did you mean dense\?"),
         ("INT4", r"did you mean int4\?"),
         ("blcoks:bits=4", r"did you mean blocks\?"),
         ("gzip", "unknown compressor 'gzip'; known are topk, .*int4, .*blocks"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from hvd_compress.buckets.layout import Layout
 from hvd_compress.cli.main import main
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, PowerSGD, TopK
@@ -16,7 +17,7 @@ from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import PlanError, UsageError
 from hvd_compress.policies import Covap
-from hvd_compress.policies.plan import Plan, PlanFile, read
+from hvd_compress.policies.plan import Plan, PlanFile, PlannedPolicy, read
 from hvd_compress.settings import Settings
 from tests.harness import REQUESTS, SHAPES, alone, backward, make_optimizer, make_parameters, on_engine
 
@@ -134,6 +135,26 @@ def test_a_plan_names_schemes_that_nothing_chooses(tmp_path: Path) -> None:
     request = planned("hitopk")
     with pytest.raises(PlanError, match=r"hitopk cannot be run: it takes as many ranks on each host, .* have 2, 1"):
         run_ranks(3, lambda engine: body(engine, request), hosts=(0, 0, 1))
+
+
+def test_a_job_that_goes_on_from_a_checkpoint_is_told_of_buckets_as_they_stay(caplog: pytest.LogCaptureFixture) -> None:
+    """DDP cuts buckets anew in the second step of a process, whatever number the training gives it."""
+    policy = PlannedPolicy(
+        Plan.model_validate(
+            {"version": 1, "patterns": [{"pattern": "*.weight"}], "default": {"compressor": {"name": "efsign"}}}
+        )
+    )
+    policy.rank = 0
+    first, anew = (Layout((f"{name}.weight", f"{name}.bias"), ((4,), (1,))) for name in ("all", "last"))
+    policy.setup(1000, [first], lambda *_: pytest.fail("nothing is launched"))
+    policy.decide(1000)
+    policy.decide(1001)
+    policy.setup(1001, [anew], lambda *_: pytest.fail("nothing is launched"))
+    assert not caplog.records
+    policy.decide(1002)
+    policy.decide(1003)
+    (record,) = caplog.records
+    assert "such as that of last.weight" in record.getMessage()
 
 
 def test_parameters_of_a_pattern_are_cut_as_usual_and_share_with_no_others(tmp_path: Path) -> None:

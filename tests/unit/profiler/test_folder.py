@@ -91,6 +91,17 @@ def test_a_file_that_is_removed_before_it_is_locked_is_nobodys(tmp_path: Path, m
         Claim(tmp_path, RUN)
 
 
+def test_a_folder_that_is_nowhere_any_more_is_left(tmp_path: Path) -> None:
+    place = tmp_path / "profile"
+    claim = Claim(place, RUN)
+    (place / RUN).unlink()
+    place.rmdir()
+    place.symlink_to(place)
+    claim.release()
+    place.unlink()
+    Claim(place, RUN).release()
+
+
 def test_never_two_at_once(tmp_path: Path) -> None:
     """Though the file comes and goes all the time."""
     holders, most, taken = [0], [0], [0]
@@ -103,6 +114,7 @@ def test_never_two_at_once(tmp_path: Path) -> None:
                 continue
             holders[0] += 1
             most[0], taken[0] = max(most[0], holders[0]), taken[0] + 1
+            time.sleep(1e-5)  # let another thread come
             holders[0] -= 1
             claim.release()
 
