@@ -77,7 +77,7 @@ def measure(
     rounds: int,
     clock: Clock = time.perf_counter,
 ) -> Figure:
-    """Time planning of a model, each part so many times in turns."""
+    """Time planning of a model, each part `rounds` times in turns."""
     problem = Problem(model, system, compressor)
     chosen = algorithm1(problem)  # which also looks up the options of the GPU, once a system
     offloaded = algorithm2(problem, chosen)

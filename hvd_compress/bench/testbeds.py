@@ -96,7 +96,7 @@ _NUMEL = tuple(digit * 10**exponent for exponent in range(10) for digit in (1, 2
 
 
 def system(testbed: str, gpus: int) -> SystemProfile:
-    """Return a testbed with so many GPUs, 8 a host."""
+    """Return a testbed with `gpus` GPUs, 8 a host."""
     links = TESTBEDS[testbed]
     return SystemProfile(
         hosts=max(1, gpus // RANKS_PER_HOST),

@@ -26,7 +26,7 @@ WHERE_TRACES_ARE = (
     "with the numbers of the traces in Espresso's artifact, github.com/zhuangwang93/Espresso"
 )
 TENSORS = 314
-"""The bound of a timeline is for models of so many tensors at most."""
+"""The bound of a timeline is for models of up to this number of tensors."""
 
 
 @click.command(short_help="Time the planner, beside the times of Espresso's paper.")
@@ -38,7 +38,7 @@ TENSORS = 314
 @click.option("--compressor", "name", type=click.Choice(list(WORK)), default="dgc", show_default=True)
 @click.option("--testbed", type=click.Choice(list(TESTBEDS)), default="nvlink-100g", show_default=True)
 @click.option("--gpus", type=click.IntRange(min=1), default=64, show_default=True, help="8 a host.")
-@click.option("--rounds", type=click.IntRange(min=1), default=9, show_default=True, help="Medians of so many.")
+@click.option("--rounds", type=click.IntRange(min=1), default=9, show_default=True, help="Medians are of this number.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def planner(traces: Path | None, name: str, testbed: str, gpus: int, rounds: int, as_json: bool) -> None:
     """Time planning on one core, beside Tables 5 and 6 of Espresso's paper.

@@ -15,13 +15,13 @@ from hvd_compress.planner.options import Option
 from hvd_compress.planner.profiles import ELEMENT_BYTES
 
 TOP = 10
-"""So many buckets are listed."""
+"""The number of buckets that are listed."""
 POLICIES = {"GPU only": "training device only", "CPU only": "host only", "FP32": "FP32 (no compression)"}
 """The paper's names of policies that speak of devices, in the words of --device, and one that needs a word."""
 
 
 def report(made: Made, inputs: Inputs, seconds: float, budget: float) -> None:
-    """Print a plan that was found in so many seconds of a budget."""
+    """Print a plan that was found, with the seconds that it took of a budget."""
     letters = _letters(made)
     console = Console(highlight=False)
     console.print(_table(made, letters))

@@ -100,7 +100,7 @@ class Files:
         return self._stamp() not in (None, self._before) and not self._progress.exists()
 
     def obstacle(self, steps: int) -> str:
-        """Return in words why a run that was to have so many steps has no profile."""
+        """Return in words why a run of a number of steps has no profile."""
         from hvd_compress.profiler.folder import unwritable
 
         try:

@@ -91,7 +91,7 @@ def show(model: str, name: str, case: Case) -> None:
         coding.add_row(f"1/{k}", *(f"{case.traded(k, larger).speedup:.2f}" for larger in LARGER))
     console.print(Columns([phases, coding], padding=(0, 4)))
     console.print(Columns([bandwidths, compute], padding=(0, 4)))
-    say("dense, compressed: ms of a step. devices: backward pass and coding so many times as fast.")
+    say("dense, compressed: ms of a step. devices: backward pass and coding faster by this factor.")
     say("coding time: the speedup where coding takes 1/k of its time, and sends l k times the bytes.")
 
 

@@ -164,7 +164,7 @@ def _each_alone(problem: Problem, among: Sequence[int], by: str) -> Chosen:
 
 
 def _all_by(problem: Problem, name: str, least_bytes: int, by: str) -> Chosen:
-    """Return the strategy that gives an option to all tensors of so many bytes, if it is allowed."""
+    """Return the strategy that gives an option to all tensors of one size, if it is allowed."""
     plain = start(problem).strategy[0]
     option = next(iter(problem.where(Constraints(only=(name,)))), plain)
     tensors = problem.model.tensors

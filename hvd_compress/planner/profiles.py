@@ -17,8 +17,8 @@ MODEL, COMPRESSOR, SYSTEM = "model.json", "compressor.json", "system.json"
 NAMES: Mapping[str, str] = {"model": MODEL, "system": SYSTEM, "compressor": COMPRESSOR}
 """The same by what they are of."""
 PROGRESS = "progress.json"
-"""Beside them while steps are recorded: {"steps": so many, "of": so many}, with those that are skipped; and "obstacle",
-where it has come to nothing."""
+"""Beside them while steps are recorded: {"steps": done, "of": all of them}, with those that are skipped; and
+"obstacle", where it has come to nothing."""
 
 MOST_ELEMENTS, MOST_BYTES, LONGEST_US, MOST_RANKS, MOST_BYTES_PER_S = 1 << 40, 1e15, 1e10, 1 << 20, 1e18
 """Beyond anything that there is, and small enough that what is computed from it fits the planner's 64 bits."""
@@ -127,7 +127,7 @@ class PayloadSize(schema.Strict):
     per_element_bytes: float = Field(gt=0, le=1e6)
 
     def nbytes(self, numel: float) -> float:
-        """Return those of so many elements."""
+        """Return the bytes of `numel` elements."""
         return self.per_tensor_bytes + self.per_element_bytes * numel
 
 

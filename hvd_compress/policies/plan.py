@@ -52,8 +52,8 @@ class PlanFile:
 
 
 RECUT = 2
-"""After so many steps of a process buckets stay as they are: in its second one DDP cuts them anew, in the order in
-which gradients came."""
+"""After this number of a process's steps buckets stay as they are: in its second one DDP cuts them anew, in the order
+in which gradients came."""
 
 
 class PlannedPolicy(DecisionPolicy):
@@ -62,7 +62,7 @@ class PlannedPolicy(DecisionPolicy):
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._mixed: list[tuple[Layout, int]] = []  # buckets with so many treatments
+        self._mixed: list[tuple[Layout, int]] = []  # buckets, each with its number of treatments
         self._told = False
         self._first: int | None = None  # step, of this process
 

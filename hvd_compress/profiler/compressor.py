@@ -50,7 +50,7 @@ def require_payloads(compressor: Compressor) -> SingleRound:
 
 
 def sizes_of(numels: Sequence[int]) -> list[int]:
-    """Return the sizes to measure for a model whose tensors have so many elements, ascending.
+    """Return the sizes to measure for a model whose tensors have these numbers of elements, ascending.
 
     From its smallest tensor to all of it in one bucket, each STEP times the one before, within SMALLEST to LARGEST.
     """

@@ -9,6 +9,7 @@ import torch
 
 from hvd_compress.compressors import OkTopk
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.schemes import oktopk
 from tests.conformance.cases import Case, where
 from tests.conformance.runs import Run, run
 from tests.harness import REQUESTS, SHAPES, flat_gradient, flat_residual, gradient, on_engine
@@ -17,7 +18,9 @@ VALUES = (math.nan, -math.inf)
 
 
 @where(lambda case: case.size > 1)
-def test_all_ranks_see_it_and_no_residual_changes(case: Case, pytestconfig: pytest.Config) -> None:
+def test_all_ranks_see_it_and_no_residual_changes(
+    case: Case, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In every other step the last element of a parameter is bad on one rank: two of them in a case, parameters and
     values in turn from case to case; in the whole product each case has all."""
     everything = [(name, value) for name in SHAPES for value in VALUES]
@@ -40,12 +43,11 @@ def test_all_ranks_see_it_and_no_residual_changes(case: Case, pytestconfig: pyte
             assert not spoilt.finite
             assert torch.equal(spoilt.residual_before, spoilt.residual_after), f"{place}: rank {number}: new residual"
             assert torch.isfinite(after.result).all(), f"{place}: the step after is poisoned"
+    if isinstance(case.compressor, OkTopk):  # shares out where selections are uneven, as values make them
+        monkeypatch.setattr(oktopk, "UNEVEN", math.inf)
+        ranks = run(case, steps=len(ranks[0].steps), draw=draw)
     if len(set(messages := sent(ranks))) > 1:  # the collectives of some follow the number of the step
-        finite = sent(run(case, steps=len(ranks[0].steps), draw=gradient))
-        if isinstance(case.compressor, OkTopk):  # it shares out where selections are uneven
-            assert max(messages) <= max(finite), "an extra collective was spent"
-        else:
-            assert messages == finite, "an extra collective was spent"
+        assert messages == sent(run(case, steps=len(ranks[0].steps), draw=gradient)), "an extra collective was spent"
 
 
 def sent(ranks: Run) -> list[int]:

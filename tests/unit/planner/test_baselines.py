@@ -40,7 +40,7 @@ FEW = (
 
 
 def model(*tensors: tuple[int, float]) -> ModelProfile:
-    """Return a model of tensors with so many elements and microseconds of computation."""
+    """Return a model of tensors with these numbers of elements and microseconds of computation."""
     made = (Tensor(name=f"p{n}", numel=numel, backward_us=us) for n, (numel, us) in enumerate(tensors))
     return ModelProfile(model="made", tensors=tuple(made))
 
