@@ -24,6 +24,9 @@ RANK = 4
 """Of PowerSGD, as ours has it by default."""
 DENSE_STEPS = 2
 """The fewest that torch's PowerSGD sends dense at first."""
+_GROUPS: list[Any] = []
+"""Process groups that were measured in. A callback of a hook may hold the group, and Gloo's own thread drops callbacks
+after their future is complete: were that the last reference, the thread would join itself, and torch would abort."""
 
 
 class Bucket:
@@ -78,6 +81,7 @@ def measure_hooks(gradients: Gradients, rounds: int, progress: Callable[[str], o
 
     The gradients are those of rank 0 of one. A hook encodes, sends and decodes in one call: what Gloo takes for
     nothing to do, about 0.1 ms, is part of its time. Bytes are those of the tensors that it gives to collectives.
+    The group's threads stay until the process ends.
 
     Raises:
         UsageError: there is a process group already.
@@ -85,6 +89,7 @@ def measure_hooks(gradients: Gradients, rounds: int, progress: Callable[[str], o
     if dist.is_initialized():
         raise UsageError("torch's hooks are measured in a process group of their own, and this process has one already")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    _GROUPS.append(dist.group.WORLD)
     try:
         for hook in hooks():
             progress(hook.name)

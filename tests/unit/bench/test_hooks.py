@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -44,6 +47,23 @@ def test_a_hook_that_fails_does_not_hide_the_others(monkeypatch: pytest.MonkeyPa
     assert broken.failure == "RuntimeError: not on this machine"
     assert other.failure == ""
     assert dist.all_reduce.__module__.startswith("torch.distributed")
+
+
+def test_a_callback_of_gloo_never_drops_the_last_reference_to_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = list[weakref.ref[dist.ProcessGroup]]()
+
+    def hook(state: object, bucket: hooks.Bucket) -> torch.futures.Future[torch.Tensor]:
+        groups.append(weakref.ref(dist.group.WORLD))
+        future = torch.futures.Future[torch.Tensor]()
+        future.set_result(bucket.buffer())
+        return future
+
+    monkeypatch.setattr(hooks, "hooks", lambda: [hooks.Hook("noted", None, hook)])
+    (figure,) = hooks.measure_hooks(gradients(), 1, lambda name: None)
+    gc.collect()
+    assert figure.failure == ""
+    assert groups[0]() is not None
+    assert not dist.is_initialized()
 
 
 def test_a_process_group_is_not_touched() -> None:
