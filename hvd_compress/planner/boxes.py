@@ -6,10 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hvd_compress.native.planner import Span
+from hvd_compress.planner.options import PlacedTask
 from hvd_compress.planner.problem import LANES, Problem
 
 COMPUTATION = "computation"
 TERMS = (COMPUTATION, "compression", "communication")
+COLLECTIVES = "collectives"
+"""The lane of both links, where there is one collective at a time."""
 ROWS = (COMPUTATION, "compression: training device", "compression: host", "link within hosts", "link across hosts")
 """As in the paper's Figure 2, from top to bottom. The first two share the training device."""
 
@@ -62,15 +65,16 @@ def _boxes(problem: Problem, strategy: Sequence[int]) -> Iterator[Box]:
         task, row, term = "backward", COMPUTATION, COMPUTATION
         if span.task >= 0:
             found = problem.options[strategy[span.tensor]].tasks[span.task]
-            task, row = str(found), _row(span, found.communicates)
+            task, row = str(found), _row(span, found)
             term = TERMS[2] if found.communicates else TERMS[1]
         name = problem.model.tensors[span.tensor].name
-        yield Box(span.tensor, name, task, LANES[span.lane], row, term, span.start_ns, span.end_ns)
+        lane = COLLECTIVES if problem.one_at_a_time and span.lane >= LANES.index("within") else LANES[span.lane]
+        yield Box(span.tensor, name, task, lane, row, term, span.start_ns, span.end_ns)
 
 
-def _row(span: Span, communicates: bool) -> str:
-    assert communicates == (span.lane >= LANES.index("within"))
-    return ROWS[span.lane + 1]
+def _row(span: Span, task: PlacedTask) -> str:
+    place = task.link or task.device
+    return ROWS[1 + (span.lane if place == "all" else LANES.index(place))]
 
 
 def seconds_by_term(found: Sequence[Box]) -> dict[str, float]:

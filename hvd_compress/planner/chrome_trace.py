@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from hvd_compress import schema
-from hvd_compress.planner.boxes import Box
+from hvd_compress.planner.boxes import COLLECTIVES, Box
 from hvd_compress.planner.problem import LANES
 
 PREDICTED = 1
-"""The process of the prediction; its rows are LANES."""
+"""The process of the prediction."""
+ROWS = (*LANES, COLLECTIVES)
+"""Its rows, of those lanes that are busy."""
 
 
 def write(path: str | Path, found: Sequence[Box], title: str) -> None:
@@ -22,7 +24,9 @@ def write(path: str | Path, found: Sequence[Box], title: str) -> None:
 def events(found: Sequence[Box], title: str) -> Iterator[dict[str, Any]]:
     """Yield records: complete events ("X"), with times in microseconds, as the boxes have them."""
     yield {"ph": "M", "name": "process_name", "pid": PREDICTED, "args": {"name": title}}
-    for row, lane in enumerate(LANES):
+    for row, lane in enumerate(ROWS):
+        if all(box.lane != lane for box in found):
+            continue
         about = {"ph": "M", "pid": PREDICTED, "tid": row}
         yield {**about, "name": "thread_name", "args": {"name": lane}}
         yield {**about, "name": "thread_sort_index", "args": {"sort_index": row}}
@@ -32,7 +36,7 @@ def events(found: Sequence[Box], title: str) -> Iterator[dict[str, Any]]:
             "name": f"{box.name}: {box.task}" if box.name else box.task,
             "cat": box.term,
             "pid": PREDICTED,
-            "tid": LANES.index(box.lane),
+            "tid": ROWS.index(box.lane),
             "ts": box.start_ns / 1e3,
             "dur": box.ns / 1e3,
             "args": {"tensor": box.tensor, "task": box.task},

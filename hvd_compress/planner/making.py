@@ -141,8 +141,8 @@ def make(
         raise PlanError(f"no option that can be run is left: {asked}")
     allowed = replace(asked, only=tuple(sorted(names)))
     arguments = inputs.model, inputs.system, inputs.profile
-    dense = plan(*arguments, allowed, fusion=fusion, policies=(start,), budget_s=0.0)
-    found = plan(*arguments, allowed, fusion=fusion, budget_s=budget_s)
+    dense = plan(*arguments, allowed, fusion=fusion, policies=(start,), budget_s=0.0, one_at_a_time=True)
+    found = plan(*arguments, allowed, fusion=fusion, budget_s=budget_s, one_at_a_time=True)
     return Made(found, dense, runs, inputs.model)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from hvd_compress.planner.baselines import POLICIES, Policy
 from hvd_compress.planner.espresso import Chosen, near_optimal
-from hvd_compress.planner.fusion import Cuts, Fused, cut, fuse, merges
+from hvd_compress.planner.fusion import Fused, cut, fuse, merges
 from hvd_compress.planner.options import Constraints, Option
 from hvd_compress.planner.problem import Problem
 from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, SystemProfile
@@ -57,6 +57,7 @@ def plan(
     fusion: bool = True,
     policies: Sequence[Policy] = STARTS,
     budget_s: float = 10.0,
+    one_at_a_time: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Planned:
     """Return the best plan that is found within a budget of time, never slower than any of `policies` without fusion.
@@ -65,6 +66,7 @@ def plan(
         fusion: whether tensors may be joined to buckets.
         policies: where the local search begins.
         budget_s: seconds of the search, for one core.
+        one_at_a_time: as in Problem.
 
     Raises:
         PlanError: constraints leave no option.
@@ -76,44 +78,31 @@ def plan(
     for number, cuts in enumerate(ladder):
         shares = len(ladder) - number + int(fusion)  # one is left for merges
         share_s = max(0.0, end - clock()) / shares
-        found = _planned(model, system, compressor, constraints, cuts, policies, share_s, clock)
+        fused = fuse(model, cuts)
+        problem = Problem(fused.model, system, compressor, constraints, one_at_a_time=one_at_a_time)
+        starts = [policy(problem) for policy in policies]
+        found = Planned(fused, problem, near_optimal(problem, starts, share_s, clock))
         complete = complete and found.chosen.complete
         best = found if best is None or found.end_ns < best.end_ns else best
     assert best is not None
-    while fusion and clock() < end and (better := _merged(model, best, constraints, end, clock)):
+    while fusion and clock() < end and (better := _merged(model, best, end, clock)):
         best = better
     return replace(best, complete=complete and (not fusion or clock() < end))
-
-
-def _planned(
-    model: ModelProfile,
-    system: SystemProfile,
-    compressor: CompressorProfile,
-    constraints: Constraints | None,
-    cuts: Cuts,
-    policies: Sequence[Policy],
-    budget_s: float,
-    clock: Callable[[], float],
-) -> Planned:
-    fused = fuse(model, cuts)
-    problem = Problem(fused.model, system, compressor, constraints)
-    return Planned(fused, problem, near_optimal(problem, [policy(problem) for policy in policies], budget_s, clock))
 
 
 def _merged(
     model: ModelProfile,
     best: Planned,
-    constraints: Constraints | None,
     end: float,
     clock: Callable[[], float],
 ) -> Planned | None:
     """Return a better plan with two neighbours joined, each bucket with the option that it has now or Algorithm 1's."""
-    system, compressor = best.problem.system, best.problem.compressor
+    of = best.problem
     for at, cuts in merges(best.fused):
         if clock() >= end:
             return None
         fused = fuse(model, cuts)
-        problem = Problem(fused.model, system, compressor, constraints)
+        problem = Problem(fused.model, of.system, of.compressor, of.constraints, one_at_a_time=of.one_at_a_time)
         kept = best.chosen.strategy
         joined = [(*kept[:at], kept[which], *kept[at + 2 :]) for which in (at, at + 1)]
         ends = problem.native.ends(joined)

@@ -19,6 +19,8 @@ class Problem:
     Attributes:
         model: whose tensors they are.
         constraints: what a user allows.
+        one_at_a_time: whether there is one collective at a time, as in a job's pipeline; in the paper the links within
+            and across hosts pipeline between tensors.
         options: all that are allowed, always in the order of the tree, and the uncompressed allreduce in any case.
         uncompressed: its number.
         numel: the distinct sizes of tensors, in descending order.
@@ -33,12 +35,13 @@ class Problem:
         compressor: CompressorProfile,
         constraints: Constraints | None = None,
         free: bool = False,
+        one_at_a_time: bool = False,
     ) -> None:
         """`free`: compression takes no time. Raises PlanError where no option is left."""
         prices = Prices(system, compressor, free)
         self.model, self.system, self.compressor = model, system, compressor
-        self.constraints = constraints or Constraints()
-        table = option_table(self.constraints, prices.devices, system.hosts, system.ranks_per_host)
+        self.constraints, self.one_at_a_time = constraints or Constraints(), one_at_a_time
+        table = option_table(self.constraints, prices.devices, system.hosts, system.ranks_per_host, one_at_a_time)
         self._table = table
         self.options: tuple[Option, ...] = table.options
         self.uncompressed = self.number(UNCOMPRESSED)

@@ -51,11 +51,14 @@ class OptionTable:
 
 
 @lru_cache(maxsize=16)
-def option_table(constraints: Constraints, devices: tuple[str, ...], hosts: int, ranks_per_host: int) -> OptionTable:
+def option_table(
+    constraints: Constraints, devices: tuple[str, ...], hosts: int, ranks_per_host: int, one_at_a_time: bool = False
+) -> OptionTable:
     """Return the table of a system; for a second problem with the same one it is there already.
 
     Args:
         devices: that can compress.
+        one_at_a_time: whether all collectives keep the link of flat ones busy: a job's pipeline launches one at a time.
 
     Raises:
         PlanError: constraints leave no option.
@@ -66,16 +69,16 @@ def option_table(constraints: Constraints, devices: tuple[str, ...], hosts: int,
     numbers: dict[Step, int] = {}  # in the order of their first use
     tasks = tuple(tuple(numbers.setdefault(step, len(numbers)) for step in walk) for walk in walks)
     kinds = tuple(numbers)
-    return OptionTable(found, kinds, tuple(_lane(step, hosts) for step in kinds), tasks)
+    return OptionTable(found, kinds, tuple(_lane(step, hosts, one_at_a_time) for step in kinds), tasks)
 
 
 def _allowed(option: Option, constraints: Constraints, devices: tuple[str, ...]) -> bool:
     return option == UNCOMPRESSED or (constraints.allow(option) and option.devices <= set(devices))
 
 
-def _lane(step: Step, hosts: int) -> int:
+def _lane(step: Step, hosts: int, one_at_a_time: bool) -> int:
     """Return where a task runs. A flat collective keeps the link across hosts busy, if there is one."""
     place = step.task.link or step.task.device
-    if place == "all":
+    if place == "all" or (one_at_a_time and step.task.communicates):
         place = "across" if hosts > 1 else "within"
     return LANES.index(place)

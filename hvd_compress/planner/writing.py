@@ -82,7 +82,7 @@ def strategy_of(plan: Plan, inputs: Inputs) -> tuple[Problem, tuple[int, ...]]:
     names = [_option(at, entry) for at, entry in enumerate(plan.buckets)]
     allowed = Constraints(only=tuple(sorted(set(names))))
     fused = fuse(inputs.model, cuts)
-    problem = Problem(fused.model, inputs.system, inputs.profile, allowed)
+    problem = Problem(fused.model, inputs.system, inputs.profile, allowed, one_at_a_time=True)
     return problem, tuple(problem.number(by_name(name)) for name in names)
 
 
