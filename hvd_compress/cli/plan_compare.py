@@ -85,11 +85,12 @@ def _steps(found: Sequence[TracedStep], problem: Problem, path: Path) -> list[Tr
     fitting = [step for step in found if step.number > 0 and {s.bucket for s in step.spans if s.bucket} == names]
     if fitting:
         return fitting
-    odd = sorted({span.bucket for step in found for span in step.spans if span.bucket} ^ names)
+    odd = sorted({span.bucket for span in found[-1].spans if span.bucket} ^ names)
     words = f"such as {odd[0]!r} in one of them alone" if odd else "and there is no step but step 0"
     raise PlanError(
         f"{path}: no step has the {len(names)} buckets of the plan, {words}: trace a run with Compression.plan() "
-        "of this file. DistributedDataParallel cuts buckets of its own, and cannot be compared"
+        "of this file. DistributedDataParallel cuts buckets of its own: plan with --no-fusion, and pass "
+        "bucket_cap_mb=1e-6 to it"
     )
 
 

@@ -15,7 +15,7 @@ from hvd_compress.step_report import PhaseSpans, Span
 from hvd_compress.timeline.array_file import JsonArrayFile
 
 TRAINING = 0
-"""The process of the thread that trains; that of bucket b is b + 1."""
+"""The process of the thread that trains; those of buckets follow, in the order in which they are first seen."""
 PHASES = ("ENCODE", "COMMUNICATE", "DECODE")
 """The rows of a bucket, from 1 on."""
 
@@ -47,7 +47,8 @@ class Timeline:
         Raises ConfigError where the file cannot be written.
         """
         self._path, self._engine, self._start_s = path, engine, start_s
-        self._named: set[int] = set()
+        self._processes: dict[tuple[int, str], int] = {}  # by number and name: DDP makes its buckets anew
+        self._current: dict[int, int] = {}
         try:
             self._file: JsonArrayFile | None = JsonArrayFile(path)
         except OSError as error:
@@ -68,17 +69,20 @@ class Timeline:
         for name, span in training:
             records += self._pair(name, TRAINING, 0, span, {"step": number})
         for bucket, record in enumerate(travelled):
-            if bucket not in self._named:
-                self._named.add(bucket)
-                records += _process(bucket + 1, f"bucket {bucket} ({record.name})", PHASES, first=1)
-            records += self._bucket(number, bucket + 1, record)
+            pid = self._processes.get((bucket, record.name))
+            if pid is None:
+                pid = self._processes[bucket, record.name] = len(self._processes) + 1
+                records += _process(pid, f"bucket {bucket} ({record.name})", PHASES, first=1)
+            self._current[bucket] = pid
+            records += self._bucket(number, pid, record)
         self._write(records)
 
     def event(self, event: Event) -> None:
         """Add what the controller did, but for windows in which nothing changed."""
         if event.kind == "window":
             return
-        where = {"pid": TRAINING, "s": "g"} if event.bucket < 0 else {"pid": event.bucket + 1, "s": "p"}
+        pid = self._current.get(event.bucket, TRAINING)
+        where = {"pid": pid, "s": "g" if pid == TRAINING else "p"}
         name = f"{event.kind.upper()} {event.candidate}".rstrip()
         ts = self._micros(time.perf_counter())
         self._write([{"ph": "i", "name": name, "ts": ts, "tid": 0, **where, "args": event.to_json()}])

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from hvd_compress.cli.main import main
 from hvd_compress.planner.planning import plan
 from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, SystemProfile, read
 from tests.jobs.launch import CHECKOUT, LAUNCHERS, LIMIT_S, Job, launch
@@ -50,6 +52,25 @@ def test_a_profile_of_a_job_is_written_and_planned_with(
     assert {curve.verb for curve in system.within.curves} >= {"allreduce", "reduce_scatter", "allgather", "alltoall"}
     planned = plan(model, system, read(tmp_path / "compressor.json", CompressorProfile), budget_s=0.2)
     assert planned.end_ns > 0
+
+
+def test_a_planned_job_of_ddp_is_compared(tmp_path: Path) -> None:
+    """With a bucket for each parameter, after DDP has made its buckets anew."""
+    job = profiled("torchrun", "ddp", tmp_path, 2)
+    assert job.status == 0, job.output
+    file, timeline = tmp_path / "plan.json", tmp_path / "run.json"
+    make = ["plan", "make", str(tmp_path), "-o", str(file), "--no-fusion", "--engine", "torch", "--budget", "0.5"]
+    made = CliRunner().invoke(main, make)
+    assert made.exit_code == 0, made.output
+    variables = {"HVD_COMPRESS_TIMELINE": str(timeline), "HVD_COMPRESS_TIMELINE_EVERY": "1"}
+    run = launch("torchrun", "profiled", "planned", str(file), ranks=2, **variables)
+    assert run.status == 0, run.output
+    picture = tmp_path / "both.png"
+    compared = CliRunner().invoke(main, ["plan", "compare", str(file), str(timeline), "--picture", str(picture)])
+    assert compared.exit_code == 0, compared.output
+    for term in ("computation, all buckets", "communication, all buckets", "step"):
+        assert re.search(rf"^ ?{term} +[\d.]+ +[\d.]+ +[\d.]+ *$", compared.output, re.MULTILINE), compared.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_rank_without_the_variable_ends_all_of_them(tmp_path: Path) -> None:

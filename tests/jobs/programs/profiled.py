@@ -1,6 +1,7 @@
 """Train some steps under HVD_COMPRESS_PROFILE, by Horovod's optimizer or by DDP; prints what was trained.
 
 usage: profiled.py horovod|ddp [RANK], without the variable on that rank
+       profiled.py planned PLAN, by DDP with a bucket for each parameter
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ def by_horovod(unlucky: int) -> None:
         raise
 
 
-def by_ddp(unlucky: int) -> None:
+def by_ddp(unlucky: int = -1, plan: str | None = None) -> None:
     import torch.distributed as dist
 
     import hvd_compress.ddp as hc
 
     dist.init_process_group("gloo")
     prepare(dist.get_rank(), unlucky)
-    model = torch.nn.parallel.DistributedDataParallel(model_of(), bucket_cap_mb=0.004)
-    hc.compress(model, hc.Compression.topk(0.1, "allgather"))
+    model = torch.nn.parallel.DistributedDataParallel(model_of(), bucket_cap_mb=1e-6 if plan else 0.004)
+    hc.compress(model, hc.Compression.plan(plan) if plan else hc.Compression.topk(0.1, "allgather"))
     train(model, torch.optim.SGD(model.parameters(), lr=0.01), dist.get_rank())
     dist.barrier()
     dist.destroy_process_group()
@@ -73,4 +74,7 @@ def prepare(rank: int, unlucky: int) -> None:
 
 
 if __name__ == "__main__":
-    {"horovod": by_horovod, "ddp": by_ddp}[sys.argv[1]](int(sys.argv[2]) if len(sys.argv) > 2 else -1)
+    if sys.argv[1] == "planned":
+        by_ddp(plan=sys.argv[2])
+    else:
+        {"horovod": by_horovod, "ddp": by_ddp}[sys.argv[1]](int(sys.argv[2]) if len(sys.argv) > 2 else -1)

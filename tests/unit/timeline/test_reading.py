@@ -56,6 +56,24 @@ def test_written_is_read(tmp_path: Path) -> None:
         first.training("SLEEP")
 
 
+def test_buckets_that_are_made_anew_have_their_own_names(tmp_path: Path) -> None:
+    timeline = Timeline(tmp_path / "t.json", 0, "TORCH", 100.0)
+    made = [("all (3)",), ("one", "two"), ("two", "one"), ("one", "two")]
+    for number, names in enumerate(made):
+        start = 101.0 + number
+        training = [("FORWARD", (start, start)), ("BACKWARD", (start, start)), ("WAIT", (start, start + 0.5))]
+        timeline.step(number, training, [TraceRecord(name, {}, spans(start)) for name in names])
+    timeline.close()
+    found = [[span.bucket for span in step.spans if span.phase == "ENCODE"] for step in read(tmp_path / "t.json")]
+    assert found == [list(names) for names in made]
+    processes = [
+        r["args"]["name"] for r in json.loads((tmp_path / "t.json").read_text()) if r.get("name") == "process_name"
+    ]
+    assert processes[1:] == [
+        *("bucket 0 (all (3))", "bucket 0 (one)", "bucket 1 (two)", "bucket 0 (two)", "bucket 1 (one)")
+    ]
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
