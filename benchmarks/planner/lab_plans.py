@@ -10,7 +10,7 @@ from hvd_compress.planner.options import Constraints, by_name
 from hvd_compress.planner.planning import Planned
 from hvd_compress.planner.problem import Problem
 from hvd_compress.planner.writing import to_plan
-from hvd_compress.policies.plan import Plan
+from hvd_compress.policies.plan_schema import Plan
 
 OURS = "ours"
 BUCKET_BYTES = 4 << 20

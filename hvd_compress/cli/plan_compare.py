@@ -21,7 +21,7 @@ from hvd_compress.planner.drawing import Panel, draw, require_picture
 from hvd_compress.planner.making import Inputs
 from hvd_compress.planner.problem import Problem
 from hvd_compress.planner.writing import strategy_of
-from hvd_compress.policies.plan import Plan, read
+from hvd_compress.policies.plan_schema import Plan, read
 from hvd_compress.timeline.reading import TracedStep
 from hvd_compress.timeline.reading import read as read_timeline
 

@@ -138,7 +138,7 @@ def _payload_bytes(text: str, training: Training) -> float:
 
 
 def _built(settings: dict[str, Any]) -> Compressor:
-    from hvd_compress.policies.plan import compressor_of
+    from hvd_compress.policies.plan_settings import compressor_of
 
     try:
         return compressor_of(settings)

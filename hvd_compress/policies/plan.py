@@ -22,11 +22,7 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError, PlanError
 from hvd_compress.policies.base import DecisionPolicy, Launch
 from hvd_compress.policies.fixed import decide
-from hvd_compress.policies.plan_schema import Plan as Plan
-from hvd_compress.policies.plan_schema import Treatment as Treatment
-from hvd_compress.policies.plan_schema import read as read
-from hvd_compress.policies.plan_settings import compressor_of as compressor_of
-from hvd_compress.policies.plan_settings import settings_of as settings_of
+from hvd_compress.policies.plan_schema import Plan, Treatment, read
 
 log = logging.getLogger("hvd_compress")
 

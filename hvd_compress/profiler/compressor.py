@@ -20,7 +20,7 @@ from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.payload import Payload
 from hvd_compress.planner.profiles import CompressorProfile, Device, DeviceTimes, PayloadSize, Times
-from hvd_compress.policies.plan import settings_of
+from hvd_compress.policies.plan_settings import settings_of
 from hvd_compress.profiler.clocks import Clock, clock_of
 
 SMALLEST, LARGEST = 1 << 8, 1 << 24

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from hvd_compress.cli.main import main
 from hvd_compress.compressors.base import Compressor
 from hvd_compress.cost.paths import Path as Way
-from hvd_compress.policies.plan import compressor_of, read
+from hvd_compress.policies.plan_schema import read
+from hvd_compress.policies.plan_settings import compressor_of
 from tests.jobs.launch import launch
 from tests.unit.planner import profile_files
 

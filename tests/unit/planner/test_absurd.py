@@ -23,7 +23,7 @@ from hvd_compress.errors import ConfigError, PlanError
 from hvd_compress.planner.making import NAMES, Inputs
 from hvd_compress.planner.problem import Problem
 from hvd_compress.planner.profiles import LONGEST_US, MOST_BYTES, MOST_BYTES_PER_S, MOST_ELEMENTS, MOST_RANKS
-from hvd_compress.policies.plan import read as read_plan
+from hvd_compress.policies.plan_schema import read as read_plan
 from tests.unit.planner import profile_files
 
 CURVES = [

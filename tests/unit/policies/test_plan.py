@@ -17,7 +17,8 @@ from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import PlanError, UsageError
 from hvd_compress.policies import Covap
-from hvd_compress.policies.plan import Plan, PlanFile, PlannedPolicy, read
+from hvd_compress.policies.plan import PlanFile, PlannedPolicy
+from hvd_compress.policies.plan_schema import Plan, read
 from hvd_compress.settings import Settings
 from tests.harness import REQUESTS, SHAPES, alone, backward, make_optimizer, make_parameters, on_engine
 

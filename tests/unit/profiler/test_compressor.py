@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hvd_compress.compressors import DGC, BlockQuantizer, Cast, EFSign, PowerSGD, RandomK, TopK
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
-from hvd_compress.policies.plan import compressor_of
+from hvd_compress.policies.plan_settings import compressor_of
 from hvd_compress.profiler.compressor import (
     LARGEST,
     SMALLEST,
