@@ -57,7 +57,7 @@ ALLOWED = {
         "payload",
         "planner.profiles",
         "policies.base",
-        "policies.plan",
+        "policies.plan_settings",
         "schemes.groups",
         "settings",
     },
