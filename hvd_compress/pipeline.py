@@ -208,9 +208,10 @@ class Pipeline:
         elif self._begun is not None and self._failure is None and not self._collectives.is_current:
             wait([self._begun], KERNEL_LIMIT_S)  # other ranks need this one for what all have begun
         self._kernels.stop(KERNEL_LIMIT_S)
-        self._collectives.stop()
-        if self._messenger is not None:
-            self._messenger.stop()
+        may_hang = self._failure is not None or (self._begun is not None and not self._begun.done())
+        for worker in (self._collectives, self._messenger):
+            if worker is not None:
+                worker.stop(0.0 if may_hang else KERNEL_LIMIT_S)
 
     @property
     def failed(self) -> bool:

@@ -49,8 +49,9 @@ class Worker:
     def stop(self, wait_s: float = 0.0) -> None:
         """Let the thread end after what it is doing now; what waits behind it is cancelled.
 
-        Waiting matters when the interpreter ends: it would kill the thread in the middle of a kernel, and the process
-        with it. A thread that may hang in a collective must not be waited for.
+        Waiting matters when the interpreter ends: it would kill the thread in the middle of a kernel, or while what the
+        thread has of torch is released, and the process with it (std::terminate). A thread that may hang in a
+        collective must not be waited for.
         """
         self._stopped.set()
         self._queue.put(None)
