@@ -51,12 +51,13 @@ def compare(plan: Path, timeline: Path, profile: Path | None, picture: Path | No
     problem, strategy = strategy_of(found, inputs)
     predicted = step_boxes(problem, strategy)
     steps = _steps(read_timeline(timeline), problem, timeline)
+    _check_plan(steps, problem, found, timeline)
     numbers = {tensor.name: number for number, tensor in enumerate(problem.model.tensors)}
     measured = {one.number: list(_measured(one, numbers)) for one in steps}
     rows = _rows(predicted, measured.values(), [one.us for one in steps])
     console = Console(highlight=False)
     console.print(_table(rows))
-    for line in advice(*rows):
+    for line in (*_changed(found, _end_ns(predicted), files), *advice(*rows)):
         console.print(Text(line))
     if picture is not None:
         shown = _shown(steps, step, timeline)
@@ -92,6 +93,29 @@ def _steps(found: Sequence[TracedStep], problem: Problem, path: Path) -> list[Tr
         "of this file. DistributedDataParallel cuts buckets of its own: plan with --no-fusion, and pass "
         "bucket_cap_mb=1e-6 to it"
     )
+
+
+def _check_plan(steps: Sequence[TracedStep], problem: Problem, plan: Plan, path: Path) -> None:
+    """Raise PlanError where a bucket travelled by another scheme than the plan has."""
+    schemes = {tensor.name: entry.scheme for tensor, entry in zip(problem.model.tensors, plan.buckets, strict=True)}
+    for step in steps:
+        for span in step.spans:
+            scheme = schemes.get(span.bucket, "auto")
+            if span.candidate and scheme != "auto" and not span.candidate.startswith(scheme):
+                raise PlanError(
+                    f"{path}: in step {step.number} bucket {span.bucket!r} travelled by {span.candidate!r}, and by "
+                    f"{scheme!r} in the plan: this is the run of another plan, or the plan has changed since"
+                )
+
+
+def _changed(plan: Plan, end_ns: int, files: Mapping[str, Path]) -> Iterator[str]:
+    """Say so where what the plan predicted is not what the files predict now."""
+    said = plan.prediction.step_us if plan.prediction is not None else end_ns / 1e3
+    if abs(end_ns / 1e3 - said) > 1e-3 * said:
+        yield (
+            f"the plan was made with another prediction, {said / 1e3:.3f} ms a step: the profile in "
+            f"{files['model'].parent} has changed since, or this version predicts otherwise"
+        )
 
 
 def _measured(step: TracedStep, numbers: Mapping[str, int]) -> Iterator[Box]:

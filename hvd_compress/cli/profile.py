@@ -46,7 +46,7 @@ def command(steps: int, skip: int, compressor: str, stop: bool, folder: Path, pr
     with mpirun, horovodrun or torchrun. The compressor is by default that of the training. While steps are recorded
     gradients are exchanged after the backward pass, and not beside it; what is trained is the same.
 
-    Ends with the exit code of PROGRAM; with 2 where there is no profile.
+    Ends with the exit code of PROGRAM; with 2 where that is 0 and there is no profile.
     """
     if compressor:
         from hvd_compress.compression.named import compressor_named
@@ -59,7 +59,7 @@ def command(steps: int, skip: int, compressor: str, stop: bool, folder: Path, pr
         files = Files(folder)
         status, stopped = _run(program, environment, files, stop)
         if not files.complete:
-            click.echo(f"Error: no profile: {files.obstacle(skip + steps)}", err=True)
+            click.echo(f"Error: no profile: {files.obstacle(skip + steps, status)}", err=True)
             sys.exit(status or 2)
         _print(folder)
         sys.exit(0 if stopped else status)
@@ -99,8 +99,8 @@ class Files:
         """Whether this run has written all of them: the model is the last one, and then the progress ends."""
         return self._stamp() not in (None, self._before) and not self._progress.exists()
 
-    def obstacle(self, steps: int) -> str:
-        """Return in words why a run of a number of steps has no profile."""
+    def obstacle(self, steps: int, status: int) -> str:
+        """Return in words why a run of a number of steps, which ended with an exit code, has no profile."""
         from hvd_compress.profiler.folder import unwritable
 
         try:
@@ -113,6 +113,8 @@ class Files:
         words = f"{seen} of {steps} steps were seen"
         if why := unwritable(self._folder):
             return f"{words}, and the folder {self._folder} cannot be written any more ({why}): name another with -o"
+        if status and told in ("", NOT_SEEN):
+            return f"PROGRAM ended with exit code {status} after {seen} of {steps} steps; its output above says why"
         if told:
             return f"{words}: {told}"
         if seen == steps:

@@ -68,7 +68,7 @@ def command(model: Path, as_json: bool, plots: Path | None, **options: Any) -> N
     The model is that of Agarwal et al., section 4.2.4: dense gradients travel beside the backward pass, compressed ones
     behind it, in rings. No GPU, cluster or network is needed.
     """
-    profile = profiles.read(model, ModelProfile)
+    profile = profiles.read(_in_folder(model, "model"), ModelProfile)
     backward = parse_latency(options["backward"], "backward", "240ms") if options["backward"] else None
     training = training_of(profile, backward, options["bucket_mb"] * (1 << 20), options["gamma"])
     name, compression = _compression(profile, training, options)
@@ -86,6 +86,11 @@ def command(model: Path, as_json: bool, plots: Path | None, **options: Any) -> N
         click.echo(f"wrote {picture}")
 
 
+def _in_folder(path: Path, name: str) -> Path:
+    """Return the file itself, or the one of a profile's folder, as `plan make` takes it."""
+    return path / profiles.NAMES[name] if path.is_dir() else path
+
+
 def _network(options: dict[str, Any]) -> Formulas:
     given = [
         f"--{each.replace('_', '-')}" for each in ("world_size", "bandwidth", "latency") if options[each] is not None
@@ -93,7 +98,7 @@ def _network(options: dict[str, Any]) -> Formulas:
     if options["system"] is not None:
         if given:
             raise click.UsageError(f"--system says what {given[0]} says: give one of them")
-        return network_of(profiles.read(options["system"], SystemProfile))
+        return network_of(profiles.read(_in_folder(options["system"], "system"), SystemProfile))
     if options["world_size"] is None or options["bandwidth"] is None:
         raise click.UsageError("which network? Give --world-size and --bandwidth, or --system")
     return Formulas(
@@ -120,13 +125,15 @@ def _compression(profile: ModelProfile, training: Training, options: dict[str, A
         from hvd_compress.compression.named import compressor_named
 
         compressor = compressor_named(options["compressor"])
+        if not compressor.compresses:
+            raise click.UsageError(f"--compressor {options['compressor']} compresses nothing: name one that does, int4")
         payloads = payloads_of(compressor, profile)
         if is_summed_by_owners(compressor):
             payloads = tuple(Payload(each.nbytes) for each in payloads)
         return options["compressor"], Compression(payloads, encode, decode)
     if options["encode"] or options["decode"]:
         raise click.UsageError("--compressor-profile has the times: leave out --encode and --decode")
-    measured = profiles.read(options["compressor_profile"], CompressorProfile)
+    measured = profiles.read(_in_folder(options["compressor_profile"], "compressor"), CompressorProfile)
     numel = sum(tensor.numel for tensor in profile.tensors)
     compressor = _built(measured.compressor)
     summable = is_summable(compressor) or is_summed_by_owners(compressor)

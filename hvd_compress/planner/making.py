@@ -53,7 +53,7 @@ class Inputs:
 
     def runs(self, engine: str) -> dict[Option, Run]:
         """Return what a job can run. Raises PlanError where that is nothing but what is not compressed."""
-        found = runnable(self.compressor, self.system, engine)
+        found = runnable(self.compressor, self.system, engine, self.profile.devices)
         if not any(option.compressions for option in found):
             raise PlanError(
                 f"{self.files['compressor']}: compressor: no scheme carries out an option of the tree with "
@@ -127,15 +127,20 @@ def make(
         budget_s: seconds of the search. Where it is complete before, the same inputs give the same plan.
 
     Raises:
-        PlanError: constraints name an option that cannot be run, or leave none.
+        PlanError: constraints name an option that cannot be run, or leave none, or no device with a profile.
     """
     runs, asked = inputs.runs(engine), constraints or Constraints()
+    if not set(asked.devices) & set(inputs.profile.devices):
+        raise PlanError(
+            f"{inputs.files['compressor']}: devices: no times of {' or '.join(asked.devices)}, which alone may "
+            f"compress; it has {', '.join(inputs.profile.devices)}"
+        )
     names = {str(option) for option in runs if asked.allow(option)}
     for name in asked.only:
         if name not in {str(option) for option in runs}:
             raise PlanError(
                 f"option {name!r} cannot be run with {inputs.compressor} over engine {engine!r}, or compresses on two "
-                f"devices; {len(runs)} options can, such as {str(next(iter(runs)))!r}"
+                f"devices or on one without times; {len(runs)} options can, such as {str(next(iter(runs)))!r}"
             )
     if not names:
         raise PlanError(f"no option that can be run is left: {asked}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -48,7 +48,9 @@ class Run:
     device: str
 
 
-def runnable(compressor: Compressor, system: SystemProfile, engine: str = "mpi") -> dict[Option, Run]:
+def runnable(
+    compressor: Compressor, system: SystemProfile, engine: str = "mpi", devices: Collection[str] = DEVICES
+) -> dict[Option, Run]:
     """Return all options that a job can carry out with this compressor, and how, in the order of the tree.
 
     A bucket is compressed on one device. With one host, or one rank each, hierarchical options are flat ones with more
@@ -56,11 +58,14 @@ def runnable(compressor: Compressor, system: SystemProfile, engine: str = "mpi")
 
     Args:
         engine: a name of ENGINES.
+        devices: that can compress.
     """
     can = replace(ENGINES[engine], hosts=_few_hosts(system))
     found: dict[Option, Run] = {}
     for option in options():
-        if len(option.devices) > 1 or (option.hierarchical and 1 in (system.hosts, system.ranks_per_host)):
+        if len(option.devices) > 1 or not option.devices <= set(devices):
+            continue
+        if option.hierarchical and 1 in (system.hosts, system.ranks_per_host):
             continue
         sent = compressor if option.compressions else Cast()
         path = path_of(option, sent, can)

@@ -67,8 +67,9 @@ def strategy_of(plan: Plan, inputs: Inputs) -> tuple[Problem, tuple[int, ...]]:
     """Return the problem whose tensors are a plan's buckets, and the plan as a strategy of it.
 
     Raises:
-        PlanError: the plan has no options, or its parameters are not those of the profile.
+        PlanError: the plan has no options, or its parameters, ranks or compressor are not those of the profile.
     """
+    _check_profile(plan, inputs)
     numbers = {tensor.name: number for number, tensor in enumerate(inputs.model.tensors)}
     named = [name for entry in plan.buckets for name in entry.parameters]
     if set(named) != set(numbers):
@@ -84,6 +85,19 @@ def strategy_of(plan: Plan, inputs: Inputs) -> tuple[Problem, tuple[int, ...]]:
     fused = fuse(inputs.model, cuts)
     problem = Problem(fused.model, inputs.system, inputs.profile, allowed, one_at_a_time=True)
     return problem, tuple(problem.number(by_name(name)) for name in names)
+
+
+def _check_profile(plan: Plan, inputs: Inputs) -> None:
+    ranks = inputs.system.hosts * inputs.system.ranks_per_host
+    if plan.world_size not in (None, ranks):
+        raise PlanError(f"the plan is for {plan.world_size} ranks, and {inputs.files['system']} is of {ranks}")
+    for at, entry in enumerate(plan.buckets):
+        used = entry.built()
+        if used.compresses and used != inputs.compressor:
+            raise PlanError(
+                f"buckets.{at}.compressor is {used}, and {inputs.files['compressor']} is of {inputs.compressor}: pass "
+                "the profile that the plan was made from as --profile"
+            )
 
 
 def _option(at: int, entry: BucketEntry) -> str:

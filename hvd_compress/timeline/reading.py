@@ -26,6 +26,7 @@ class TracedSpan:
         bucket: its name; empty for the thread that trains.
         phase: one of PHASES, or what the training did: FORWARD, BACKWARD, WAIT.
         call: the collective, such as MPI_ALLREDUCE, of a span within COMMUNICATE; empty for the phase itself.
+        candidate: how the bucket travelled, of its phases, where the file says it.
     """
 
     bucket: str
@@ -33,6 +34,7 @@ class TracedSpan:
     call: str
     start_us: float
     end_us: float
+    candidate: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,13 +93,16 @@ def _steps(records: Sequence[Mapping[str, Any]]) -> list[TracedStep]:
     called = (record for record in records if record.get("name") == "process_name")
     names = {record["pid"]: _bucket(record["args"]["name"]) for record in called}
     found: dict[int, list[TracedSpan]] = defaultdict(list)
-    for step, pid, phase, call, start, end in _pairs(records):
-        found[step].append(TracedSpan("" if pid == TRAINING else names[pid], phase, call, start, end))
+    for step, pid, phase, call, start, end, candidate in _pairs(records):
+        found[step].append(TracedSpan("" if pid == TRAINING else names[pid], phase, call, start, end, candidate))
     return [TracedStep(number, tuple(spans)) for number, spans in sorted(found.items())]
 
 
-def _pairs(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, str, str, float, float]]:
-    """Yield step, process, phase, call, and times. B and E of a row are nested; a call has its step from the phase."""
+def _pairs(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, str, str, float, float, str]]:
+    """Yield step, process, phase, call, times, and candidate.
+
+    B and E of a row are nested; a call has its step from the phase.
+    """
     open_: dict[tuple[int, int], list[Mapping[str, Any]]] = defaultdict(list)
     for number, record in enumerate(records):
         if record["ph"] not in "BE":
@@ -113,7 +118,8 @@ def _pairs(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, str
         phase = stack[0] if stack else begin
         named = phase["name"] if record["pid"] == TRAINING else PHASES[record["tid"] - 1]
         call = begin["name"] if stack else ""
-        yield phase["args"]["step"], record["pid"], named, call, begin["ts"], record["ts"]
+        candidate = "" if call else str(begin["args"].get("candidate", ""))
+        yield phase["args"]["step"], record["pid"], named, call, begin["ts"], record["ts"], candidate
 
 
 def _check(number: int, record: Mapping[str, Any]) -> None:

@@ -133,7 +133,7 @@ class TestMake:
         assert not (tmp_path / "plan.json").exists()
 
 
-def traced(path: Path, plan: Plan, steps: int = 3, names: list[str] | None = None) -> Path:
+def traced(path: Path, plan: Plan, steps: int = 3, names: list[str] | None = None, candidate: str = "") -> Path:
     """Write the timeline of a run in which each bucket takes a millisecond to compress and two to communicate."""
     timeline = Timeline(path, 0, "MPI", 0.0)
     found = [
@@ -148,7 +148,7 @@ def traced(path: Path, plan: Plan, steps: int = 3, names: list[str] | None = Non
         ]
         call = Call("reduce_scatter", "auto", 8, 0.002, 16, now + 0.03)
         spans = PhaseSpans((now + 0.02, now + 0.0205), (now + 0.03, now + 0.032), (now + 0.05, now + 0.0505), (call,))
-        timeline.step(number, training, [TraceRecord(name, {}, spans) for name in names or found])
+        timeline.step(number, training, [TraceRecord(name, {"candidate": candidate}, spans) for name in names or found])
     timeline.close()
     return path
 
@@ -204,6 +204,28 @@ class TestCompare:
         result = run("compare", plan, timeline, *arguments)
         assert result.exit_code == 2
         assert words in " ".join(result.output.split())
+
+    def test_the_run_of_another_plan(self, plan: Path, tmp_path: Path) -> None:
+        result = run("compare", plan, traced(tmp_path / "t.json", read(plan), candidate="star-ring"))
+        assert result.exit_code == 2
+        assert "travelled by 'star-ring', and by '" in " ".join(result.output.split())
+
+    def test_another_profile(self, plan: Path, profile: Path, tmp_path: Path) -> None:
+        """Times that have changed are told of; another compressor or number of ranks is refused."""
+        timeline = traced(tmp_path / "t.json", read(plan))
+        assert "another prediction" not in run("compare", plan, timeline).output
+        for name, change, words in (
+            ("model", {"forward_us": 1e6}, "the plan was made with another prediction, "),
+            ("compressor", {"compressor": {"name": "topk", "ratio": 0.051}}, "pass the profile that the plan was made"),
+            ("system", {"hosts": 4}, "the plan is for 4 ranks, and "),
+        ):
+            file = profile / f"{name}.json"
+            before = file.read_text()
+            file.write_text(json.dumps(json.loads(before) | change))
+            result = run("compare", plan, timeline)
+            file.write_text(before)
+            assert words in " ".join(result.output.split()), result.output
+            assert result.exit_code == (0 if name == "model" else 2)
 
     def test_a_plan_by_hand_needs_a_profile(self, plan: Path, profile: Path, tmp_path: Path) -> None:
         timeline = traced(tmp_path / "t.json", read(plan))

@@ -86,7 +86,8 @@ def test_the_exit_code_of_the_program_is_passed_on(tmp_path: Path) -> None:
     assert run("-o", str(tmp_path), *python(WRITES + "sys.exit(7)")).exit_code == 7
     done = run("-o", str(tmp_path), *python("import sys; sys.exit(7)"))
     assert done.exit_code == 7
-    assert "Error: no profile" in done.output
+    assert "Error: no profile: PROGRAM ended with exit code 7 after 0 of 110 steps" in done.output
+    assert "HVD_COMPRESS_PROFILE" not in done.output
 
 
 def test_a_program_that_trains_nothing_gives_no_profile(tmp_path: Path) -> None:

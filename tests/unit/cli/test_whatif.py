@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from matplotlib.figure import Figure
 
 from hvd_compress.cli.main import main
+from tests.unit.planner import profile_files
 
 TENSORS = [
     {"name": "bias", "numel": 1000, "backward_us": 10_000},
@@ -97,6 +98,16 @@ def test_a_compressor_by_the_name_of_its_compression(model: Path) -> None:
     assert found["compression"].pop("name") == "int4"
     assert as_in_a_plan["compression"].pop("name") == "blocks:bits=4"
     assert found == as_in_a_plan
+
+
+def test_a_folder_of_a_profile(tmp_path: Path) -> None:
+    folder = profile_files.write(tmp_path / "profile")
+    files = answers(folder / "model.json", *said_by(folder / "system.json", folder / "compressor.json"))
+    assert answers(folder, *said_by(folder, folder)) == files
+
+
+def said_by(system: Path, compressor: Path) -> tuple[object, ...]:
+    return "--system", system, "--compressor-profile", compressor
 
 
 def test_a_measured_compressor_and_system(model: Path, tmp_path: Path) -> None:
@@ -217,6 +228,7 @@ PAYLOAD = ("--payload", "1%")
         ),
         ((*NETWORK, "--compressor", "int4:blok=64"), "int4 has no setting 'blok'; did you mean block?"),
         ((*NETWORK, "--compressor", "topk:ratio=2"), "outside (0, 1]"),
+        ((*NETWORK, "--compressor", "dense"), "--compressor dense compresses nothing"),
         ((*NETWORK, "--compressor", "topk:0.01"), "'0.01' is no setting, such as ratio=0.01"),
         ((*NETWORK, "--compressor", "powersgd"), "tensors.0.shape of 'bias'"),
         ((*NETWORK, "--compressor-profile", "missing.json"), "cannot read the profile of a compressor missing.json"),

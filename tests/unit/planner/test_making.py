@@ -101,6 +101,19 @@ class TestConstraints:
         ):
             make(inputs, Constraints(only=(name,)))
 
+    def test_a_device_without_times(self, tmp_path: Path) -> None:
+        """Not even an option that compresses there can be run, and no plan is made that would be dense for that."""
+        files = said()["compressor"]
+        alone = files | {"devices": {"training": files["devices"]["training"]}}
+        inputs = inputs_in(profile_files.write(tmp_path, compressor=alone))
+        assert all("host" not in option.devices for option in inputs.runs("mpi"))
+        with pytest.raises(
+            PlanError, match=r"compressor.json: devices: no times of host, which alone may compress; it"
+        ):
+            make(inputs, Constraints(devices=("host",)))
+        with pytest.raises(PlanError, match="or on one without times"):
+            make(inputs, Constraints(only=("comp@host allgather*@all decomp@host",)))
+
     def test_none_is_left(self, inputs: Inputs) -> None:
         with pytest.raises(PlanError, match="no option that can be run is left"):
             make(inputs, Constraints(flat=False, hierarchical=False))
