@@ -81,16 +81,16 @@ def _files(plan: Plan, path: Path, profile: Path | None) -> dict[str, Path]:
 
 
 def _steps(found: Sequence[TracedStep], problem: Problem, path: Path) -> list[TracedStep]:
-    """Return the steps with the plan's buckets, without step 0, which holds the handshake."""
+    """Return the steps with the plan's buckets, and others such as sparse rows, without step 0 and its handshake."""
     names = {tensor.name for tensor in problem.model.tensors}
-    fitting = [step for step in found if step.number > 0 and {s.bucket for s in step.spans if s.bucket} == names]
+    fitting = [step for step in found if step.number > 0 and names <= {s.bucket for s in step.spans}]
     if fitting:
         return fitting
-    odd = sorted({span.bucket for span in found[-1].spans if span.bucket} ^ names)
-    words = f"such as {odd[0]!r} in one of them alone" if odd else "and there is no step but step 0"
+    odd = sorted(names - {span.bucket for span in found[-1].spans})
+    words = f"{odd[0]!r} is missing" if odd else "and there is no step but step 0"
     raise PlanError(
         f"{path}: no step has the {len(names)} buckets of the plan, {words}: trace a run with Compression.plan() "
-        "of this file. DistributedDataParallel cuts buckets of its own: plan with --no-fusion, and pass "
+        "of this file. With DistributedDataParallel, which cuts buckets of its own, plan with --no-fusion and pass "
         "bucket_cap_mb=1e-6 to it"
     )
 
@@ -119,14 +119,16 @@ def _changed(plan: Plan, end_ns: int, files: Mapping[str, Path]) -> Iterator[str
 
 
 def _measured(step: TracedStep, numbers: Mapping[str, int]) -> Iterator[Box]:
-    """Yield what a step did, from its own beginning on."""
+    """Yield what a step did, from its own beginning on; `numbers` are those of the plan's buckets, others are left out."""
     start_us = step.training("FORWARD").start_us
 
     def one(bucket: str, task: str, term: str, begin_us: float, end_us: float) -> Box:
         times = round(1e3 * (begin_us - start_us)), round(1e3 * (end_us - start_us))
-        return Box(numbers.get(bucket, -1), bucket, task, term, term, term, *times)
+        return Box(numbers[bucket] if bucket else -1, bucket, task, term, term, term, *times)
 
     for span in step.spans:
+        if span.bucket and span.bucket not in numbers:
+            continue
         if not span.bucket and span.phase != "WAIT":
             yield one("", span.phase.lower(), COMPUTATION, span.start_us, span.end_us)
         elif span.call:

@@ -64,7 +64,8 @@ def compress(model: DistributedDataParallel, compression: Request) -> Distribute
         UnsupportedError: sparse gradients, or a compression that needs the optimizer (gain="rollout").
     """
     _check(model, compression)
-    with profiled_once(Settings.from_environment()) as settings:
+    of_all = dist.get_world_size(model.process_group) == dist.get_world_size()
+    with profiled_once(Settings.from_environment(), of_all) as settings:
         hook = _made_hook(model, compression, settings)
         model.register_comm_hook(hook, _exchange)
     if model.module not in _wrapper_of:

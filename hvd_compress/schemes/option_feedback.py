@@ -57,6 +57,9 @@ class PartCompressor:
                 kept.copy_(lost)
             elif same[0] == self._rank:
                 kept.add_(lost)
+            # Sums near the end of fp32 may overflow here, in a step that is finite on all ranks: without this all later
+            # ones would not be.
+            kept.nan_to_num_(0.0, 0.0, 0.0)
         return payload
 
     def _key(self, task: int, part: Held) -> int:

@@ -106,7 +106,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         parameters = {name: parameter for parameter, name in trained.items()}
         connect = partial(choose_engine, compression.engine, process_set)
         arrivals = choose_arrivals(compression.engine, process_set)
-        with profiled_once(Settings.from_environment()) as settings:
+        with profiled_once(Settings.from_environment(), of_all=not process_set.process_set_id) as settings:
             reducer = Reducer(parameters, compression, connect, options, settings, arrivals=arrivals)
             return wrap(optimizer, names, reducer, backward_passes_per_step, process_set.rank(), process_set.size())
 

@@ -193,7 +193,7 @@ class TestCompare:
         ("changed", "arguments", "words"),
         [
             ({"steps": 1}, (), "there is no step but step 0"),
-            ({"names": ["other"]}, (), "no step has the 5 buckets of the plan, such as 'first.bias'"),
+            ({"names": ["other"]}, (), "no step has the 5 buckets of the plan, 'first.bias' is missing"),
             ({}, ("--step", 7, "--picture", "x.png"), "step 7 is not in it, or has other buckets; there are [1, 2]"),
         ],
     )
@@ -204,6 +204,13 @@ class TestCompare:
         result = run("compare", plan, timeline, *arguments)
         assert result.exit_code == 2
         assert words in " ".join(result.output.split())
+
+    def test_rows_of_an_embedding_are_none_of_the_plan(self, plan: Path, tmp_path: Path) -> None:
+        own = [entry.parameters[0] for entry in read(plan).buckets]
+        timeline = traced(tmp_path / "t.json", read(plan), names=["embedding.weight", *own])
+        result = run("compare", plan, timeline)
+        assert result.exit_code == 0, result.output
+        assert self.rows(result.output)["communication"][1] == pytest.approx(5 * 2, abs=0.03)
 
     def test_the_run_of_another_plan(self, plan: Path, tmp_path: Path) -> None:
         result = run("compare", plan, traced(tmp_path / "t.json", read(plan), candidate="star-ring"))

@@ -6,6 +6,7 @@ import json
 import re
 import resource
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from hvd_compress.compressors import Cast, TopK
 from hvd_compress.cost.paths import Path as Way
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import PlanError
-from hvd_compress.planner.making import NAMES, Inputs, Made, make
+from hvd_compress.planner.espresso import Chosen, start
+from hvd_compress.planner.making import NAMES, Inputs, Made, _settled, make
 from hvd_compress.planner.options import Constraints
+from hvd_compress.planner.planning import plan
 from hvd_compress.planner.writing import strategy_of, to_plan
 from hvd_compress.policies.plan_schema import BucketEntry, Plan, read
 from hvd_compress.policies.plan_settings import compressor_of
@@ -58,6 +61,31 @@ def test_on_a_fast_network_all_is_dense(tmp_path: Path) -> None:
     made = make(inputs_in(profile_files.write(tmp_path, system=said()["system"] | {"within": link, "across": link})))
     assert not any(option.compressions for option in made.planned.options)
     assert made.step_us <= made.dense_us
+
+
+def test_no_bucket_lengthens_the_step_by_itself(inputs: Inputs) -> None:
+    """Also where the budget ended the search early."""
+    made = make(inputs, budget_s=0)
+    problem = made.planned.problem
+    slow = max(range(len(problem.options)), key=lambda number: problem.native.times(0)[number])
+    strategy = (slow,) * len(problem.model.tensors)
+    chosen = Chosen(strategy, problem.end_ns(strategy), "slow")
+    bad = replace(made, planned=replace(made.planned, chosen=chosen))
+    assert min(bad.saved_ns) < 0
+    settled = _settled(bad)
+    assert min(settled.saved_ns) >= 0
+    assert settled.planned.end_ns == problem.end_ns(settled.planned.chosen.strategy) < chosen.end_ns
+
+
+def test_dense_is_searched_for_as_well(inputs: Inputs) -> None:
+    made = make(inputs, budget_s=8)
+    uniform = plan(
+        inputs.model, inputs.system, inputs.profile, Constraints(most_compressions=0, only=tuple(map(str, made.runs))),
+        policies=(start,), budget_s=0.0, one_at_a_time=True,
+    )  # fmt: skip
+    assert made.dense.complete
+    assert made.dense.end_ns <= uniform.end_ns
+    assert made.planned.end_ns <= made.dense.end_ns
 
 
 def test_the_same_inputs_give_the_same_plan(inputs: Inputs) -> None:

@@ -167,6 +167,8 @@ def test_one_optimizer_of_a_process_is_profiled(tmp_path: Path, monkeypatch: pyt
             return found
 
     assert yielded(settings(None)).profile is None
+    with profiled_once(given, of_all=False) as found:
+        assert found.profile is None
     assert yielded(given) == given
     assert yielded(given).profile is None
 

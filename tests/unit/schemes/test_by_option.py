@@ -169,6 +169,28 @@ def test_a_nan_is_seen_by_all_and_remembered_by_nobody(option: str) -> None:
     assert all(not history[-1].residual.any() for history in ranks)
 
 
+OVERFLOWS = (
+    "comp gather*@within allgather*@across decomp comp broadcast*@within decomp",
+    "comp alltoall*@within decomp allreduce@across comp allgather*@within decomp",
+)
+
+
+@pytest.mark.parametrize("name", ["efsign", "efsign-bucket", "onebit", "topk"])
+@pytest.mark.parametrize("option", OVERFLOWS)
+def test_what_overflows_in_a_finite_step_is_not_remembered(option: str, name: str) -> None:
+    """A sum of finite gradients may be more than fp32 holds; the steps after it are finite all the same."""
+
+    def draw(rank: int, step: int) -> torch.Tensor:
+        gradient = gradient_of(rank, step)
+        if step == 1:
+            gradient[358] = 3.3e38
+        return gradient
+
+    ranks = exchange(COMPRESSORS[name], option, draw=draw)
+    assert all(history[2].finite for history in ranks)
+    assert all(bool(torch.isfinite(seen.residual).all()) for history in ranks for seen in history)
+
+
 @pytest.mark.parametrize("option", [COMPRESSED[0], COMPRESSED[12], COMPRESSED[33], COMPRESSED[70], COMPRESSED[-1]])
 def test_a_coefficient_scales_what_comes_back(option: str) -> None:
     """In each step gradient + coefficient * residual is what is applied and what is remembered, over all ranks."""
