@@ -119,7 +119,7 @@ def _changed(plan: Plan, end_ns: int, files: Mapping[str, Path]) -> Iterator[str
 
 
 def _measured(step: TracedStep, numbers: Mapping[str, int]) -> Iterator[Box]:
-    """Yield what a step did, from its own beginning on; `numbers` are those of the plan's buckets, others are left out."""
+    """Yield what a step did, from its own beginning on, of the plan's buckets, which `numbers` has by name."""
     start_us = step.training("FORWARD").start_us
 
     def one(bucket: str, task: str, term: str, begin_us: float, end_us: float) -> Box:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from hvd_compress.cli import descendants
 from hvd_compress.errors import ConfigError
 from hvd_compress.settings import MOST_STEPS
 
@@ -68,6 +69,7 @@ def command(steps: int, skip: int, compressor: str, stop: bool, folder: Path, pr
 @contextmanager
 def _claimed(folder: Path) -> Iterator[None]:
     """In the block no other run of this command has the folder, nor had a job before. Raises ConfigError."""
+    from hvd_compress.planner.profiles import PROGRESS
     from hvd_compress.profiler.folder import COMMAND, RUN, Claim
 
     with Claim(folder, COMMAND):
@@ -75,6 +77,8 @@ def _claimed(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
+            with suppress(OSError):
+                (folder / PROGRESS).unlink()
             if (folder / RUN).exists():  # that of a job that was ended
                 with suppress(ConfigError):
                     Claim(folder, RUN).release()
@@ -150,7 +154,7 @@ def _run(program: Sequence[str], environment: Mapping[str, str], files: Files, s
 
 @contextmanager
 def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Behind the block the process has ended, whatever ends this one: Ctrl-C it has received itself."""
+    """Behind the block the process and what it started have ended, whatever ends this one. Ctrl-C reaches them."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield
@@ -160,12 +164,14 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGTERM, before)
         if process.poll() is None:
+            started = descendants.below(process.pid)
             process.terminate()
             try:
                 process.wait(END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            descendants.end(started, END_S)
 
 
 def _print(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from hvd_compress.cli import descendants
 from hvd_compress.cli.main import main
 from hvd_compress.profiler.folder import RUN, Claim
 
@@ -219,6 +221,17 @@ def test_no_program_and_no_folder(tmp_path: Path) -> None:
     assert "cannot write to the folder" in done.output
 
 
+def test_what_a_script_has_started_ends_with_it(tmp_path: Path) -> None:
+    """A shell that is ended passes nothing on; what it waits for would train on."""
+    pid = tmp_path / "pid"
+    code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid()))\n{WRITES}\ntime.sleep(3600)"
+    script = tmp_path / "train.sh"
+    script.write_text(f"{shlex.join(python(code)[1:])}\necho later\n")
+    done = run("--stop", "-o", str(tmp_path), "--", "bash", str(script))
+    assert done.exit_code == 0, done.output
+    assert int(pid.read_text()) not in descendants._parents()
+
+
 def test_who_ends_the_command_ends_the_program(tmp_path: Path) -> None:
     code = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()) + ' '); time.sleep(3600)"
     command = [sys.executable, "-c", "from hvd_compress.cli.main import main; main()", "profile"]
@@ -228,6 +241,8 @@ def test_who_ends_the_command_ends_the_program(tmp_path: Path) -> None:
     while not (pid.exists() and pid.read_text().endswith(" ")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    (tmp_path / "profile" / "progress.json").touch()
     process.send_signal(signal.SIGTERM)
     assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
+    assert list((tmp_path / "profile").iterdir()) == []
     assert not Path("/proc", pid.read_text().strip()).exists()
