@@ -48,6 +48,7 @@ def test_options_are_listed_by_name() -> None:
     assert result.output.splitlines() == list(map(str, expected))
     hierarchical = run("options", "--devices", 1, "--communication", "hierarchical", "--dense-within")
     assert all("within" in line and "*@within" not in line for line in hierarchical.output.splitlines())
+    assert any("*@across" in line for line in hierarchical.output.splitlines())
     mixed = run("options", "--not-mixed", "--communication", "flat").output
     assert not any("@host" in line and "@training" in line for line in mixed.splitlines())
 

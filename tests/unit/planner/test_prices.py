@@ -169,6 +169,15 @@ def _model(tensors: int = 4) -> ModelProfile:
     )
 
 
+def test_neighbours_are_merged_beyond_the_sizes_to_begin_with() -> None:
+    """Of three tensors of 40 MiB two never fit into a bucket of 64 MiB, and a message takes a second."""
+    far = SYSTEM.model_copy(update={"across": Link(alpha_us=1e6, bytes_per_s=1e9)})
+    sizes = [10 << 20] * 3
+    tensors = tuple(Tensor(name=f"p{n}", numel=size, backward_us=50.0) for n, size in enumerate(sizes))
+    found = plan(ModelProfile(model="made", tensors=tensors), far, BOTH, budget_s=20)
+    assert found.fused.cuts == ((0, 1, 2),)
+
+
 class TestPlanning:
     def test_each_step_is_no_worse(self) -> None:
         problem = Problem(_model(), SYSTEM, BOTH, Constraints(mixed=False))

@@ -52,6 +52,8 @@ def test_written_is_read(tmp_path: Path) -> None:
     ]
     assert [round(s.end_us - s.start_us, -1) for s in own] == [3000, 2000, 1000, 1000]
     assert {s.bucket for s in first.spans} == {"", "one (1)", "two and 3 more"}
+    records = json.loads((tmp_path / "t.json").read_text())
+    assert [r["args"]["sent_bytes"] for r in records if r.get("name") == "COMMUNICATE"] == 4 * [10]
     with pytest.raises(ConfigError, match="step 0 of the timeline has no SLEEP"):
         first.training("SLEEP")
 
