@@ -121,6 +121,13 @@ def test_one_host_or_one_rank_each_leaves_flat_options(hosts: int, ranks: int) -
     assert not any(option.hierarchical for option in found)
 
 
+def test_many_ranks_leave_schemes_of_their_own() -> None:
+    few, many = (runnable(TOPK, system(hosts, 8)) for hosts in (16, 17))
+    named = {option: run for option, run in few.items() if "@" not in run.path.scheme}
+    assert many == named
+    assert len(few) > 100 > len(named) > 5
+
+
 def test_engines_differ() -> None:
     by_engine = {name: {str(run.path) for run in runnable(INT8, system(2, 2), name).values()} for name in ENGINES}
     assert by_engine["mpi"] == by_engine["torch"] > by_engine["horovod"] >= {"dense", "allgather", "alltoall-allgather"}
