@@ -162,6 +162,8 @@ def terms(name: str, network: int) -> None:
 def page() -> None:
     """Write benchmarks/results/planner-lab.md of what was measured."""
     found = [_section(name, *network) for name in JOBS for network in JOBS[name].networks if _rounds(name, *network)]
+    if not found:
+        raise click.ClickException(f"nothing has been measured in {BUILD}: run `lab.py measure`")
     about = next(json.loads(file.read_text())["machine"] for file in sorted(BUILD.glob("*/predicted.json")))
     medians = [statistics.median(errors) for _, errors, _ in found]
     slow = [ratio for _, _, ratio in found]
