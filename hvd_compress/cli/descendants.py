@@ -34,8 +34,10 @@ def end(pids: list[int], limit_s: float) -> None:
         late = time.monotonic() > deadline
         for pid in left if late else [pid for pid, parent in left.items() if parent not in left and pid not in told]:
             told.add(pid)
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):  # it has ended, or is another user's
                 os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+        if late:
+            return  # what even that does not end, the kernel holds
         time.sleep(POLL_S)
 
 
