@@ -202,10 +202,10 @@ def test_a_step_that_was_interrupted_by_halves_does_not_go_on() -> None:
     optimizer.zero_grad()
     bucket = optimizer._reducer._buckets[0]
 
-    def interrupted() -> None:
+    def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    bucket.reset = interrupted  # type: ignore[method-assign]
+    bucket.give_back = interrupted  # type: ignore[method-assign]
     backward(parameters, 0, 1)
     with pytest.raises(KeyboardInterrupt):
         optimizer.synchronize()
