@@ -17,6 +17,7 @@ import torch
 from hvd_compress import checkpoint
 from hvd_compress.buckets.real import gradient_shape
 from hvd_compress.decision import Decision
+from hvd_compress.eagerly import eagerly
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.gradient_hooks import GradientHooks, Handle
 from hvd_compress.named_parameters import trainable
@@ -107,6 +108,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self.backward_passes_per_step = checked_passes(passes)
         self._delay = dict.fromkeys(self._delay, passes)
 
+    @eagerly
     def synchronize(self) -> None:
         """Exchange all gradients; `parameter.grad` holds the reduced ones afterwards.
 
@@ -384,6 +386,7 @@ def wrap(
     return wrapped
 
 
+@eagerly
 def _tell(
     me: weakref.ref[ReducingOptimizer],
     what: Callable[[ReducingOptimizer, torch.Tensor], None],

@@ -20,6 +20,7 @@ from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError, UsageError
 from hvd_compress.profiler.job import JobProfile
+from hvd_compress.replicas import ReplicaCheck
 from hvd_compress.schemes.sparse_rows import no_rows
 from hvd_compress.session import ExchangeSession, LaneMaker
 from hvd_compress.settings import Settings
@@ -81,6 +82,7 @@ class Reducer:
         check_devices(self._parameters, request)
         self._slots, self._devices = slots_of(self._parameters)
         self.session = ExchangeSession(
+            self._slots,
             request,
             settings,
             connect,
@@ -91,6 +93,7 @@ class Reducer:
         )
         if settings.profile is not None:
             self.session.profiling = JobProfile(self._parameters, settings.profile, request, settings.calibration_s)
+        self.session.replicas = ReplicaCheck(self._parameters, settings.check_every)
         self._ready: list[str] = []
         self._held: dict[str, torch.Tensor] = {}  # gradients of the first step, before there are buckets
         self._buckets: list[Bucket] = []
@@ -200,7 +203,6 @@ class Reducer:
     def _set_up(self) -> None:
         never = [name for name in self._parameters if name not in self._ready]
         agreement = self.session.open(
-            self._slots,
             [*self._ready, *never],
             sorted(self._was_sparse),
             repr(self._options),

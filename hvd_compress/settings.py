@@ -17,6 +17,7 @@ DEFAULT_FUSION_THRESHOLD_BYTES = 64 * 1024 * 1024
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_CALIBRATION_S = 3.0
 DEFAULT_TIMELINE_EVERY = 10
+DEFAULT_CHECK_EVERY = 100
 DEFAULT_PROFILE_STEPS, DEFAULT_PROFILE_SKIP = 100, 10
 MOST_STEPS = 1_000_000_000
 """Of what is counted in steps: years."""
@@ -26,6 +27,7 @@ VARIABLES = (
     "ADAPT",
     "CACHE",
     "CALIBRATION_S",
+    "CHECK_EVERY",
     "CUDA",
     "LOG",
     "NETLAB",
@@ -89,6 +91,7 @@ class Settings:
         tensorboard: HVD_COMPRESS_TENSORBOARD, the folder for what the controller knows, as scalars; written by rank 0.
         profile: HVD_COMPRESS_PROFILE and what begins so; None where no profile is asked for. With one nothing is chosen
             by measurement.
+        check_every: HVD_COMPRESS_CHECK_EVERY: one step in so many is checked for equal replicas; 0 checks none.
     """
 
     fusion_threshold_bytes: int = DEFAULT_FUSION_THRESHOLD_BYTES
@@ -100,6 +103,7 @@ class Settings:
     timeline_every: int = DEFAULT_TIMELINE_EVERY
     tensorboard: Path | None = None
     profile: ProfileSettings | None = None
+    check_every: int = DEFAULT_CHECK_EVERY
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -129,7 +133,8 @@ class Settings:
         every = _whole("HVD_COMPRESS_TIMELINE_EVERY", DEFAULT_TIMELINE_EVERY, 1)
         log, timeline, board = (_path(f"HVD_COMPRESS_{name}") for name in ("LOG", "TIMELINE", "TENSORBOARD"))
         profile = ProfileSettings.from_environment()
-        return cls(int(threshold), timeout_s, adapt == "1", calibration_s, log, timeline, every, board, profile)
+        check = _whole("HVD_COMPRESS_CHECK_EVERY", DEFAULT_CHECK_EVERY, 0)
+        return cls(int(threshold), timeout_s, adapt == "1", calibration_s, log, timeline, every, board, profile, check)
 
     def timeline_of(self, rank: int) -> Path | None:
         """Return the file of a rank's timeline; None where it writes none."""

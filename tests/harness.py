@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -255,7 +256,13 @@ def flat_gradient(parameters: Mapping[str, torch.nn.Parameter]) -> torch.Tensor:
     return torch.cat([parameter.grad.reshape(-1).float() for parameter in parameters.values()])
 
 
+def remembered(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return residuals and states of the one rank whose checkpoint this is."""
+    (own,) = state["ranks"].values()
+    return own
+
+
 def flat_residual(optimizer: ReducingOptimizer, parameters: Mapping[str, torch.nn.Parameter]) -> torch.Tensor:
     """All residuals of a rank in one tensor, zeros where there is none yet."""
-    kept = optimizer.state_dict()["hvd_compress"]["residuals"]
+    kept = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
     return torch.cat([kept.get(name, torch.zeros(p.numel())).reshape(-1) for name, p in parameters.items()])

@@ -106,6 +106,6 @@ class Bucket:
             raise UnsupportedError(
                 f"parameter {name!r} is {tuple(parameter.shape)} {parameter.dtype} on {parameter.device} now, and its "
                 f"gradient was {tuple(view.shape)} {view.dtype} on {view.device} when ranks exchanged it first: "
-                "convert a model before its optimizer is wrapped; while training, convert it, make a new optimizer, and "
-                "wrap that, on every rank"
+                "convert a model before its optimizer is wrapped; while training, convert it, make a new optimizer, "
+                "and wrap that, on every rank"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ from hvd_compress.named_parameters import name_parameters
 from hvd_compress.optimizer import ReducingOptimizer, wrap
 from hvd_compress.reducer import ReduceOptions, Reducer
 from hvd_compress.settings import Settings
-from tests.harness import REQUESTS, alone, gradient, make_optimizer
+from tests.harness import REQUESTS, alone, gradient, make_optimizer, remembered
 
 DENSE = REQUESTS["dense"]
 RANKS = 2
@@ -363,8 +364,83 @@ def test_gradients_of_a_dtype_that_nothing_exchanges_are_named() -> None:
         make_optimizer({"p": parameter}, DENSE, alone, 0, 1)
 
 
-def wrapped(plain: torch.optim.Optimizer, model: Model, request: Request = DENSE) -> ReducingOptimizer:
-    """Wrap an optimizer that exists already, on one rank."""
+def wrapped(
+    plain: torch.optim.Optimizer,
+    model: Model,
+    request: Request = DENSE,
+    connect: Callable[[], InProcessEngine] = alone,
+    rank: int = 0,
+    size: int = 1,
+) -> ReducingOptimizer:
+    """Wrap an optimizer that exists already."""
     names = name_parameters(plain, model.named_parameters())
-    reducer = Reducer({n: p for p, n in names.items()}, request, alone, ReduceOptions(), Settings(timeout_s=60))
-    return wrap(plain, names, reducer, 1, 0, 1)
+    reducer = Reducer({n: p for p, n in names.items()}, request, connect, ReduceOptions(), Settings(timeout_s=60))
+    return wrap(plain, names, reducer, 1, rank, size)
+
+
+@pytest.mark.parametrize("name", ["dense", "int8", "topk-allgather"])
+@pytest.mark.parametrize("what", ["step", "everything"])
+def test_steps_may_be_compiled(what: str, name: str) -> None:
+    """The exchange, and the hooks that begin it, are left to Python."""
+
+    def train(compiles: bool) -> torch.Tensor:
+        model = Model()
+        optimizer = make_optimizer(dict(model.named_parameters()), REQUESTS[name], alone, 0, 1, momentum=0.5)
+
+        def everything(step: int) -> None:
+            optimizer.zero_grad()
+            model.backward(0, step)
+            take()
+
+        take = torch.compile(optimizer.step, backend="eager") if compiles and what == "step" else optimizer.step
+        run = torch.compile(everything, backend="eager") if compiles and what == "everything" else everything
+        for step in range(4):
+            run(step)
+        assert optimizer.last_step.step == 3
+        return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+    torch.compiler.reset()
+    torch.testing.assert_close(train(compiles=True), train(compiles=False))
+
+
+@pytest.mark.parametrize("name", ["topk-allgather", "int8", "momentum-warmup"])
+def test_a_state_that_is_loaded_before_wrapping_keeps_what_compression_remembers(name: str) -> None:
+    def body(engine: InProcessEngine) -> tuple[torch.Tensor, torch.Tensor]:
+        model = Model()
+        optimizer = make_optimizer(dict(model.named_parameters()), REQUESTS[name], lambda: engine, engine.rank, RANKS)
+        for step in range(4):
+            optimizer.zero_grad()
+            model.backward(engine.rank, step)
+            optimizer.step()
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        resumed = Model()
+        resumed.load_state_dict(saved[0])
+        plain = torch.optim.SGD(resumed.parameters(), lr=0.1)
+        plain.load_state_dict(saved[1])
+        again = wrapped(plain, resumed, REQUESTS[name], lambda: engine, engine.rank, RANKS)
+        assert again.state_dict()["state"].keys() == {"hvd_compress"}, "SGD without momentum has no state"
+        for trained, taken in ((model, optimizer), (resumed, again)):
+            for step in range(4, 7):
+                taken.zero_grad()
+                trained.backward(engine.rank, step)
+                taken.step()
+        assert again.last_step.step == 6
+        return tuple(torch.cat([p.detach().reshape(-1) for p in each.parameters()]) for each in (model, resumed))
+
+    for going, resumed in run_ranks(RANKS, body):
+        assert torch.equal(going, resumed)
+
+
+def test_a_plain_optimizer_takes_such_a_state_along() -> None:
+    """It may be saved again, and loaded by a wrapped one."""
+    model = Model()
+    optimizer = make_optimizer(dict(model.named_parameters()), REQUESTS["topk-allgather"], alone, 0, 1)
+    model.backward(0, 0)
+    optimizer.step()
+    plain = torch.optim.SGD(Model().parameters(), lr=0.1, momentum=0.5)
+    plain.load_state_dict(optimizer.state_dict())
+    before = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
+    optimizer.load_state_dict(copy.deepcopy(plain.state_dict()))
+    after = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
+    assert all(torch.equal(after[key], before[key]) for key in before)
+    assert any(residual.any() for residual in after.values())
