@@ -44,9 +44,7 @@ def alone() -> Iterator[None]:
 @pytest.mark.usefixtures("alone")
 class TestRefusal:
     def test_a_model_that_is_not_wrapped(self) -> None:
-        with pytest.raises(
-            ConfigError, match=r"this is a Sequential: model = DistributedDataParallel"
-        ):
+        with pytest.raises(ConfigError, match=r"this is a Sequential: model = DistributedDataParallel"):
             hc.compress(make_model(), TOPK)
 
     @pytest.mark.parametrize("what", [hc.Compression.topk, hc.Compression, 0.01, None, "topk"])

@@ -76,6 +76,39 @@ def test_residuals_of_another_rank_are_not_taken_over() -> None:
     )
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_checkpoint_of_an_earlier_version_loads(rank: int) -> None:
+    """It named the rank beside the tensors, and not at each."""
+    parameters, optimizer = on_engine(alone(), REQUESTS["topk-allgather"])
+    backward(parameters, 0, 0)
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    del state["state"]["hvd_compress"]
+    saved = remembered(state["hvd_compress"])
+    state["hvd_compress"] = {"rank": rank, "world_size": 1, "step": 1, "loss_scale": None, **saved}
+    resumed = on_engine(alone(), REQUESTS["topk-allgather"])[1]
+    if rank == 0:
+        resumed.load_state_dict(state)
+    else:
+        with pytest.warns(UserWarning, match="residuals of rank 2 of 1 are not loaded on rank 0 of 1"):
+            resumed.load_state_dict(state)
+    loaded = resumed.state_dict()["hvd_compress"]
+    assert loaded["step"] == 1
+    for name, residual in remembered(loaded)["residuals"].items():
+        assert torch.equal(residual, saved["residuals"][name] if rank == 0 else torch.zeros_like(residual))
+
+
+def test_a_checkpoint_that_has_lost_its_residuals_is_told() -> None:
+    """As torch.distributed.checkpoint loads by halves into a dictionary without them."""
+    parameters, optimizer = on_engine(alone(), REQUESTS["topk-allgather"])
+    backward(parameters, 0, 0)
+    optimizer.step()
+    state = optimizer.state_dict()
+    remembered(state["hvd_compress"])["residuals"].clear()
+    with pytest.warns(UserWarning, match="the checkpoint of step 1 holds no residuals for rank 0 of 1"):
+        optimizer.load_state_dict(state)
+
+
 def test_a_checkpoint_without_compression_loads() -> None:
     parameters, optimizer = on_engine(alone(), REQUESTS["topk-allgather"], momentum=0.9)
     plain = torch.optim.SGD(list(parameters.values()), lr=0.5, momentum=0.9)
