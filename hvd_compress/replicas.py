@@ -107,11 +107,14 @@ class ReplicaCheck:
 def bit_sum(tensor: torch.Tensor) -> torch.Tensor:
     """Return the sum of a tensor's elements, their bits read as whole numbers, as a tensor () of int64.
 
-    It depends neither on the order of elements in memory nor on that in which they are added.
+    It depends neither on the order of elements in memory nor on that in which they are added, nor on which NaN one is:
+    of two that a sum may come by, it takes the first, and ranks add in different orders.
     """
     whole = tensor.detach()
     if whole.is_complex():
         whole = torch.view_as_real(whole)
+    if not bool(torch.isfinite(whole.sum())):
+        whole = whole.masked_fill(torch.isnan(whole), torch.nan)
     word = _WORDS[whole.element_size()]
     kind = torch.int32 if word.itemsize <= 4 else torch.int64  # wraps around
     return whole.view(word).sum(dtype=kind).to(torch.int64)
