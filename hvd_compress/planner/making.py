@@ -16,7 +16,7 @@ from hvd_compress.planner.options import Constraints, Option
 from hvd_compress.planner.planning import Planned, plan
 from hvd_compress.planner.problem import Problem
 from hvd_compress.planner.profiles import NAMES as NAMES
-from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, SystemProfile, read
+from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, SystemProfile, read, require_one_run
 from hvd_compress.planner.running import Run, runnable
 from hvd_compress.policies.plan_settings import compressor_of
 
@@ -46,6 +46,7 @@ class Inputs:
                 )
         model, system = read(files["model"], ModelProfile), read(files["system"], SystemProfile)
         profile = read(files["compressor"], CompressorProfile)
+        require_one_run({files["model"]: model, files["system"]: system, files["compressor"]: profile})
         _check_names(files["model"], model)
         compressor = _compressor(files["compressor"], profile)
         _check_payload(files["compressor"], profile, compressor, max(tensor.numel for tensor in model.tensors))
