@@ -154,7 +154,7 @@ class Settings:
         if self.profile is not None and rank == 0:
             places.append(("PROFILE", self.profile.folder, self.profile.folder))
         trace = files["TIMELINE"]
-        if trace is not None and trace.exists() and not trace.is_file():
+        if trace is not None and os.path.exists(trace) and not trace.is_file():
             return f"cannot write {PREFIX}TIMELINE = {trace}: it is no regular file, and would be replaced"
         words = [_refusal(*place) for place in places]
         if tells and self.tensorboard is not None:

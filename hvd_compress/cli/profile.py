@@ -55,7 +55,7 @@ def command(steps: int, skip: int, compressor: str, stop: bool, folder: Path, pr
         from hvd_compress.profiler.compressor import require_payloads
 
         require_payloads(compressor_named(compressor))
-    variables = {"": str(folder.resolve()), "_STEPS": str(steps), "_SKIP": str(skip), "_COMPRESSOR": compressor}
+    variables = {"": os.path.abspath(folder), "_STEPS": str(steps), "_SKIP": str(skip), "_COMPRESSOR": compressor}
     with _claimed(folder) as run:
         variables["_RUN"] = run
         environment = {**os.environ, **{f"HVD_COMPRESS_PROFILE{name}": value for name, value in variables.items()}}
@@ -124,8 +124,11 @@ class Files:
 
         try:
             said = json.loads(self._progress.read_text())
-            seen, steps, told = said["steps"], said["of"], said.get("obstacle", "")
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            seen, of, told = said["steps"], said["of"], said.get("obstacle", "")
+            if not (isinstance(seen, int) and isinstance(of, int) and isinstance(told, str) and 0 <= seen <= of):
+                raise ValueError
+            steps = of
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):  # not from a job of ours
             seen, told = 0, NOT_SEEN
         with suppress(OSError):
             self._progress.unlink()

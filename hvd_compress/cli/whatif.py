@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from hvd_compress.cli.numbers import elements
+from hvd_compress.cli.numbers import RANKS, elements
 from hvd_compress.cli.numbers import ratio as ratio_of
 from hvd_compress.cli.outputs import PICTURES
 from hvd_compress.cli.whatif_report import answers, show
@@ -29,7 +30,7 @@ _FILES = {ModelProfile: profiles.MODEL, SystemProfile: profiles.SYSTEM, Compress
 
 @click.command("whatif")
 @click.argument("model", type=FILE)
-@click.option("--world-size", type=click.IntRange(min=1), help="Number of ranks.")
+@click.option("--world-size", type=RANKS, help="Number of ranks.")
 @click.option(
     "--bandwidth",
     metavar="BITS_PER_S",
@@ -91,7 +92,7 @@ def command(model: Path, as_json: bool, plots: Path | None, **options: Any) -> N
 
 def _read(path: Path, kind: type[profiles.Profile], read: dict[Path, profiles.AnyProfile]) -> profiles.Profile:
     """Return the profile in a file, or of its kind in a profile's folder, and add it to what was `read`."""
-    file = path / _FILES[kind] if path.is_dir() else path
+    file = path / _FILES[kind] if os.path.isdir(path) else path
     read[file] = found = profiles.read(file, kind)
     return found
 
@@ -142,7 +143,7 @@ def _compression(
         raise click.UsageError("--compressor-profile has the times: leave out --encode and --decode")
     measured = _read(options["compressor_profile"], CompressorProfile, read)
     numel = sum(tensor.numel for tensor in profile.tensors)
-    compressor = _built(measured.compressor)
+    compressor = _built(measured.compressor, options["compressor_profile"])
     summable = is_summable(compressor) or is_summed_by_owners(compressor)
     return measured.compressor["name"], compression_of(measured, numel, summable, options["device"])
 
@@ -151,10 +152,10 @@ def _payload_bytes(text: str, training: Training) -> float:
     return ratio_of(text) * training.gradient_bytes if text.endswith("%") else float(elements(text))
 
 
-def _built(settings: dict[str, Any]) -> Compressor:
+def _built(settings: dict[str, Any], path: Path) -> Compressor:
     from hvd_compress.policies.plan_settings import compressor_of
 
     try:
         return compressor_of(settings)
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(f"{path}: compressor: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +39,7 @@ class Inputs:
     def read(cls, files: Mapping[str, Path]) -> Inputs:
         """Read the files of NAMES. Raises PlanError that names the file, the path in it, and what was expected."""
         for name, file in files.items():
-            if not Path(file).exists():
+            if not os.path.exists(file):  # False also for a name that is too long
                 alone = "; a job of one rank has no network: docs/profile.md shows one written by hand"
                 raise PlanError(
                     f"there is no {file}: `hvd-compress profile` writes it, or pass another file as --{name}"
