@@ -16,6 +16,7 @@ import torch
 
 from hvd_compress import checkpoint
 from hvd_compress.decision import Decision
+from hvd_compress.engines.leave import at_end
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.reducer import Reducer
 from hvd_compress.rollout import HOW, Rollout, roll_out
@@ -70,7 +71,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
             node.register_prehook(partial(_before_gradient, me, p))
             for node, p in zip(self._nodes, watched, strict=True)
         ]
-        self._detach = weakref.finalize(self, _detach, handles, reducer)
+        self._detach = at_end(self, _detach, handles, reducer)
 
     def require_idle(self) -> None:
         """Raise UsageError where gradients are on their way, unless an error has ended all exchanges."""
