@@ -18,6 +18,7 @@ from hvd_compress import checkpoint
 from hvd_compress.buckets.real import gradient_shape
 from hvd_compress.decision import Decision
 from hvd_compress.eagerly import eagerly
+from hvd_compress.engines.leave import at_end
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.gradient_hooks import GradientHooks, Handle
 from hvd_compress.named_parameters import trainable
@@ -71,7 +72,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self._hooks = GradientHooks(
             watched, tell(ReducingOptimizer._gradient_comes), tell(ReducingOptimizer._gradient_ready)
         )
-        self._detach = weakref.finalize(self, _detach, self._hooks.handles, reducer)
+        self._detach = at_end(self, _detach, self._hooks.handles, reducer)
 
     def require_idle(self) -> None:
         """Raise UsageError where gradients are on their way, unless an error has ended all exchanges."""

@@ -42,8 +42,9 @@ VARIABLES = (
     "TIMEOUT_S",
 )
 """All that a user may set, here and elsewhere."""
-INTERNAL = ("NETLAB_HOSTS", "TEST_EXAMPLES", "WERROR")
-"""What is read beside them, within a lab, and while building and testing."""
+INTERNAL = ("NETLAB_HOSTS", "PROFILE_RUN", "TEST_EXAMPLES", "WERROR")
+"""What is read beside them, within a lab, in a job that `hvd-compress profile` has started, and while building and
+testing."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,14 @@ class ProfileSettings:
         skip: HVD_COMPRESS_PROFILE_SKIP, how many before them are not.
         compressor: HVD_COMPRESS_PROFILE_COMPRESSOR, which to measure, such as topk:ratio=0.01; the request's own where
             it is empty.
+        command: HVD_COMPRESS_PROFILE_RUN, the id of the `hvd-compress profile` that has started the job, if one has.
     """
 
     folder: Path
     steps: int = DEFAULT_PROFILE_STEPS
     skip: int = DEFAULT_PROFILE_SKIP
     compressor: str = ""
+    command: str = ""
 
     @classmethod
     def from_environment(cls) -> ProfileSettings | None:
@@ -71,7 +74,7 @@ class ProfileSettings:
             return None
         steps = _whole("HVD_COMPRESS_PROFILE_STEPS", DEFAULT_PROFILE_STEPS, 1)
         skip = _whole("HVD_COMPRESS_PROFILE_SKIP", DEFAULT_PROFILE_SKIP, 0)
-        return cls(folder, steps, skip, os.environ.get("HVD_COMPRESS_PROFILE_COMPRESSOR", "").strip())
+        return cls(folder, steps, skip, os.environ.get("HVD_COMPRESS_PROFILE_COMPRESSOR", "").strip(), command_run())
 
 
 @dataclass(frozen=True)
@@ -156,12 +159,17 @@ class Settings:
         if self.profile is not None and rank == 0:
             places.append(("PROFILE", self.profile.folder, self.profile.folder))
         trace = files["TIMELINE"]
-        if trace is not None and trace.exists() and not trace.is_file():
+        if trace is not None and os.path.exists(trace) and not trace.is_file():
             return f"cannot write {PREFIX}TIMELINE = {trace}: it is no regular file, and would be replaced"
         words = [_refusal(*place) for place in places]
         if tells and self.tensorboard is not None:
             words.append(_no_tensorboard())
         return "; ".join(filter(None, words))
+
+
+def command_run() -> str:
+    """Return the id of the `hvd-compress profile` that has started this job; nothing where none has."""
+    return os.environ.get("HVD_COMPRESS_PROFILE_RUN", "").strip()
 
 
 def _refusal(name: str, path: Path, folder: Path) -> str:

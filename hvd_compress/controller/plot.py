@@ -6,9 +6,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from hvd_compress.controller.history import Event
-from hvd_compress.errors import ConfigError
+from hvd_compress.controller.history import USED, Event
+from hvd_compress.errors import ConfigError, shortened
 from hvd_compress.extras import needed
+
+LONGEST_NAME = 80
+"""Characters; longer than the name of any candidate but an option of the planner's tree."""
 
 
 def draw(events: Sequence[Event], path: Path) -> None:
@@ -16,15 +19,15 @@ def draw(events: Sequence[Event], path: Path) -> None:
 
     The last one only where ratios were chosen.
 
-    Raises ConfigError where there is nothing to draw or `path` cannot be written, MissingPackageError where matplotlib
-    is missing.
+    Args:
+        events: at least one says what a bucket uses, as history.read() requires.
+
+    Raises ConfigError where `path` cannot be written, MissingPackageError where matplotlib is missing.
     """
     with needed("matplotlib", "hvd-compress report"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    used = [event for event in events if event.kind in ("choice", "window")]
-    if not used:
-        raise ConfigError("the log holds no choice yet: train for some more steps")
+    used = [event for event in events if event.kind in USED]
     ratios = [event for event in events if event.kind == "ratio"]
     heights = (2, 2, 1, 2) if ratios else (2, 2, 1)
     figure = Figure(figsize=(9, 1.6 * sum(heights)), layout="constrained")
@@ -43,7 +46,7 @@ def draw(events: Sequence[Event], path: Path) -> None:
     for step in sorted({event.step for event in events if event.kind == "begin"}):
         for panel in panels:
             panel.axvline(step, color="0.8", linewidth=1, zorder=0)
-    ways.set_yticks(range(len(names)), names)
+    ways.set_yticks(range(len(names)), [shortened(name, LONGEST_NAME) for name in names], parse_math=False)
     ways.set_title("what is used; grey lines: a bucket's round of trials begins")
     ways.legend(loc="best")
     times.set_ylabel("ms an exchange")
@@ -63,7 +66,8 @@ def draw(events: Sequence[Event], path: Path) -> None:
 def _draw_network(panel, events: Sequence[Event]) -> None:  # type: ignore[no-untyped-def]
     last = max(event.step for event in events)
     measured = [(0, 1.0, 1.0)]
-    measured += [(event.step, event.latency, event.transfer) for event in events if event.kind == "network"]
+    found = [(event.step, event.latency, event.transfer) for event in events if event.kind == "network"]
+    measured += [each for each in found if all(map(math.isfinite, each))]
     measured.append((last, *measured[-1][1:]))
     steps, latency, transfer = zip(*measured, strict=True)
     panel.step(steps, latency, where="post", label="latency")
@@ -72,7 +76,6 @@ def _draw_network(panel, events: Sequence[Event]) -> None:  # type: ignore[no-un
         panel.set_yscale("log")
     panel.set_ylabel("times calibration")
     panel.legend(loc="best")
-    assert all(math.isfinite(value) for value in (*latency, *transfer))
 
 
 def _draw_ratios(panel, ratios: Sequence[Event], used: Sequence[Event]) -> None:  # type: ignore[no-untyped-def]

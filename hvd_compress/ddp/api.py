@@ -20,6 +20,7 @@ from hvd_compress.compressors import Cast
 from hvd_compress.ddp.hook import GradBucket, GradientHook, Result
 from hvd_compress.decision import Decision, Request
 from hvd_compress.eagerly import eagerly
+from hvd_compress.engines.leave import at_end
 from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.profiler.job import profiled_once
@@ -76,7 +77,7 @@ def compress(model: DistributedDataParallel, compression: Request) -> Distribute
         model.module.register_forward_pre_hook(_refuse_another_wrapper)
     _hooks[model], _wrapper_of[model.module] = hook, weakref.ref(model)  # an earlier wrapper is refused from now on
     model.register_forward_pre_hook(_require_working)
-    weakref.finalize(model, hook.session.close)
+    at_end(model, hook.session.close)
     return compiled
 
 

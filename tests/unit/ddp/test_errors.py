@@ -198,15 +198,28 @@ def die(rank: int) -> None:
         loss_of(ddp, rank, 2).backward()
 
 
-def test_a_process_ends_though_a_rank_is_missing() -> None:
-    """Past torch's own clean-up, which would wait: rank 1 stays until rank 0 has ended."""
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("late.py")],
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1", "HVD_COMPRESS_TIMEOUT_S": "3"},
+def late(*arguments: str, timeout_s: str = "3") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, Path(__file__).with_name("late.py"), *arguments],
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1", "HVD_COMPRESS_TIMEOUT_S": timeout_s},
         capture_output=True,
         text=True,
         timeout=100,
     )
+
+
+def test_a_process_ends_though_an_error_came_while_buckets_were_exchanged() -> None:
+    """In the middle of a collective, which Python's end would end, and the process with it by SIGABRT."""
+    done = late("raises", timeout_s="300")
+    assert done.returncode == 1, done.stderr
+    assert "ZeroDivisionError" in done.stderr
+    assert "the program ended, while gradients were exchanged, and not all ranks take part" in done.stderr
+    assert "terminate" not in done.stderr
+
+
+def test_a_process_ends_though_a_rank_is_missing() -> None:
+    """Past torch's own clean-up, which would wait: rank 1 stays until rank 0 has ended."""
+    done = late()
     assert done.returncode == 1
     assert "CommunicationError: rank 0, step 2" in done.stderr
     assert "rank 1 has not arrived" in done.stderr
