@@ -24,6 +24,8 @@ from hvd_compress.settings import Settings
 from hvd_compress.torch.stock import is_stock, watch_stock
 from hvd_compress.watchers import taking_over
 
+_horovods = horovod.torch.optimizer.DistributedOptimizer  # patch_horovod() puts ours in its place
+
 
 def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     optimizer: torch.optim.Optimizer,
@@ -71,7 +73,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
                 "sends all elements as they are"
             )
         with taking_over(_parameters(optimizer)):
-            wrapped = horovod.torch.optimizer.DistributedOptimizer(
+            wrapped = _horovods(
                 optimizer,
                 named_parameters,
                 compression,
