@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hvd_compress.cli.outputs import PICTURES
-from hvd_compress.controller.history import Event, read
-from hvd_compress.controller.plot import draw
+from hvd_compress.events.history import Event, read
+from hvd_compress.events.plot import draw
 
 
 @click.command("report")

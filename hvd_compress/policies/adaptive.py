@@ -17,19 +17,19 @@ from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.controller.controller import Controller, Suspicion
 from hvd_compress.controller.course import TRIED
 from hvd_compress.controller.expected import Bucket
-from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.report import Agreed, Look, Timing
 from hvd_compress.controller.rollout import same_steps
 from hvd_compress.controller.sights import Sight, Workers
-from hvd_compress.controller.tensorboard import TensorBoard
 from hvd_compress.controller.workers import VAR
 from hvd_compress.cost.kept import kept
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.cost.store import obtain
 from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.base import Capabilities, Engine
+from hvd_compress.events.history import Event, History
+from hvd_compress.events.tensorboard import TensorBoard
 from hvd_compress.policies.base import BucketMetrics, Launch
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.schemes import Probe

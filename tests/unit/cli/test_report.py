@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from matplotlib.figure import Figure
 
 from hvd_compress.cli.main import main
-from hvd_compress.controller import plot
-from hvd_compress.controller.history import Event, History
+from hvd_compress.events import plot
+from hvd_compress.events.history import Event, History
 
 EVENTS = (
     Event(1, "begin", 0, ratio=0.01, reason="training begins"),
@@ -89,7 +89,7 @@ def test_the_ratio_that_is_drawn_is_the_one_that_is_sent() -> None:
 
 
 def test_a_log_survives_being_written_and_read(tmp_path: Path) -> None:
-    from hvd_compress.controller.history import read
+    from hvd_compress.events.history import read
 
     assert [event.to_json() for event in read(written(tmp_path))] == [event.to_json() for event in EVENTS]
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from hvd_compress.controller.history import Event
 from hvd_compress.errors import ConfigError
+from hvd_compress.events.history import Event
 from hvd_compress.extras import needed
 
 
