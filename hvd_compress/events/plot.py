@@ -67,9 +67,8 @@ def _draw_used(ways, times, used: Sequence[Event]) -> None:  # type: ignore[no-u
             known = [event for event in own if math.isfinite(getattr(event, f"{kind}_s"))]
             if known:
                 taken = [1e3 * getattr(event, f"{kind}_s") for event in known]
-                times.plot(
-                    [e.step for e in known], taken, color=color, linestyle=style, marker=".", label=f"{label}, {kind}"
-                )
+                line = {"color": color, "linestyle": style, "marker": ".", "label": f"{label}, {kind}"}
+                times.plot([event.step for event in known], taken, **line)
     ways.set_yticks(range(len(names)), names)
     ways.set_title("what is used; grey lines: a bucket's round of trials begins")
     ways.legend(loc="best")
