@@ -52,10 +52,13 @@ class DecisionPolicy(ABC):
     buckets are cut anew. fingerprint() and prepare() run in the engine's thread, the rest in the one that trains.
 
     Attributes:
+        measuring_s: how long prepare() may measure collectives, in seconds, about; None: nothing, and what a request
+            leaves open goes by arithmetic.
         tells_of: numbers of the buckets whose events it tells by itself (`watch`); the session tells of the others.
         rollout_due: why steps are to be rolled out now, or nothing.
     """
 
+    measuring_s: float | None = None
     tells_of: Collection[int] = ()
     rollout_due: str = ""
     rank: int
