@@ -34,3 +34,15 @@ def test_they_hold_how_buckets_travel_and_what_that_takes(launcher: str, ranks: 
         told = CliRunner(env={"COLUMNS": "300"}).invoke(main, ["report", str(tmp_path / f"{name}.jsonl")])
         assert told.exit_code == 0, told.output
         assert events[0].reason in told.output
+
+
+def test_ranks_price_alike_what_a_fixed_request_leaves_open(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(PLAN)
+    variables = {"HVD_COMPRESS_ADAPT": "1", "HVD_COMPRESS_CALIBRATION_S": "0", "HVD_COMPRESS_CACHE": str(tmp_path)}
+    job = launch("mpirun", "logged", ranks=3, LOGS=str(tmp_path), HOROVOD_FUSION_THRESHOLD="1000", **variables)
+    assert job.status == 0, job.output
+    for name, prefix in {"int4": "", "plan": "planned: ", "momentum": ""}.items():
+        told = re.findall(rf"\[rank \d\] reasons of {name}: (.*)", job.output)
+        assert len(told) == 3, job.output
+        assert len(set(told)) == 1
+        assert re.fullmatch(rf"\['{prefix}[\d.]+ ms by curves of (this|an earlier) job, next .*\]", told[0]), told

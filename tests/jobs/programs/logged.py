@@ -33,3 +33,4 @@ for name, request in requests.items():
         backward(parameters, hvd.rank(), step)
         optimizer.step()
     print(f"[rank {hvd.rank()}] {name}: {len(optimizer.decisions)} buckets", flush=True)
+    print(f"[rank {hvd.rank()}] reasons of {name}: {[way.reason for way in optimizer.decisions.values()]}", flush=True)
