@@ -24,6 +24,9 @@ from hvd_compress.devices import Lane, lane_for
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ReplicaError, UsageError, located, received
+from hvd_compress.events.history import History
+from hvd_compress.events.recorder import Recorder
+from hvd_compress.events.tensorboard import TensorBoard
 from hvd_compress.exchange import BucketExchange
 from hvd_compress.feedback.loss_scale import LossScale
 from hvd_compress.feedback.states import BucketState, States
@@ -127,6 +130,8 @@ class ExchangeSession:
         self.replicas: ReplicaCheck | None = None
         self.resumes_with: tuple[tuple[str, ...], ...] = ()
         self._timeline: Timeline | None = None
+        self._board: TensorBoard | None = None
+        self._recorder: Recorder | None = None  # where somebody wants to know
         self._begun_s: float | None = None
         self._returned_s = perf_counter()
         self._cut_anew = False  # within a step
@@ -184,9 +189,21 @@ class ExchangeSession:
         if file:
             self._timeline = Timeline(file, self._engine.rank, self._engine.name, self._returned_s)
             self.policy.watch(self._timeline.event)
+        self._keep_history(self.policy)
         self._note_float64()
         self._note_one_rank()
         return agreement
+
+    def _keep_history(self, policy: DecisionPolicy) -> None:
+        """Write down what happens, on rank 0: what the policy tells, and of other buckets how they travel."""
+        settings = self._settings
+        if self._engine.rank or (settings.log, settings.tensorboard) == (None, None):
+            return
+        if settings.tensorboard is not None:
+            self._board = TensorBoard(settings.tensorboard)
+        history = History(settings.log, [] if self._board is None else [self._board])
+        policy.watch(history.add)
+        self._recorder = Recorder(history, self._engine.world_size)
 
     def _agree(
         self, engine: Engine, order: Sequence[str], sparse: Sequence[str], options: str, by_rows: bool
@@ -206,7 +223,7 @@ class ExchangeSession:
             **self.policy.fingerprint(),
             **(self.profiling.fingerprint() if self.profiling is not None else {}),
         }
-        obstacle = settings.obstacle(engine.rank, self.policy.keeps_history)
+        obstacle = settings.obstacle(engine.rank)
         described = [slot.describe(name) for name, slot in parameters.items()]
         with engine.aside():  # the handshake belongs to no step
             offer = Offer(words, described, order, sparse, self.step, obstacle, repr(self.resumes_with))
@@ -371,6 +388,9 @@ class ExchangeSession:
             else:
                 metrics = zip(exchanged.spans, self._exchanges, strict=True)
                 policy.observe(self.step, [BucketMetrics(spans, b.report, b.state) for spans, b in metrics])
+                if self._recorder is not None:
+                    sent = [bucket.decision for bucket in self._exchanges]
+                    self._recorder.exchanged(self.step, sent, exchanged.spans, policy.tells_of)
             for bucket in self._exchanges:
                 bucket.forget()
             for number, decision in self._later.items():
@@ -404,6 +424,9 @@ class ExchangeSession:
         probes = self.policy.probes(step)
         for number, bucket in enumerate(self._exchanges):
             bucket.probe = probes.get(number, Probe())
+        if self._recorder is not None:
+            travels = [(bucket.layout, bucket.decision) for bucket in self._exchanges]
+            self._recorder.decided(self.step, travels, self.policy.tells_of)
 
     @property
     def rollout_due(self) -> str:
@@ -425,7 +448,7 @@ class ExchangeSession:
         """Let the threads end, and what is written be complete."""
         with ExitStack() as closing:  # each, also where another one fails
             closing.callback(self._pipeline.stop)
-            for written in (self._timeline, self.policy, self.profiling):
+            for written in (self._timeline, self._board, self.policy, self.profiling):
                 if written is not None:
                     closing.callback(written.close)
 
