@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hvd_compress import __version__, native
+from hvd_compress import __version__, native, notices
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Part, Slot
 from hvd_compress.compressors import Cast
@@ -40,8 +39,6 @@ from hvd_compress.schemes import Probe
 from hvd_compress.settings import Settings
 from hvd_compress.step_report import Exchanged, StepReport
 from hvd_compress.timeline.trace import Timeline, TraceRecord
-
-log = logging.getLogger("hvd_compress")
 
 LaneMaker = Callable[[torch.device, str, Sequence[str]], Lane]
 """Takes where gradients lie, the kind of device that compresses, and the kinds whose memory the engine takes."""
@@ -190,9 +187,18 @@ class ExchangeSession:
             self._timeline = Timeline(file, self._engine.rank, self._engine.name, self._returned_s)
             self.policy.watch(self._timeline.event)
         self._keep_history(self.policy)
-        self._note_float64()
-        self._note_one_rank()
+        self._tell()
         return agreement
+
+    def _tell(self) -> None:
+        """Say what may not be what was meant, where anything but dense gradients was asked for."""
+        if self._engine.rank or (self._request.compressor, self._request.policy) == (Cast(), None):
+            return
+        wide = [name for name, slot in self._parameters.items() if slot.dtype == torch.float64]
+        if wide:
+            notices.tell_float64(wide, len(self._parameters))
+        if self._engine.world_size == 1 and self.profiling is None:  # else they are only to be profiled
+            notices.tell_one_rank()
 
     def _keep_history(self, policy: DecisionPolicy) -> None:
         """Write down what happens, on rank 0: what the policy tells, and of other buckets how they travel."""
@@ -405,8 +411,10 @@ class ExchangeSession:
                 if bucket.state is state:
                     state.revert()
             raise
-        if not exchanged.finite:
-            self._note_nonfinite(exchanged.nonfinite)
+        if not exchanged.finite and not self._told_nonfinite and not self._engine.rank:
+            self._told_nonfinite = True
+            named = [f"{number} ({self._exchanges[number].layout.called})" for number in exchanged.nonfinite]
+            notices.tell_nonfinite(self.step, named)
         before = self.last_step.nonfinite_steps if self.last_step is not None else 0
         self.last_step = StepReport.of(exchanged, self.step, perf_counter() - start_s, self._dense_bytes, before)
         self.step += 1
@@ -490,43 +498,6 @@ class ExchangeSession:
             for bucket, spans in zip(self._exchanges, exchanged.spans, strict=True)
         ]
         self._timeline.step(self.step, training, records)
-
-    def _note_nonfinite(self, numbers: Sequence[int]) -> None:
-        """Tell of the first step that is not finite, on rank 0."""
-        if self._told_nonfinite or self._engine.rank:
-            return
-        self._told_nonfinite = True
-        log.warning(
-            "hvd_compress: step %d: gradients are NaN or infinite on some rank, in bucket %s; residuals stay as they "
-            "were. last_step.nonfinite_steps counts such steps, and this is told once",
-            self.step,
-            ", ".join(f"{number} ({self._exchanges[number].layout.called})" for number in numbers),
-        )
-
-    def _note_float64(self) -> None:
-        """Tell, on rank 0, that what was to be compressed is not."""
-        names = [name for name, slot in self._parameters.items() if slot.dtype == torch.float64]
-        if names and self._compresses and not self._engine.rank:
-            log.warning(
-                "hvd_compress: %d of %d parameters are float64 (%s first) and travel dense, without compression: only "
-                "float32, float16 and bfloat16 gradients are compressed",
-                len(names),
-                len(self._parameters),
-                names[0],
-            )
-
-    def _note_one_rank(self) -> None:
-        """Tell that there is nobody to exchange gradients with, unless they are only to be profiled."""
-        if self._engine.world_size == 1 and self._compresses and self.profiling is None:
-            log.warning(
-                "hvd_compress: there is one rank, so nothing is exchanged, and compressing gradients only takes time: "
-                "launch the training with mpirun, horovodrun or torchrun to have several"
-            )
-
-    @property
-    def _compresses(self) -> bool:
-        """Whether anything but dense gradients was asked for."""
-        return (self._request.compressor, self._request.policy) != (Cast(), None)
 
 
 def _as_rows(layout: Layout) -> Decision:
