@@ -8,7 +8,7 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.memory import BucketMemory
-from hvd_compress.buckets.real import gradient_dtype, gradient_shape
+from hvd_compress.buckets.real import gradient_dtype
 from hvd_compress.buckets.under_way import stand_in
 from hvd_compress.errors import UnsupportedError
 
@@ -21,6 +21,7 @@ class Bucket:
         self.parameters = {name: parameters[name] for name in layout.names}
         self._device = parameters[layout.names[0]].device
         self._memory = BucketMemory(layout, self.parameters, self._device)
+        self._kinds = {name: _kind(view) for name, view in self._memory.views.items()}
         self._stand_ins = {name: stand_in(view) for name, view in self._memory.views.items()}
         self._arrived: set[str] = set()
         self._had_gradient: set[str] = set()
@@ -42,7 +43,6 @@ class Bucket:
         under_way = (name for name in self.layout.names if name in self._had_gradient)
         return [name for name in under_way if self.parameters[name].grad is not self._stand_ins[name]]
 
-    @torch.no_grad()
     def arrive(self, name: str) -> bool:
         """Take in the gradient of a parameter, or none as zeros; return whether the bucket is full now.
 
@@ -54,7 +54,8 @@ class Bucket:
         Raises:
             UnsupportedError: the parameter has another dtype, shape or device than when the bucket was made.
         """
-        self._open()
+        if not self._is_open:
+            self._open()
         parameter, view = self.parameters[name], self._memory.views[name]
         gradient = parameter.grad
         if gradient is None or not self._memory.holds(name, gradient):
@@ -62,8 +63,8 @@ class Bucket:
             if gradient is None:
                 view.zero_()
             else:
-                # backward(create_graph=True) leaves one that has a graph
-                view.copy_(gradient.to_dense() if gradient.is_sparse else gradient.detach())
+                plain = gradient.detach()  # backward(create_graph=True) leaves one that has a graph
+                view.copy_(plain.to_dense() if plain.is_sparse else plain)
         if gradient is not None:
             self._had_gradient.add(name)
             parameter.grad = self._stand_ins[name]
@@ -91,21 +92,22 @@ class Bucket:
 
     def _open(self) -> None:
         """A step begins. Where the program keeps gradients of earlier ones, it keeps their memory, too."""
-        if self._is_open:
-            return
         self._is_open = True
         if self._memory.is_kept((name, parameter.grad) for name, parameter in self.parameters.items()):
             self._memory = BucketMemory(self.layout, self.parameters, self._device)
 
     def _require_same(self, name: str, parameter: torch.Tensor) -> None:
         """Torch holds gradients to their parameter."""
-        view = self._memory.views[name]
-        now = (gradient_shape(parameter), gradient_dtype(parameter), parameter.is_complex(), parameter.device)
-        before = (gradient_shape(view), gradient_dtype(view), view.is_complex(), view.device)
-        if now != before:
+        if _kind(parameter) != self._kinds[name]:
+            view = self._memory.views[name]
             raise UnsupportedError(
                 f"parameter {name!r} is {tuple(parameter.shape)} {parameter.dtype} on {parameter.device} now, and its "
                 f"gradient was {tuple(view.shape)} {view.dtype} on {view.device} when ranks exchanged it first: "
                 "convert a model before its optimizer is wrapped; while training, convert it, make a new optimizer, "
                 "and wrap that, on every rank"
             )
+
+
+def _kind(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What the gradient of a parameter, or that gradient itself, may not change."""
+    return tensor.shape, gradient_dtype(tensor), tensor.is_complex(), tensor.device

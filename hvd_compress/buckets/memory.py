@@ -37,8 +37,7 @@ class BucketMemory:
 
     def holds(self, name: str, gradient: torch.Tensor) -> bool:
         """Whether this gradient of the parameter lies where it is exchanged."""
-        view = self.views[name]
-        return gradient.layout == torch.strided and gradient.dtype == view.dtype and bool(gradient.is_set_to(view))
+        return gradient.layout is torch.strided and gradient.is_set_to(self.views[name])
 
     def is_kept(self, gradients: Iterable[tuple[str, torch.Tensor | None]]) -> bool:
         """Whether anything but these gradients, of parameters by name, holds what was given away."""
