@@ -24,6 +24,7 @@ from tests.unit.ddp.training import (
     loss_of,
     make_model,
     optimizer_of,
+    train,
 )
 
 
@@ -273,13 +274,6 @@ def save_together(rank: int, folder: Path) -> None:
 def same(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[key], theirs[key]) for key in theirs)
-
-
-def train(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, rank: int, steps: range) -> None:
-    for step in steps:
-        optimizer.zero_grad()
-        loss_of(ddp, rank, step).backward()
-        optimizer.step()
 
 
 def test_a_model_may_be_compiled_before_and_after() -> None:

@@ -16,7 +16,7 @@ import hvd_compress.ddp as hc
 from hvd_compress.errors import ConfigError
 from tests.harness import remembered
 from tests.unit.ddp.job import run_ranks
-from tests.unit.ddp.training import Given, check_ranks_equal, compressed, flat, loss_of, make_model, optimizer_of
+from tests.unit.ddp.training import Given, check_ranks_equal, compressed, flat, loss_of, make_model, optimizer_of, train
 
 METHODS = ("star", "allgather", "efsign", "powersgd", "int8", "int4", "onebit", "covap", "momentum", "demo")
 """All with error feedback."""
@@ -24,13 +24,6 @@ METHODS = ("star", "allgather", "efsign", "powersgd", "int8", "int4", "onebit", 
 
 def residuals(ddp: DistributedDataParallel) -> torch.Tensor:
     return torch.cat(list(remembered(hc.state_dict(ddp))["residuals"].values()))
-
-
-def train(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, rank: int, steps: range) -> None:
-    for step in steps:
-        optimizer.zero_grad()
-        loss_of(ddp, rank, step).backward()
-        optimizer.step()
 
 
 def test_a_step_that_is_not_finite_changes_nothing() -> None:

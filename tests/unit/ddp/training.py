@@ -90,6 +90,14 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=LR, momentum=0.5)
 
 
+def train(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, rank: int, steps: range) -> None:
+    """Take plain training steps."""
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(ddp, rank, step).backward()
+        optimizer.step()
+
+
 def flat(model: torch.nn.Module) -> torch.Tensor:
     """All parameters in one tensor."""
     return torch.cat([parameter.detach().double().reshape(-1) for parameter in model.parameters()])
