@@ -16,6 +16,7 @@ from hvd_compress.planner import chrome_trace
 from hvd_compress.planner.boxes import step_boxes
 from hvd_compress.planner.drawing import Panel, draw, require_picture
 from hvd_compress.planner.making import NAMES, Inputs, make
+from hvd_compress.planner.profiles import EngineName
 from hvd_compress.planner.running import ENGINES
 from hvd_compress.planner.writing import to_plan
 
@@ -29,7 +30,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--compressor", type=FILE, help="In the place of PROFILE/compressor.json.")
 @click.option("-o", "--out", required=True, type=FILE, help="The plan, for Compression.plan().")
 @click.option("--budget", type=Seconds(), default=10.0, show_default=True, help="Seconds of the search.")
-@click.option("--engine", type=click.Choice(list(ENGINES)), default="mpi", show_default=True, help="That will run it.")
+@click.option("--engine", type=click.Choice(list(ENGINES)), help="That will run it.  [default: the profile's, or mpi]")
 @click.option("--fusion/--no-fusion", default=True, help="Whether tensors may share a bucket.")
 @click.option("--trace", type=FILE, help="Write the predicted step as a Chrome trace, for Perfetto.")
 @click.option("--picture", type=FILE, help=f"Draw the predicted step, as PNG, SVG or PDF. {PICTURES}")
@@ -41,7 +42,7 @@ def make_plan(
     compressor: Path | None,
     out: Path,
     budget: float,
-    engine: str,
+    engine: EngineName | None,
     fusion: bool,
     trace: Path | None,
     picture: Path | None,

@@ -72,6 +72,14 @@ class PlannedPolicy(DecisionPolicy):
             raise PlanError(
                 f"the plan does not fit: {schema.summary(found)}. Write one for this job with save_plan(), or change it"
             )
+        if self._plan.engine not in (None, engine.name.lower()) and self.rank == 0:
+            log.warning(
+                "hvd_compress: the plan was made for engine %r, and this job has %s, over which its times may be "
+                "others: pass Compression.plan(..., engine=%r) where the job can, or profile and plan over this one",
+                self._plan.engine,
+                engine.name,
+                self._plan.engine,
+            )
 
     def _obstacle(self, layout: Layout) -> str:
         """Return why a parameter cannot travel as the plan says, or nothing."""

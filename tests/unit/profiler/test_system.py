@@ -43,6 +43,15 @@ def test_a_link_that_connects_nobody_has_no_curves(hosts: tuple[int, ...], used:
     assert set(found.curves()) == {used}
 
 
+@pytest.mark.parametrize(
+    ("name", "engine"), [("MPI", "mpi"), ("Horovod", "horovod"), ("torch", "torch"), ("in-process", None)]
+)
+def test_the_engine_is_kept(name: str, engine: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a request names it, for `plan make`."""
+    monkeypatch.setattr(InProcessEngine, "name", name)
+    assert measured((0, 0))[0].engine == engine
+
+
 def test_all_ranks_leave_together_and_the_engine_goes_on() -> None:
     def body(engine: InProcessEngine) -> list[int]:
         measure_system(engine, 0.02)
