@@ -46,6 +46,10 @@ class PayloadError(HvdCompressError, ValueError):
     """Bytes that came from another rank are not a valid payload."""
 
 
+class ReplicaError(HvdCompressError, RuntimeError):
+    """Replicas are not equal any more: each rank trains a model of its own. The message names rank and parameter."""
+
+
 class CommunicationError(HvdCompressError, RuntimeError):
     """A collective failed, or another rank did not answer in time."""
 

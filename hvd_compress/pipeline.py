@@ -235,6 +235,11 @@ class Pipeline:
         """Whether nothing is launched any more."""
         return self._failure is not None
 
+    def refuse(self, error: BaseException) -> None:
+        """Launch nothing more, as no rank does: no collective is unfinished, and all ranks get to say what is wrong."""
+        with self._lock:
+            self._failure = self._failure or str(error)
+
     def fail(self, error: BaseException) -> None:
         """Launch nothing more, and let the process end although collectives may be unfinished."""
         with self._lock:

@@ -102,7 +102,7 @@ def test_a_name_that_is_too_long_is_a_hindrance(name: str, tmp_path: Path) -> No
 
 def test_a_tensorboard_that_does_not_work_is_a_hindrance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    told = Settings(tensorboard=tmp_path).obstacle(0, adapts=True)
+    told = Settings(tensorboard=tmp_path).obstacle(0)
     assert "has no tensorboard that works" in told
     assert "pip install 'hvd_compress[tensorboard]'" in told
 

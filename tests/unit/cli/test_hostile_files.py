@@ -16,7 +16,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from hvd_compress.cli.main import main
-from hvd_compress.controller.history import Event, History
+from hvd_compress.events.history import Event, History
 from hvd_compress.policies.plan_schema import read as read_plan
 from tests.unit.cli.test_plan import traced
 from tests.unit.planner import profile_files

@@ -24,6 +24,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import hvd_compress.ddp as hc
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
+from tests.harness import remembered
 from tests.unit.ddp.job import end_of_ranks, run_ranks
 from tests.unit.ddp.training import batch, check_ranks_equal, compressed, loss_of, make_model, optimizer_of
 
@@ -43,7 +44,7 @@ def alone() -> Iterator[None]:
 @pytest.mark.usefixtures("alone")
 class TestRefusal:
     def test_a_model_that_is_not_wrapped(self) -> None:
-        with pytest.raises(ConfigError, match=r"model = DistributedDataParallel\(model\), .*; this is a Sequential"):
+        with pytest.raises(ConfigError, match=r"this is a Sequential: model = DistributedDataParallel"):
             hc.compress(make_model(), TOPK)
 
     @pytest.mark.parametrize("what", [hc.Compression.topk, hc.Compression, 0.01, None, "topk"])
@@ -164,7 +165,7 @@ def leave_out(rank: int) -> None:
         loss_of(ddp, rank, step).backward()
         optimizer.step()
     check_ranks_equal(ddp, 2)
-    left = hc.state_dict(ddp)["residuals"]
+    left = remembered(hc.state_dict(ddp))["residuals"]
     store = dist.distributed_c10d._get_default_store()
     if rank == 1:
         store.wait(["seen 0", "seen 2"])
@@ -174,7 +175,7 @@ def leave_out(rank: int) -> None:
     with pytest.raises(CommunicationError, match=named):
         loss_of(ddp, rank, 2).backward()
     assert time.monotonic() - start_s < 10
-    assert all(torch.equal(left[n], each) for n, each in hc.state_dict(ddp)["residuals"].items())
+    assert all(torch.equal(left[n], each) for n, each in remembered(hc.state_dict(ddp))["residuals"].items())
     with pytest.raises(CommunicationError, match=r"nothing is exchanged any more, .*rank 1 has not arrived"):
         loss_of(ddp, rank, 3)
     store.set(f"seen {rank}", "")
