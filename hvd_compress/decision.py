@@ -14,7 +14,7 @@ from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import ENGINES
 from hvd_compress.engines.names import KNOWN
-from hvd_compress.errors import ConfigError, located
+from hvd_compress.errors import ConfigError, known_are, located
 from hvd_compress.feedback.schedule import ALL_BACK, FeedbackSchedule
 from hvd_compress.native.cuda import kernels as cuda_kernels
 from hvd_compress.schemes import Scheme
@@ -177,4 +177,4 @@ def check_devices(parameters: Mapping[str, torch.Tensor], request: Request) -> N
 
 def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise ConfigError(f"unknown {what} {value!r}; known here are {', '.join(known)}")
+        raise ConfigError(f"unknown {what} {value!r}{known_are(known, value, ' here')}")

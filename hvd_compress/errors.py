@@ -54,11 +54,17 @@ class CommunicationError(HvdCompressError, RuntimeError):
     """A collective failed, or another rank did not answer in time."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return "; did you mean NAME?", the end of an error, where a name is nearly one that is known; else nothing."""
     spelled = {each.lower(): each for each in known}
-    close = difflib.get_close_matches(name.lower(), spelled, n=1)
+    close = difflib.get_close_matches(str(name).lower(), spelled, n=1)
     return f"; did you mean {spelled[close[0]]}?" if close else ""
+
+
+def known_are(known: Iterable[str], name: object, where: str = "") -> str:
+    """Return "; known are A, B", the end of an error about a name that is none of them, and which one was meant."""
+    names = tuple(known)
+    return f"; known{where} are {', '.join(names)}{did_you_mean(name, names)}"
 
 
 def shortened(words: str, longest: int = LONGEST) -> str:

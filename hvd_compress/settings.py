@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import threading
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
 from hvd_compress.errors import ConfigError, MissingPackageError, did_you_mean
 from hvd_compress.extras import needed
+from hvd_compress.units import parse_latency
 
 DEFAULT_FUSION_THRESHOLD_BYTES = 64 * 1024 * 1024
 DEFAULT_TIMEOUT_S = 300.0
@@ -19,6 +22,8 @@ DEFAULT_CALIBRATION_S = 3.0
 DEFAULT_TIMELINE_EVERY = 10
 DEFAULT_CHECK_EVERY = 100
 DEFAULT_PROFILE_STEPS, DEFAULT_PROFILE_SKIP = 100, 10
+FLAGS = {"0": ("no", "off", "false"), "1": ("yes", "on", "true")}
+"""What may be written in the place of 0 and 1, for messages."""
 MOST_STEPS = 1_000_000_000
 """Of what is counted in steps: years."""
 
@@ -130,7 +135,7 @@ class Settings:
         timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
         adapt = os.environ.get("HVD_COMPRESS_ADAPT", "").strip() or "1"
         if adapt not in ("0", "1"):
-            raise ConfigError(f"HVD_COMPRESS_ADAPT = {adapt!r} is neither 0 nor 1")
+            raise ConfigError(f"HVD_COMPRESS_ADAPT = {adapt!r} is neither 0 nor 1{_flag_meant(adapt)}")
         calibration_s = _number("HVD_COMPRESS_CALIBRATION_S", DEFAULT_CALIBRATION_S)
         if calibration_s < 0:
             raise ConfigError(f"HVD_COMPRESS_CALIBRATION_S = {calibration_s} is not a time in seconds, 0 or more")
@@ -198,6 +203,19 @@ def _meant(name: str) -> str:
     return close or f"; known are {PREFIX}{{{', '.join(VARIABLES)}}}"
 
 
+def _flag_meant(text: str) -> str:
+    return next((f"; did you mean {flag}?" for flag, words in FLAGS.items() if text.lower() in words), "")
+
+
+def _number_meant(name: str, text: str) -> str:
+    """Return what an error of a time says that has a unit, or of a number with commas or a unit."""
+    if name.endswith("_S"):
+        with suppress(ConfigError):
+            return f"; it is in seconds: did you mean {parse_latency(text):.10g}?"
+    digits = re.fullmatch(r"\d{1,3}([,' ]\d{3})+", text)
+    return f"; did you mean {re.sub(r'[^0-9]', '', text)}?" if digits else ""
+
+
 def _path(name: str) -> Path | None:
     text = os.environ.get(name, "").strip()
     return Path(text) if text else None
@@ -220,5 +238,5 @@ def _number(name: str, default: float) -> float:
     except ValueError:
         value = float("nan")
     if not abs(value) < float("inf"):
-        raise ConfigError(f"{name} = {text!r} is not a number, such as {default:.10g}")
+        raise ConfigError(f"{name} = {text!r} is not a number, such as {default:.10g}{_number_meant(name, text)}")
     return value

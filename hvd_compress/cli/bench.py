@@ -20,6 +20,8 @@ from hvd_compress.bench.machine import machine
 from hvd_compress.cli.bench_compressors import compressors
 from hvd_compress.cli.bench_planner import planner
 from hvd_compress.cli.numbers import ROUNDS, THREADS, elements
+from hvd_compress.cli.suggesting import Choice, Group
+from hvd_compress.errors import known_are
 
 SIZES = (65_536, 1_048_576, REFERENCE_NUMEL)
 FULL_SIZES = (*SIZES, 100_000_000)
@@ -34,7 +36,7 @@ def kernel_elements(text: str) -> int:
     return numel
 
 
-@click.group()
+@click.group(cls=Group)
 def command() -> None:
     """Measure what this machine does."""
 
@@ -55,7 +57,7 @@ command.add_command(planner)
 )
 @click.option("--kernel", "wanted", multiple=True, help="Only these: names, with commas between, or repeated.")
 @click.option("--threads", "thread_counts", multiple=True, type=THREADS, help="May be repeated.")
-@click.option("--data", "kinds", multiple=True, type=click.Choice(["normal", "laplace"]), help="May be repeated.")
+@click.option("--data", "kinds", multiple=True, type=Choice(["normal", "laplace"]), help="May be repeated.")
 @click.option(
     "--gradients",
     "file",
@@ -119,7 +121,7 @@ def _chosen(wanted: tuple[str, ...]) -> list[str]:
     asked = [name.strip() for names in wanted for name in names.split(",")]
     unknown = [name for name in asked if name not in known and name not in {one.split("/")[0] for one in known}]
     if unknown:
-        raise click.BadParameter(f"no kernel is called {', '.join(unknown)}; known are {', '.join(known)}")
+        raise click.BadParameter(f"no kernel is called {', '.join(unknown)}{known_are(known, unknown[0])}")
     return [name for name in known if not asked or name in asked or name.split("/")[0] in asked]
 
 

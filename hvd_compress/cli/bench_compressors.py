@@ -24,7 +24,8 @@ from hvd_compress.bench.machine import machine
 from hvd_compress.bench.timing import fixed_threads
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.cli.numbers import ROUNDS, THREADS
-from hvd_compress.compression.named import NEEDED, names, request_of
+from hvd_compress.compression.named import NEEDED, compressor_named, each_of, names, request_of
+from hvd_compress.compressors import Compressor
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 ABOVE_TAU = 0.01
@@ -36,7 +37,8 @@ WIDTH = 120
 @click.option("--gradient", type=FILE, help="A tensor, or a dict of them by name, from torch.save; or a .npy file.")
 @click.option("--trace", type=FILE, help='Tensor sizes: JSON with "tensors", each with "name" and "numel".')
 @click.option("--shapes", metavar="SHAPES", help="Such as 1024x1024,1000. By default the last layers of ResNet-50.")
-@click.option("--compressions", metavar="NAMES", help="Only these, with commas between; `hvd-compress list` has all.")
+@click.option("--compressions", metavar="NAMES", help="Only these, with commas between: names of "
+              "`hvd-compress list` or of a plan, and settings: int4,topk:ratio=0.05.")  # fmt: skip
 @click.option("--ranks", type=click.IntRange(1, 64), default=4, show_default=True, help="How many are simulated.")
 @click.option("--rounds", type=ROUNDS, default=5, show_default=True, help="Steps that count.")
 @click.option("--threads", type=THREADS, default=1, show_default=True, help="Of torch and the kernels.")
@@ -101,12 +103,18 @@ def compressors(
 
 
 def _chosen(compressions: str | None) -> list[str]:
-    known = names()
-    asked = known if compressions is None else [name.strip() for name in compressions.split(",")]
-    unknown = [name for name in asked if name not in known]
-    if unknown:
-        raise click.BadParameter(f"no compression is called {', '.join(unknown)}; known are {', '.join(known)}")
-    return list(dict.fromkeys(asked))
+    """Return the names to measure, those with settings as they were written. Raises ConfigError for what is none."""
+    if compressions is None:
+        return names()
+    asked = list(dict.fromkeys(each_of(compressions)))
+    for text in asked:
+        _compressor(text, NEEDED["tau"])
+    return asked
+
+
+def _compressor(text: str, tau: float) -> Compressor:
+    """`tau`: of `threshold` by itself."""
+    return request_of(text, {**NEEDED, "tau": tau}).compressor if text in names() else compressor_named(text)
 
 
 def _input(gradient: Path | None, trace: Path | None, shapes: str | None, seed: int) -> tuple[Layout, torch.Tensor]:
@@ -137,7 +145,7 @@ def _figures(chosen: list[str], gradients: Gradients, ranks: int, rounds: int, p
     tau = float(native.topk(gradients.common, k)[1].abs().min()) or NEEDED["tau"]
     for number, name in enumerate(chosen, 1):
         _progress(f"{number}/{len(chosen)} {name}")
-        yield measure(name, request_of(name, {**NEEDED, "tau": tau}).compressor, gradients, ranks, rounds)
+        yield measure(name, _compressor(name, tau), gradients, ranks, rounds)
     if peers:
         yield from measure_hooks(gradients, rounds, lambda name: _progress(f"torch's {name} hook"))
 

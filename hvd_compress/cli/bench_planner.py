@@ -19,6 +19,7 @@ from hvd_compress.bench.machine import machine
 from hvd_compress.bench.planner import TIMELINE_BOUND_S, Figure, measure, setup_s
 from hvd_compress.bench.testbeds import TESTBEDS, WORK, compressor, system
 from hvd_compress.cli.numbers import RANKS, ROUNDS
+from hvd_compress.cli.suggesting import Choice
 from hvd_compress.errors import ConfigError
 from hvd_compress.planner.profiles import ModelProfile, read
 
@@ -36,8 +37,8 @@ TENSORS = 314
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="A folder with profiles of models, as JSON.",
 )
-@click.option("--compressor", "name", type=click.Choice(list(WORK)), default="dgc", show_default=True)
-@click.option("--testbed", type=click.Choice(list(TESTBEDS)), default="nvlink-100g", show_default=True)
+@click.option("--compressor", "name", type=Choice(list(WORK)), default="dgc", show_default=True)
+@click.option("--testbed", type=Choice(list(TESTBEDS)), default="nvlink-100g", show_default=True)
 @click.option("--gpus", type=RANKS, default=64, show_default=True, help="8 a host.")
 @click.option("--rounds", type=ROUNDS, default=9, show_default=True, help="Medians are of this number.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")

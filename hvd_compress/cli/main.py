@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from hvd_compress import __version__
+from hvd_compress.cli.suggesting import Group
 from hvd_compress.errors import HvdCompressError, shortened
 
 # Each name is a module here that holds the command as `command`.
@@ -29,7 +30,7 @@ class Refusal(click.ClickException):
     exit_code = 2
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Call the command. An error of ours is for whoever typed it: its sentence, no traceback, and exit code 2."""
         try:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 
 import click
 
+from hvd_compress.cli.suggesting import Group
 from hvd_compress.errors import CommunicationError, HvdCompressError, shortened
 from hvd_compress.netlab import Lab, Schedule, places
 from hvd_compress.netlab.lab import change
@@ -19,7 +20,7 @@ _BANDWIDTH = click.option("--bandwidth", help="Of each host, in each direction, 
 _INTERRUPTED = 128 + signal.SIGINT
 
 
-@click.group()
+@click.group(cls=Group)
 def command() -> None:
     """Emulate a network of hosts on this machine, and run jobs on it. Needs root."""
 

@@ -15,10 +15,11 @@ from rich.text import Text
 from hvd_compress.cli.plan_compare import compare
 from hvd_compress.cli.plan_make import make_plan
 from hvd_compress.cli.plan_options import count_options, list_options
+from hvd_compress.cli.suggesting import Group
 from hvd_compress.policies.plan_schema import Plan, Treatment, read
 
 
-@click.group("plan", help="Make, check and draw a plan for Compression.plan().")
+@click.group("plan", cls=Group, help="Make, check and draw a plan for Compression.plan().")
 def command() -> None: ...
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,14 @@ from hvd_compress.cli.numbers import Seconds
 from hvd_compress.cli.outputs import PICTURES, require_outputs
 from hvd_compress.cli.plan_options import constrained, constraints_of
 from hvd_compress.cli.plan_report import report
+from hvd_compress.cli.suggesting import Choice
+from hvd_compress.compression.named import compressor_named
+from hvd_compress.errors import ConfigError
 from hvd_compress.planner import chrome_trace
 from hvd_compress.planner.boxes import step_boxes
 from hvd_compress.planner.drawing import Panel, draw, require_picture
 from hvd_compress.planner.making import NAMES, Inputs, make
+from hvd_compress.planner.profiles import EngineName
 from hvd_compress.planner.running import ENGINES
 from hvd_compress.planner.writing import to_plan
 
@@ -29,7 +35,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--compressor", type=FILE, help="In the place of PROFILE/compressor.json.")
 @click.option("-o", "--out", required=True, type=FILE, help="The plan, for Compression.plan().")
 @click.option("--budget", type=Seconds(), default=10.0, show_default=True, help="Seconds of the search.")
-@click.option("--engine", type=click.Choice(list(ENGINES)), default="mpi", show_default=True, help="That will run it.")
+@click.option("--engine", type=Choice(list(ENGINES)), help="That will run it.  [default: the profile's, or mpi]")
 @click.option("--fusion/--no-fusion", default=True, help="Whether tensors may share a bucket.")
 @click.option("--trace", type=FILE, help="Write the predicted step as a Chrome trace, for Perfetto.")
 @click.option("--picture", type=FILE, help=f"Draw the predicted step, as PNG, SVG or PDF. {PICTURES}")
@@ -41,7 +47,7 @@ def make_plan(
     compressor: Path | None,
     out: Path,
     budget: float,
-    engine: str,
+    engine: EngineName | None,
     fusion: bool,
     trace: Path | None,
     picture: Path | None,
@@ -52,6 +58,7 @@ def make_plan(
     It takes the options of the planner's tree that can be run with this compressor over this engine, and by prediction
     is never slower than the best plan without compression.
     """
+    _require_no_name(compressor)
     files = files_of(profile, {"model": model, "system": system, "compressor": compressor})
     require_outputs({"--out": out, "--trace": trace, "--picture": picture}, files.values())
     if picture is not None:
@@ -71,6 +78,18 @@ def make_plan(
     for written in (out, trace, picture):
         if written is not None:
             click.echo(f"wrote {written}")
+
+
+def _require_no_name(compressor: Path | None) -> None:
+    """Raise UsageError where a compressor is named in the place of a file."""
+    if compressor is None or os.path.exists(compressor):
+        return
+    with suppress(ConfigError):
+        compressor_named(str(compressor))
+        raise click.UsageError(
+            f"--compressor is a file of measured times: `hvd-compress profile --compressor {compressor} -- COMMAND` "
+            "writes one"
+        )
 
 
 def files_of(profile: Path | None, given: dict[str, Path | None]) -> dict[str, Path]:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from hvd_compress.cli.suggesting import Choice
 from hvd_compress.planner.options import DEVICES, Constraints, options
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -15,14 +16,12 @@ COMMUNICATION = {"any": (True, True), "flat": (True, False), "hierarchical": (Fa
 
 _OPTIONS = (
     click.option("--devices", type=click.IntRange(1, 2), help="How many may compress: 1 leaves out the host's CPU."),
-    click.option(
-        "--device", "named", multiple=True, type=click.Choice(DEVICES), help="That may compress; may be repeated."
-    ),
+    click.option("--device", "named", multiple=True, type=Choice(DEVICES), help="That may compress; may be repeated."),
     click.option("--mixed/--not-mixed", default=True, help="Whether a tensor may be compressed on both devices."),
     click.option("--max-compressions", type=click.IntRange(min=0), help="Of one tensor."),
     click.option(
         "--communication",
-        type=click.Choice(list(COMMUNICATION)),
+        type=Choice(list(COMMUNICATION)),
         default="any",
         show_default=True,
         help="Flat: all ranks alike. Hierarchical: within hosts, and across.",

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hvd_compress.cli.numbers import size
-from hvd_compress.planner.making import Inputs, Made
+from hvd_compress.planner.making import DEFAULT_ENGINE, Inputs, Made
 from hvd_compress.planner.options import Option
 from hvd_compress.planner.profiles import ELEMENT_BYTES
 
@@ -42,8 +42,10 @@ def _findings(made: Made, inputs: Inputs, seconds: float, budget: float) -> Iter
     by = made.planned.chosen.by
     for name, words in POLICIES.items():
         by = by.replace(name, words)
-    runs = f"{len(made.runs)} options can be run"
+    runs = f"{len(made.runs)} options can be run over engine {made.engine or DEFAULT_ENGINE}"
     yield f"{buckets} buckets of {tensors} tensors; {runs}; found by {by} in {seconds:.1f} s"
+    if made.engine != inputs.system.engine is not None:
+        yield f"the network was measured over engine {inputs.system.engine}: times over {made.engine} may be others"
     if made.planned.complete:
         yield "the search was complete: the same inputs give the same plan"
     else:

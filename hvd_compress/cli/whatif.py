@@ -12,6 +12,7 @@ import click
 from hvd_compress.cli.numbers import RANKS, elements
 from hvd_compress.cli.numbers import ratio as ratio_of
 from hvd_compress.cli.outputs import PICTURES
+from hvd_compress.cli.suggesting import Choice
 from hvd_compress.cli.whatif_report import answers, show
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.errors import ConfigError
@@ -50,9 +51,7 @@ _FILES = {ModelProfile: profiles.MODEL, SystemProfile: profiles.SYSTEM, Compress
 @click.option("--encode", metavar="TIME", help="To compress a whole gradient: 45ms.  [default: 0s]")
 @click.option("--decode", metavar="TIME", help="To decompress one payload, or the sum: 5ms.  [default: 0s]")
 @click.option("--compressor-profile", type=FILE, help="A measured compressor, in the place of these five.")
-@click.option(
-    "--device", type=click.Choice(get_args(Device)), default="training", help="Of that profile.", show_default=True
-)
+@click.option("--device", type=Choice(get_args(Device)), default="training", help="Of that profile.", show_default=True)
 @click.option("--backward", metavar="TIME", help="Of the backward pass, where it is not the profile's: 240ms.")
 @click.option(
     "--gamma",
@@ -133,9 +132,9 @@ def _compression(
         from hvd_compress.compression.named import compressor_named
 
         compressor = compressor_named(options["compressor"])
-        if not compressor.compresses:
-            raise click.UsageError(f"--compressor {options['compressor']} compresses nothing: name one that does, int4")
         payloads = payloads_of(compressor, profile)
+        if not compressor.compresses and sum(each.nbytes for each in payloads) >= training.gradient_bytes:
+            raise click.UsageError(f"--compressor {options['compressor']} compresses nothing: name one that does, int4")
         if is_summed_by_owners(compressor):
             payloads = tuple(Payload(each.nbytes) for each in payloads)
         return options["compressor"], Compression(payloads, encode, decode)

@@ -52,6 +52,18 @@ def compressor_named(text: str) -> Compressor:
         raise ConfigError(f"{text!r} is no compressor, such as topk:ratio=0.01: {error}") from None
 
 
+def each_of(text: str) -> list[str]:
+    """Return the compressors of a list with commas between, as in "int4,topk:ratio=0.01,layerwise=true,dense"."""
+    found: list[str] = []
+    for word in text.split(","):
+        is_setting = "=" in word and ":" not in word.partition("=")[0]
+        if is_setting and found:
+            found[-1] += f",{word.strip()}"
+        else:
+            found.append(word.strip())
+    return found
+
+
 def _settings(text: str) -> dict[str, Any]:
     found = {}
     for word in text.split(",") if text else ():
@@ -81,6 +93,6 @@ def _settings_by_function(name: str, given: Mapping[str, Any]) -> dict[str, Any]
     known = [argument for argument in inspect.signature(getattr(Compression, name)).parameters if argument in found]
     for key in given:
         if key not in known:
-            close = did_you_mean(key, known)
-            raise ValueError(f"{name} has no setting {key!r}" + (close or f"; it has {', '.join(known) or 'none'}"))
+            has = ", ".join(known) or "none"
+            raise ValueError(f"{name} has no setting {key!r}; it has {has}{did_you_mean(key, known)}")
     return {**found, **given}

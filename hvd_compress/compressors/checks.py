@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, known_are
 
 MAX_SEED = 2**63 - 1
 
@@ -36,7 +36,7 @@ def check_flag(name: str, value: bool) -> None:
 def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
     """Raise ConfigError where a setting is none of the known words."""
     if value not in known:
-        raise ConfigError(f"unknown {name} {value!r}; known are {', '.join(known)}")
+        raise ConfigError(f"unknown {name} {value!r}{known_are(known, value)}")
 
 
 def check_ratio(ratio: float) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hvd_compress.controller.tradeoff import coarse_grid, grid
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, did_you_mean, known_are
 from hvd_compress.extras import require
 
 TARGETS = ("knee", "pace")
@@ -59,9 +59,9 @@ class AutoRatio:
             object.__setattr__(self, "target", tuple(self.target))
         self._check_target()
         if self.gain not in GAINS:
-            raise ConfigError(f"unknown gain {self.gain!r}; known are {', '.join(GAINS)}")
+            raise ConfigError(f"unknown gain {self.gain!r}{known_are(GAINS, self.gain)}")
         if self.solver not in SOLVERS:
-            raise ConfigError(f"unknown solver {self.solver!r}; known are {', '.join(SOLVERS)}")
+            raise ConfigError(f"unknown solver {self.solver!r}{known_are(SOLVERS, self.solver)}")
         if self.solver == "nsga2":
             require("pymoo", "solver='nsga2'", otherwise="use solver='exact'")
 
@@ -78,7 +78,10 @@ class AutoRatio:
             if not 0 < float(target) <= 1:
                 raise ConfigError(f"target = {target} lies outside (0, 1]: it is the share of ||corrected||^2 to send")
         elif not isinstance(target, str) or target not in TARGETS:
-            raise ConfigError(f"unknown target {target!r}; it is 'knee', 'pace', a gain in (0, 1], or three weights")
+            raise ConfigError(
+                f"unknown target {target!r}; it is 'knee', 'pace', a gain in (0, 1], or three weights"
+                + did_you_mean(target, TARGETS)
+            )
 
     @property
     def wanted_gain(self) -> float | None:

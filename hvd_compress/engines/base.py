@@ -15,7 +15,7 @@ from hvd_compress.cost import wire
 from hvd_compress.engines.calls import Call, Ledger, Timed, in_ledger
 from hvd_compress.engines.hosts import host_identity, numbered
 from hvd_compress.engines.names import ALGORITHMS, ALLGATHERS, BROADCASTS, KNOWN
-from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from hvd_compress.errors import ConfigError, UnsupportedError, UsageError, known_are
 
 __all__ = ["ALGORITHMS", "ALLGATHERS", "BROADCASTS", "ENGINES", "Call", "Capabilities", "Engine"]
 
@@ -182,7 +182,7 @@ class Engine(ABC):
         """Raise UnsupportedError, or ConfigError for an unknown name, unless this engine can do what is asked."""
         known = KNOWN.get(verb, ())
         if algorithm != "auto" and algorithm not in known:
-            raise ConfigError(f"unknown algorithm {algorithm!r} of {verb}; known are {', '.join(('auto', *known))}")
+            raise ConfigError(f"unknown algorithm {algorithm!r} of {verb}{known_are(('auto', *known), algorithm)}")
         can = self.capabilities
         if verb not in can.verbs:
             raise UnsupportedError(f"the {self.name} engine has no {verb}; it has {', '.join(can.verbs)}")

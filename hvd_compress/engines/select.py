@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.mpi_environment import launched_by_mpi
-from hvd_compress.errors import ConfigError, MissingPackageError, UnsupportedError
+from hvd_compress.errors import ConfigError, MissingPackageError, UnsupportedError, known_are
 from hvd_compress.extras import needed
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _require_one_name(names: dict[int, str], known: Sequence[str]) -> None:
         raise ConfigError(f"all ranks must ask for the same engine, but they asked for {words}")
     (name,) = asked
     if name not in known:
-        raise ConfigError(f"unknown engine {name!r}; known are {', '.join(known)}")
+        raise ConfigError(f"unknown engine {name!r}{known_are(known, name)}")
 
 
 def mpi_obstacle(rank: int, size: int, counted_by: str) -> str | None:

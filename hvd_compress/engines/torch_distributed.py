@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hvd_compress.engines import layout
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.leave import fail_at_exit
-from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError
+from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, known_are
 
 _INTS = (torch.int32, torch.int64, torch.int8, torch.uint8)
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -248,7 +248,7 @@ def obstacle_to(backend: str) -> str | None:
 
 def _require_backend(backend: str) -> None:
     if backend not in BACKENDS:
-        raise ConfigError(f"unknown backend {backend!r} of torch.distributed; known are {', '.join(BACKENDS)}")
+        raise ConfigError(f"unknown backend {backend!r} of torch.distributed{known_are(BACKENDS, backend)}")
     obstacle = obstacle_to(backend)
     if obstacle is not None:
         raise UnsupportedError(f"rank {dist.get_rank()}: {obstacle}")

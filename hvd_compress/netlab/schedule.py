@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, did_you_mean
 from hvd_compress.netlab.link import Link
 
 FOLDER = Path(__file__).parent / "schedules"
@@ -52,9 +52,10 @@ class Schedule:
         try:
             lines = path.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            own = ", ".join(sorted(file.stem for file in FOLDER.glob("*.csv")))
+            own = sorted(file.stem for file in FOLDER.glob("*.csv"))
             raise ConfigError(
-                f"cannot read the schedule {source}: {error}; these come with the package: {own}"
+                f"cannot read the schedule {source}: {error}; these come with the package: {', '.join(own)}"
+                f"{did_you_mean(source, own)}"
             ) from None
         return _parse(path, lines)
 

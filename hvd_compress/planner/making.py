@@ -17,10 +17,19 @@ from hvd_compress.planner.options import Constraints, Option
 from hvd_compress.planner.planning import Planned, plan
 from hvd_compress.planner.problem import Problem
 from hvd_compress.planner.profiles import NAMES as NAMES
-from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, SystemProfile, read, require_one_run
+from hvd_compress.planner.profiles import (
+    CompressorProfile,
+    EngineName,
+    ModelProfile,
+    SystemProfile,
+    read,
+    require_one_run,
+)
 from hvd_compress.planner.running import Run, runnable
 from hvd_compress.policies.plan_settings import compressor_of
 
+DEFAULT_ENGINE: EngineName = "mpi"
+"""Of a profile that a person wrote."""
 TOLERANCE, HEADER_BYTES = 1.2, 256
 """By how much a profile's payloads may differ from what the compressor says that it sends."""
 
@@ -53,7 +62,7 @@ class Inputs:
         _check_payload(files["compressor"], profile, compressor, max(tensor.numel for tensor in model.tensors))
         return cls(files, model, system, profile, compressor)
 
-    def runs(self, engine: str) -> dict[Option, Run]:
+    def runs(self, engine: EngineName) -> dict[Option, Run]:
         """Return what a job can run. Raises PlanError where that is nothing but what is not compressed."""
         found = runnable(self.compressor, self.system, engine, self.profile.devices)
         if not any(option.compressions for option in found):
@@ -74,12 +83,14 @@ class Made:
         dense: the best that is found without compression, in a quarter of the budget.
         runs: how each option is run.
         model: without fusion.
+        engine: that it was made for; None where neither the profile nor who asked has named one.
     """
 
     planned: Planned
     dense: Planned
     runs: Mapping[Option, Run]
     model: ModelProfile
+    engine: EngineName | None = None
 
     @property
     def step_us(self) -> float:
@@ -116,7 +127,7 @@ def make(
     inputs: Inputs,
     constraints: Constraints | None = None,
     *,
-    engine: str = "mpi",
+    engine: EngineName | None = None,
     fusion: bool = True,
     budget_s: float = 10.0,
 ) -> Made:
@@ -124,14 +135,16 @@ def make(
 
     Args:
         constraints: what the user allows of it.
-        engine: a name of `running.ENGINES`.
+        engine: a name of `running.ENGINES`; by default that of the profile, and "mpi" where it says none.
         fusion: whether tensors may share buckets.
         budget_s: seconds of the search. Where it is complete before, the same inputs give the same plan.
 
     Raises:
         PlanError: constraints name an option that cannot be run, or leave none, or no device with a profile.
     """
-    runs, asked = inputs.runs(engine), constraints or Constraints()
+    engine = engine or inputs.system.engine
+    over = engine or DEFAULT_ENGINE
+    runs, asked = inputs.runs(over), constraints or Constraints()
     if not set(asked.devices) & set(inputs.profile.devices):
         raise PlanError(
             f"{inputs.files['compressor']}: devices: no times of {' or '.join(asked.devices)}, which alone may "
@@ -141,7 +154,7 @@ def make(
     for name in asked.only:
         if name not in {str(option) for option in runs}:
             raise PlanError(
-                f"option {name!r} cannot be run with {inputs.compressor} over engine {engine!r}, or compresses on two "
+                f"option {name!r} cannot be run with {inputs.compressor} over engine {over!r}, or compresses on two "
                 f"devices or on one without times; {len(runs)} options can, such as {str(next(iter(runs)))!r}"
             )
     if not names:
@@ -153,7 +166,7 @@ def make(
     found = plan(*arguments, allowed, fusion=fusion, budget_s=3 * budget_s / 4, one_at_a_time=True)
     best = dense if dense.end_ns < found.end_ns else found
     complete = dense.complete and found.complete
-    return _settled(Made(replace(best, complete=complete), dense, runs, inputs.model))
+    return _settled(Made(replace(best, complete=complete), dense, runs, inputs.model, engine))
 
 
 def _settled(made: Made) -> Made:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -31,6 +31,8 @@ Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]
 Device = Literal["training", "host"]
 """What compresses: the device that trains, a GPU or not, or the host's CPU beside a GPU."""
 Dtype = Literal["float64", "float32", "float16", "bfloat16", "complex128", "complex64"]
+EngineName = Literal["mpi", "horovod", "torch"]
+"""As a request names it."""
 ELEMENT_BYTES = 4
 """Of an element: all gradients are taken to be fp32, as they are summed."""
 
@@ -187,7 +189,11 @@ class Link(schema.Strict):
 
 
 class SystemProfile(schema.Strict):
-    """The machines: `hosts` with `ranks_per_host` each, and the links within a host and across hosts."""
+    """The machines: `hosts` with `ranks_per_host` each, and the links within a host and across hosts.
+
+    Attributes:
+        engine: over which the links were measured; None where a person wrote them.
+    """
 
     kind: Literal["hvd_compress/system"] = Field(default="hvd_compress/system", alias="schema")
     version: Literal[1] = 1
@@ -195,6 +201,7 @@ class SystemProfile(schema.Strict):
     ranks_per_host: Ranks
     within: Link
     across: Link
+    engine: EngineName | None = None
     source: str = ""
     run: str = ""
 
@@ -216,6 +223,11 @@ _CALLED: Mapping[type[Any], str] = {
     CompressorProfile: "profile of a compressor",
     SystemProfile: "profile of a system",
 }
+
+
+def engine_name(engine: str) -> EngineName | None:
+    """Return how a request names an engine that calls itself so; None for one that it cannot name."""
+    return next((name for name in get_args(EngineName) if name == engine.lower()), None)
 
 
 def read(path: str | Path, kind: type[Profile]) -> Profile:

@@ -14,7 +14,7 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import ALGORITHMS, Capabilities
 from hvd_compress.errors import ConfigError
 from hvd_compress.planner.options import DEVICES, Option, options
-from hvd_compress.planner.profiles import SystemProfile
+from hvd_compress.planner.profiles import EngineName, SystemProfile
 from hvd_compress.schemes.by_option import ByOption
 
 TABLE: Mapping[str, Path] = {
@@ -31,7 +31,7 @@ that schemes.ByOption does not carry. All others are paths by their own name."""
 
 _VERBS = ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter", "gather")
 _FLOATS = (torch.float32, torch.float16)
-ENGINES: Mapping[str, Capabilities] = {
+ENGINES: Mapping[EngineName, Capabilities] = {
     "mpi": Capabilities(_VERBS, ALGORITHMS, _FLOATS, splits=True),
     "torch": Capabilities(_VERBS, (), _FLOATS, splits=True),
     "horovod": Capabilities(_VERBS[:-1], (), _FLOATS),
@@ -53,7 +53,7 @@ class Run:
 
 
 def runnable(
-    compressor: Compressor, system: SystemProfile, engine: str = "mpi", devices: Collection[str] = DEVICES
+    compressor: Compressor, system: SystemProfile, engine: EngineName = "mpi", devices: Collection[str] = DEVICES
 ) -> dict[Option, Run]:
     """Return all options that a job can carry out with this compressor, and how, in the order of the tree.
 

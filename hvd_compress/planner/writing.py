@@ -22,6 +22,7 @@ def to_plan(made: Made, inputs: Inputs) -> Plan:
         version=1,
         world_size=system.hosts * system.ranks_per_host,
         model=_parameters(tensors),
+        engine=made.engine,
         default=Treatment(),  # of what has no elements, or rows
         buckets=tuple(_entry(made, bucket) for bucket in range(len(made.planned.fused.cuts))),
         prediction=Prediction(
@@ -58,9 +59,10 @@ def _entry(made: Made, bucket: int) -> BucketEntry:
 
 def _parameters(tensors: Sequence[Tensor]) -> dict[str, Parameter] | None:
     """Return what the model must be like; None where shapes are not known, so that names alone are checked."""
-    shapes = {tensor.name: tensor.shape for tensor in tensors}
-    found = {name: Parameter(shape=shape) for name, shape in shapes.items() if shape is not None}
-    return found if len(found) == len(shapes) else None
+    found = {
+        tensor.name: Parameter(shape=tensor.shape, dtype=tensor.dtype) for tensor in tensors if tensor.shape is not None
+    }
+    return found if len(found) == len(tensors) else None
 
 
 def strategy_of(plan: Plan, inputs: Inputs) -> tuple[Problem, tuple[int, ...]]:

@@ -74,6 +74,14 @@ class PlannedPolicy(DecisionPolicy):
             raise PlanError(
                 f"the plan does not fit: {schema.summary(found)}. Write one for this job with save_plan(), or change it"
             )
+        if self._plan.engine not in (None, engine.name.lower()) and self.rank == 0:
+            log.warning(
+                "hvd_compress: the plan was made for engine %r, and this job has %s, over which its times may be "
+                "others: pass Compression.plan(..., engine=%r) where the job can, or profile and plan over this one",
+                self._plan.engine,
+                engine.name,
+                self._plan.engine,
+            )
         if self.measuring_s is not None:
             self._prices = measured(engine, self._left_open(parameters), self.measuring_s)
 

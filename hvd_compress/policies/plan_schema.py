@@ -125,12 +125,15 @@ class Plan(schema.Strict):
         model: the parameters that it was made for, by name; None for any.
         buckets, patterns: each parameter is in one of them, at most.
         default: how all others travel; without it a parameter in no entry is an error.
+        engine: that it was made for, as a request names it; None for any. In a job with another one it is run all the
+            same, where that can, with a warning.
         prediction: of the planner, where that made it; nothing is decided by it.
     """
 
     version: Literal[1]
     world_size: int | None = Field(default=None, ge=1, le=MOST_RANKS)
     model: dict[str, Parameter] | None = None
+    engine: Literal["mpi", "horovod", "torch"] | None = None
     buckets: tuple[BucketEntry, ...] = ()
     patterns: tuple[PatternEntry, ...] = ()
     default: Treatment | None = None

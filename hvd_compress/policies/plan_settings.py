@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from hvd_compress.compressors import COMPRESSORS, Compressor
-from hvd_compress.errors import UsageError
+from hvd_compress.errors import UsageError, did_you_mean, known_are
 
 DTYPES = ("float32", "float16", "bfloat16")
 _KINDS: dict[str, Callable[[Any], bool]] = {
@@ -18,18 +19,29 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "float": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
 }
 """By the annotation of a setting."""
+OF_FUNCTIONS: Mapping[str, Mapping[str, Any]] = {
+    "int8": {"name": "blocks", "bits": 8},
+    "int4": {"name": "blocks", "bits": 4},
+    "int2": {"name": "blocks", "bits": 2},
+    "terngrad": {"name": "qsgd", "bits": 2, "norm": "max", "clip": 2.5},
+    "bf16": {"name": "cast", "dtype": "bfloat16"},
+    "half": {"name": "cast", "dtype": "float16"},
+    "dense": {"name": "cast"},
+}
+"""What a file says where a function of `Compression` has another name than the compressor, for messages."""
 
 
 def compressor_of(settings: Mapping[str, Any]) -> Compressor:
     """Return the compressor of a plan's settings. Raises ValueError that says what is wrong with them."""
     name = settings.get("name")
     if not isinstance(name, str) or name not in COMPRESSORS:
-        raise ValueError(f"unknown compressor {name!r}; known are {', '.join(COMPRESSORS)}")
+        raise ValueError(f"unknown compressor {name!r}{_meant(name)}")
     known = {field.name: str(field.type) for field in dataclasses.fields(COMPRESSORS[name])}  # type: ignore[arg-type]
     given = {key: value for key, value in settings.items() if key != "name"}
     for key, value in given.items():
         if key not in known:
-            raise ValueError(f"{name} has no setting {key!r}; it has {', '.join(known) or 'none'}")
+            has = ", ".join(known) or "none"
+            raise ValueError(f"{name} has no setting {key!r}; it has {has}{did_you_mean(key, known)}")
         if not _KINDS.get(known[key], _any)(value):
             raise ValueError(f"{key} of {name} is {value!r}, which is no {known[key]}")
         if isinstance(value, Mapping):  # a compressor within another
@@ -45,13 +57,19 @@ def compressor_of(settings: Mapping[str, Any]) -> Compressor:
         raise ValueError(f"{name}: {error}") from None
 
 
+def _meant(name: Any) -> str:
+    if isinstance(name, str) and name in OF_FUNCTIONS:
+        return f"; a file says {json.dumps(OF_FUNCTIONS[name])}"
+    return known_are(COMPRESSORS, name)
+
+
 def _any(_: Any) -> bool:
     return True
 
 
 def _dtype(word: Any) -> torch.dtype:
     if word not in DTYPES:
-        raise ValueError(f"unknown dtype {word!r}; known are {', '.join(DTYPES)}")
+        raise ValueError(f"unknown dtype {word!r}{known_are(DTYPES, word)}")
     dtype: torch.dtype = getattr(torch, word)
     return dtype
 

@@ -7,7 +7,7 @@ from hvd_compress.cost.curves import Curves, fit_terms
 from hvd_compress.cost.formulas import VERBS
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.planner.profiles import LONGEST_US, MOST_BYTES_PER_S, CurveRow, Link, SystemProfile
+from hvd_compress.planner.profiles import LONGEST_US, MOST_BYTES_PER_S, CurveRow, Link, SystemProfile, engine_name
 from hvd_compress.schemes.groups import leaders, no_groups, sizes, within_host
 
 
@@ -53,7 +53,14 @@ def measure_system(engine: Engine, budget_s: float = BUDGET_S, source: str = "")
         leading = leaders(engine)
         across = within if leading is None else _link(_measured(leading, budget_s))
         engine.allgather_json(None)
-    return SystemProfile(hosts=hosts, ranks_per_host=ranks_per_host, within=within, across=across, source=source)
+    return SystemProfile(
+        hosts=hosts,
+        ranks_per_host=ranks_per_host,
+        within=within,
+        across=across,
+        engine=engine_name(engine.name),
+        source=source,
+    )
 
 
 def _measured(engine: Engine, budget_s: float) -> Curves:

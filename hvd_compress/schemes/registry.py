@@ -9,7 +9,7 @@ from hvd_compress.compressors.base import Compressor
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.names import BROADCASTS, KNOWN
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, did_you_mean, known_are
 from hvd_compress.schemes.artopk import ARTopk
 from hvd_compress.schemes.base import Scheme
 from hvd_compress.schemes.by_option import ByOption
@@ -133,16 +133,24 @@ def parse(label: str) -> Path:
         if label == name or label.startswith((name + "-", name + "+")):
             algorithm, _, broadcast = label.removeprefix(name).removeprefix("-").partition("+")
             return checked(Path(name, algorithm or "auto", broadcast or "auto"))
-    raise ConfigError(f"unknown path {label!r}; schemes are {', '.join(labels())}")
+    raise ConfigError(f"unknown path {label!r}; schemes are {', '.join(labels())}{did_you_mean(label, _common())}")
+
+
+def _common() -> list[str]:
+    """Return the labels of paths without a broadcast's algorithm."""
+    return [
+        *labels(),
+        *(f"{name}-{algorithm}" for name in labels() for algorithm in KNOWN.get(verb_of(name) or "", ())),
+    ]
 
 
 def _scheme_of(path: Path) -> type[Scheme]:
     for scheme in SCHEMES:
         if scheme.means(path.scheme):
             return scheme
-    raise ConfigError(f"unknown scheme {path.scheme!r}; known are {', '.join(labels())}")
+    raise ConfigError(f"unknown scheme {path.scheme!r}{known_are(labels(), path.scheme)}")
 
 
 def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
     if value != "auto" and value not in known:
-        raise ConfigError(f"unknown {what}: {value!r}; known are {', '.join(('auto', *known))}")
+        raise ConfigError(f"unknown {what}: {value!r}{known_are(('auto', *known), value)}")

@@ -49,6 +49,8 @@ def test_a_profile_of_a_job_is_written_and_planned_with(
     }
     assert [tensor.name for tensor in model.tensors][-1].startswith("0."), "the first layer's gradients are the last"
     assert (system.hosts, system.ranks_per_host) == (1, ranks)
+    assert system.engine == {"mpirun": "mpi", "horovodrun": "horovod", "torchrun": "torch"}[launcher]
+    assert {tensor.dtype for tensor in model.tensors} == {"float32"}
     assert {curve.verb for curve in system.within.curves} >= {"allreduce", "reduce_scatter", "allgather", "alltoall"}
     planned = plan(model, system, read(tmp_path / "compressor.json", CompressorProfile), budget_s=0.2)
     assert planned.end_ns > 0
@@ -59,12 +61,14 @@ def test_a_planned_job_of_ddp_is_compared(tmp_path: Path) -> None:
     job = profiled("torchrun", "ddp", tmp_path, 2)
     assert job.status == 0, job.output
     file, timeline = tmp_path / "plan.json", tmp_path / "run.json"
-    make = ["plan", "make", str(tmp_path), "-o", str(file), "--no-fusion", "--engine", "torch", "--budget", "0.5"]
+    make = ["plan", "make", str(tmp_path), "-o", str(file), "--no-fusion", "--budget", "0.5"]
     made = CliRunner().invoke(main, make)
     assert made.exit_code == 0, made.output
+    assert "over engine torch" in made.output
     variables = {"HVD_COMPRESS_TIMELINE": str(timeline), "HVD_COMPRESS_TIMELINE_EVERY": "1"}
     run = launch("torchrun", "profiled", "planned", str(file), ranks=2, **variables)
     assert run.status == 0, run.output
+    assert "the plan was made for engine" not in run.output
     picture = tmp_path / "both.png"
     compared = CliRunner().invoke(main, ["plan", "compare", str(file), str(timeline), "--picture", str(picture)])
     assert compared.exit_code == 0, compared.output

@@ -68,7 +68,7 @@ ALLOWED = {
     "replicas": {"buckets.layout", "engines.base", "errors"},
     "named_parameters": {"errors"},
     "snapshot": {"errors"},
-    "settings": {"errors", "extras"},
+    "settings": {"errors", "extras", "units"},
     "bench": {
         "bench",
         "buckets.layout",

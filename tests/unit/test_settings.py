@@ -80,6 +80,31 @@ def test_bad_values_name_the_variable(monkeypatch: pytest.MonkeyPatch, name: str
         Settings.from_environment()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "meant"),
+    [
+        ("ADAPT", "Off", "0"),
+        ("ADAPT", "true", "1"),
+        ("TIMEOUT_S", "5ms", "0.005"),
+        ("TIMEOUT_S", "300 s", "300"),
+        ("TIMEOUT_S", "1,800", "1800"),
+        ("TIMELINE_EVERY", "1'000", "1000"),
+        ("CHECK_EVERY", "10,000,000", "10000000"),
+        ("ADAPT", "2", None),
+        ("TIMEOUT_S", "long", None),
+        ("TIMEOUT_S", "1,5", None),
+        ("TIMELINE_EVERY", "5ms", None),
+    ],
+)
+def test_a_value_that_is_nearly_one_says_which(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, meant: str | None
+) -> None:
+    monkeypatch.setenv(f"HVD_COMPRESS_{name}", value)
+    with pytest.raises(ConfigError) as caught:
+        Settings.from_environment()
+    assert str(caught.value).partition("did you mean ")[2] == (f"{meant}?" if meant else "")
+
+
 def test_what_is_no_number_brings_an_example(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HVD_COMPRESS_TIMEOUT_S", "abc")
     with pytest.raises(ConfigError, match="HVD_COMPRESS_TIMEOUT_S = 'abc' is not a number, such as 300"):
@@ -96,7 +121,7 @@ def test_a_whole_number_brings_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_name_that_is_too_long_is_a_hindrance(name: str, tmp_path: Path) -> None:
     path = tmp_path / ("x" * 300)
     named = {name: ProfileSettings(path) if name == "profile" else path}
-    told = Settings(**named).obstacle(0, adapts=True)
+    told = Settings(**named).obstacle(0)
     assert f"cannot write HVD_COMPRESS_{name.upper()} = {path} (File name too long)" in told
 
 

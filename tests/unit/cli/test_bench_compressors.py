@@ -85,7 +85,7 @@ def test_one_that_fails_is_in_its_row_and_in_the_exit_code(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--compressions", "topk,topkk"], "no compression is called topkk; known are topk, mstopk"),
+        (["--compressions", "topk,topkk"], "unknown compressor 'topkk'; did you mean topk?"),
         (["--shapes", "10x"], "'10x' is not a shape"),
         (["--shapes", "100000x100000"], "10,000,000,000 elements are more than 2,147,483,647"),
         (["--ranks", "0"], "0 is not in the range"),

@@ -115,6 +115,28 @@ class TestMake:
         assert run("make", profile, "-o", out, "--engine", "horovod").exit_code == 0
         assert not any("within" in (entry.option or "") for entry in read(out).buckets)
 
+    def test_the_engine_is_that_of_the_profile(self, profile: Path, tmp_path: Path) -> None:
+        out, system = tmp_path / "plan.json", profile / "system.json"
+
+        def made(*arguments: str) -> tuple[str | None, str]:
+            done = run("make", profile, "-o", out, "--budget", 0, *arguments)
+            assert done.exit_code == 0, done.output
+            return read(out).engine, done.output
+
+        engine, said = made()
+        assert engine is None, "a person wrote it"
+        assert "options can be run over engine mpi; found by" in said
+        most = int(said.partition(" options can be run")[0].split()[-1])
+        system.write_text(json.dumps(json.loads(system.read_text()) | {"engine": "horovod"}))
+        engine, said = made()
+        assert engine == "horovod"
+        assert int(said.partition(" options can be run over engine horovod")[0].split()[-1]) < most
+        assert "the network was measured over" not in said
+        engine, said = made("--engine", "mpi")
+        assert engine == "mpi"
+        assert f"{most} options can be run over engine mpi" in said
+        assert "the network was measured over engine horovod: times over mpi may be others" in said
+
     def test_why_is_a_table_of_ten_and_the_rest(self, tmp_path: Path) -> None:
         shapes = {f"layer{n:02}.weight[/]": (40, 10 * n + 1) for n in range(14)}
         folder = profile_files.write(tmp_path / "profile", **profile_files.said(shapes=shapes))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from hvd_compress.compression import Compression
-from hvd_compress.compression.named import NEEDED, compressor_named, names, request_of
+from hvd_compress.compression.named import NEEDED, compressor_named, each_of, names, request_of
 from hvd_compress.compressors import COMPRESSORS
 from hvd_compress.errors import ConfigError
+from hvd_compress.policies.plan_settings import compressor_of
 from hvd_compress.profiler.job import JobProfile
 from hvd_compress.settings import ProfileSettings
 from tests.harness import make_parameters
@@ -51,11 +53,14 @@ def test_settings_are_arguments_of_the_function(text: str, meant: object) -> Non
         ("blcoks:bits=4", r"did you mean blocks\?"),
         ("gzip", "unknown compressor 'gzip'; known are topk, .*int4, .*blocks"),
         ("int4:bits=8", "int4 has no setting 'bits'; it has block, stochastic, seed"),
-        ("int4:blck=128", r"int4 has no setting 'blck'; did you mean block\?"),
+        ("int4:blck=128", r"int4 has no setting 'blck'; it has block, stochastic, seed; did you mean block\?"),
         ("int4:scheme=allgather", "int4 has no setting 'scheme'"),
         ("int4:block=63", "block"),
         ("int4:block=much", "is 'much', which is no int"),
         ("int4:128", "'128' is no setting, such as ratio=0.01"),
+        ("topk:ratoi=0.1", r"topk has no setting 'ratoi'; it has .*layerwise; did you mean ratio\?"),
+        ("topk:values=bf61", r"unknown values 'bf61'; known are fp32, bf16, int8; did you mean bf16\?"),
+        ("cast:dtype=bfloat61", r"unknown dtype 'bfloat61'; known are .*bfloat16; did you mean bfloat16\?"),
         ("bf16:dtype=float16", "bf16 has no setting 'dtype'; it has none"),
         ("auto", r"Compression.auto\(\) is none by itself"),
         ("threshold", "threshold needs a setting tau"),
@@ -64,6 +69,20 @@ def test_settings_are_arguments_of_the_function(text: str, meant: object) -> Non
 def test_a_wrong_name_or_setting_says_what_was_meant(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         compressor_named(text)
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name not in COMPRESSORS])
+def test_a_file_with_the_name_of_a_function_says_how_files_have_it(name: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown compressor '{name}'; a file says ") as caught:
+        compressor_of({"name": name})
+    said = json.loads(str(caught.value).partition("a file says ")[2])
+    assert compressor_of(said) == request_of(name).compressor
+
+
+def test_a_list_has_settings_in_it() -> None:
+    assert each_of("int4, topk:ratio=0.1, layerwise=true,dense") == ["int4", "topk:ratio=0.1,layerwise=true", "dense"]
+    assert each_of("qsgd:bits=2,topk:ratio=0.1") == ["qsgd:bits=2", "topk:ratio=0.1"]
+    assert each_of("ratio=0.1") == ["ratio=0.1"]
 
 
 def test_what_a_job_profiles_has_such_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import resource
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -299,6 +301,65 @@ def test_gradients_of_16_bits_and_parameters_without_elements_fit(
 
     for found in run_ranks(4, body, hosts=(0, 0, 1, 1)):
         assert {name for names in found for name in names} >= set(shapes) - {"empty"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "told"),
+    [(torch.float32, ""), (torch.float16, r"first.* is \[.*\] float16, and \[.*\] float32 in the plan")],
+)
+def test_a_plan_is_for_the_dtypes_and_the_engine_of_its_profile(
+    inputs: Inputs, tmp_path: Path, dtype: torch.dtype, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another dtype is refused, as of a plan in use; another engine is told of, as it may do as well."""
+    tensors = tuple(tensor.model_copy(update={"dtype": "float32"}) for tensor in inputs.model.tensors)
+    model = inputs.model.model_copy(update={"tensors": tensors})
+    system = inputs.system.model_copy(update={"engine": "mpi"})
+    known = replace(inputs, model=model, system=system)
+    file = tmp_path / "plan.json"
+    to_plan(make(known, budget_s=0.2), known).write(file)
+    plan = read(file)
+    assert plan.engine == "mpi"
+    assert {parameter.dtype for parameter in plan.model.values()} == {"float32"}
+    shapes = {tensor.name: tensor.shape for tensor in tensors}
+
+    def body(engine: InProcessEngine) -> None:
+        place(engine, (0, 0, 1, 1))
+        request = Compression.plan(file)
+        parameters = make_parameters(shapes, dtype)
+        optimizer = make_optimizer(parameters, request, lambda: engine, engine.rank, engine.world_size)
+        backward(parameters, engine.rank, 0)
+        with pytest.raises(PlanError, match=told) if told else nullcontext():
+            optimizer.step()
+
+    with caplog.at_level(logging.WARNING, "hvd_compress"):
+        run_ranks(4, body, hosts=(0, 0, 1, 1))
+    words = "the plan was made for engine 'mpi', and this job has in-process, over which its times may be others"
+    assert caplog.text.count(words) == (0 if told else 1)
+
+
+def test_buckets_of_several_dtypes_are_planned_apart(inputs: Inputs, tmp_path: Path) -> None:
+    """Neighbours of different ones share none, and a job takes the plan as it is."""
+    dtypes = ("float32", "float16", "float16", "float32", "float32")
+    tensors = tuple(t.model_copy(update={"dtype": d}) for t, d in zip(inputs.model.tensors, dtypes, strict=True))
+    mixed = replace(inputs, model=inputs.model.model_copy(update={"tensors": tensors}))
+    file = tmp_path / "plan.json"
+    to_plan(make(mixed, budget_s=0.2), mixed).write(file)
+    known = {tensor.name: tensor.dtype for tensor in tensors}
+    entries = read(file).buckets
+    assert all(len({known[name] for name in entry.parameters}) == 1 for entry in entries)
+    assert {name: parameter.dtype for name, parameter in read(file).model.items()} == known
+
+    def body(engine: InProcessEngine) -> set[tuple[str, ...]]:
+        place(engine, (0, 0, 1, 1))
+        parameters = {t.name: make_parameters({t.name: t.shape}, getattr(torch, t.dtype))[t.name] for t in tensors}
+        request = Compression.plan(file)
+        optimizer = make_optimizer(parameters, request, lambda: engine, engine.rank, engine.world_size)
+        for name, parameter in parameters.items():
+            backward({name: parameter}, engine.rank, 0)
+        optimizer.step()
+        return set(optimizer.decisions)
+
+    assert run_ranks(4, body, hosts=(0, 0, 1, 1)) == [{entry.parameters for entry in entries}] * 4
 
 
 def test_an_earlier_file_stays_where_a_new_one_cannot_be_written(inputs: Inputs, tmp_path: Path) -> None:

@@ -96,19 +96,63 @@ class TestPicture:
         assert [line.get_xdata()[0] for line in axis.lines] == [end / 1e6]
         assert len(axis.collections) == len(found)
 
+    def test_a_box_lies_in_the_row_of_what_is_busy_while_it_is(
+        self, found: list[Box], tmp_path: Path, figures: list[Figure]
+    ) -> None:
+        extra = Box(-1, "", "checkpoint", "disk", "disk", TERMS[0], 2_000, 5_000)
+        draw([Panel("made", [*found, extra], 2 * max(box.end_ns for box in found))], tmp_path / "a.png")
+        (axis,) = figures[0].axes
+        rows = [*ROWS, "disk"]
+        assert [label.get_text() for label in axis.get_yticklabels()] == rows
+        assert list(axis.get_yticks()) == list(range(len(rows)))
+        for box, drawn, text in zip([*found, extra], axis.collections, axis.texts, strict=True):
+            extent, middle = drawn.get_paths()[0].get_extents(), rows.index(box.row)
+            assert (extent.x0, extent.x1) == pytest.approx((box.start_ns / 1e6, box.end_ns / 1e6))
+            assert (extent.y0, extent.y1) == pytest.approx((middle - 0.4, middle + 0.4))
+            assert text.get_position() == pytest.approx(((extent.x0 + extent.x1) / 2, middle))
+
     def test_each_tensor_has_a_colour_in_all_panels(
         self, found: list[Box], tmp_path: Path, figures: list[Figure]
     ) -> None:
         end = max(box.end_ns for box in found)
         draw([Panel("a", found, end), Panel("b", found[::-1], 2 * end, "step")], tmp_path / "a.svg")
         above, below = figures[0].axes
-        assert above.get_xlim() == below.get_xlim()
+        assert above.get_xlim() == below.get_xlim() == pytest.approx((0, 1.01 * 2 * end / 1e6))
+        assert [axis.get_title("left") for axis in (above, below)] == ["a", "b"]
+        assert below.get_title("right") == f"step = {2 * end / 1e6:.3f} ms"
         colors: dict[int, set[tuple[float, ...]]] = {}
         for axis, order in ((above, found), (below, found[::-1])):
             for box, drawn in zip(order, axis.collections, strict=True):
                 colors.setdefault(box.tensor, set()).add(tuple(drawn.get_facecolor()[0]))
         assert all(len(used) == 1 for used in colors.values())
         assert len({color for used in colors.values() for color in used}) == 4
+        (legend,) = figures[0].legends
+        assert [text.get_text() for text in legend.get_texts()] == [f"{tensor}: p{tensor}" for tensor in range(4)]
+        for tensor, patch in enumerate(legend.get_patches()):
+            assert colors[tensor] == {tuple(patch.get_facecolor())}
+
+    @pytest.mark.parametrize("tensors", [4, FEW])
+    def test_words_can_be_read(self, tensors: int, tmp_path: Path, figures: list[Figure]) -> None:
+        """White on what is dark, as the eye weighs colours (ITU-R BT.601); what is no tensor's is light grey."""
+        problem = Problem(_model(tensors), SYSTEM, BOTH)
+        forward = Box(-1, "", "forward@all", "training", ROWS[0], TERMS[0], 0, 10**9)
+        draw([Panel("made", [forward, *boxes(problem, problem.uniform(OPTION))], 10**9)], tmp_path / "a.png")
+        (axis,) = figures[0].axes
+        assert axis.texts[0].get_text() == "forward"
+        assert tuple(axis.collections[0].get_facecolor()[0]) == pytest.approx((0.8, 0.8, 0.8, 1.0))
+        inks = set()
+        for drawn, text in zip(axis.collections, axis.texts, strict=True):
+            red, green, blue, _ = drawn.get_facecolor()[0]
+            ink = "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "black"
+            assert text.get_color() == ink
+            inks.add(ink)
+        assert inks == {"white", "black"}
+
+    def test_few_tensors_are_named(self, tmp_path: Path, figures: list[Figure]) -> None:
+        problem = Problem(_model(FEW), SYSTEM, BOTH)
+        draw([Panel("few", boxes(problem, problem.uniform(OPTION)), 10**9)], tmp_path / "a.png")
+        (legend,) = figures[0].legends
+        assert [text.get_text() for text in legend.get_texts()] == [f"{tensor}: p{tensor}" for tensor in range(FEW)]
 
     def test_many_tensors_have_a_bar_of_colours(self, tmp_path: Path, figures: list[Figure]) -> None:
         problem = Problem(_model(FEW + 5), SYSTEM, BOTH)

@@ -83,6 +83,32 @@ def test_losses_of_different_parameters_are_one_step(chain: Chain, recorder: Rec
     assert recorder.times()[0].ready_s == {"0": 2.0, "1": 2.0 + 5.0 + 3.0}
 
 
+def test_gradients_are_in_the_order_of_their_last_writes(chain: Chain, recorder: Recorder, clock: PlayedClock) -> None:
+    """The pass that wrote the first of these is the one in which the backward pass of the step begins."""
+    first, second = (chain.parameters[name] for name in ("0", "1"))
+    clock.spend(first.sum(), 1.0, 2.0).backward()
+    clock.spend(second.sum(), 4.0, 8.0).backward()
+    clock.spend(first.sum(), 16.0, 32.0).backward()
+    recorder.end_step()
+    clock.spend(first.sum(), 64.0, 1.0).backward()
+    recorder.end_step()
+    found, after = recorder.times()
+    assert list(found.ready_s.items()) == [("1", 8.0), ("0", 8.0 + 16.0 + 32.0)]
+    assert after.forward_s == 64.0, "since the last gradient, which is not that of the last parameter that is new"
+
+
+def test_a_pass_whose_beginning_nobody_tells_begins_with_its_first_gradient(
+    chain: Chain, clock: PlayedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = torch.autograd.backward
+    recorder = Recorder(chain.parameters, clock, steps=5)
+    monkeypatch.setattr(torch.autograd, "backward", before)  # as a library that puts its own in the place
+    chain.loss(TAKEN).backward()
+    recorder.end_step()
+    recorder.close()
+    assert recorder.times()[0].ready_s == {name: seconds - READY["2"] for name, seconds in READY.items()}
+
+
 def test_a_shared_parameter_is_ready_once_with_its_last_use(
     chain: Chain, recorder: Recorder, clock: PlayedClock
 ) -> None:

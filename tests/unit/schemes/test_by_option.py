@@ -27,10 +27,13 @@ from hvd_compress.compressors import (
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
+from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.payload import Payload
 from hvd_compress.planner.options import Constraints, options
+from hvd_compress.schemes import Work
 from hvd_compress.schemes.by_option import ByOption
 from hvd_compress.schemes.option import parse, walk
+from hvd_compress.schemes.option_feedback import PartCompressor
 from tests.harness import COMPRESSORS
 from tests.unit.schemes.steps import LAYOUT, NUMEL, Step, gradient_of, steps
 
@@ -212,6 +215,40 @@ def test_sums_of_16_bits_are_fp32_on_the_way(option: str) -> None:
 
     for history in exchange(Cast(), option, draw=lambda rank, step: whole(drawn[rank]), dtype=torch.float16):
         assert torch.equal(history[0].result, whole(drawn.mean(0)).half())
+
+
+WITHOUT_FEEDBACK = [DENSE[0], DENSE[5], DENSE[8], *COMPRESSED[:: len(COMPRESSED) // 8]]
+
+
+@pytest.mark.parametrize("option", WITHOUT_FEEDBACK)
+def test_what_is_remembered_from_before_is_sent_without_error_feedback_too(option: str) -> None:
+    """All at once, in the first step. Powers of two travel by natural compression as they are."""
+    compressor = COMPRESSORS["natural"] if "comp" in option else Cast()
+    assert not compressor.error_feedback
+    ranks = exchange(compressor, option, draw=lambda *_: torch.zeros(NUMEL), first=torch.ones(NUMEL))
+    for history in ranks:
+        assert torch.equal(history[0].result, torch.ones(NUMEL))
+        assert not any(seen.result.any() for seen in history[1:])
+        assert not any(seen.residual.any() for seen in history)
+
+
+@pytest.mark.parametrize("option", [DENSE[0], COMPRESSED[0]])
+def test_an_option_works_on_the_gradient_itself_where_that_is_fp32(option: str) -> None:
+    compressor = TopK(0.1) if "comp" in option else Cast()
+    for dtype in (torch.float32, torch.bfloat16):
+        gradient, state = torch.ones(NUMEL, dtype=dtype), BucketState(Residual(torch.zeros(NUMEL), torch.zeros(NUMEL)))
+        work = Work(gradient, LAYOUT, 0, 0, 1.0, state, 0, 1.0, 1, hosts=(0,))
+        values = PartCompressor(compressor, work, 0, option).start()
+        assert (values.data_ptr() == gradient.data_ptr()) == (dtype == torch.float32)
+        assert values.dtype == torch.float32
+
+
+def test_what_is_remembered_from_before_and_rounded_off_is_sent_later() -> None:
+    first = torch.full((NUMEL,), 1 + 2.0**-12)
+    ranks = exchange(Cast(), DENSE[0], draw=lambda *_: torch.zeros(NUMEL), first=first, dtype=torch.float16)
+    for history in ranks:
+        assert [float(seen.result.unique()) for seen in history] == [1.0, 2.0**-12, 0.0]
+        assert [float(seen.residual.unique()) for seen in history] == [2.0**-12, 0.0, 0.0]
 
 
 def test_random_numbers_are_alike_where_values_are_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:

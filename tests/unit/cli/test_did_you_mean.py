@@ -1,0 +1,148 @@
+"""Every command line says what was meant: over all commands of the tree, their options, and the choices of these."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from hvd_compress.cli.main import main
+from hvd_compress.compression.named import names
+from hvd_compress.compressors import COMPRESSORS
+from tests.unit.planner import profile_files
+
+
+def commands(
+    command: click.Command = main, words: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yield all commands of the tree, with the words that call them."""
+    yield words, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from commands(below, (*words, name))
+
+
+TREE = list(commands())
+GROUPS = [(words, command) for words, command in TREE if isinstance(command, click.Group)]
+OPTIONS = [
+    (words, option, spelled)
+    for words, command in TREE
+    for option in command.params
+    if isinstance(option, click.Option)
+    for spelled in (*option.opts, *option.secondary_opts)
+    if spelled.startswith("--")
+]
+CHOICES = [
+    (words, spelled, choice)
+    for words, option, spelled in OPTIONS
+    if isinstance(option.type, click.Choice)
+    for choice in option.type.choices
+]
+
+
+def misspelled(word: str) -> str:
+    """Two letters in the middle change places; where they are equal, one is missing."""
+    middle = len(word) // 2
+    swapped = word[: middle - 1] + word[middle] + word[middle - 1] + word[middle + 1 :]
+    return swapped if swapped != word else word[:middle] + word[middle + 1 :]
+
+
+def refused(*words: object) -> str:
+    """Return what a command line that is refused says, as one line."""
+    done = CliRunner().invoke(main, [str(word) for word in words])
+    assert done.exit_code == 2, done.output
+    return " ".join(done.stderr.split())
+
+
+def test_the_tree_is_all_of_it() -> None:
+    assert {words for words, _ in TREE} >= {("plan", "make"), ("bench", "planner"), ("netlab", "set"), ("whatif",)}
+    assert [" ".join(words) for words, _ in GROUPS] == ["", "bench", "plan", "netlab"]
+    assert len(OPTIONS) > 80
+    assert {spelled for _, spelled, _ in CHOICES} >= {"--engine", "--device", "--communication", "--testbed", "--data"}
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [(words, name) for words, command in GROUPS for name in command.list_commands(click.Context(command))],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
+)
+def test_a_command(words: tuple[str, ...], name: str) -> None:
+    wrong = misspelled(name)
+    assert f"No such command {wrong!r}; known are " in (said := refused(*words, wrong))
+    assert said.endswith(f"; did you mean {name}?")
+    assert refused(*words, name.upper()).endswith(f"; did you mean {name}?")
+    assert "did you mean" not in refused(*words, "xyzzy")
+
+
+@pytest.mark.parametrize(("words", "spelled"), [(words, spelled) for words, _, spelled in OPTIONS])
+def test_an_option(words: tuple[str, ...], spelled: str) -> None:
+    said = refused(*words, f"--{misspelled(spelled.removeprefix('--'))}")
+    assert "No such option" in said
+    assert spelled in said.partition("Did you mean")[2]
+
+
+@pytest.mark.parametrize(("words", "spelled", "choice"), CHOICES)
+def test_a_choice(words: tuple[str, ...], spelled: str, choice: str) -> None:
+    wrong = misspelled(choice)
+    said = refused(*words, spelled, wrong)
+    assert f"Invalid value for '{spelled}': {wrong!r} is not one of " in said
+    assert said.endswith(f"; did you mean {choice}?")
+
+
+CHOOSE = "choose --numel 1M --ratio 1% --world-size 4 --latency 1ms --bandwidth 1gbit --candidates"
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        (f"{CHOOSE} ring,allgater", "unknown path 'ring'"),
+        (f"{CHOOSE} allgater", "did you mean allgather?"),
+        (f"{CHOOSE} dense-rnig", "did you mean ring?"),
+        (f"{CHOOSE} artopk-rign", "did you mean ring?"),
+        (f"{CHOOSE} atropk-tree", "did you mean artopk-tree?"),
+        (f"{CHOOSE} heirarchical", "did you mean hierarchical?"),
+        ("bench kernels --kernel topk_acumulate", "did you mean topk_accumulate?"),
+        ("bench kernels --kernel topk,blok_sum/8", "no kernel is called blok_sum/8"),
+        ("bench compressors --compressions topk,itn4", "unknown compressor 'itn4'"),
+        ("bench compressors --compressions topk:ratoi=0.1,int4", "did you mean ratio?"),
+        ("profile --compressor itn4 -- true", "did you mean int4?"),
+        ("profile --compressor topk:ratio=0.1,value=bf16 -- true", "did you mean values?"),
+        ("plan options --only 'alreduce@all'", "did you mean allreduce@all?"),
+        ("plan count-options --only 'alreduce@all'", "did you mean allreduce@all?"),
+        ("netlab run --schedule c1lab -- true", "did you mean c1-lab?"),
+        ("plan make x -o y --compressor int4", "`hvd-compress profile --compressor int4 -- COMMAND` writes one"),
+    ],
+)
+def test_what_options_name(line: str, meant: str) -> None:
+    assert meant in refused(*shlex.split(line))
+
+
+@pytest.mark.parametrize("name", [*names(), *(name for name in COMPRESSORS if name not in names())])
+def test_whatif_takes_every_compressor_by_name(name: str, tmp_path: Path) -> None:
+    """Those that compress nothing are told so, by name."""
+    text = f"{name}:tau=1.0" if name == "threshold" else f"{name}:bits=4" if name == "blocks" else name
+    folder = profile_files.write(tmp_path, **profile_files.said())
+    done = CliRunner().invoke(
+        main, ["whatif", str(folder), "--world-size", "8", "--bandwidth", "1gbit", "--compressor", text]
+    )
+    if name in ("dense", "cast"):
+        assert done.exit_code == 2
+        assert f"--compressor {name} compresses nothing" in done.output
+    else:
+        assert done.exit_code == 0, done.output
+        assert text in done.output
+
+
+@pytest.mark.parametrize("text", [*(name for name in names()), "blocks:bits=4,block=128", "topk:ratio=0.5,values=bf16"])
+def test_bench_takes_every_compressor_by_name(text: str) -> None:
+    few = ["--shapes", "60x50,13", "--ranks", "2", "--rounds", "1", "--no-peers"]
+    done = CliRunner().invoke(main, ["bench", "compressors", *few, "--compressions", f"dense,{text}", "--json"])
+    assert done.exit_code == 0, done.output
+    assert f'"name": "{text}"' in done.stdout
