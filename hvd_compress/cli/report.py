@@ -1,18 +1,22 @@
-"""`hvd-compress report`: what the controller did, as a picture and a summary."""
+"""`hvd-compress report`: how buckets travelled, and what the controller did, as a picture and a summary."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
+from statistics import mean, median
 
 import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from hvd_compress.cli.outputs import PICTURES
-from hvd_compress.controller.history import Event, read
-from hvd_compress.controller.plot import draw
+from hvd_compress.cli.outputs import PICTURES, require_outputs
+from hvd_compress.events.history import Event, read
+from hvd_compress.events.plot import draw
 
 
 @click.command("report")
@@ -21,39 +25,58 @@ from hvd_compress.controller.plot import draw
     "--out", type=click.Path(path_type=Path), help=f"The picture; by default beside the log, as PNG. {PICTURES}"
 )
 def command(log: Path, out: Path | None) -> None:
-    """Draw what the controller did, from its LOG, which HVD_COMPRESS_LOG names."""
+    """Draw how buckets travelled and what that took, from the LOG that HVD_COMPRESS_LOG names."""
     events = read(log)
     picture = out or log.with_suffix(".png")
     picture = picture if picture.suffix else picture.with_suffix(".png")
+    require_outputs({"--out": picture}, [log])
     draw(events, picture)
     Console().print(_summary(events))
     click.echo(f"wrote {picture}")
 
 
-def _summary(events: list[Event]) -> Table:
+def _summary(events: Sequence[Event]) -> Table:
     """Ratios are those that are sent from then on, but for one that is said to be chosen. Times are of one exchange."""
+    counted = any(math.isfinite(event.wire_ratio) for event in events)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("step", "bucket"):
         table.add_column(heading, justify="right")
     table.add_column("what", overflow="fold")
-    for heading in ("measured\nms", "predicted\nms"):
+    for heading in ("measured\nms", "predicted\nms", *(("sent over\ndense",) if counted else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("why", overflow="fold")
-    for event in events:
-        times = "", ""
+    for place, event in enumerate(events):
+        seconds, sent = math.nan, math.nan
         if event.kind in ("choice", "worker"):
-            what = f"{event.candidate}, ratio {event.ratio:.4g}"
-            times = _ms(event.measured_s), _ms(event.predicted_s)
+            what = f"{event.candidate}, {event.compressor or f'ratio {event.ratio:.4g}'}"
+            seconds, sent = _taken(event, events[place + 1 :])
         elif event.kind == "ratio":
             what = f"ratio {event.ratio:.4g} chosen, gain {event.gain:.3f} expected"
         elif event.kind in ("network", "noise"):
             what = f"{event.kind}: latency x {event.latency:.2g}, transfer x {event.transfer:.2g}"
         else:
             continue
+        figures = [_shown(1e3 * seconds, 2), _shown(1e3 * event.predicted_s, 2)]
+        figures += [_shown(sent, 3)] if counted else []
         bucket = str(event.bucket) if event.bucket >= 0 else ""
-        table.add_row(str(event.step), bucket, what, *times, event.reason)
+        words = (str(event.step), bucket, what, *figures, event.reason)
+        table.add_row(*map(Text, words))  # Text, as a log may contain what rich takes for markup
     return table
 
 
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.2f}" if math.isfinite(seconds) else ""
+def _taken(choice: Event, later: Sequence[Event]) -> tuple[float, float]:
+    """Return what a choice took: the controller measured it before; of others, the windows until the next one like it.
+
+    Seconds of an exchange, and bytes over those without compression; NaN where they are not known.
+    """
+    if math.isfinite(choice.measured_s):
+        return choice.measured_s, math.nan
+    alike = [event for event in later if (event.bucket, event.candidate) == (choice.bucket, choice.candidate)]
+    windows = list(takewhile(lambda event: event.kind == "window", alike))
+    if not windows:
+        return math.nan, math.nan
+    return median(event.measured_s for event in windows), mean(event.wire_ratio for event in windows)
+
+
+def _shown(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}" if math.isfinite(value) else ""

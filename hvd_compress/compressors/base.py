@@ -86,6 +86,12 @@ class Input:
         return self.state.residual.pending if self.state.residual is not None else None
 
 
+MESSAGE_BYTES = 1 << 14
+"""What a message of a quantiser counts as, where nothing was measured. Latency times bandwidth is 250 bytes with 20
+Mbit/s and 0.1 ms, and 2.5 MB with 1 Gbit/s and 20 ms: over such networks and 2 to 16 ranks this loses least on average
+(benchmarks/results/paths.md)."""
+
+
 class Compressor(ABC):
     """Answers: which values do I send?
 

@@ -10,7 +10,7 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors.base import Input, Requantizer, Round, each_checked, feedback_of, others_of
+from hvd_compress.compressors.base import MESSAGE_BYTES, Input, Requantizer, Round, each_checked, feedback_of, others_of
 from hvd_compress.compressors.checks import MAX_SEED, check_flag, check_whole
 from hvd_compress.compressors.draws import SUM, mixed
 from hvd_compress.errors import ConfigError, PayloadError
@@ -46,7 +46,7 @@ class BlockQuantizer(Requantizer):
     seed: int = 0
     kind = "quantiser"
     source = "Alistarh et al. 2017; 2 bits: Li and Liu 2016"
-    message_bytes = 1 << 16  # 5 ms at 100 Mbit/s are 62,500 bytes
+    message_bytes = MESSAGE_BYTES
 
     def __post_init__(self) -> None:
         if isinstance(self.block, bool) or not isinstance(self.block, int):

@@ -10,7 +10,7 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors.base import Input, Requantizer, Round, each_checked, feedback_of, others_of
+from hvd_compress.compressors.base import MESSAGE_BYTES, Input, Requantizer, Round, each_checked, feedback_of, others_of
 from hvd_compress.compressors.finite import all_finite
 from hvd_compress.errors import PayloadError
 from hvd_compress.payload import Payload
@@ -47,7 +47,7 @@ class ChunkedQuantizer(Requantizer):
     dequantise() makes of the codes.
     """
 
-    message_bytes = 1 << 16  # as of BlockQuantizer
+    message_bytes = MESSAGE_BYTES
 
     @abstractmethod
     def fields(self) -> Mapping[str, torch.dtype]:

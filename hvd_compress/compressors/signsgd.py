@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors.base import Input, Requantizer, Round, each_checked, others_of
+from hvd_compress.compressors.base import MESSAGE_BYTES, Input, Requantizer, Round, each_checked, others_of
 from hvd_compress.compressors.chunked import chunks
 from hvd_compress.compressors.signs import ABSTAIN, add_signs, alternating, pack_signs
 from hvd_compress.errors import PayloadError
@@ -35,7 +35,7 @@ class SignSGD(Requantizer):
 
     kind = "quantiser"
     source = "Bernstein et al. 2018, 2019"
-    message_bytes = 1 << 16  # as of BlockQuantizer
+    message_bytes = MESSAGE_BYTES
     adds_up = False  # the result is the sign of the sum
     granule = 64  # 8 bytes; an even number, by which places alternate
 

@@ -11,7 +11,6 @@ from hvd_compress.controller.chooser import Choice, Chooser
 from hvd_compress.controller.course import Course
 from hvd_compress.controller.expected import Bucket, Expected
 from hvd_compress.controller.goal import AutoRatio
-from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.ratios import Ratios
@@ -21,6 +20,7 @@ from hvd_compress.controller.watch import OVERHEAD, Watch
 from hvd_compress.controller.witnesses import Witnesses
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Engine
+from hvd_compress.events.history import Event, History
 
 
 @dataclass(frozen=True)

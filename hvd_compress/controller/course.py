@@ -8,13 +8,13 @@ from functools import partial
 
 from hvd_compress.controller.chooser import Choice, Chooser, scaled
 from hvd_compress.controller.expected import Expected
-from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.memory import Memory, Met
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratios import Ratios
 from hvd_compress.controller.sights import Workers
 from hvd_compress.controller.workers import WorkerChooser
 from hvd_compress.cost.paths import Path
+from hvd_compress.events.history import Event, History
 
 TRIED = "tried, to be compared"
 """The reason in a round: nothing is chosen yet."""

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from hvd_compress.controller.chooser import Choice
 from hvd_compress.controller.expected import Bucket, Expected
 from hvd_compress.controller.goal import AutoRatio
-from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.ratio import RatioChooser
 from hvd_compress.controller.report import Agreed, Timing
 from hvd_compress.controller.rollout import SHARE, Trial, report
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Engine
+from hvd_compress.events.history import Event, History
 
 LOOK_STEPS = 8
 """Gains are looked at in windows that end so many steps apart; more, where that would cost more than its share of the

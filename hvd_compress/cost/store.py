@@ -10,6 +10,7 @@ import os
 import socket
 import tempfile
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from time import perf_counter
 
 from hvd_compress import __version__
 from hvd_compress.cost.calibrate import BUDGET_S, calibrate, matching, measurable
-from hvd_compress.cost.curves import Curves
+from hvd_compress.cost.curves import Curves, Key
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError
 
@@ -58,10 +59,10 @@ class JobShape:
         return f"{self.engine.lower()}-{self.world_size}-{digest}.json"
 
 
-def default_folder() -> Path:
-    """Return curves/ in HVD_COMPRESS_CACHE, by default hvd_compress/ in XDG_CACHE_HOME or ~/.cache."""
+def default_folder(name: str = "curves") -> Path:
+    """Return a folder in HVD_COMPRESS_CACHE, by default in hvd_compress/ in XDG_CACHE_HOME or ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.environ.get("HVD_COMPRESS_CACHE") or Path(base) / "hvd_compress") / "curves"
+    return Path(os.environ.get("HVD_COMPRESS_CACHE") or Path(base) / "hvd_compress") / name
 
 
 def job_shape(engine: Engine) -> JobShape:
@@ -120,15 +121,22 @@ def _prune(folder: Path) -> None:
         warnings.warn(f"old calibrated curves were not removed: {error}", stacklevel=3)
 
 
-def load(engine: Engine, shape: JobShape, folder: Path | None = None, budget_s: float = BUDGET_S) -> tuple[Curves, ...]:
+def load(
+    engine: Engine,
+    shape: JobShape,
+    folder: Path | None = None,
+    budget_s: float = BUDGET_S,
+    needed: Sequence[Key] | None = None,
+) -> tuple[Curves, ...]:
     """Return the saved curves of this shape, the newest last. Collective: rank 0 reads, all ranks use what it found.
 
     Those that were measured in less than `budget_s` seconds are left alone: what is asked for is better.
 
-    Rank 0 warns of a file that is broken, of another job shape, or without an algorithm that this engine can force.
+    Rank 0 warns of a file that is broken, of another job shape, or without a collective that is needed: of all that
+    this engine can force, unless `needed` names others.
     """
     path = (folder or default_folder()) / shape.file_name()
-    found = _read(path, shape, measurable(engine)) if engine.rank == 0 else []
+    found = _read(path, shape, measurable(engine) if needed is None else needed) if engine.rank == 0 else []
     rows = engine.allgather_json([curves.to_json() for seconds, curves in found if seconds >= budget_s])[0]
     return tuple(Curves.from_json(shape.world_size, row) for row in rows)
 
@@ -158,7 +166,7 @@ def obtain(engine: Engine, budget_s: float = BUDGET_S, folder: Path | None = Non
     return curves, False
 
 
-def _read(path: Path, shape: JobShape, needed: tuple[tuple[str, str], ...]) -> list[tuple[float, Curves]]:
+def _read(path: Path, shape: JobShape, needed: Sequence[Key]) -> list[tuple[float, Curves]]:
     """Return the curves in a file, each with the seconds in which it was measured; none where it is of no use."""
     try:
         content = json.loads(path.read_text())

@@ -17,19 +17,18 @@ from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.controller.controller import Controller, Suspicion
 from hvd_compress.controller.course import TRIED
 from hvd_compress.controller.expected import Bucket
-from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.report import Agreed, Look, Timing
 from hvd_compress.controller.rollout import same_steps
 from hvd_compress.controller.sights import Sight, Workers
-from hvd_compress.controller.tensorboard import TensorBoard
 from hvd_compress.controller.workers import VAR
 from hvd_compress.cost.kept import kept
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.cost.store import obtain
 from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.base import Capabilities, Engine
+from hvd_compress.events.history import Event, History
 from hvd_compress.policies.base import BucketMetrics, Launch
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.schemes import Probe
@@ -44,8 +43,6 @@ class AdaptivePolicy(FixedPolicy):
     Attributes:
         controller: chooses for the buckets whose request leaves something open; the others are not its business.
     """
-
-    keeps_history = True
 
     def __init__(self, request: Request, settings: Settings) -> None:
         super().__init__(request)
@@ -62,13 +59,16 @@ class AdaptivePolicy(FixedPolicy):
         self._numbers: list[int] = []  # of the controller's buckets, among all
         self._layouts: list[Layout] = []
         self._first: Sequence[Decision] = ()  # of all buckets
-        self._board: TensorBoard | None = None
-        self._history: History | None = None
+        self._history: History | None = None  # of all controllers, by the numbers of the last one's buckets
 
     @property
     def controller(self) -> Controller:
         assert self._controller is not None
         return self._controller
+
+    @property
+    def tells_of(self) -> frozenset[int]:  # type: ignore[override]
+        return frozenset(self._numbers)
 
     def watch(self, watcher: Callable[[Event], None]) -> None:
         self._watchers.append(watcher)
@@ -102,20 +102,10 @@ class AdaptivePolicy(FixedPolicy):
                 self._numbers.append(number)
                 self._layouts.append(layout)
                 known.append(bucket_of(layout, request.compressor, found))
-        history = self._history = self._history or self._new_history()
+        history = self._history = self._history or History(watchers=self._watchers, numbers=self._numbers)
         workers = Workers([workers_open(request) for _ in known], self.world_size)
         self._controller = Controller(known, self._network, Policy(), history, request.ratio, workers)
         self._stands = False
-
-    def _new_history(self) -> History:
-        """Return what all controllers of this policy write to; its numbers are those of the buckets of the last one."""
-        tells = self.rank == 0
-        if self._settings.tensorboard is not None and tells:
-            self._board = TensorBoard(self._settings.tensorboard)
-        told: list[Callable[[Event], None]] = [*self._watchers]
-        if self._board is not None:
-            told.append(self._board)
-        return History(self._settings.log if tells else None, told, self._numbers)
 
     def observe(self, step: int, metrics: Sequence[BucketMetrics]) -> None:
         """Show the controller what the step took, and take what follows from it."""
@@ -214,10 +204,6 @@ class AdaptivePolicy(FixedPolicy):
 
     def resume(self) -> None:
         self._ended_s, self._stands = perf_counter(), False
-
-    def close(self) -> None:
-        if self._board is not None:
-            self._board.close()
 
 
 def is_adaptive(request: Request) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -11,6 +11,7 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Part
 from hvd_compress.decision import Decision
 from hvd_compress.engines.base import Capabilities, Engine
+from hvd_compress.events.history import Event
 from hvd_compress.feedback.states import BucketState
 from hvd_compress.schemes import Probe, ProbeReport
 from hvd_compress.step_report import PhaseSpans
@@ -51,11 +52,14 @@ class DecisionPolicy(ABC):
     buckets are cut anew. fingerprint() and prepare() run in the engine's thread, the rest in the one that trains.
 
     Attributes:
-        keeps_history: whether it writes what HVD_COMPRESS_LOG and HVD_COMPRESS_TENSORBOARD name.
+        measuring_s: how long prepare() may measure collectives, in seconds, about; None: nothing, and what a request
+            leaves open goes by arithmetic.
+        tells_of: numbers of the buckets whose events it tells by itself (`watch`); the session tells of the others.
         rollout_due: why steps are to be rolled out now, or nothing.
     """
 
-    keeps_history: bool = False
+    measuring_s: float | None = None
+    tells_of: Collection[int] = ()
     rollout_due: str = ""
     rank: int
     world_size: int
@@ -66,8 +70,8 @@ class DecisionPolicy(ABC):
         """What chooses while training, with its `history`; None where nothing is chosen."""
         return None
 
-    def watch(self, watcher: Callable[[Any], None]) -> None:  # noqa: B027 (most policies have no events)
-        """Tell `watcher` of every event from now on."""
+    def watch(self, watcher: Callable[[Event], None]) -> None:  # noqa: B027 (most policies have no events)
+        """Tell `watcher` of every event from now on; before setup()."""
 
     def fingerprint(self) -> Mapping[str, str]:
         """Return what must be equal on all ranks beside the request and the settings, in words."""

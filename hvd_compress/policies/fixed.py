@@ -1,8 +1,8 @@
-"""A request that leaves nothing to be chosen while training: one decision a bucket, by arithmetic."""
+"""A request that leaves nothing to be chosen while training: one decision a bucket, before it travels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,13 +15,22 @@ from hvd_compress.decision import Decision, Request, compression_device
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.policies.base import DecisionPolicy, Launch
+from hvd_compress.policies.prices import Open, Prices, measured
+
+MARGIN = 0.1
+"""What measured curves must save, as a share, for another path than that of the arithmetic: they are noisy, and two
+jobs on one network are to decide alike."""
 
 
 class FixedPolicy(DecisionPolicy):
-    """What the request says; of what it leaves open, the path with the fewest bytes, a message counting as some."""
+    """What the request says; of what it leaves open, the path that takes the fewest seconds by a short measurement.
+
+    Where nothing is measured, the path with the fewest bytes, a message counting as some.
+    """
 
     def __init__(self, request: Request) -> None:
         self._request = request
+        self._prices: Prices | None = None
 
     def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
         super().prepare(engine, parameters)
@@ -29,27 +38,42 @@ class FixedPolicy(DecisionPolicy):
             assert self._request.verb is not None
             engine.require(self._request.verb, self._request.algorithm)
         self._decided(parameters)
+        if self.measuring_s is not None:
+            self._prices = measured(engine, left_open(self._request, parameters, self.capabilities), self.measuring_s)
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
         return self._decided(buckets)
 
     def _decided(self, buckets: Sequence[Layout]) -> list[Decision]:
-        return [decide(self._request, layout, self.world_size, self.capabilities) for layout in buckets]
+        return [decide(self._request, layout, self.world_size, self.capabilities, self._prices) for layout in buckets]
 
 
-def decide(request: Request, layout: Layout, world_size: int, can: Capabilities) -> Decision:
+def left_open(request: Request, layouts: Sequence[Layout], can: Capabilities) -> Iterator[Open]:
+    """Yield what a request leaves to arithmetic or prices: parameters, or buckets, that may travel in several ways."""
+    if (request.scheme, request.algorithm) == ("auto", "auto") and request.compressor.compresses:
+        for layout in layouts:
+            found = _any_algorithm(request.compressor, layout, can)
+            if not layout.sparse and layout.dtype != torch.float64:
+                yield [schemes.build(request.compressor, path) for path in found], layout
+
+
+def decide(
+    request: Request, layout: Layout, world_size: int, can: Capabilities, prices: Prices | None = None
+) -> Decision:
     """Turn a request into the decision for a bucket. Pure: the same arguments give the same decision.
 
     Args:
         can: what the engine can do.
+        prices: of what may be open; without them it goes by arithmetic.
 
     Raises:
         ConfigError: the request has no meaning for such a bucket.
     """
-    return replace(_decide(request, layout, world_size, can), device=compression_device(request, layout.device_type))
+    decision = _decide(request, layout, world_size, can, prices)
+    return replace(decision, device=compression_device(request, layout.device_type))
 
 
-def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities) -> Decision:
+def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities, prices: Prices | None) -> Decision:
     compressor, algorithm = request.compressor, request.algorithm
     if layout.dtype == torch.float64:
         algorithm = algorithm if request.verb == "allreduce" else "auto"
@@ -62,7 +86,7 @@ def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities
             raise UnsupportedError(_cannot(request.scheme, can))
         reason = "asked for" if len(selections) == 1 else "asked for; ranks take turns at first"
         return Decision(compressor, Path(selections[0], algorithm), reason=reason)
-    found = [path for path in schemes.variants(compressor, layout, can) if path == Path(path.scheme)]
+    found = _any_algorithm(compressor, layout, can)
     if algorithm != "auto":
         found = [Path(path.scheme, algorithm) for path in found if schemes.verb_of(path.scheme) == "allreduce"]
         if not found:
@@ -78,11 +102,34 @@ def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities
         summed = _sent_dtype(compressor, layout) in can.sum_dtypes
         reason = "asked for" if summed else f"the engine cannot sum {_sent_dtype(compressor, layout)}"
         return Decision(compressor, found[0], reason=reason)
-    path = schemes.cheapest([schemes.build(compressor, path) for path in found], layout, world_size).path
-    counting = f", a message counting as {compressor.message_bytes >> 10} KiB" if compressor.message_bytes else ""
-    least = f"fewest bytes with {world_size} ranks{counting}" if world_size > 1 else "one rank exchanges nothing"
-    reason = least if len(found) > 1 else "no other scheme carries its payloads"
+    if len(found) == 1:
+        return Decision(compressor, found[0], reason="no other scheme carries its payloads")
+    path, reason = _of_several(compressor, found, layout, world_size, prices)
     return Decision(compressor, path, reason=reason)
+
+
+def _any_algorithm(compressor: Compressor, layout: Layout, can: Capabilities) -> list[Path]:
+    """Return by which schemes a bucket may travel, the algorithms left to the engine."""
+    return [path for path in schemes.variants(compressor, layout, can) if path == Path(path.scheme)]
+
+
+def _of_several(
+    compressor: Compressor, found: Sequence[Path], layout: Layout, world_size: int, prices: Prices | None
+) -> tuple[Path, str]:
+    """Return the path of those that are open, and why."""
+    built = [schemes.build(compressor, path) for path in found]
+    counted = schemes.cheapest(built, layout, world_size).path
+    if world_size == 1:
+        return counted, "one rank exchanges nothing"
+    taken = {} if prices is None else prices.by_path(built, layout)
+    if prices is None or counted not in taken or len(taken) == 1:
+        counting = f", a message counting as {compressor.message_bytes >> 10} KiB" if compressor.message_bytes else ""
+        return counted, f"fewest bytes with {world_size} ranks{counting}"
+    fastest = min(taken, key=taken.__getitem__)
+    chosen = fastest if taken[fastest] < (1 - MARGIN) * taken[counted] else counted
+    following = min((path for path in taken if path != chosen), key=taken.__getitem__)
+    took, next_took = (f"{1e3 * taken[path]:.2f}" for path in (chosen, following))
+    return chosen, f"{took} ms by curves of {prices.source}, next {following} with {next_took}"
 
 
 def _uncompressed(algorithm: str, reason: str) -> Decision:

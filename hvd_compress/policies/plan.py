@@ -7,7 +7,7 @@ import fnmatch
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 
 import torch
@@ -21,8 +21,9 @@ from hvd_compress.decision import Decision, Request, compression_device
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError, PlanError
 from hvd_compress.policies.base import DecisionPolicy, Launch
-from hvd_compress.policies.fixed import decide
+from hvd_compress.policies.fixed import decide, left_open
 from hvd_compress.policies.plan_schema import Plan, Treatment, read
+from hvd_compress.policies.prices import Open, Prices, measured
 
 log = logging.getLogger("hvd_compress")
 
@@ -61,6 +62,7 @@ class PlannedPolicy(DecisionPolicy):
         self._mixed: list[tuple[Layout, int]] = []  # buckets, each with its number of treatments
         self._told = False
         self._first: int | None = None  # step, of this process
+        self._prices: Prices | None = None
 
     def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
         """Check that the plan fits. Raises PlanError with the differences, on every rank alike."""
@@ -72,6 +74,14 @@ class PlannedPolicy(DecisionPolicy):
             raise PlanError(
                 f"the plan does not fit: {schema.summary(found)}. Write one for this job with save_plan(), or change it"
             )
+        if self.measuring_s is not None:
+            self._prices = measured(engine, self._left_open(parameters), self.measuring_s)
+
+    def _left_open(self, parameters: Sequence[Layout]) -> Iterator[Open]:
+        for layout in parameters:
+            treatment = self._plan.treatment(layout.names[0])
+            if treatment.scheme == "auto":
+                yield from left_open(treatment.request(), [layout], self.capabilities)
 
     def _obstacle(self, layout: Layout) -> str:
         """Return why a parameter cannot travel as the plan says, or nothing."""
@@ -132,7 +142,7 @@ class PlannedPolicy(DecisionPolicy):
         lossy = treatment.built().compresses or schemes.ByOption.means(treatment.scheme)  # options sum in fp32
         kept = layout.dtype == torch.float64 and lossy  # it travels dense
         if treatment.scheme == "auto" or kept:
-            decided = decide(request, layout, self.world_size, self.capabilities)
+            decided = decide(request, layout, self.world_size, self.capabilities, self._prices)
             return dataclasses.replace(decided, reason=f"planned: {decided.reason}")
         device = compression_device(request, layout.device_type)
         return Decision(treatment.built(), treatment.path, device, "planned")

@@ -11,10 +11,10 @@ from hvd_compress.settings import Settings
 
 def policy_for(request: Request, settings: Settings, world_size: int) -> DecisionPolicy:
     """Return the policy that the request names; else the controller where it leaves something open."""
-    if request.policy is not None:
-        policy = request.policy.make(request)
-        assert isinstance(policy, DecisionPolicy)
-        return policy
-    if settings.adapt and settings.profile is None and is_adaptive(request) and world_size > 1:
+    measures = settings.adapt and settings.profile is None and world_size > 1
+    if request.policy is None and measures and is_adaptive(request):
         return AdaptivePolicy(request, settings)
-    return FixedPolicy(request)
+    policy = FixedPolicy(request) if request.policy is None else request.policy.make(request)
+    assert isinstance(policy, DecisionPolicy)
+    policy.measuring_s = settings.calibration_s if measures else None
+    return policy

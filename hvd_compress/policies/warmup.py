@@ -48,6 +48,7 @@ class WarmupPolicy(FixedPolicy):
         self._decisions: dict[bool, Sequence[Decision]] = {}  # those of the warm-up are under True
 
     def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
+        self._first.measuring_s = self.measuring_s
         self._first.prepare(engine, parameters)
         super().prepare(engine, parameters)
 

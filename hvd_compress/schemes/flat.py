@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor
-from hvd_compress.cost.formulas import Formulas
+from hvd_compress.cost.formulas import VERBS, Formulas, Terms
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.schemes.allgather import AllGather
@@ -47,3 +47,27 @@ def cheapest(found: Sequence[Scheme], layout: Layout, world_size: int) -> Scheme
         return sum(bandwidth.seconds(stage.verb, stage.algorithm, stage.size) for stage in stages)
 
     return min(found, key=longest_chain)
+
+
+def undominated(found: Sequence[Scheme], layout: Layout, world_size: int) -> list[Scheme]:
+    """Return those that some network makes the fastest, by formulas; none where it is the same one on all of them.
+
+    No other has as few messages and as few bytes, of equals the first.
+    """
+    rows = [_terms(scheme, layout, world_size) for scheme in found]
+
+    def beaten(place: int) -> bool:
+        own = rows[place]
+        return any(
+            other.steps <= own.steps and other.bytes <= own.bytes and (other != own or number < place)
+            for number, other in enumerate(rows)
+            if number != place
+        )
+
+    left = [scheme for place, scheme in enumerate(found) if not beaten(place)]
+    return left if len(left) > 1 else []
+
+
+def _terms(scheme: Scheme, layout: Layout, world_size: int) -> Terms:
+    stages = scheme.stages(layout, world_size)
+    return sum((VERBS[s.verb](s.size, world_size, s.algorithm) for s in stages), Terms(0, 0))

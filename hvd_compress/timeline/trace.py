@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvd_compress.controller.history import Event
 from hvd_compress.errors import ConfigError
+from hvd_compress.events.history import Event
 from hvd_compress.step_report import PhaseSpans, Span
 from hvd_compress.timeline.array_file import JsonArrayFile
 

@@ -116,23 +116,23 @@ def test_what_one_rank_cannot_write_is_an_error_of_all_of_them(ranks: int, tmp_p
     refused(f"rank 0 cannot write HVD_COMPRESS_TIMELINE = {path}", ranks, fixed, timeline=path)
 
 
+@pytest.mark.parametrize("request_", [Request(TopK(0.05)), Request(TopK(0.05), "star", "ring")])
 @pytest.mark.parametrize("name", ["log", "tensorboard"])
-def test_what_the_controller_cannot_write_is_an_error_of_all_ranks(name: str, tmp_path: Path) -> None:
+def test_events_that_cannot_be_written_are_an_error_of_all_ranks(name: str, request_: Request, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "what it writes"
-    refused(f"rank 0 cannot write HVD_COMPRESS_{name.upper()} = {path}", 2, Request(TopK(0.05)), **{name: path})
+    refused(f"rank 0 cannot write HVD_COMPRESS_{name.upper()} = {path}", 2, request_, **{name: path})
 
 
-def test_where_no_controller_writes_nothing_is_asked_for(tmp_path: Path) -> None:
+def test_a_rank_that_writes_no_events_is_asked_for_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     settings = Settings(log=tmp_path / "file" / "log", tensorboard=tmp_path / "file" / "board")
-    assert settings.obstacle(0, adapts=False) == ""
-    assert settings.obstacle(1, adapts=True) == ""
+    assert settings.obstacle(1) == ""
 
 
 def test_to_ask_leaves_no_file_behind(tmp_path: Path) -> None:
     settings = Settings(log=tmp_path / "new" / "log", timeline=tmp_path / "trace.json", tensorboard=tmp_path / "board")
-    assert settings.obstacle(0, adapts=True) == ""
+    assert settings.obstacle(0) == ""
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -226,7 +227,8 @@ def test_a_scheduler_made_before_still_sets_the_rate() -> None:
     optimizer = maker(hvd.Compression.topk(0.1))(plain, model)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     finish(train(optimizer, model, range(1)))
-    with pytest.warns(UserWarning, match="Detected call of `lr_scheduler.step"):  # torch does not see ours step
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.5
 

@@ -52,10 +52,10 @@ USES = {
     "patched Horovod": ("horovod", "import hvd_compress; hvd_compress.patch_horovod()"),
     "Horovod's engine": ("horovod", "from hvd_compress.engines.horovod import HorovodEngine; HorovodEngine()"),
     **{name: ("mpi4py", f"import hvd_compress.engines.{name}") for name in MPI_MODULES},
-    "a plot": ("matplotlib", "from hvd_compress.controller import plot; plot.draw([], None)"),
+    "a plot": ("matplotlib", "from hvd_compress.events import plot; plot.draw([], None)"),
     "NSGA-II": ("pymoo", "from hvd_compress.controller.tradeoff import nsga2; nsga2([])"),
     "the solver": ("pymoo", "from hvd_compress.controller.goal import AutoRatio; AutoRatio(solver='nsga2')"),
-    "scalars": ("tensorboard", "from hvd_compress.controller.tensorboard import TensorBoard; TensorBoard('.')"),
+    "scalars": ("tensorboard", "from hvd_compress.events.tensorboard import TensorBoard; TensorBoard('.')"),
     "digits": ("sklearn", "from examples.images.data import load_digits; load_digits()"),
 }
 """For each use: the package that it needs, and statements."""
@@ -146,7 +146,7 @@ except MissingPackageError as error:
 
 
 def test_a_command_ends_with_the_sentence(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("")
+    (tmp_path / "log").write_text('{"step": 1, "kind": "choice"}')
     program = f"""
 import os
 from click.testing import CliRunner

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from matplotlib.figure import Figure
 
 from hvd_compress.cli.main import main
-from hvd_compress.controller import plot
-from hvd_compress.controller.history import Event, History
+from hvd_compress.events import plot
+from hvd_compress.events.history import Event, History
 
 EVENTS = (
     Event(1, "begin", 0, ratio=0.01, reason="training begins"),
@@ -88,8 +90,54 @@ def test_the_ratio_that_is_drawn_is_the_one_that_is_sent() -> None:
     assert lines["bucket 0, gain"] == ([1, 20, 25], [0.4, 0.5, 0.5])
 
 
+FIXED = (
+    Event(0, "choice", 0, "alltoall-allgather", 1.0, compressor="BlockQuantizer(bits=4)", reason="fewest bytes"),
+    Event(0, "choice", 1, "dense", 1.0, compressor="Cast()", reason="asked for"),
+    Event(0, "choice", 1, "skip", 1.0, compressor="Cast()", reason="sent in one of 2 steps"),
+    Event(3, "window", 0, "alltoall-allgather", 1.0, 0.004, wire_ratio=0.13),
+    Event(3, "window", 1, "dense", 1.0, 0.040, wire_ratio=0.5),
+    Event(11, "window", 0, "alltoall-allgather", 1.0, 0.005, wire_ratio=0.13),
+    Event(11, "window", 1, "dense", 1.0, 0.042, wire_ratio=0.5),
+    Event(12, "choice", 0, "allgather", 1.0, compressor="BlockQuantizer(bits=4)", reason="fewest bytes"),
+    Event(13, "choice", 0, "alltoall-allgather", 1.0, compressor="BlockQuantizer(bits=8)", reason="changed"),
+    Event(27, "window", 0, "alltoall-allgather", 1.0, 0.020, wire_ratio=0.25),
+)
+
+
+def test_what_was_fixed_is_told_with_what_it_took(tmp_path: Path) -> None:
+    """Seconds and bytes are those of the windows after a choice, up to the next one that travels so."""
+    lines = [" ".join(line.split()) for line in run(written(tmp_path, FIXED)).output.splitlines()]
+    assert "0 0 alltoall-allgather, BlockQuantizer(bits=4) 4.50 0.130 fewest bytes" in lines
+    assert "0 1 dense, Cast() 41.00 0.500 asked for" in lines
+    assert "0 1 skip, Cast() sent in one of 2 steps" in lines
+    assert "12 0 allgather, BlockQuantizer(bits=4) fewest bytes" in lines
+    assert "13 0 alltoall-allgather, BlockQuantizer(bits=8) 20.00 0.250 changed" in lines
+    assert "sent over" not in run(written(tmp_path)).output, "a controller's bytes are not counted"
+
+
+def drawn(events: Sequence[Event]) -> dict[str, Any]:
+    """The titles of a picture's panels, and the labels of their lines."""
+    figure = Figure()
+    plot.draw_on(figure, events)
+    return {panel.get_title() or panel.get_ylabel(): panel.get_legend_handles_labels()[1] for panel in figure.axes}
+
+
+def test_a_picture_of_what_was_fixed_has_bytes_and_no_network() -> None:
+    fixed, chosen = drawn(FIXED), drawn(EVENTS)
+    assert fixed["ms an exchange"] == ["bucket 0, measured", "bucket 1, measured"]
+    assert fixed["bytes / dense"] == ["bucket 0", "bucket 1"]
+    assert "times calibration" not in fixed
+    assert chosen["ms an exchange"] == ["bucket 0, measured", "bucket 0, predicted"]
+    assert chosen["times calibration"] == ["latency", "transfer"]
+    assert "bytes / dense" not in chosen
+
+
+def test_a_picture_before_the_first_window() -> None:
+    assert drawn(FIXED[:3])["ms an exchange"] == []
+
+
 def test_a_log_survives_being_written_and_read(tmp_path: Path) -> None:
-    from hvd_compress.controller.history import read
+    from hvd_compress.events.history import read
 
     assert [event.to_json() for event in read(written(tmp_path))] == [event.to_json() for event in EVENTS]
 

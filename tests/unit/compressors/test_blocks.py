@@ -206,7 +206,7 @@ CAN = InProcessWorld(1).engine(0).capabilities
 def test_the_path_goes_by_bytes_and_messages(numel: int, size: int, path: str) -> None:
     decision = decide(Request(BlockQuantizer(4)), Layout.of(numel), size, CAN)
     assert decision.scheme == path
-    assert decision.reason == f"fewest bytes with {size} ranks, a message counting as 64 KiB"
+    assert decision.reason == f"fewest bytes with {size} ranks, a message counting as 16 KiB"
 
 
 def test_a_scheme_that_the_engine_lacks_is_refused_before_the_first_step() -> None:

@@ -9,13 +9,13 @@ import pytest
 
 from hvd_compress.controller.alarm import DEAF, DEAFEST, USUAL_STEPS, Alarm, Ear
 from hvd_compress.controller.controller import Controller
-from hvd_compress.controller.history import History
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.report import Agreed, Timing, Took
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import run_ranks
+from hvd_compress.events.history import History
 from tests.controlled import known_bucket
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from hvd_compress.controller.controller import Controller, Suspicion
 from hvd_compress.controller.goal import AutoRatio
-from hvd_compress.controller.history import History
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.policy import Policy, Round
 from hvd_compress.controller.report import Agreed, Look, Pending, Timing, Took
@@ -18,6 +17,7 @@ from hvd_compress.controller.watch import COMPARED, SHORT_WINDOW, WINDOW
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.events.history import History
 from tests.controlled import known_bucket
 
 GOAL = AutoRatio(0.5, low=0.01)

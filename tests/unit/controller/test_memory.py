@@ -10,7 +10,6 @@ from hvd_compress.controller import watch
 from hvd_compress.controller.chooser import Choice
 from hvd_compress.controller.controller import Controller
 from hvd_compress.controller.goal import AutoRatio
-from hvd_compress.controller.history import Event, History
 from hvd_compress.controller.memory import MOST, Memory, Met
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.policy import Policy
@@ -18,6 +17,7 @@ from hvd_compress.controller.report import Look, Timing
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld
+from hvd_compress.events.history import Event, History
 from tests.controlled import known_bucket
 
 COSTS = Formulas(1e-4, 1e-9, 4)

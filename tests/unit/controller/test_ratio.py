@@ -10,13 +10,13 @@ import torch
 from hvd_compress.controller.chooser import Choice
 from hvd_compress.controller.expected import Expected
 from hvd_compress.controller.goal import AutoRatio
-from hvd_compress.controller.history import History
 from hvd_compress.controller.kernels import Kernels
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratio import RatioChooser
 from hvd_compress.controller.ratios import Ratios
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.paths import Path
+from hvd_compress.events.history import History
 from tests.controlled import known_bucket
 
 DEAR = math.inf

@@ -6,12 +6,12 @@ import pytest
 
 from hvd_compress.controller.expected import Expected
 from hvd_compress.controller.goal import AutoRatio
-from hvd_compress.controller.history import History
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.ratios import LOOK_STEPS, Ratios
 from hvd_compress.controller.report import Agreed, Timing, Took
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.paths import Path
+from hvd_compress.events.history import History
 from tests.controlled import known_bucket
 
 WAY = Path("allgather", "ring")

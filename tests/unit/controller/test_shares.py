@@ -8,13 +8,13 @@ import pytest
 
 from hvd_compress.controller.controller import Controller
 from hvd_compress.controller.goal import AutoRatio
-from hvd_compress.controller.history import History
 from hvd_compress.controller.network import Network
 from hvd_compress.controller.policy import Policy
 from hvd_compress.controller.report import Agreed, Look, Timing, Took
 from hvd_compress.controller.shares import Shares
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.paths import Path
+from hvd_compress.events.history import History
 from tests.controlled import known_bucket
 
 RANKS = 4

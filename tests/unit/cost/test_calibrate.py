@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
 from hvd_compress.cost.calibrate import Calibrator, calibrate, matching, measurable
 from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.cost.formulas import Formulas
-from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessWorld, run_ranks
 from hvd_compress.errors import CommunicationError, ConfigError
+from tests.unit.cost.played import follow
 
 KEYS = [("allreduce", "ring"), ("broadcast", "binomial")]
-
-
-def follow(engine: Engine, costs: Formulas, slower: float = 1.0) -> list[tuple[str, str, int]]:
-    """Make an engine note the times of formulas instead of measured ones; return where its collectives are listed."""
-    launched = []
-
-    def note(call):
-        launched.append((call.verb, call.algorithm, call.tensor_bytes))
-        seconds = slower * costs.seconds(call.verb, call.algorithm, call.tensor_bytes)
-        engine.calls.append(dataclasses.replace(call, seconds=seconds))
-
-    engine.note = note
-    return launched
 
 
 def test_all_ranks_hold_the_same_curves():

@@ -15,6 +15,7 @@ from hvd_compress.compressors import Cast, EFSign, PowerSGD
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError
+from hvd_compress.events.history import read as events_of
 from hvd_compress.planner.planning import plan
 from hvd_compress.planner.profiles import (
     COMPRESSOR,
@@ -204,3 +205,10 @@ def test_nothing_is_watched_without_a_profile(tmp_path: Path) -> None:
         assert torch.autograd.backward is own
 
     run_ranks(1, body)
+
+
+def test_a_log_is_written_of_what_a_profiled_training_does(tmp_path: Path) -> None:
+    """With a profile nothing is chosen while training."""
+    given = replace(settings(tmp_path / "profile"), adapt=True, log=tmp_path / "log.jsonl")
+    run_ranks(2, lambda engine: train(engine, given) and None)
+    assert {event.kind for event in events_of(tmp_path / "log.jsonl")} == {"choice", "window"}

@@ -66,5 +66,5 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no regular file"):
         JsonArrayFile(pipe)
     assert pipe.is_fifo()
-    words = Settings(timeline=pipe).obstacle(0, adapts=False)
+    words = Settings(timeline=pipe).obstacle(0)
     assert words == f"cannot write HVD_COMPRESS_TIMELINE = {pipe}: it is no regular file, and would be replaced"

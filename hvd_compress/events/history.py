@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from hvd_compress.errors import ConfigError
 
 KINDS = ("begin", "choice", "window", "network", "noise", "ratio", "rollout", "worker")
+USED = ("choice", "window")
+"""Those that say what a bucket uses."""
+MOST = 1e15
+"""No number of an event is larger: neither steps nor seconds."""
 KEPT = 20_000
 """Events that are remembered, some 10 MB: training may take millions of steps."""
 
@@ -24,19 +29,24 @@ class Event:
 
     Attributes:
         step: after which it happened.
-        kind: "begin" (a round of trials), "choice", "window" (steps that were looked at), "network" (another one was
-            found), "noise" (what was odd is not the network), "ratio" (chosen, perhaps the one before),
-            "rollout" (steps with a ratio that were taken back) or "worker" (STAR or VAR was chosen).
+        kind: "choice" (how a bucket travels from then on) or "window" (steps that were looked at); and of the
+            controller alone "begin" (a round of trials), "network" (another one was found), "noise" (what was odd is
+            not the network), "ratio" (chosen, perhaps the one before), "rollout" (steps with a ratio that were taken
+            back) or "worker" (STAR or VAR was chosen).
         bucket: which one, or -1 for all.
         candidate: what was tried, chosen or in use.
         ratio: k / numel: in "begin" and "ratio" as an all-gather would send it, else as it is sent: 1 without
             compression.
-        measured_s, predicted_s: of one exchange of this bucket; NaN where there is none.
+        measured_s, predicted_s: of one exchange of this bucket; NaN where there is none. The controller's is agreed
+            among ranks; of other buckets it is what rank 0 saw, the wait for the others included.
         gain: share of ||corrected||^2 that is sent, mean over ranks; NaN where it was not looked at. Of a window in its
             last step, or else over two turns of AR-Topk's roots, as of a worker; of a rollout the mean of its steps; of
             a ratio as expected.
         latency, transfer: how the network left its calibration, as factors.
         reason: in words.
+        compressor: of a choice that is not the controller's.
+        wire_ratio: bytes that were sent in a window, over those of a ring allreduce without compression in each of its
+            steps; NaN where it was not counted, and with one rank.
     """
 
     step: int
@@ -50,6 +60,8 @@ class Event:
     latency: float = math.nan
     transfer: float = math.nan
     reason: str = ""
+    compressor: str = ""
+    wire_ratio: float = math.nan
 
     def to_json(self) -> dict[str, Any]:
         """Return what can be written as JSON: NaN are left out."""
@@ -57,7 +69,8 @@ class Event:
 
 
 _NOTHING = Event(0, "")
-_TYPES: dict[type, tuple[type, ...]] = {int: (int,), float: (float, int), str: (str,)}
+_FIELDS = {field.name: type(getattr(_NOTHING, field.name)) for field in fields(Event)}
+"""The type of each field of an event."""
 
 
 class History:
@@ -104,7 +117,7 @@ class History:
                 file.write(json.dumps(event.to_json()) + "\n")
         except OSError as error:  # on one rank alone: the others go on
             self._path = None
-            warnings.warn(f"the controller's log {path} ends here: {error}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"HVD_COMPRESS_LOG: {path} ends here: {error}", RuntimeWarning, stacklevel=3)
 
     def __len__(self) -> int:
         return len(self.events)
@@ -119,24 +132,37 @@ def read(path: Path) -> list[Event]:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"cannot read {path} ({error}); a log is the file that HVD_COMPRESS_LOG named. Nothing is logged with one "
-            "rank, with HVD_COMPRESS_ADAPT=0, or where nothing is left open"
+            f"cannot read {path} ({error}); a log is the file that HVD_COMPRESS_LOG named. Nothing is logged for "
+            "Compression.none and Compression.fp16 of hvd_compress.torch, which are Horovod's own"
         ) from None
-    return [_event(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
+    events = [_event(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
+    if not any(event.kind in USED for event in events):
+        raise ConfigError(f"{path} holds no choice yet: train for some more steps")
+    return events
 
 
 def _event(line: str, where: str) -> Event:
     try:
-        fields: Mapping[str, Any] = json.loads(line)
-        event = Event(**fields)
-        if event.kind not in KINDS:
-            raise ValueError(f"unknown kind {event.kind!r}")
-        for name, value in asdict(event).items():
-            if not isinstance(value, _TYPES[type(getattr(_NOTHING, name))]):
-                raise ValueError(f"{name} is {value!r}")
-    except (ValueError, TypeError) as error:
+        said = json.loads(line)
+        if not isinstance(said, Mapping):
+            raise ValueError("it is no JSON object")
+        for name, value in said.items():
+            _check(name, value)
+        return Event(**said)
+    except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(
-            f"{where}: not an event of the controller ({error}); a log is the file that HVD_COMPRESS_LOG named, and a "
+            f"{where}: not an event of a log ({error}); a log is the file that HVD_COMPRESS_LOG named, and a "
             "last line that was cut short may be removed"
         ) from None
-    return event
+
+
+def _check(name: str, value: Any) -> None:
+    """Raise ValueError where a field of a line is none of an event's."""
+    known = _FIELDS.get(name)
+    if known is None:
+        raise ValueError(f"unknown field {reprlib.repr(name)}")
+    is_number = isinstance(value, int if known is int else (int, float)) and not isinstance(value, bool)
+    if not (isinstance(value, str) if known is str else is_number and abs(value) <= MOST):
+        raise ValueError(f"{name} is {reprlib.repr(value)}")
+    if name == "kind" and value not in KINDS:
+        raise ValueError(f"unknown kind {reprlib.repr(value)}")

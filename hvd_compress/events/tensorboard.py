@@ -6,11 +6,11 @@ import math
 import warnings
 from pathlib import Path
 
-from hvd_compress.controller.history import Event
 from hvd_compress.errors import ConfigError
+from hvd_compress.events.history import Event
 from hvd_compress.extras import needed
 
-SCALARS = ("ratio", "gain", "measured_s", "predicted_s")
+SCALARS = ("ratio", "gain", "measured_s", "predicted_s", "wire_ratio")
 CHOSEN = {
     ("begin", "ratio"): "chosen_ratio",
     ("ratio", "ratio"): "chosen_ratio",

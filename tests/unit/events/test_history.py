@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hvd_compress.compressors import TopK
-from hvd_compress.controller.history import KEPT, Event, History
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.events.history import KEPT, Event, History
 from hvd_compress.settings import Settings
 from tests.harness import backward, make_optimizer, make_parameters
 
@@ -18,7 +18,7 @@ from tests.harness import backward, make_optimizer, make_parameters
 def test_a_full_disk_ends_the_log_and_not_the_training() -> None:
     seen: list[Event] = []
     history = History(Path("/dev/full"), [seen.append])
-    with pytest.warns(RuntimeWarning, match=r"log /dev/full ends here: .*No space left"):
+    with pytest.warns(RuntimeWarning, match=r"HVD_COMPRESS_LOG: /dev/full ends here: .*No space left"):
         history.add(Event(1, "begin", 0))
     history.add(Event(2, "window", 0))
     assert list(history) == seen == [Event(1, "begin", 0), Event(2, "window", 0)]

@@ -1,0 +1,107 @@
+"""What happens where no policy tells it: how each bucket travels and why, and what its exchanges took."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.cost import wire
+from hvd_compress.decision import Decision
+from hvd_compress.events.history import Event, History
+from hvd_compress.step_report import PhaseSpans
+
+FIRST, LONGEST = 4, 64
+"""Steps of the first window, and of a window at most: each has twice as many as the one before."""
+
+
+@dataclass
+class _Record:
+    """One bucket: the decisions that were told, and what its exchanges took since the last window.
+
+    `sent` is the decision of the last exchange; seconds are those of exchanges that travelled as it says.
+    """
+
+    layout: Layout
+    told: list[Decision] = field(default_factory=list)
+    sent: Decision | None = None
+    seconds: list[float] = field(default_factory=list)
+    sent_bytes: int = 0
+    dense_bytes: int = 0
+
+    def add(self, decision: Decision, spans: PhaseSpans, dense_bytes: int) -> None:
+        self.dense_bytes += dense_bytes
+        if not spans.calls:
+            return  # nothing was sent in this step
+        if decision != self.sent:
+            self.sent, self.seconds = decision, []
+        self.seconds.append(spans.compress_s + spans.communicate_s + spans.decompress_s)
+        self.sent_bytes += sum(call.sent_bytes for call in spans.calls)
+
+    def forget(self) -> None:
+        self.seconds, self.sent_bytes, self.dense_bytes = [], 0, 0
+
+
+class Recorder:
+    """Tells a history of the buckets of which the policy tells nothing itself.
+
+    Each decision of a bucket is a "choice", once: decisions may take turns, as those of COVAP do. Every 4, 8, ..., 64,
+    64, ... steps there is a "window" of each bucket that was exchanged: the median seconds of its exchanges on this
+    rank, the wait for other ranks among them, and its bytes. Nothing is communicated for it.
+    """
+
+    def __init__(self, history: History, world_size: int) -> None:
+        self._history, self._world_size = history, world_size
+        self._records: list[_Record] = []
+        self._length, self._steps = FIRST, 0
+
+    def decided(self, step: int, buckets: Sequence[tuple[Layout, Decision]], without: Collection[int]) -> None:
+        """Take how buckets travel from the coming step on, by number.
+
+        Args:
+            step: after which, or in which, it was decided.
+            without: buckets whose policy tells by itself.
+        """
+        before, self._records = self._records, []
+        for number, (layout, decision) in enumerate(buckets):
+            known = before[number] if number < len(before) and before[number].layout == layout else _Record(layout)
+            self._records.append(known)
+            if number not in without and decision not in known.told:
+                known.told.append(decision)
+                self._history.add(
+                    Event(
+                        step,
+                        "choice",
+                        number,
+                        str(decision.path),
+                        decision.ratio,
+                        compressor=str(decision.compressor),
+                        reason=decision.reason,
+                    )
+                )
+
+    def exchanged(
+        self, step: int, decisions: Sequence[Decision], spans: Sequence[PhaseSpans], without: Collection[int]
+    ) -> None:
+        """Take what the exchanges of the step that is over took, by number of the bucket."""
+        own = [number for number in range(len(spans)) if number not in without]
+        for number in own:
+            record = self._records[number]
+            record.add(decisions[number], spans[number], wire.allreduce(record.layout.nbytes, self._world_size, "ring"))
+        self._steps += 1
+        if self._steps < self._length:
+            return
+        self._steps, self._length = 0, min(2 * self._length, LONGEST)
+        for number in own:
+            record = self._records[number]
+            if record.seconds and record.sent is not None:
+                self._history.add(_window(step, number, record, record.sent))
+            record.forget()
+
+
+def _window(step: int, number: int, record: _Record, sent: Decision) -> Event:
+    window = Event(step, "window", number, str(sent.path), sent.ratio, median(record.seconds))
+    if not record.dense_bytes:  # one rank sends nothing
+        return window
+    return replace(window, wire_ratio=record.sent_bytes / record.dense_bytes)

@@ -1,0 +1,53 @@
+"""What collectives take in this job, to price the paths that a fixed request leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hvd_compress import schemes
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.cost.curves import Curves
+from hvd_compress.cost.paths import Path
+from hvd_compress.cost.predict import predict
+from hvd_compress.cost.quick import Lines, quick
+from hvd_compress.engines.base import Engine
+from hvd_compress.schemes import Scheme
+
+Open = tuple[Sequence[Scheme], Layout]
+"""By which schemes a bucket, or a parameter, may travel."""
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Curves that were measured, the same on all ranks, and where, in words."""
+
+    curves: Curves
+    source: str
+
+    def by_path(self, found: Iterable[Scheme], layout: Layout) -> dict[Path, float]:
+        """Return what the collectives of a bucket take; without schemes of which one was not measured."""
+        taken = {}
+        for scheme in found:
+            stages = scheme.stages(layout, self.curves.world_size)
+            if all((stage.verb, stage.algorithm) in self.curves.by_key for stage in stages):
+                taken[scheme.path] = predict(scheme.path, stages, Lines(self.curves)).seconds
+        return taken
+
+
+def measured(engine: Engine, open_: Iterable[Open], budget_s: float) -> Prices | None:
+    """Return prices of those that some network makes the fastest; None where none is open.
+
+    Collective, the same on all ranks.
+    """
+    keys = dict.fromkeys(
+        (stage.verb, stage.algorithm)
+        for found, layout in open_
+        for scheme in schemes.undominated(found, layout, engine.world_size)
+        for stage in scheme.stages(layout, engine.world_size)
+    )
+    if not keys:
+        return None
+    engine.place = f"rank {engine.rank}, measuring what is open, which HVD_COMPRESS_ADAPT=0 leaves out"
+    curves, known = quick(engine, list(keys), budget_s)
+    return Prices(curves, "an earlier job" if known else "this job")

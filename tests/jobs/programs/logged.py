@@ -1,0 +1,36 @@
+"""Train a few steps by each compression that leaves nothing open; rank 0 writes a log and scalars of each to $LOGS."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import quick_start  # noqa: F401
+import torch
+
+import hvd_compress.torch as hvd
+from tests.harness import backward, make_parameters
+
+STEPS = 5
+
+hvd.init()
+Path(os.environ["JOB_FOLDER"], f"{hvd.rank()}.pid").write_text(str(os.getpid()))
+torch.set_num_threads(1)
+logs = Path(os.environ["LOGS"])
+requests = {
+    "int4": hvd.Compression.int4(),
+    "covap": hvd.Compression.covap(2),
+    "plan": hvd.Compression.plan(logs / "plan.json"),
+    "momentum": hvd.Compression.momentum(warmup_steps=2),
+    "topk": hvd.Compression.topk(0.05),  # by a controller, unless it is switched off
+}
+for name, request in requests.items():
+    os.environ |= {"HVD_COMPRESS_LOG": str(logs / f"{name}.jsonl"), "HVD_COMPRESS_TENSORBOARD": str(logs / name)}
+    parameters = make_parameters()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters.values(), lr=0.1), parameters.items(), request)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        backward(parameters, hvd.rank(), step)
+        optimizer.step()
+    print(f"[rank {hvd.rank()}] {name}: {len(optimizer.decisions)} buckets", flush=True)
+    print(f"[rank {hvd.rank()}] reasons of {name}: {[way.reason for way in optimizer.decisions.values()]}", flush=True)

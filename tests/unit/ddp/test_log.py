@@ -1,0 +1,64 @@
+"""HVD_COMPRESS_LOG and HVD_COMPRESS_TENSORBOARD of requests that leave nothing to a controller, in real jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import hvd_compress.ddp as hc
+from hvd_compress.events.history import read
+from tests.unit.ddp.job import run_ranks
+from tests.unit.ddp.training import compressed, loss_of, make_model, optimizer_of
+from tests.unit.events.test_tensorboard import scalars
+
+STEPS = 8
+PLAN = '{"version": 1, "default": {"compressor": {"name": "blocks", "bits": 8}, "scheme": "auto"}}'
+
+
+@pytest.mark.parametrize("name", ["int4", "covap", "momentum", "plan"])
+def test_what_is_fixed_is_written_down(name: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(PLAN)
+    variables = {"HVD_COMPRESS_LOG": str(tmp_path / "log.jsonl"), "HVD_COMPRESS_TENSORBOARD": str(tmp_path / "runs")}
+    buckets = run_ranks(train, name, str(tmp_path / "plan.json"), ranks=2, **variables)[0]
+    events = read(tmp_path / "log.jsonl")
+    for number in range(buckets):
+        own = [event for event in events if event.bucket == number]
+        chosen = [event for event in own if event.kind == "choice"]
+        assert chosen[0].step <= 1, chosen  # the second step cuts buckets anew
+        assert all(event.reason and event.compressor for event in chosen)
+        windows = [event for event in own if event.kind == "window"]
+        assert windows, own
+        assert all(event.measured_s > 0 < event.wire_ratio for event in windows)
+    assert len(scalars(tmp_path / "runs")[f"bucket {buckets - 1}/measured_s"]) == len(windows)
+
+
+def train(rank: int, name: str, plan: str) -> int:
+    """Return the number of buckets; rank 0 writes."""
+    ddp = compressed(make_model(), hc.Compression.plan(plan) if name == "plan" else name)
+    optimizer = optimizer_of(ddp)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(ddp, rank, step).backward()
+        optimizer.step()
+    assert hc.controller(ddp) is None
+    return len(hc.decisions(ddp))
+
+
+def test_ranks_price_alike_what_a_fixed_request_leaves_open(tmp_path: Path) -> None:
+    variables = {"HVD_COMPRESS_ADAPT": "1", "HVD_COMPRESS_CALIBRATION_S": "0", "HVD_COMPRESS_CACHE": str(tmp_path)}
+    found = run_ranks(train_openly, ranks=3, **variables)
+    assert len(found[0]) > 1
+    assert found == [found[0]] * 3
+    assert all("by curves of this job" in reason for _, reason in found[0])
+
+
+def train_openly(rank: int) -> list[tuple[str, str]]:
+    """Return how each bucket travels, and why, once they are cut anew."""
+    ddp = compressed(make_model(), "int4")
+    optimizer = optimizer_of(ddp)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(ddp, rank, step).backward()
+        optimizer.step()
+    return [(str(decision.path), decision.reason) for decision in hc.decisions(ddp).values()]
