@@ -1,4 +1,4 @@
-"""What programs for Horovod do beside plain steps: what loses nothing trains as Horovod does, with all else ranks agree."""
+"""What programs for Horovod do beside plain steps: what loses nothing trains as Horovod, with all else ranks agree."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import hvd_compress.torch as hvd
+from tests.harness import remembered
 from tests.parallel.test_sparse import Words, words
 from tests.parallel.training import (
     STEPS,
@@ -53,6 +54,30 @@ def test_a_rank_without_a_backward_pass(missing: str, engine: str) -> None:
                 loss(model, step).backward()
             optimizer.step()
         return model.parameters()
+
+    check(scenario, engine)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_scaled_loss_that_is_not_finite_on_one_rank(value: float, engine: str) -> None:
+    """Its step is skipped on all ranks, and the scale falls; test_state.py sees that nothing remembered changes."""
+
+    def scenario(make: Make) -> Iterable[torch.Tensor]:
+        model = small_model()
+        optimizer = make(sgd(model), model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=STEPS)
+        for step in range(2 * STEPS):
+            before = flat(model.parameters())
+            optimizer.zero_grad()
+            weight = value if step in (0, 3) and hvd.rank() == hvd.size() - 1 else 1.0
+            scaler.scale(loss(model, step) * weight).backward()
+            optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            scaler.update()
+            assert torch.equal(flat(model.parameters()), before) == (step in (0, 3))
+        return [*model.parameters(), torch.tensor(scaler.get_scale())]
 
     check(scenario, engine)
 
@@ -202,8 +227,11 @@ def test_default_device_and_dtype(dtype: torch.dtype, engine: str) -> None:
                 value.backward()
                 optimizer.step()
         with defaults(dtype, device):
-            remembered = optimizer.state_dict().get("hvd_compress", {}).get("residuals", {})
-        return flat([*model.parameters(), *remembered.values()])
+            state = optimizer.state_dict()
+        kept = remembered(state["hvd_compress"])["residuals"]
+        assert all(tensor.any() for tensor in kept.values())
+        assert len(kept) == 4
+        return flat([*model.parameters(), *kept.values()])
 
     for request in LOSSY.values():
         make = maker(on_engine(request, engine))
