@@ -90,7 +90,9 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     data, specs, obstacle = broadcast_object((data, specs, obstacle), root_rank, name=_NAME)
     if obstacle:
         raise ConfigError(f"rank {root_rank} cannot send the state of its optimizer: {obstacle}")
-    moving = [tensor.cpu() for tensor in tensors] or [torch.empty(s.like.shape, dtype=s.like.dtype) for s in specs]
+    moving = [tensor.cpu() for tensor in tensors] or [
+        torch.empty(s.like.shape, dtype=s.like.dtype, device="cpu") for s in specs
+    ]
     handles = [
         broadcast_async_(on_the_wire(tensor), root_rank, f"{_NAME}.{number}") for number, tensor in enumerate(moving)
     ]

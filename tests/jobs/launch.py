@@ -38,18 +38,23 @@ class Job:
         status: the launcher's exit status.
         output: of all ranks and the launcher.
         survivors: processes of ranks that were still there a while after the launcher had ended.
+        files: names of what its ranks have left in $JOB_FOLDER.
     """
 
     status: int
     output: str
     survivors: list[int]
+    files: set[str]
 
 
-def launch(launcher: str, program: str, *arguments: str, ranks: int = 2, **variables: str) -> Job:
+def launch(
+    launcher: str, program: str, *arguments: str, ranks: int = 2, interrupt_at: str | None = None, **variables: str
+) -> Job:
     """Run `programs/{program}.py` on some ranks, and wait for the end.
 
-    Every program writes its process number to a file in $JOB_FOLDER. Raises TimeoutExpired, after everything has been
-    killed, for a job that does not end. Skips the test where this machine cannot start such a job.
+    Every program writes its process number to a file in $JOB_FOLDER. The job gets Ctrl-C when there is a file of the
+    name `interrupt_at`. Raises AssertionError, after everything has been killed, for a job that does not end. Skips the
+    test where this machine cannot start such a job.
     """
     if launcher.startswith("horovodrun"):
         require_localhost()
@@ -69,8 +74,11 @@ def launch(launcher: str, program: str, *arguments: str, ranks: int = 2, **varia
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            preexec_fn=_heed_interrupts,
         )
         try:
+            if interrupt_at:
+                _interrupt(process, Path(folder, interrupt_at))
             output, _ = process.communicate(timeout=LIMIT_S)
         except BaseException as error:  # Ctrl-C included: never leave a job running behind our back
             process.kill()
@@ -81,7 +89,21 @@ def launch(launcher: str, program: str, *arguments: str, ranks: int = 2, **varia
             raise AssertionError(f"the job did not end within {LIMIT_S:.0f} s; it printed:\n{text}") from None
         survivors = _wait_for_end(_pids(folder))
         _kill(survivors)
-        return Job(process.returncode, output, survivors)
+        return Job(process.returncode, output, survivors, set(os.listdir(folder)))
+
+
+def _heed_interrupts() -> None:
+    """For a new process: a shell has what it starts in the background ignore them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _interrupt(process: subprocess.Popen[str], file: Path) -> None:
+    """Send the launcher, and what shares its process group, what a terminal sends for Ctrl-C."""
+    deadline = time.monotonic() + LIMIT_S
+    while not file.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if file.exists():
+        os.killpg(process.pid, signal.SIGINT)
 
 
 def require_localhost() -> None:

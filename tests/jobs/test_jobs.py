@@ -25,8 +25,10 @@ def train(launcher: str, engine: str, misfortune: str, step: int = 3, ranks: int
     # Short only where the end of the patience is awaited: a busy machine must fail nothing else.
     patience = TIMEOUT_S if misfortune in ("is stopped", "does something else") else str(LIMIT_S)
     variables = {"PATIENCE_S": patience, "HVD_COMPRESS_TIMEOUT_S": str(LIMIT_S), "HOROVOD_FUSION_THRESHOLD": "1000"}
-    job = launch(launcher, "train", engine, misfortune, str(step), ranks=ranks, **variables)
+    moment = "unlucky" if misfortune == "is interrupted with all others" else None
+    job = launch(launcher, "train", engine, misfortune, str(step), ranks=ranks, interrupt_at=moment, **variables)
     assert job.survivors == [], f"processes are left:\n{job.output}"
+    assert "unlucky" in job.files, job.output
     return job
 
 
@@ -45,7 +47,7 @@ def test_a_good_run_ends_with_status_0(launcher: str, engine: str) -> None:
 
 @pytest.mark.parametrize(
     ("launcher", "engine", "misfortune"),
-    [("mpirun", "mpi", "exits"), ("mpirun", "horovod", "is killed"), ("horovodrun", "auto", "is killed")],
+    [("mpirun", "mpi", "dies"), ("mpirun", "horovod", "is killed"), ("horovodrun", "auto", "is killed")],
 )
 def test_a_rank_that_dies(launcher: str, engine: str, misfortune: str) -> None:
     check_failed(train(launcher, engine, misfortune))
@@ -74,9 +76,26 @@ def test_a_rank_that_is_stopped_before_the_first_step(launcher: str, engine: str
     check_failed(train(launcher, engine, "is stopped", step=0), message)
 
 
+@pytest.mark.parametrize("when", ["raises", "raises in the backward pass"])
 @pytest.mark.parametrize(("launcher", "engine"), TWO_WAYS)
-def test_an_exception_on_one_rank(launcher: str, engine: str) -> None:
-    check_failed(train(launcher, engine, "raises"), r"\[rank 1\] ValueError: bad luck")
+def test_an_exception_on_one_rank(launcher: str, engine: str, when: str) -> None:
+    check_failed(train(launcher, engine, when), r"\[rank 1\] ValueError: bad luck")
+
+
+@pytest.mark.parametrize(("launcher", "engine"), TWO_WAYS)
+def test_one_rank_exits_with_a_status(launcher: str, engine: str) -> None:
+    check_failed(train(launcher, engine, "exits"))
+
+
+@pytest.mark.parametrize(("launcher", "engine"), TWO_WAYS)
+def test_one_rank_is_interrupted_while_it_waits_in_a_step(launcher: str, engine: str) -> None:
+    check_failed(train(launcher, engine, "is interrupted"), r"\[rank 1\] KeyboardInterrupt")
+
+
+@pytest.mark.parametrize(("launcher", "engine"), TWO_WAYS)
+def test_ctrl_c(launcher: str, engine: str) -> None:
+    """The launcher ends the ranks, in whichever part of a step each is."""
+    check_failed(train(launcher, engine, "is interrupted with all others"))
 
 
 def test_an_exception_on_one_rank_before_the_first_step() -> None:

@@ -33,10 +33,11 @@ class Words(nn.Module):
         return self.top(self.table(words).sum(0))
 
 
-def words(step: int) -> torch.Tensor:
-    """Rows that this rank touches: some twice, other ranks' some of them."""
-    generator = torch.Generator().manual_seed(100 * hvd.rank() + step)
-    return torch.randint(0, 50, (hvd.rank() + 5,), generator=generator)
+def words(step: int, rank: int | None = None) -> torch.Tensor:
+    """Rows that a rank, by default this one, touches: some twice, other ranks' some of them."""
+    rank = hvd.rank() if rank is None else rank
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    return torch.randint(0, 50, (rank + 5,), generator=generator)
 
 
 def train_words(make: Make, sparse: bool, optimizer_type: Any = torch.optim.SGD, **options: Any) -> list[torch.Tensor]:
