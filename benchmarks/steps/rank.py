@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -12,14 +13,16 @@ SHARES = (0.5, 0.3, 0.15, 0.04, 0.01)
 """Parameters of a model, as shares of its elements."""
 
 
-def parameters(numel: int) -> dict[str, torch.nn.Parameter]:
-    return {f"p{n}": torch.nn.Parameter(torch.zeros(int(share * numel) // 64, 64)) for n, share in enumerate(SHARES)}
+def parameters(numel: int, parts: int) -> dict[str, torch.nn.Parameter]:
+    """Return `parts` equal parameters; with 0 those of SHARES."""
+    shares = [1 / parts] * parts if parts else SHARES
+    return {f"p{n}": torch.nn.Parameter(torch.zeros(int(share * numel) // 64, 64)) for n, share in enumerate(shares)}
 
 
-def gradients(numel: int, rank: int) -> list[list[torch.Tensor]]:
+def gradients(numel: int, parts: int, rank: int) -> list[list[torch.Tensor]]:
     """Four steps of gradients, which take turns: to draw them anew would take longer than to exchange them."""
     generator = torch.Generator().manual_seed(rank)
-    return [[torch.randn(p.shape, generator=generator) for p in parameters(numel).values()] for _ in range(4)]
+    return [[torch.randn(p.shape, generator=generator) for p in parameters(numel, parts).values()] for _ in range(4)]
 
 
 def window(own: dict[str, torch.nn.Parameter], optimizer, drawn: list[list[torch.Tensor]], steps: int) -> float:
@@ -31,10 +34,10 @@ def window(own: dict[str, torch.nn.Parameter], optimizer, drawn: list[list[torch
     return (time.perf_counter() - start) / steps
 
 
-def in_process(compression: str, ranks: int, numel: int, folder: Path) -> None:
+def in_process(compression: str, ranks: int, numel: int, parts: int, folder: Path) -> None:
     from threading import Barrier
 
-    from hvd_compress.compressors import Cast, EFSign, TopK
+    from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, TopK
     from hvd_compress.decision import Request
     from hvd_compress.engines.inprocess import run_ranks
     from hvd_compress.optimizer import name_parameters, trainable, wrap
@@ -42,10 +45,11 @@ def in_process(compression: str, ranks: int, numel: int, folder: Path) -> None:
     from hvd_compress.settings import Settings
 
     requests = {"topk": Request(TopK(0.01), "star"), "efsign": Request(EFSign()), "dense": Request(Cast())}
+    requests["int4"] = Request(BlockQuantizer(4))
     together, asked, taken = Barrier(ranks), [0], [0.0] * ranks
 
     def body(engine) -> None:
-        own, drawn = parameters(numel), gradients(numel, engine.rank)
+        own, drawn = parameters(numel, parts), gradients(numel, parts, engine.rank)
         sgd = torch.optim.SGD(list(own.values()), lr=0.01)
         names = name_parameters(sgd, own.items())
         named = {name: parameter for parameter, name in trainable(names).items()}
@@ -66,13 +70,14 @@ def in_process(compression: str, ranks: int, numel: int, folder: Path) -> None:
     run_ranks(ranks, body, timeout_s=600.0)
 
 
-def under_mpirun(compression: str, numel: int, folder: Path) -> None:
+def under_mpirun(compression: str, numel: int, parts: int, folder: Path) -> None:
     import hvd_compress.torch as hvd
 
     hvd.init()
     made = {"topk": lambda: hvd.Compression.topk(0.01, "star", "ring"), "efsign": hvd.Compression.efsign}
+    made["int4"] = hvd.Compression.int4
     request = made.get(compression, hvd.Compression.dense)()
-    own, drawn = parameters(numel), gradients(numel, hvd.rank())
+    own, drawn = parameters(numel, parts), gradients(numel, parts, hvd.rank())
     sgd = torch.optim.SGD(list(own.values()), lr=0.01)
     optimizer = hvd.DistributedOptimizer(sgd, named_parameters=own.items(), compression=request)
     while steps := int((folder / f"go-{hvd.rank()}").read_text()):
@@ -80,12 +85,15 @@ def under_mpirun(compression: str, numel: int, folder: Path) -> None:
         slowest = hvd.allreduce(torch.tensor([seconds]), op=hvd.Max, name="slowest")
         if hvd.rank() == 0:
             (folder / "done").write_text(str(float(slowest)))
+    if hvd.rank() == 0:
+        ways = Counter(f"{way.scheme} ({way.reason})" for way in optimizer.decisions.values())
+        (folder / "paths").write_text("; ".join(f"{count} by {way}" for way, count in ways.items()))
 
 
 if __name__ == "__main__":
-    kind, compression_, ranks_, numel_, folder_ = sys.argv[1:]
+    kind, compression_, ranks_, numel_, parts_, folder_ = sys.argv[1:]
     torch.set_num_threads(1)
     if kind == "in-process":
-        in_process(compression_, int(ranks_), int(numel_), Path(folder_))
+        in_process(compression_, int(ranks_), int(numel_), int(parts_), Path(folder_))
     else:
-        under_mpirun(compression_, int(numel_), Path(folder_))
+        under_mpirun(compression_, int(numel_), int(parts_), Path(folder_))
