@@ -30,6 +30,9 @@ export HVD_COMPRESS_WERROR := ON
 
 # Of torch's operators, for more processes than cores: a thread of OpenMP spins while it waits for one that has no core.
 PARALLEL_ENV = env OMP_NUM_THREADS=1
+# make passes SIGTERM to its child alone, which is a shell where a recipe needs one: `exec` puts the program in its place.
+# And pytest, CMake and the like pass none on.
+TREE = python tools/process_tree.py
 PYTHON_SOURCES = hvd_compress tests examples benchmarks tools setup.py
 CPP_SOURCES = $(shell find csrc tests -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 # Jobs first: they wait much, beside tests that compute. Whoever runs out of tests takes some of another's.
@@ -50,16 +53,16 @@ help: ## print this
 	@echo "  FUZZ_S             seconds that the fuzzer looks for payloads (now: $(FUZZ_S))"
 
 demo: native ## train on the bundled digits with 4 ranks and compare the compressors
-	@$(PARALLEL_ENV) mpirun -np 4 $(MPIRUN_FLAGS) python examples/train_images.py --demo
+	@exec $(PARALLEL_ENV) mpirun -np 4 $(MPIRUN_FLAGS) python examples/train_images.py --demo
 
 sanitize: native ## tests of kernels and decoders with AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
-	@python tools/sanitize.py
+	@exec python tools/sanitize.py
 
 fuzz: native ## look for payloads that no decoder bears, by coverage, with sanitizers, for FUZZ_S seconds
-	@python tools/fuzz.py
+	@exec python tools/fuzz.py
 
 test: native ## everything that CI checks: lint, types, unit, sanitize and test-parallel, though one fails; what failed stands at the end
-	@python tools/run_phases.py "$(MAKE) --no-print-directory" lint types unit sanitize test-parallel
+	@exec python tools/run_phases.py "$(MAKE) --no-print-directory" lint types unit sanitize test-parallel
 
 lint: setup ## ruff and clang-format, changing nothing
 	@status=0; \
@@ -70,26 +73,26 @@ lint: setup ## ruff and clang-format, changing nothing
 
 types: setup ## mypy on the package, with the annotations of the default torch
 ifeq ($(TORCH_REQUIREMENT:+cpu=),$(DEFAULT_TORCH))
-	@mypy hvd_compress
+	@exec mypy hvd_compress
 else
 	@echo "skipped: the annotations of torch differ from release to release; types are checked with $(DEFAULT_TORCH)"
 endif
 
 unit: native ## the tests that run in one process
-	@cmake --build build/native-$$(python -c 'import sys; print(sys.implementation.cache_tag)') --target tiles -- --quiet
-	@$(PARALLEL_ENV) python -m pytest -n 4 --dist worksteal $(if $(TEST_RESULTS),--junitxml='$(TEST_RESULTS)/results.xml') $(SERIAL_TESTS)
+	@exec $(TREE) cmake --build build/native-$$(python -c 'import sys; print(sys.implementation.cache_tag)') --target tiles -- --quiet
+	@exec $(PARALLEL_ENV) $(TREE) python -m pytest -n 4 --dist worksteal $(if $(TEST_RESULTS),--junitxml='$(TEST_RESULTS)/results.xml') $(SERIAL_TESTS)
 
 conformance: native ## the conformance suite with every combination, of which `make unit` takes a covering of pairs
-	@$(PARALLEL_ENV) python -m pytest -n 2 --dist worksteal --whole-product tests/conformance
+	@exec $(PARALLEL_ENV) $(TREE) python -m pytest -n 2 --dist worksteal --whole-product tests/conformance
 
 test-parallel: native ## the tests that run under mpirun and horovodrun
-	@$(PARALLEL_ENV) python tools/parallel_tests.py
+	@exec $(PARALLEL_ENV) python tools/parallel_tests.py
 
 test-benchmarks: native ## the tests of the scripts in benchmarks/, of which `make test` runs none
-	@$(PARALLEL_ENV) python -m pytest -n 2 tests/benchmarks
+	@exec $(PARALLEL_ENV) $(TREE) python -m pytest -n 2 tests/benchmarks
 
 time-to-accuracy: native ## train a language model by a few methods, one seed, and multiply its steps by the recorded seconds a step (10 minutes)
-	@python benchmarks/time_to_accuracy/run.py quick
+	@exec $(TREE) python benchmarks/time_to_accuracy/run.py quick
 
 format: setup ## let ruff and clang-format rewrite the sources
 	@ruff check --fix $(PYTHON_SOURCES)
@@ -97,16 +100,16 @@ format: setup ## let ruff and clang-format rewrite the sources
 	@clang-format -i $(CPP_SOURCES)
 
 setup: ## create .venv and install everything into it, where that is not done yet
-	@python=$$(tools/find_python) && "$$python" tools/setup_env.py
+	@python=$$(tools/find_python) && exec "$$python" tools/setup_env.py
 
 native: setup ## rebuild the native extension where csrc changed
-	@python setup.py --quiet build_ext --inplace
+	@exec $(TREE) python setup.py --quiet build_ext --inplace
 
 wheel: setup ## build a wheel into dist/, and try it in an environment of its own with torch alone (5.3 GB in build/)
-	@python tools/build_wheel.py
+	@exec python tools/build_wheel.py
 
 gpu-check: ## build, compare, sanitize and measure the CUDA kernels on this machine's GPU, with the python on PATH
-	@$${PYTHON:-python3} benchmarks/gpu/check.py
+	@exec $${PYTHON:-python3} benchmarks/gpu/check.py
 
 clean: ## remove .venv and everything built; the cache of Horovod wheels stays
 	@rm -rf .venv build dist *.egg-info hvd_compress/_native*.so hvd_compress/netlab/netlab_relay .pytest_cache .mypy_cache .ruff_cache .hypothesis

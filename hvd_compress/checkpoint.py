@@ -14,46 +14,60 @@ from hvd_compress.session import ExchangeSession
 
 
 def save(session: ExchangeSession, rank: int, world_size: int) -> dict[str, Any]:
-    """Return this rank's residuals and compressors' states by parameter name, all on the CPU."""
+    """Return what the session remembers, all on the CPU.
+
+    "ranks" holds, under the name of this rank, its residuals and compressors' states by parameter name: what saves all
+    ranks into one file by the names of tensors, as torch.distributed.checkpoint does, mixes no ranks up. Before the
+    first exchange they are zeros, and what compressors begin with, so that such a file can be loaded into them.
+    """
+    residuals, states = session.remembered()
     return {
-        "rank": rank,
-        "world_size": world_size,
         "step": session.step,
         "loss_scale": session.loss_scale.scale,
-        "residuals": session.states.state_dict(),
-        "states": session.states.own_state_dict(),
+        "buckets": [list(layout.names) for layout in session.layouts],
+        "ranks": {_name(rank, world_size): {"residuals": residuals, "states": states}},
     }
 
 
 def load(
     session: ExchangeSession, saved: Mapping[str, Any], numels: Mapping[str, int], rank: int, world_size: int
 ) -> None:
-    """Load what save() returned. Residuals of another rank, or of a job of another size, start from zero.
+    """Load what save() returned, of this version or an earlier one. Nothing is communicated.
 
-    The step counter is taken over before the first exchange, and only counts after it, because all ranks must agree.
+    Residuals of another rank, or of a job of another size, start from zero. The step counter is taken over before the
+    first exchange, and only counts after it, because all ranks must agree.
 
     Args:
-        numels: numel of each parameter that there is, by name.
+        numels: numel of the gradient of each parameter that there is, by name.
 
     Raises:
         ConfigError: it is not what save() returns, or of unknown parameters or other lengths; nothing has changed then.
 
     Warns where residuals are not loaded.
     """
+    saved = _by_rank(saved)
     wrong = _what_is_wrong(saved)
     if wrong:
         raise ConfigError(
             f"rank {rank}: this is not the state of a compression: {wrong}; load what state_dict() returned"
         )
-    residuals, states = saved["residuals"], saved.get("states", {})
-    if (saved["rank"], saved["world_size"]) != (rank, world_size):
+    name = _name(rank, world_size)
+    whose = name if name in saved["ranks"] else min(saved["ranks"])
+    residuals, states = saved["ranks"][whose]["residuals"], saved["ranks"][whose]["states"]
+    if whose != name:
         warnings.warn(
-            f"residuals of rank {saved['rank']} of {saved['world_size']} are not loaded on rank {rank} of "
-            f"{world_size}, which starts from zero: save and load one checkpoint a rank to keep them",
+            f"residuals of {whose} are not loaded on {name}, which starts from zero: save and load one checkpoint a "
+            "rank to keep them",
             stacklevel=3,
         )
         residuals = {}
         states = {kind: {n: t for n, t in own.items() if n in numels} for kind, own in states.items()}
+    elif saved["step"] and not residuals and not states and session.error_feedback:
+        warnings.warn(
+            f"the checkpoint of step {saved['step']} holds no residuals for {name}, which starts from zero: load what "
+            "state_dict() returned as a whole",
+            stacklevel=3,
+        )
     try:
         session.states.load_state_dict(residuals, numels, states)
     except ValueError as error:
@@ -61,27 +75,53 @@ def load(
     session.claim()
     if session.last_step is None:
         session.step = saved["step"]
+        session.resumes_with = tuple(map(tuple, saved["buckets"]))
     if saved["loss_scale"] is not None:
         session.loss_scale.scale = saved["loss_scale"]
+
+
+def _name(rank: int, world_size: int) -> str:
+    return f"rank {rank} of {world_size}"
+
+
+def _by_rank(saved: Any) -> Any:
+    """Return what an earlier version has saved, which named no rank at a tensor, as save() does."""
+    if not isinstance(saved, Mapping) or "ranks" in saved or not {"rank", "world_size", "residuals"} <= saved.keys():
+        return saved
+    own = {"residuals": saved["residuals"], "states": saved.get("states", {})}
+    kept = {key: value for key, value in saved.items() if key in ("step", "loss_scale")}
+    return {**kept, "buckets": [], "ranks": {_name(saved["rank"], saved["world_size"]): own}}
 
 
 def _what_is_wrong(saved: Any) -> str:
     """Say why this cannot have come from save(), or nothing."""
     if not isinstance(saved, Mapping):
         return f"it is a {type(saved).__name__}"
-    missing = [key for key in ("rank", "world_size", "step", "loss_scale", "residuals") if key not in saved]
+    missing = [key for key in ("step", "loss_scale", "buckets", "ranks") if key not in saved]
     if missing:
         return f"{', '.join(missing)} are missing"
-    odd = [key for key in ("rank", "world_size", "step") if type(saved[key]) is not int or not 0 <= saved[key] < 2**63]
+    odd = [] if type(saved["step"]) is int and 0 <= saved["step"] < 2**63 else ["step"]
     scale = saved["loss_scale"]
     if scale is not None and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
         odd.append("loss_scale")
-    if not _holds_tensors(saved["residuals"]):
-        odd.append("residuals")
-    states = saved.get("states", {})
-    if not isinstance(states, Mapping) or not all(map(_holds_tensors, states.values())):
-        odd.append("states")
+    if not _holds_names(saved["buckets"]):
+        odd.append("buckets")
+    ranks = saved["ranks"]
+    if not isinstance(ranks, Mapping) or not ranks or not all(isinstance(name, str) for name in ranks):
+        return ", ".join([*odd, "ranks"]) + " are not what they should be"
+    for name, own in ranks.items():
+        whole = isinstance(own, Mapping) and own.keys() == {"residuals", "states"}
+        if not whole or not _holds_tensors(own["residuals"]):
+            odd.append(f"residuals of {name}")
+        elif not isinstance(own["states"], Mapping) or not all(map(_holds_tensors, own["states"].values())):
+            odd.append(f"states of {name}")
     return f"{', '.join(odd)} are not what they should be" if odd else ""
+
+
+def _holds_names(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(names, list) and all(isinstance(name, str) for name in names) for names in value
+    )
 
 
 def _holds_tensors(value: object) -> bool:

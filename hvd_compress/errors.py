@@ -6,6 +6,10 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+LONGEST = 2500
+"""Characters of what a command prints of an error, which may quote a file."""
+_CUT = " ... "
+
 
 class HvdCompressError(Exception):
     """Base of all errors raised on purpose by this package."""
@@ -42,6 +46,10 @@ class PayloadError(HvdCompressError, ValueError):
     """Bytes that came from another rank are not a valid payload."""
 
 
+class ReplicaError(HvdCompressError, RuntimeError):
+    """Replicas are not equal any more: each rank trains a model of its own. The message names rank and parameter."""
+
+
 class CommunicationError(HvdCompressError, RuntimeError):
     """A collective failed, or another rank did not answer in time."""
 
@@ -51,6 +59,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     spelled = {each.lower(): each for each in known}
     close = difflib.get_close_matches(name.lower(), spelled, n=1)
     return f"; did you mean {spelled[close[0]]}?" if close else ""
+
+
+def shortened(words: str, longest: int = LONGEST) -> str:
+    """Return words without their middle where they are longer than that many characters, as where they quote a file."""
+    half = (longest - len(_CUT)) // 2
+    return words if len(words) <= longest else f"{words[:half]}{_CUT}{words[-half:]}"
 
 
 @contextmanager

@@ -21,6 +21,7 @@ class Offer:
         sparse: names of parameters with sparse gradients.
         step: the step at which to begin; that of rank 0 counts.
         obstacle: what keeps this rank from beginning, in words, or nothing: no other shall wait for it.
+        resumes_with: the buckets of the checkpoint that was loaded, in words, or nothing.
     """
 
     settings: Mapping[str, str]
@@ -29,15 +30,17 @@ class Offer:
     sparse: Sequence[str]
     step: int
     obstacle: str = ""
+    resumes_with: str = ""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks go on with."""
+    """What all ranks go on with; `resumes` says whether they begin with the same buckets of a checkpoint."""
 
     order: tuple[str, ...]
     sparse: tuple[str, ...]
     step: int
+    resumes: bool = False
 
 
 def agree(engine: Engine, offer: Offer) -> Agreement:
@@ -54,6 +57,7 @@ def agree(engine: Engine, offer: Offer) -> Agreement:
         "sparse": list(offer.sparse),
         "step": offer.step,
         "obstacle": offer.obstacle,
+        "resumes_with": hashlib.sha256(offer.resumes_with.encode()).hexdigest(),
     }
     answers = engine.allgather_json(message)
     obstacles = [f"rank {rank} {answer['obstacle']}" for rank, answer in enumerate(answers) if answer.get("obstacle")]
@@ -69,6 +73,7 @@ def agree(engine: Engine, offer: Offer) -> Agreement:
         order=tuple(answers[0]["order"]),
         sparse=tuple(sorted({name for answer in answers for name in answer["sparse"]})),
         step=int(answers[0]["step"]),
+        resumes=len({answer["resumes_with"] for answer in answers}) == 1,
     )
 
 

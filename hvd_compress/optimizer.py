@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -15,8 +15,13 @@ from typing import Any
 import torch
 
 from hvd_compress import checkpoint
+from hvd_compress.buckets.real import gradient_shape
 from hvd_compress.decision import Decision
+from hvd_compress.eagerly import eagerly
+from hvd_compress.engines.leave import at_end
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from hvd_compress.gradient_hooks import GradientHooks, Handle
+from hvd_compress.named_parameters import trainable
 from hvd_compress.reducer import Reducer
 from hvd_compress.rollout import HOW, Rollout, roll_out
 from hvd_compress.snapshot import keep
@@ -24,7 +29,6 @@ from hvd_compress.step_report import StepReport
 from hvd_compress.watchers import register, replaced
 
 STATE_KEY = "hvd_compress"
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 _OTHER_LOSS = (
     "; where the loss of another optimizer reaches this one's parameters, as a generator's does through the "
@@ -41,6 +45,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         controller: what chooses where the request left it open, with its `history`; None where nothing is to choose.
     """
 
+    _wrapped: torch.optim.Optimizer
     _reducer: Reducer | None
     _names: dict[torch.Tensor, str]
     _delay: dict[torch.Tensor, int]
@@ -63,14 +68,11 @@ class ReducingOptimizer(torch.optim.Optimizer):
         if reducer is None:
             return
         me = weakref.ref(self)  # a hook must not keep the optimizer alive: its threads end with it
-        handles = [p.register_post_accumulate_grad_hook(partial(_on_gradient, me)) for p in watched]  # type: ignore[no-untyped-call]
-        # Held here, as a parameter does not hold the node that adds to its gradient.
-        self._nodes = [torch.autograd.graph.get_gradient_edge(p).node for p in watched]
-        handles += [
-            node.register_prehook(partial(_before_gradient, me, p))
-            for node, p in zip(self._nodes, watched, strict=True)
-        ]
-        self._detach = weakref.finalize(self, _detach, handles, reducer)
+        tell = partial(partial, _tell, me)
+        self._hooks = GradientHooks(
+            watched, tell(ReducingOptimizer._gradient_comes), tell(ReducingOptimizer._gradient_ready)
+        )
+        self._detach = at_end(self, _detach, self._hooks.handles, reducer)
 
     def require_idle(self) -> None:
         """Raise UsageError where gradients are on their way, unless an error has ended all exchanges."""
@@ -107,6 +109,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self.backward_passes_per_step = checked_passes(passes)
         self._delay = dict.fromkeys(self._delay, passes)
 
+    @eagerly
     def synchronize(self) -> None:
         """Exchange all gradients; `parameter.grad` holds the reduced ones afterwards.
 
@@ -116,13 +119,14 @@ class ReducingOptimizer(torch.optim.Optimizer):
         Raises:
             ConfigError: in the first step, if ranks differ in settings or parameters.
             UnsupportedError: a parameter is trained that was not when the optimizer was wrapped.
-            UsageError: another optimizer was wrapped over these parameters later.
+            UsageError: another optimizer was wrapped over these parameters later, or a gradient was dropped or
+                replaced after backward(), while it was exchanged.
             CommunicationError: a collective failed or a rank did not answer; names rank, bucket, step and collective.
         """
         if self._retired:
             raise replaced("synchronize()")
         if self._reducer is not None:
-            if not self._dirty and self._reducer.last_step is not None:
+            if not self._dirty and self._reducer.holds_results():
                 warnings.warn(
                     "gradients are exchanged again although no backward pass has run since the last exchange; "
                     "call step() once for each backward pass, and after synchronize() within skip_synchronize()",
@@ -167,6 +171,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         if self._should_synchronize:
             self.synchronize()
         result = super().step(closure)
+        self._wrapped._opt_called = True  # type: ignore[attr-defined]  # a scheduler made before wrapping asks for it
         return result if loss is None else loss
 
     step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it, and run the step hooks a second time
@@ -228,19 +233,23 @@ class ReducingOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state, and under "hvd_compress" this rank's residuals by parameter name.
+        """The optimizer's state, and under "hvd_compress" what compression remembers on this rank, by parameter name.
 
-        Residuals differ from rank to rank: save one file a rank to keep them all.
+        It differs from rank to rank: save one file a rank to keep it all. It is in "state", too, so that an optimizer
+        that is not wrapped yet takes it along when it loads this.
         """
         state = super().state_dict()
         if self._reducer is not None:
             if not self._dirty:
                 self._reducer.session.loss_scale.update()
             state[STATE_KEY] = checkpoint.save(self._reducer.session, self._rank, self._size)
+            state["state"] = {**state["state"], STATE_KEY: state[STATE_KEY]}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what state_dict() gave, or the state of an optimizer without compression.
+
+        Parameter groups are changed in place: a learning-rate scheduler that was made before goes on turning them.
 
         Residuals come back only on the rank that saved them, in a job of the same size; elsewhere they start from zero,
         with a warning: another rank's residual would be applied twice. The step counter is taken over before the first
@@ -251,14 +260,28 @@ class ReducingOptimizer(torch.optim.Optimizer):
             UsageError: gradients are being exchanged.
         """
         self._require_rest("load_state_dict()")
-        own = state_dict.get(STATE_KEY)
+        groups, state = self.param_groups, self.state
         super().load_state_dict({key: value for key, value in state_dict.items() if key != STATE_KEY})
+        for group, loaded in zip(groups, self.param_groups, strict=True):
+            group.clear()
+            group.update(loaded)
+        loaded_state = dict(self.state)
+        state.clear()
+        state.update(loaded_state)
+        self.param_groups, self.state = groups, state
         self._delay = dict.fromkeys(self._delay, self.backward_passes_per_step)
         self._should_synchronize = True
-        if self._reducer is None or own is None:
-            return
-        numels = {name: parameter.numel() for parameter, name in self._names.items()}
-        checkpoint.load(self._reducer.session, own, numels, self._rank, self._size)
+        carried = self._take_carried()
+        self._load_own(state_dict.get(STATE_KEY, carried))
+
+    def _take_carried(self) -> Any:
+        """Return what compression remembered where a state was loaded, and None where it was of none."""
+        return self.state.pop(STATE_KEY, None)  # type: ignore[call-overload]
+
+    def _load_own(self, own: Any) -> None:
+        if self._reducer is not None and own is not None:
+            numels = {name: math.prod(gradient_shape(parameter)) for parameter, name in self._names.items()}
+            checkpoint.load(self._reducer.session, own, numels, self._rank, self._size)
 
     def save_plan(self, path: str | Path) -> None:
         """Write how buckets travel now to a file, so that Compression.plan(path) lets another run do the same.
@@ -350,70 +373,21 @@ def wrap(
 
     Args:
         names: of all its parameters; those that are trainable() now are exchanged by `reducer`.
+
+    Raises:
+        ConfigError: `optimizer` has loaded what compression remembered of other parameters.
     """
     cls: Any = type(type(optimizer).__name__, (ReducingOptimizer, type(optimizer)), {})
     wrapped: ReducingOptimizer = cls.__new__(cls)
     # A learning-rate scheduler made before wraps `step` of that one object; the class's own is what counts here.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    wrapped._wrapped = optimizer
     wrapped._attach(names, reducer, passes, rank, size)
+    wrapped._load_own(wrapped._take_carried())
     return wrapped
 
 
-def name_parameters(
-    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
-) -> dict[torch.Tensor, str]:
-    """Return the parameters of an optimizer with their names, in the order of its groups.
-
-    Raises:
-        ConfigError: entries that are no (name, tensor), duplicate or missing names, a parameter that is not real.
-        UnsupportedError: a parameter that is neither on the CPU nor on a CUDA device.
-    """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if named_parameters is None:
-        indexed = ((i, j, p) for i, g in enumerate(optimizer.param_groups) for j, p in enumerate(g["params"]))
-        entries = [(f"noname.{i}.{j}", parameter) for i, j, parameter in indexed]
-    else:
-        entries = list(named_parameters)
-    if any(not isinstance(entry, tuple) or len(entry) != 2 for entry in entries):
-        raise ConfigError("named_parameters must be (name, parameter) tuples, usually model.named_parameters()")
-    counts = Counter(name for name, _ in entries)
-    duplicates = sorted(name for name, count in counts.items() if count > 1)
-    if duplicates:
-        raise ConfigError(f"names in named_parameters must be unique; these come twice: {', '.join(duplicates)}")
-    names = {parameter: name for name, parameter in entries}
-    unnamed = [tuple(p.shape) for p in parameters if p not in names]
-    if unnamed:
-        raise ConfigError(
-            f"{len(unnamed)} of the optimizer's {len(parameters)} parameters have no name in named_parameters; "
-            f"their shapes are {unnamed[:5]}: pass model.named_parameters() of the whole model"
-        )
-    named = {parameter: names[parameter] for parameter in parameters}
-    for parameter, name in trainable(named).items():
-        if parameter.dtype not in _FLOATS:
-            raise ConfigError(
-                f"parameter {name!r} has dtype {parameter.dtype}; only real floating-point ones are reduced"
-            )
-        if parameter.device.type not in ("cpu", "cuda"):
-            raise UnsupportedError(
-                f"parameter {name!r} is on {parameter.device}, and gradients are compressed on the CPU or on CUDA "
-                "devices: move the model there before the optimizer is wrapped"
-            )
-    return named
-
-
-def trainable(names: Mapping[torch.Tensor, str]) -> dict[torch.Tensor, str]:
-    """Return those that are not frozen now."""
-    return {parameter: name for parameter, name in names.items() if parameter.requires_grad}
-
-
-def _before_gradient(me: weakref.ref[ReducingOptimizer], parameter: torch.Tensor, _: Any) -> None:
-    _tell(me, ReducingOptimizer._gradient_comes, parameter)
-
-
-def _on_gradient(me: weakref.ref[ReducingOptimizer], parameter: torch.Tensor) -> None:
-    _tell(me, ReducingOptimizer._gradient_ready, parameter)
-
-
+@eagerly
 def _tell(
     me: weakref.ref[ReducingOptimizer],
     what: Callable[[ReducingOptimizer, torch.Tensor], None],
@@ -432,7 +406,7 @@ def _tell(
         raise
 
 
-def _detach(handles: Iterable[Any], reducer: Reducer) -> None:
+def _detach(handles: Iterable[Handle], reducer: Reducer) -> None:
     for handle in handles:
         handle.remove()
     reducer.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from hvd_compress.worker import Worker
 
 T = TypeVar("T")
 
+log = logging.getLogger("hvd_compress")
+
 KERNEL_LIMIT_S = 10.0
 """More than any kernel takes."""
 ANNOUNCE_S = 1.0
@@ -35,6 +38,10 @@ LATE = (
     "hvd.join(), rollout())"
 )
 SLOW = "Where the network is slow, raise HVD_COMPRESS_TIMEOUT_S, on all ranks"
+LEFT = "the optimizer or model was dropped, or the program ended, while gradients were exchanged"
+"""Between backward() and step(), or within a backward pass."""
+LEFT_LIMIT_S = 10.0
+"""How long a rank that leaves so waits for the others."""
 ANSWER_S = 10.0
 """How long a message of a timeout waits for the launcher to say who is missing."""
 
@@ -69,6 +76,7 @@ class Pipeline:
         self._timeout_s = timeout_s
         # In words: the exception's traceback would keep alive whoever was called, the optimizer included.
         self._failure: str | None = None
+        self._may_hang = False  # a collective that others have not joined
         self._engine: Engine
         self._lock = threading.Lock()
         self._begun: Future[Any] | None = None  # by begin(), the last time
@@ -106,8 +114,11 @@ class Pipeline:
         try:
             deadline_s = time.monotonic() + measuring_s + self._timeout_s
             return self._wait(future, deadline_s, "first step, handshake")
-        except CommunicationError:
+        except (ConfigError, UnsupportedError):
+            raise
+        except BaseException:  # an interrupt, too
             if not hasattr(self, "_engine"):
+                self._may_hang = True
                 fail_at_exit(lambda: None)  # no engine can be abandoned, yet a collective may be unfinished
             raise
 
@@ -200,23 +211,34 @@ class Pipeline:
             )
 
     def stop(self) -> None:
-        """Let both threads end. Buckets that have left and were not waited for are a failure: others miss them."""
-        if self._in_flight:
-            self.fail(
-                CommunicationError("the optimizer was dropped, or the program ended, between backward() and step()")
-            )
-        elif self._begun is not None and self._failure is None and not self._collectives.is_current:
-            wait([self._begun], KERNEL_LIMIT_S)  # other ranks need this one for what all have begun
+        """Let both threads end, when what has left was exchanged: other ranks take part in it.
+
+        Where they do not, within LEFT_LIMIT_S, that is a failure.
+        """
+        if self._failure is None and not self._is_exchanged():
+            log.error("hvd_compress: %s, and not all ranks take part: this process ends with status 1", LEFT)
+            self.fail(CommunicationError(LEFT))
         self._kernels.stop(KERNEL_LIMIT_S)
-        may_hang = self._failure is not None or (self._begun is not None and not self._begun.done())
         for worker in (self._collectives, self._messenger):
             if worker is not None:
-                worker.stop(0.0 if may_hang else KERNEL_LIMIT_S)
+                worker.stop(0.0 if self._may_hang else KERNEL_LIMIT_S)
+
+    def _is_exchanged(self) -> bool:
+        """Wait for all that was launched, the collective of begin() too, and return whether it has been."""
+        if self._collectives.is_current:
+            return not self._in_flight
+        launched = [*self._communicated, *([self._begun] if self._begun is not None else [])]
+        return not wait(launched, LEFT_LIMIT_S).not_done
 
     @property
     def failed(self) -> bool:
         """Whether nothing is launched any more."""
         return self._failure is not None
+
+    def refuse(self, error: BaseException) -> None:
+        """Launch nothing more, as no rank does: no collective is unfinished, and all ranks get to say what is wrong."""
+        with self._lock:
+            self._failure = self._failure or str(error)
 
     def fail(self, error: BaseException) -> None:
         """Launch nothing more, and let the process end although collectives may be unfinished."""
@@ -224,6 +246,7 @@ class Pipeline:
             first = self._failure is None
             if first:
                 self._failure = str(error) or type(error).__name__  # an interrupt has no words
+                self._may_hang = True
         if first and hasattr(self, "_engine"):
             self._engine.abandon()
 

@@ -13,13 +13,14 @@ import torch
 
 from hvd_compress.buckets.bucket import Bucket
 from hvd_compress.buckets.plan import plan_buckets, slots_of
-from hvd_compress.buckets.under_way import stand_in
+from hvd_compress.buckets.under_way import UnderWay, stand_in
 from hvd_compress.decision import Decision, Request, check_devices
 from hvd_compress.devices import lane_for
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import UnsupportedError
+from hvd_compress.errors import UnsupportedError, UsageError
 from hvd_compress.profiler.job import JobProfile
+from hvd_compress.replicas import ReplicaCheck
 from hvd_compress.schemes.sparse_rows import no_rows
 from hvd_compress.session import ExchangeSession, LaneMaker
 from hvd_compress.settings import Settings
@@ -81,6 +82,7 @@ class Reducer:
         check_devices(self._parameters, request)
         self._slots, self._devices = slots_of(self._parameters)
         self.session = ExchangeSession(
+            self._slots,
             request,
             settings,
             connect,
@@ -91,6 +93,7 @@ class Reducer:
         )
         if settings.profile is not None:
             self.session.profiling = JobProfile(self._parameters, settings.profile, request, settings.calibration_s)
+        self.session.replicas = ReplicaCheck(self._parameters, settings.check_every)
         self._ready: list[str] = []
         self._held: dict[str, torch.Tensor] = {}  # gradients of the first step, before there are buckets
         self._buckets: list[Bucket] = []
@@ -119,13 +122,13 @@ class Reducer:
             self._ready.append(name)
             if parameter.grad is not None:
                 self._held[name] = parameter.grad
-                parameter.grad = stand_in(parameter)
+                parameter.grad = stand_in(parameter.grad)
         elif name in self._number_of:
             number = self._number_of[name]
             full = self._buckets[number].arrive(name)
             self.session.mark_ready(number)
             if full and not self.session.holds_back:
-                self._launch(number)
+                self.session.submit(number, self._buckets[number].flat)
 
     def finish(self) -> StepReport:
         """Exchange what has not left yet, wait, and put the results into the parameters' gradients.
@@ -134,11 +137,13 @@ class Reducer:
 
         Raises:
             ConfigError: in the first step, if ranks differ.
+            UsageError: a gradient was dropped or replaced while it was under way.
             CommunicationError, PayloadError: the exchange failed. Residuals are as they were before the step.
         """
         start_s = perf_counter()
         try:
             self.session.begin_step()
+            self._require_unchanged()
             if not self._is_set_up:
                 self._let_go()
                 self._set_up()
@@ -146,13 +151,16 @@ class Reducer:
                 if not self.session.is_launched(number):
                     for name in bucket.missing:
                         self._check_dense(name)
-                        bucket.adopt(name)
-                    self._launch(number)
+                        bucket.arrive(name)
+                    self.session.submit(number, bucket.flat)
             for number, name in enumerate(self._sparse, start=len(self._buckets)):
                 parameter = self._parameters[name]
                 self.session.submit(number, parameter.grad if parameter.grad is not None else no_rows(parameter))
             report = self.session.end_step(start_s)
-            self._take_results()
+            for bucket in self._buckets:
+                bucket.give_back(self._shaped)
+            for number, name in enumerate(self._sparse, start=len(self._buckets)):
+                self._parameters[name].grad = self.session.result(number)
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
             self.session.fail(error)
             raise
@@ -171,6 +179,22 @@ class Reducer:
         """Let the threads end, and what is written be complete."""
         self.session.close()
 
+    def holds_results(self) -> bool:
+        """Whether any parameter still has a result of the last exchange as its gradient."""
+        return any(bucket.holds_results() for bucket in self._buckets)
+
+    def _require_unchanged(self) -> None:
+        """What was done to gradients that are under way would be undone: they were exchanged as they were."""
+        held = [name for name in self._held if not isinstance(self._parameters[name].grad, UnderWay)]
+        changed = [*held, *(name for bucket in self._buckets for name in bucket.changed)]
+        if changed:
+            raise UsageError(
+                f"step {self.session.step}: the gradients of {len(changed)} parameters were dropped or replaced after "
+                f"backward() and before synchronize() or step(), {changed[0]!r} first, while they were being "
+                "exchanged: call optimizer.synchronize() first, on every rank, then drop or change gradients, then "
+                "call step() within `with optimizer.skip_synchronize():`, or not at all to leave the step out"
+            )
+
     def _let_go(self) -> None:
         for name, gradient in self._held.items():
             self._parameters[name].grad = gradient
@@ -179,7 +203,6 @@ class Reducer:
     def _set_up(self) -> None:
         never = [name for name in self._parameters if name not in self._ready]
         agreement = self.session.open(
-            self._slots,
             [*self._ready, *never],
             sorted(self._was_sparse),
             repr(self._options),
@@ -205,22 +228,13 @@ class Reducer:
         size = -(-len(order) // groups)
         return [order[start : start + size] for start in range(0, len(order), size)]
 
-    def _launch(self, number: int) -> None:
-        bucket = self._buckets[number]
-        bucket.depart()
-        self.session.submit(number, bucket.flat)
-
-    def _take_results(self) -> None:
-        for bucket in self._buckets:
-            for name, parameter in bucket.parameters.items():
-                if name in bucket.had_gradient or parameter.requires_grad:
-                    view = bucket.views[name]
-                    parameter.grad = view.to_sparse(1) if name in self._was_sparse else view
-            bucket.reset()
-        for number, name in enumerate(self._sparse, start=len(self._buckets)):
-            self._parameters[name].grad = self.session.result(number)
+    def _shaped(self, name: str, result: torch.Tensor) -> torch.Tensor:
+        """Return the result of a parameter as its gradient was."""
+        return result.to_sparse(1) if name in self._was_sparse else result
 
     def _meet_sparse(self, name: str) -> None:
+        if self._parameters[name].is_complex() and not self._options.sparse_as_dense:
+            raise UnsupportedError(f"the gradient of {name!r} is sparse and complex: pass sparse_as_dense=True")
         if not self._is_set_up:
             self._was_sparse.add(name)
         self._check_dense(name)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hvd_compress.errors import PlanError
+from hvd_compress.errors import PlanError, shortened
 
 _WORDS = {
     "extra_forbidden": "unknown field",
@@ -22,8 +22,8 @@ _WORDS = {
     "model_attributes_type": "must be an object",
 }
 """What is wrong with a field, by pydantic's type of the error."""
-TOLD = 8
-"""Of what is wrong with a file, so much is in the message."""
+TOLD, LONGEST = 8, 400
+"""Of what is wrong with a file, so much is in the message; and so many characters of each, which may quote it."""
 
 
 class Strict(BaseModel):
@@ -98,4 +98,4 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _word_of(error: Mapping[str, Any]) -> str:
     """Return what pydantic found, in words that know nothing of Python."""
     words: str = error["msg"].removeprefix("Value error, ")
-    return _WORDS.get(error["type"], words)
+    return _WORDS.get(error["type"], shortened(words, LONGEST))

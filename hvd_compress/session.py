@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hvd_compress import __version__, native
+from hvd_compress import __version__, native, notices
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Part, Slot
 from hvd_compress.compressors import Cast
@@ -23,7 +22,7 @@ from hvd_compress.decision import Decision, Request
 from hvd_compress.devices import Lane, lane_for
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import UsageError, located, received
+from hvd_compress.errors import ReplicaError, UsageError, located, received
 from hvd_compress.events.history import History
 from hvd_compress.events.recorder import Recorder
 from hvd_compress.events.tensorboard import TensorBoard
@@ -35,12 +34,11 @@ from hvd_compress.pipeline import Pipeline
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, policy_for
 from hvd_compress.policies.base import Launch
 from hvd_compress.policies.plan_in_use import plan_in_use
+from hvd_compress.replicas import ReplicaCheck
 from hvd_compress.schemes import Probe
 from hvd_compress.settings import Settings
 from hvd_compress.step_report import Exchanged, StepReport
 from hvd_compress.timeline.trace import Timeline, TraceRecord
-
-log = logging.getLogger("hvd_compress")
 
 LaneMaker = Callable[[torch.device, str, Sequence[str]], Lane]
 """Takes where gradients lie, the kind of device that compresses, and the kinds whose memory the engine takes."""
@@ -87,10 +85,14 @@ class ExchangeSession:
         last_step: a report of the last exchange; None before the first.
         policy: what decides; None before open().
         profiling: what records the steps, if anything; a front end that knows parameters sets it before open().
+        replicas: what checks that replicas are equal, if anything; a front end that knows parameters sets it.
+        resumes_with: names by bucket, as they were cut when the checkpoint was saved that was loaded; empty where none
+            was, and after open() where ranks have loaded others.
     """
 
     def __init__(
         self,
+        parameters: Mapping[str, Slot],
         request: Request,
         settings: Settings,
         connect: Callable[[], Engine],
@@ -103,12 +105,14 @@ class ExchangeSession:
         """Nothing is communicated yet.
 
         Args:
+            parameters: by name, in an order that is the same on all ranks.
             request: what the user asked for.
             connect: creates the engine; called once, in the communication thread, by open().
             average: divide the sum over ranks by their number.
             predivide_factor: gradients are divided by it before the sum and multiplied by it after.
             arrivals: by what ranks tell each other who waits, for the message of a timeout.
         """
+        self._parameters = parameters
         self._request, self._settings, self._connect = request, settings, connect
         self._average, self._predivide_factor, self._make_lane = average, predivide_factor, make_lane
         self._pipeline = Pipeline(settings.timeout_s, arrivals)
@@ -120,6 +124,8 @@ class ExchangeSession:
         self.last_step: StepReport | None = None
         self.policy: DecisionPolicy | None = None
         self.profiling: Profiling | None = None
+        self.replicas: ReplicaCheck | None = None
+        self.resumes_with: tuple[tuple[str, ...], ...] = ()
         self._timeline: Timeline | None = None
         self._board: TensorBoard | None = None
         self._recorder: Recorder | None = None  # where somebody wants to know
@@ -158,17 +164,11 @@ class ExchangeSession:
         return self._engine
 
     def open(
-        self,
-        parameters: Mapping[str, Slot],
-        order: Sequence[str],
-        sparse: Sequence[str] = (),
-        options: str = "",
-        by_rows: bool = True,
+        self, order: Sequence[str], sparse: Sequence[str] = (), options: str = "", by_rows: bool = True
     ) -> Agreement:
         """Connect and shake hands. All ranks call it, at the end of the first step.
 
         Args:
-            parameters: by name, in an order that is the same on all ranks.
             order: names in the order in which gradients became ready; that of rank 0 counts.
             sparse: names of those whose gradient was sparse here.
             options: of the front end, compared between ranks.
@@ -177,20 +177,28 @@ class ExchangeSession:
         Raises:
             ConfigError, UnsupportedError: ranks differ, or the engine cannot do what was asked for; on all ranks alike.
         """
-        agree_on = partial(
-            self._agree, parameters=parameters, order=order, sparse=sparse, options=options, by_rows=by_rows
-        )
+        agree_on = partial(self._agree, order=order, sparse=sparse, options=options, by_rows=by_rows)
         agreement = self._pipeline.connect(self._connect, agree_on, self._settings.calibration_s)
         assert self.policy is not None
         self.step = agreement.step
+        self.resumes_with = self.resumes_with if agreement.resumes else ()
         file = self._settings.timeline_of(self._engine.rank)
         if file:
             self._timeline = Timeline(file, self._engine.rank, self._engine.name, self._returned_s)
             self.policy.watch(self._timeline.event)
         self._keep_history(self.policy)
-        self._note_float64(parameters)
-        self._note_one_rank()
+        self._tell()
         return agreement
+
+    def _tell(self) -> None:
+        """Say what may not be what was meant, where anything but dense gradients was asked for."""
+        if self._engine.rank or (self._request.compressor, self._request.policy) == (Cast(), None):
+            return
+        wide = [name for name, slot in self._parameters.items() if slot.dtype == torch.float64]
+        if wide:
+            notices.tell_float64(wide, len(self._parameters))
+        if self._engine.world_size == 1 and self.profiling is None:  # else they are only to be profiled
+            notices.tell_one_rank()
 
     def _keep_history(self, policy: DecisionPolicy) -> None:
         """Write down what happens, on rank 0: what the policy tells, and of other buckets how they travel."""
@@ -204,16 +212,10 @@ class ExchangeSession:
         self._recorder = Recorder(history, self._engine.world_size)
 
     def _agree(
-        self,
-        engine: Engine,
-        parameters: Mapping[str, Slot],
-        order: Sequence[str],
-        sparse: Sequence[str],
-        options: str,
-        by_rows: bool,
+        self, engine: Engine, order: Sequence[str], sparse: Sequence[str], options: str, by_rows: bool
     ) -> Agreement:
         """Shake hands; then what the engine cannot do of what all have asked for is an error, on every rank alike."""
-        self._engine, settings = engine, self._settings
+        self._engine, settings, parameters = engine, self._settings, self._parameters
         self.policy = policy_for(self._request, settings, engine.world_size)
         words = {
             "the version of hvd_compress": __version__,
@@ -223,13 +225,15 @@ class ExchangeSession:
             "HOROVOD_FUSION_THRESHOLD": str(settings.fusion_threshold_bytes),
             "HVD_COMPRESS_ADAPT": str(int(settings.adapt)),
             "HVD_COMPRESS_CALIBRATION_S": str(settings.calibration_s),  # says what is measured
+            "HVD_COMPRESS_CHECK_EVERY": str(settings.check_every),
             **self.policy.fingerprint(),
             **(self.profiling.fingerprint() if self.profiling is not None else {}),
         }
         obstacle = settings.obstacle(engine.rank)
         described = [slot.describe(name) for name, slot in parameters.items()]
         with engine.aside():  # the handshake belongs to no step
-            agreement = agree(engine, Offer(words, described, order, sparse, self.step, obstacle))
+            offer = Offer(words, described, order, sparse, self.step, obstacle, repr(self.resumes_with))
+            agreement = agree(engine, offer)
         engine.locate()
         if self.profiling is not None:
             self.profiling.prepare(engine)
@@ -286,6 +290,24 @@ class ExchangeSession:
         """Take over what a checkpoint has brought, between two steps: also of buckets that had no residual."""
         for bucket in self._exchanges:
             bucket.claim()
+
+    @property
+    def error_feedback(self) -> bool:
+        """Whether the compressor that was asked for remembers what it does not send."""
+        return self._request.compressor.error_feedback
+
+    def remembered(self) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:
+        """Return copies of residuals and compressors' states, as States has them; before open() what they will be."""
+        residuals, states = self.states.state_dict(), self.states.own_state_dict()
+        if self.policy is None and self.error_feedback:
+            for name, slot in self._parameters.items():
+                layout = slot.layout(name)
+                if layout.dtype == torch.float64:
+                    continue  # travels dense
+                residuals.setdefault(name, torch.zeros(layout.numel))
+                for (kind, _), tensor in self._request.compressor.new_state(layout, torch.device("cpu")).items():
+                    states.setdefault(kind, {}).setdefault(name, tensor)
+        return residuals, states
 
     def parts(self, names: Sequence[str]) -> Sequence[Part]:
         """Return which of these parameters must not share a bucket with others, by the policy. After open()."""
@@ -354,6 +376,7 @@ class ExchangeSession:
 
         Raises:
             CommunicationError, PayloadError: the exchange failed. What is remembered is as it was before the step.
+            ReplicaError: parameters or results differ between ranks; on all ranks.
         """
         start_s = perf_counter() if waited_from_s is None else waited_from_s
         policy, self._committed = self.policy, []
@@ -364,6 +387,7 @@ class ExchangeSession:
             with located(f"rank {self._engine.rank}, step {self.step}"), received():
                 native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
             self._commit(exchanged)
+            self._check_replicas()
             self._trace(exchanged, start_s)
             if self._cut_anew:
                 policy.resume()  # it knows nothing of how this step travelled
@@ -380,13 +404,17 @@ class ExchangeSession:
             self._cut_anew, self._later = False, {}
             self.follow(self.step + 1)
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
+            if isinstance(error, ReplicaError):
+                self._pipeline.refuse(error)
             self.fail(error)
             for bucket, state in self._committed:
                 if bucket.state is state:
                     state.revert()
             raise
-        if not exchanged.finite:
-            self._note_nonfinite(exchanged.nonfinite)
+        if not exchanged.finite and not self._told_nonfinite and not self._engine.rank:
+            self._told_nonfinite = True
+            named = [f"{number} ({self._exchanges[number].layout.called})" for number in exchanged.nonfinite]
+            notices.tell_nonfinite(self.step, named)
         before = self.last_step.nonfinite_steps if self.last_step is not None else 0
         self.last_step = StepReport.of(exchanged, self.step, perf_counter() - start_s, self._dense_bytes, before)
         self.step += 1
@@ -447,6 +475,12 @@ class ExchangeSession:
                 self._results[bucket.number] = result
                 bucket.lane.wait_output(result._indices(), result._values())
 
+    def _check_replicas(self) -> None:
+        if self.replicas is None or self.holds_back or self._engine.world_size == 1:
+            return
+        results = [(each.layout, each.flat) for each in self._exchanges if each.flat is not None]
+        self.replicas.end_step(self.step, results, self._pipeline.begin)
+
     @property
     def _dense_bytes(self) -> int:
         """What a ring allreduce of all gradients that are not sparse would send."""
@@ -464,43 +498,6 @@ class ExchangeSession:
             for bucket, spans in zip(self._exchanges, exchanged.spans, strict=True)
         ]
         self._timeline.step(self.step, training, records)
-
-    def _note_nonfinite(self, numbers: Sequence[int]) -> None:
-        """Tell of the first step that is not finite, on rank 0."""
-        if self._told_nonfinite or self._engine.rank:
-            return
-        self._told_nonfinite = True
-        log.warning(
-            "hvd_compress: step %d: gradients are NaN or infinite on some rank, in bucket %s; residuals stay as they "
-            "were. last_step.nonfinite_steps counts such steps, and this is told once",
-            self.step,
-            ", ".join(f"{number} ({self._exchanges[number].layout.called})" for number in numbers),
-        )
-
-    def _note_float64(self, parameters: Mapping[str, Slot]) -> None:
-        """Tell, on rank 0, that what was to be compressed is not."""
-        names = [name for name, slot in parameters.items() if slot.dtype == torch.float64]
-        if names and self._compresses and not self._engine.rank:
-            log.warning(
-                "hvd_compress: %d of %d parameters are float64 (%s first) and travel dense, without compression: only "
-                "float32, float16 and bfloat16 gradients are compressed",
-                len(names),
-                len(parameters),
-                names[0],
-            )
-
-    def _note_one_rank(self) -> None:
-        """Tell that there is nobody to exchange gradients with, unless they are only to be profiled."""
-        if self._engine.world_size == 1 and self._compresses and self.profiling is None:
-            log.warning(
-                "hvd_compress: there is one rank, so nothing is exchanged, and compressing gradients only takes time: "
-                "launch the training with mpirun, horovodrun or torchrun to have several"
-            )
-
-    @property
-    def _compresses(self) -> bool:
-        """Whether anything but dense gradients was asked for."""
-        return (self._request.compressor, self._request.policy) != (Cast(), None)
 
 
 def _as_rows(layout: Layout) -> Decision:

@@ -17,6 +17,7 @@ DEFAULT_FUSION_THRESHOLD_BYTES = 64 * 1024 * 1024
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_CALIBRATION_S = 3.0
 DEFAULT_TIMELINE_EVERY = 10
+DEFAULT_CHECK_EVERY = 100
 DEFAULT_PROFILE_STEPS, DEFAULT_PROFILE_SKIP = 100, 10
 MOST_STEPS = 1_000_000_000
 """Of what is counted in steps: years."""
@@ -26,6 +27,7 @@ VARIABLES = (
     "ADAPT",
     "CACHE",
     "CALIBRATION_S",
+    "CHECK_EVERY",
     "CUDA",
     "LOG",
     "NETLAB",
@@ -40,8 +42,9 @@ VARIABLES = (
     "TIMEOUT_S",
 )
 """All that a user may set, here and elsewhere."""
-INTERNAL = ("NETLAB_HOSTS", "TEST_EXAMPLES", "WERROR")
-"""What is read beside them, within a lab, and while building and testing."""
+INTERNAL = ("NETLAB_HOSTS", "PROFILE_RUN", "TEST_EXAMPLES", "WERROR")
+"""What is read beside them, within a lab, in a job that `hvd-compress profile` has started, and while building and
+testing."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,14 @@ class ProfileSettings:
         skip: HVD_COMPRESS_PROFILE_SKIP, how many before them are not.
         compressor: HVD_COMPRESS_PROFILE_COMPRESSOR, which to measure, such as topk:ratio=0.01; the request's own where
             it is empty.
+        command: HVD_COMPRESS_PROFILE_RUN, the id of the `hvd-compress profile` that has started the job, if one has.
     """
 
     folder: Path
     steps: int = DEFAULT_PROFILE_STEPS
     skip: int = DEFAULT_PROFILE_SKIP
     compressor: str = ""
+    command: str = ""
 
     @classmethod
     def from_environment(cls) -> ProfileSettings | None:
@@ -69,7 +74,7 @@ class ProfileSettings:
             return None
         steps = _whole("HVD_COMPRESS_PROFILE_STEPS", DEFAULT_PROFILE_STEPS, 1)
         skip = _whole("HVD_COMPRESS_PROFILE_SKIP", DEFAULT_PROFILE_SKIP, 0)
-        return cls(folder, steps, skip, os.environ.get("HVD_COMPRESS_PROFILE_COMPRESSOR", "").strip())
+        return cls(folder, steps, skip, os.environ.get("HVD_COMPRESS_PROFILE_COMPRESSOR", "").strip(), command_run())
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,7 @@ class Settings:
         tensorboard: HVD_COMPRESS_TENSORBOARD, the folder for the same as scalars; written by rank 0.
         profile: HVD_COMPRESS_PROFILE and what begins so; None where no profile is asked for. With one nothing is chosen
             by measurement.
+        check_every: HVD_COMPRESS_CHECK_EVERY: one step in so many is checked for equal replicas; 0 checks none.
     """
 
     fusion_threshold_bytes: int = DEFAULT_FUSION_THRESHOLD_BYTES
@@ -101,6 +107,7 @@ class Settings:
     timeline_every: int = DEFAULT_TIMELINE_EVERY
     tensorboard: Path | None = None
     profile: ProfileSettings | None = None
+    check_every: int = DEFAULT_CHECK_EVERY
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -130,7 +137,8 @@ class Settings:
         every = _whole("HVD_COMPRESS_TIMELINE_EVERY", DEFAULT_TIMELINE_EVERY, 1)
         log, timeline, board = (_path(f"HVD_COMPRESS_{name}") for name in ("LOG", "TIMELINE", "TENSORBOARD"))
         profile = ProfileSettings.from_environment()
-        return cls(int(threshold), timeout_s, adapt == "1", calibration_s, log, timeline, every, board, profile)
+        check = _whole("HVD_COMPRESS_CHECK_EVERY", DEFAULT_CHECK_EVERY, 0)
+        return cls(int(threshold), timeout_s, adapt == "1", calibration_s, log, timeline, every, board, profile, check)
 
     def timeline_of(self, rank: int) -> Path | None:
         """Return the file of a rank's timeline; None where it writes none."""
@@ -148,12 +156,17 @@ class Settings:
         if self.profile is not None and rank == 0:
             places.append(("PROFILE", self.profile.folder, self.profile.folder))
         trace = files["TIMELINE"]
-        if trace is not None and trace.exists() and not trace.is_file():
+        if trace is not None and os.path.exists(trace) and not trace.is_file():
             return f"cannot write {PREFIX}TIMELINE = {trace}: it is no regular file, and would be replaced"
         words = [_refusal(*place) for place in places]
         if tells and self.tensorboard is not None:
             words.append(_no_tensorboard())
         return "; ".join(filter(None, words))
+
+
+def command_run() -> str:
+    """Return the id of the `hvd-compress profile` that has started this job; nothing where none has."""
+    return os.environ.get("HVD_COMPRESS_PROFILE_RUN", "").strip()
 
 
 def _refusal(name: str, path: Path, folder: Path) -> str:

@@ -12,6 +12,8 @@ from hvd_compress.errors import ConfigError
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+_LONGEST_S, _LEAST_BITS_PER_S, _MOST_BITS_PER_S = 1e9, 1e-3, 1e18
+"""Beyond anything that there is, and within what can be reckoned with: 30 years, and a billion gbit."""
 _BITS_PER_S |= {"bps": 1.0, "kbps": 1e3, "mbps": 1e6, "gbps": 1e9, "tbps": 1e12}
 _QUANTITY = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|[-+]?nan|[-+]?inf)\s*([a-zµ/]*)", re.IGNORECASE)
 
@@ -21,9 +23,12 @@ def parse_latency(text: str, what: str = "latency", example: str = "4ms") -> flo
 
     `what` it is and an `example` of it are for messages.
 
-    Raises ConfigError where the unit is missing or unknown, and where the number is negative or not finite.
+    Raises ConfigError where the unit is missing or unknown, and where the number is negative, not finite or absurd.
     """
-    return _parse(text, what, {**_SECONDS, "µs": 1e-6}, example)
+    seconds = _parse(text, what, {**_SECONDS, "µs": 1e-6}, example)
+    if seconds > _LONGEST_S:
+        raise ConfigError(f"{what} {text!r} is out of range: give 0s to {_LONGEST_S:g}s")
+    return seconds
 
 
 def parse_bandwidth(text: str) -> float:
@@ -33,11 +38,15 @@ def parse_bandwidth(text: str) -> float:
     same, in any case: bits in every spelling, so that "MBps" is refused rather than guessed. beta, the seconds
     per byte, is 1 over the result.
 
-    Raises ConfigError where the unit is missing or unknown, and where the number is not positive and finite.
+    Raises ConfigError where the unit is missing or unknown, and where the number is not positive, not finite or absurd.
     """
     found = _parse(text, "bandwidth", _BITS_PER_S, example="5gbit", suffix="/s")
     if found / 8 == 0:
         raise ConfigError(f"bandwidth {text!r} must be more than zero")
+    if not _LEAST_BITS_PER_S <= found <= _MOST_BITS_PER_S:
+        raise ConfigError(
+            f"bandwidth {text!r} is out of range: give {_LEAST_BITS_PER_S:g}bit to {_MOST_BITS_PER_S:g}bit"
+        )
     return found / 8
 
 

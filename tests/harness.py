@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -36,7 +37,8 @@ from hvd_compress.devices import lane_for
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld
 from hvd_compress.errors import ConfigError
-from hvd_compress.optimizer import ReducingOptimizer, name_parameters, trainable, wrap
+from hvd_compress.named_parameters import name_parameters, trainable
+from hvd_compress.optimizer import ReducingOptimizer, wrap
 from hvd_compress.policies import PlanFile, Warmup
 from hvd_compress.policies.plan_schema import Plan, Treatment
 from hvd_compress.policies.plan_settings import settings_of
@@ -254,7 +256,13 @@ def flat_gradient(parameters: Mapping[str, torch.nn.Parameter]) -> torch.Tensor:
     return torch.cat([parameter.grad.reshape(-1).float() for parameter in parameters.values()])
 
 
+def remembered(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return residuals and states of the one rank whose checkpoint this is."""
+    (own,) = state["ranks"].values()
+    return own
+
+
 def flat_residual(optimizer: ReducingOptimizer, parameters: Mapping[str, torch.nn.Parameter]) -> torch.Tensor:
     """All residuals of a rank in one tensor, zeros where there is none yet."""
-    kept = optimizer.state_dict()["hvd_compress"]["residuals"]
+    kept = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
     return torch.cat([kept.get(name, torch.zeros(p.numel())).reshape(-1) for name, p in parameters.items()])

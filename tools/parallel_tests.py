@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import outcomes
+import process_tree
+import progress
 
 TIMEOUT_S = float(os.environ.get("LAUNCH_TIMEOUT_S", "600"))
 KILLED = "none: killed, or never started"  # in place of an exit code
@@ -74,7 +76,17 @@ class Launch:
     tests: list[str]
 
 
-def main() -> int:
+def main() -> None:
+    process_tree.adopt_orphans()
+    try:
+        sys.exit(_launch_all())
+    except FileNotFoundError as error:
+        sys.exit(f"error: {error.filename} is not there: run this through make, which puts .venv/bin on PATH")
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
+
+
+def _launch_all() -> int:
     mpirun = ["mpirun", *shlex.split(os.environ.get("MPIRUN_FLAGS", ""))]
     launches = [
         Launch(f"mpirun -np {ranks}", ranks, [*mpirun, "-np", str(ranks)], tests)
@@ -135,29 +147,20 @@ def _worth_showing(codes: list[str]) -> list[int]:
 
 
 def _run(command: list[str], log: Path) -> str:
-    """Return the exit code, or what happened instead of one."""
-    with log.open("w") as output:
+    """Return the exit code, or what happened instead of one. Behind it nothing of the launch is left."""
+    with log.open("w") as output, progress.uninterrupted() as deliver:
         launcher = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    try:
-        return str(launcher.wait(timeout=TIMEOUT_S))
-    except subprocess.TimeoutExpired:
-        return f"none: stopped after {TIMEOUT_S:.0f} s"
-    finally:
-        _end(launcher)
-
-
-def _end(launcher: subprocess.Popen[bytes]) -> None:
-    """Launchers end their ranks when asked to; one that does not is killed with its whole process group."""
-    if launcher.poll() is not None:
-        return
-    launcher.send_signal(signal.SIGTERM)
-    try:
-        launcher.wait(timeout=GRACE_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(launcher.pid, signal.SIGKILL)
-        launcher.wait()
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            preexec_fn=deliver,
+        )  # fmt: skip
+        try:
+            deliver()
+            return str(launcher.wait(timeout=TIMEOUT_S))
+        except subprocess.TimeoutExpired:
+            return f"none: stopped after {TIMEOUT_S:.0f} s"
+        finally:
+            with progress.uninterrupted():
+                process_tree.end(launcher, signal.SIGTERM, GRACE_S)  # launchers end their ranks when asked to
 
 
 def _exit_code(logs: Path, rank: int) -> str:
@@ -174,9 +177,4 @@ def _show(title: str, log: Path, heading: bool) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except FileNotFoundError as error:
-        sys.exit(f"error: {error.filename} is not there: run this through make, which puts .venv/bin on PATH")
-    except KeyboardInterrupt:
-        sys.exit("interrupted")
+    progress.main(main)

@@ -7,12 +7,9 @@ test counts as one failure.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,14 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import outcomes
+import process_tree
 import progress
 from outcomes import Results
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "test-results"
-GRACE_S = 30.0  # between interrupting a phase and killing it
 INTERRUPTED = "interrupted"
-PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True)
@@ -52,8 +48,7 @@ class Phase:
 
 def main() -> None:
     make, *names = sys.argv[1:]
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts in the background ignore it
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process
+    process_tree.adopt_orphans()
     shutil.rmtree(RESULTS, ignore_errors=True)
     ended: list[Phase] = []
     for name in names:
@@ -79,53 +74,11 @@ def _run(make: Sequence[str], name: str) -> Phase:
 
 def _ending(command: Sequence[str], env: Mapping[str, str]) -> str:
     """Run a phase to its end, or end it; return which of the two, in words."""
-    with progress.uninterrupted() as deliver:
-        # In a session of its own, whose processes can be told to end, and which no terminal tells beside us.
-        process = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=deliver
-        )
-        try:
-            deliver()
-            code = process.returncode = _code(process.pid)
-            return "ok" if code == 0 else f"failed with exit code {code}"
-        except KeyboardInterrupt:
-            with progress.uninterrupted():
-                _end(process)
-            return INTERRUPTED
-
-
-def _code(phase: int) -> int:
-    """Wait for a phase, and meanwhile for orphans that end; return its exit code."""
-    while True:
-        pid, status = os.wait()
-        if pid == phase:
-            return os.waitstatus_to_exitcode(status)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a phase and all that it has started, in whatever session."""
-    os.killpg(process.pid, signal.SIGINT)
     try:
-        process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    while children := _children():  # what loses its parent comes to us
-        for pid in children:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-
-
-def _children() -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        if int(fields[1]) == os.getpid():
-            found.append(int(path.parent.name))
-    return found
+        code = process_tree.run(command, env)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return "ok" if code == 0 else f"failed with exit code {code}"
 
 
 def summary(phases: Sequence[Phase]) -> str:

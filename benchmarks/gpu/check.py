@@ -175,7 +175,6 @@ def _calls(k: int) -> dict[str, Callable[[torch.Tensor, torch.Tensor], Tensors]]
         for _ in range(2):
             found = native.sign_accumulate_kept(grad, kept, kept_scale)
             kept_scale = found[1]
-        native.sign_settle(kept, kept_scale)
         native.sign_add(bits, scale, grad, 0.3)
         return bits, scale, grad, residual, kept, *found
 

@@ -40,7 +40,8 @@ def in_process(compression: str, ranks: int, numel: int, parts: int, folder: Pat
     from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, TopK
     from hvd_compress.decision import Request
     from hvd_compress.engines.inprocess import run_ranks
-    from hvd_compress.optimizer import name_parameters, trainable, wrap
+    from hvd_compress.named_parameters import name_parameters, trainable
+    from hvd_compress.optimizer import wrap
     from hvd_compress.reducer import ReduceOptions, Reducer
     from hvd_compress.settings import Settings
 

@@ -20,10 +20,6 @@ void sign_accumulate_kept(Address grad, int grad_dtype, Address kept, Address ke
                                     {pointer<void>(workspace), workspace_bytes}, nullptr));
 }
 
-void sign_settle(Address x, int dtype, Address scale, std::int64_t n) {
-    check(cpu::sign_settle(array(x, dtype), pointer<const float>(scale), n, nullptr));
-}
-
 void sign_add(Address bits, Address scale, Address out, int out_dtype, std::int64_t n, float weight) {
     check(cpu::sign_add(pointer<const std::uint8_t>(bits), pointer<const float>(scale), array(out, out_dtype), n,
                         weight, nullptr));
@@ -35,7 +31,6 @@ void bind_sign(pybind11::module_& module) {
     module.def("sign_workspace_bytes", &cpu::sign_workspace_bytes);
     module.def("sign_accumulate", &sign_accumulate, WithoutGil());
     module.def("sign_accumulate_kept", &sign_accumulate_kept, WithoutGil());
-    module.def("sign_settle", &sign_settle, WithoutGil());
     module.def("sign_add", &sign_add, WithoutGil());
 }
 

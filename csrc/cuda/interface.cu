@@ -92,10 +92,6 @@ HVD_COMPRESS_EXPORT int hvd_compress_sign_accumulate_kept(const void* grad, int 
                                            stream));
 }
 
-HVD_COMPRESS_EXPORT int hvd_compress_sign_settle(void* x, int dtype, const float* scale, std::int64_t n, void* stream) {
-    return code(cuda::sign_settle(array(x, dtype), scale, n, stream));
-}
-
 HVD_COMPRESS_EXPORT int hvd_compress_sign_add(const std::uint8_t* bits, const float* scale, void* out, int dtype,
                                               std::int64_t n, float weight, void* stream) {
     return code(cuda::sign_add(bits, scale, array(out, dtype), n, weight, stream));

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
+import reprlib
 import warnings
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy
 import torch
 
+from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.errors import ConfigError
 
@@ -35,11 +35,6 @@ SHAPES: dict[str, tuple[int, ...]] = {
 DDP."""
 FEWEST_OF_MATRIX = 4096
 """In a trace, which has no shapes: a tensor of fewer elements, or a bias, is a vector."""
-_UNREADABLE = (
-    *(pickle.UnpicklingError, zipfile.BadZipFile),
-    *(RuntimeError, EOFError, KeyError, OSError, ValueError, TypeError),
-)
-"""What torch.load and numpy.load raise over a file that is not theirs."""
 _SHIFT = 7919
 """Elements by which the noise of one rank and step lies beside that of the next."""
 
@@ -122,16 +117,22 @@ def read_trace(path: Path) -> dict[str, tuple[int, ...]]:
     try:
         tensors = json.loads(path.read_text())["tensors"]
         named = {tensor["name"]: tensor["numel"] for tensor in tensors}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
             f'{path} is not a trace: expected JSON as {{"tensors": [{{"name": "fc.weight", "numel": 2048000}}, ...]}} '
             f"({type(error).__name__}: {error})"
         ) from error
     for name, numel in named.items():
-        if not isinstance(name, str) or isinstance(numel, bool) or not isinstance(numel, int) or numel < 1:
-            raise ConfigError(f"{path}: tensor {name!r} has numel {numel!r}, expected a whole number, 1 or more")
+        whole = isinstance(name, str) and isinstance(numel, int) and not isinstance(numel, bool)
+        if not whole or not 1 <= numel <= native.MAX_NUMEL:
+            raise ConfigError(
+                f"{path}: tensor {reprlib.repr(name)} has numel {reprlib.repr(numel)}, expected a whole number from 1 "
+                f"to {native.MAX_NUMEL:,}, the most of a bucket"
+            )
     if not named or len(named) != len(tensors):
         raise ConfigError(f"{path} has {len(tensors)} tensors with {len(named)} names: expected one or more, all named")
+    if (total := sum(named.values())) > native.MAX_NUMEL:
+        raise ConfigError(f"{path}: {total:,} elements are more than {native.MAX_NUMEL:,}, the most of a bucket")
     return {name: _guessed(name, numel) for name, numel in named.items()}
 
 
@@ -166,7 +167,21 @@ def read_gradient(path: Path) -> tuple[Layout, torch.Tensor]:
     return layout, torch.cat([tensor.detach().reshape(-1).float() for tensor in named.values()])
 
 
+def read_tensor(path: Path) -> torch.Tensor:
+    """Read one tensor, as torch.save writes it, or an array from numpy.save; return it as (numel,) fp32.
+
+    Raises:
+        ConfigError: it cannot be read, or is no dense tensor of finite numbers; it names the path.
+    """
+    saved = _loaded(path)
+    if problem := _problem(path.stem, saved):
+        raise ConfigError(f"{path} must hold one dense tensor of finite numbers, and holds {problem}")
+    flat: torch.Tensor = saved.detach().reshape(-1).float()
+    return flat
+
+
 def _loaded(path: Path) -> Any:
+    """Return what a file holds. Raises ConfigError where that cannot be said: what unpickles may raise anything."""
     try:
         if path.suffix == ".npy":
             with path.open("rb") as file:
@@ -174,7 +189,7 @@ def _loaded(path: Path) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sparse tensors, which are refused anyway
             return torch.load(path, map_location="cpu", weights_only=True)
-    except _UNREADABLE as error:
+    except Exception as error:
         wanted = "an array from numpy.save" if path.suffix == ".npy" else "tensors from torch.save"
         words = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"{path} cannot be read: expected {wanted} ({words})") from error
@@ -188,4 +203,5 @@ def _problem(name: object, tensor: object) -> str | None:
         return f"a tensor {name!r} of {tensor.dtype}, {tensor.layout}"
     if tensor.numel() == 0:
         return f"an empty tensor {name!r}"
-    return None if bool(tensor.isfinite().all()) else f"NaN or Inf in {name!r}"
+    finite = bool(tensor.float().isfinite().all())
+    return None if finite else f"NaN or Inf in {name!r}, as fp32"

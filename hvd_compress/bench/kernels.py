@@ -206,7 +206,6 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
     )
     bits, scale = native.sign_accumulate(grad, residual.clone())
     out.zero_()
-    yield Case("sign_settle", None, _bind(native.sign_settle, residual, one), _bind(_torch_settle, residual), restore)
     yield Case(
         "sign_add",
         None,
@@ -433,10 +432,6 @@ def _torch_sign(grad: torch.Tensor, residual: torch.Tensor) -> object:
     signs = residual.sign()
     residual.sub_(signs, alpha=float(scale))
     return signs
-
-
-def _torch_settle(residual: torch.Tensor) -> object:
-    return residual.sub_(residual.sign())
 
 
 def _torch_sign_add(bits: torch.Tensor, scale: float, out: torch.Tensor) -> object:

@@ -9,13 +9,20 @@ from dataclasses import dataclass
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.buckets.real import gradient_dtype, gradient_shape
+from hvd_compress.errors import UnsupportedError
 
 Kind = tuple[torch.dtype, str]
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
 class Slot:
-    """What the plan needs to know of one parameter; `place` tells devices of this rank apart, the same on all ranks."""
+    """What the plan needs to know of one parameter's gradient, as it travels.
+
+    `place` tells devices of this rank apart, the same on all ranks, and complex gradients from real ones: in buckets of
+    their own each begins at an even element.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -45,14 +52,26 @@ def slots_of(parameters: Mapping[str, torch.Tensor]) -> tuple[dict[str, Slot], d
     """Return what a plan of buckets needs to know of parameters, and the device of each place.
 
     Devices are named by the order in which parameters lie on them: ranks use GPUs of different numbers.
+
+    Raises:
+        UnsupportedError: gradients of a dtype that cannot be exchanged.
     """
     devices = dict.fromkeys(parameter.device for parameter in parameters.values())
-    places = {
+    numbered = {
         device: device.type if device.type == "cpu" else f"{device.type} {number}"
         for number, device in enumerate(devices)
     }
-    slots = {name: Slot(tuple(p.shape), p.dtype, places[p.device]) for name, p in parameters.items()}
-    return slots, {place: device for device, place in places.items()}
+    slots, places = {}, {}
+    for name, parameter in parameters.items():
+        if gradient_dtype(parameter) not in _DTYPES:
+            raise UnsupportedError(
+                f"parameter {name!r} has gradients of {parameter.dtype}; what is exchanged are those of float16, "
+                "bfloat16, float32, float64 and complex numbers of these"
+            )
+        place = numbered[parameter.device] + (" complex" if parameter.is_complex() else "")
+        slots[name] = Slot(gradient_shape(parameter), gradient_dtype(parameter), place)
+        places[place] = parameter.device
+    return slots, places
 
 
 @dataclass(frozen=True)

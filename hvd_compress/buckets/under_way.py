@@ -27,6 +27,6 @@ class UnderWay(torch.Tensor):
         )
 
 
-def stand_in(parameter: torch.Tensor) -> torch.Tensor:
-    """Return what is put into the place of the parameter's gradient."""
-    return torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape).as_subclass(UnderWay)
+def stand_in(gradient: torch.Tensor) -> torch.Tensor:
+    """Return what is put into the place of a gradient."""
+    return torch.zeros((), dtype=gradient.dtype, device=gradient.device).expand(gradient.shape).as_subclass(UnderWay)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pickle
 import sys
 from pathlib import Path
 
@@ -15,11 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from hvd_compress import native
+from hvd_compress.bench.inputs import read_tensor
 from hvd_compress.bench.kernels import REFERENCE_NUMEL, Figure, estimated_s, gradients, kernel_names, measure
 from hvd_compress.bench.machine import machine
 from hvd_compress.cli.bench_compressors import compressors
 from hvd_compress.cli.bench_planner import planner
-from hvd_compress.cli.numbers import elements
+from hvd_compress.cli.numbers import ROUNDS, THREADS, elements
 
 SIZES = (65_536, 1_048_576, REFERENCE_NUMEL)
 FULL_SIZES = (*SIZES, 100_000_000)
@@ -54,7 +54,7 @@ command.add_command(planner)
     help="Elements, such as 25.6M; may be repeated.",
 )
 @click.option("--kernel", "wanted", multiple=True, help="Only these: names, with commas between, or repeated.")
-@click.option("--threads", "thread_counts", multiple=True, type=click.IntRange(min=1), help="May be repeated.")
+@click.option("--threads", "thread_counts", multiple=True, type=THREADS, help="May be repeated.")
 @click.option("--data", "kinds", multiple=True, type=click.Choice(["normal", "laplace"]), help="May be repeated.")
 @click.option(
     "--gradients",
@@ -62,7 +62,7 @@ command.add_command(planner)
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A tensor from torch.save.",
 )
-@click.option("--repetitions", type=click.IntRange(min=1), help="Medians of so many, 5 by default; torch gets 1 or 3.")
+@click.option("--repetitions", type=ROUNDS, help="Medians of so many, 5 by default; torch gets 1 or 3.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def kernels(
     full: bool,
@@ -84,7 +84,7 @@ def kernels(
     """
     if file and kinds:
         raise click.UsageError("--gradients takes the place of --data: give one of them")
-    chosen = _chosen(wanted)
+    chosen, saved = _chosen(wanted), read_tensor(file) if file else None
     sizes = sizes or (FULL_SIZES if full else SIZES)
     kinds = ("saved",) if file else kinds or (("normal", "laplace") if full else ("normal",))
     thread_counts = thread_counts or (1, 2)
@@ -95,7 +95,7 @@ def kernels(
         click.echo(f"{machine()}; medians of {repetitions}; times in ms, ! marks what misses its bound")
     for size in sizes:
         for kind in kinds:
-            grad = _saved(file, size) if file else gradients(kind, size)
+            grad = gradients(kind, size) if saved is None else _repeated(saved, size)
             for threads in thread_counts:
                 found = []
                 for figure in measure(grad, kind, threads, repetitions, chosen):
@@ -137,16 +137,8 @@ def _announce(
     )
 
 
-def _saved(file: Path, size: int) -> torch.Tensor:
-    try:
-        saved = torch.load(file, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
-        raise click.BadParameter(f"{file} was not made by torch.save: {error}".splitlines()[0]) from error
-    usable = isinstance(saved, torch.Tensor) and saved.layout is torch.strided and saved.numel() > 0
-    if not usable or not saved.is_floating_point() or not bool(saved.isfinite().all()):
-        raise click.BadParameter(f"{file} must hold one dense tensor of finite numbers")
-    flat: torch.Tensor = saved.detach().reshape(-1).float()
-    return flat.repeat(-(-size // flat.numel()))[:size].contiguous()
+def _repeated(saved: torch.Tensor, size: int) -> torch.Tensor:
+    return saved.repeat(-(-size // saved.numel()))[:size].contiguous()
 
 
 def _print(figures: list[Figure]) -> None:

@@ -23,6 +23,7 @@ from hvd_compress.bench.inputs import SHAPES, Gradients, read_gradient, read_sha
 from hvd_compress.bench.machine import machine
 from hvd_compress.bench.timing import fixed_threads
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.cli.numbers import ROUNDS, THREADS
 from hvd_compress.compression.named import NEEDED, names, request_of
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -37,8 +38,8 @@ WIDTH = 120
 @click.option("--shapes", metavar="SHAPES", help="Such as 1024x1024,1000. By default the last layers of ResNet-50.")
 @click.option("--compressions", metavar="NAMES", help="Only these, with commas between; `hvd-compress list` has all.")
 @click.option("--ranks", type=click.IntRange(1, 64), default=4, show_default=True, help="How many are simulated.")
-@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Steps that count.")
-@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of torch and the kernels.")
+@click.option("--rounds", type=ROUNDS, default=5, show_default=True, help="Steps that count.")
+@click.option("--threads", type=THREADS, default=1, show_default=True, help="Of torch and the kernels.")
 @click.option(
     "--noise",
     type=click.FloatRange(0.0, 1e6),

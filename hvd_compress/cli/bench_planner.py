@@ -18,6 +18,7 @@ from rich.text import Text
 from hvd_compress.bench.machine import machine
 from hvd_compress.bench.planner import TIMELINE_BOUND_S, Figure, measure, setup_s
 from hvd_compress.bench.testbeds import TESTBEDS, WORK, compressor, system
+from hvd_compress.cli.numbers import RANKS, ROUNDS
 from hvd_compress.errors import ConfigError
 from hvd_compress.planner.profiles import ModelProfile, read
 
@@ -37,8 +38,8 @@ TENSORS = 314
 )
 @click.option("--compressor", "name", type=click.Choice(list(WORK)), default="dgc", show_default=True)
 @click.option("--testbed", type=click.Choice(list(TESTBEDS)), default="nvlink-100g", show_default=True)
-@click.option("--gpus", type=click.IntRange(min=1), default=64, show_default=True, help="8 a host.")
-@click.option("--rounds", type=click.IntRange(min=1), default=9, show_default=True, help="Medians are of this number.")
+@click.option("--gpus", type=RANKS, default=64, show_default=True, help="8 a host.")
+@click.option("--rounds", type=ROUNDS, default=9, show_default=True, help="Medians are of this number.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def planner(traces: Path | None, name: str, testbed: str, gpus: int, rounds: int, as_json: bool) -> None:
     """Time planning on one core, beside Tables 5 and 6 of Espresso's paper.

@@ -8,7 +8,7 @@ import click
 
 from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.cli.numbers import elements
+from hvd_compress.cli.numbers import RANKS, elements
 from hvd_compress.cli.numbers import ratio as ratio_of
 from hvd_compress.compressors import Cast, Compressor, TopK
 from hvd_compress.cost.formulas import Formulas
@@ -29,7 +29,7 @@ DEFAULT = (
     "--numel", required=True, type=elements, metavar="NUMBER", help="Elements of the bucket, or of the model: 25.6M."
 )
 @click.option("--ratio", required=True, type=ratio_of, metavar="RATIO", help="k / numel, in (0, 1]: 0.01 or 1%.")
-@click.option("--world-size", required=True, type=click.IntRange(min=1), help="Number of ranks.")
+@click.option("--world-size", required=True, type=RANKS, help="Number of ranks.")
 @click.option("--latency", required=True, help="Of one message, with its unit: 1ms.")
 @click.option("--bandwidth", required=True, help="Of one rank's link, with its unit: 5gbit.")
 @click.option("--candidates", help="Comma-separated, such as allgather,artopk-ring,parameter-server.")

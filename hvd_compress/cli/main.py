@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from hvd_compress import __version__
-from hvd_compress.errors import HvdCompressError
+from hvd_compress.errors import HvdCompressError, shortened
 
 # Each name is a module here that holds the command as `command`.
 COMMANDS = {
@@ -35,7 +35,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except HvdCompressError as error:
-            raise Refusal(str(error)) from error
+            raise Refusal(shortened(str(error))) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 
 import click
 
-from hvd_compress.errors import CommunicationError, HvdCompressError
+from hvd_compress.errors import CommunicationError, HvdCompressError, shortened
 from hvd_compress.netlab import Lab, Schedule, places
 from hvd_compress.netlab.lab import change
 
@@ -127,5 +127,5 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except HvdCompressError as error:
-        click.echo(f"Error: {error}", err=True)
+        click.echo(f"Error: {shortened(str(error))}", err=True)
         sys.exit(1 if isinstance(error, CommunicationError) else 2)

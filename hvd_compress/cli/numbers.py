@@ -9,6 +9,8 @@ from typing import Any
 import click
 
 MOST = 2**63
+RANKS, ROUNDS, THREADS = click.IntRange(1, 1 << 20), click.IntRange(1, 1_000_000), click.IntRange(1, 4096)
+"""Up to what nobody has, and nobody would wait for."""
 _FACTORS = {"K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,18 +19,23 @@ def require_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path]) 
 
     Raises ConfigError where one cannot be written, or is an input of the command or another of its outputs.
     """
-    read = {path.resolve() for path in inputs}
-    options: dict[Path, str] = {}
+    read = {_place(path) for path in inputs}
+    options: dict[str, str] = {}
     for option, path in outputs.items():
         if path is None:
             continue
-        place = path.resolve()
+        place = _place(path)
         if place in read:
             raise ConfigError(f"{option} {path} is an input of this command, and would be replaced: name another file")
         if place in options:
             raise ConfigError(f"{options[place]} and {option} are the same file, {path}: name two")
         options[place] = option
         _require_writable(option, path)
+
+
+def _place(path: Path) -> str:
+    """Return where a path leads; Path.resolve() raises RuntimeError for a link to itself."""
+    return os.path.realpath(path)
 
 
 def _require_writable(option: str, path: Path) -> None:

@@ -47,8 +47,15 @@ def compare(plan: Path, timeline: Path, profile: Path | None, picture: Path | No
     require_outputs({"--picture": picture}, [plan, timeline, *files.values()])
     if picture is not None:
         require_picture(picture)
-    inputs = Inputs.read(files)
-    problem, strategy = strategy_of(found, inputs)
+    try:
+        inputs = Inputs.read(files)
+    except PlanError as error:
+        named = "" if profile else f"; {plan} names it, and --profile DIR says where the profile is now"
+        raise PlanError(f"{error}{named}") from None
+    try:
+        problem, strategy = strategy_of(found, inputs)
+    except PlanError as error:
+        raise PlanError(f"{plan}: {error}") from None
     predicted = step_boxes(problem, strategy)
     steps = _steps(read_timeline(timeline), problem, timeline)
     _check_plan(steps, problem, found, timeline)

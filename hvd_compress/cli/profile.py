@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from hvd_compress.cli import descendants
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, PlanError
 from hvd_compress.settings import MOST_STEPS
 
 POLL_S = 0.2
@@ -24,7 +24,8 @@ END_S = 60.0
 NOT_SEEN = (
     "no optimizer of hvd_compress.torch with a compression of this package, and no model after hvd_compress.ddp's "
     "compress(), has begun to exchange gradients. Where ranks run on other hosts, mpirun passes variables with -x "
-    "HVD_COMPRESS_PROFILE -x HVD_COMPRESS_PROFILE_STEPS -x HVD_COMPRESS_PROFILE_SKIP -x HVD_COMPRESS_PROFILE_COMPRESSOR"
+    "HVD_COMPRESS_PROFILE -x HVD_COMPRESS_PROFILE_STEPS -x HVD_COMPRESS_PROFILE_SKIP "
+    "-x HVD_COMPRESS_PROFILE_COMPRESSOR -x HVD_COMPRESS_PROFILE_RUN"
 )
 
 
@@ -54,10 +55,11 @@ def command(steps: int, skip: int, compressor: str, stop: bool, folder: Path, pr
         from hvd_compress.profiler.compressor import require_payloads
 
         require_payloads(compressor_named(compressor))
-    variables = {"": str(folder.resolve()), "_STEPS": str(steps), "_SKIP": str(skip), "_COMPRESSOR": compressor}
-    environment = {**os.environ, **{f"HVD_COMPRESS_PROFILE{name}": value for name, value in variables.items()}}
-    with _claimed(folder):
-        files = Files(folder)
+    variables = {"": os.path.abspath(folder), "_STEPS": str(steps), "_SKIP": str(skip), "_COMPRESSOR": compressor}
+    with _claimed(folder) as run:
+        variables["_RUN"] = run
+        environment = {**os.environ, **{f"HVD_COMPRESS_PROFILE{name}": value for name, value in variables.items()}}
+        files = Files(folder, run)
         status, stopped = _run(program, environment, files, stop)
         if not files.complete:
             click.echo(f"Error: no profile: {files.obstacle(skip + steps, status)}", err=True)
@@ -67,41 +69,54 @@ def command(steps: int, skip: int, compressor: str, stop: bool, folder: Path, pr
 
 
 @contextmanager
-def _claimed(folder: Path) -> Iterator[None]:
-    """In the block no other run of this command has the folder, nor had a job before. Raises ConfigError."""
+def _claimed(folder: Path) -> Iterator[str]:
+    """In the block no other run of this command has the folder, nor had a job before; yield the id of this one.
+
+    Raises ConfigError.
+    """
     from hvd_compress.planner.profiles import PROGRESS
     from hvd_compress.profiler.folder import COMMAND, RUN, Claim
 
-    with Claim(folder, COMMAND):
-        Claim(folder, RUN).release()  # the job that is run takes it
+    with Claim(folder, COMMAND) as own:
+        Claim(folder, RUN, own.run).release()  # the job that is run takes it
         try:
-            yield
+            yield own.run
         finally:
-            with suppress(OSError):
-                (folder / PROGRESS).unlink()
-            if (folder / RUN).exists():  # that of a job that was ended
-                with suppress(ConfigError):
-                    Claim(folder, RUN).release()
+            if own.holds:
+                with suppress(OSError):
+                    (folder / PROGRESS).unlink()
+                if (folder / RUN).exists():  # that of a job that was ended
+                    with suppress(ConfigError):
+                        Claim(folder, RUN, own.run).release()
 
 
 class Files:
     """The files of a profile, of which some may be of an earlier run."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises ConfigError where files cannot be written there."""
+    def __init__(self, folder: Path, run: str) -> None:
+        """`run`: the id of this command. Raises ConfigError where files cannot be written there."""
         from hvd_compress.planner.profiles import MODEL, PROGRESS
 
         self._folder, self._model, self._progress = folder, folder / MODEL, folder / PROGRESS
+        self._run = run
         try:
             self._progress.unlink(missing_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot write to the folder {folder}: {error.strerror}") from None
-        self._before = self._stamp()
+        self._before = self._seen = self._stamp()
+        self._complete = False
 
     @property
     def complete(self) -> bool:
-        """Whether this run has written all of them: the model is the last one, and then the progress ends."""
-        return self._stamp() not in (None, self._before) and not self._progress.exists()
+        """Whether the job of this command has written all of them: the model is the last one."""
+        from hvd_compress.planner.profiles import ModelProfile, read
+        from hvd_compress.profiler.folder import is_of
+
+        if (stamp := self._stamp()) != self._seen:
+            self._seen, self._complete = stamp, False
+            with suppress(PlanError):
+                self._complete = is_of(read(self._model, ModelProfile).run, self._run)
+        return self._complete
 
     def obstacle(self, steps: int, status: int) -> str:
         """Return in words why a run of a number of steps, which ended with an exit code, has no profile."""
@@ -109,12 +124,17 @@ class Files:
 
         try:
             said = json.loads(self._progress.read_text())
-            seen, steps, told = said["steps"], said["of"], said.get("obstacle", "")
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            seen, of, told = said["steps"], said["of"], said.get("obstacle", "")
+            if not (isinstance(seen, int) and isinstance(of, int) and isinstance(told, str) and 0 <= seen <= of):
+                raise ValueError
+            steps = of
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):  # not from a job of ours
             seen, told = 0, NOT_SEEN
         with suppress(OSError):
             self._progress.unlink()
         words = f"{seen} of {steps} steps were seen"
+        if self._seen not in (None, self._before):
+            return f"{words}, and another run has written into the folder {self._folder}: name another with -o"
         if why := unwritable(self._folder):
             return f"{words}, and the folder {self._folder} cannot be written any more ({why}): name another with -o"
         if status and told in ("", NOT_SEEN):

@@ -12,8 +12,9 @@ import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from hvd_compress.cli.outputs import PICTURES
+from hvd_compress.cli.outputs import PICTURES, require_outputs
 from hvd_compress.events.history import Event, read
 from hvd_compress.events.plot import draw
 
@@ -28,6 +29,7 @@ def command(log: Path, out: Path | None) -> None:
     events = read(log)
     picture = out or log.with_suffix(".png")
     picture = picture if picture.suffix else picture.with_suffix(".png")
+    require_outputs({"--out": picture}, [log])
     draw(events, picture)
     Console().print(_summary(events))
     click.echo(f"wrote {picture}")
@@ -57,7 +59,8 @@ def _summary(events: Sequence[Event]) -> Table:
         figures = [_shown(1e3 * seconds, 2), _shown(1e3 * event.predicted_s, 2)]
         figures += [_shown(sent, 3)] if counted else []
         bucket = str(event.bucket) if event.bucket >= 0 else ""
-        table.add_row(str(event.step), bucket, what, *figures, event.reason)
+        words = (str(event.step), bucket, what, *figures, event.reason)
+        table.add_row(*map(Text, words))  # Text, as a log may contain what rich takes for markup
     return table
 
 

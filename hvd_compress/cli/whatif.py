@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from hvd_compress.cli.numbers import elements
+from hvd_compress.cli.numbers import RANKS, elements
 from hvd_compress.cli.numbers import ratio as ratio_of
 from hvd_compress.cli.outputs import PICTURES
 from hvd_compress.cli.whatif_report import answers, show
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
     from hvd_compress.compressors import Compressor
 
 FILE = click.Path(path_type=Path)
+_FILES = {ModelProfile: profiles.MODEL, SystemProfile: profiles.SYSTEM, CompressorProfile: profiles.COMPRESSOR}
 
 
 @click.command("whatif")
 @click.argument("model", type=FILE)
-@click.option("--world-size", type=click.IntRange(min=1), help="Number of ranks.")
+@click.option("--world-size", type=RANKS, help="Number of ranks.")
 @click.option(
     "--bandwidth",
     metavar="BITS_PER_S",
@@ -68,11 +70,13 @@ def command(model: Path, as_json: bool, plots: Path | None, **options: Any) -> N
     The model is that of Agarwal et al., section 4.2.4: dense gradients travel beside the backward pass, compressed ones
     behind it, in rings. No GPU, cluster or network is needed.
     """
-    profile = profiles.read(_in_folder(model, "model"), ModelProfile)
+    read: dict[Path, profiles.AnyProfile] = {}
+    profile = _read(model, ModelProfile, read)
     backward = parse_latency(options["backward"], "backward", "240ms") if options["backward"] else None
     training = training_of(profile, backward, options["bucket_mb"] * (1 << 20), options["gamma"])
-    name, compression = _compression(profile, training, options)
-    case = Case(training, _network(options), compression)
+    name, compression = _compression(profile, training, options, read)
+    case = Case(training, _network(options, read), compression)
+    profiles.require_one_run(read)
     pictures = []
     if plots is not None:
         from hvd_compress.whatif.plot import draw
@@ -86,19 +90,21 @@ def command(model: Path, as_json: bool, plots: Path | None, **options: Any) -> N
         click.echo(f"wrote {picture}")
 
 
-def _in_folder(path: Path, name: str) -> Path:
-    """Return the file itself, or the one of a profile's folder, as `plan make` takes it."""
-    return path / profiles.NAMES[name] if path.is_dir() else path
+def _read(path: Path, kind: type[profiles.Profile], read: dict[Path, profiles.AnyProfile]) -> profiles.Profile:
+    """Return the profile in a file, or of its kind in a profile's folder, and add it to what was `read`."""
+    file = path / _FILES[kind] if os.path.isdir(path) else path
+    read[file] = found = profiles.read(file, kind)
+    return found
 
 
-def _network(options: dict[str, Any]) -> Formulas:
+def _network(options: dict[str, Any], read: dict[Path, profiles.AnyProfile]) -> Formulas:
     given = [
         f"--{each.replace('_', '-')}" for each in ("world_size", "bandwidth", "latency") if options[each] is not None
     ]
     if options["system"] is not None:
         if given:
             raise click.UsageError(f"--system says what {given[0]} says: give one of them")
-        return network_of(profiles.read(_in_folder(options["system"], "system"), SystemProfile))
+        return network_of(_read(options["system"], SystemProfile, read))
     if options["world_size"] is None or options["bandwidth"] is None:
         raise click.UsageError("which network? Give --world-size and --bandwidth, or --system")
     return Formulas(
@@ -106,7 +112,9 @@ def _network(options: dict[str, Any]) -> Formulas:
     )
 
 
-def _compression(profile: ModelProfile, training: Training, options: dict[str, Any]) -> tuple[str, Compression]:
+def _compression(
+    profile: ModelProfile, training: Training, options: dict[str, Any], read: dict[Path, profiles.AnyProfile]
+) -> tuple[str, Compression]:
     """Return its name and what it does."""
     asked = [each for each in ("compressor", "payload", "compressor_profile") if options[each] is not None]
     if len(asked) != 1:
@@ -133,9 +141,9 @@ def _compression(profile: ModelProfile, training: Training, options: dict[str, A
         return options["compressor"], Compression(payloads, encode, decode)
     if options["encode"] or options["decode"]:
         raise click.UsageError("--compressor-profile has the times: leave out --encode and --decode")
-    measured = profiles.read(_in_folder(options["compressor_profile"], "compressor"), CompressorProfile)
+    measured = _read(options["compressor_profile"], CompressorProfile, read)
     numel = sum(tensor.numel for tensor in profile.tensors)
-    compressor = _built(measured.compressor)
+    compressor = _built(measured.compressor, options["compressor_profile"])
     summable = is_summable(compressor) or is_summed_by_owners(compressor)
     return measured.compressor["name"], compression_of(measured, numel, summable, options["device"])
 
@@ -144,10 +152,10 @@ def _payload_bytes(text: str, training: Training) -> float:
     return ratio_of(text) * training.gradient_bytes if text.endswith("%") else float(elements(text))
 
 
-def _built(settings: dict[str, Any]) -> Compressor:
+def _built(settings: dict[str, Any], path: Path) -> Compressor:
     from hvd_compress.policies.plan_settings import compressor_of
 
     try:
         return compressor_of(settings)
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(f"{path}: compressor: {error}") from None

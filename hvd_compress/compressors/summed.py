@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -23,3 +24,10 @@ def sum_of(payloads: Sequence[Payload], name: str, numel: int) -> torch.Tensor:
     for payload in payloads[1:]:
         total = total + payload[name]
     return total
+
+
+def headroom(scale: float) -> float:
+    """Return what the terms of a sum are multiplied by, so that it does not leave their range where `scale` times the
+    sum does not: the largest power of two up to `scale`, and at most 1. But for denormal numbers it rounds nothing.
+    """
+    return min(1.0, 2.0 ** (math.frexp(scale)[1] - 1))

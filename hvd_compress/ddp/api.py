@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import weakref
 from collections.abc import Mapping
 from functools import partial
@@ -14,9 +15,12 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress import checkpoint, compression
+from hvd_compress.buckets.real import gradient_shape
 from hvd_compress.compressors import Cast
 from hvd_compress.ddp.hook import GradBucket, GradientHook, Result
 from hvd_compress.decision import Decision, Request
+from hvd_compress.eagerly import eagerly
+from hvd_compress.engines.leave import at_end
 from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.profiler.job import profiled_once
@@ -48,10 +52,10 @@ def compress(model: DistributedDataParallel, compression: Request) -> Distribute
     A module that is wrapped and compressed again is the new model's, and the old one refuses to run. All processes of
     the job compress as many models, also where a model belongs to some of them: torch counts process groups in their
     names. Each model keeps a process group until the job ends. After an error in an exchange the model's next forward
-    pass raises CommunicationError.
+    pass raises CommunicationError, and after a conversion of its parameters, which DDP does not see, UsageError.
 
     Args:
-        model: wrapped in DistributedDataParallel, over gloo, nccl or mpi.
+        model: wrapped in DistributedDataParallel, over gloo, nccl or mpi; also what torch.compile makes of that.
         compression: what a function of `Compression` returns. Its `engine` is "torch" by default; "mpi" and "horovod"
             take a job that one of them started, with the same ranks.
 
@@ -63,6 +67,7 @@ def compress(model: DistributedDataParallel, compression: Request) -> Distribute
         UsageError: the model has a communication hook already.
         UnsupportedError: sparse gradients, or a compression that needs the optimizer (gain="rollout").
     """
+    compiled, model = model, _wrapped(model)
     _check(model, compression)
     of_all = dist.get_world_size(model.process_group) == dist.get_world_size()
     with profiled_once(Settings.from_environment(), of_all) as settings:
@@ -71,9 +76,9 @@ def compress(model: DistributedDataParallel, compression: Request) -> Distribute
     if model.module not in _wrapper_of:
         model.module.register_forward_pre_hook(_refuse_another_wrapper)
     _hooks[model], _wrapper_of[model.module] = hook, weakref.ref(model)  # an earlier wrapper is refused from now on
-    model.register_forward_pre_hook(_refuse_after_failure)
-    weakref.finalize(model, hook.session.close)
-    return model
+    model.register_forward_pre_hook(_require_working)
+    at_end(model, hook.session.close)
+    return compiled
 
 
 def last_step(model: DistributedDataParallel) -> StepReport | None:
@@ -112,7 +117,8 @@ def load_state_dict(model: DistributedDataParallel, state: Mapping[str, Any]) ->
         UsageError: the model is not compressed.
     """
     session = _hook_of(model).session
-    numels = {name: parameter.numel() for name, parameter in model.module.named_parameters()}  # frozen ones, too
+    named = _wrapped(model).module.named_parameters()  # frozen ones, too
+    numels = {name: math.prod(gradient_shape(parameter)) for name, parameter in named}
     checkpoint.load(session, state, numels, *_place(model))
 
 
@@ -157,7 +163,7 @@ _exchange.__annotations__.clear()  # DDP compares them with the types themselves
 
 
 def _hook_of(model: DistributedDataParallel) -> GradientHook:
-    hook = _hooks.get(model) if isinstance(model, torch.nn.Module) else None
+    hook = _hooks.get(_wrapped(model)) if isinstance(model, torch.nn.Module) else None
     if hook is None:
         raise UsageError(
             f"this {type(model).__name__} is not compressed: pass the DistributedDataParallel that compress() was "
@@ -166,15 +172,26 @@ def _hook_of(model: DistributedDataParallel) -> GradientHook:
     return hook
 
 
+def _wrapped(model: Any) -> Any:
+    """Return the model that was compiled, or else the model itself."""
+    return getattr(model, "_orig_mod", model)
+
+
 def _place(model: DistributedDataParallel) -> tuple[int, int]:
-    return dist.get_rank(model.process_group), dist.get_world_size(model.process_group)
+    group = _wrapped(model).process_group
+    return dist.get_rank(group), dist.get_world_size(group)
 
 
 def _check(model: Any, asked: Any) -> None:
     if not isinstance(model, DistributedDataParallel):
+        first = (
+            ""
+            if dist.is_available() and dist.is_initialized()
+            else "launch the program with torchrun, call torch.distributed.init_process_group(), then "
+        )
         raise ConfigError(
-            f"compress() takes a model that is wrapped: model = DistributedDataParallel(model), then "
-            f"compress(model, ...); this is a {type(model).__name__}"
+            f"compress() takes a model that is wrapped, and this is a {type(model).__name__}: {first}model = "
+            "DistributedDataParallel(model), then compress(model, ...)"
         )
     if not isinstance(asked, Request):
         what = f"Compression.{asked.__name__}" if inspect.isfunction(asked) else repr(asked)
@@ -210,12 +227,14 @@ def _reduced(model: DistributedDataParallel) -> dict[str, torch.Tensor]:
     return {n: p for n, p in model.module.named_parameters() if p.requires_grad and n not in ignored}
 
 
-def _refuse_after_failure(model: torch.nn.Module, _: Any) -> None:
-    """DDP itself would say that an assertion within torch failed."""
+@eagerly
+def _require_working(model: torch.nn.Module, _: Any) -> None:
+    """After a failure DDP itself would say that an assertion within torch failed."""
     if torch.is_grad_enabled() and model in _hooks:
         _hooks[model].require_working()
 
 
+@eagerly
 def _refuse_another_wrapper(module: torch.nn.Module, _: Any) -> None:
     """DDP has no word for who calls its module: another wrapper over it would reduce without compression, unseen."""
     own = _wrapper_of.get(module)

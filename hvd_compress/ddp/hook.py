@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import slots_of
+from hvd_compress.ddp.accumulators import Accumulators
+from hvd_compress.ddp.regroup import Filled, cut_as, put_back, regrouped
 from hvd_compress.decision import Request, check_devices
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
 from hvd_compress.profiler.job import JobProfile
+from hvd_compress.replicas import ReplicaCheck
 from hvd_compress.session import ExchangeSession
 from hvd_compress.settings import Settings
 
@@ -31,6 +35,9 @@ class GradBucket(Protocol):
 
 
 Result = torch.futures.Future[torch.Tensor]
+
+FIRST_CUT_STEPS = 2
+"""DDP cuts its buckets anew after the first step, and where its graph is static after the second."""
 
 
 class GradientHook:
@@ -66,15 +73,18 @@ class GradientHook:
             ConfigError, UnsupportedError, UsageError: as check_devices().
         """
         check_devices(parameters, request)
+        self._accumulators = Accumulators(parameters)
         self._parameters = dict(parameters)  # holds what _names tells apart by id
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._slots, self._devices = slots_of(parameters)
-        self.session = ExchangeSession(request, settings, connect, arrivals=arrivals)
+        self.session = ExchangeSession(self._slots, request, settings, connect, arrivals=arrivals)
+        self.session.replicas = ReplicaCheck(self._parameters, settings.check_every)
         if settings.profile is not None:
             self.session.profiling = JobProfile(self._parameters, settings.profile, request, settings.calibration_s)
-        self._layouts: dict[tuple[int, ...], Layout] = {}  # by the ids of their parameters
-        self._step: list[tuple[Layout, torch.Tensor, Result]] = []  # the buckets of this step so far
+        self._cuts: dict[tuple[int, ...], tuple[Layout, list[Strides]]] = {}  # by the ids of their parameters
+        self._step: list[_Taken] = []  # the buckets of this step so far
         self._held = False  # whether one of them was not known
+        self._steps = 0
         self._opened, self._leaves_out, self._options = False, leaves_out, options
         self._failure: str | None = None
 
@@ -100,25 +110,40 @@ class GradientHook:
         )
 
     def require_working(self) -> None:
-        """Raise CommunicationError after an error: DDP's own state is that of a step that was taken by halves."""
+        """A forward pass begins: raise what keeps its gradients from being exchanged.
+
+        Raises:
+            CommunicationError: after an error. DDP's own state is that of a step that was taken by halves.
+            UsageError: a parameter was converted after DDP has wrapped it, so that DDP does not see its gradients.
+        """
         if self._failure is not None:
             raise CommunicationError(
                 f"nothing is exchanged any more, since an earlier exchange failed: {self._failure}"
             )
+        if replaced := self._accumulators.replaced():
+            raise UsageError(
+                f"{len(replaced)} parameters were converted after DistributedDataParallel had wrapped them, "
+                f"{replaced[0]!r} first, as model.half(), double() or to(device) do: DDP does not see their gradients "
+                "any more, and each rank would train by itself. Convert a module before it is wrapped, or wrap it and "
+                "call compress() anew, on every rank"
+            )
 
     def _take(self, bucket: GradBucket) -> Result:
-        number, flat = bucket.index(), bucket.buffer()
+        number, buffer = bucket.index(), bucket.buffer()
         if number == 0:
             self._begin()
-        layout, known = self._layout(bucket), self.session.layouts
-        future = Result(devices=[flat.device] if flat.is_cuda else [])
-        self._step.append((layout, flat, future))
+        layout, strides = self._cut(bucket)
+        known = self.session.layouts
+        taken = _Taken(
+            layout, _real(buffer), strides, buffer, Result(devices=[buffer.device] if buffer.is_cuda else [])
+        )
+        self._step.append(taken)
         self._held = self._held or number >= len(known) or known[number] != layout
         if not self._held and not self.session.holds_back:
-            self._submit(number, flat)
+            self._submit(number, taken.flat)
         if bucket.is_last():
             self._finish()
-        return future
+        return taken.future
 
     def _begin(self) -> None:
         self._step, self._held = [], False
@@ -126,73 +151,110 @@ class GradientHook:
 
     def _finish(self) -> None:
         """All buckets are there: send what was held, wait for all, and give DDP the results."""
+        own = buckets = [(taken.layout, taken.flat) for taken in self._step]
         if self._held or len(self._step) != len(self.session.layouts):
-            self._plan([layout for layout, _, _ in self._step])
-        for number, (_, flat, _) in enumerate(self._step):
+            if not self._opened:
+                self.session.open([n for layout, _ in own for n in layout.names], options=self._options)
+                self._opened = True
+            buckets = self._as_resumed(own)
+            self.session.set_buckets([layout for layout, _ in buckets], self._devices)
+        self._steps += 1
+        for number, (_, flat) in enumerate(buckets):
             if not self.session.is_launched(number):
                 self._submit(number, flat)
-        self.session.end_step()
-        for _, flat, future in self._step:
-            future.set_result(flat)
         in_backward = torch._C._current_graph_task_id() != -1  # not where join() lets a rank that is done take part
+        if self.session.replicas is not None:
+            self.session.replicas.is_replica = in_backward
+        self.session.end_step()
+        if buckets is not own:
+            put_back(buckets, own)
+        for taken in self._step:
+            taken.future.set_result(taken.buffer)
         if in_backward and self._leaves_out():
-            results = [(layout, flat) for layout, flat, _ in self._step]
-            engine = torch.autograd.Variable._execution_engine
+            results, engine = self._step, torch.autograd.Variable._execution_engine
             # DDP ends the backward pass in a callback that is queued after this one: another one follows it.
             engine.queue_callback(lambda: engine.queue_callback(lambda: self._give(results)))
         self._step = []
 
+    def _as_resumed(self, own: list[Filled]) -> list[Filled]:
+        """Return this step's buckets, cut as before the checkpoint that was loaded until DDP has cut them anew.
+
+        What is rounded in blocks depends on the cut.
+        """
+        layouts = [layout for layout, _ in own]
+        wanted = cut_as(self.session.resumes_with, layouts) if self._steps < FIRST_CUT_STEPS else None
+        return own if wanted is None or wanted == layouts else regrouped(own, wanted)
+
     @torch.no_grad()
-    def _give(self, results: Sequence[tuple[Layout, torch.Tensor]]) -> None:
+    def _give(self, results: Sequence[_Taken]) -> None:
         """Give parameters their results where DDP does not, the same on all ranks, as results are.
 
         It leaves the gradient of a parameter that no rank has used as it is, and what earlier steps have not sent of it
-        would be lost.
+        would be lost. A parameter that was frozen while training stays as it is.
         """
-        for layout, flat in results:
-            for name, part in zip(layout.names, torch.split(flat, list(layout.segments)), strict=True):
+        for taken in results:
+            parts = torch.split(taken.flat, list(taken.layout.segments))
+            for name, part, strides in zip(taken.layout.names, parts, taken.strides, strict=True):
                 parameter = self._parameters[name]
-                result = _shaped(part, parameter)
+                if not parameter.requires_grad:
+                    continue
+                result = _shaped(part, parameter, strides)
                 if parameter.grad is None and bool(result.any()):
                     parameter.grad = result.clone()
                 elif parameter.grad is not None and not torch.equal(parameter.grad, result):
                     parameter.grad.copy_(result)
 
-    def _plan(self, layouts: Sequence[Layout]) -> None:
-        if not self._opened:
-            self.session.open(self._slots, [name for layout in layouts for name in layout.names], options=self._options)
-            self._opened = True
-        self.session.set_buckets(layouts, self._devices)
-
     def _submit(self, number: int, flat: torch.Tensor) -> None:
         self.session.mark_ready(number)
         self.session.submit(number, flat)
 
-    def _layout(self, bucket: GradBucket) -> Layout:
-        """Return which parameters lie in a bucket."""
+    def _cut(self, bucket: GradBucket) -> tuple[Layout, list[Strides]]:
+        """Return which parameters lie in a bucket, and the strides in which DDP holds each since it has cut them so."""
         parameters = bucket.parameters()
         key = tuple(map(id, parameters))
-        if key not in self._layouts:
+        if key not in self._cuts:
             if unknown := [tuple(p.shape) for p in parameters if id(p) not in self._names]:
                 raise ConfigError(
                     f"DDP reduces a parameter of shape {unknown[0]} that was frozen when compress() was called: freeze "
                     "and unfreeze parameters before the model is wrapped"
                 )
-            names = tuple(self._names[each] for each in key)
-            shapes = tuple(tuple(parameter.shape) for parameter in parameters)
-            layout = Layout(names, shapes, bucket.buffer().dtype, self._slots[names[0]].place)
-            if bucket.buffer().numel() != layout.numel:
+            names, flat = tuple(self._names[each] for each in key), _real(bucket.buffer())
+            shapes = tuple(self._slots[name].shape for name in names)
+            layout = Layout(names, shapes, flat.dtype, self._slots[names[0]].place)
+            if flat.numel() != layout.numel:
                 raise UnsupportedError(
-                    f"DDP's bucket of {layout.called} has {bucket.buffer().numel()} elements and its parameters have "
+                    f"DDP's bucket of {layout.called} has {flat.numel()} elements and its parameters have "
                     f"{layout.numel}: this version of torch, {torch.__version__}, packs them in another way"
                 )
-            self._layouts[key] = layout
-        return self._layouts[key]
+            self._cuts[key] = layout, [_strides(parameter) for parameter in parameters]
+        return self._cuts[key]
 
 
-def _shaped(part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a part of DDP's bucket as the gradient of a parameter, which it holds in the order of its memory."""
+Strides = tuple[int, ...] | None
+"""Of a gradient in DDP's bucket: those of a parameter that fills its memory; None where it is contiguous."""
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A bucket of this step: its gradients as real numbers, how they lie in it, and what DDP is to be given."""
+
+    layout: Layout
+    flat: torch.Tensor
+    strides: list[Strides]
+    buffer: torch.Tensor
+    future: Result
+
+
+def _real(buffer: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer
+
+
+def _strides(parameter: torch.Tensor) -> Strides:
     dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
-    if not dense:
-        return part.view(parameter.shape)
-    return part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())
+    return parameter.stride() if dense else None
+
+
+def _shaped(part: torch.Tensor, parameter: torch.Tensor, strides: Strides) -> torch.Tensor:
+    """Return a part of DDP's bucket as the gradient of a parameter, which it holds in the order of its memory."""
+    flat = torch.view_as_complex(part.view(-1, 2)) if parameter.is_complex() else part
+    return flat.view(parameter.shape) if strides is None else flat.as_strided(parameter.shape, strides)

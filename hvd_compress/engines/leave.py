@@ -1,4 +1,4 @@
-"""Leaving a process whose collectives will never finish."""
+"""Leaving a process: what is left is ended while Python still works, and what will never finish ends with it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,35 @@ import atexit
 import os
 import signal
 import sys
+import weakref
 from collections.abc import Callable
 
 _ABORT_LIMIT_S = 10
+
+_left: list[weakref.finalize[..., object]] = []
+_aborts: list[Callable[[], object]] = []
+_process: int | None = None
+"""Whose exit it is: a process that it forks has neither its threads nor its place among the ranks."""
+_ending = False
+
+
+def at_end(owner: object, end: Callable[..., object], *arguments: object) -> Callable[[], object]:
+    """Call `end` when `owner` is dropped, when what this returns is called, or else when the process ends; once.
+
+    Unlike those of weakref.finalize, all such calls come before what was registered for the exit until the first of
+    them, such as the clean-ups of MPI and Horovod; the latest is the first. And one that finds a failure may call
+    fail_at_exit(): Python calls nothing that is registered while it leaves, and would then end daemon threads in the
+    middle of a collective, and with them the process (std::terminate).
+    """
+    global _process
+    finalizer = weakref.finalize(owner, end, *arguments)
+    finalizer.atexit = False
+    if _process != os.getpid():
+        _process = os.getpid()
+        _left.clear()
+        atexit.register(_end_all, _process)  # behind weakref's own handler, which lets no finalizer act any more
+    _left[:] = [*(each for each in _left if each.alive), finalizer]
+    return finalizer
 
 
 def fail_at_exit(abort: Callable[[], object]) -> None:
@@ -17,16 +43,34 @@ def fail_at_exit(abort: Callable[[], object]) -> None:
     Registered last, it runs before the clean-ups of MPI and Horovod, which wait for ranks that are gone, and after
     Python has printed the traceback of an uncaught exception. Exit handlers registered earlier do not run.
     """
+    _aborts.append(abort)
+    if not _ending:  # else _end_all() looks
+        atexit.register(_leave, os.getpid())
 
-    def leave() -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # `abort` may itself get stuck and hold the interpreter's lock; the kernel's alarm needs no lock.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(_ABORT_LIMIT_S)
+
+def _end_all(process: int) -> None:
+    global _ending
+    if process != os.getpid():
+        return
+    _ending = True
+    for finalizer in reversed(tuple(_left)):
         try:
-            abort()
-        finally:
-            os._exit(1)
+            finalizer()
+        except Exception:  # as of any exit handler: it is told, and the next one is called
+            sys.excepthook(*sys.exc_info())
+    if _aborts:
+        _leave(process)
 
-    atexit.register(leave)
+
+def _leave(process: int) -> None:
+    if process != os.getpid():
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # `abort` may itself get stuck and hold the interpreter's lock; the kernel's alarm needs no lock.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_ABORT_LIMIT_S)
+    try:
+        _aborts[-1]()
+    finally:
+        os._exit(1)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from hvd_compress.errors import ConfigError
 
 KINDS = ("begin", "choice", "window", "network", "noise", "ratio", "rollout", "worker")
+USED = ("choice", "window")
+"""Those that say what a bucket uses."""
+MOST = 1e15
+"""No number of an event is larger: neither steps nor seconds."""
 KEPT = 20_000
 """Events that are remembered, some 10 MB: training may take millions of steps."""
 
@@ -64,7 +69,8 @@ class Event:
 
 
 _NOTHING = Event(0, "")
-_TYPES: dict[type, tuple[type, ...]] = {int: (int,), float: (float, int), str: (str,)}
+_FIELDS = {field.name: type(getattr(_NOTHING, field.name)) for field in fields(Event)}
+"""The type of each field of an event."""
 
 
 class History:
@@ -129,21 +135,34 @@ def read(path: Path) -> list[Event]:
             f"cannot read {path} ({error}); a log is the file that HVD_COMPRESS_LOG named. Nothing is logged for "
             "Compression.none and Compression.fp16 of hvd_compress.torch, which are Horovod's own"
         ) from None
-    return [_event(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
+    events = [_event(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
+    if not any(event.kind in USED for event in events):
+        raise ConfigError(f"{path} holds no choice yet: train for some more steps")
+    return events
 
 
 def _event(line: str, where: str) -> Event:
     try:
-        fields: Mapping[str, Any] = json.loads(line)
-        event = Event(**fields)
-        if event.kind not in KINDS:
-            raise ValueError(f"unknown kind {event.kind!r}")
-        for name, value in asdict(event).items():
-            if not isinstance(value, _TYPES[type(getattr(_NOTHING, name))]):
-                raise ValueError(f"{name} is {value!r}")
-    except (ValueError, TypeError) as error:
+        said = json.loads(line)
+        if not isinstance(said, Mapping):
+            raise ValueError("it is no JSON object")
+        for name, value in said.items():
+            _check(name, value)
+        return Event(**said)
+    except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"{where}: not an event of a log ({error}); a log is the file that HVD_COMPRESS_LOG named, and a "
             "last line that was cut short may be removed"
         ) from None
-    return event
+
+
+def _check(name: str, value: Any) -> None:
+    """Raise ValueError where a field of a line is none of an event's."""
+    known = _FIELDS.get(name)
+    if known is None:
+        raise ValueError(f"unknown field {reprlib.repr(name)}")
+    is_number = isinstance(value, int if known is int else (int, float)) and not isinstance(value, bool)
+    if not (isinstance(value, str) if known is str else is_number and abs(value) <= MOST):
+        raise ValueError(f"{name} is {reprlib.repr(value)}")
+    if name == "kind" and value not in KINDS:
+        raise ValueError(f"unknown kind {reprlib.repr(value)}")

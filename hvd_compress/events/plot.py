@@ -8,16 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hvd_compress.errors import ConfigError
-from hvd_compress.events.history import Event
+from hvd_compress.errors import ConfigError, shortened
+from hvd_compress.events.history import USED, Event
 from hvd_compress.extras import needed
+
+LONGEST_NAME = 80
+"""Characters; longer than the name of any candidate but an option of the planner's tree."""
 
 
 def draw(events: Sequence[Event], path: Path) -> None:
     """Write a picture of a log (`draw_on`); what kind of picture is said by the name.
 
-    Raises ConfigError where there is nothing to draw or `path` cannot be written, MissingPackageError where matplotlib
-    is missing.
+    Raises ConfigError where `path` cannot be written, MissingPackageError where matplotlib is missing.
     """
     with needed("matplotlib", "hvd-compress report"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -33,10 +35,12 @@ def draw(events: Sequence[Event], path: Path) -> None:
 
 def draw_on(figure: Any, events: Sequence[Event]) -> None:
     """Draw panels over the steps: candidate and seconds (measured and predicted); and where they are known the network,
-    bytes, and ratio with gain. Raises ConfigError where there is nothing to draw."""
-    used = [event for event in events if event.kind in ("choice", "window")]
-    if not used:
-        raise ConfigError("the log holds no choice yet: train for some more steps")
+    bytes, and ratio with gain.
+
+    Args:
+        events: at least one says what a bucket uses, as history.read() requires.
+    """
+    used = [event for event in events if event.kind in USED]
     further = []
     if any(event.kind == "begin" for event in events):  # of a controller's round: it has measured the network
         further.append((1, partial(_draw_network, events=events)))
@@ -69,7 +73,7 @@ def _draw_used(ways, times, used: Sequence[Event]) -> None:  # type: ignore[no-u
                 taken = [1e3 * getattr(event, f"{kind}_s") for event in known]
                 line = {"color": color, "linestyle": style, "marker": ".", "label": f"{label}, {kind}"}
                 times.plot([event.step for event in known], taken, **line)
-    ways.set_yticks(range(len(names)), names)
+    ways.set_yticks(range(len(names)), [shortened(name, LONGEST_NAME) for name in names], parse_math=False)
     ways.set_title("what is used; grey lines: a bucket's round of trials begins")
     ways.legend(loc="best")
     times.set_ylabel("ms an exchange")
@@ -97,7 +101,8 @@ def _draw_bytes(panel, used: Sequence[Event]) -> None:  # type: ignore[no-untype
 def _draw_network(panel, events: Sequence[Event]) -> None:  # type: ignore[no-untyped-def]
     last = max(event.step for event in events)
     measured = [(0, 1.0, 1.0)]
-    measured += [(event.step, event.latency, event.transfer) for event in events if event.kind == "network"]
+    found = [(event.step, event.latency, event.transfer) for event in events if event.kind == "network"]
+    measured += [each for each in found if all(map(math.isfinite, each))]
     measured.append((last, *measured[-1][1:]))
     steps, latency, transfer = zip(*measured, strict=True)
     panel.step(steps, latency, where="post", label="latency")
@@ -106,7 +111,6 @@ def _draw_network(panel, events: Sequence[Event]) -> None:  # type: ignore[no-un
         panel.set_yscale("log")
     panel.set_ylabel("times calibration")
     panel.legend(loc="best")
-    assert all(math.isfinite(value) for value in (*latency, *transfer))
 
 
 def _draw_ratios(panel, ratios: Sequence[Event], used: Sequence[Event]) -> None:  # type: ignore[no-untyped-def]

@@ -49,7 +49,7 @@ from hvd_compress.native.selection import (
     topk,
     topk_accumulate,
 )
-from hvd_compress.native.sign import sign_accumulate, sign_accumulate_kept, sign_add, sign_settle
+from hvd_compress.native.sign import sign_accumulate, sign_accumulate_kept, sign_add
 
 __all__ = [
     "MAX_NUMEL",
@@ -84,7 +84,6 @@ __all__ = [
     "sign_accumulate",
     "sign_accumulate_kept",
     "sign_add",
-    "sign_settle",
     "simd_levels",
     "take",
     "threshold_accumulate",

@@ -44,7 +44,6 @@ _PARAMETERS: dict[str, list[type]] = {
     "sign_accumulate_kept": [
         _POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE,
     ],
-    "sign_settle": [_POINTER, _INT, _POINTER, _SIZE],
     "sign_add": [_POINTER, _POINTER, _POINTER, _INT, _SIZE, _FLOAT],
     "quantize_accumulate": [
         _POINTER, _INT, _POINTER, _POINTER, _INT, _SIZE, _INT, _INT, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32,

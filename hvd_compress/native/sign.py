@@ -62,8 +62,8 @@ def sign_accumulate_kept(
     """Do what sign_accumulate() does in one pass over memory, for one who keeps corrected instead of the residual.
 
     corrected and its scale say what is left: residual = kept - kept_scale * sign(kept), which this call takes when it
-    reads `kept`; sign_settle() writes it down. Bits and scale are those of sign_accumulate(), to the bit. 12.125 bytes
-    an fp32 element instead of 20.125. Before the first step `kept` and `kept_scale` are 0.
+    reads `kept`. Bits and scale are those of sign_accumulate(), to the bit. 12.125 bytes an fp32 element instead of
+    20.125. Before the first step `kept` and `kept_scale` are 0.
 
     Args:
         grad: (n,) fp32, fp16 or bf16.
@@ -94,20 +94,6 @@ def sign_accumulate_kept(
         *memory(workspace),
     )
     return bits, scale
-
-
-def sign_settle(kept: torch.Tensor, kept_scale: torch.Tensor) -> None:
-    """kept -= kept_scale * sign(kept): of what sign_accumulate_kept() keeps, the residual.
-
-    Args:
-        kept: (n,) fp32, fp16 or bf16; changed.
-        kept_scale: () or (1,) fp32.
-    """
-    check_tensor("kept", kept)
-    sent = _scale_of_kept(kept_scale, kept)
-    written("kept", kept)
-    prepare(like=kept)
-    on(kept).sign_settle(kept.data_ptr(), CODES[kept.dtype], sent.data_ptr(), kept.numel())
 
 
 def _scale_of_kept(kept_scale: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ epoch takes, or steps through it. Each line holds until the next one, for all ho
 from __future__ import annotations
 
 import math
+import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ class Schedule:
         Raises ConfigError, naming file and line, for what is no schedule.
         """
         path = Path(source)
-        if not path.exists() and (FOLDER / f"{source}.csv").exists():
+        if not os.path.exists(path) and os.path.exists(FOLDER / f"{source}.csv"):
             path = FOLDER / f"{source}.csv"
         try:
             lines = path.read_text().splitlines()

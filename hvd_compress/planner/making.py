@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from hvd_compress.planner.options import Constraints, Option
 from hvd_compress.planner.planning import Planned, plan
 from hvd_compress.planner.problem import Problem
 from hvd_compress.planner.profiles import NAMES as NAMES
-from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, SystemProfile, read
+from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, SystemProfile, read, require_one_run
 from hvd_compress.planner.running import Run, runnable
 from hvd_compress.policies.plan_settings import compressor_of
 
@@ -38,7 +39,7 @@ class Inputs:
     def read(cls, files: Mapping[str, Path]) -> Inputs:
         """Read the files of NAMES. Raises PlanError that names the file, the path in it, and what was expected."""
         for name, file in files.items():
-            if not Path(file).exists():
+            if not os.path.exists(file):  # False also for a name that is too long
                 alone = "; a job of one rank has no network: docs/profile.md shows one written by hand"
                 raise PlanError(
                     f"there is no {file}: `hvd-compress profile` writes it, or pass another file as --{name}"
@@ -46,6 +47,7 @@ class Inputs:
                 )
         model, system = read(files["model"], ModelProfile), read(files["system"], SystemProfile)
         profile = read(files["compressor"], CompressorProfile)
+        require_one_run({files["model"]: model, files["system"]: system, files["compressor"]: profile})
         _check_names(files["model"], model)
         compressor = _compressor(files["compressor"], profile)
         _check_payload(files["compressor"], profile, compressor, max(tensor.numel for tensor in model.tensors))

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hvd_compress import schema
 from hvd_compress.cost.curves import Curve, Curves
+from hvd_compress.errors import PlanError
 
 MODEL, COMPRESSOR, SYSTEM = "model.json", "compressor.json", "system.json"
 """The files of a folder with a whole profile."""
@@ -70,6 +71,7 @@ class ModelProfile(schema.Strict):
         steps: of which figures are means.
         parameters: the sum of all `numel`, where it is given.
         order, units, source: for people.
+        run: the id of the run that has measured it, as of every file of a profile; nothing where a person wrote it.
     """
 
     kind: Literal["hvd_compress/model"] = Field(default="hvd_compress/model", alias="schema")
@@ -83,6 +85,7 @@ class ModelProfile(schema.Strict):
     order: str = ""
     units: dict[str, str] = Field(default_factory=dict)
     source: str = ""
+    run: str = ""
 
     @model_validator(mode="after")
     def _adds_up(self) -> ModelProfile:
@@ -145,6 +148,7 @@ class CompressorProfile(schema.Strict):
     payload: PayloadSize
     devices: dict[Device, DeviceTimes] = Field(min_length=1)
     source: str = ""
+    run: str = ""
 
     @field_validator("compressor")
     @classmethod
@@ -192,6 +196,7 @@ class SystemProfile(schema.Strict):
     within: Link
     across: Link
     source: str = ""
+    run: str = ""
 
     def curves(self) -> Mapping[str, Curves]:
         """Return the measured curves by the name of their link."""
@@ -204,6 +209,7 @@ class SystemProfile(schema.Strict):
 
 
 Profile = TypeVar("Profile", ModelProfile, CompressorProfile, SystemProfile)
+AnyProfile = ModelProfile | CompressorProfile | SystemProfile
 
 _CALLED: Mapping[type[Any], str] = {
     ModelProfile: "profile of a model",
@@ -217,7 +223,23 @@ def read(path: str | Path, kind: type[Profile]) -> Profile:
     return schema.read(path, kind, _CALLED[kind])
 
 
-def write(path: str | Path, profile: ModelProfile | CompressorProfile | SystemProfile) -> None:
+def require_one_run(found: Mapping[Path, AnyProfile]) -> None:
+    """Check the files that a command has read: those of one profile, which lie in one folder, are of one run.
+
+    Raises PlanError where they are of several, as after a run that was killed while it replaced those of another. Files
+    without a run, which people wrote, fit all; so do those that lie elsewhere or are called otherwise.
+    """
+    for path, profile in found.items():
+        for other, beside in found.items():
+            together = path.resolve().parent == other.resolve().parent and {path.name, other.name} <= {*NAMES.values()}
+            if together and profile.run and beside.run and profile.run != beside.run:
+                raise PlanError(
+                    f"{path} and {other.name} beside it are of different runs, {profile.run} and {beside.run}: profile "
+                    "again; or, where that is meant, name the file of the other run as it lies in a folder of its own"
+                )
+
+
+def write(path: str | Path, profile: AnyProfile) -> None:
     """Write a profile. Raises PlanError where it cannot be written."""
     said = profile.model_dump(mode="json", by_alias=True, exclude_none=True)
     schema.write(path, {name: value for name, value in said.items() if value != ""}, _CALLED[type(profile)])

@@ -18,7 +18,7 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.decision import Request
 from hvd_compress.policies.plan_settings import compressor_of, dtype_name
 
-VERSION = 1
+VERSION, MOST_RANKS = 1, 1 << 20
 
 
 class Treatment(schema.Strict):
@@ -129,7 +129,7 @@ class Plan(schema.Strict):
     """
 
     version: Literal[1]
-    world_size: int | None = Field(default=None, ge=1)
+    world_size: int | None = Field(default=None, ge=1, le=MOST_RANKS)
     model: dict[str, Parameter] | None = None
     buckets: tuple[BucketEntry, ...] = ()
     patterns: tuple[PatternEntry, ...] = ()

@@ -177,6 +177,7 @@ class JobProfile:
         """Write what was found, the model last. Return why that cannot be, or nothing: it ends no training."""
         compressor, system, folder = measured.compressor, measured.system, self._settings.folder
         assert compressor is not None
+        assert self._claim is not None
         try:
             model = model_profile(
                 Path(sys.argv[0]).stem or "model",
@@ -186,7 +187,7 @@ class JobProfile:
                 compressor.source,
                 self._dtypes,
             )
-            write_profile(folder, model, compressor, system)
+            write_profile(self._claim, model, compressor, system)
         except Exception as error:  # of any kind: other ranks train on, and wait for this one
             return str(error) if isinstance(error, HvdCompressError) else f"{type(error).__name__}: {error}"
         with suppress(OSError):
@@ -205,9 +206,11 @@ class JobProfile:
             return
         folder, steps = self._settings.folder, self._settings.skip + self._settings.steps
         said = {"steps": self._count, "of": steps, **({"obstacle": obstacle} if obstacle else {})}
+        assert self._claim is not None
         try:
+            require_held(self._claim)
             (folder / PROGRESS).write_text(json.dumps(said))
-        except OSError as error:
+        except (OSError, PlanError) as error:
             if not self._told_unwritable:
                 log.warning("hvd_compress: cannot write to HVD_COMPRESS_PROFILE = %s: %s", folder, error)
             self._told_unwritable = True
@@ -215,7 +218,7 @@ class JobProfile:
     def _take_folder(self) -> str:
         """Return what keeps this run from its folder, or nothing."""
         try:
-            self._claim = Claim(self._settings.folder, RUN)
+            self._claim = Claim(self._settings.folder, RUN, self._settings.command)
         except ConfigError as error:
             return str(error)
         return ""
@@ -226,19 +229,21 @@ class JobProfile:
 
 
 def write_profile(
-    folder: Path, model: ModelProfile, compressor: CompressorProfile, system: SystemProfile | None
+    claim: Claim, model: ModelProfile, compressor: CompressorProfile, system: SystemProfile | None
 ) -> None:
-    """Write the files of a profile, within a Claim of the folder. They take the place of earlier ones together.
+    """Write the files of a profile into a folder that this run has, with its id. They take the place of earlier ones.
 
     The file of the model is the last one. Raises PlanError where one cannot be written: then earlier ones stay, unless
-    it is because of a folder of such a name.
+    it is because of a folder of such a name; or where the folder is not the one that was claimed.
     """
-    files = {SYSTEM: system, COMPRESSOR: compressor, MODEL: model}
+    folder, files = claim.folder, {SYSTEM: system, COMPRESSOR: compressor, MODEL: model}
+    require_held(claim)
     try:
         with TemporaryDirectory(dir=folder, prefix=".draft-") as drafts:
             for name, profile in files.items():
                 if profile is not None:
-                    write(Path(drafts, name), profile)
+                    write(Path(drafts, name), profile.model_copy(update={"run": claim.run}))
+            require_held(claim)
             if system is None:  # that of an earlier job is none of this one
                 (folder / SYSTEM).unlink(missing_ok=True)
             for name, profile in files.items():
@@ -246,6 +251,12 @@ def write_profile(
                     Path(drafts, name).replace(folder / name)
     except OSError as error:
         raise PlanError(f"cannot write the profile {folder}: {error.strerror}") from None
+
+
+def require_held(claim: Claim) -> None:
+    """Raise PlanError where a folder is not the one that was claimed: another run may have what lies there now."""
+    if not claim.holds:
+        raise PlanError(f"the folder {claim.folder} was removed while this run recorded, and is not its own any more")
 
 
 def _compressor(settings: ProfileSettings, request: Request) -> Compressor:

@@ -20,7 +20,7 @@ from hvd_compress.profiler.folder import RUN, Claim
 from hvd_compress.profiler.job import DEFAULT, write_profile
 from hvd_compress.profiler.model import model_profile
 from hvd_compress.profiler.recorder import Recorder
-from hvd_compress.settings import DEFAULT_PROFILE_SKIP, DEFAULT_PROFILE_STEPS, MOST_STEPS
+from hvd_compress.settings import DEFAULT_PROFILE_SKIP, DEFAULT_PROFILE_STEPS, MOST_STEPS, command_run
 
 
 class Stepping(Protocol):
@@ -136,8 +136,8 @@ class Profile:
             Path(folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise PlanError(f"cannot make the folder {folder}: {error.strerror}") from None
-        with Claim(Path(folder), RUN):
-            write_profile(Path(folder), model, found, None)
+        with Claim(Path(folder), RUN, command_run()) as claim:
+            write_profile(claim, model, found, None)
 
 
 def _source() -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor, finish
 from hvd_compress.compressors.finite import all_finite
+from hvd_compress.compressors.summed import headroom
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.payload import Payload
@@ -65,8 +66,13 @@ class Dense(AllReduce):
 class _AllReduceExchange(Exchange):
     def __init__(self, scheme: AllReduce, work: Work) -> None:
         self._scheme, self._work = scheme, work
-        self._rounds = scheme.compressor.rounds(work)
-        self._last = len(scheme.compressor.wire(work.layout)) - 1
+        wire = scheme.compressor.wire(work.layout)
+        # In 16 bits a sum may overflow where the average does not: each rank divides first.
+        narrow = any(round_.sum_dtype is not None and round_.sum_dtype.itemsize == 2 for round_ in wire)
+        self._factor = headroom(work.scale) if narrow else 1.0
+        scaled = work if self._factor == 1.0 else replace(work, scale=work.scale / self._factor)
+        self._rounds = scheme.compressor.rounds(scaled)
+        self._last = len(wire) - 1
         self._own: Payload
         self._kept: list[Payload] = []  # until the step is over: a stream may still read what a round has sent
         self._sums: dict[str, torch.Tensor]
@@ -78,6 +84,9 @@ class _AllReduceExchange(Exchange):
 
     def _post(self, payload: Payload, number: int) -> None:
         assert payload.summable
+        if self._factor != 1.0:
+            for tensor in payload.tensors.values():
+                tensor.mul_(self._factor)
         self._own = payload
         self._kept.append(payload)
         self._sums = {

@@ -10,6 +10,7 @@ import torch
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor
 from hvd_compress.compressors.finite import all_finite
+from hvd_compress.compressors.summed import headroom
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.devices.lane import HOST
 from hvd_compress.engines.base import Capabilities, Engine
@@ -76,10 +77,11 @@ class _AllToAllExchange(Exchange):
         """Return scale * sum over ranks of a piece, rounded once; `values` holds it then."""
         lengths = shard_lengths(values.numel(), self._world_size)
         received = engine.alltoall(torch.split(values, lengths), [lengths[self._rank]] * self._world_size)
-        total = received[0].float()
+        factor = headroom(self._work.scale)  # bfloat16 reaches as far as fp32
+        total = received[0].float().mul_(factor)
         for part in received[1:]:  # in rank order: the sum is the same in every run
-            total += part
-        total *= self._work.scale
+            total.add_(part, alpha=factor)
+        total *= self._work.scale / factor
         engine.allgather(total.to(self._dtype), lengths, out=values)
         return values
 

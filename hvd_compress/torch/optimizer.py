@@ -16,12 +16,15 @@ from hvd_compress.compressors.base import is_compressor
 from hvd_compress.decision import Request
 from hvd_compress.engines.select import choose_arrivals, choose_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
-from hvd_compress.optimizer import ReducingOptimizer, checked_passes, name_parameters, trainable, wrap
+from hvd_compress.named_parameters import name_parameters, trainable
+from hvd_compress.optimizer import ReducingOptimizer, checked_passes, wrap
 from hvd_compress.profiler.job import profiled_once
 from hvd_compress.reducer import ReduceOptions, Reducer
 from hvd_compress.settings import Settings
 from hvd_compress.torch.stock import is_stock, watch_stock
 from hvd_compress.watchers import taking_over
+
+_horovods = horovod.torch.optimizer.DistributedOptimizer  # patch_horovod() puts ours in its place
 
 
 def DistributedOptimizer(  # noqa: N802 (Horovod's name)
@@ -70,7 +73,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
                 "sends all elements as they are"
             )
         with taking_over(_parameters(optimizer)):
-            wrapped = horovod.torch.optimizer.DistributedOptimizer(
+            wrapped = _horovods(
                 optimizer,
                 named_parameters,
                 compression,

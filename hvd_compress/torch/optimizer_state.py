@@ -1,4 +1,4 @@
-"""Broadcasting the state of an optimizer: pickled without its tensors, then the bytes of every tensor."""
+"""Broadcasting the state of an optimizer: pickled without its tensors, then every tensor."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from typing import Any
 import torch
 from horovod.torch import mpi_ops
 from horovod.torch.functions import allgather_object, broadcast_object
+from torch import nn
 
 from hvd_compress.errors import ConfigError
 from hvd_compress.extras import needed
+from hvd_compress.torch.broadcasts import broadcast_async_, on_the_wire, synchronize
+from hvd_compress.torch.stock import is_stock
 
 with needed("cloudpickle", "broadcast_optimizer_state"):
     import cloudpickle
@@ -34,7 +37,7 @@ class _TensorSpec:
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-    """Leaves tensors out. One that is met twice is one tensor on all ranks."""
+    """Leaves tensors out, but for sparse ones and those of other classes. What is met twice is one on all ranks."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -42,7 +45,7 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         self._numbers: dict[int, int] = {}
 
     def persistent_id(self, value: Any) -> int | None:
-        if not isinstance(value, torch.Tensor):
+        if type(value) not in (torch.Tensor, nn.Parameter) or value.layout != torch.strided:
             return None
         if id(value) not in self._numbers:
             self._numbers[id(value)] = len(self.tensors)
@@ -64,18 +67,22 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     """Give all ranks the optimizer state of `root_rank`: tensors, counters and hyper-parameters.
 
     What the root has no state of has none on any rank afterwards: no step is taken to create it, as Horovod does, so
-    that parameters, step counters and gradients stay as they are. Residuals stay as they are on each rank. State keeps
-    its dtype, its strides, and which of it is one tensor; that of parameters on a GPU travels through the host.
+    that parameters, step counters and gradients stay as they are. But where the root has no state at all, Horovod's own
+    optimizers get zeros in the place of gradients that are missing, as programs may expect them from Horovod.
+    Residuals stay as they are on each rank. State keeps its dtype, its strides, and which of it is one tensor; that of
+    parameters on a GPU travels through the host.
 
     Args:
         optimizer: any, distributed or not. Its parameter groups keep their identity, for the sake of schedulers.
         root_rank: whose state all ranks get.
-        model: not needed; it is in Horovod's signature.
+        model: says which parameters get sparse zeros.
 
     Raises:
-        ConfigError: ranks have other optimizers or parameters, or the root's state cannot be pickled; on all of them,
-            before anything has changed.
+        ConfigError: `optimizer` is none; or ranks have other optimizers or parameters, or the root's state cannot be
+            pickled; on all of them, before anything has changed.
     """
+    if not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "state")):
+        raise ConfigError(f"broadcast_optimizer_state takes an optimizer, not a {type(optimizer).__name__}")
     _check_same(optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     is_root = mpi_ops.rank() == root_rank
@@ -83,17 +90,17 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     data, specs, obstacle = broadcast_object((data, specs, obstacle), root_rank, name=_NAME)
     if obstacle:
         raise ConfigError(f"rank {root_rank} cannot send the state of its optimizer: {obstacle}")
-    moving = [t.cpu().contiguous() for t in tensors] or [torch.empty(s.like.shape, dtype=s.like.dtype) for s in specs]
+    moving = [tensor.cpu() for tensor in tensors] or [torch.empty(s.like.shape, dtype=s.like.dtype) for s in specs]
     handles = [
-        mpi_ops.broadcast_async_(tensor.reshape(-1).view(torch.uint8), root_rank, f"{_NAME}.{number}")
-        for number, tensor in enumerate(moving)
-        if tensor.numel()
+        broadcast_async_(on_the_wire(tensor), root_rank, f"{_NAME}.{number}") for number, tensor in enumerate(moving)
     ]
     for handle in handles:
-        mpi_ops.synchronize(handle)
+        synchronize(handle)
     if not is_root:
         received = [_placed(tensor, spec, parameters) for tensor, spec in zip(moving, specs, strict=True)]
         _put_together(optimizer, parameters, *_Unpickler(data, received).load())
+    if is_stock(optimizer) and not optimizer.state:
+        _give_zero_gradients(optimizer, model)
 
 
 def _check_same(optimizer: torch.optim.Optimizer) -> None:
@@ -155,3 +162,13 @@ def _put_together(
         for key in group.keys() - values.keys() - {"params"}:
             del group[key]
         group.update(values)
+
+
+def _give_zero_gradients(optimizer: torch.optim.Optimizer, model: Any) -> None:
+    embeddings = (part for part in (model.modules() if model else ()) if getattr(part, "sparse", False))
+    sparse = {id(part.weight) for part in embeddings if isinstance(part, (nn.Embedding, nn.EmbeddingBag))}
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        if parameter.requires_grad and parameter.grad is None:
+            zeros = torch.zeros_like(parameter)
+            is_sparse = id(parameter) in sparse or isinstance(optimizer, torch.optim.SparseAdam)
+            parameter.grad = zeros.to_sparse() if is_sparse else zeros

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import horovod.torch
 
 from hvd_compress.torch.broadcasts import broadcast, broadcast_, broadcast_async, broadcast_async_, synchronize
@@ -21,13 +23,17 @@ _OURS = {
     "broadcast_parameters": broadcast_parameters,
     "synchronize": synchronize,
 }
+_HOROVODS = {name: getattr(horovod.torch, name) for name in _OURS}
 
 
 def patch_horovod() -> None:
-    """Replace `DistributedOptimizer`, `Compression`, the broadcasts of tensors and `synchronize` in horovod.torch.
+    """Replace `DistributedOptimizer`, `Compression`, broadcasts and `synchronize` in horovod.torch and its submodules.
 
     Call it before `from horovod.torch import ...`, and before hvd.init() so that MPI's algorithms can be chosen. No
     file is changed, stock compressions work as before, and calling it twice does no harm.
     """
+    modules = [module for name, module in sys.modules.items() if f"{name}.".startswith("horovod.torch.")]
     for name, value in _OURS.items():
-        setattr(horovod.torch, name, value)
+        for module in modules:
+            if vars(module).get(name) is _HOROVODS[name]:
+                setattr(module, name, value)

@@ -134,7 +134,7 @@ def connect(
     """Return parameters and their optimizer, in three buckets with SHAPES."""
     place(engine, case.hosts)
     parameters = make_parameters(shapes)
-    arguments = {"settings": Settings(600, 60), "momentum": MOMENTUM, **arguments}
+    arguments = {"settings": Settings(600, 60, check_every=0), "momentum": MOMENTUM, **arguments}
     optimizer = make_optimizer(parameters, case.request, lambda: engine, engine.rank, engine.world_size, **arguments)
     return parameters, optimizer
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 
+from hvd_compress.compressors import Cast
+from hvd_compress.decision import Request
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.settings import Settings
 from tests.conformance.cases import Case
 from tests.conformance.runs import mean, run
 from tests.conformance.test_steps import has_residual
-from tests.harness import NEVER_ZERO, gradient, hash_name
+from tests.harness import NEVER_ZERO, flat_gradient, gradient, hash_name, make_optimizer, make_parameters
 
 SHAPES = {"empty": (0,), "one": (1,), "zero": (70,), "ties": (9, 11), "normal": (13, 10)}
 """Each parameter is a bucket of its own, and is named by its gradient."""
@@ -45,3 +51,26 @@ def test_they_come_out_right(case: Case) -> None:
         applied = sum(step.result.double() for step in ranks[0].steps)
         remembered = mean([rank.steps[-1].residual_after for rank in ranks]).double()
         torch.testing.assert_close(applied + remembered, gradients, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float16, 6e4), (torch.bfloat16, 3e38)], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("size", [2, 3, 7])
+@pytest.mark.parametrize("scheme", ["dense", "alltoall"])
+def test_the_average_of_large_16_bit_gradients_is_finite(
+    dtype: torch.dtype, most: float, size: int, scheme: str
+) -> None:
+    """Ranks divide before they sum: headroom does not shrink with their number."""
+
+    def body(engine: InProcessEngine) -> torch.Tensor:
+        if scheme == "alltoall":
+            engine.capabilities = replace(engine.capabilities, sum_dtypes=(torch.float32,))
+        parameters = make_parameters(dtype=dtype)
+        optimizer = make_optimizer(parameters, Request(Cast()), lambda: engine, engine.rank, engine.world_size)
+        for parameter in parameters.values():
+            parameter.grad = torch.full_like(parameter, most)
+        optimizer.synchronize()
+        assert {decision.path.scheme for decision in optimizer.decisions.values()} == {scheme}
+        return flat_gradient(parameters)
+
+    for result in run_ranks(size, body):
+        torch.testing.assert_close(result, torch.full_like(result, most), rtol=4 * torch.finfo(dtype).eps, atol=0)

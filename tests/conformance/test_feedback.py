@@ -27,6 +27,7 @@ from tests.harness import (
     make_optimizer,
     make_parameters,
     on_engine,
+    remembered,
 )
 from tests.played import LANES, lane_maker
 
@@ -72,7 +73,7 @@ def fed(compressor: Compressor, optimizer: ReducingOptimizer, rank: int, step: i
     own = given(rank, step)
     if not isinstance(compressor, DGC):
         return own
-    kept = optimizer.state_dict()["hvd_compress"]["states"].get("gradient:dgc.velocity", {})
+    kept = remembered(optimizer.state_dict()["hvd_compress"])["states"].get("gradient:dgc.velocity", {})
     velocity = [kept.get(n, torch.zeros(torch.Size(s).numel())).reshape(-1) for n, s in SHAPES.items()]
     return compressor.momentum * torch.cat(velocity) + own
 
@@ -220,7 +221,7 @@ def test_float64_has_none() -> None:
         optimizer.synchronize()
         torch.testing.assert_close(flat_gradient(parameters), given(0, step))
         optimizer.zero_grad()
-    assert not optimizer.state_dict()["hvd_compress"]["residuals"]
+    assert not remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
 
 
 def test_ranks_with_other_coefficients_are_told() -> None:

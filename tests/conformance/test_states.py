@@ -14,14 +14,14 @@ from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import CommunicationError
 from hvd_compress.optimizer import ReducingOptimizer
-from tests.harness import REQUESTS, backward, flat_residual, on_engine, place
+from tests.harness import REQUESTS, backward, flat_residual, on_engine, place, remembered
 
 SIZE, REQUEST = 3, REQUESTS["powersgd"]
 Kept = dict[str, dict[str, torch.Tensor]]
 
 
 def kept(optimizer: ReducingOptimizer) -> Kept:
-    return optimizer.state_dict()["hvd_compress"]["states"]
+    return remembered(optimizer.state_dict()["hvd_compress"])["states"]
 
 
 def equal(first: Kept, second: Kept) -> bool:

@@ -50,7 +50,6 @@ KERNELS: dict[str, Callable[[], object]] = {
     "threshold_take": lambda: _native.threshold_take(O, 0, N, 2e9, 0, I, V, T, THRESHOLDS.numel()),
     "mstopk_accumulate": lambda: _native.mstopk_accumulate(G, 0, R, O, 0, N, K, 25, I, V, W, WORKSPACE.numel()),
     "sign_accumulate_kept": lambda: _native.sign_accumulate_kept(G, 0, R, S, O, 0, N, B, S, W, WORKSPACE.numel()),
-    "sign_settle": lambda: _native.sign_settle(O, 0, S, N),
     "mstopk": lambda: _native.mstopk(G, 0, N, K, 25, I, V, W, WORKSPACE.numel()),
     "magnitude_curve": lambda: _native.magnitude_curve(G, 0, N, C, SHARES.data_ptr(), W, WORKSPACE.numel()),
     "quantize_accumulate": lambda: _native.quantize_accumulate(

@@ -24,7 +24,6 @@ CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "mstopk_accumulate": lambda x, y: native.mstopk_accumulate(x, y, K),
     "sign_accumulate": lambda x, y: native.sign_accumulate(x, y),
     "sign_accumulate_kept": lambda x, y: native.sign_accumulate_kept(x, y, torch.zeros(())),
-    "sign_settle": lambda x, y: native.sign_settle(y, torch.zeros(())),
     "sign_add": lambda x, y: native.sign_add(torch.zeros(N // 8, dtype=torch.uint8), torch.ones(()), y, 0.5),
     "quantize_accumulate": lambda x, y: native.quantize_accumulate(x, y, 4, **KEY),
     "quantize_add": lambda x, y: native.quantize_add(torch.zeros(N, dtype=torch.uint8), torch.ones(()), y, 8, 0.5),

@@ -1,8 +1,9 @@
-"""Broadcasts of tensors and of optimizer state, also in bfloat16, which Horovod refuses."""
+"""Broadcasts of tensors and of optimizer state, also in bfloat16, which Horovod refuses. See test_namespace.py, too."""
 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -129,8 +130,6 @@ def test_other_dtypes_are_left_to_horovod(dtype: torch.dtype) -> None:
     assert hvd.synchronize(handle) is tensor
     for name, call in BROADCASTS.items():
         assert (call(torch.full((3,), hvd.rank() + 1, dtype=dtype), 0, f"own.{name}") == 1).all()
-        with pytest.raises(ValueError, match="required to be contiguous"):
-            call(tensor.t(), 0)
 
 
 @pytest.mark.parametrize("form", [dict, list], ids=["dict", "named"])
@@ -138,11 +137,6 @@ def test_parameters_that_are_not_contiguous(form: Any) -> None:
     tensors = [shape(mine(0)) for shape in SHAPES]
     hvd.broadcast_parameters(form((str(number), tensor) for number, tensor in enumerate(tensors)), root_rank=0)
     assert all(same_bits(tensor, shape(VALUES)) for tensor, shape in zip(tensors, SHAPES, strict=True))
-
-
-def test_parameters_of_a_kind_that_cannot_be_sent() -> None:
-    with pytest.raises(ConfigError, match=r"not a generator: pass model\.state_dict\(\)"):
-        hvd.broadcast_parameters(small_model().parameters(), root_rank=0)
 
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
@@ -203,7 +197,10 @@ def check_equal(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_roots_optimizer_state_is_everybodys(name: str, dtype: torch.dtype, kind: str, has_state: str) -> None:
-    """And nothing else changes: no step is taken to create what a rank lacks."""
+    """And nothing else changes: no step is taken to create what a rank lacks.
+
+    But zeros are the gradients of Horovod's optimizers without state, as Horovod leaves them when it creates state.
+    """
     root = hvd.size() - 1
     model = small_model().to(dtype)
     optimizer = OPTIMIZERS[name](model)
@@ -218,7 +215,8 @@ def test_the_roots_optimizer_state_is_everybodys(name: str, dtype: torch.dtype, 
     hvd.broadcast_optimizer_state(optimizer, root, model)
     check_equal(content(optimizer), expected)
     assert torch.equal(flat(model.parameters()), before)
-    assert all(parameter.grad is None for parameter in model.parameters())
+    zeros = kind == "Horovod's" and not optimizer.state
+    assert all((p.grad is not None) == zeros and not (zeros and p.grad.any()) for p in model.parameters())
     assert all(now is then for now, then in zip(optimizer.param_groups, groups, strict=True))
 
 
@@ -229,7 +227,8 @@ def test_a_scheduler_made_before_still_sets_the_rate() -> None:
     optimizer = maker(hvd.Compression.topk(0.1))(plain, model)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     finish(train(optimizer, model, range(1)))
-    with pytest.warns(UserWarning, match="Detected call of `lr_scheduler.step"):  # torch does not see ours step
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.5
 

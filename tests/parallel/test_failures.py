@@ -168,9 +168,9 @@ def test_a_compression_that_was_not_called(factory: str) -> None:
         wrap(small_model(), getattr(hvd.Compression, factory))
 
 
-def test_a_complex_parameter() -> None:
-    parameter = nn.Parameter(torch.ones(3, dtype=torch.complex64))
-    with pytest.raises(ConfigError, match=r"'waves' has dtype torch.complex64"):
+def test_a_parameter_of_a_dtype_that_nothing_exchanges() -> None:
+    parameter = nn.Parameter(torch.ones(3).to(torch.float8_e5m2))
+    with pytest.raises(UnsupportedError, match=r"'waves' has gradients of torch\.float8_e5m2"):
         hvd.DistributedOptimizer(torch.optim.SGD([parameter]), [("waves", parameter)], EXACT["dense"])
 
 

@@ -146,7 +146,7 @@ except MissingPackageError as error:
 
 
 def test_a_command_ends_with_the_sentence(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("")
+    (tmp_path / "log").write_text('{"step": 1, "kind": "choice"}')
     program = f"""
 import os
 from click.testing import CliRunner

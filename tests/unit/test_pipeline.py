@@ -5,6 +5,7 @@ No time passes: what must overlap waits for each other, and a time-out is over w
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -392,8 +393,13 @@ def test_threads_have_ended_when_the_pipeline_is_stopped(pipeline: Pipeline) -> 
     assert not any(worker._thread.is_alive() for worker in workers)
 
 
-def test_stopping_waits_for_a_kernel_and_cancels_what_waits_behind_it(pipeline: Pipeline) -> None:
+def test_stopping_waits_for_a_kernel_and_cancels_what_waits_behind_it(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The interpreter may not end in the middle of a kernel."""
+    monkeypatch.setattr(pipeline_module, "LEFT_LIMIT_S", 0.05)
+    abandoned: list[str] = []
+    pipeline._engine.abandon = lambda: abandoned.append("once")  # type: ignore[method-assign]
     log: list[str] = []
     running, gate = threading.Event(), threading.Event()
 
@@ -405,14 +411,70 @@ def test_stopping_waits_for_a_kernel_and_cancels_what_waits_behind_it(pipeline: 
     pipeline.submit(1, Scripted("1", log), "bucket 1")
     assert running.wait(PATIENCE_S)
     stopping = threading.Thread(target=pipeline.stop)
-    stopping.start()
-    while pipeline._failure is None:  # until stop() has begun to wait
-        time.sleep(0.01)
+    with caplog.at_level(logging.ERROR, "hvd_compress"):
+        stopping.start()
+        while pipeline._failure is None:  # until stop() has begun to wait for the kernel
+            time.sleep(0.01)
     gate.set()
     stopping.join(PATIENCE_S)
     assert not pipeline._kernels._thread.is_alive()
     assert "encode 1" not in log
     assert not any("communicate" in entry for entry in log), "something was launched after the end"
+    assert abandoned == ["once"]
+    assert "while gradients were exchanged, and not all ranks take part" in caplog.text
+
+
+def test_what_has_left_is_exchanged_before_a_rank_leaves(pipeline: Pipeline, caplog: pytest.LogCaptureFixture) -> None:
+    """Others wait for it: a program may end behind a backward pass, by an error or not, on all ranks."""
+    pipeline._engine.abandon = lambda: pytest.fail("abandoned")  # type: ignore[method-assign]
+    log: list[str] = []
+    begun, gate = threading.Event(), threading.Event()
+
+    def communicate() -> None:
+        begun.set()
+        assert gate.wait(PATIENCE_S)
+
+    pipeline.submit(0, Scripted("0", log, communicate=communicate), "bucket 0")
+    pipeline.submit(1, Scripted("1", log), "bucket 1")
+    pipeline.submit(3, Scripted("3", log), "bucket 3")  # which waits for bucket 2, on all ranks
+    assert begun.wait(PATIENCE_S)
+    leaving = threading.Thread(target=pipeline.stop)
+    leaving.start()
+    gate.set()
+    leaving.join(PATIENCE_S)
+    assert [entry for entry in log if "communicate" in entry] == ["communicate 0", "communicate 1"]
+    assert not any(worker._thread.is_alive() for worker in (pipeline._kernels, pipeline._collectives))
+    assert not pipeline.failed
+    assert caplog.text == ""
+
+
+def test_threads_end_also_where_all_ranks_have_refused_the_settings() -> None:
+    pipeline = Pipeline(PATIENCE_S)
+    with pytest.raises(ConfigError):
+        pipeline.connect(lambda: InProcessWorld(1).engine(0), lambda _: raises(ConfigError("ratios differ"))())
+    pipeline.stop()
+    assert not any(worker._thread.is_alive() for worker in (pipeline._kernels, pipeline._collectives))
+
+
+def test_an_interrupt_in_the_first_step_leaves_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be abandoned before there is an engine; the thread that makes one may hang."""
+    gate, left = threading.Event(), list[str]()
+    monkeypatch.setattr(pipeline_module, "fail_at_exit", lambda abort: left.append("once"))
+    pipeline = Pipeline(PATIENCE_S)
+
+    def connect() -> Engine:
+        assert gate.wait(PATIENCE_S)
+        return InProcessWorld(1).engine(0)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline_module, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.connect(connect, lambda _: None)
+    assert left == ["once"]
+    pipeline.stop()
+    gate.set()
 
 
 def test_what_all_ranks_have_begun_is_done_before_a_rank_leaves(pipeline: Pipeline) -> None:

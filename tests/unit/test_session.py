@@ -18,6 +18,7 @@ from hvd_compress.errors import CommunicationError
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, Launch
 from hvd_compress.session import ExchangeSession
 from hvd_compress.settings import Settings
+from tests.harness import remembered
 
 SHAPES = {"a": (20, 10), "b": (30,), "c": (12, 5), "d": (7,)}
 DEVICES = {"cpu": torch.device("cpu")}
@@ -61,8 +62,9 @@ def layout(*names: str) -> Layout:
 
 
 def opened(engine: InProcessEngine, policy: DecisionPolicy | None = None) -> ExchangeSession:
-    session = ExchangeSession(Request(Cast(), policy=policy), SETTINGS, lambda: engine)
-    session.open({name: Slot(shape, torch.float32) for name, shape in SHAPES.items()}, list(SHAPES))
+    slots = {name: Slot(shape, torch.float32) for name, shape in SHAPES.items()}
+    session = ExchangeSession(slots, Request(Cast(), policy=policy), SETTINGS, lambda: engine)
+    session.open(list(SHAPES))
     return session
 
 
@@ -179,9 +181,9 @@ def test_buckets_that_are_cut_anew_within_a_step_keep_what_is_remembered() -> No
 
 def test_the_step_of_rank_0_counts() -> None:
     def body(engine: InProcessEngine) -> int:
-        session = ExchangeSession(Request(Cast()), SETTINGS, lambda: engine)
+        session = ExchangeSession({"a": Slot((4,), torch.float32)}, Request(Cast()), SETTINGS, lambda: engine)
         session.step = 5 - engine.rank
-        session.open({"a": Slot((4,), torch.float32)}, ["a"])
+        session.open(["a"])
         return session.step
 
     assert run_ranks(2, body) == [5, 5]
@@ -237,7 +239,7 @@ def test_a_residual_that_is_loaded_between_steps_is_sent_by_whatever_decides() -
         session.set_buckets([layout("a", "b"), layout("c", "d")], DEVICES)
         take(session, engine.rank, 0)
         saved = checkpoint.save(session, engine.rank, 2)
-        saved["residuals"] = {"b": torch.full((30,), 2.0)}
+        remembered(saved)["residuals"] = {"b": torch.full((30,), 2.0)}
         numels = {name: torch.Size(shape).numel() for name, shape in SHAPES.items()}
         checkpoint.load(session, saved, numels, engine.rank, 2)
         return take(session, engine.rank, 1)[0][200:], residual(session, "b")
@@ -254,10 +256,10 @@ def test_a_residual_waits_where_it_cannot_be_sent(kind: str) -> None:
 
     def body(engine: InProcessEngine):
         dtype = torch.float64 if kind == "float64" else torch.float32
-        session = ExchangeSession(Request(Cast()), SETTINGS, lambda: engine)
+        session = ExchangeSession({"a": Slot((4, 3), dtype)}, Request(Cast()), SETTINGS, lambda: engine)
         kept = torch.arange(12.0) if engine.rank == 0 else None
         session.states.load_state_dict({"a": kept} if kept is not None else {}, {"a": 12})
-        session.open({"a": Slot((4, 3), dtype)}, ["a"])
+        session.open(["a"])
         session.set_buckets([Layout(("a",), ((4, 3),), dtype, sparse=kind == "sparse")], DEVICES)
         for _ in range(2):
             gradient = torch.ones(4, 3, dtype=dtype)

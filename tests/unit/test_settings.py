@@ -92,6 +92,14 @@ def test_a_whole_number_brings_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> N
         Settings.from_environment()
 
 
+@pytest.mark.parametrize("name", ["timeline", "log", "tensorboard", "profile"])
+def test_a_name_that_is_too_long_is_a_hindrance(name: str, tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 300)
+    named = {name: ProfileSettings(path) if name == "profile" else path}
+    told = Settings(**named).obstacle(0, adapts=True)
+    assert f"cannot write HVD_COMPRESS_{name.upper()} = {path} (File name too long)" in told
+
+
 def test_a_tensorboard_that_does_not_work_is_a_hindrance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     told = Settings(tensorboard=tmp_path).obstacle(0)

@@ -116,15 +116,29 @@ def run(program: str) -> str:
 
 SHOW = f"""
 import horovod.torch as hvd
-print(*sorted(name for name in {OURS} if getattr(hvd, name).__module__.startswith("hvd_compress")))
+from horovod.torch import functions, mpi_ops, optimizer
+from horovod.torch.elastic import state
+for module in hvd, functions, mpi_ops, optimizer, hvd.compression, state:
+    found = sorted(name for name in {OURS} if getattr(vars(module).get(name), "__module__", "").startswith("hvd_comp"))
+    print(module.__name__, *found, end=";")
 """
+SUBMODULES = {
+    "functions": ["broadcast_", "broadcast_async_", "broadcast_optimizer_state", "broadcast_parameters", "synchronize"],
+    "mpi_ops": ["Compression", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "synchronize"],
+    "optimizer": ["Compression", "DistributedOptimizer", "synchronize"],
+    "compression": ["Compression"],
+    "elastic.state": ["broadcast_optimizer_state", "broadcast_parameters"],
+}
 
 
 def test_importing_patches_nothing_and_patching_twice_replaces_names() -> None:
     patch = "hvd_compress.patch_horovod()\nhvd_compress.patch_horovod()"
     printed = run(f"import hvd_compress, hvd_compress.torch\n{SHOW}\n{patch}\nprint('then')\n{SHOW}")
     before, after = printed.split("then")
-    assert (before.split(), after.split()) == ([], sorted(OURS))
+    names = ["horovod.torch", *(f"horovod.torch.{name}" for name in SUBMODULES)]
+    assert [line.split() for line in before.split(";")[:-1]] == [[name] for name in names]
+    found = [line.split() for line in after.split(";")[:-1]]
+    assert found == [[name, *ours] for name, ours in zip(names, [sorted(OURS), *SUBMODULES.values()], strict=True)]
 
 
 def test_importing_the_package_imports_neither_torch_nor_horovod() -> None:
@@ -138,9 +152,17 @@ import hvd_compress
 hvd_compress.patch_horovod()
 import horovod.torch as hvd, torch
 hvd.init()
+from horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from horovod.torch.mpi_ops import allreduce_async_, broadcast, broadcast_async_, synchronize
+from horovod.torch.optimizer import DistributedOptimizer
 parameter = torch.nn.Parameter(torch.ones(3))
-optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("p", parameter)])
-hvd.broadcast_optimizer_state(optimizer, 0)
+broadcast_parameters({"p": parameter, "turned": torch.ones(2, 3).t(), "mask": torch.ones(2) > 0}, 0)
+assert synchronize(broadcast_async_(parameter, 0)) is synchronize(allreduce_async_(parameter)) is parameter
+broadcast(parameter * 1, 0).sum().backward()
+assert parameter.grad.tolist() == [1.0] * 3
+optimizer = DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("p", parameter)])
+broadcast_optimizer_state(optimizer, 0)
+optimizer.zero_grad()
 parameter.sum().backward()
 optimizer.step()
 print(parameter.tolist(), hasattr(optimizer, "_reducer"))

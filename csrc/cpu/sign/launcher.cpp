@@ -58,14 +58,6 @@ Status sign_accumulate_kept(ConstArray grad, ConstArray kept, const float* kept_
     return correct_blocks(grad, kept, out, n, scale, workspace, correct);
 }
 
-Status sign_settle(Array x, const float* scale, std::int64_t n, Stream) noexcept {
-    if (const Status status = check_numel(n); status != Status::kOk) return status;
-    return dispatch(x.dtype, [&](auto) {
-        subtract_sent(x, n, *scale);
-        return Status::kOk;
-    });
-}
-
 Status sign_add(const std::uint8_t* bits, const float* scale, Array out, std::int64_t n, float weight,
                 Stream) noexcept {
     if (const Status status = check_numel(n); status != Status::kOk) return status;

@@ -45,16 +45,6 @@ Status sign_accumulate_kept(ConstArray grad, ConstArray kept, const float* kept_
     });
 }
 
-Status sign_settle(Array x, const float* scale, std::int64_t n, Stream stream) noexcept {
-    if (const Status status = check_numel(n); status != Status::kOk) return status;
-    return dispatch(x.dtype, [&](auto tag) {
-        using R = typename decltype(tag)::Type;
-        R* const left = static_cast<R*>(x.data);
-        launch(SubtractSent<R>{left, n, is_aligned(left), scale}, divided_up(n, kSumBlock), stream);
-        return launch_status();
-    });
-}
-
 Status sign_add(const std::uint8_t* bits, const float* scale, Array out, std::int64_t n, float weight,
                 Stream stream) noexcept {
     if (const Status status = check_numel(n); status != Status::kOk) return status;

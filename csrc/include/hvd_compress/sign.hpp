@@ -26,9 +26,6 @@ using SignAccumulate = Status(ConstArray grad, ConstArray residual, Array out, s
 using SignAccumulateKept = Status(ConstArray grad, ConstArray kept, const float* kept_scale, Array out, std::int64_t n,
                                   std::uint8_t* bits, float* scale, Workspace workspace, Stream stream) noexcept;
 
-// x = x -+ *scale, rounded to its dtype: of what SignAccumulateKept keeps, the residual.
-using SignSettle = Status(Array x, const float* scale, std::int64_t n, Stream stream) noexcept;
-
 // out[i] += +-(weight * *scale); the product is rounded to fp32, the sum to the dtype of out.
 using SignAdd = Status(const std::uint8_t* bits, const float* scale, Array out, std::int64_t n, float weight,
                        Stream stream) noexcept;
@@ -37,7 +34,6 @@ namespace cpu {
 SignWorkspaceBytes sign_workspace_bytes;
 SignAccumulate sign_accumulate;
 SignAccumulateKept sign_accumulate_kept;
-SignSettle sign_settle;
 SignAdd sign_add;
 }  // namespace cpu
 
@@ -45,7 +41,6 @@ namespace cuda {
 SignWorkspaceBytes sign_workspace_bytes;
 SignAccumulate sign_accumulate;
 SignAccumulateKept sign_accumulate_kept;
-SignSettle sign_settle;
 SignAdd sign_add;
 }  // namespace cuda
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 import pytest
+from click.testing import CliRunner
 
+from hvd_compress.cli.main import main
 from hvd_compress.cli.numbers import Seconds, elements, ratio, size
 
 SIZES = {"65536": 65_536, "64K": 64_000, "1m": 1_000_000, "25.6M": 25_600_000, "0.1k": 100, "7G": 7_000_000_000}
@@ -60,3 +64,46 @@ def test_seconds_that_are_none(text: str) -> None:
 def test_ratios_that_are_none(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"is not a ratio, such as 0\.01 or 1%"):
         ratio(text)
+
+
+CHOOSE = ["choose", "--numel", "25.6M", "--ratio", "0.01"]
+WHATIF = ["whatif", "{model}", "--world-size", "8", "--bandwidth", "1gbit"]
+TEN = f"1{'0' * 400}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [*CHOOSE, "--world-size", TEN, "--latency", "1ms", "--bandwidth", "1gbit"],
+        [*CHOOSE, "--world-size", "8", "--latency", "1e308s", "--bandwidth", "1gbit"],
+        [*CHOOSE, "--world-size", "8", "--latency", "1ms", "--bandwidth", "1e300tbit"],
+        [*CHOOSE, "--world-size", "8", "--latency", "1ms", "--bandwidth", "1e-300bit"],
+        [*WHATIF[:2], "--world-size", TEN, "--bandwidth", "1gbit", "--payload", "1%"],
+        [*WHATIF[:2], "--world-size", "8", "--bandwidth", "1e300tbit", "--payload", "1%"],
+        [*WHATIF, "--payload", "1e400"],
+        [*WHATIF, "--payload", "nan%"],
+        [*WHATIF, "--payload", "1%", "--encode", "1e308s"],
+        [*WHATIF, "--payload", "1%", "--backward", "1e308s"],
+        [*WHATIF, "--payload", "1%", "--bucket-mb", "1e308"],
+        [*WHATIF, "--compressor", f"topk:ratio={'[' * 100_000}"],
+        [*WHATIF, "--compressor", "topk:ratio=1e400"],
+        [*WHATIF, "--compressor", f"int4:block={TEN}"],
+        ["profile", "--compressor", f"topk:ratio={'[' * 100_000}", "--", "true"],
+        ["bench", "kernels", "--threads", TEN],
+        ["bench", "kernels", "--repetitions", TEN],
+        ["bench", "compressors", "--threads", TEN],
+        ["bench", "planner", "--gpus", TEN],
+        ["plan", "count-options", "--devices", TEN],
+        ["probe", "--budget", "1e308s"],
+        ["netlab", "run", "--hosts", TEN, "--latency", "1ms", "--bandwidth", "1gbit", "--", "true"],
+    ],
+    ids=lambda arguments: " ".join(arguments)[:60],
+)
+def test_what_nothing_has_is_one_sentence(arguments: list[str], tmp_path: Path) -> None:
+    model = tmp_path / "model.json"
+    model.write_text('{"model": "m", "tensors": [{"name": "a", "numel": 1000000, "backward_us": 100.0}]}')
+    done = CliRunner().invoke(main, [argument.format(model=model) for argument in arguments])
+    assert done.exit_code == 2, (done.output, done.exception)
+    assert isinstance(done.exception, SystemExit)
+    assert "Error: " in done.output
+    assert len(done.output) < 3000

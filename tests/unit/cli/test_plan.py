@@ -244,3 +244,19 @@ class TestCompare:
         assert result.exit_code == 2
         assert "pass --profile DIR" in result.output
         assert run("compare", plan, timeline, "--profile", profile).exit_code == 0
+
+
+def test_files_of_two_runs_are_no_profile(tmp_path: Path) -> None:
+    """As a run leaves them that was killed while it replaced those of another. Named by themselves, they are two."""
+    said = profile_files.said()
+    files = {name: said[name] | {"run": run} for name, run in (("model", "a"), ("system", "b"), ("compressor", "b"))}
+    folder = profile_files.write(tmp_path / "profile", **files)
+    done = run("make", folder, "-o", tmp_path / "plan.json", "--budget", 0)
+    assert done.exit_code == 2, done.output
+    assert (
+        f"{folder / 'model.json'} and system.json beside it are of different runs, a and b: profile again"
+        in done.output
+    )
+    other = profile_files.write(tmp_path / "other", **files)
+    done = run("make", folder, "--model", other / "model.json", "-o", tmp_path / "plan.json", "--budget", 0)
+    assert done.exit_code == 0, done.output

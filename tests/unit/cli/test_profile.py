@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -24,18 +25,21 @@ WRITES = """
 import os, sys, time
 from pathlib import Path
 from hvd_compress.planner.profiles import CompressorProfile, DeviceTimes, ModelProfile, Times
+from hvd_compress.profiler.folder import RUN, Claim
 from hvd_compress.profiler.job import write_profile
+from hvd_compress.settings import command_run
 folder = Path(os.environ["HVD_COMPRESS_PROFILE"])
 times = Times(numel=(1, 1000), us=(10.0, 20.0))
 compressor = {"name": "topk", "ratio": 0.01}
 device = DeviceTimes(compress=times, decompress=times)
 tensors = [{"name": "weight", "numel": 2000, "backward_us": 1500.0}]
-write_profile(
-    folder,
-    ModelProfile(model="played", tensors=tensors, steps=7, forward_us=2500.0),
-    CompressorProfile(compressor=compressor, payload={"per_element_bytes": 0.08}, devices={"training": device}),
-    None,
-)
+with Claim(folder, RUN, command_run()) as claim:
+    write_profile(
+        claim,
+        ModelProfile(model="played", tensors=tensors, steps=7, forward_us=2500.0),
+        CompressorProfile(compressor=compressor, payload={"per_element_bytes": 0.08}, devices={"training": device}),
+        None,
+    )
 """
 """A training that writes a profile."""
 
@@ -54,6 +58,7 @@ def test_the_program_sees_what_was_asked_for(tmp_path: Path) -> None:
     run(*options, *python(code))
     seen = json.loads((tmp_path / "seen").read_text())
     found = {name.removeprefix("HVD_COMPRESS_"): value for name, value in seen.items() if "HVD_COMPRESS_PRO" in name}
+    assert re.fullmatch("[0-9a-f]{12}", found.pop("PROFILE_RUN"))
     assert found == {
         "PROFILE": str(tmp_path / "a"),
         "PROFILE_STEPS": "7",
@@ -160,6 +165,38 @@ def test_a_job_that_records_into_the_folder_is_left_alone(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
 
 
+def test_a_job_that_this_command_has_not_started_is_refused_the_folder(tmp_path: Path) -> None:
+    """Its files would be taken for those of PROGRAM."""
+    code = f"""
+import os, subprocess, sys
+del os.environ["HVD_COMPRESS_PROFILE_RUN"]
+done = subprocess.run([sys.executable, "-c", {WRITES!r}], capture_output=True, text=True)
+open({str(tmp_path / "told")!r}, "w").write(done.stderr)
+"""
+    done = run("-o", str(tmp_path / "profile"), *python(code))
+    assert done.exit_code == 2
+    assert "no profile: 0 of 110 steps were seen" in done.output
+    assert "another profile is recorded into the folder" in (tmp_path / "told").read_text()
+    assert list((tmp_path / "profile").iterdir()) == []
+
+
+def test_files_of_another_run_are_no_profile_of_this_one(tmp_path: Path) -> None:
+    """As on a file system without locks."""
+    code = WRITES.replace("Claim(folder, RUN, command_run())", "Claim(folder.parent / 'other', RUN)")
+    moves = 'for path in (folder.parent / "other").iterdir():\n    path.replace(folder / path.name)\n'
+    done = run("-o", str(tmp_path / "profile"), *python(code + moves))
+    assert done.exit_code == 2
+    assert f"another run has written into the folder {tmp_path / 'profile'}: name another with -o" in done.output
+
+
+def test_a_script_whose_second_job_is_short_has_the_profile_of_the_first(tmp_path: Path) -> None:
+    code = WRITES + f"open({str(tmp_path / 'progress.json')!r}, 'w').write('{{\"steps\": 1, \"of\": 110}}')"
+    done = run("-o", str(tmp_path), *python(code))
+    assert done.exit_code == 0, done.output
+    assert "model.json: 1 tensors" in done.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["compressor.json", "model.json"]
+
+
 def test_files_of_an_earlier_run_are_no_profile_of_this_one(tmp_path: Path) -> None:
     assert run("-o", str(tmp_path), *python(WRITES)).exit_code == 0
     before = (tmp_path / "model.json").read_text()
@@ -180,7 +217,8 @@ def test_the_program_is_ended_where_that_was_asked_for(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_program_that_was_ended_is_removed(tmp_path: Path) -> None:
     holds = "from hvd_compress.profiler.folder import RUN, Claim\nimport os\nfrom pathlib import Path\n"
-    holds += "Claim(Path(os.environ['HVD_COMPRESS_PROFILE']), RUN)\nos._exit(0)"
+    holds += "path = Path(os.environ['HVD_COMPRESS_PROFILE'])\n"
+    holds += "Claim(path, RUN, os.environ['HVD_COMPRESS_PROFILE_RUN'])\nassert (path / RUN).exists()\nos._exit(0)"
     run("-o", str(tmp_path), *python(holds))
     assert list(tmp_path.iterdir()) == []
 

@@ -271,3 +271,14 @@ def test_quantisers_travel_by_owners_of_shards_and_not_by_an_all_gather(tmp_path
         assert result.exit_code == 0, result.output
         found[name] = json.loads(result.output)["compression"]["summable"]
     assert found == {"blocks:bits=4": True, "topk:ratio=0.0625": False}
+
+
+def test_files_of_two_runs_are_no_profile(tmp_path: Path) -> None:
+    folder = profile_files.write(tmp_path / "profile")
+    for name, run in (("model", "a"), ("compressor", "b")):
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"run": run}))
+    assert whatif(folder, *NETWORK, "--payload", "1%").exit_code == 0
+    done = whatif(folder, *NETWORK, "--compressor-profile", folder)
+    assert done.exit_code == 2
+    assert "are of different runs, a and b" in done.output

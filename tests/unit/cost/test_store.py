@@ -18,6 +18,7 @@ from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.store import JobShape, default_folder, job_shape, load, obtain, save
 from hvd_compress.engines.inprocess import InProcessWorld, run_ranks
+from tests.unit.cli.test_hostile_files import TEXTS, absurd
 
 
 def shape(n: int = 2) -> JobShape:
@@ -99,6 +100,26 @@ def test_numbers_that_are_none_are_ignored_with_a_word(tmp_path, key, value):
     path.write_text(json.dumps(content))
     with pytest.warns(UserWarning, match="is ignored: it cannot be read"):
         assert loaded(tmp_path, wanted) == [(), ()]
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_a_file_of_anything_is_ignored_with_a_word(tmp_path, text):
+    wanted = shape(1)
+    (tmp_path / wanted.file_name()).write_bytes(text)
+    with pytest.warns(UserWarning, match="is ignored"):
+        assert loaded(tmp_path, wanted) == [()]
+
+
+def test_one_absurd_value_is_read_or_ignored_with_a_word(tmp_path):
+    wanted = shape(1)
+    save(some_curves(), wanted, tmp_path)
+    path = tmp_path / wanted.file_name()
+    for text in list(absurd(path)):
+        path.write_text(text)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            loaded(tmp_path, wanted)
+        assert all("is ignored" in str(each.message) for each in told)
 
 
 def test_a_disk_that_is_full_is_a_warning_and_leaves_nothing_behind(tmp_path, monkeypatch):

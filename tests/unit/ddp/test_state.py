@@ -14,15 +14,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hc
 from hvd_compress.errors import ConfigError
+from tests.harness import remembered
 from tests.unit.ddp.job import run_ranks
 from tests.unit.ddp.training import Given, check_ranks_equal, compressed, flat, loss_of, make_model, optimizer_of
 
-METHODS = ("star", "allgather", "efsign", "powersgd", "int8", "covap", "momentum", "demo")
+METHODS = ("star", "allgather", "efsign", "powersgd", "int8", "int4", "onebit", "covap", "momentum", "demo")
 """All with error feedback."""
 
 
 def residuals(ddp: DistributedDataParallel) -> torch.Tensor:
-    return torch.cat(list(hc.state_dict(ddp)["residuals"].values()))
+    return torch.cat(list(remembered(hc.state_dict(ddp))["residuals"].values()))
 
 
 def train(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, rank: int, steps: range) -> None:
@@ -96,14 +97,14 @@ def skip_nan(rank: int) -> None:
     for step in range(8):
         # those of the coming step
         skipped = [names for names, decision in hc.decisions(ddp).items() if decision.path.scheme == "skip"]
-        before = hc.state_dict(ddp)["residuals"]
+        before = remembered(hc.state_dict(ddp))["residuals"]
         optimizer.zero_grad()
         if step == 4 and rank == 1:
             (parameter, *_), *_ = skipped
             handle = ddp.module.get_parameter(parameter).register_hook(lambda g: torch.full_like(g, float("nan")))
             ddp(rank, step).backward()
             handle.remove()
-            assert torch.equal(hc.state_dict(ddp)["residuals"][parameter], before[parameter])
+            assert torch.equal(remembered(hc.state_dict(ddp))["residuals"][parameter], before[parameter])
         else:
             ddp(rank, step).backward()
         optimizer.step()
@@ -121,6 +122,47 @@ def through_a_file(state: Any) -> Any:
 
 def test_to_resume_is_to_go_on_to_the_bit() -> None:
     run_ranks(resume)
+
+
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}], ids=["plain", "static"])
+def test_to_resume_is_to_go_on_also_where_ddp_cuts_its_buckets_anew(options: dict[str, bool]) -> None:
+    """Its first step has other buckets, and what is rounded in blocks depends on them."""
+    run_ranks(resume_cut, options)
+
+
+def resume_cut(rank: int, options: dict[str, bool]) -> None:
+    for name in METHODS:
+        going = compressed(make_model(), name, **options)
+        optimizer = optimizer_of(going)
+        train(going, optimizer, rank, range(5))
+        kept = through_a_file((going.module.state_dict(), optimizer.state_dict(), hc.state_dict(going)))
+        train(going, optimizer, rank, range(5, 10))
+        again = compressed(make_model(3), name, **options)
+        anew = optimizer_of(again)
+        again.module.load_state_dict(kept[0])
+        anew.load_state_dict(kept[1])
+        hc.load_state_dict(again, kept[2])
+        train(again, anew, rank, range(5, 6))
+        assert [list(names) for names in hc.decisions(again)] == kept[2]["buckets"], "those of the run that goes on"
+        train(again, anew, rank, range(6, 10))
+        assert torch.equal(flat(again), flat(going)), name
+        assert torch.equal(residuals(again), residuals(going)), name
+
+
+def test_a_rank_that_resumes_alone_cuts_as_the_others() -> None:
+    run_ranks(resume_alone, ranks=2)
+
+
+def resume_alone(rank: int) -> None:
+    going = compressed(make_model(), "int8")
+    optimizer = optimizer_of(going)
+    train(going, optimizer, rank, range(3))
+    again = compressed(going.module, "int8")
+    if rank == 0:
+        hc.load_state_dict(again, hc.state_dict(going))
+    train(again, optimizer, rank, range(3, 6))
+    check_ranks_equal(again, "resumed alone")
+    assert hc.last_step(again).step == 5
 
 
 def resume(rank: int) -> None:
@@ -169,7 +211,7 @@ def load_from_one(rank: int) -> None:
         else:
             assert [f"not loaded on rank {rank} of 3, which starts from zero" in str(w.message) for w in told] == [True]
             assert told[0].filename == __file__, "where it was called"
-            assert not hc.state_dict(again)["residuals"]
+            assert not any(residual.any() for residual in remembered(hc.state_dict(again))["residuals"].values())
         again.module.load_state_dict(ddp.module.state_dict())
         optimizer = optimizer_of(again)
         train(again, optimizer, rank, range(3, 6))
@@ -184,12 +226,14 @@ GARBAGE = {
     "nothing at all": (None, "not the state of a compression"),
     "unknown parameter": ({"residuals": {"unknown": torch.zeros(3)}}, "parameter 'unknown'"),
     "other length": ({"residuals": {"0.weight": torch.zeros(3)}}, "'0.weight' has 3 elements instead of 533"),
-    "no tensor": ({"residuals": {"0.weight": "lost"}}, "residuals are not what they should be"),
+    "no tensor": ({"residuals": {"0.weight": "lost"}}, "residuals of rank . of 2 are not what they should be"),
     "a step that is none": ({"step": -5}, "step are not what they should be"),
-    "a rank that is none": ({"rank": True}, "rank are not what they should be"),
+    "a rank that is none": ({"ranks": {True: {}}}, "ranks are not what they should be"),
+    "no ranks": ({"ranks": {}}, "ranks are not what they should be"),
+    "buckets of none": ({"buckets": [["0.weight", 7]]}, "buckets are not what they should be"),
     "a scale that is none": ({"loss_scale": float("nan")}, "loss_scale are not what they should be"),
-    "no residuals": ({"residuals": 7}, "residuals are not what they should be"),
-    "states of no kind": ({"states": ["q"], "step": "last"}, "step, states are not what they should be"),
+    "no residuals": ({"residuals": 7}, "residuals of rank . of 2 are not what they should be"),
+    "states of no kind": ({"states": ["q"], "step": "last"}, "step, states of rank . of 2 are not what they should be"),
     "NaN": ({"residuals": {"0.weight": torch.full((533,), float("nan"))}}, "the residual of '0.weight' is not finite"),
     "NaN in a state": ({"states": {"powersgd.q": {"0.weight": torch.tensor([float("nan")])}}}, "not finite"),
 }
@@ -208,14 +252,24 @@ def load_garbage(rank: int, what: str) -> None:
     for steps in (0, 2):
         train(ddp, optimizer, rank, range(steps))
         good = hc.state_dict(ddp)
-        bad = {**good, **wrong} if isinstance(wrong, dict) and wrong.keys() & good.keys() else wrong
+        bad = damaged(good, wrong)
         with pytest.raises(ConfigError, match=f"rank {rank}: .*{told}"):
             hc.load_state_dict(ddp, bad)
         kept = hc.state_dict(ddp)
-        assert kept["residuals"].keys() == good["residuals"].keys()
-        assert all(torch.equal(kept["residuals"][n], good["residuals"][n]) for n in good["residuals"])
+        before, after = remembered(good)["residuals"], remembered(kept)["residuals"]
+        assert after.keys() == before.keys()
+        assert all(torch.equal(after[n], before[n]) for n in before)
     train(ddp, optimizer, rank, range(2, 4))
     check_ranks_equal(ddp, what)
+
+
+def damaged(good: dict[str, Any], wrong: Any) -> Any:
+    """Put what is wrong into the place of what is right."""
+    if not isinstance(wrong, dict) or not wrong.keys() & {*good, "residuals", "states"}:
+        return wrong
+    ((name, own),) = good["ranks"].items()
+    own = {key: wrong.get(key, value) for key, value in own.items()}
+    return {**good, "ranks": {name: own}, **{key: value for key, value in wrong.items() if key in good}}
 
 
 def test_the_state_of_another_model_is_refused() -> None:
@@ -266,7 +320,7 @@ def owe(rank: int) -> None:
             for n, parameter in ddp.module.named_parameters():
                 if parameter.grad is not None:
                     came[n] += parameter.grad
-        left = hc.state_dict(ddp)["residuals"]
+        left = remembered(hc.state_dict(ddp))["residuals"]
         for n, total in came.items():
             owed = left.get(n, torch.zeros(total.numel()))
             dist.all_reduce(owed)

@@ -16,7 +16,7 @@ from hvd_compress.devices.select import lane_on
 from hvd_compress.devices.staged import StagedLane
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError
-from hvd_compress.optimizer import name_parameters
+from hvd_compress.named_parameters import name_parameters
 from tests.harness import REQUESTS, alone, backward, make_optimizer, make_parameters, on_engine
 from tests.played import PlayedStreams
 
@@ -73,8 +73,8 @@ def test_a_rank_on_another_device_is_found_in_the_handshake() -> None:
     def body(engine: InProcessEngine) -> None:
         place = "cpu" if engine.rank == 0 else "cuda 0"
         parameters, optimizer = on_engine(engine, REQUESTS["dense"])
-        slots = optimizer._reducer._slots
-        optimizer._reducer._slots = {name: replace(slot, place=place) for name, slot in slots.items()}
+        session = optimizer._reducer.session
+        session._parameters = {name: replace(slot, place=place) for name, slot in session._parameters.items()}
         backward(parameters, engine.rank, 0)
         with pytest.raises(ConfigError, match=r"rank 0 has 'first.weight: .*32' where rank 1 has .* on cuda 0'"):
             optimizer.step()

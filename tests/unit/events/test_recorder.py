@@ -144,8 +144,9 @@ def test_beside_a_controller_the_buckets_that_it_leaves_alone_are_told(
 def test_buckets_that_are_cut_anew_are_told_anew(tmp_path: Path) -> None:
     def body(engine: InProcessEngine) -> None:
         settings = Settings(600, 60, log=tmp_path / "log.jsonl")
-        session = ExchangeSession(Request(EFSign()), settings, lambda: engine)
-        session.open({name: Slot((8,), torch.float32) for name in "abc"}, list("abc"))
+        slots = {name: Slot((8,), torch.float32) for name in "abc"}
+        session = ExchangeSession(slots, Request(EFSign()), settings, lambda: engine)
+        session.open(list("abc"))
         for names in ("ab", "c"), ("ab", "c"), ("a", "bc"):
             layouts = [Layout(tuple(group), ((8,),) * len(group)) for group in names]
             session.set_buckets(layouts, {"cpu": torch.device("cpu")})

@@ -8,11 +8,12 @@ import torch
 
 from hvd_compress.decision import Request
 from hvd_compress.engines.base import Engine
+from hvd_compress.named_parameters import name_parameters, trainable
 from hvd_compress.optim import DeMo, OneBitAdam
-from hvd_compress.optimizer import ReducingOptimizer, name_parameters, trainable, wrap
+from hvd_compress.optimizer import ReducingOptimizer, wrap
 from hvd_compress.reducer import ReduceOptions, Reducer
 from hvd_compress.settings import Settings
-from tests.harness import SHAPES, backward, gradient, make_parameters
+from tests.harness import SHAPES, backward, gradient, make_parameters, remembered
 
 Parameters = dict[str, torch.nn.Parameter]
 Maker = Callable[[Iterable[torch.Tensor]], tuple[torch.optim.Optimizer, Request]]
@@ -60,7 +61,7 @@ def flat(tensors: Mapping[str, torch.Tensor] | Parameters) -> torch.Tensor:
 
 def momenta(optimizer: ReducingOptimizer) -> torch.Tensor:
     """Return the momentum that ranks share."""
-    return flat(optimizer.state_dict()["hvd_compress"]["states"]["gradient:momentum"])
+    return flat(remembered(optimizer.state_dict()["hvd_compress"])["states"]["gradient:momentum"])
 
 
 def gradients(size: int, step: int, name: str) -> list[torch.Tensor]:

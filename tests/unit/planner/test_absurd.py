@@ -43,12 +43,12 @@ def said() -> dict[str, Any]:
     return json.loads(json.dumps(found))
 
 
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the paths of all numbers."""
+def leaves(value: Any, path: tuple[Any, ...] = (), strings: bool = False) -> Iterator[tuple[Any, ...]]:
+    """Yield the paths of all numbers, and of `strings`."""
     if isinstance(value, (dict, list)):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from leaves(inner, (*path, key))
-    elif not isinstance(value, str):
+            yield from leaves(inner, (*path, key), strings)
+    elif strings or not isinstance(value, str):
         yield path
 
 

@@ -76,6 +76,31 @@ def test_what_is_wrong_is_named(kind: type, said: dict[str, Any], words: str, tm
         profiles.read(path, kind)
 
 
+def test_files_that_lie_together_are_of_one_run(tmp_path: Path) -> None:
+    kinds: dict[str, tuple[type, dict[str, Any]]] = {
+        "model.json": (ModelProfile, MODEL),
+        "system.json": (SystemProfile, SYSTEM),
+        "compressor.json": (CompressorProfile, COMPRESSOR),
+    }
+
+    def read(**runs: str) -> dict[Path, profiles.AnyProfile]:
+        found: dict[Path, profiles.AnyProfile] = {}
+        for name, (kind, said) in kinds.items():
+            path = tmp_path / name
+            path.write_text(json.dumps(said | {"run": runs[path.stem]}))
+            found[path] = profiles.read(path, kind)
+        return found
+
+    profiles.require_one_run(read(model="a", system="a", compressor="a"))
+    profiles.require_one_run(read(model="a", system="", compressor="a"))
+    mixed = read(model="a", system="a", compressor="b")
+    with pytest.raises(PlanError, match=r"model.json and compressor.json beside it are of different runs, a and b"):
+        profiles.require_one_run(mixed)
+    elsewhere = {tmp_path / path.stem / path.name: found for path, found in mixed.items()}
+    profiles.require_one_run(elsewhere)
+    profiles.require_one_run({path.with_name(f"{path.stem}-{found.run}.json"): found for path, found in mixed.items()})
+
+
 def test_the_system_of_the_page_is_one(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "profile.md").read_text()
     (tmp_path / "system.json").write_text(page.partition("```json\n")[2].partition("```")[0])

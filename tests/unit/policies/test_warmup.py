@@ -12,7 +12,7 @@ from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.policies import Warmup
-from tests.harness import SHAPES, alone, backward, gradient, make_optimizer, make_parameters, on_engine
+from tests.harness import SHAPES, alone, backward, gradient, make_optimizer, make_parameters, on_engine, remembered
 
 STEPS = 3
 REQUEST = Request(BlockQuantizer(8), "alltoall-allgather", policy=Warmup(Cast(), STEPS))
@@ -45,7 +45,7 @@ def test_what_the_warm_up_has_built_is_what_comes_next_begins_with() -> None:
             backward(parameters, engine.rank, step)
             optimizer.step()
             optimizer.zero_grad()
-            kept.append(optimizer.state_dict()["hvd_compress"]["states"]["gradient:momentum"])
+            kept.append(remembered(optimizer.state_dict()["hvd_compress"])["states"]["gradient:momentum"])
         before, after = (torch.cat([state[name] for name in SHAPES]) for state in kept[-2:])
         return before, after
 

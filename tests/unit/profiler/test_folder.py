@@ -7,6 +7,7 @@ import fcntl
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ import pytest
 
 from hvd_compress.errors import ConfigError
 from hvd_compress.profiler import folder
-from hvd_compress.profiler.folder import COMMAND, RUN, Claim, unwritable
+from hvd_compress.profiler.folder import COMMAND, RUN, Claim, is_of, unwritable
 
 HOLDS = """
 import sys, time
@@ -35,7 +36,6 @@ def test_the_second_is_told_whose_it_is(tmp_path: Path) -> None:
             ConfigError, match=rf"by process {os.getpid()} on .* since .*: name another folder, or wait"
         ):
             Claim(tmp_path, RUN)
-        Claim(tmp_path, COMMAND).release()
         with Claim(tmp_path / "other", RUN):
             pass
     assert [path.name for path in tmp_path.iterdir()] == ["other"], "nothing is left behind"
@@ -49,6 +49,48 @@ def test_a_second_release_takes_it_from_nobody(tmp_path: Path) -> None:
         first.release()
         with pytest.raises(ConfigError):
             Claim(tmp_path, RUN)
+
+
+def test_a_command_shares_its_folder_with_the_job_that_it_has_started(tmp_path: Path) -> None:
+    """And with no other one, which would take its files for its own."""
+    with Claim(tmp_path, COMMAND) as command:
+        for other in ("", Claim(tmp_path / "other", COMMAND).run, command.run[:-1], "-"):
+            with pytest.raises(ConfigError, match=rf"by process {os.getpid()} on "):
+                Claim(tmp_path, RUN, other)
+        with Claim(tmp_path, RUN, command.run) as job:
+            assert is_of(job.run, command.run)
+            with pytest.raises(ConfigError):
+                Claim(tmp_path, RUN, command.run)
+        with Claim(tmp_path, RUN, command.run) as again:
+            assert again.run != job.run
+    with Claim(tmp_path, RUN, command.run) as orphan:  # its command has ended, and was killed perhaps
+        assert not is_of(orphan.run, command.run)
+        with pytest.raises(ConfigError):
+            Claim(tmp_path, COMMAND)
+    Claim(tmp_path, COMMAND).release()
+
+
+def test_a_job_whose_command_was_killed_goes_on(tmp_path: Path) -> None:
+    (tmp_path / COMMAND).write_text("process 1 on host\nthecommand\n")
+    with Claim(tmp_path, RUN, "thecommand") as job:
+        assert is_of(job.run, "thecommand")
+    (tmp_path / COMMAND).write_bytes(b"\xff\xfe")
+    Claim(tmp_path, RUN, "thecommand").release()
+
+
+def test_a_folder_that_was_removed_is_not_held(tmp_path: Path) -> None:
+    """Another run has perhaps made it anew, whose files are in it now."""
+    place = tmp_path / "profile"
+    first = Claim(place, RUN)
+    assert first.holds
+    shutil.rmtree(place)
+    assert not first.holds
+    with Claim(place, RUN) as second:
+        assert second.holds
+        assert not first.holds
+        first.release()
+        assert second.holds
+    assert not second.holds
 
 
 def test_a_process_that_is_killed_holds_nothing(tmp_path: Path) -> None:
@@ -94,8 +136,7 @@ def test_a_file_that_is_removed_before_it_is_locked_is_nobodys(tmp_path: Path, m
 def test_a_folder_that_is_nowhere_any_more_is_left(tmp_path: Path) -> None:
     place = tmp_path / "profile"
     claim = Claim(place, RUN)
-    (place / RUN).unlink()
-    place.rmdir()
+    shutil.rmtree(place)
     place.symlink_to(place)
     claim.release()
     place.unlink()
@@ -140,6 +181,23 @@ def test_a_file_system_without_locks_is_told_of(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", [RUN, COMMAND])
+def test_a_full_file_system_is_told_and_nothing_stays_locked(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job of a command could not know that the folder is its own."""
+
+    def pwrite(fd: int, content: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", pwrite)
+        with pytest.raises(ConfigError, match=r"cannot write to the folder .*: No space left on device"):
+            Claim(tmp_path, name)
+    assert list(tmp_path.iterdir()) == []
+    Claim(tmp_path, name).release()
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert unwritable(tmp_path) == ""
     (tmp_path / "file").touch()
@@ -151,7 +209,6 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_gone_can_be_released(tmp_path: Path) -> None:
     with Claim(tmp_path / "folder", RUN):
-        (tmp_path / "folder" / RUN).unlink()
-        (tmp_path / "folder").rmdir()
+        shutil.rmtree(tmp_path / "folder")
         (tmp_path / "folder").touch()
     assert (tmp_path / "folder").is_file()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from hvd_compress.planner.profiles import (
     write,
 )
 from hvd_compress.profiler import job
+from hvd_compress.profiler.folder import COMMAND, RUN, Claim, is_of
 from tests.harness import backward, on_engine
 from tests.unit.profiler.profiled import REQUEST, SKIP, STEPS, settings, train
 
@@ -65,6 +67,48 @@ def test_two_jobs_do_not_share_a_folder(tmp_path: Path) -> None:
     run_ranks(1, lambda engine: train(engine, settings(tmp_path)) and None)
     assert "rank 0 of 1 on" in read(tmp_path / MODEL, ModelProfile).source
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted((MODEL, COMPRESSOR)), "and of no other one"
+
+
+def test_a_job_takes_no_folder_of_a_command_that_has_not_started_it(tmp_path: Path) -> None:
+    """As when it is started by hand, with HVD_COMPRESS_PROFILE alone, while the command runs another one."""
+
+    def refused(engine: InProcessEngine) -> str:
+        with pytest.raises(ConfigError) as raised:
+            train(engine, settings(tmp_path), steps=1)
+        return str(raised.value)
+
+    with Claim(tmp_path, COMMAND) as command:
+        told = run_ranks(2, refused)
+        assert all(f"another profile is recorded into the folder {tmp_path}" in words for words in told)
+        run_ranks(2, lambda engine: train(engine, settings(tmp_path, command=command.run)) and None)
+    files = (read(tmp_path / MODEL, ModelProfile), read(tmp_path / COMPRESSOR, CompressorProfile))
+    runs = {file.run for file in (*files, read(tmp_path / SYSTEM, SystemProfile))}
+    assert len(runs) == 1
+    assert is_of(runs.pop(), command.run)
+
+
+def test_a_folder_that_was_made_anew_belongs_to_the_run_that_did(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The files of the other one do not get among its own, nor does what that tells of its progress."""
+    place = tmp_path / "profile"
+
+    def body(engine: InProcessEngine) -> None:
+        parameters, optimizer = on_engine(engine, REQUEST, settings=settings(place))
+        for step in range(STEPS + SKIP):
+            if step == 1:
+                shutil.rmtree(place)
+                place.mkdir()
+                (place / PROGRESS).write_text("of the other run")
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.retire()
+
+    with caplog.at_level(logging.WARNING, "hvd_compress"):
+        run_ranks(1, body)
+    assert [(path.name, path.read_text()) for path in place.iterdir()] == [(PROGRESS, "of the other run")]
+    assert caplog.text.count(f"there is no profile: the folder {place} was removed while this run recorded") == 1
 
 
 def test_a_job_that_ends_before_leaves_the_folder_to_others(tmp_path: Path) -> None:
@@ -115,19 +159,20 @@ def test_files_of_an_earlier_job_stay_or_go_together(
     model, compressor = read(folder / MODEL, ModelProfile), read(folder / COMPRESSOR, CompressorProfile)
 
     def but_the_last(path: Path, profile: Any) -> None:
-        if profile is model:
+        if isinstance(profile, ModelProfile):
             raise PlanError("no room")
         write(path, profile)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(job, "write", but_the_last)
-        with pytest.raises(PlanError, match="no room"):
-            job.write_profile(tmp_path, model, compressor, None)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted((MODEL, COMPRESSOR, SYSTEM))
-    assert {path.read_text() for path in tmp_path.iterdir()} == {"{}"}
-    job.write_profile(tmp_path, model, compressor, None)
+    with Claim(tmp_path, RUN) as claim:
+        with monkeypatch.context() as patched:
+            patched.setattr(job, "write", but_the_last)
+            with pytest.raises(PlanError, match="no room"):
+                job.write_profile(claim, model, compressor, None)
+        assert sorted(path.name for path in tmp_path.glob("*.json")) == sorted((MODEL, COMPRESSOR, SYSTEM))
+        assert {path.read_text() for path in tmp_path.glob("*.json")} == {"{}"}
+        job.write_profile(claim, model, compressor, None)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted((MODEL, COMPRESSOR))
-    assert read(tmp_path / MODEL, ModelProfile) == model
+    assert read(tmp_path / MODEL, ModelProfile) == model.model_copy(update={"run": claim.run})
 
 
 def test_an_error_that_nobody_expected_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

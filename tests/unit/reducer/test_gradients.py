@@ -16,7 +16,7 @@ from hvd_compress.compressors import Cast
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import UsageError
-from hvd_compress.optimizer import ReducingOptimizer, _on_gradient
+from hvd_compress.optimizer import ReducingOptimizer
 from hvd_compress.reducer import ReduceOptions
 from hvd_compress.settings import Settings
 from tests.harness import REQUESTS, alone, backward, flat_gradient, make_optimizer, make_parameters, on_engine
@@ -322,7 +322,6 @@ def test_an_optimizer_that_is_dropped_takes_its_threads_along() -> None:
 
 def test_hooks_of_two_devices_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Autograd has a thread for each device: two at once would launch a bucket twice, or rescale residuals twice."""
-    parameters, optimizer = on_engine(alone(), DENSE)
     inside, most = 0, 0
 
     def slow(self: ReducingOptimizer, parameter: torch.Tensor) -> None:
@@ -333,7 +332,8 @@ def test_hooks_of_two_devices_threads_take_turns(monkeypatch: pytest.MonkeyPatch
         inside -= 1
 
     monkeypatch.setattr(ReducingOptimizer, "_gradient_ready", slow)
-    hook = partial(_on_gradient, weakref.ref(optimizer))
+    parameters, optimizer = on_engine(alone(), DENSE)
+    hook = optimizer._hooks._ready
     threads = [threading.Thread(target=hook, args=(parameter,)) for parameter in parameters.values()]
     for thread in threads:
         thread.start()

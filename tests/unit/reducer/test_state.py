@@ -12,7 +12,7 @@ from hvd_compress.compressors import BlockQuantizer, EFSign, PowerSGD, TopK
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, MismatchError, PayloadError
-from tests.harness import REQUESTS, alone, backward, on_engine
+from tests.harness import REQUESTS, alone, backward, on_engine, remembered
 
 FLAT = ("topk-star", "topk-allgather", "efsign", "int8", "int2", "int4-stochastic", "int8-gather")
 RESUMED = {
@@ -68,10 +68,45 @@ def test_residuals_of_another_rank_are_not_taken_over() -> None:
     backward(parameters, 0, 0)
     optimizer.step()
     state = optimizer.state_dict()
-    state["hvd_compress"]["rank"] = 3
+    state["hvd_compress"]["ranks"] = {"rank 3 of 1": remembered(state["hvd_compress"])}
     with pytest.warns(UserWarning, match="residuals of rank 3 of 1 are not loaded on rank 0"):
         optimizer.load_state_dict(state)
-    assert not any(residual.any() for residual in optimizer.state_dict()["hvd_compress"]["residuals"].values())
+    assert not any(
+        residual.any() for residual in remembered(optimizer.state_dict()["hvd_compress"])["residuals"].values()
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_checkpoint_of_an_earlier_version_loads(rank: int) -> None:
+    """It named the rank beside the tensors, and not at each."""
+    parameters, optimizer = on_engine(alone(), REQUESTS["topk-allgather"])
+    backward(parameters, 0, 0)
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    del state["state"]["hvd_compress"]
+    saved = remembered(state["hvd_compress"])
+    state["hvd_compress"] = {"rank": rank, "world_size": 1, "step": 1, "loss_scale": None, **saved}
+    resumed = on_engine(alone(), REQUESTS["topk-allgather"])[1]
+    if rank == 0:
+        resumed.load_state_dict(state)
+    else:
+        with pytest.warns(UserWarning, match="residuals of rank 2 of 1 are not loaded on rank 0 of 1"):
+            resumed.load_state_dict(state)
+    loaded = resumed.state_dict()["hvd_compress"]
+    assert loaded["step"] == 1
+    for name, residual in remembered(loaded)["residuals"].items():
+        assert torch.equal(residual, saved["residuals"][name] if rank == 0 else torch.zeros_like(residual))
+
+
+def test_a_checkpoint_that_has_lost_its_residuals_is_told() -> None:
+    """As torch.distributed.checkpoint loads by halves into a dictionary without them."""
+    parameters, optimizer = on_engine(alone(), REQUESTS["topk-allgather"])
+    backward(parameters, 0, 0)
+    optimizer.step()
+    state = optimizer.state_dict()
+    remembered(state["hvd_compress"])["residuals"].clear()
+    with pytest.warns(UserWarning, match="the checkpoint of step 1 holds no residuals for rank 0 of 1"):
+        optimizer.load_state_dict(state)
 
 
 def test_a_checkpoint_without_compression_loads() -> None:
@@ -88,7 +123,7 @@ def test_a_checkpoint_of_another_model_is_refused() -> None:
     backward(parameters, 0, 0)
     optimizer.step()
     state = optimizer.state_dict()
-    state["hvd_compress"]["residuals"]["odd"] = torch.zeros(5)
+    remembered(state["hvd_compress"])["residuals"]["odd"] = torch.zeros(5)
     with pytest.raises(ConfigError, match="rank 0: the residual of 'odd' has 5 elements instead of 1"):
         optimizer.load_state_dict(state)
 
@@ -127,13 +162,13 @@ def test_residuals_follow_the_loss_scale() -> None:
     optimizer.follow_loss_scale(scaler)
     backward(parameters, 0, 0)
     optimizer.step()
-    before = optimizer.state_dict()["hvd_compress"]["residuals"]
+    before = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
     scaler.scale = 256.0
     optimizer.zero_grad()
     for parameter in parameters.values():
         (parameter * 0).sum().backward()
     optimizer.synchronize()
-    after = optimizer.state_dict()["hvd_compress"]["residuals"]
+    after = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
     kept = {name: after[name] != 0 for name in after}
     assert any(mask.any() for mask in kept.values())
     for name, mask in kept.items():
@@ -147,7 +182,7 @@ def test_residuals_are_saved_with_the_loss_scale_they_belong_to(order: str) -> N
     optimizer.follow_loss_scale(scaler)
     backward(parameters, 0, 0)
     optimizer.step()
-    unscaled = {n: r / 1024 for n, r in optimizer.state_dict()["hvd_compress"]["residuals"].items()}
+    unscaled = {n: r / 1024 for n, r in remembered(optimizer.state_dict()["hvd_compress"])["residuals"].items()}
     scaler.scale = 512.0  # scaler.update() after a skipped step
     state = copy.deepcopy(optimizer.state_dict())
 
@@ -157,7 +192,7 @@ def test_residuals_are_saved_with_the_loss_scale_they_belong_to(order: str) -> N
         other.scale = 512.0
     resumed.load_state_dict(state)
     other.scale = 512.0
-    loaded = resumed.state_dict()["hvd_compress"]["residuals"]
+    loaded = remembered(resumed.state_dict()["hvd_compress"])["residuals"]
     assert any(residual.any() for residual in loaded.values())
     for name, residual in loaded.items():
         assert torch.equal(residual / 512, unscaled[name])
@@ -169,10 +204,10 @@ def test_a_loss_scale_that_has_become_zero_leaves_residuals_alone() -> None:
     optimizer.follow_loss_scale(scaler)
     backward(parameters, 0, 0)
     optimizer.step()
-    before = optimizer.state_dict()["hvd_compress"]["residuals"]
+    before = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
     for scale in (0.0, float("inf"), 4.0):
         scaler.scale = scale
-        after = optimizer.state_dict()["hvd_compress"]["residuals"]
+        after = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
         factor = 2.0 if scale == 4.0 else 1.0
         assert all(torch.equal(after[name], factor * before[name]) for name in before)
 
@@ -182,7 +217,7 @@ def test_what_a_gpu_found_in_a_payload_fails_the_step(monkeypatch: pytest.Monkey
     parameters, optimizer = on_engine(alone(), REQUESTS["topk-allgather"])
     backward(parameters, 0, 0)
     optimizer.step()
-    before = optimizer.state_dict()["hvd_compress"]["residuals"]
+    before = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
 
     def found() -> None:
         raise MismatchError("payload from rank 0: the index at position 2 lies outside")
@@ -194,5 +229,5 @@ def test_what_a_gpu_found_in_a_payload_fails_the_step(monkeypatch: pytest.Monkey
     with pytest.raises(PayloadError, match="rank 0, step 1: payload from rank 0: the index at position 2"):
         optimizer.step()
     assert forgotten, "another optimizer's step would fail for it"
-    after = optimizer.state_dict()["hvd_compress"]["residuals"]
+    after = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
     assert all(torch.equal(before[name], after[name]) for name in before)

@@ -1,0 +1,37 @@
+"""What a session tells: on rank 0, once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+log = logging.getLogger("hvd_compress")
+
+
+def tell_float64(names: Sequence[str], count: int) -> None:
+    """Of the parameters, `count` in all, these were to be compressed and are not."""
+    log.warning(
+        "hvd_compress: %d of %d parameters are float64 (%s first) and travel dense, without compression: only float32, "
+        "float16 and bfloat16 gradients are compressed",
+        len(names),
+        count,
+        names[0],
+    )
+
+
+def tell_one_rank() -> None:
+    """There is nobody to exchange gradients with."""
+    log.warning(
+        "hvd_compress: there is one rank, so nothing is exchanged, and compressing gradients only takes time: launch "
+        "the training with mpirun, horovodrun or torchrun to have several"
+    )
+
+
+def tell_nonfinite(step: int, buckets: Sequence[str]) -> None:
+    """The first step that is not finite, in these buckets."""
+    log.warning(
+        "hvd_compress: step %d: gradients are NaN or infinite on some rank, in bucket %s; residuals stay as they were. "
+        "last_step.nonfinite_steps counts such steps, and this is told once",
+        step,
+        ", ".join(buckets),
+    )

@@ -1,0 +1,190 @@
+"""Are replicas still equal? Sums over the bits of results and of parameters, compared now and then behind a step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.engines.base import Engine
+from hvd_compress.errors import ReplicaError
+
+T = TypeVar("T")
+
+FIRST = 1
+"""The first exchange to be checked: parameters have changed once by then."""
+
+log = logging.getLogger("hvd_compress")
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Launch(Protocol):
+    """Runs a collective behind all that was launched before; call what is returned to wait for its result."""
+
+    def __call__(self, call: Callable[[Engine], T], label: str) -> Callable[[], T]: ...
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What one rank brings to a comparison.
+
+    Attributes:
+        results: of the averaged gradient of each bucket, by number.
+        parameters: by name; None on a rank that is no replica.
+        frozen: names of parameters that require no gradient.
+        arithmetic: what the bits of an optimizer's step depend on beside its arguments.
+    """
+
+    results: tuple[int, ...]
+    parameters: dict[str, int] | None
+    frozen: tuple[str, ...]
+    arithmetic: str
+
+
+class ReplicaCheck:
+    """Compares the replicas of all ranks every so many exchanges, and says which parameter differs on which rank.
+
+    What ranks compare is launched behind the exchanges of a step, and taken when the next one is over: 24 bytes a rank,
+    and more only where there is a difference. Results are the same on all ranks to the bit, so are the steps that
+    optimizers make of them, on processors and with numbers of threads that are alike. Where those differ, a difference
+    of parameters is told, once, and is no error.
+
+    Attributes:
+        is_replica: whether this rank's parameters are those of the others; not where DDP's join() lets a rank that has
+            no more inputs take part.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor], every: int) -> None:
+        """`parameters`: those whose gradients are exchanged, by name. `every`: 0 checks nothing."""
+        self._parameters, self._every = parameters, every
+        self._count, self._told = 0, False
+        self._compared: Callable[[], tuple[str, bool]] | None = None
+        self.is_replica = True
+
+    def end_step(self, step: int, buckets: Sequence[tuple[Layout, torch.Tensor]], launch: Launch) -> None:
+        """Take the comparison that is under way, if any, and begin one where it is due. All ranks call it.
+
+        Args:
+            buckets: layouts, and results as they lie there now.
+
+        Raises:
+            ReplicaError: replicas differ; on all ranks.
+        """
+        if self._compared is not None:
+            compared, self._compared = self._compared, None
+            self._judge(*compared())
+        if self._every and (self._count == FIRST or (self._count and self._count % self._every == 0)):
+            layouts = [layout for layout, _ in buckets]
+            sums = self._sums([result for _, result in buckets])
+            self._compared = launch(partial(_compare, step, layouts, sums), f"step {step}, comparing replicas")
+        self._count += 1
+
+    def _sums(self, results: Sequence[torch.Tensor]) -> Sums:
+        """The host waits for a GPU here."""
+        parameters = list(self._parameters.values()) if self.is_replica else []
+        found = [bit_sum(tensor) for tensor in (*results, *parameters)]
+        sums = torch.stack([each.cpu() for each in found]).tolist() if found else []
+        own = dict(zip(self._parameters, sums[len(results) :], strict=True)) if self.is_replica else None
+        frozen = tuple(name for name, parameter in self._parameters.items() if not parameter.requires_grad)
+        return Sums(tuple(sums[: len(results)]), own, frozen, _arithmetic(parameters))
+
+    def _judge(self, difference: str, is_fault: bool) -> None:
+        if difference and is_fault:
+            raise ReplicaError(difference)
+        if difference and not self._told:
+            self._told = True
+            log.warning("hvd_compress: %s", difference)
+
+
+def bit_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a tensor's elements, their bits read as whole numbers, as a tensor () of int64.
+
+    It depends neither on the order of elements in memory nor on that in which they are added, nor on which NaN one is:
+    of two that a sum may come by, it takes the first, and ranks add in different orders.
+    """
+    whole = tensor.detach()
+    if whole.is_complex():
+        whole = torch.view_as_real(whole)
+    if not bool(torch.isfinite(whole.sum())):
+        whole = whole.masked_fill(torch.isnan(whole), torch.nan)
+    word = _WORDS[whole.element_size()]
+    kind = torch.int32 if word.itemsize <= 4 else torch.int64  # wraps around
+    return whole.view(word).sum(dtype=kind).to(torch.int64)
+
+
+def _arithmetic(parameters: Sequence[torch.Tensor]) -> str:
+    devices = dict.fromkeys(parameter.device.type for parameter in parameters)
+    cards = [torch.cuda.get_device_name(p.device) for p in parameters[:1] if p.device.type == "cuda"]
+    cpu = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads" if "cpu" in devices else ""
+    return ", ".join(filter(None, [f"torch {torch.__version__}", cpu, *cards]))
+
+
+def _compare(step: int, layouts: Sequence[Layout], sums: Sums, engine: Engine) -> tuple[str, bool]:
+    """Return in words how replicas differ, or nothing, and whether that is a fault. The same on all ranks."""
+    mine = torch.tensor([_digest(sums.results), _digest(sums.parameters), int(sums.parameters is not None)])
+    with engine.aside():
+        found = engine.control.allgather(mine, [mine.numel()] * engine.world_size)
+    rows: list[list[int]] = [row.tolist() for row in found]
+    if len({row[0] for row in rows}) == 1 and len({row[1] for row in rows if row[2]}) <= 1:
+        return "", False
+    all_sums = [Sums(**answer) for answer in engine.allgather_json(asdict(sums))]
+    end = "; HVD_COMPRESS_CHECK_EVERY=0, on all ranks, leaves this check out"
+    if difference := _of_results(layouts, [each.results for each in all_sums]):
+        return f"step {step}: {difference}{end}", True
+    replicas = {rank: each for rank, each in enumerate(all_sums) if each.parameters is not None}
+    is_fault = len({each.arithmetic for each in replicas.values()}) == 1
+    return f"step {step}: {_of_parameters(layouts, replicas)}{end}", is_fault
+
+
+def _digest(value: Any) -> int:
+    text = json.dumps(value).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
+
+
+def _of_results(layouts: Sequence[Layout], results: Sequence[Sequence[int]]) -> str:
+    """Name the first bucket whose result differs; nothing where none does."""
+    for number, layout in enumerate(layouts):
+        odd = [rank for rank, own in enumerate(results) if own[number] != results[0][number]]
+        if odd:
+            return (
+                f"the averaged gradients of bucket {number} ({layout.called}) on {_ranks(odd)} are not those of rank "
+                "0: memory or the network has changed what was exchanged, or hvd_compress has a defect"
+            )
+    return ""
+
+
+def _of_parameters(layouts: Sequence[Layout], replicas: Mapping[int, Sums]) -> str:
+    """Name the first parameter that differs, and what ranks may do differently. `replicas`: by rank."""
+    first, *others = replicas
+    known = replicas[first].parameters or {}
+    differing = {name: [r for r in others if (replicas[r].parameters or {}).get(name) != known[name]] for name in known}
+    differing = {name: ranks for name, ranks in differing.items() if ranks}
+    name, odd = next(iter(differing.items()))
+    number = next((number for number, layout in enumerate(layouts) if name in layout.names), -1)
+    told = (
+        f"parameter {name!r} (bucket {number}) on {_ranks(odd)} is not that of rank {first}, and so are "
+        f"{len(differing) - 1} more of {len(known)}, though averaged gradients are equal: each rank trains a model of "
+        "its own. "
+    )
+    frozen = [rank for rank, sums in replicas.items() if name in sums.frozen]
+    if 0 < len(frozen) < len(replicas):
+        told += f"It is frozen on {_ranks(frozen)} alone. "
+    ways = list(dict.fromkeys(sums.arithmetic for sums in replicas.values()))
+    if len(ways) > 1:
+        return told + f"Ranks compute in different ways, which may round differently: {' and '.join(ways)}"
+    return told + (
+        "Give all ranks the same parameters and optimizer state before the first step (hvd.broadcast_parameters, "
+        "hvd.broadcast_optimizer_state), and change parameters, gradients and learning rates on all ranks alike"
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -1,0 +1,287 @@
+"""Files that are not what a command expects: one sentence that names the file, exit code 2, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from hvd_compress.cli.main import main
+from hvd_compress.events.history import Event, History
+from hvd_compress.policies.plan_schema import read as read_plan
+from tests.unit.cli.test_plan import traced
+from tests.unit.planner import profile_files
+from tests.unit.planner.test_absurd import leaves, put
+
+Arguments = Callable[[Path], list[Any]]
+
+MAKE: Arguments = lambda folder: ["plan", "make", folder, "-o", folder / "out.json", "--budget", 0]  # noqa: E731
+COMPARE: Arguments = lambda folder: ["plan", "compare", folder / "plan.json", folder / "run.json"]  # noqa: E731
+NETWORK = ["--world-size", 8, "--bandwidth", "1gbit"]
+BENCH = ["bench", "compressors", "--compressions", "topk", "--no-peers", "--ranks", 1, "--rounds", 1]
+
+KERNEL = ["--kernel", "accumulate", "--size", "1K", "--repetitions", 1, "--threads", 1]
+
+READERS: dict[str, tuple[str, Arguments]] = {
+    "plan check": ("plan.json", lambda folder: ["plan", "check", folder / "plan.json"]),
+    "plan make, model": ("model.json", MAKE),
+    "plan make, system": ("system.json", MAKE),
+    "plan make, compressor": ("compressor.json", MAKE),
+    "plan compare, plan": ("plan.json", COMPARE),
+    "plan compare, timeline": ("run.json", COMPARE),
+    "plan compare, model": ("model.json", COMPARE),
+    "plan compare, system": ("system.json", COMPARE),
+    "plan compare, compressor": ("compressor.json", COMPARE),
+    "whatif, model": ("model.json", lambda folder: ["whatif", folder / "model.json", *NETWORK, "--payload", "1%"]),
+    "whatif, system": (
+        "system.json",
+        lambda folder: ["whatif", folder / "model.json", "--system", folder / "system.json", "--compressor", "int4"],
+    ),
+    "whatif, compressor": (
+        "compressor.json",
+        lambda f: ["whatif", f / "model.json", *NETWORK, "--compressor-profile", f / "compressor.json"],
+    ),
+    "report": ("log.jsonl", lambda folder: ["report", folder / "log.jsonl", "--out", folder / "out.png"]),
+    "netlab run": (
+        "schedule.csv",
+        lambda folder: ["netlab", "run", "--schedule", folder / "schedule.csv", "--hosts", 0, "--", "true"],
+    ),
+    "bench compressors, trace": ("model.json", lambda folder: [*BENCH, "--trace", folder / "model.json"]),
+    "bench compressors, gradient": ("gradient.pt", lambda folder: [*BENCH, "--gradient", folder / "gradient.pt"]),
+    "bench compressors, array": ("gradient.npy", lambda folder: [*BENCH, "--gradient", folder / "gradient.npy"]),
+    "bench kernels": (
+        "gradient.pt",
+        lambda folder: ["bench", "kernels", *KERNEL, "--gradients", folder / "gradient.pt"],
+    ),
+    "bench planner": (
+        "traces/model.json",
+        lambda folder: ["bench", "planner", "--traces", folder / "traces", "--rounds", 1, "--gpus", 8],
+    ),
+}
+"""Each file that a command reads, and the command, given a folder of files."""
+
+DEEP = 100_000
+TEXTS: dict[str, bytes] = {
+    "nothing": b"",
+    "blanks": b" \n\n ",
+    "zeros": bytes(4096),
+    "bytes": bytes(range(256)) * 8,
+    "half a character": b'{"model": "\xc3',
+    "another encoding": '{"model": "é"}'.encode("utf-16"),
+    "a byte order mark": b"\xef\xbb\xbf{}",
+    "half a pair": b'{"model": "\\ud800"}',
+    "lists without end": b"[" * DEEP,
+    "objects without end": b'{"tensors": ' * DEEP,
+    "lists in lists": b"[" * DEEP + b"]" * DEEP,
+    "objects in objects": b'{"compressor": ' * DEEP + b"1" + b"}" * DEEP,
+    "less deep": b'{"tensors": ' * 2000 + b"1" + b"}" * 2000,
+    "a list of deep ones": b"[" + b"[" * 2000 + b"]" * 2000 + b"]",
+    "a number": b"1e308",
+    "a large number": b"1" + b"0" * 400,
+    "digits": b"9" * 5000,
+    "beyond floats": b"1e999999",
+    "NaN": b"NaN",
+    "Infinity": b"[-Infinity]",
+    "null": b"null",
+    "true": b"true",
+    "a text": b'"tensors"',
+    "a list": b"[]",
+    "a list of a list": b"[[]]",
+    "an object": b"{}",
+    "a list of objects": b"[{}]",
+    "twice the same": b'{"tensors": [], "tensors": []}',
+    "a half": b'{"tensors": [{"name": "a", "numel": 10',
+    "a zip": b"PK\x03\x04" + bytes(100),
+    "a pickle": b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00trueq\x01\x85R.",
+    "an array": b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999,), }\n",
+}
+PLACES: dict[str, Callable[[Path], object]] = {
+    "nowhere": lambda path: None,
+    "a folder": lambda path: path.mkdir(),
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a link to nowhere": lambda path: path.symlink_to(path.with_name("none")),
+}
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of files as they should be."""
+    folder = profile_files.write(tmp_path_factory.mktemp("hostile") / "files")
+    done = run(MAKE(folder), "--no-fusion")
+    assert done.exit_code == 0, done.output
+    (folder / "out.json").rename(folder / "plan.json")
+    traced(folder / "run.json", read_plan(folder / "plan.json"))
+    history = History(folder / "log.jsonl")
+    for event in (Event(1, "begin", 0, ratio=0.01), Event(9, "choice", 0, "star-ring", 0.01, 0.004, 0.003)):
+        history.add(event)
+    (folder / "schedule.csv").write_text("at_s, latency, bandwidth\n0, 1ms, 1gbit\n")
+    torch.save(torch.randn(100), folder / "gradient.pt")
+    numpy.save(folder / "gradient.npy", numpy.ones(100, dtype=numpy.float32))
+    (folder / "traces").mkdir()
+    shutil.copy(folder / "model.json", folder / "traces")
+    return folder
+
+
+@pytest.fixture
+def files(sound: Path, tmp_path: Path) -> Path:
+    """A copy of them."""
+    return copied(sound, tmp_path / "files")
+
+
+def copied(sound: Path, folder: Path) -> Path:
+    shutil.copytree(sound, folder)
+    plan = folder / "plan.json"
+    plan.write_text(plan.read_text().replace(str(sound), str(folder)))
+    return folder
+
+
+def run(arguments: list[Any], *more: Any) -> Result:
+    return CliRunner(env={"COLUMNS": "400"}).invoke(main, [*map(str, arguments), *map(str, more)])
+
+
+def require_refusal(done: Result, path: Path) -> None:
+    """Raise AssertionError for a traceback, and for words that do not name the file."""
+    assert done.exit_code == 2, (done.exit_code, done.exception, done.output[-400:])
+    assert isinstance(done.exception, SystemExit), done.exception
+    assert "Error: " in done.output
+    assert str(path) in done.output
+    assert len(done.output) < 3000
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_not_expected_is_told_in_words(reader: str, files: Path) -> None:
+    name, arguments = READERS[reader]
+    for text in TEXTS.values():
+        (files / name).write_bytes(text)
+        require_refusal(run(arguments(files)), files / name)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_no_file_is_told_in_words(reader: str, sound: Path, tmp_path: Path) -> None:
+    name, arguments = READERS[reader]
+    for number, place in enumerate(PLACES.values()):
+        folder = copied(sound, tmp_path / str(number))
+        (folder / name).unlink()
+        place(folder / name)
+        is_listed = name.startswith("traces/") and not os.path.lexists(folder / name)
+        require_refusal(run(arguments(folder)), (folder / name).parent if is_listed else folder / name)
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_name_that_is_too_long_is_told_in_words(reader: str, files: Path) -> None:
+    name, arguments = READERS[reader]
+    named = arguments(files)
+    option = f"--{name.partition('.')[0]}"
+    if files / name in named:
+        named[named.index(files / name)] = files / LONG
+    elif option in ("--model", "--system", "--compressor"):  # of a folder
+        named += [option, files / LONG] if named[1] == "make" else ["--profile", files / LONG]
+    else:
+        named[named.index((files / name).parent)] = files / LONG
+    require_refusal(run(named), files / LONG)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_expected_is_read(reader: str, files: Path) -> None:
+    """So that what the others refuse is what they have changed."""
+    name, arguments = READERS[reader]
+    done = run(arguments(files))
+    if name == "schedule.csv":  # which is followed by a lab, and labs need root
+        assert (done.exit_code, done.output) == (2, "Error: a lab has 1 to 64 hosts, not 0\n")
+    else:
+        assert done.exit_code == 0, (done.output, done.exception)
+
+
+NUMBERS = (10**400, -(10**400), 1e308, -1e308, 5e-324, float("nan"), float("inf"), -1)
+OTHERS = (True, None, "1", "x" * 5000, "[/red] $\\frac{", [], {})
+DEEP_LEAF = "[" * 900 + "1" + "]" * 900
+
+
+def absurd(path: Path) -> Iterator[str]:
+    """Yield what a file of JSON, or of lines of JSON, says, with leaves replaced by what nobody has, or left out.
+
+    Of leaves at the same place of several elements of a list, the first.
+    """
+    lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    seen: set[tuple[Any, ...]] = set()
+    for number, line in enumerate(lines):
+        said = json.loads(line)
+        for place in leaves(said, strings=True):
+            kind = (number, *(key for key in place if isinstance(key, str)))
+            if kind in seen:
+                continue
+            seen.add(kind)
+            changed = [json.dumps(put(said, place, leaf)) for leaf in (*NUMBERS, *OTHERS, DEEP_LEAF)]
+            changed[-1] = changed[-1].replace(json.dumps(DEEP_LEAF), DEEP_LEAF)
+            for text in (*changed, json.dumps(without(said, place))):
+                yield "\n".join([*lines[:number], text, *lines[number + 1 :]])
+
+
+def without(value: Any, path: tuple[Any, ...]) -> Any:
+    """Return a copy without a leaf."""
+    changed = deepcopy(value)
+    inner = changed
+    for key in path[:-1]:
+        inner = inner[key]
+    del inner[path[-1]]
+    return changed
+
+
+@pytest.mark.parametrize("reader", [reader for reader, (name, _) in READERS.items() if ".json" in name])
+def test_one_absurd_value_is_read_or_told_in_words(reader: str, files: Path) -> None:
+    name, arguments = READERS[reader]
+    texts = list(absurd(files / name))
+    assert len(texts) > 90
+    for text in texts:
+        (files / name).write_text(text)
+        done = run(arguments(files))
+        if done.exit_code != 0:
+            require_refusal(done, files / name)
+
+
+WRITERS: dict[str, Arguments] = {
+    "plan make, plan": lambda folder: ["plan", "make", folder, "--budget", 0, "--out"],
+    "plan make, trace": lambda folder: [*MAKE(folder), "--trace"],
+    "plan make, picture": lambda folder: [*MAKE(folder), "--picture"],
+    "plan compare": lambda folder: [*COMPARE(folder), "--picture"],
+    "report": lambda folder: ["report", folder / "log.jsonl", "--out"],
+    "whatif": lambda folder: ["whatif", folder / "model.json", *NETWORK, "--payload", "1%", "--plots"],
+    "profile": lambda folder: ["profile", "-o"],
+}
+"""Each file or folder that a command writes, and the command."""
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_cannot_be_written_is_told_in_words(writer: str, files: Path) -> None:
+    folder = writer in ("whatif", "profile")
+    loop, file, there = (files / f"{name}.png" for name in ("loop", "file", "there"))
+    loop.symlink_to(loop)
+    file.touch()
+    there.mkdir()
+    places = [loop, loop / "x.png", file / "x.png", files / f"{'x' * 300}.png", Path("/dev/full") / "x.png"]
+    places += [file] if folder else [there, files / "none" / "x.png"]
+    for place in places:
+        done = run(WRITERS[writer](files), place, *(["--", "true"] if writer == "profile" else []))
+        if place != loop or not place.is_file():  # some take the place of a link
+            require_refusal(done, place)
+
+
+@pytest.mark.parametrize("file", ["progress.json", "model.json"])
+def test_what_a_program_leaves_in_the_folder_of_its_profile(file: str, tmp_path: Path) -> None:
+    for text in filter(None, TEXTS.values()):
+        (tmp_path / "text").write_bytes(text)
+        done = run(["profile", "-o", tmp_path / "p", "--", "cp", tmp_path / "text", tmp_path / "p" / file])
+        require_refusal(done, Path("no profile: 0 of 110 steps were seen"))
+        shutil.rmtree(tmp_path / "p")
