@@ -1,45 +1,84 @@
 """Is a step of one checkout slower than that of another? Windows in turns, the ratio with its interval.
 
     python benchmarks/steps/paired.py ../old . --ranks 4
-    python benchmarks/steps/paired.py ../old . --in-process --ranks 2
+    python benchmarks/steps/paired.py ../old . --kind in-process --ranks 2
+    python benchmarks/steps/paired.py ../old . --kind ddp --ranks 2 --parts 161 --compressions dense
+    python benchmarks/steps/paired.py ../old . --lab 5ms 100mbit --adapt --compressions int4 --parts 64    # as root
 
 Both checkouts must be built. Each compression gets a job of each checkout. Both stay alive, and one steps while the
 other's ranks sleep in a read. A pair is a window of each; which of them is first changes from pair to pair. It prints
 the median of the ratios of pairs and its 95 % interval by bootstrap, and as the noise the same of odd to even windows
 of the first one. The second is not slower where its interval contains 1 or lies below.
+
+With --lab each rank has a host of its own in an emulated network, which both jobs share. --parts divides the elements
+into equal parameters, so that HOROVOD_FUSION_THRESHOLD says how large buckets are. Below each row stands by which paths
+the buckets of each checkout travelled.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from turns import ms, ratio_cells
 
+from hvd_compress.netlab import Lab
+from hvd_compress.netlab.network import INTERFACE
+
 HERE = Path(__file__).resolve().parent
 COMPRESSIONS = ("topk", "efsign", "dense")
+CHOICES, KINDS = (*COMPRESSIONS, "int4"), ("mpi", "in-process", "ddp")
 MPIRUN = ["mpirun", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
 
 
 class Job:
-    """The ranks of one checkout."""
+    """The ranks of one checkout, for as long as a `with` block lasts. A job that fails interrupts this program."""
 
-    def __init__(self, checkout: Path, compression: str, arguments: argparse.Namespace, folder: Path) -> None:
-        self._folder, self._processes = folder, 1 if arguments.in_process else arguments.ranks
+    def __init__(
+        self, checkout: Path, compression: str, arguments: argparse.Namespace, folder: Path, lab: Lab | None
+    ) -> None:
+        self._folder, self._processes = folder, 1 if arguments.kind == "in-process" else arguments.ranks
         folder.mkdir()
         for name in (*(f"go-{rank}" for rank in range(self._processes)), "done"):
             os.mkfifo(folder / name)
-        kind = "in-process" if arguments.in_process else "mpi"
-        command = [sys.executable, str(HERE / "rank.py"), kind, compression, str(arguments.ranks), str(arguments.numel)]
-        launcher = [] if arguments.in_process else [*MPIRUN, "-np", str(arguments.ranks)]
-        variables = {"PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": "1", "HVD_COMPRESS_ADAPT": "0"}
-        self._job = subprocess.Popen([*launcher, *command, str(folder)], env={**os.environ, **variables})
-        self.window(5)
+        sizes = [str(number) for number in (arguments.ranks, arguments.numel, arguments.parts)]
+        command = [sys.executable, str(HERE / "rank.py"), arguments.kind, compression, *sizes, str(folder)]
+        variables = {"PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": "1"}
+        variables |= {"HVD_COMPRESS_ADAPT": str(int(arguments.adapt)), "HVD_COMPRESS_CACHE": str(folder / "cache")}
+        self._over = False
+        self._job = self._started(command, {**os.environ, **variables}, lab)
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _started(
+        self, command: Sequence[str], environment: Mapping[str, str], lab: Lab | None
+    ) -> subprocess.Popen[bytes]:
+        if lab is not None:
+            # The ranks of the job whose turn it is not look at each other less often.
+            return lab.start(command, {"HOROVOD_CYCLE_TIME": "100", "GLOO_SOCKET_IFNAME": INTERFACE, **environment})
+        launcher = [] if command[2] == "in-process" else [*MPIRUN, "-np", str(self._processes)]
+        return subprocess.Popen([*launcher, *command], env=environment)
+
+    def _watch(self) -> None:
+        if self._job.wait() and not self._over:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over = True
+        if self._job.poll() is None:
+            self._job.terminate()
+            self._job.wait(60)
 
     def window(self, steps: int) -> float:
         """Return the seconds of a step, as the slowest rank sees it."""
@@ -52,35 +91,61 @@ class Job:
             (self._folder / f"go-{rank}").write_text("0\n")
         self._job.wait(60)
 
+    @property
+    def travelled(self) -> str:
+        """By which paths buckets travelled, after end(); nothing where ranks are threads."""
+        file = self._folder / "paths"
+        return file.read_text() if file.exists() else ""
+
+
+def compare(compression: str, arguments: argparse.Namespace) -> tuple[list[tuple[float, float]], list[tuple[str, str]]]:
+    """Return the seconds of a step of old and new by pair, and by which paths buckets of each travelled."""
+    checkouts = {"old": arguments.old, "new": arguments.new}
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        lab = stack.enter_context(Lab(arguments.ranks, *arguments.lab)) if arguments.lab else None
+        jobs = [
+            stack.enter_context(Job(checkout, compression, arguments, Path(folder, name), lab))
+            for name, checkout in checkouts.items()
+        ]
+        for job in jobs:
+            job.window(5)
+        rows = []
+        for pair in range(arguments.pairs):
+            taken = {number: jobs[number].window(arguments.steps) for number in ((0, 1) if pair % 2 else (1, 0))}
+            rows.append((taken[0], taken[1]))
+        for job in jobs:
+            job.end()
+        return rows, [(name, job.travelled) for name, job in zip(checkouts, jobs, strict=True) if job.travelled]
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--in-process", action="store_true", help="ranks are threads, not processes under mpirun")
+    parser.add_argument("--kind", choices=KINDS, default="mpi", help="of job: under mpirun, threads, or DDP over gloo")
     parser.add_argument("--numel", type=int, default=1_000_000)
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--steps", type=int, default=10, help="of one window")
+    parser.add_argument("--parts", type=int, default=0, help="equal parameters, instead of five of other sizes")
+    parser.add_argument("--adapt", action="store_true", help="HVD_COMPRESS_ADAPT=1")
+    parser.add_argument("--lab", nargs=2, metavar=("LATENCY", "BANDWIDTH"), help="a host for each rank")
+    parser.add_argument("--compressions", nargs="+", choices=CHOICES, default=COMPRESSIONS)
     asked = parser.parse_args()
-    where = "in process" if asked.in_process else "under mpirun"
-    print(f"{asked.ranks} ranks {where}, {asked.numel:,} elements, {asked.pairs} pairs of {asked.steps} steps\n")
+    where = {"mpi": "under mpirun", "in-process": "in process", "ddp": "with DDP over gloo"}[asked.kind]
+    where += f" in a lab of {' and '.join(asked.lab)}" if asked.lab else ""
+    size = f"{asked.numel:,} elements in {asked.parts or 5} parameters"
+    print(f"{asked.ranks} ranks {where}, {size}, {asked.pairs} pairs of {asked.steps} steps\n")
     print("| compression | old, ms | new, ms | new / old | 95 % interval | old / old | 95 % interval |")
     print("| --- | ---: | ---: | ---: | --- | ---: | --- |")
-    for compression in COMPRESSIONS:
-        with tempfile.TemporaryDirectory() as folder:
-            jobs = [Job(c, compression, asked, Path(folder, n)) for n, c in (("old", asked.old), ("new", asked.new))]
-            rows = []
-            for pair in range(asked.pairs):
-                order = (0, 1) if pair % 2 else (1, 0)
-                taken = {number: jobs[number].window(asked.steps) for number in order}
-                rows.append((taken[0], taken[1]))
-            for job in jobs:
-                job.end()
-        ratios = [new / old for old, new in rows]
+    for compression in asked.compressions:
+        rows, travelled = compare(compression, asked)
         noise = [odd[0] / even[0] for odd, even in zip(rows[::2], rows[1::2], strict=False)]
-        cells = [*map(ms, zip(*rows, strict=True)), *ratio_cells(ratios), *ratio_cells(noise)]
-        print(f"| {compression} | {' | '.join(cells)} |", flush=True)
+        cells = [*map(ms, zip(*rows, strict=True)), *ratio_cells([new / old for old, new in rows])]
+        print(f"| {compression} | {' | '.join([*cells, *ratio_cells(noise)])} |", flush=True)
+        if asked.lab:
+            print(*(f"  {name}: {paths}" for name, paths in travelled), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

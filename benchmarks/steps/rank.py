@@ -2,51 +2,74 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 
+import hvd_compress
+
 SHARES = (0.5, 0.3, 0.15, 0.04, 0.01)
 """Parameters of a model, as shares of its elements."""
 
+BEFORE = 2
+"""Steps of a window that do not count: ranks wake one after the other, and the other job has taken the caches."""
 
-def parameters(numel: int) -> dict[str, torch.nn.Parameter]:
-    return {f"p{n}": torch.nn.Parameter(torch.zeros(int(share * numel) // 64, 64)) for n, share in enumerate(SHARES)}
+Loss = Callable[[list[torch.Tensor]], torch.Tensor]
+"""Takes the gradients that its backward pass is to leave."""
 
 
-def gradients(numel: int, rank: int) -> list[list[torch.Tensor]]:
+def parameters(numel: int, parts: int) -> dict[str, torch.nn.Parameter]:
+    """Return `parts` equal parameters; with 0 those of SHARES."""
+    shares = [1 / parts] * parts if parts else SHARES
+    return {f"p{n}": torch.nn.Parameter(torch.zeros(int(share * numel) // 64, 64)) for n, share in enumerate(shares)}
+
+
+def gradients(numel: int, parts: int, rank: int) -> list[list[torch.Tensor]]:
     """Four steps of gradients, which take turns: to draw them anew would take longer than to exchange them."""
     generator = torch.Generator().manual_seed(rank)
-    return [[torch.randn(p.shape, generator=generator) for p in parameters(numel).values()] for _ in range(4)]
+    return [[torch.randn(p.shape, generator=generator) for p in parameters(numel, parts).values()] for _ in range(4)]
 
 
-def window(own: dict[str, torch.nn.Parameter], optimizer, drawn: list[list[torch.Tensor]], steps: int) -> float:
-    start = time.perf_counter()
-    for step in range(steps):
-        sum((p * g).sum() for p, g in zip(own.values(), drawn[step % len(drawn)], strict=True)).backward()
+def loss_of(own: Iterable[torch.nn.Parameter], drawn: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([(p * g).sum() for p, g in zip(own, drawn, strict=True)]).sum()
+
+
+def window(loss: Loss, optimizer, drawn: list[list[torch.Tensor]], steps: int) -> float:
+    for step in range(BEFORE + steps):
+        if step == BEFORE:
+            start = time.perf_counter()
+        loss(drawn[step % len(drawn)]).backward()
         optimizer.step()
         optimizer.zero_grad()
     return (time.perf_counter() - start) / steps
 
 
-def in_process(compression: str, ranks: int, numel: int, folder: Path) -> None:
+def in_process(compression: str, ranks: int, numel: int, parts: int, folder: Path) -> None:
     from threading import Barrier
 
-    from hvd_compress.compressors import Cast, EFSign, TopK
+    from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, TopK
     from hvd_compress.decision import Request
     from hvd_compress.engines.inprocess import run_ranks
-    from hvd_compress.named_parameters import name_parameters, trainable
     from hvd_compress.optimizer import wrap
     from hvd_compress.reducer import ReduceOptions, Reducer
     from hvd_compress.settings import Settings
 
+    try:
+        from hvd_compress.named_parameters import name_parameters, trainable
+    except ModuleNotFoundError:  # where they were once
+        from hvd_compress.optimizer import name_parameters, trainable
+
     requests = {"topk": Request(TopK(0.01), "star"), "efsign": Request(EFSign()), "dense": Request(Cast())}
+    requests["int4"] = Request(BlockQuantizer(4))
     together, asked, taken = Barrier(ranks), [0], [0.0] * ranks
 
     def body(engine) -> None:
-        own, drawn = parameters(numel), gradients(numel, engine.rank)
+        own, drawn = parameters(numel, parts), gradients(numel, parts, engine.rank)
         sgd = torch.optim.SGD(list(own.values()), lr=0.01)
         names = name_parameters(sgd, own.items())
         named = {name: parameter for parameter, name in trainable(names).items()}
@@ -59,7 +82,7 @@ def in_process(compression: str, ranks: int, numel: int, folder: Path) -> None:
             together.wait()
             if not asked[0]:
                 return
-            taken[engine.rank] = window(own, optimizer, drawn, asked[0])
+            taken[engine.rank] = window(lambda each: loss_of(own.values(), each), optimizer, drawn, asked[0])
             together.wait()
             if engine.rank == 0:
                 (folder / "done").write_text(str(max(taken)))
@@ -67,26 +90,85 @@ def in_process(compression: str, ranks: int, numel: int, folder: Path) -> None:
     run_ranks(ranks, body, timeout_s=600.0)
 
 
-def under_mpirun(compression: str, numel: int, folder: Path) -> None:
+def under_mpirun(compression: str, numel: int, parts: int, folder: Path) -> None:
     import hvd_compress.torch as hvd
 
     hvd.init()
-    made = {"topk": lambda: hvd.Compression.topk(0.01, "star", "ring"), "efsign": hvd.Compression.efsign}
-    request = made.get(compression, hvd.Compression.dense)()
-    own, drawn = parameters(numel), gradients(numel, hvd.rank())
+    own, drawn = parameters(numel, parts), gradients(numel, parts, hvd.rank())
     sgd = torch.optim.SGD(list(own.values()), lr=0.01)
+    request = request_of(hvd.Compression, compression, "ring")
     optimizer = hvd.DistributedOptimizer(sgd, named_parameters=own.items(), compression=request)
-    while steps := int((folder / f"go-{hvd.rank()}").read_text()):
-        seconds = window(own, optimizer, drawn, steps)
-        slowest = hvd.allreduce(torch.tensor([seconds]), op=hvd.Max, name="slowest")
-        if hvd.rank() == 0:
-            (folder / "done").write_text(str(float(slowest)))
+
+    def slowest(seconds: float) -> float:
+        return float(hvd.allreduce(torch.tensor([seconds]), op=hvd.Max, name="slowest"))
+
+    step_when_asked(lambda each: loss_of(own.values(), each), optimizer, drawn, hvd.rank(), slowest, folder)
+    if hvd.rank() == 0:
+        write_paths(optimizer.decisions.values(), folder)
+
+
+def under_ddp(compression: str, numel: int, parts: int, folder: Path) -> None:
+    from torch import distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import hvd_compress.ddp as hc
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = torch.nn.ParameterList(parameters(numel, parts).values())
+
+        def forward(self, drawn: list[torch.Tensor]) -> torch.Tensor:
+            return loss_of(self.own, drawn)
+
+    rank, ranks = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("RANK", "SIZE"))
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    model = hc.compress(DistributedDataParallel(Model()), request_of(hc.Compression, compression))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def slowest(seconds: float) -> float:
+        found = torch.tensor(seconds)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return float(found)
+
+    step_when_asked(model, sgd, gradients(numel, parts, rank), rank, slowest, folder)
+    if rank == 0:
+        write_paths(hc.decisions(model).values(), folder)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def request_of(namespace, compression: str, algorithm: str = "auto"):
+    made = {"topk": lambda: namespace.topk(0.01, "star", algorithm)}
+    return made.get(compression, getattr(namespace, compression))()
+
+
+def step_when_asked(
+    loss: Loss, optimizer, drawn: list[list[torch.Tensor]], rank: int, slowest: Callable[[float], float], folder: Path
+) -> None:
+    while steps := int((folder / f"go-{rank}").read_text()):
+        seconds = slowest(window(loss, optimizer, drawn, steps))
+        if rank == 0:
+            (folder / "done").write_text(str(seconds))
+
+
+def write_paths(decisions, folder: Path) -> None:
+    paths = Counter(f"{decision.scheme} ({decision.reason})" for decision in decisions)
+    (folder / "paths").write_text("; ".join(f"{count} by {path}" for path, count in paths.items()))
+
+
+def main() -> None:
+    kind, compression, ranks, numel, parts, folder = sys.argv[1:]
+    used, wanted = Path(hvd_compress.__file__).parents[1], Path(os.environ["PYTHONPATH"])
+    if used != wanted:
+        sys.exit(f"hvd_compress of {used} is imported, not that of {wanted}")
+    torch.set_num_threads(1)
+    if kind == "in-process":
+        in_process(compression, int(ranks), int(numel), int(parts), Path(folder))
+    else:
+        program = {"mpi": under_mpirun, "ddp": under_ddp}[kind]
+        program(compression, int(numel), int(parts), Path(folder))
 
 
 if __name__ == "__main__":
-    kind, compression_, ranks_, numel_, folder_ = sys.argv[1:]
-    torch.set_num_threads(1)
-    if kind == "in-process":
-        in_process(compression_, int(ranks_), int(numel_), Path(folder_))
-    else:
-        under_mpirun(compression_, int(numel_), Path(folder_))
+    main()

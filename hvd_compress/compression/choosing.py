@@ -112,7 +112,7 @@ class Choosing:
         """Send what a compressor of your own selects: docs/add_a_compressor.md. No plan can name it.
 
         Args:
-            scheme: one that carries it, or "auto": the fewest bytes; with a ratio, as topk().
+            scheme: one that carries it, or "auto": as int8(); with a ratio, as topk().
             algorithm: of it.
             engine, device: as topk().
 

@@ -34,8 +34,8 @@ class LowRank:
                 by (N-1) times their bytes instead of 2 (N-1)/N times. With N ranks bf16 sends fewer bytes up to N = 3,
                 int8 up to N = 7, or 5 where many vectors travel beside them, as in ResNet-50. What rounding loses is
                 sent with the next gradient.
-            scheme: "allreduce", which is "auto" for fp32, "allgather", or "hierarchical": the leaders of hosts send
-                factors.
+            scheme: "allreduce", of fp32 alone; "allgather"; "auto", as int8(); or "hierarchical": the leaders of hosts
+                send factors.
             engine, device: as topk().
 
         Raises:

@@ -161,8 +161,8 @@ class Quantisers:
                 loses is sent with the next gradient.
             seed: of the random numbers.
             scheme: "alltoall-allgather" (each rank owns a shard), "allgather" (nobody rounds again),
-                "gather-broadcast" (one rank owns everything), or "auto": by number of ranks and bytes of the bucket; or
-                one that runs by name alone, as topk().
+                "gather-broadcast" (one rank owns everything), or "auto": what a short measurement in the first step, or
+                else arithmetic, takes for the fastest; or one that runs by name alone, as topk().
             engine, device: as topk().
 
         Raises:

@@ -135,7 +135,7 @@ class Sparsifiers:
 
         Args:
             ratio: as topk(), about.
-            scheme: "oktopk"; "allgather" (every rank's selection counts); or "auto": by bytes.
+            scheme: "oktopk"; "allgather" (every rank's selection counts); or "auto", as int8().
             threshold_steps: steps in which a threshold is used before it is found again.
             region_steps: steps in which regions are used before ranks balance them again.
             engine, device: as topk().
@@ -213,11 +213,11 @@ class Sparsifiers:
         engine: str = "auto",
         device: str = "auto",
     ) -> Request:
-        """Send random elements, the same on all ranks, by one allreduce of their values.
+        """Send random elements, the same on all ranks: their values alone.
 
         Args:
             ratio: share of the elements that is sent, in (0, 1]; 0.01 is one per cent.
-            scheme: "allgather", "allreduce", which is "auto", or "hierarchical", as topk().
+            scheme: "allreduce", "allgather", or "auto", as int8(); or "hierarchical", as topk().
             algorithm: of it, as topk().
             error_feedback: remember what is not sent. Without it the elements are multiplied by about 1 / ratio, so
                 that the result is right on average, with much noise.

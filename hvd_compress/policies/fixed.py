@@ -128,8 +128,9 @@ def _of_several(
     fastest = min(taken, key=taken.__getitem__)
     chosen = fastest if taken[fastest] < (1 - MARGIN) * taken[counted] else counted
     following = min((path for path in taken if path != chosen), key=taken.__getitem__)
-    took, next_took = (f"{1e3 * taken[path]:.2f}" for path in (chosen, following))
-    return chosen, f"{took} ms by curves of {prices.source}, next {following} with {next_took}"
+    took, following_took = (f"{1e3 * taken[path]:.2f}" for path in (chosen, following))
+    relation = "next" if chosen == fastest else f"within {MARGIN:.0%} of"
+    return chosen, f"{took} ms by curves of {prices.source}, {relation} {following} with {following_took}"
 
 
 def _uncompressed(algorithm: str, reason: str) -> Decision:

@@ -17,7 +17,7 @@ from hvd_compress.policies.fixed import FixedPolicy
 
 @dataclass(frozen=True)
 class Warmup:
-    """Steps 0 to steps - 1 travel by `compressor`, by the path with the fewest bytes; then the request holds.
+    """Steps 0 to steps - 1 travel by `compressor`, its path as of a fixed request; then the request holds.
 
     What both compressors keep under one key, such as the momentum of 1-bit Adam, goes from one to the other.
 

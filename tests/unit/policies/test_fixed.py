@@ -66,8 +66,14 @@ def test_with_prices_no_bucket_takes_much_longer_than_by_the_fastest_path(bits: 
         assert taken[chosen] <= min(taken.values()) / (1 - MARGIN) + 1e-9, (layout.numel, alpha, bits_per_s)
 
 
-@pytest.mark.parametrize(("saved", "path"), [(0.9 * MARGIN, OWNERS), (1.1 * MARGIN, GATHERED)])
-def test_what_is_saved_must_be_more_than_noise(saved: float, path: Path) -> None:
+@pytest.mark.parametrize(
+    ("saved", "path", "reason"),
+    [
+        (0.9 * MARGIN, OWNERS, "2000.00 ms by curves of this job, within 10% of allgather with 1820.00"),
+        (1.1 * MARGIN, GATHERED, "1780.00 ms by curves of this job, next alltoall-allgather with 2000.00"),
+    ],
+)
+def test_what_is_saved_must_be_more_than_noise(saved: float, path: Path, reason: str) -> None:
     """Arithmetic sends a megabyte to the owners of its shards; there it stays where an all-gather saves less."""
     assert decide(INT4, MEGABYTE, RANKS, can()).path == OWNERS
     payload = MEGABYTE.numel * 4.25 / 8
@@ -76,7 +82,8 @@ def test_what_is_saved_must_be_more_than_noise(saved: float, path: Path) -> None
         ("alltoall", "auto"): Curve((1024, 1 << 20), (1.0, 1.0)),
         ("allgather", "auto"): Curve((int(payload / RANKS), int(payload)), (1.0, gathered_s)),
     }
-    assert decide(INT4, MEGABYTE, RANKS, can(), Prices(Curves(RANKS, curves), "this job")).path == path
+    decision = decide(INT4, MEGABYTE, RANKS, can(), Prices(Curves(RANKS, curves), "this job"))
+    assert (decision.path, decision.reason) == (path, reason)
 
 
 def test_without_prices_of_a_path_it_goes_by_arithmetic() -> None:
