@@ -25,6 +25,7 @@ def save(session: ExchangeSession, rank: int, world_size: int) -> dict[str, Any]
         "step": session.step,
         "loss_scale": session.loss_scale.scale,
         "buckets": [list(layout.names) for layout in session.layouts],
+        "remembers": bool(residuals or states),
         "ranks": {_name(rank, world_size): {"residuals": residuals, "states": states}},
     }
 
@@ -62,7 +63,7 @@ def load(
         )
         residuals = {}
         states = {kind: {n: t for n, t in own.items() if n in numels} for kind, own in states.items()}
-    elif saved["step"] and not residuals and not states and session.error_feedback:
+    elif saved["remembers"] and not residuals and not states:
         warnings.warn(
             f"the checkpoint of step {saved['step']} holds no residuals for {name}, which starts from zero: load what "
             "state_dict() returned as a whole",
@@ -90,20 +91,22 @@ def _by_rank(saved: Any) -> Any:
         return saved
     own = {"residuals": saved["residuals"], "states": saved.get("states", {})}
     kept = {key: value for key, value in saved.items() if key in ("step", "loss_scale")}
-    return {**kept, "buckets": [], "ranks": {_name(saved["rank"], saved["world_size"]): own}}
+    return {**kept, "buckets": [], "remembers": False, "ranks": {_name(saved["rank"], saved["world_size"]): own}}
 
 
 def _what_is_wrong(saved: Any) -> str:
     """Say why this cannot have come from save(), or nothing."""
     if not isinstance(saved, Mapping):
         return f"it is a {type(saved).__name__}"
-    missing = [key for key in ("step", "loss_scale", "buckets", "ranks") if key not in saved]
+    missing = [key for key in ("step", "loss_scale", "buckets", "remembers", "ranks") if key not in saved]
     if missing:
         return f"{', '.join(missing)} are missing"
     odd = [] if type(saved["step"]) is int and 0 <= saved["step"] < 2**63 else ["step"]
     scale = saved["loss_scale"]
     if scale is not None and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
         odd.append("loss_scale")
+    if type(saved["remembers"]) is not bool:
+        odd.append("remembers")
     if not _holds_names(saved["buckets"]):
         odd.append("buckets")
     ranks = saved["ranks"]

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+from hvd_compress.eagerly import eagerly
+
 Told = Callable[[torch.Tensor], None]
 """Is told of a parameter."""
 
@@ -42,7 +44,8 @@ class GradientHooks:
             self._watch(parameter)
 
     def _watch(self, parameter: torch.Tensor) -> None:
-        node: Any = torch.autograd.graph.get_gradient_edge(parameter).node
+        with torch.enable_grad():  # torch 2.4 finds no node without, as in a backward pass
+            node: Any = torch.autograd.graph.get_gradient_edge(parameter).node
         self._nodes[id(parameter)] = node
         self.handles.append(node.register_prehook(partial(_before, weakref.ref(self), parameter)))
 
@@ -59,12 +62,14 @@ class GradientHooks:
         self._ready(parameter)
 
 
+@eagerly
 def _before(hooks: weakref.ref[GradientHooks], parameter: torch.Tensor, _: Any) -> None:
     found = hooks()
     if found is not None:
         found._before_gradient(parameter)
 
 
+@eagerly
 def _after(hooks: weakref.ref[GradientHooks], parameter: torch.Tensor) -> None:
     found = hooks()
     if found is not None:

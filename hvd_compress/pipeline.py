@@ -236,7 +236,12 @@ class Pipeline:
         return self._failure is not None
 
     def refuse(self, error: BaseException) -> None:
-        """Launch nothing more, as no rank does: no collective is unfinished, and all ranks get to say what is wrong."""
+        """Launch nothing more, as no rank does: no collective is unfinished, and all ranks get to say what is wrong.
+
+        What begin() was given is over first: another rank may wait for this one in it.
+        """
+        if self._begun is not None:
+            wait([self._begun], self._timeout_s)
         with self._lock:
             self._failure = self._failure or str(error)
 

@@ -160,7 +160,9 @@ class Reducer:
             for bucket in self._buckets:
                 bucket.give_back(self._shaped)
             for number, name in enumerate(self._sparse, start=len(self._buckets)):
-                self._parameters[name].grad = self.session.result(number)
+                parameter = self._parameters[name]
+                if parameter.grad is not None or parameter.requires_grad:
+                    parameter.grad = self.session.result(number)
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
             self.session.fail(error)
             raise

@@ -8,15 +8,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 
+from hvd_compress.bench.machine import machine
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.engines.base import Engine
+from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ReplicaError
-
-T = TypeVar("T")
 
 FIRST = 1
 """The first exchange to be checked: parameters have changed once by then."""
@@ -24,12 +24,6 @@ FIRST = 1
 log = logging.getLogger("hvd_compress")
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-class Launch(Protocol):
-    """Runs a collective behind all that was launched before; call what is returned to wait for its result."""
-
-    def __call__(self, call: Callable[[Engine], T], label: str) -> Callable[[], T]: ...
 
 
 @dataclass(frozen=True)
@@ -123,12 +117,12 @@ def bit_sum(tensor: torch.Tensor) -> torch.Tensor:
 def _arithmetic(parameters: Sequence[torch.Tensor]) -> str:
     devices = dict.fromkeys(parameter.device.type for parameter in parameters)
     cards = [torch.cuda.get_device_name(p.device) for p in parameters[:1] if p.device.type == "cuda"]
-    cpu = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads" if "cpu" in devices else ""
-    return ", ".join(filter(None, [f"torch {torch.__version__}", cpu, *cards]))
+    threads = [f"{torch.get_num_threads()} threads"] if "cpu" in devices else []
+    return ", ".join([machine(), *threads, *cards])
 
 
 def _compare(step: int, layouts: Sequence[Layout], sums: Sums, engine: Engine) -> tuple[str, bool]:
-    """Return in words how replicas differ, or nothing, and whether that is a fault. The same on all ranks."""
+    """Return in words how replicas differ, or nothing, and whether that is a fault: the same on all ranks, if it is."""
     mine = torch.tensor([_digest(sums.results), _digest(sums.parameters), int(sums.parameters is not None)])
     with engine.aside():
         found = engine.control.allgather(mine, [mine.numel()] * engine.world_size)
@@ -141,6 +135,8 @@ def _compare(step: int, layouts: Sequence[Layout], sums: Sums, engine: Engine) -
         return f"step {step}: {difference}{end}", True
     replicas = {rank: each for rank, each in enumerate(all_sums) if each.parameters is not None}
     is_fault = len({each.arithmetic for each in replicas.values()}) == 1
+    if not is_fault and engine.rank:
+        return "", False  # rank 0 tells
     return f"step {step}: {_of_parameters(layouts, replicas)}{end}", is_fault
 
 
@@ -168,9 +164,10 @@ def _of_parameters(layouts: Sequence[Layout], replicas: Mapping[int, Sums]) -> s
     differing = {name: [r for r in others if (replicas[r].parameters or {}).get(name) != known[name]] for name in known}
     differing = {name: ranks for name, ranks in differing.items() if ranks}
     name, odd = next(iter(differing.items()))
-    number = next((number for number, layout in enumerate(layouts) if name in layout.names), -1)
+    number = next((number for number, layout in enumerate(layouts) if name in layout.names), None)
+    where = "" if number is None else f" (bucket {number})"  # sparse gradients travel by themselves
     told = (
-        f"parameter {name!r} (bucket {number}) on {_ranks(odd)} is not that of rank {first}, and so are "
+        f"parameter {name!r}{where} on {_ranks(odd)} is not that of rank {first}, and so are "
         f"{len(differing) - 1} more of {len(known)}, though averaged gradients are equal: each rank trains a model of "
         "its own. "
     )

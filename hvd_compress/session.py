@@ -22,9 +22,10 @@ from hvd_compress.decision import Decision, Request
 from hvd_compress.devices import Lane, lane_for
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
+from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ReplicaError, UsageError, located, received
 from hvd_compress.events.history import History
-from hvd_compress.events.recorder import Recorder
+from hvd_compress.events.recorder import EventRecorder
 from hvd_compress.events.tensorboard import TensorBoard
 from hvd_compress.exchange import BucketExchange
 from hvd_compress.feedback.loss_scale import LossScale
@@ -32,7 +33,6 @@ from hvd_compress.feedback.states import BucketState, States
 from hvd_compress.handshake import Agreement, Offer, agree
 from hvd_compress.pipeline import Pipeline
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, policy_for
-from hvd_compress.policies.base import Launch
 from hvd_compress.policies.plan_in_use import plan_in_use
 from hvd_compress.replicas import ReplicaCheck
 from hvd_compress.schemes import Probe
@@ -128,7 +128,7 @@ class ExchangeSession:
         self.resumes_with: tuple[tuple[str, ...], ...] = ()
         self._timeline: Timeline | None = None
         self._board: TensorBoard | None = None
-        self._recorder: Recorder | None = None  # where somebody wants to know
+        self._recorder: EventRecorder | None = None  # where somebody wants to know
         self._begun_s: float | None = None
         self._returned_s = perf_counter()
         self._cut_anew = False  # within a step
@@ -209,7 +209,7 @@ class ExchangeSession:
             self._board = TensorBoard(settings.tensorboard)
         history = History(settings.log, [] if self._board is None else [self._board])
         policy.watch(history.add)
-        self._recorder = Recorder(history, self._engine.world_size)
+        self._recorder = EventRecorder(history, self._engine.world_size)
 
     def _agree(
         self, engine: Engine, order: Sequence[str], sparse: Sequence[str], options: str, by_rows: bool

@@ -4,6 +4,7 @@
     python benchmarks/steps/paired.py ../old . --kind in-process --ranks 2
     python benchmarks/steps/paired.py ../old . --kind ddp --ranks 2 --parts 161 --compressions dense
     python benchmarks/steps/paired.py ../old . --lab 5ms 100mbit --adapt --compressions int4 --parts 64    # as root
+    python benchmarks/steps/paired.py . . --new-variable HVD_COMPRESS_CHECK_EVERY=1
 
 Both checkouts must be built. Each compression gets a job of each checkout. Both stay alive, and one steps while the
 other's ranks sleep in a read. A pair is a window of each; which of them is first changes from pair to pair. It prints
@@ -44,7 +45,13 @@ class Job:
     """The ranks of one checkout, for as long as a `with` block lasts. A job that fails interrupts this program."""
 
     def __init__(
-        self, checkout: Path, compression: str, arguments: argparse.Namespace, folder: Path, lab: Lab | None
+        self,
+        checkout: Path,
+        variables: Sequence[str],
+        compression: str,
+        arguments: argparse.Namespace,
+        folder: Path,
+        lab: Lab | None,
     ) -> None:
         self._folder, self._processes = folder, 1 if arguments.kind == "in-process" else arguments.ranks
         folder.mkdir()
@@ -52,10 +59,11 @@ class Job:
             os.mkfifo(folder / name)
         sizes = [str(number) for number in (arguments.ranks, arguments.numel, arguments.parts)]
         command = [sys.executable, str(HERE / "rank.py"), arguments.kind, compression, *sizes, str(folder)]
-        variables = {"PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": "1"}
-        variables |= {"HVD_COMPRESS_ADAPT": str(int(arguments.adapt)), "HVD_COMPRESS_CACHE": str(folder / "cache")}
+        environment = {"PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": "1"}
+        environment |= {"HVD_COMPRESS_ADAPT": str(int(arguments.adapt)), "HVD_COMPRESS_CACHE": str(folder / "cache")}
+        environment |= dict(variable.split("=", 1) for variable in variables)
         self._over = False
-        self._job = self._started(command, {**os.environ, **variables}, lab)
+        self._job = self._started(command, {**os.environ, **environment}, lab)
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _started(
@@ -100,13 +108,16 @@ class Job:
 
 def compare(compression: str, arguments: argparse.Namespace) -> tuple[list[tuple[float, float]], list[tuple[str, str]]]:
     """Return the seconds of a step of old and new by pair, and by which paths buckets of each travelled."""
-    checkouts = {"old": arguments.old, "new": arguments.new}
+    checkouts = {
+        "old": (arguments.old, arguments.old_variable),
+        "new": (arguments.new, arguments.new_variable),
+    }
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         lab = stack.enter_context(Lab(arguments.ranks, *arguments.lab)) if arguments.lab else None
         jobs = [
-            stack.enter_context(Job(checkout, compression, arguments, Path(folder, name), lab))
-            for name, checkout in checkouts.items()
+            stack.enter_context(Job(checkout, variables, compression, arguments, Path(folder, name), lab))
+            for name, (checkout, variables) in checkouts.items()
         ]
         for job in jobs:
             job.window(5)
@@ -130,6 +141,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="of one window")
     parser.add_argument("--parts", type=int, default=0, help="equal parameters, instead of five of other sizes")
     parser.add_argument("--adapt", action="store_true", help="HVD_COMPRESS_ADAPT=1")
+    for which in ("old", "new"):
+        parser.add_argument(f"--{which}-variable", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--lab", nargs=2, metavar=("LATENCY", "BANDWIDTH"), help="a host for each rank")
     parser.add_argument("--compressions", nargs="+", choices=CHOICES, default=COMPRESSIONS)
     asked = parser.parse_args()

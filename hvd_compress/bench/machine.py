@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from hvd_compress import native
 
 
+@functools.cache
 def machine() -> str:
     """Return processor, vector instructions of the kernels, and torch's version."""
     model = next(

@@ -8,6 +8,9 @@ from functools import cached_property
 
 import torch
 
+COMPLEX = " complex"
+"""The end of a place whose gradients are complex."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -45,6 +48,11 @@ class Layout:
     @cached_property
     def numel(self) -> int:
         return sum(self.segments)
+
+    @property
+    def element_dtype(self) -> torch.dtype:
+        """Of the gradients as the program has them: complex ones travel as real ones."""
+        return self.dtype.to_complex() if self.place.endswith(COMPLEX) else self.dtype
 
     @property
     def device_type(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hvd_compress.buckets.layout import Layout
+from hvd_compress.buckets.layout import COMPLEX, Layout
 from hvd_compress.buckets.real import gradient_dtype, gradient_shape
 from hvd_compress.errors import UnsupportedError
 
@@ -68,7 +68,7 @@ def slots_of(parameters: Mapping[str, torch.Tensor]) -> tuple[dict[str, Slot], d
                 f"parameter {name!r} has gradients of {parameter.dtype}; what is exchanged are those of float16, "
                 "bfloat16, float32, float64 and complex numbers of these"
             )
-        place = numbered[parameter.device] + (" complex" if parameter.is_complex() else "")
+        place = numbered[parameter.device] + (COMPLEX if parameter.is_complex() else "")
         slots[name] = Slot(gradient_shape(parameter), gradient_dtype(parameter), place)
         places[place] = parameter.device
     return slots, places

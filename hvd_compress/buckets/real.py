@@ -5,10 +5,15 @@ from __future__ import annotations
 import torch
 
 
+def element_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """Return the dtype of the gradient of a parameter."""
+    # torch 2.9 and newer let a gradient have another dtype than its parameter; None allows any.
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype
+
+
 def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
     """Return the dtype in which the gradient of a parameter travels: that of the parts of a complex one."""
-    # torch 2.9 and newer let a gradient have another dtype than its parameter; None allows any.
-    return (getattr(parameter, "grad_dtype", None) or parameter.dtype).to_real()
+    return element_dtype(parameter).to_real()
 
 
 def gradient_shape(parameter: torch.Tensor) -> tuple[int, ...]:

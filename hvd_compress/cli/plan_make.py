@@ -16,12 +16,12 @@ from hvd_compress.cli.plan_options import constrained, constraints_of
 from hvd_compress.cli.plan_report import report
 from hvd_compress.cli.suggesting import Choice
 from hvd_compress.compression.named import compressor_named
+from hvd_compress.engines.names import EngineName
 from hvd_compress.errors import ConfigError
 from hvd_compress.planner import chrome_trace
 from hvd_compress.planner.boxes import step_boxes
 from hvd_compress.planner.drawing import Panel, draw, require_picture
 from hvd_compress.planner.making import NAMES, Inputs, make
-from hvd_compress.planner.profiles import EngineName
 from hvd_compress.planner.running import ENGINES
 from hvd_compress.planner.writing import to_plan
 

@@ -180,11 +180,20 @@ def matching(engine: Engine, saved: Sequence[Curves], factor: float = 2.0) -> Cu
     calibrator = Calibrator(engine, float("inf"), (KIB, 64 * KIB, 256 * KIB), 3, [key])
     while not calibrator.advance(9):
         pass
-    fresh = calibrator.curves().by_key[key]
+    return nearest(calibrator.curves(), saved, factor)
 
-    def apart(curves: Curves) -> float:
-        ratios = [s / curves.seconds(*key, size) for size, s in zip(fresh.sizes, fresh.times, strict=True)]
-        return max(max(ratio, 1 / ratio) for ratio in ratios)
 
-    nearest = min(saved, key=apart, default=None)
-    return nearest if nearest is not None and apart(nearest) <= factor else None
+def nearest(fresh: Curves, saved: Sequence[Curves], factor: float) -> Curves | None:
+    """Return which of `saved` describes best what was measured just now; None where none does within `factor`."""
+    found = min(saved, key=lambda curves: times_apart(fresh, curves), default=None)
+    return found if found is not None and times_apart(fresh, found) <= factor else None
+
+
+def times_apart(fresh: Curves, saved: Curves) -> float:
+    """Return the largest factor between the points of `fresh` and what `saved` says of them."""
+    ratios = [
+        seconds / saved.seconds(*key, size)
+        for key, curve in fresh.by_key.items()
+        for size, seconds in zip(curve.sizes, curve.times, strict=True)
+    ]
+    return max(max(ratio, 1 / ratio) for ratio in ratios)

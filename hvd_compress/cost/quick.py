@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvd_compress.cost.calibrate import KIB, Calibrator
+from hvd_compress.cost.calibrate import KIB, Calibrator, nearest
 from hvd_compress.cost.curves import Curves, Key
 from hvd_compress.cost.store import default_folder, job_shape, load, save
 from hvd_compress.engines.base import Engine
@@ -64,19 +64,9 @@ def quick(
         pass
     fresh = calibrator.curves()
     saved = load(engine, shape, folder, 0.0, keys)
-    nearest = min(saved, key=lambda curves: times_apart(fresh, curves), default=None)
-    if nearest is not None and times_apart(fresh, nearest) <= ALIKE:
-        return nearest, True
+    known = nearest(fresh, saved, ALIKE)
+    if known is not None:
+        return known, True
     if engine.rank == 0:
         save(fresh, shape, folder, budget_s)
     return fresh, False
-
-
-def times_apart(fresh: Curves, saved: Curves) -> float:
-    """Return the largest factor between the points of `fresh` and what `saved` says of them."""
-    ratios = [
-        seconds / saved.seconds(*key, size)
-        for key, curve in fresh.by_key.items()
-        for size, seconds in zip(curve.sizes, curve.times, strict=True)
-    ]
-    return max(max(ratio, 1 / ratio) for ratio in ratios)

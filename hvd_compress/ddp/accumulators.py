@@ -27,7 +27,8 @@ class Accumulators:
 
     def _now(self) -> list[Any]:
         """None where a parameter is frozen."""
-        node: Any = _Reach.apply(*self._parameters.values()).grad_fn
+        reached: Any = _Reach.apply(*self._parameters.values())  # held, as torch 2.4 needs it for the node
+        node = reached.grad_fn
         return [None] * len(self._parameters) if node is None else [following for following, _ in node.next_functions]
 
 

@@ -138,7 +138,7 @@ class GradientHook:
             layout, _real(buffer), strides, buffer, Result(devices=[buffer.device] if buffer.is_cuda else [])
         )
         self._step.append(taken)
-        self._held = self._held or number >= len(known) or known[number] != layout
+        self._held = self._held or self._resumes or number >= len(known) or known[number] != layout
         if not self._held and not self.session.holds_back:
             self._submit(number, taken.flat)
         if bucket.is_last():
@@ -176,13 +176,18 @@ class GradientHook:
             engine.queue_callback(lambda: engine.queue_callback(lambda: self._give(results)))
         self._step = []
 
+    @property
+    def _resumes(self) -> bool:
+        """Whether buckets of this step may travel in another cut than DDP's: none may leave before all are there."""
+        return self._steps < FIRST_CUT_STEPS and bool(self.session.resumes_with)
+
     def _as_resumed(self, own: list[Filled]) -> list[Filled]:
         """Return this step's buckets, cut as before the checkpoint that was loaded until DDP has cut them anew.
 
         What is rounded in blocks depends on the cut.
         """
         layouts = [layout for layout, _ in own]
-        wanted = cut_as(self.session.resumes_with, layouts) if self._steps < FIRST_CUT_STEPS else None
+        wanted = cut_as(self.session.resumes_with, layouts) if self._resumes else None
         return own if wanted is None or wanted == layouts else regrouped(own, wanted)
 
     @torch.no_grad()

@@ -24,7 +24,8 @@ class Lane(ABC):
 
     @abstractmethod
     def workspace(self, flat: torch.Tensor, *kept: torch.Tensor) -> torch.Tensor:
-        """Say which memory this lane works on for as long as it lives; called once, before the first step.
+        """Say which memory this lane works on from the next step on; called before the first one, and between two of
+        them where the bucket lies in other memory, as it does for a program that keeps gradients.
 
         Args:
             flat: the bucket, where gradients lie.

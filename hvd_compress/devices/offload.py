@@ -26,7 +26,8 @@ class OffloadLane(HostLane):
 
     def workspace(self, flat: torch.Tensor, *kept: torch.Tensor) -> torch.Tensor:
         self._flat = self._way.workspace(flat)
-        self._mirror = self._streams.pinned(flat.numel(), flat.dtype)
+        if not hasattr(self, "_mirror"):  # a bucket keeps its length and dtype
+            self._mirror = self._streams.pinned(flat.numel(), flat.dtype)
         return self._mirror
 
     def mark_ready(self) -> None:

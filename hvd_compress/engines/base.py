@@ -14,13 +14,10 @@ import torch
 from hvd_compress.cost import wire
 from hvd_compress.engines.calls import Call, Ledger, Timed, in_ledger
 from hvd_compress.engines.hosts import host_identity, numbered
-from hvd_compress.engines.names import ALGORITHMS, ALLGATHERS, BROADCASTS, KNOWN
+from hvd_compress.engines.names import ALGORITHMS, ALLGATHERS, BROADCASTS, ENGINES, KNOWN
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError, known_are
 
 __all__ = ["ALGORITHMS", "ALLGATHERS", "BROADCASTS", "ENGINES", "Call", "Capabilities", "Engine"]
-
-ENGINES = ("auto", "mpi", "horovod", "torch")
-"""What a user may ask for by name."""
 
 
 @dataclass(frozen=True)

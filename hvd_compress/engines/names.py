@@ -1,6 +1,12 @@
-"""What the algorithms of the collectives are called. "auto" leaves the choice to the engine."""
+"""What engines and the algorithms of their collectives are called. "auto" leaves the choice to the package."""
 
 from __future__ import annotations
+
+from typing import Literal, get_args
+
+EngineName = Literal["mpi", "horovod", "torch"]
+ENGINES = ("auto", *get_args(EngineName))
+"""What a user may ask for by name."""
 
 ALGORITHMS = ("ring", "tree", "recursive_doubling", "rabenseifner")
 """Of an allreduce."""

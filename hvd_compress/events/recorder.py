@@ -43,7 +43,7 @@ class _Record:
         self.seconds, self.sent_bytes, self.dense_bytes = [], 0, 0
 
 
-class Recorder:
+class EventRecorder:
     """Tells a history of the buckets of which the policy tells nothing itself.
 
     Each decision of a bucket is a "choice", once: decisions may take turns, as those of COVAP do. Every 4, 8, ..., 64,

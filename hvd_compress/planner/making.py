@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Compressor
+from hvd_compress.engines.names import EngineName
 from hvd_compress.errors import PlanError
 from hvd_compress.planner.espresso import start
 from hvd_compress.planner.options import Constraints, Option
@@ -19,7 +20,6 @@ from hvd_compress.planner.problem import Problem
 from hvd_compress.planner.profiles import NAMES as NAMES
 from hvd_compress.planner.profiles import (
     CompressorProfile,
-    EngineName,
     ModelProfile,
     SystemProfile,
     read,

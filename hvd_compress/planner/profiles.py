@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hvd_compress import schema
 from hvd_compress.cost.curves import Curve, Curves
+from hvd_compress.engines.names import EngineName
 from hvd_compress.errors import PlanError
 
 MODEL, COMPRESSOR, SYSTEM = "model.json", "compressor.json", "system.json"
@@ -31,8 +32,6 @@ Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]
 Device = Literal["training", "host"]
 """What compresses: the device that trains, a GPU or not, or the host's CPU beside a GPU."""
 Dtype = Literal["float64", "float32", "float16", "bfloat16", "complex128", "complex64"]
-EngineName = Literal["mpi", "horovod", "torch"]
-"""As a request names it."""
 ELEMENT_BYTES = 4
 """Of an element: all gradients are taken to be fp32, as they are summed."""
 
@@ -44,7 +43,7 @@ class Tensor(schema.Strict):
         numel: its elements, of ELEMENT_BYTES each.
         backward_us: microseconds of backward compute since the gradient before was ready.
         backward_us_sd: their standard deviation over steps.
-        shape: of the parameter, where it is known.
+        shape: in which it travels, where it is known: the parameter's, with a last dimension of 2 of a complex one.
         dtype: of the gradient, as torch calls it, where it is known. Those of different ones share no bucket.
     """
 

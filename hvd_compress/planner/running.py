@@ -12,9 +12,10 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import ALGORITHMS, Capabilities
+from hvd_compress.engines.names import EngineName
 from hvd_compress.errors import ConfigError
 from hvd_compress.planner.options import DEVICES, Option, options
-from hvd_compress.planner.profiles import EngineName, SystemProfile
+from hvd_compress.planner.profiles import SystemProfile
 from hvd_compress.schemes.by_option import ByOption
 
 TABLE: Mapping[str, Path] = {

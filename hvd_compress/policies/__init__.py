@@ -1,7 +1,8 @@
 """Which decision, for each bucket and step? `policy_for` gives the policy of a request."""
 
+from hvd_compress.engines.launch import Launch
 from hvd_compress.policies.adaptive import AdaptivePolicy, is_adaptive
-from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, Launch
+from hvd_compress.policies.base import BucketMetrics, DecisionPolicy
 from hvd_compress.policies.covap import Covap
 from hvd_compress.policies.fixed import FixedPolicy, decide
 from hvd_compress.policies.plan import PlanFile

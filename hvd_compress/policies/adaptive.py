@@ -28,8 +28,9 @@ from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.cost.store import obtain
 from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.base import Capabilities, Engine
+from hvd_compress.engines.launch import Launch
 from hvd_compress.events.history import Event, History
-from hvd_compress.policies.base import BucketMetrics, Launch
+from hvd_compress.policies.base import BucketMetrics
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.schemes import Probe
 from hvd_compress.settings import Settings
@@ -102,7 +103,9 @@ class AdaptivePolicy(FixedPolicy):
                 self._numbers.append(number)
                 self._layouts.append(layout)
                 known.append(bucket_of(layout, request.compressor, found))
-        history = self._history = self._history or History(watchers=self._watchers, numbers=self._numbers)
+        if self._history is None:
+            self._history = History(watchers=self._watchers, numbers=self._numbers)
+        history = self._history
         workers = Workers([workers_open(request) for _ in known], self.world_size)
         self._controller = Controller(known, self._network, Policy(), history, request.ratio, workers)
         self._stands = False

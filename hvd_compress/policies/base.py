@@ -5,28 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Part
 from hvd_compress.decision import Decision
 from hvd_compress.engines.base import Capabilities, Engine
+from hvd_compress.engines.launch import Launch
 from hvd_compress.events.history import Event
 from hvd_compress.feedback.states import BucketState
 from hvd_compress.schemes import Probe, ProbeReport
 from hvd_compress.step_report import PhaseSpans
-
-T = TypeVar("T")
-
-
-class Launch(Protocol):
-    """Runs a collective behind all that was launched before; call what is returned to wait for its result.
-
-    `label` says in messages what it is for, and `measuring_s` how long it may measure, beside what ranks may let each
-    other wait. Every rank calls this at the same place.
-    """
-
-    def __call__(self, call: Callable[[Engine], T], label: str, measuring_s: float = 0.0) -> Callable[[], T]: ...
 
 
 @dataclass(frozen=True)

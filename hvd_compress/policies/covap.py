@@ -14,8 +14,8 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast
 from hvd_compress.cost.paths import Path
 from hvd_compress.decision import Decision, Request
+from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError
-from hvd_compress.policies.base import Launch
 from hvd_compress.policies.fixed import FixedPolicy
 
 SKIP = Path("skip")

@@ -13,8 +13,9 @@ from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.cost.paths import Path
 from hvd_compress.decision import Decision, Request, compression_device
 from hvd_compress.engines.base import Capabilities, Engine
+from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError, UnsupportedError
-from hvd_compress.policies.base import DecisionPolicy, Launch
+from hvd_compress.policies.base import DecisionPolicy
 from hvd_compress.policies.prices import Open, Prices, measured
 
 MARGIN = 0.1

@@ -19,8 +19,9 @@ from hvd_compress.compressors import Cast
 from hvd_compress.cost.paths import Path
 from hvd_compress.decision import Decision, Request, compression_device
 from hvd_compress.engines.base import Engine
+from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError, PlanError
-from hvd_compress.policies.base import DecisionPolicy, Launch
+from hvd_compress.policies.base import DecisionPolicy
 from hvd_compress.policies.fixed import decide, left_open
 from hvd_compress.policies.plan_schema import Plan, Treatment, read
 from hvd_compress.policies.prices import Open, Prices, measured

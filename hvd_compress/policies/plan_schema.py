@@ -16,6 +16,7 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Compressor
 from hvd_compress.cost.paths import Path
 from hvd_compress.decision import Request
+from hvd_compress.engines.names import EngineName
 from hvd_compress.policies.plan_settings import compressor_of, dtype_name
 
 VERSION, MOST_RANKS = 1, 1 << 20
@@ -95,7 +96,7 @@ class PatternEntry(Treatment):
 
 
 class Parameter(schema.Strict):
-    """What a parameter must be like; of any dtype where none is said."""
+    """What a parameter must be like; of any dtype where none is said. The shape of a complex one ends with 2."""
 
     shape: tuple[int, ...]
     dtype: str | None = None
@@ -133,7 +134,7 @@ class Plan(schema.Strict):
     version: Literal[1]
     world_size: int | None = Field(default=None, ge=1, le=MOST_RANKS)
     model: dict[str, Parameter] | None = None
-    engine: Literal["mpi", "horovod", "torch"] | None = None
+    engine: EngineName | None = None
     buckets: tuple[BucketEntry, ...] = ()
     patterns: tuple[PatternEntry, ...] = ()
     default: Treatment | None = None
@@ -166,7 +167,7 @@ class Plan(schema.Strict):
             if layout is None:
                 yield f"it knows a parameter {name!r}, which the model does not have"
                 continue
-            actual = layout.shapes[0], dtype_name(layout.dtype)
+            actual = layout.shapes[0], dtype_name(layout.element_dtype)
             if actual != (wanted.shape, wanted.dtype or actual[1]):
                 yield (
                     f"{name!r} is {list(actual[0])} {actual[1]}, and {list(wanted.shape)} "

@@ -16,9 +16,11 @@ import torch
 
 from hvd_compress import __version__
 from hvd_compress.bench.machine import machine
+from hvd_compress.buckets.real import element_dtype, gradient_shape
 from hvd_compress.compressors import Compressor, TopK
 from hvd_compress.decision import Request
 from hvd_compress.engines.base import Engine
+from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError, HvdCompressError, PlanError
 from hvd_compress.planner.profiles import (
     COMPRESSOR,
@@ -31,7 +33,6 @@ from hvd_compress.planner.profiles import (
     SystemProfile,
     write,
 )
-from hvd_compress.policies.base import Launch
 from hvd_compress.profiler.clocks import clock_of, device_of
 from hvd_compress.profiler.compressor import compressor_named, measure_compressor, require_payloads, sizes_of
 from hvd_compress.profiler.folder import RUN, Claim
@@ -85,8 +86,8 @@ class JobProfile:
         self._compressor = _compressor(settings, request)
         require_payloads(self._compressor)
         self._device = device_of(parameters.values())
-        self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        self._dtypes = {name: parameter.dtype for name, parameter in parameters.items()}
+        self._shapes = {name: gradient_shape(parameter) for name, parameter in parameters.items()}
+        self._dtypes = {name: element_dtype(parameter) for name, parameter in parameters.items()}
         self._recorder = Recorder(parameters, clock_of(self._device), settings.steps)
         self._count, self.active, self._writes = 0, True, False
         self._claim: Claim | None = None

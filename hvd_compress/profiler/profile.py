@@ -11,6 +11,7 @@ import torch
 
 from hvd_compress import __version__
 from hvd_compress.bench.machine import machine
+from hvd_compress.buckets.real import element_dtype, gradient_shape
 from hvd_compress.compressors import Compressor
 from hvd_compress.errors import ConfigError, PlanError
 from hvd_compress.planner.profiles import Device, ModelProfile
@@ -101,12 +102,12 @@ class Profile:
 
     def model(self, name: str | None = None) -> ModelProfile:
         """Return the profile of the model. Raises UsageError where no step was recorded."""
-        shapes = {each: tuple(parameter.shape) for each, parameter in self._parameters.items()}
+        shapes = {each: gradient_shape(parameter) for each, parameter in self._parameters.items()}
         recorded, recorder = self._count - self._skip, self._recorder
         times = recorder.times()[-recorded:] if recorder is not None and recorded > 0 else []
         sparse = recorder.sparse if recorder is not None else ()
         called = name or Path(sys.argv[0]).stem or "model"
-        dtypes = {each: parameter.dtype for each, parameter in self._parameters.items()}
+        dtypes = {each: element_dtype(parameter) for each, parameter in self._parameters.items()}
         return model_profile(called, shapes, times, sparse, _source(), dtypes)
 
     def write(self, folder: str | Path, compressor: Compressor | str = DEFAULT, *, budget_s: float = BUDGET_S) -> None:

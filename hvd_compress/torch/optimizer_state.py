@@ -15,6 +15,7 @@ from torch import nn
 
 from hvd_compress.errors import ConfigError
 from hvd_compress.extras import needed
+from hvd_compress.optimizer import STATE_KEY
 from hvd_compress.torch.broadcasts import broadcast_async_, on_the_wire, synchronize
 from hvd_compress.torch.stock import is_stock
 
@@ -127,7 +128,11 @@ def _taken_apart(
 ) -> tuple[bytes, list[_TensorSpec], list[torch.Tensor], str]:
     """Return the pickled state, what its tensors are like, the tensors, and why it cannot be sent, or nothing."""
     numbers = {parameter: number for number, parameter in enumerate(parameters)}
-    state = [(numbers.get(key), None if key in numbers else key, value) for key, value in optimizer.state.items()]
+    state = [
+        (numbers.get(key), None if key in numbers else key, value)
+        for key, value in optimizer.state.items()
+        if key != STATE_KEY
+    ]
     options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -157,7 +162,9 @@ def _put_together(
     state: list[tuple[int | None, Any, Any]],
     options: list[dict[str, Any]],
 ) -> None:
+    own = {key: value for key, value in optimizer.state.items() if key == STATE_KEY}  # of a checkpoint of this rank
     optimizer.state.clear()
+    optimizer.state.update(own)
     for number, key, value in state:
         optimizer.state[key if number is None else parameters[number]] = value
     for group, values in zip(optimizer.param_groups, options, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from collections import defaultdict, deque
@@ -218,6 +219,25 @@ def test_the_roots_optimizer_state_is_everybodys(name: str, dtype: torch.dtype, 
     zeros = kind == "Horovod's" and not optimizer.state
     assert all((p.grad is not None) == zeros and not (zeros and p.grad.any()) for p in model.parameters())
     assert all(now is then for now, then in zip(optimizer.param_groups, groups, strict=True))
+
+
+def test_what_a_rank_has_loaded_before_wrapping_is_not_overwritten() -> None:
+    """As Horovod's examples have it: load, broadcast, wrap; residuals are of the rank that saved them."""
+    wrap = maker(hvd.Compression.topk(0.1))
+    model = small_model()
+    optimizer = wrap(sgd(model, lr=1.0), model)
+    finish(train(optimizer, model, range(2)))
+    saved = copy.deepcopy(optimizer.state_dict())
+    model = small_model()
+    plain = sgd(model, lr=0.5)
+    plain.load_state_dict(saved)
+    hvd.broadcast_optimizer_state(plain, root_rank=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = wrap(plain, model)
+    ranks = again.state_dict()["hvd_compress"]["ranks"]
+    assert list(ranks) == [f"rank {hvd.rank()} of {hvd.size()}"]
+    check_equal(ranks, saved["hvd_compress"]["ranks"])
 
 
 def test_a_scheduler_made_before_still_sets_the_rate() -> None:

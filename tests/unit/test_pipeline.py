@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from threading import Timer
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ from hvd_compress import pipeline as pipeline_module
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessWorld
-from hvd_compress.errors import CommunicationError, ConfigError, PayloadError
+from hvd_compress.errors import CommunicationError, ConfigError, PayloadError, ReplicaError
 from hvd_compress.pipeline import Pipeline
 from hvd_compress.schemes.base import Exchange
 from hvd_compress.step_report import PhaseSpans
@@ -358,6 +359,23 @@ def test_settings_that_all_ranks_refuse_do_not_abandon_the_engine() -> None:
     assert not abandoned
     with pytest.raises(CommunicationError, match="an earlier exchange failed: rank 0, first step, handshake: ratios"):
         pipeline.connect(lambda: engine, lambda engine: None)
+
+
+def test_what_all_ranks_refuse_abandons_no_engine(pipeline: Pipeline) -> None:
+    """What was begun is over first: another rank may wait for this one in it."""
+    engine = pipeline._engine
+    abandoned: list[str] = []
+    engine.abandon = lambda: abandoned.append("once")  # type: ignore[method-assign]
+    go_on = threading.Event()
+    pipeline.begin(lambda engine: go_on.wait(PATIENCE_S), "holding the thread")
+    agreed = pipeline.begin(lambda engine: "agreed", "comparing times")
+    Timer(0.05, go_on.set).start()
+    pipeline.refuse(ReplicaError("replicas differ"))
+    pipeline.fail(ReplicaError("replicas differ"))
+    assert agreed() == "agreed"
+    assert not abandoned
+    with pytest.raises(CommunicationError, match="an earlier exchange failed: replicas differ"):
+        pipeline.begin(lambda engine: None, "anything")()
 
 
 def test_a_failure_abandons_the_engine_once() -> None:

@@ -16,7 +16,7 @@ from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.calls import Call
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.events.history import Event, History, read
-from hvd_compress.events.recorder import LONGEST, Recorder
+from hvd_compress.events.recorder import LONGEST, EventRecorder
 from hvd_compress.policies import Covap, PlanFile
 from hvd_compress.policies.plan_schema import Plan, Treatment
 from hvd_compress.policies.plan_settings import settings_of
@@ -162,7 +162,7 @@ def test_buckets_that_are_cut_anew_are_told_anew(tmp_path: Path) -> None:
 
 def test_windows_grow_longer_up_to_a_bound() -> None:
     history = History()
-    recorder, decision = Recorder(history, 2), Decision(Cast(), Travels("dense"))
+    recorder, decision = EventRecorder(history, 2), Decision(Cast(), Travels("dense"))
     recorder.decided(0, [(Layout.of(10), decision)], ())
     spans = PhaseSpans((0.0, 1.0), (1.0, 3.0), (3.0, 3.5), (Call("allreduce", "auto", 20, 2.0),))
     for step in range(400):

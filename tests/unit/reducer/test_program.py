@@ -249,6 +249,27 @@ def test_a_layer_that_is_frozen_while_training_stays_as_it_is(name: str) -> None
     assert torch.equal(first, second)
 
 
+def test_a_sparse_layer_that_is_frozen_while_training_stays_as_it_is() -> None:
+    def body(engine: InProcessEngine) -> torch.Tensor:
+        rows, model = torch.nn.Embedding(6, 3, _weight=torch.zeros(6, 3), sparse=True), Model()
+        parameters = {"rows": rows.weight, **dict(model.named_parameters())}
+        optimizer = make_optimizer(parameters, DENSE, lambda: engine, engine.rank, RANKS, momentum=0.9)
+        for step in range(6):
+            optimizer.zero_grad()
+            if step == 3:
+                rows.weight.requires_grad_(False)
+                before = rows.weight.detach().clone()
+            (rows(torch.tensor([engine.rank, step])).sum() + model.weight.sum()).backward()
+            optimizer.step()
+        assert rows.weight.grad is None
+        assert torch.equal(rows.weight, before)
+        assert torch.count_nonzero(before[:4]) > 0
+        return before
+
+    first, second = run_ranks(RANKS, body)
+    assert first.shape == second.shape
+
+
 def test_gradients_that_are_set_by_hand_are_exchanged_without_a_warning() -> None:
     def body(engine: InProcessEngine) -> torch.Tensor:
         model = Model()

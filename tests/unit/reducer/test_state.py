@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from hvd_compress.compressors import BlockQuantizer, EFSign, PowerSGD, TopK
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, MismatchError, PayloadError
-from tests.harness import REQUESTS, alone, backward, on_engine, remembered
+from hvd_compress.settings import Settings
+from tests.harness import REQUESTS, alone, backward, make_optimizer, make_parameters, on_engine, remembered
 
 FLAT = ("topk-star", "topk-allgather", "efsign", "int8", "int2", "int4-stochastic", "int8-gather")
 RESUMED = {
@@ -107,6 +109,19 @@ def test_a_checkpoint_that_has_lost_its_residuals_is_told() -> None:
     remembered(state["hvd_compress"])["residuals"].clear()
     with pytest.warns(UserWarning, match="the checkpoint of step 1 holds no residuals for rank 0 of 1"):
         optimizer.load_state_dict(state)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("topk-auto", torch.float32), ("topk-allgather", torch.float64)])
+def test_a_checkpoint_that_never_had_residuals_loads_without_a_word(name: str, dtype: torch.dtype) -> None:
+    """One rank, or float64: all travels uncompressed."""
+    parameters = {name: torch.nn.Parameter(p.detach().to(dtype)) for name, p in make_parameters().items()}
+    optimizer = make_optimizer(parameters, REQUESTS[name], alone, 0, 1, settings=Settings(600, 60, adapt=True))
+    for parameter in parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.load_state_dict(optimizer.state_dict())
 
 
 def test_a_checkpoint_without_compression_loads() -> None:
