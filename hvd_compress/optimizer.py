@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from hvd_compress import checkpoint
 from hvd_compress.buckets.real import gradient_shape
 from hvd_compress.decision import Decision
 from hvd_compress.eagerly import eagerly
@@ -24,8 +23,9 @@ from hvd_compress.gradient_hooks import GradientHooks, Handle
 from hvd_compress.named_parameters import trainable
 from hvd_compress.reducer import Reducer
 from hvd_compress.rollout import HOW, Rollout, roll_out
+from hvd_compress.session import checkpoint
+from hvd_compress.session.report import StepReport
 from hvd_compress.snapshot import keep
-from hvd_compress.step_report import StepReport
 from hvd_compress.watchers import register, replaced
 
 STATE_KEY = "hvd_compress"

@@ -20,11 +20,11 @@ from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError, UsageError
 from hvd_compress.profiler.job import JobProfile
-from hvd_compress.replicas import ReplicaCheck
 from hvd_compress.schemes.sparse_rows import no_rows
-from hvd_compress.session import ExchangeSession, LaneMaker
+from hvd_compress.session.replicas import ReplicaCheck
+from hvd_compress.session.report import StepReport
+from hvd_compress.session.session import LaneMaker, Session
 from hvd_compress.settings import Settings
-from hvd_compress.step_report import StepReport
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Reducer:
         self._parameters, self._options, self._settings = dict(parameters), options, settings
         check_devices(self._parameters, request)
         self._slots, self._devices = slots_of(self._parameters)
-        self.session = ExchangeSession(
+        self.session = Session(
             self._slots,
             request,
             settings,

@@ -10,7 +10,7 @@ import torch
 
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.policies import AdaptivePolicy
-from hvd_compress.session import ExchangeSession
+from hvd_compress.session.session import Session
 
 HOW = (
     "gain='rollout' measures gains by training some steps with each ratio and taking them back. Call "
@@ -46,7 +46,7 @@ class Rollout:
             raise ConfigError(f"steps = {self.steps!r} must be a whole number, 1 or more")
 
 
-def roll_out(session: ExchangeSession, asked: Rollout, restore: Callable[[], None]) -> None:
+def roll_out(session: Session, asked: Rollout, restore: Callable[[], None]) -> None:
     """Train the steps of a rollout with each candidate ratio, take them back, and choose ratios by what they gained.
 
     Args:

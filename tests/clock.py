@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from hvd_compress import worker
 from hvd_compress.engines import inprocess
+from hvd_compress.session import worker
 
 LAUNCH_S, LATENCY_S, S_PER_BYTE = 2e-5, 2e-4, 8e-9
 """A collective takes 20 us on each rank, a message between two of them 200 us at 1 Gbit/s; computing takes no time."""

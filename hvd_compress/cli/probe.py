@@ -53,7 +53,7 @@ def _measured(engine: Engine, budget_s: float, timeout_s: float) -> tuple[Curves
     """Calibrate in a thread of its own, so that a rank that never reports ends in an error."""
     from hvd_compress.cost.calibrate import calibrate
     from hvd_compress.cost.store import job_shape
-    from hvd_compress.worker import Worker
+    from hvd_compress.session.worker import Worker
 
     worker = Worker("hvd-compress-probe")
     future = worker.submit(lambda: (calibrate(engine, budget_s), job_shape(engine)))

@@ -20,7 +20,7 @@ from hvd_compress.ddp.api import (
     save_plan,
     state_dict,
 )
-from hvd_compress.step_report import StepReport
+from hvd_compress.session.report import StepReport
 
 __all__ = [
     "Compression",

@@ -14,7 +14,7 @@ import torch
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_compress import checkpoint, compression
+from hvd_compress import compression
 from hvd_compress.buckets.real import gradient_shape
 from hvd_compress.compressors import Cast
 from hvd_compress.ddp.hook import GradBucket, GradientHook, Result
@@ -24,8 +24,9 @@ from hvd_compress.engines.leave import at_end
 from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.profiler.job import profiled_once
+from hvd_compress.session import checkpoint
+from hvd_compress.session.report import StepReport
 from hvd_compress.settings import Settings
-from hvd_compress.step_report import StepReport
 
 
 class Compression(compression.Compression):

@@ -17,8 +17,8 @@ from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
 from hvd_compress.profiler.job import JobProfile
-from hvd_compress.replicas import ReplicaCheck
-from hvd_compress.session import ExchangeSession
+from hvd_compress.session.replicas import ReplicaCheck
+from hvd_compress.session.session import Session
 from hvd_compress.settings import Settings
 
 
@@ -77,7 +77,7 @@ class GradientHook:
         self._parameters = dict(parameters)  # holds what _names tells apart by id
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._slots, self._devices = slots_of(parameters)
-        self.session = ExchangeSession(self._slots, request, settings, connect, arrivals=arrivals)
+        self.session = Session(self._slots, request, settings, connect, arrivals=arrivals)
         self.session.replicas = ReplicaCheck(self._parameters, settings.check_every)
         if settings.profile is not None:
             self.session.profiling = JobProfile(self._parameters, settings.profile, request, settings.calibration_s)

@@ -10,7 +10,7 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.cost import wire
 from hvd_compress.decision import Decision
 from hvd_compress.events.history import Event, History
-from hvd_compress.step_report import PhaseSpans
+from hvd_compress.schemes.phases import PhaseSpans
 
 FIRST, LONGEST = 4, 64
 """Steps of the first window, and of a window at most: each has twice as many as the one before."""

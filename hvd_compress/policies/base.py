@@ -15,7 +15,7 @@ from hvd_compress.engines.launch import Launch
 from hvd_compress.events.history import Event
 from hvd_compress.feedback.states import BucketState
 from hvd_compress.schemes import Probe, ProbeReport
-from hvd_compress.step_report import PhaseSpans
+from hvd_compress.schemes.phases import PhaseSpans
 
 
 @dataclass(frozen=True)

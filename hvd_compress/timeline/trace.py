@@ -11,7 +11,7 @@ from typing import Any
 
 from hvd_compress.errors import ConfigError
 from hvd_compress.events.history import Event
-from hvd_compress.step_report import PhaseSpans, Span
+from hvd_compress.schemes.phases import PhaseSpans, Span
 from hvd_compress.timeline.array_file import JsonArrayFile
 
 TRAINING = 0

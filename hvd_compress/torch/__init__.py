@@ -13,7 +13,7 @@ with _needed("horovod", "hvd_compress.torch"):
     from horovod.torch import *  # noqa: F403
 
 from hvd_compress.engines.mpi_environment import prepare as _prepare
-from hvd_compress.step_report import StepReport
+from hvd_compress.session.report import StepReport
 from hvd_compress.torch.broadcasts import broadcast, broadcast_, broadcast_async, broadcast_async_, synchronize
 from hvd_compress.torch.compression import Compression
 from hvd_compress.torch.optimizer import DistributedOptimizer

@@ -22,8 +22,8 @@ from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.policies import BucketMetrics, adaptive
 from hvd_compress.schemes import AllGather, ARTopk, OkTopkAllReduce, Probe, Work
+from hvd_compress.schemes.phases import PhaseSpans
 from hvd_compress.settings import Settings
-from hvd_compress.step_report import PhaseSpans
 from tests.harness import backward, make_optimizer, make_parameters
 
 RANKS, CHANGE, STEPS = 3, 100, 140

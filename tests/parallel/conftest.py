@@ -41,7 +41,7 @@ def hvd() -> Any:
 def abandoned(hvd: Any) -> list[str]:
     """Where an engine was abandoned, instead of the exit with status 1 that this prepares."""
     calls: list[str] = []
-    modules = ["hvd_compress.engines.horovod", "hvd_compress.pipeline"]
+    modules = ["hvd_compress.engines.horovod", "hvd_compress.session.pipeline"]
     if "OMPI_COMM_WORLD_SIZE" in os.environ:  # importing it starts MPI
         modules.append("hvd_compress.engines.mpi")
     for name in modules:

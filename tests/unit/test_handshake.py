@@ -6,7 +6,7 @@ import pytest
 
 from hvd_compress.engines.inprocess import run_ranks
 from hvd_compress.errors import ConfigError
-from hvd_compress.handshake import Offer, agree
+from hvd_compress.session.handshake import Offer, agree
 
 OFFER = Offer({"ratio": "0.01", "scheme": "star"}, ["a: (2,) float32", "b: (3,) float32"], ["b", "a"], [], 0)
 

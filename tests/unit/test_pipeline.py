@@ -16,14 +16,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hvd_compress import pipeline as pipeline_module
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessWorld
 from hvd_compress.errors import CommunicationError, ConfigError, PayloadError, ReplicaError
-from hvd_compress.pipeline import Pipeline
 from hvd_compress.schemes.base import Exchange
-from hvd_compress.step_report import PhaseSpans
+from hvd_compress.schemes.phases import PhaseSpans
+from hvd_compress.session import pipeline as pipeline_module
+from hvd_compress.session.pipeline import Pipeline
 
 PATIENCE_S, TIMEOUT_S = 120.0, 0.3
 """How long a test waits for what must happen: it passes long before, or fails. And the time-out that must be over."""
@@ -306,14 +306,14 @@ def test_a_launcher_that_does_not_answer_hides_no_timeout(
 ) -> None:
     told, gate = Told(()), threading.Event()
     monkeypatch.setattr(told, stuck, lambda wait: gate.wait(PATIENCE_S))
-    monkeypatch.setattr("hvd_compress.pipeline.ANSWER_S", 0.1)
+    monkeypatch.setattr("hvd_compress.session.pipeline.ANSWER_S", 0.1)
     with pytest.raises(CommunicationError, match=r"cannot be told: the launcher has not answered within 0\.1 s"):
         time_out(told, hanging, monkeypatch)
     gate.set()
 
 
 def test_a_step_that_is_soon_over_tells_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hvd_compress.pipeline.ANNOUNCE_S", PATIENCE_S)
+    monkeypatch.setattr("hvd_compress.session.pipeline.ANNOUNCE_S", PATIENCE_S)
     told = Told(())
     pipeline = connected(4 * PATIENCE_S, told)
     pipeline.submit(0, Scripted("0", []), "step 0, bucket 0")

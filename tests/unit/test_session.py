@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 
-from hvd_compress import checkpoint
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Slot
 from hvd_compress.compressors import Cast, PowerSGD, TopK
@@ -16,7 +15,8 @@ from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.errors import CommunicationError
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, Launch
-from hvd_compress.session import ExchangeSession
+from hvd_compress.session import checkpoint
+from hvd_compress.session.session import Session
 from hvd_compress.settings import Settings
 from tests.harness import remembered
 
@@ -61,9 +61,9 @@ def layout(*names: str) -> Layout:
     return Layout(names, tuple(SHAPES[name] for name in names))
 
 
-def opened(engine: InProcessEngine, policy: DecisionPolicy | None = None) -> ExchangeSession:
+def opened(engine: InProcessEngine, policy: DecisionPolicy | None = None) -> Session:
     slots = {name: Slot(shape, torch.float32) for name, shape in SHAPES.items()}
-    session = ExchangeSession(slots, Request(Cast(), policy=policy), SETTINGS, lambda: engine)
+    session = Session(slots, Request(Cast(), policy=policy), SETTINGS, lambda: engine)
     session.open(list(SHAPES))
     return session
 
@@ -72,7 +72,7 @@ def drawn(numel: int, rank: int, step: int, number: int) -> torch.Tensor:
     return torch.randn(numel, generator=torch.Generator().manual_seed(1000 * step + 10 * number + rank))
 
 
-def take(session: ExchangeSession, rank: int, step: int) -> list[torch.Tensor]:
+def take(session: Session, rank: int, step: int) -> list[torch.Tensor]:
     """Exchange drawn gradients of all buckets; return the results."""
     flats = [drawn(each.numel, rank, step, number) for number, each in enumerate(session.layouts)]
     for number, flat in reversed(list(enumerate(flats))):
@@ -81,7 +81,7 @@ def take(session: ExchangeSession, rank: int, step: int) -> list[torch.Tensor]:
     return flats
 
 
-def residual(session: ExchangeSession, names: Sequence[str]) -> torch.Tensor:
+def residual(session: Session, names: Sequence[str]) -> torch.Tensor:
     kept = session.states.state_dict()
     zeros = [torch.zeros(torch.Size(SHAPES[name]).numel()) for name in names]
     return torch.cat([kept.get(name, zero) for name, zero in zip(names, zeros, strict=True)])
@@ -181,7 +181,7 @@ def test_buckets_that_are_cut_anew_within_a_step_keep_what_is_remembered() -> No
 
 def test_the_step_of_rank_0_counts() -> None:
     def body(engine: InProcessEngine) -> int:
-        session = ExchangeSession({"a": Slot((4,), torch.float32)}, Request(Cast()), SETTINGS, lambda: engine)
+        session = Session({"a": Slot((4,), torch.float32)}, Request(Cast()), SETTINGS, lambda: engine)
         session.step = 5 - engine.rank
         session.open(["a"])
         return session.step
@@ -256,7 +256,7 @@ def test_a_residual_waits_where_it_cannot_be_sent(kind: str) -> None:
 
     def body(engine: InProcessEngine):
         dtype = torch.float64 if kind == "float64" else torch.float32
-        session = ExchangeSession({"a": Slot((4, 3), dtype)}, Request(Cast()), SETTINGS, lambda: engine)
+        session = Session({"a": Slot((4, 3), dtype)}, Request(Cast()), SETTINGS, lambda: engine)
         kept = torch.arange(12.0) if engine.rank == 0 else None
         session.states.load_state_dict({"a": kept} if kept is not None else {}, {"a": 12})
         session.open(["a"])

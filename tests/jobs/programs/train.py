@@ -20,8 +20,8 @@ import quick_start  # noqa: F401
 import torch
 
 import hvd_compress.torch as hvd
-from hvd_compress import pipeline
 from hvd_compress.engines import rendezvous_arrivals
+from hvd_compress.session import pipeline
 
 STEPS = 6
 

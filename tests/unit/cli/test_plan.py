@@ -15,7 +15,7 @@ from hvd_compress.planner.options import Constraints, options
 from hvd_compress.planner.profiles import ModelProfile
 from hvd_compress.planner.profiles import read as read_profile
 from hvd_compress.policies.plan_schema import Plan, read
-from hvd_compress.step_report import PhaseSpans
+from hvd_compress.schemes.phases import PhaseSpans
 from hvd_compress.timeline.trace import Timeline, TraceRecord
 from tests.unit.planner import profile_files
 

@@ -20,9 +20,9 @@ from hvd_compress.events.recorder import LONGEST, EventRecorder
 from hvd_compress.policies import Covap, PlanFile
 from hvd_compress.policies.plan_schema import Plan, Treatment
 from hvd_compress.policies.plan_settings import settings_of
-from hvd_compress.session import ExchangeSession
+from hvd_compress.schemes.phases import PhaseSpans
+from hvd_compress.session.session import Session
 from hvd_compress.settings import Settings
-from hvd_compress.step_report import PhaseSpans
 from tests.harness import REQUESTS, backward, make_optimizer, make_parameters, on_engine
 
 PLAN = Plan(version=1, default=Treatment(compressor=settings_of(PowerSGD(2)), scheme="allgather"))
@@ -145,7 +145,7 @@ def test_buckets_that_are_cut_anew_are_told_anew(tmp_path: Path) -> None:
     def body(engine: InProcessEngine) -> None:
         settings = Settings(600, 60, log=tmp_path / "log.jsonl")
         slots = {name: Slot((8,), torch.float32) for name in "abc"}
-        session = ExchangeSession(slots, Request(EFSign()), settings, lambda: engine)
+        session = Session(slots, Request(EFSign()), settings, lambda: engine)
         session.open(list("abc"))
         for names in ("ab", "c"), ("ab", "c"), ("a", "bc"):
             layouts = [Layout(tuple(group), ((8,),) * len(group)) for group in names]

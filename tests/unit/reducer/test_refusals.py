@@ -11,14 +11,15 @@ from importlib.metadata import version
 import pytest
 import torch
 
-from hvd_compress import __version__, session
+from hvd_compress import __version__
 from hvd_compress.compressors import Cast, TopK
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import CommunicationError, ConfigError, PayloadError, UnsupportedError, UsageError
-from hvd_compress.handshake import Offer
 from hvd_compress.reducer import ReduceOptions
+from hvd_compress.session import session
+from hvd_compress.session.handshake import Offer
 from hvd_compress.settings import Settings
 from tests.harness import REQUESTS, alone, backward, make_optimizer, make_parameters, on_engine, remembered
 

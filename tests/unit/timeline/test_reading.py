@@ -9,7 +9,7 @@ import pytest
 
 from hvd_compress.engines.base import Call
 from hvd_compress.errors import ConfigError
-from hvd_compress.step_report import PhaseSpans
+from hvd_compress.schemes.phases import PhaseSpans
 from hvd_compress.timeline.reading import read
 from hvd_compress.timeline.trace import Timeline, TraceRecord
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from hvd_compress.errors import ConfigError
-from hvd_compress.session import ExchangeSession
+from hvd_compress.session.session import Session
 
 
-def save(session: ExchangeSession, rank: int, world_size: int) -> dict[str, Any]:
+def save(session: Session, rank: int, world_size: int) -> dict[str, Any]:
     """Return what the session remembers, all on the CPU.
 
     "ranks" holds, under the name of this rank, its residuals and compressors' states by parameter name: what saves all
@@ -30,9 +30,7 @@ def save(session: ExchangeSession, rank: int, world_size: int) -> dict[str, Any]
     }
 
 
-def load(
-    session: ExchangeSession, saved: Mapping[str, Any], numels: Mapping[str, int], rank: int, world_size: int
-) -> None:
+def load(session: Session, saved: Mapping[str, Any], numels: Mapping[str, int], rank: int, world_size: int) -> None:
     """Load what save() returned, of this version or an earlier one. Nothing is communicated.
 
     Residuals of another rank, or of a job of another size, start from zero. The step counter is taken over before the

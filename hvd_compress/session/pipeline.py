@@ -20,8 +20,9 @@ from hvd_compress.engines.base import Call, Engine
 from hvd_compress.engines.leave import fail_at_exit
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, located
 from hvd_compress.schemes.base import Exchange
-from hvd_compress.step_report import Exchanged, PhaseSpans, Span, length
-from hvd_compress.worker import Worker
+from hvd_compress.schemes.phases import PhaseSpans, Span, length
+from hvd_compress.session.report import Exchanged
+from hvd_compress.session.worker import Worker
 
 T = TypeVar("T")
 

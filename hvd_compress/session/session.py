@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hvd_compress import __version__, native, notices
+from hvd_compress import __version__, native
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Part, Slot
 from hvd_compress.compressors import Cast
@@ -27,17 +27,18 @@ from hvd_compress.errors import ReplicaError, UsageError, located, received
 from hvd_compress.events.history import History
 from hvd_compress.events.recorder import EventRecorder
 from hvd_compress.events.tensorboard import TensorBoard
-from hvd_compress.exchange import BucketExchange
 from hvd_compress.feedback.loss_scale import LossScale
 from hvd_compress.feedback.states import BucketState, States
-from hvd_compress.handshake import Agreement, Offer, agree
-from hvd_compress.pipeline import Pipeline
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, policy_for
 from hvd_compress.policies.plan_in_use import plan_in_use
-from hvd_compress.replicas import ReplicaCheck
 from hvd_compress.schemes import Probe
+from hvd_compress.session import notices
+from hvd_compress.session.bucket import SessionBucket
+from hvd_compress.session.handshake import Agreement, Offer, agree
+from hvd_compress.session.pipeline import Pipeline
+from hvd_compress.session.replicas import ReplicaCheck
+from hvd_compress.session.report import Exchanged, StepReport
 from hvd_compress.settings import Settings
-from hvd_compress.step_report import Exchanged, StepReport
 from hvd_compress.timeline.trace import Timeline, TraceRecord
 
 LaneMaker = Callable[[torch.device, str, Sequence[str]], Lane]
@@ -70,7 +71,7 @@ class Profiling(Protocol):
         """Record no more."""
 
 
-class ExchangeSession:
+class Session:
     """Exchanges the buckets of one step after the other, over the ranks of an engine.
 
     A front end calls open() at the end of the first step, and set_buckets() there and whenever buckets are cut anew;
@@ -117,7 +118,7 @@ class ExchangeSession:
         self._average, self._predivide_factor, self._make_lane = average, predivide_factor, make_lane
         self._pipeline = Pipeline(settings.timeout_s, arrivals)
         self._engine: Engine
-        self._exchanges: list[BucketExchange] = []
+        self._exchanges: list[SessionBucket] = []
         self.states = States()
         self.loss_scale = LossScale(self.states)
         self.step = 0
@@ -133,7 +134,7 @@ class ExchangeSession:
         self._returned_s = perf_counter()
         self._cut_anew = False  # within a step
         self._later: dict[int, Decision] = {}  # of buckets that had left when the policy decided anew
-        self._committed: list[tuple[BucketExchange, BucketState]] = []  # in this step
+        self._committed: list[tuple[SessionBucket, BucketState]] = []  # in this step
         self._told_nonfinite = False
         self._is_shared = False
         self._results: dict[int, torch.Tensor] = {}
@@ -261,7 +262,7 @@ class ExchangeSession:
             known = before.get(number)
             if known is None or known.layout != layout:
                 lane = self._make_lane(devices[layout.place], decision.device, self._engine.capabilities.devices)
-                known = BucketExchange(number, layout, decision, lane, self.states)
+                known = SessionBucket(number, layout, decision, lane, self.states)
             elif known.launched:
                 self._later[number] = decision
             else:

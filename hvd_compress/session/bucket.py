@@ -15,7 +15,7 @@ from hvd_compress.schemes import Exchange, Observed, Probe, ProbeReport, Scheme,
 
 
 @dataclass(eq=False)
-class BucketExchange:
+class SessionBucket:
     """One bucket, from step to step.
 
     Attributes:

@@ -1,0 +1,1 @@
+"""From full buckets to their results, step by step: what all front ends share."""
