@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from hvd_compress.buckets.real import gradient_shape
-from hvd_compress.decision import Decision
 from hvd_compress.eagerly import eagerly
 from hvd_compress.engines.leave import at_end
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.gradient_hooks import GradientHooks, Handle
 from hvd_compress.named_parameters import trainable
 from hvd_compress.reducer import Reducer
+from hvd_compress.request.decision import Decision
 from hvd_compress.rollout import HOW, Rollout, roll_out
 from hvd_compress.session import checkpoint
 from hvd_compress.session.report import StepReport

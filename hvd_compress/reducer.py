@@ -14,12 +14,13 @@ import torch
 from hvd_compress.buckets.bucket import Bucket
 from hvd_compress.buckets.plan import plan_buckets, slots_of
 from hvd_compress.buckets.under_way import UnderWay, stand_in
-from hvd_compress.decision import Decision, Request, check_devices
 from hvd_compress.devices import lane_for
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError, UsageError
 from hvd_compress.profiler.job import JobProfile
+from hvd_compress.request.decision import Decision
+from hvd_compress.request.request import Request, check_devices
 from hvd_compress.schemes.sparse_rows import no_rows
 from hvd_compress.session.replicas import ReplicaCheck
 from hvd_compress.session.report import StepReport

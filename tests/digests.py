@@ -35,7 +35,7 @@ from hvd_compress.compressors import (
     Threshold,
     TopK,
 )
-from hvd_compress.decision import Request
+from hvd_compress.request.request import Request
 from tests.harness import SHAPES, hash_name
 
 STEPS = 20

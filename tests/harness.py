@@ -32,7 +32,6 @@ from hvd_compress.compressors import (
     Threshold,
     TopK,
 )
-from hvd_compress.decision import Request
 from hvd_compress.devices import lane_for
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld
@@ -43,6 +42,7 @@ from hvd_compress.policies import PlanFile, Warmup
 from hvd_compress.policies.plan_schema import Plan, Treatment
 from hvd_compress.policies.plan_settings import settings_of
 from hvd_compress.reducer import LaneMaker, ReduceOptions, Reducer
+from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 
 SHAPES = {"first.weight": (7, 13), "first.bias": (7,), "odd": (1,), "second.weight": (40, 9), "second.bias": (40,)}

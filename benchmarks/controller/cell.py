@@ -16,8 +16,8 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import TopK
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.predict import predict
-from hvd_compress.decision import Request
 from hvd_compress.policies.adaptive import bucket_of, open_paths
+from hvd_compress.request.request import Request
 from hvd_compress.units import parse_bandwidth, parse_latency
 
 

@@ -30,10 +30,10 @@ from hvd_compress.cost.calibrate import SIZES
 from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.kept import kept
-from hvd_compress.decision import Request
 from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, BROADCASTS, Capabilities
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.policies.adaptive import bucket_of, open_paths
+from hvd_compress.request.request import Request
 from hvd_compress.schemes.base import Exchange, Work
 from hvd_compress.schemes.observed import Observed
 from hvd_compress.schemes.probe import Probe

@@ -24,10 +24,11 @@ import hvd_compress.torch as hvd
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import TopK
 from hvd_compress.cost.paths import Path
-from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.base import Engine
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.policies.adaptive import along, open_paths
+from hvd_compress.request.decision import Decision
+from hvd_compress.request.request import Request
 from hvd_compress.schemes import Work
 
 # isort: split

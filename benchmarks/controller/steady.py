@@ -13,8 +13,8 @@ from job import Job
 from launching import answer, begin, gradient
 
 from hvd_compress.compressors import TopK
-from hvd_compress.decision import Request
 from hvd_compress.policies import FixedPolicy
+from hvd_compress.request.request import Request
 
 T = TypeVar("T")
 

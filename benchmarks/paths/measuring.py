@@ -18,9 +18,9 @@ from collections import Counter
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import BlockQuantizer, PowerSGD, RandomK
-from hvd_compress.decision import Request
 from hvd_compress.engines.mpi_environment import launched_by_mpi, prepare
 from hvd_compress.policies.fixed import FixedPolicy
+from hvd_compress.request.request import Request
 from hvd_compress.settings import DEFAULT_CALIBRATION_S
 
 REQUESTS = {

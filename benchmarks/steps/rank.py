@@ -53,10 +53,10 @@ def in_process(compression: str, ranks: int, numel: int, parts: int, folder: Pat
     from threading import Barrier
 
     from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, TopK
-    from hvd_compress.decision import Request
     from hvd_compress.engines.inprocess import run_ranks
     from hvd_compress.optimizer import wrap
     from hvd_compress.reducer import ReduceOptions, Reducer
+    from hvd_compress.request.request import Request
     from hvd_compress.settings import Settings
 
     try:

@@ -29,8 +29,8 @@ from turns import order
 
 import hvd_compress.ddp as hc
 import hvd_compress.torch as hvd
-from hvd_compress.decision import Request
 from hvd_compress.netlab.network import address
+from hvd_compress.request.request import Request
 
 WARM_UP = 2
 """Steps before the first window: buckets are cut in the first one."""

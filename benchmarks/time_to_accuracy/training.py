@@ -15,9 +15,9 @@ from tasks import RANKS, TASKS, Task
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessWorld
 from hvd_compress.reducer import ReduceOptions, Reducer
+from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ddp"))

@@ -8,9 +8,9 @@ from pathlib import Path
 from hvd_compress.compressors import Cast, Compressor, TopK
 from hvd_compress.compressors.base import is_frozen_dataclass
 from hvd_compress.controller.goal import HIGH, AutoRatio, Target, default_low
-from hvd_compress.decision import Request
 from hvd_compress.errors import ConfigError
 from hvd_compress.policies import Covap, PlanFile
+from hvd_compress.request.request import Request
 
 LITTLE_GAIN = 0.05
 """The largest elements hold more than this of nearly any gradient: who asks for it probably means a ratio."""

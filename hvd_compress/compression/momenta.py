@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hvd_compress.compressors import CompressedMomentum, DeMo, DenseMomentum, Requantizer
 from hvd_compress.compressors.momentum import INNER
-from hvd_compress.decision import Request
 from hvd_compress.policies import Warmup
+from hvd_compress.request.request import Request
 
 
 class Momenta:

@@ -9,9 +9,9 @@ from typing import Any
 
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import COMPRESSORS, Compressor
-from hvd_compress.decision import Request
 from hvd_compress.errors import ConfigError, did_you_mean
 from hvd_compress.policies.plan_settings import compressor_of, settings_of
+from hvd_compress.request.request import Request
 
 NEEDED = {"tau": 1.0}
 """For arguments without a default; how many bits are sent does not depend on them."""

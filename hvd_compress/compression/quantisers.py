@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvd_compress.compressors import QSGD, BlockQuantizer, EFSign, Natural, OneBit, SignSGD
-from hvd_compress.decision import Request
+from hvd_compress.request.request import Request
 
 
 class Quantisers:

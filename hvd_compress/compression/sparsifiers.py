@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 from hvd_compress.compressors import DGC, MSTopK, OkTopk, RandomK, SIDCo, Threshold, TopK
-from hvd_compress.decision import Request
+from hvd_compress.request.request import Request
 
 
 class Sparsifiers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hvd_compress.compressors import Cast
-from hvd_compress.decision import Request
+from hvd_compress.request.request import Request
 
 
 class Uncompressed:

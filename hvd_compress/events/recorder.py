@@ -8,8 +8,8 @@ from statistics import median
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.cost import wire
-from hvd_compress.decision import Decision
 from hvd_compress.events.history import Event, History
+from hvd_compress.request.decision import Decision
 from hvd_compress.schemes.phases import PhaseSpans
 
 FIRST, LONGEST = 4, 64

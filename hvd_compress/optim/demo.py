@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from hvd_compress.compression import Compression
-from hvd_compress.decision import Request
 from hvd_compress.optim.checks import check_from_zero, dense_gradient
+from hvd_compress.request.request import Request
 
 
 class DeMo(torch.optim.Optimizer):

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from hvd_compress.compression import Compression
-from hvd_compress.decision import Request
 from hvd_compress.errors import ConfigError
 from hvd_compress.optim.checks import check_beta, check_from_zero, dense_gradient
+from hvd_compress.request.request import Request
 
 
 class OneBitAdam(torch.optim.Optimizer):

@@ -26,12 +26,13 @@ from hvd_compress.controller.workers import VAR
 from hvd_compress.cost.kept import kept
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.cost.store import obtain
-from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.events.history import Event, History
 from hvd_compress.policies.base import BucketMetrics
 from hvd_compress.policies.fixed import FixedPolicy
+from hvd_compress.request.decision import Decision
+from hvd_compress.request.request import Request
 from hvd_compress.schemes import Probe
 from hvd_compress.settings import Settings
 

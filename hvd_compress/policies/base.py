@@ -9,11 +9,11 @@ from typing import Any
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Part
-from hvd_compress.decision import Decision
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.events.history import Event
 from hvd_compress.feedback.states import BucketState
+from hvd_compress.request.decision import Decision
 from hvd_compress.schemes import Probe, ProbeReport
 from hvd_compress.schemes.phases import PhaseSpans
 

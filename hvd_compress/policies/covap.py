@@ -13,10 +13,11 @@ import torch
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast
 from hvd_compress.cost.paths import Path
-from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError
 from hvd_compress.policies.fixed import FixedPolicy
+from hvd_compress.request.decision import Decision
+from hvd_compress.request.request import Request
 
 SKIP = Path("skip")
 

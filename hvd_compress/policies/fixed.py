@@ -11,12 +11,13 @@ from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.cost.paths import Path
-from hvd_compress.decision import Decision, Request, compression_device
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.policies.base import DecisionPolicy
 from hvd_compress.policies.prices import Open, Prices, measured
+from hvd_compress.request.decision import Decision
+from hvd_compress.request.request import Request, compression_device
 
 MARGIN = 0.1
 """What measured curves must save, as a share, for another path than that of the arithmetic: they are noisy, and two

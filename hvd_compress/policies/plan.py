@@ -17,7 +17,6 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Part
 from hvd_compress.compressors import Cast
 from hvd_compress.cost.paths import Path
-from hvd_compress.decision import Decision, Request, compression_device
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError, PlanError
@@ -25,6 +24,8 @@ from hvd_compress.policies.base import DecisionPolicy
 from hvd_compress.policies.fixed import decide, left_open
 from hvd_compress.policies.plan_schema import Plan, Treatment, read
 from hvd_compress.policies.prices import Open, Prices, measured
+from hvd_compress.request.decision import Decision
+from hvd_compress.request.request import Request, compression_device
 
 log = logging.getLogger("hvd_compress")
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.decision import Decision
 from hvd_compress.errors import UsageError
 from hvd_compress.policies.plan_schema import BucketEntry, Parameter, Plan
 from hvd_compress.policies.plan_settings import dtype_name, settings_of
+from hvd_compress.request.decision import Decision
 
 
 def plan_in_use(buckets: Mapping[tuple[str, ...], Decision], layouts: Sequence[Layout], world_size: int) -> Plan:

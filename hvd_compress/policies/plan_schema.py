@@ -15,9 +15,9 @@ from hvd_compress import schema, schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Compressor
 from hvd_compress.cost.paths import Path
-from hvd_compress.decision import Request
 from hvd_compress.engines.names import EngineName
 from hvd_compress.policies.plan_settings import compressor_of, dtype_name
+from hvd_compress.request.request import Request
 
 VERSION, MOST_RANKS = 1, 1 << 20
 

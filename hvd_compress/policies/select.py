@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hvd_compress.decision import Request
 from hvd_compress.policies.adaptive import AdaptivePolicy, is_adaptive
 from hvd_compress.policies.base import DecisionPolicy
 from hvd_compress.policies.fixed import FixedPolicy
+from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Compressor
-from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.schedule import ALL_BACK
 from hvd_compress.policies.fixed import FixedPolicy
+from hvd_compress.request.decision import Decision
+from hvd_compress.request.request import Request
 
 
 @dataclass(frozen=True)

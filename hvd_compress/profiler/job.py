@@ -18,7 +18,6 @@ from hvd_compress import __version__
 from hvd_compress.bench.machine import machine
 from hvd_compress.buckets.real import element_dtype, gradient_shape
 from hvd_compress.compressors import Compressor, TopK
-from hvd_compress.decision import Request
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError, HvdCompressError, PlanError
@@ -39,6 +38,7 @@ from hvd_compress.profiler.folder import RUN, Claim
 from hvd_compress.profiler.model import model_profile
 from hvd_compress.profiler.recorder import Recorder
 from hvd_compress.profiler.system import measure_system, require_measurable
+from hvd_compress.request.request import Request
 from hvd_compress.settings import ProfileSettings, Settings
 
 MEASUREMENTS = 4

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.decision import Decision
 from hvd_compress.devices import Lane
 from hvd_compress.feedback.states import BucketState, Key, States
+from hvd_compress.request.decision import Decision
 from hvd_compress.schemes import Exchange, Observed, Probe, ProbeReport, Scheme, Work
 
 

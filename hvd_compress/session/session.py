@@ -18,7 +18,6 @@ from hvd_compress.buckets.plan import Part, Slot
 from hvd_compress.compressors import Cast
 from hvd_compress.cost import wire
 from hvd_compress.cost.paths import Path
-from hvd_compress.decision import Decision, Request
 from hvd_compress.devices import Lane, lane_for
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
@@ -31,6 +30,8 @@ from hvd_compress.feedback.loss_scale import LossScale
 from hvd_compress.feedback.states import BucketState, States
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, policy_for
 from hvd_compress.policies.plan_in_use import plan_in_use
+from hvd_compress.request.decision import Decision
+from hvd_compress.request.request import Request
 from hvd_compress.schemes import Probe
 from hvd_compress.session import notices
 from hvd_compress.session.bucket import SessionBucket

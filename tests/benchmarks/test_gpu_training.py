@@ -11,8 +11,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import run_ranks
+from hvd_compress.request.request import Request
 from tests.benchmarks.scripts import load
 
 CPU = torch.device("cpu")

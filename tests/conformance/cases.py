@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Compressor
-from hvd_compress.decision import Request
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessWorld
+from hvd_compress.request.request import Request
 from tests.harness import COMPRESSORS, SHAPES, asked_for, planned
 
 SIZES = (1, 2, 3, 4, 7)

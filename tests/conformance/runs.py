@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from hvd_compress.decision import Decision
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.optimizer import ReducingOptimizer
+from hvd_compress.request.decision import Decision
 from hvd_compress.settings import Settings
 from tests.conformance.cases import Case
 from tests.harness import (

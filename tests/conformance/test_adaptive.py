@@ -14,9 +14,9 @@ from hvd_compress.controller.controller import Suspicion
 from hvd_compress.controller.policy import Policy, Round
 from hvd_compress.controller.report import Agreed
 from hvd_compress.cost import paths
-from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.policies import adaptive
+from hvd_compress.request.request import Request
 from hvd_compress.schemes import parse
 from hvd_compress.settings import Settings
 from tests.harness import backward, flat_gradient, flat_residual, gradient, make_optimizer, on_engine

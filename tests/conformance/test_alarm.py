@@ -17,10 +17,10 @@ from hvd_compress.controller.network import Network
 from hvd_compress.controller.report import Timing
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.paths import Path
-from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.policies import BucketMetrics, adaptive
+from hvd_compress.request.request import Request
 from hvd_compress.schemes import AllGather, ARTopk, OkTopkAllReduce, Probe, Work
 from hvd_compress.schemes.phases import PhaseSpans
 from hvd_compress.settings import Settings

@@ -9,8 +9,8 @@ import pytest
 
 from hvd_compress import compressors, schemes
 from hvd_compress.cost.paths import Path
-from hvd_compress.decision import Request
 from hvd_compress.errors import ConfigError
+from hvd_compress.request.request import Request
 from tests.conformance.cases import OPTIONS, SIZES, TABLE, Case, cases, combinations, pairs
 from tests.harness import asked_for
 

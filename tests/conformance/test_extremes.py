@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hvd_compress.compressors import Cast
-from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.conformance.cases import Case
 from tests.conformance.runs import mean, run

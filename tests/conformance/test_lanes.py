@@ -15,13 +15,13 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.decision import Request
 from hvd_compress.devices.device import DeviceLane
 from hvd_compress.devices.lane import Lane
 from hvd_compress.devices.staged import StagedLane
 from hvd_compress.devices.streams import Streams
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import HvdCompressError
+from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.conformance.cases import OPTIONS, TABLE, Case, combinations, is_legal
 from tests.harness import (

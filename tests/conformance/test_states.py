@@ -10,10 +10,11 @@ import torch
 
 from hvd_compress.compressors import BlockQuantizer, CompressedMomentum, PowerSGD, TopK
 from hvd_compress.cost.paths import Path
-from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import CommunicationError
 from hvd_compress.optimizer import ReducingOptimizer
+from hvd_compress.request.decision import Decision
+from hvd_compress.request.request import Request
 from tests.harness import REQUESTS, backward, flat_residual, on_engine, place, remembered
 
 SIZE, REQUEST = 3, REQUESTS["powersgd"]

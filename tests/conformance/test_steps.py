@@ -12,11 +12,11 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import RandomK, Sparsifier
 from hvd_compress.cost import wire
 from hvd_compress.cost.paths import Path, Stage
-from hvd_compress.decision import Request
 from hvd_compress.engines.base import ALGORITHMS, Engine
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.feedback.states import GRADIENT_UNITS
 from hvd_compress.reducer import ReduceOptions
+from hvd_compress.request.request import Request
 from hvd_compress.schemes import Work
 from tests.conformance.cases import Case, where
 from tests.conformance.lockstep import CPU, exchange, fresh

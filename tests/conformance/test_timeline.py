@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from hvd_compress.compressors import TopK
-from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
+from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from hvd_compress.timeline.array_file import JsonArrayFile
 from tests.harness import backward, on_engine

@@ -16,9 +16,9 @@ from hvd_compress.compressors import TopK
 from hvd_compress.controller import watch
 from hvd_compress.controller.report import Timing
 from hvd_compress.cost.formulas import Formulas
-from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.policies import adaptive
+from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import make_optimizer
 from tests.played import LANES, lane_maker

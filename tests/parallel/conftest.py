@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from hvd_compress.decision import Request
 from hvd_compress.engines.leave import fail_at_exit
 from hvd_compress.engines.mpi_environment import prepare
+from hvd_compress.request.request import Request
 from tests.parallel.training import ENGINES, EXACT
 
 

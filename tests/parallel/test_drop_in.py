@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import hvd_compress.torch as hvd
-from hvd_compress.decision import Request
 from hvd_compress.engines.base import ALGORITHMS
 from hvd_compress.optimizer import ReducingOptimizer
+from hvd_compress.request.request import Request
 from tests.harness import REQUESTS, backward, chosen, flat_gradient, make_parameters, remembered
 from tests.parallel.training import (
     ENGINES,

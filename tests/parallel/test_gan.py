@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import softplus
 
 import hvd_compress.torch as hvd
-from hvd_compress.decision import Request
+from hvd_compress.request.request import Request
 from tests.harness import REQUESTS
 from tests.parallel.training import assert_same_on_all_ranks, batch, flat, maker, on_engine, residuals
 

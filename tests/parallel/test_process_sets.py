@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hvd_compress.torch as hvd
-from hvd_compress.decision import Request
+from hvd_compress.request.request import Request
 from tests.parallel.training import (
     STEPS,
     Make,

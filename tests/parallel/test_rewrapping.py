@@ -10,9 +10,9 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 import hvd_compress.torch as hvd
-from hvd_compress.decision import Request
 from hvd_compress.errors import UnsupportedError, UsageError
 from hvd_compress.optimizer import ReducingOptimizer
+from hvd_compress.request.request import Request
 from tests.harness import REQUESTS, remembered
 from tests.parallel.training import (
     EXACT,

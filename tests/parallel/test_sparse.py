@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hvd_compress.torch as hvd
-from hvd_compress.decision import Request
+from hvd_compress.request.request import Request
 from tests.parallel.training import (
     STEPS,
     Make,

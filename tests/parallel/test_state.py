@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import hvd_compress.torch as hvd
-from hvd_compress.decision import Request
 from hvd_compress.errors import ConfigError
+from hvd_compress.request.request import Request
 from tests.harness import REQUESTS, remembered
 from tests.parallel.training import (
     STEPS,

@@ -7,10 +7,10 @@ import torch
 
 import hvd_compress.torch as hvd
 from hvd_compress.compressors import TopK
-from hvd_compress.decision import Request
 from hvd_compress.engines import select
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import run_ranks
+from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import backward, flat_gradient, flat_residual, make_optimizer, make_parameters, place, planned
 from tests.parallel.training import ENGINES, STEPS, assert_same_on_all_ranks

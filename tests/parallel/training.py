@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import hvd_compress.torch as hvd
-from hvd_compress.decision import Request
+from hvd_compress.request.request import Request
 from tests.harness import remembered
 
 ENGINES = ("mpi", "horovod") if "OMPI_COMM_WORLD_SIZE" in os.environ else ("horovod",)

@@ -9,11 +9,12 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import QSGD, Cast, EFSign, MSTopK, PowerSGD, RandomK, Threshold, TopK
 from hvd_compress.cost.paths import Path
-from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.errors import ConfigError
 from hvd_compress.policies.adaptive import is_adaptive, open_paths, workers_open
 from hvd_compress.policies.fixed import decide
+from hvd_compress.request.decision import Decision
+from hvd_compress.request.request import Request
 from hvd_compress.schemes import AllGather, AllToAll, ARTopk, Dense
 
 VERBS = ("allreduce", "allgather", "broadcast", "alltoall")

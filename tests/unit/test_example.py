@@ -27,8 +27,9 @@ from images.timing import StepMeter  # noqa: E402
 
 from hvd_compress.compressors import Cast, TopK  # noqa: E402
 from hvd_compress.cost import paths  # noqa: E402
-from hvd_compress.decision import Decision, Request  # noqa: E402
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks  # noqa: E402
+from hvd_compress.request.decision import Decision  # noqa: E402
+from hvd_compress.request.request import Request  # noqa: E402
 from hvd_compress.settings import Settings  # noqa: E402
 from tests.harness import backward, on_engine  # noqa: E402
 

@@ -50,7 +50,7 @@ ALLOWED = {
         "compression.named",
         "compressors",
         "cost",
-        "decision",
+        "request",
         "engines.base",
         "engines.launch",
         "errors",
@@ -78,8 +78,9 @@ ALLOWED = {
         "planner",
     },
     "timeline": {"timeline", "errors", "events.history", "schema", "schemes.phases"},
-    "events": {"events", "buckets.layout", "cost", "decision", "errors", "extras", "schemes.phases"},
-    "decision": {
+    "events": {"events", "buckets.layout", "cost", "errors", "extras", "request", "schemes.phases"},
+    "request": {
+        "request",
         "compressors",
         "controller.goal",
         "cost.paths",
@@ -129,7 +130,7 @@ ALLOWED = {
         "compressors",
         "controller",
         "cost",
-        "decision",
+        "request",
         "engines.base",
         "engines.launch",
         "engines.names",
@@ -142,7 +143,7 @@ ALLOWED = {
         "settings",
     },
     "controller": {"controller", "cost", "engines.base", "errors", "events.history", "extras"},
-    "optim": {"optim", "compression", "decision", "errors"},
+    "optim": {"optim", "compression", "errors", "request"},
     "session": {
         "session",
         "__version__",
@@ -150,7 +151,7 @@ ALLOWED = {
         "buckets",
         "compressors",
         "cost",
-        "decision",
+        "request",
         "devices",
         "engines",
         "errors",
@@ -248,7 +249,7 @@ def test_a_missing_optional_package_is_one_error() -> None:
 
 
 CONTROLLER = {
-    "hvd_compress.controller.goal": {"decision.py", "compression/choosing.py"},
+    "hvd_compress.controller.goal": {"request/request.py", "compression/choosing.py"},
 }
 """Who may know what of it beside its policy: what a user asks for."""
 

@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 import torch
 
-from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import CommunicationError, ReplicaError
 from hvd_compress.optimizer import ReducingOptimizer
+from hvd_compress.request.request import Request
 from hvd_compress.session.replicas import bit_sum
 from hvd_compress.settings import Settings
 from tests.harness import REQUESTS, backward, make_optimizer, make_parameters

@@ -11,10 +11,11 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Slot
 from hvd_compress.compressors import Cast, PowerSGD, TopK
 from hvd_compress.cost.paths import Path
-from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.errors import CommunicationError
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, Launch
+from hvd_compress.request.decision import Decision
+from hvd_compress.request.request import Request
 from hvd_compress.session import checkpoint
 from hvd_compress.session.session import Session
 from hvd_compress.settings import Settings

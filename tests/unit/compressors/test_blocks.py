@@ -11,13 +11,13 @@ from hvd_compress.compressors import BlockQuantizer, TopK
 from hvd_compress.compressors.blocks import mixed
 from hvd_compress.cost import wire
 from hvd_compress.cost.paths import Path
-from hvd_compress.decision import Request
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessWorld
 from hvd_compress.errors import ConfigError, PayloadError, UnsupportedError
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.payload import Payload
 from hvd_compress.policies.fixed import decide
+from hvd_compress.request.request import Request
 from hvd_compress.schemes import Work, build
 from hvd_compress.schemes.requantize import shards
 from tests.exchanges import NUMELS, PATHS, normal, step

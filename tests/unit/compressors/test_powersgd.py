@@ -11,11 +11,11 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Input
 from hvd_compress.compressors.matrices import orthogonal
 from hvd_compress.compressors.powersgd import KIND, PowerSGD
-from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, PayloadError
 from hvd_compress.feedback.states import BucketState, States
 from hvd_compress.payload import Payload
+from hvd_compress.request.request import Request
 from tests.harness import SHAPES, backward, flat_gradient, gradient, on_engine
 
 LAYOUT = Layout(("conv", "bias", "small", "dense"), ((16, 3, 3, 3), (16,), (2, 2), (30, 20)))

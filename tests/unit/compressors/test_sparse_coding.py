@@ -12,9 +12,9 @@ from hvd_compress.compression import Compression
 from hvd_compress.compressors import DGC, FixedRatio, MSTopK, Sparsifier, Threshold, TopK
 from hvd_compress.compressors.sparse_coding import INDEX_CODINGS, VALUES, SparseCoding
 from hvd_compress.cost.paths import Path
-from hvd_compress.decision import Request
 from hvd_compress.errors import ConfigError, PayloadError
 from hvd_compress.payload import Payload
+from hvd_compress.request.request import Request
 from hvd_compress.schemes import build, stages
 
 NUMEL = 10_007

@@ -10,8 +10,8 @@ import pytest
 
 from hvd_compress.compressors import EFSign, TopK
 from hvd_compress.controller.goal import AutoRatio
-from hvd_compress.decision import Request
 from hvd_compress.errors import ConfigError, MissingPackageError
+from hvd_compress.request.request import Request
 from hvd_compress.torch import Compression
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hc
-from hvd_compress.decision import Request
+from hvd_compress.request.request import Request
 from tests.unit.ddp.job import run_ranks
 from tests.unit.ddp.training import check_ranks_equal
 

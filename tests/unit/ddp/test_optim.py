@@ -8,8 +8,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hc
-from hvd_compress.decision import Request
 from hvd_compress.optim import DeMo, OneBitAdam
+from hvd_compress.request.request import Request
 from tests.unit.ddp.job import run_ranks
 from tests.unit.ddp.test_state import through_a_file
 from tests.unit.ddp.training import check_ranks_equal, compressed, flat, loss_of, make_model

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hvd_compress.compressors import TopK
-from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.events.history import KEPT, Event, History
+from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import backward, make_optimizer, make_parameters
 

@@ -12,7 +12,6 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Slot
 from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, PowerSGD, TopK
 from hvd_compress.cost.paths import Path as Travels
-from hvd_compress.decision import Decision, Request
 from hvd_compress.engines.calls import Call
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.events.history import Event, History, read
@@ -20,6 +19,8 @@ from hvd_compress.events.recorder import LONGEST, EventRecorder
 from hvd_compress.policies import Covap, PlanFile
 from hvd_compress.policies.plan_schema import Plan, Treatment
 from hvd_compress.policies.plan_settings import settings_of
+from hvd_compress.request.decision import Decision
+from hvd_compress.request.request import Request
 from hvd_compress.schemes.phases import PhaseSpans
 from hvd_compress.session.session import Session
 from hvd_compress.settings import Settings

@@ -11,11 +11,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hvd_compress.compressors import TopK
-from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, MissingPackageError
 from hvd_compress.events.history import Event, History
 from hvd_compress.events.tensorboard import TensorBoard
+from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import backward, on_engine
 

@@ -9,10 +9,10 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import TopK
 from hvd_compress.compressors.base import Input
-from hvd_compress.decision import Request
 from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.schedule import FeedbackSchedule
 from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.request.request import Request
 
 
 def test_it_grows_every_so_many_steps_up_to_one() -> None:

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from hvd_compress.compressors import Cast
-from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
 from hvd_compress.policies import Covap
+from hvd_compress.request.request import Request
 from tests.harness import (
     SHAPES,
     alone,

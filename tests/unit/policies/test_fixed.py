@@ -17,7 +17,6 @@ from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.paths import Path
 from hvd_compress.cost.predict import predict
 from hvd_compress.cost.quick import SIZES
-from hvd_compress.decision import Request
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.policies import AdaptivePolicy, Covap, FixedPolicy, PlanFile, Warmup, decide, policy_for
@@ -25,6 +24,7 @@ from hvd_compress.policies.fixed import MARGIN
 from hvd_compress.policies.plan_schema import Plan, Treatment
 from hvd_compress.policies.plan_settings import settings_of
 from hvd_compress.policies.prices import Prices
+from hvd_compress.request.request import Request
 from hvd_compress.settings import ProfileSettings, Settings
 from tests.unit.cost.played import follow
 

@@ -13,12 +13,12 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.cli.main import main
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, PowerSGD, TopK
-from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import PlanError, UsageError
 from hvd_compress.policies import Covap
 from hvd_compress.policies.plan import PlanFile, PlannedPolicy
 from hvd_compress.policies.plan_schema import Plan, read
+from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import REQUESTS, SHAPES, alone, backward, make_optimizer, make_parameters, on_engine
 

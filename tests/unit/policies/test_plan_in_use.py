@@ -8,9 +8,9 @@ import torch
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, EFSign, TopK
 from hvd_compress.cost.paths import Path
-from hvd_compress.decision import Decision
 from hvd_compress.errors import UsageError
 from hvd_compress.policies.plan_in_use import plan_in_use
+from hvd_compress.request.decision import Decision
 
 LAYOUTS = [
     Layout(("a", "b"), ((3, 4), (5,))),

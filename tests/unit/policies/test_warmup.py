@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from hvd_compress.compressors import BlockQuantizer, Cast, CompressedMomentum, DenseMomentum
-from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.policies import Warmup
+from hvd_compress.request.request import Request
 from tests.harness import SHAPES, alone, backward, gradient, make_optimizer, make_parameters, on_engine, remembered
 
 STEPS = 3

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from hvd_compress.compressors import TopK
-from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine
+from hvd_compress.request.request import Request
 from hvd_compress.settings import ProfileSettings, Settings
 from tests.harness import backward, flat_gradient, on_engine
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hvd_compress.compression import Compression
-from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.request.request import Request
 from tests.harness import SHAPES, backward, make_optimizer, make_parameters
 
 REQUESTS = {

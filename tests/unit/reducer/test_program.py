@@ -9,12 +9,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.named_parameters import name_parameters
 from hvd_compress.optimizer import ReducingOptimizer, wrap
 from hvd_compress.reducer import ReduceOptions, Reducer
+from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import REQUESTS, alone, gradient, make_optimizer, remembered
 

@@ -10,9 +10,9 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.compressors import BlockQuantizer, EFSign, PowerSGD, TopK
-from hvd_compress.decision import Request
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, MismatchError, PayloadError
+from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import REQUESTS, alone, backward, make_optimizer, make_parameters, on_engine, remembered
 

@@ -27,13 +27,13 @@ from hvd_compress.compressors import (
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.paths import Path
 from hvd_compress.cost.predict import predict
-from hvd_compress.decision import Request
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.policies.adaptive import is_adaptive
 from hvd_compress.policies.fixed import decide
+from hvd_compress.request.request import Request
 from hvd_compress.schemes import Work
 from hvd_compress.schemes.groups import leaders, neighbours, same_place, within_host
 from hvd_compress.schemes.parameter_server import ParameterServer

@@ -1,23 +1,21 @@
-"""What is asked for, and what is decided for a bucket."""
+"""What is asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
 from hvd_compress import schemes
 from hvd_compress.compressors import Compressor
 from hvd_compress.controller.goal import AutoRatio
-from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import ENGINES
 from hvd_compress.engines.names import KNOWN
 from hvd_compress.errors import ConfigError, known_are, located
 from hvd_compress.feedback.schedule import ALL_BACK, FeedbackSchedule
 from hvd_compress.native.cuda import kernels as cuda_kernels
-from hvd_compress.schemes import Scheme
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -101,48 +99,6 @@ class Request:
     def verb(self) -> str | None:
         """The collective of which `algorithm` is one."""
         return "allreduce" if self.scheme == "auto" else schemes.verb_of(self.scheme)
-
-
-@dataclass(frozen=True)
-class Decision:
-    """How one bucket travels. The same on every rank; two that differ by their reason alone are equal.
-
-    Attributes:
-        compressor: which values are sent.
-        path: by which scheme and algorithms.
-        device: where compression runs: "cpu" or "cuda".
-        reason: why it was chosen, in words.
-        is_trial: whether the bucket only tries to travel so: the choice is not made yet, or about to be made anew.
-    """
-
-    compressor: Compressor
-    path: Path
-    device: str = "cpu"
-    reason: str = field(default="", compare=False)
-    is_trial: bool = field(default=False, compare=False)
-
-    @property
-    def ratio(self) -> float:
-        """k / numel of a sparsifier, 1.0 otherwise."""
-        return self.compressor.sent_ratio
-
-    @property
-    def scheme(self) -> str:
-        """The name of the path's scheme."""
-        return self.path.scheme
-
-    @property
-    def algorithm(self) -> str:
-        """Of the scheme's main collective."""
-        return self.path.algorithm
-
-    def facts(self) -> dict[str, Any]:
-        """Return what a viewer of a timeline wants to know."""
-        return {"candidate": str(self.path), "ratio": self.ratio, "device": self.device}
-
-    def build(self) -> Scheme:
-        """Return the scheme that carries the decision out. Raises ConfigError where it cannot carry the compressor."""
-        return schemes.build(self.compressor, self.path)
 
 
 def compression_device(request: Request, gradients_on: str) -> str:

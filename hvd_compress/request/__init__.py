@@ -1,0 +1,1 @@
+"""What was asked for, and what is decided for a bucket."""
