@@ -27,6 +27,6 @@ def __getattr__(name: str) -> ModuleType:
 
 def patch_horovod() -> None:
     """Give `horovod.torch` itself the compressing optimizer, for code that must keep `import horovod.torch as hvd`."""
-    from hvd_compress.torch.patch import patch_horovod as patch
+    from hvd_compress.front.horovod.patch import patch_horovod as patch
 
     patch()

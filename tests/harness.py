@@ -36,12 +36,12 @@ from hvd_compress.devices import lane_for
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld
 from hvd_compress.errors import ConfigError
-from hvd_compress.named_parameters import name_parameters, trainable
-from hvd_compress.optimizer import ReducingOptimizer, wrap
+from hvd_compress.front.horovod.named_parameters import name_parameters, trainable
+from hvd_compress.front.horovod.optimizer import ReducingOptimizer, wrap
+from hvd_compress.front.horovod.reducer import LaneMaker, ReduceOptions, Reducer
 from hvd_compress.policies import PlanFile, Warmup
 from hvd_compress.policies.plan_schema import Plan, Treatment
 from hvd_compress.policies.plan_settings import settings_of
-from hvd_compress.reducer import LaneMaker, ReduceOptions, Reducer
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 

@@ -15,8 +15,8 @@ from torch import nn
 
 import hvd_compress.torch as hvd
 from hvd_compress.errors import ConfigError
+from hvd_compress.front.horovod.optimizer import ReducingOptimizer
 from hvd_compress.optim import DeMo, OneBitAdam
-from hvd_compress.optimizer import ReducingOptimizer
 from tests.parallel.training import finish, flat, maker, residuals, sgd, small_model, train
 
 VALUES = torch.tensor([1 / 3, -0.0, float("inf"), 1e-40, -3e38, 17.0]).bfloat16()

@@ -48,7 +48,7 @@ sys.meta_path.insert(0, Hider())
 USES = {
     "the drop-in": ("horovod", "import hvd_compress.torch"),
     "the drop-in, named first": ("horovod", "import hvd_compress; hvd_compress.torch.DistributedOptimizer"),
-    "a module of the drop-in": ("horovod", "import hvd_compress.torch.compression"),
+    "a module of the drop-in": ("horovod", "import hvd_compress.front.horovod.compression"),
     "patched Horovod": ("horovod", "import hvd_compress; hvd_compress.patch_horovod()"),
     "Horovod's engine": ("horovod", "from hvd_compress.engines.horovod import HorovodEngine; HorovodEngine()"),
     **{name: ("mpi4py", f"import hvd_compress.engines.{name}") for name in MPI_MODULES},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hvd_compress.torch.optimizer_state import _placed, _taken_apart, _TensorSpec
+from hvd_compress.front.horovod.optimizer_state import _placed, _taken_apart, _TensorSpec
 
 PARAMETERS = [torch.empty(2), torch.empty(2, device="meta")]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hvd_compress.compressors import Cast
-from hvd_compress.ddp.hook import GradientHook
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.front.ddp.hook import GradientHook
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 

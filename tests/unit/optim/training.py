@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from hvd_compress.engines.base import Engine
-from hvd_compress.named_parameters import name_parameters, trainable
+from hvd_compress.front.horovod.named_parameters import name_parameters, trainable
+from hvd_compress.front.horovod.optimizer import ReducingOptimizer, wrap
+from hvd_compress.front.horovod.reducer import ReduceOptions, Reducer
 from hvd_compress.optim import DeMo, OneBitAdam
-from hvd_compress.optimizer import ReducingOptimizer, wrap
-from hvd_compress.reducer import ReduceOptions, Reducer
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import SHAPES, backward, gradient, make_parameters, remembered

@@ -15,18 +15,18 @@ from typing import Any
 import torch
 
 from hvd_compress.buckets.real import gradient_shape
-from hvd_compress.eagerly import eagerly
 from hvd_compress.engines.leave import at_end
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
-from hvd_compress.gradient_hooks import GradientHooks, Handle
-from hvd_compress.named_parameters import trainable
-from hvd_compress.reducer import Reducer
+from hvd_compress.front.eagerly import eagerly
+from hvd_compress.front.horovod.gradient_hooks import GradientHooks, Handle
+from hvd_compress.front.horovod.named_parameters import trainable
+from hvd_compress.front.horovod.reducer import Reducer
+from hvd_compress.front.horovod.rollout import HOW, Rollout, roll_out
+from hvd_compress.front.horovod.snapshot import keep
+from hvd_compress.front.horovod.watchers import register, replaced
 from hvd_compress.request.decision import Decision
-from hvd_compress.rollout import HOW, Rollout, roll_out
 from hvd_compress.session import checkpoint
 from hvd_compress.session.report import StepReport
-from hvd_compress.snapshot import keep
-from hvd_compress.watchers import register, replaced
 
 STATE_KEY = "hvd_compress"
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hvd_compress.eagerly import eagerly
+from hvd_compress.front.eagerly import eagerly
 
 Told = Callable[[torch.Tensor], None]
 """Is told of a parameter."""

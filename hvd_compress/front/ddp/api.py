@@ -17,11 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from hvd_compress import compression
 from hvd_compress.buckets.real import gradient_shape
 from hvd_compress.compressors import Cast
-from hvd_compress.ddp.hook import GradBucket, GradientHook, Result
-from hvd_compress.eagerly import eagerly
 from hvd_compress.engines.leave import at_end
 from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from hvd_compress.front.ddp.hook import GradBucket, GradientHook, Result
+from hvd_compress.front.eagerly import eagerly
 from hvd_compress.profiler.job import profiled_once
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request

@@ -6,11 +6,11 @@ import sys
 
 import horovod.torch
 
-from hvd_compress.torch.broadcasts import broadcast, broadcast_, broadcast_async, broadcast_async_, synchronize
-from hvd_compress.torch.compression import Compression
-from hvd_compress.torch.optimizer import DistributedOptimizer
-from hvd_compress.torch.optimizer_state import broadcast_optimizer_state
-from hvd_compress.torch.parameters import broadcast_parameters
+from hvd_compress.front.horovod.broadcasts import broadcast, broadcast_, broadcast_async, broadcast_async_, synchronize
+from hvd_compress.front.horovod.compression import Compression
+from hvd_compress.front.horovod.distributed import DistributedOptimizer
+from hvd_compress.front.horovod.optimizer_state import broadcast_optimizer_state
+from hvd_compress.front.horovod.parameters import broadcast_parameters
 
 _OURS = {
     "Compression": Compression,

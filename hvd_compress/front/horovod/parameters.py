@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hvd_compress.errors import ConfigError
-from hvd_compress.torch.broadcasts import broadcast_async_, check_writable, synchronize
+from hvd_compress.front.horovod.broadcasts import broadcast_async_, check_writable, synchronize
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:

@@ -13,12 +13,12 @@ with _needed("horovod", "hvd_compress.torch"):
     from horovod.torch import *  # noqa: F403
 
 from hvd_compress.engines.mpi_environment import prepare as _prepare
+from hvd_compress.front.horovod.broadcasts import broadcast, broadcast_, broadcast_async, broadcast_async_, synchronize
+from hvd_compress.front.horovod.compression import Compression
+from hvd_compress.front.horovod.distributed import DistributedOptimizer
+from hvd_compress.front.horovod.optimizer_state import broadcast_optimizer_state
+from hvd_compress.front.horovod.parameters import broadcast_parameters
 from hvd_compress.session.report import StepReport
-from hvd_compress.torch.broadcasts import broadcast, broadcast_, broadcast_async, broadcast_async_, synchronize
-from hvd_compress.torch.compression import Compression
-from hvd_compress.torch.optimizer import DistributedOptimizer
-from hvd_compress.torch.optimizer_state import broadcast_optimizer_state
-from hvd_compress.torch.parameters import broadcast_parameters
 
 _prepare()  # before hvd.init(): MPI reads it when it starts
 

@@ -9,7 +9,7 @@ optimizer = OneBitAdam(model.parameters(), lr=1e-3, warmup_steps=1000)
 hc.compress(model, optimizer.compression())
 """
 
-from hvd_compress.ddp.api import (
+from hvd_compress.front.ddp.api import (
     Compression,
     compress,
     controller,

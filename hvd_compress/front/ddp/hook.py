@@ -10,11 +10,11 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import slots_of
-from hvd_compress.ddp.accumulators import Accumulators
-from hvd_compress.ddp.regroup import Filled, cut_as, put_back, regrouped
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
+from hvd_compress.front.ddp.accumulators import Accumulators
+from hvd_compress.front.ddp.regroup import Filled, cut_as, put_back, regrouped
 from hvd_compress.profiler.job import JobProfile
 from hvd_compress.request.request import Request, check_devices
 from hvd_compress.session.replicas import ReplicaCheck

@@ -15,9 +15,9 @@ from torch import nn
 
 from hvd_compress.errors import ConfigError
 from hvd_compress.extras import needed
-from hvd_compress.optimizer import STATE_KEY
-from hvd_compress.torch.broadcasts import broadcast_async_, on_the_wire, synchronize
-from hvd_compress.torch.stock import is_stock
+from hvd_compress.front.horovod.broadcasts import broadcast_async_, on_the_wire, synchronize
+from hvd_compress.front.horovod.optimizer import STATE_KEY
+from hvd_compress.front.horovod.stock import is_stock
 
 with needed("cloudpickle", "broadcast_optimizer_state"):
     import cloudpickle

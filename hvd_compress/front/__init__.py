@@ -1,0 +1,1 @@
+"""Front ends: what takes gradients from a framework and gives it results."""
