@@ -169,7 +169,10 @@ ALLOWED = {
 FRONT = {"__init__", "cli", "compression", "ddp", "front", "torch"}
 """Front ends, and what users call: they see everything."""
 
-FRAMEWORKS = {"horovod": {"torch.py", "front/horovod", "engines/horovod.py", "engines/select.py", "cli"}, "mpi4py": {"engines", "cli"}}
+FRAMEWORKS = {
+    "horovod": {"torch.py", "front/horovod", "engines/horovod.py", "engines/select.py", "cli"},
+    "mpi4py": {"engines", "cli"},
+}
 """Adapters: the only places that know these packages."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import weakref
 from collections.abc import Mapping
 from functools import partial
@@ -15,17 +14,16 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress import compression
-from hvd_compress.buckets.real import gradient_shape
 from hvd_compress.compressors import Cast
 from hvd_compress.engines.leave import at_end
 from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.ddp.hook import GradBucket, GradientHook, Result
 from hvd_compress.front.eagerly import eagerly
+from hvd_compress.front.handle import Handle
 from hvd_compress.profiler.job import profiled_once
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
-from hvd_compress.session import checkpoint
 from hvd_compress.session.report import StepReport
 from hvd_compress.settings import Settings
 
@@ -85,17 +83,17 @@ def compress(model: DistributedDataParallel, compression: Request) -> Distribute
 
 def last_step(model: DistributedDataParallel) -> StepReport | None:
     """Return the report of the last exchange; None before the first. Raises UsageError for other models."""
-    return _hook_of(model).session.last_step
+    return _handle_of(model).last_step
 
 
 def decisions(model: DistributedDataParallel) -> Mapping[tuple[str, ...], Decision]:
     """Return how each bucket travels in the next step, by the names of its parameters; empty before the first."""
-    return _hook_of(model).session.decisions
+    return _handle_of(model).decisions
 
 
 def controller(model: DistributedDataParallel) -> Any:
     """Return what chooses while training, with its `history`; None where nothing is to choose."""
-    return _hook_of(model).session.controller
+    return _handle_of(model).controller
 
 
 def state_dict(model: DistributedDataParallel) -> dict[str, Any]:
@@ -103,9 +101,9 @@ def state_dict(model: DistributedDataParallel) -> dict[str, Any]:
 
     Nothing is communicated. Residuals differ from rank to rank: save one file a rank to keep them all.
     """
-    session = _hook_of(model).session
-    session.loss_scale.update()
-    return checkpoint.save(session, *_place(model))
+    handle = _handle_of(model)
+    handle.session.loss_scale.update()
+    return handle.state_dict(*_place(model))
 
 
 def load_state_dict(model: DistributedDataParallel, state: Mapping[str, Any]) -> None:
@@ -118,10 +116,8 @@ def load_state_dict(model: DistributedDataParallel, state: Mapping[str, Any]) ->
         ConfigError: it is not such a state, or of unknown parameters or other lengths.
         UsageError: the model is not compressed.
     """
-    session = _hook_of(model).session
-    named = _wrapped(model).module.named_parameters()  # frozen ones, too
-    numels = {name: math.prod(gradient_shape(parameter)) for name, parameter in named}
-    checkpoint.load(session, state, numels, *_place(model))
+    handle = _handle_of(model)
+    handle.load_state_dict(state, dict(_wrapped(model).module.named_parameters()), *_place(model))
 
 
 def save_plan(model: DistributedDataParallel, path: str | Path) -> None:
@@ -134,12 +130,12 @@ def save_plan(model: DistributedDataParallel, path: str | Path) -> None:
             compressed.
         PlanError: the file cannot be written.
     """
-    _hook_of(model).session.save_plan(path)
+    _handle_of(model).save_plan(path)
 
 
 def follow_loss_scale(model: DistributedDataParallel, scaler: Any) -> None:
     """Keep residuals in the units of a torch.amp.GradScaler: when its scale changes, they are rescaled with it."""
-    _hook_of(model).session.loss_scale.follow(scaler)
+    _handle_of(model).follow_loss_scale(scaler)
 
 
 def _made_hook(model: DistributedDataParallel, compression: Request, settings: Settings) -> GradientHook:
@@ -164,14 +160,14 @@ def _exchange(hook: GradientHook, bucket: GradBucket) -> Result:
 _exchange.__annotations__.clear()  # DDP compares them with the types themselves, and ours are words
 
 
-def _hook_of(model: DistributedDataParallel) -> GradientHook:
+def _handle_of(model: DistributedDataParallel) -> Handle:
     hook = _hooks.get(_wrapped(model)) if isinstance(model, torch.nn.Module) else None
     if hook is None:
         raise UsageError(
             f"this {type(model).__name__} is not compressed: pass the DistributedDataParallel that compress() was "
             "called for"
         )
-    return hook
+    return hook.handle
 
 
 def _wrapped(model: Any) -> Any:

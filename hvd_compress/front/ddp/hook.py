@@ -9,16 +9,13 @@ from typing import Any, Protocol
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.buckets.plan import slots_of
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.ddp.accumulators import Accumulators
 from hvd_compress.front.ddp.regroup import Filled, cut_as, put_back, regrouped
-from hvd_compress.profiler.job import JobProfile
-from hvd_compress.request.request import Request, check_devices
-from hvd_compress.session.replicas import ReplicaCheck
-from hvd_compress.session.session import Session
+from hvd_compress.front.handle import Handle
+from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 
 
@@ -47,7 +44,8 @@ class GradientHook:
     it cuts them, and cuts them anew after the first step: such a step is held until its last bucket has come.
 
     Attributes:
-        session: what exchanges the buckets.
+        handle: of the session that exchanges the buckets.
+        session: the same.
     """
 
     def __init__(
@@ -70,17 +68,12 @@ class GradientHook:
             options: of DDP, compared between ranks.
 
         Raises:
-            ConfigError, UnsupportedError, UsageError: as check_devices().
+            ConfigError, UnsupportedError: as Handle.
         """
-        check_devices(parameters, request)
+        self.handle = Handle(parameters, request, settings, connect, arrivals=arrivals)
+        self.session, self._parameters = self.handle.session, self.handle.parameters
         self._accumulators = Accumulators(parameters)
-        self._parameters = dict(parameters)  # holds what _names tells apart by id
-        self._names = {id(parameter): name for name, parameter in parameters.items()}
-        self._slots, self._devices = slots_of(parameters)
-        self.session = Session(self._slots, request, settings, connect, arrivals=arrivals)
-        self.session.replicas = ReplicaCheck(self._parameters, settings.check_every)
-        if settings.profile is not None:
-            self.session.profiling = JobProfile(self._parameters, settings.profile, request, settings.calibration_s)
+        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
         self._cuts: dict[tuple[int, ...], tuple[Layout, list[Strides]]] = {}  # by the ids of their parameters
         self._step: list[_Taken] = []  # the buckets of this step so far
         self._held = False  # whether one of them was not known
@@ -157,7 +150,7 @@ class GradientHook:
                 self.session.open([n for layout, _ in own for n in layout.names], options=self._options)
                 self._opened = True
             buckets = self._as_resumed(own)
-            self.session.set_buckets([layout for layout, _ in buckets], self._devices)
+            self.session.set_buckets([layout for layout, _ in buckets], self.handle.devices)
         self._steps += 1
         for number, (_, flat) in enumerate(buckets):
             if not self.session.is_launched(number):
@@ -224,8 +217,8 @@ class GradientHook:
                     "and unfreeze parameters before the model is wrapped"
                 )
             names, flat = tuple(self._names[each] for each in key), _real(bucket.buffer())
-            shapes = tuple(self._slots[name].shape for name in names)
-            layout = Layout(names, shapes, flat.dtype, self._slots[names[0]].place)
+            shapes = tuple(self.handle.slots[name].shape for name in names)
+            layout = Layout(names, shapes, flat.dtype, self.handle.slots[names[0]].place)
             if flat.numel() != layout.numel:
                 raise UnsupportedError(
                     f"DDP's bucket of {layout.called} has {flat.numel()} elements and its parameters have "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import warnings
 import weakref
@@ -14,7 +13,6 @@ from typing import Any
 
 import torch
 
-from hvd_compress.buckets.real import gradient_shape
 from hvd_compress.engines.leave import at_end
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.eagerly import eagerly
@@ -25,7 +23,6 @@ from hvd_compress.front.horovod.rollout import HOW, Rollout, roll_out
 from hvd_compress.front.horovod.snapshot import keep
 from hvd_compress.front.horovod.watchers import register, replaced
 from hvd_compress.request.decision import Decision
-from hvd_compress.session import checkpoint
 from hvd_compress.session.report import StepReport
 
 STATE_KEY = "hvd_compress"
@@ -93,15 +90,15 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     @property
     def last_step(self) -> StepReport | None:
-        return self._reducer.last_step if self._reducer else None
+        return self._reducer.handle.last_step if self._reducer else None
 
     @property
     def controller(self) -> Any:
-        return self._reducer.session.controller if self._reducer else None
+        return self._reducer.handle.controller if self._reducer else None
 
     @property
     def decisions(self) -> Mapping[tuple[str, ...], Decision]:
-        return self._reducer.decisions if self._reducer else {}
+        return self._reducer.handle.decisions if self._reducer else {}
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backward passes are summed before gradients are exchanged; not allowed in between."""
@@ -242,7 +239,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         if self._reducer is not None:
             if not self._dirty:
                 self._reducer.session.loss_scale.update()
-            state[STATE_KEY] = checkpoint.save(self._reducer.session, self._rank, self._size)
+            state[STATE_KEY] = self._reducer.handle.state_dict(self._rank, self._size)
             state["state"] = {**state["state"], STATE_KEY: state[STATE_KEY]}
         return state
 
@@ -280,8 +277,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     def _load_own(self, own: Any) -> None:
         if self._reducer is not None and own is not None:
-            numels = {name: math.prod(gradient_shape(parameter)) for parameter, name in self._names.items()}
-            checkpoint.load(self._reducer.session, own, numels, self._rank, self._size)
+            parameters = {name: parameter for parameter, name in self._names.items()}
+            self._reducer.handle.load_state_dict(own, parameters, self._rank, self._size)
 
     def save_plan(self, path: str | Path) -> None:
         """Write how buckets travel now to a file, so that Compression.plan(path) lets another run do the same.
@@ -295,7 +292,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         """
         if self._reducer is None:
             raise UsageError("save_plan() on a rank outside of the process set, where nothing is exchanged")
-        self._reducer.session.save_plan(path)
+        self._reducer.handle.save_plan(path)
 
     def follow_loss_scale(self, scaler: Any) -> None:
         """Keep residuals in the units of a torch.amp.GradScaler: when its scale changes, they are rescaled with it.
@@ -304,7 +301,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         first.
         """
         if self._reducer is not None:
-            self._reducer.session.loss_scale.follow(scaler)
+            self._reducer.handle.follow_loss_scale(scaler)
 
     def _require_rest(self, call: str, hint: str = "") -> None:
         if self._dirty:

@@ -12,19 +12,17 @@ from time import perf_counter
 import torch
 
 from hvd_compress.buckets.bucket import Bucket
-from hvd_compress.buckets.plan import plan_buckets, slots_of
+from hvd_compress.buckets.plan import plan_buckets
 from hvd_compress.buckets.under_way import UnderWay, stand_in
 from hvd_compress.devices import lane_for
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError, UsageError
-from hvd_compress.profiler.job import JobProfile
-from hvd_compress.request.decision import Decision
-from hvd_compress.request.request import Request, check_devices
+from hvd_compress.front.handle import Handle
+from hvd_compress.request.request import Request
 from hvd_compress.schemes.sparse_rows import no_rows
-from hvd_compress.session.replicas import ReplicaCheck
 from hvd_compress.session.report import StepReport
-from hvd_compress.session.session import LaneMaker, Session
+from hvd_compress.session.session import LaneMaker
 from hvd_compress.settings import Settings
 
 
@@ -54,7 +52,8 @@ class Reducer:
     order of rank 0, and cut it into buckets. From then on a bucket leaves as soon as it is full.
 
     Attributes:
-        session: what exchanges the buckets.
+        handle: of the session that exchanges the buckets.
+        session: the same.
     """
 
     def __init__(
@@ -76,14 +75,11 @@ class Reducer:
             arrivals: by what ranks tell each other who waits, for the message of a timeout.
 
         Raises:
-            ConfigError: parameters are not where the request wants them to be.
-            UnsupportedError: they are on a GPU, and there are no kernels for it.
+            ConfigError, UnsupportedError: as Handle.
         """
-        self._parameters, self._options, self._settings = dict(parameters), options, settings
-        check_devices(self._parameters, request)
-        self._slots, self._devices = slots_of(self._parameters)
-        self.session = Session(
-            self._slots,
+        self._options, self._settings = options, settings
+        self.handle = Handle(
+            parameters,
             request,
             settings,
             connect,
@@ -92,9 +88,7 @@ class Reducer:
             make_lane=make_lane,
             arrivals=arrivals,
         )
-        if settings.profile is not None:
-            self.session.profiling = JobProfile(self._parameters, settings.profile, request, settings.calibration_s)
-        self.session.replicas = ReplicaCheck(self._parameters, settings.check_every)
+        self.session, self._parameters = self.handle.session, self.handle.parameters
         self._ready: list[str] = []
         self._held: dict[str, torch.Tensor] = {}  # gradients of the first step, before there are buckets
         self._buckets: list[Bucket] = []
@@ -102,16 +96,6 @@ class Reducer:
         self._sparse: list[str] = []
         self._was_sparse: set[str] = set()
         self._is_set_up = False
-
-    @property
-    def last_step(self) -> StepReport | None:
-        """A report of the last exchange; None before the first."""
-        return self.session.last_step
-
-    @property
-    def decisions(self) -> dict[tuple[str, ...], Decision]:
-        """What was decided for each bucket, by the names of its parameters; empty before the first exchange."""
-        return self.session.decisions
 
     def ready(self, name: str) -> None:
         """The gradient of a parameter is final for this step. Call it at most once a step and parameter."""
@@ -215,10 +199,12 @@ class Reducer:
         self._sparse = [] if self._options.sparse_as_dense else list(agreement.sparse)
         order = [name for name in agreement.order if name not in self._sparse]
         parts = self.session.parts(order)
-        layouts = plan_buckets(order, self._slots, self._settings.fusion_threshold_bytes, self._groups(order), parts)
-        rows = [self._slots[name].layout(name, sparse=True) for name in self._sparse]
+        layouts = plan_buckets(
+            order, self.handle.slots, self._settings.fusion_threshold_bytes, self._groups(order), parts
+        )
+        rows = [self.handle.slots[name].layout(name, sparse=True) for name in self._sparse]
         self._buckets = [Bucket(layout, self._parameters) for layout in layouts]
-        self.session.set_buckets([*layouts, *rows], self._devices)
+        self.session.set_buckets([*layouts, *rows], self.handle.devices)
         self._number_of = {name: number for number, layout in enumerate(layouts) for name in layout.names}
         self._is_set_up = True
 

@@ -139,5 +139,7 @@ class Twin:
                 self._parameters[name].grad = torch.zeros_like(self._parameters[name])
             self.reducer.ready(name)
         self.reducer.finish()
-        assert list(self.reducer.decisions) == self._buckets, "buckets, and what lies in them, in the order of DDP"
+        assert list(self.reducer.handle.decisions) == self._buckets, (
+            "buckets, and what lies in them, in the order of DDP"
+        )
         self._optimizer.step()

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 import hvd_compress.ddp as hc
 from hvd_compress.errors import ConfigError, ReplicaError, UnsupportedError, UsageError
 from tests.harness import remembered
-from tests.unit.ddp.job import run_ranks
-from tests.unit.ddp.training import (
+from tests.unit.front.ddp.job import run_ranks
+from tests.unit.front.ddp.training import (
     REQUESTS,
     check_ranks_equal,
     compressed,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.unit.ddp.situations import Situation, Wrap, check_as_plain, images, sgd, taught
+from tests.unit.front.ddp.situations import Situation, Wrap, check_as_plain, images, sgd, taught
 
 ITEMS, CLASSES = 12, 5
 

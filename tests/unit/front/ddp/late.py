@@ -11,7 +11,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from tests.unit.ddp.training import compressed, loss_of, make_model
+from tests.unit.front.ddp.training import compressed, loss_of, make_model
 
 
 class Object:

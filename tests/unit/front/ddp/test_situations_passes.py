@@ -13,9 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hc
 from hvd_compress.request.request import Request
-from tests.unit.ddp.job import run_ranks
-from tests.unit.ddp.situations import EXACT, LOSSY, STEPS, Situation, Wrap, check_as_plain, images, sgd, taught
-from tests.unit.ddp.training import check_ranks_equal, flat
+from tests.unit.front.ddp.job import run_ranks
+from tests.unit.front.ddp.situations import EXACT, LOSSY, STEPS, Situation, Wrap, check_as_plain, images, sgd, taught
+from tests.unit.front.ddp.training import check_ranks_equal, flat
 
 ITEMS = 12
 

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hc
 from hvd_compress.request.request import Request
-from tests.unit.ddp.job import run_ranks
-from tests.unit.ddp.training import check_ranks_equal
+from tests.unit.front.ddp.job import run_ranks
+from tests.unit.front.ddp.training import check_ranks_equal
 
 STEPS = 8
 EXACT = {"none": hc.Compression.none, "dense": hc.Compression.dense()}

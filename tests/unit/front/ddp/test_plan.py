@@ -11,8 +11,8 @@ import torch
 
 import hvd_compress.ddp as hc
 from hvd_compress.errors import PlanError, UsageError
-from tests.unit.ddp.job import run_ranks
-from tests.unit.ddp.training import check_ranks_equal, compressed, flat, loss_of, make_model, optimizer_of
+from tests.unit.front.ddp.job import run_ranks
+from tests.unit.front.ddp.training import check_ranks_equal, compressed, flat, loss_of, make_model, optimizer_of
 
 STEPS = 6
 

@@ -15,8 +15,17 @@ from torch.nn.parallel import DistributedDataParallel
 import hvd_compress.ddp as hc
 from hvd_compress.errors import ConfigError
 from tests.harness import remembered
-from tests.unit.ddp.job import run_ranks
-from tests.unit.ddp.training import Given, check_ranks_equal, compressed, flat, loss_of, make_model, optimizer_of, train
+from tests.unit.front.ddp.job import run_ranks
+from tests.unit.front.ddp.training import (
+    Given,
+    check_ranks_equal,
+    compressed,
+    flat,
+    loss_of,
+    make_model,
+    optimizer_of,
+    train,
+)
 
 METHODS = ("star", "allgather", "efsign", "powersgd", "int8", "int4", "onebit", "covap", "momentum", "demo")
 """All with error feedback."""

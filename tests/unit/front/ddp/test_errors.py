@@ -25,10 +25,10 @@ from torch.optim.swa_utils import AveragedModel
 import hvd_compress.ddp as hc
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
 from tests.harness import remembered
-from tests.unit.ddp.job import end_of_ranks, run_ranks
-from tests.unit.ddp.training import batch, check_ranks_equal, compressed, loss_of, make_model, optimizer_of
+from tests.unit.front.ddp.job import end_of_ranks, run_ranks
+from tests.unit.front.ddp.training import batch, check_ranks_equal, compressed, loss_of, make_model, optimizer_of
 
-CHECKOUT = Path(__file__).parents[3]
+CHECKOUT = Path(__file__).parents[4]
 TOPK = hc.Compression.topk(0.1, "star")
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.unit.ddp.situations import STEPS, Situation, Wrap, check_as_plain, images, sgd, taught
+from tests.unit.front.ddp.situations import STEPS, Situation, Wrap, check_as_plain, images, sgd, taught
 
 WIDTH, ITEMS = 20, 12
 

@@ -10,9 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 import hvd_compress.ddp as hc
 from hvd_compress.optim import DeMo, OneBitAdam
 from hvd_compress.request.request import Request
-from tests.unit.ddp.job import run_ranks
-from tests.unit.ddp.test_state import through_a_file
-from tests.unit.ddp.training import check_ranks_equal, compressed, flat, loss_of, make_model
+from tests.unit.front.ddp.job import run_ranks
+from tests.unit.front.ddp.test_state import through_a_file
+from tests.unit.front.ddp.training import check_ranks_equal, compressed, flat, loss_of, make_model
 
 WARMUP = 6
 NAMES = ("onebit-adam", "demo")

@@ -20,7 +20,8 @@ import torch.distributed as dist
 
 LIMIT_S = 60.0
 """Only what hangs takes so long."""
-_IMPORTED = ["torch.nn.parallel", "torch._dynamo", "pytest", "hvd_compress.ddp", "tests.unit.ddp.job", "tests.harness"]
+_OURS = ["hvd_compress.ddp", "tests.unit.front.ddp.job", "tests.harness"]
+_IMPORTED = ["torch.nn.parallel", "torch._dynamo", "pytest", *_OURS]
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_IMPORTED)
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", "OMP_NUM_THREADS")}
-    os.environ.update(PYTHONPATH=str(Path(__file__).parents[3]), OMP_NUM_THREADS="1")
+    os.environ.update(PYTHONPATH=str(Path(__file__).parents[4]), OMP_NUM_THREADS="1")
     try:
         ensure_running()
     finally:

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 import hvd_compress.ddp as hc
 from hvd_compress.engines import base as engines_base
 from tests.harness import gradient, remembered
-from tests.unit.ddp.job import run_ranks
-from tests.unit.ddp.training import (
+from tests.unit.front.ddp.job import run_ranks
+from tests.unit.front.ddp.training import (
     REQUESTS,
     Given,
     Twin,
@@ -124,7 +124,7 @@ def compare_with_reducer(rank: int, cap_mb: float, steps: int) -> None:
             buckets = list(hc.decisions(ddp))
             twin = twin or Twin(make_model(), name, buckets)
             twin.step(loss_of(twin.model, rank, step))
-            assert list(twin.reducer.decisions.values()) == list(hc.decisions(ddp).values())
+            assert list(twin.reducer.handle.decisions.values()) == list(hc.decisions(ddp).values())
             assert torch.equal(flat(twin.model), flat(ddp.module)), f"{name}, step {step}"
         assert len(buckets) == (1 if cap_mb == WHOLE else 3), buckets
         twin.reducer.close()

@@ -8,9 +8,9 @@ import pytest
 
 import hvd_compress.ddp as hc
 from hvd_compress.events.history import read
-from tests.unit.ddp.job import run_ranks
-from tests.unit.ddp.training import compressed, loss_of, make_model, optimizer_of
 from tests.unit.events.test_tensorboard import scalars
+from tests.unit.front.ddp.job import run_ranks
+from tests.unit.front.ddp.training import compressed, loss_of, make_model, optimizer_of
 
 STEPS = 8
 PLAN = '{"version": 1, "default": {"compressor": {"name": "blocks", "bits": 8}, "scheme": "auto"}}'

@@ -1,0 +1,95 @@
+"""What every front end has of its session: how it is made, and what programs ask of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hvd_compress.buckets.plan import slots_of
+from hvd_compress.buckets.real import gradient_shape
+from hvd_compress.engines.base import Engine
+from hvd_compress.profiler.job import JobProfile
+from hvd_compress.request.decision import Decision
+from hvd_compress.request.request import Request, check_devices
+from hvd_compress.session import checkpoint
+from hvd_compress.session.replicas import ReplicaCheck
+from hvd_compress.session.report import StepReport
+from hvd_compress.session.session import Session
+from hvd_compress.settings import Settings
+
+
+class Handle:
+    """A session of parameters, with what watches over them.
+
+    Attributes:
+        parameters: those whose gradients are exchanged, by name.
+        slots: what a plan of buckets needs to know of each.
+        devices: where they lie, by the places of `slots`.
+        session: what exchanges their buckets.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        request: Request,
+        settings: Settings,
+        connect: Callable[[], Engine],
+        **options: Any,
+    ) -> None:
+        """Nothing is communicated yet.
+
+        Args:
+            parameters: by name, in an order that is the same on all ranks.
+            request: what the user asked for.
+            connect: creates the engine; called once, in the communication thread, in the first step.
+            options: of the session.
+
+        Raises:
+            ConfigError: parameters are not where the request wants them to be.
+            UnsupportedError: they are on a GPU, and there are no kernels for it; or of a dtype that nothing exchanges.
+        """
+        self.parameters = dict(parameters)
+        check_devices(self.parameters, request)
+        self.slots, self.devices = slots_of(self.parameters)
+        self.session = Session(self.slots, request, settings, connect, **options)
+        self.session.replicas = ReplicaCheck(self.parameters, settings.check_every)
+        if settings.profile is not None:
+            self.session.profiling = JobProfile(self.parameters, settings.profile, request, settings.calibration_s)
+
+    @property
+    def last_step(self) -> StepReport | None:
+        """A report of the last exchange; None before the first."""
+        return self.session.last_step
+
+    @property
+    def decisions(self) -> Mapping[tuple[str, ...], Decision]:
+        """How each bucket travels in the next step, by the names of its parameters; empty before the first."""
+        return self.session.decisions
+
+    @property
+    def controller(self) -> Any:
+        """What chooses while training, with its `history`; None where nothing is to choose."""
+        return self.session.controller
+
+    def save_plan(self, path: str | Path) -> None:
+        """Write how buckets travel now to a file, as Session.save_plan()."""
+        self.session.save_plan(path)
+
+    def follow_loss_scale(self, scaler: Any) -> None:
+        """Keep residuals in the units of a torch.amp.GradScaler."""
+        self.session.loss_scale.follow(scaler)
+
+    def state_dict(self, rank: int, world_size: int) -> dict[str, Any]:
+        """Return what compression remembers on this rank, as checkpoint.save()."""
+        return checkpoint.save(self.session, rank, world_size)
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor], rank: int, world_size: int
+    ) -> None:
+        """Load what state_dict() gave, as checkpoint.load(). `parameters`: all that there are, frozen ones too."""
+        numels = {name: math.prod(gradient_shape(parameter)) for name, parameter in parameters.items()}
+        checkpoint.load(self.session, state, numels, rank, world_size)
