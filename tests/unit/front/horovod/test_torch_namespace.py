@@ -15,7 +15,7 @@ import hvd_compress.torch as hvd
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import TopK
 from hvd_compress.errors import ConfigError, UsageError
-from hvd_compress.torch import optimizer as optimizer_module
+from hvd_compress.front.horovod import distributed as optimizer_module
 
 FUNCTIONS = {
     "DistributedOptimizer",
