@@ -2,7 +2,7 @@
 
 from hvd_compress.engines.launch import Launch
 from hvd_compress.policies.adaptive import AdaptivePolicy, is_adaptive
-from hvd_compress.policies.base import BucketMetrics, DecisionPolicy
+from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, StepMoments
 from hvd_compress.policies.covap import Covap
 from hvd_compress.policies.fixed import FixedPolicy, decide
 from hvd_compress.policies.plan import PlanFile
@@ -17,6 +17,7 @@ __all__ = [
     "FixedPolicy",
     "Launch",
     "PlanFile",
+    "StepMoments",
     "Warmup",
     "decide",
     "is_adaptive",

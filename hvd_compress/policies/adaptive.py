@@ -29,7 +29,7 @@ from hvd_compress.cost.store import obtain
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.events.history import Event, History
-from hvd_compress.policies.base import BucketMetrics
+from hvd_compress.policies.base import BucketMetrics, StepMoments
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
@@ -111,7 +111,7 @@ class AdaptivePolicy(FixedPolicy):
         self._controller = Controller(known, self._network, Policy(), history, request.ratio, workers)
         self._stands = False
 
-    def observe(self, step: int, metrics: Sequence[BucketMetrics]) -> None:
+    def observe(self, step: int, metrics: Sequence[BucketMetrics], moments: StepMoments) -> None:
         """Show the controller what the step took, and take what follows from it."""
         now = perf_counter()
         step_s, self._ended_s = now - self._ended_s, now

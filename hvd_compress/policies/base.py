@@ -33,6 +33,33 @@ class BucketMetrics:
     state: BucketState
 
 
+@dataclass(frozen=True)
+class StepMoments:
+    """When this rank was where in a step, in seconds of time.perf_counter().
+
+    Attributes:
+        before_s: the step before was over.
+        begun_s: the first gradient was there.
+        waiting_s: the front end had nothing to do but to wait.
+        ended_s: the step was over.
+    """
+
+    before_s: float
+    begun_s: float
+    waiting_s: float
+    ended_s: float
+
+    @property
+    def waited_s(self) -> float:
+        """What no backward pass has hidden."""
+        return self.ended_s - self.waiting_s
+
+    @property
+    def exchanging_s(self) -> float:
+        """From the first gradient to the end: the backward pass beside exchanges, and the wait."""
+        return self.ended_s - self.begun_s
+
+
 class DecisionPolicy(ABC):
     """Answers: which decision, for each bucket and step? The same on every rank: local figures decide nothing.
 
@@ -96,8 +123,8 @@ class DecisionPolicy(ABC):
     def launched(self, step: int) -> None:  # noqa: B027 (most policies ask nothing)
         """All exchanges of a step are launched: a collective may be launched behind them, and awaited later."""
 
-    def observe(self, step: int, metrics: Sequence[BucketMetrics]) -> None:  # noqa: B027
-        """Take what a step took, by number of the bucket."""
+    def observe(self, step: int, metrics: Sequence[BucketMetrics], moments: StepMoments) -> None:  # noqa: B027
+        """Take what a step took, by number of the bucket, and in all."""
 
     def resume(self) -> None:  # noqa: B027
         """What passed since the last step belongs to no step."""

@@ -18,6 +18,7 @@ from hvd_compress.errors import ConfigError
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
+from hvd_compress.settings import Settings
 
 SKIP = Path("skip")
 
@@ -39,7 +40,7 @@ class Covap:
         if isinstance(self.interval, bool) or not isinstance(self.interval, int) or self.interval < 1:
             raise ConfigError(f"interval = {self.interval!r} must be a whole number of steps, 1 or more")
 
-    def make(self, request: Request) -> CovapPolicy:
+    def make(self, request: Request, settings: Settings) -> CovapPolicy:
         return CovapPolicy(request, self.interval)
 
 

@@ -26,6 +26,7 @@ from hvd_compress.policies.plan_schema import Plan, Treatment, read
 from hvd_compress.policies.prices import Open, Prices, measured
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request, compression_device
+from hvd_compress.settings import Settings
 
 log = logging.getLogger("hvd_compress")
 
@@ -46,7 +47,7 @@ class PlanFile:
         said = json.dumps(plan.model_dump(mode="json"), sort_keys=True)
         return cls(hashlib.sha256(said.encode()).hexdigest()[:16], plan)
 
-    def make(self, request: Request) -> PlannedPolicy:
+    def make(self, request: Request, settings: Settings) -> PlannedPolicy:
         return PlannedPolicy(self.plan)
 
 

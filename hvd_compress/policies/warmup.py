@@ -14,6 +14,7 @@ from hvd_compress.feedback.schedule import ALL_BACK
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
+from hvd_compress.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Warmup:
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
             raise ConfigError(f"warm-up of {self.steps!r} steps: it must be a whole number, 1 or more")
 
-    def make(self, request: Request) -> WarmupPolicy:
+    def make(self, request: Request, settings: Settings) -> WarmupPolicy:
         return WarmupPolicy(request, self)
 
 

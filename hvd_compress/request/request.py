@@ -16,6 +16,7 @@ from hvd_compress.engines.names import KNOWN
 from hvd_compress.errors import ConfigError, known_are, located
 from hvd_compress.feedback.schedule import ALL_BACK, FeedbackSchedule
 from hvd_compress.native.cuda import kernels as cuda_kernels
+from hvd_compress.settings import Settings
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -23,8 +24,8 @@ DEVICES = ("auto", "cpu", "cuda")
 class PolicySettings(Protocol):
     """A frozen dataclass of what a policy is told; its repr is compared between ranks."""
 
-    def make(self, request: Request) -> object:
-        """Return a new policies.DecisionPolicy."""
+    def make(self, request: Request, settings: Settings) -> object:
+        """Return a new policies.DecisionPolicy. It measures nothing where its `measuring_s` is None."""
         ...
 
 

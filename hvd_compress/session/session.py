@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import astuple
 from functools import partial
 from itertools import pairwise
 from pathlib import Path as FilePath
@@ -28,7 +29,7 @@ from hvd_compress.events.recorder import EventRecorder
 from hvd_compress.events.tensorboard import TensorBoard
 from hvd_compress.feedback.loss_scale import LossScale
 from hvd_compress.feedback.states import BucketState, States
-from hvd_compress.policies import BucketMetrics, DecisionPolicy, policy_for
+from hvd_compress.policies import BucketMetrics, DecisionPolicy, StepMoments, policy_for
 from hvd_compress.policies.plan_in_use import plan_in_use
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
@@ -390,12 +391,13 @@ class Session:
                 native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
             self._commit(exchanged)
             self._check_replicas()
-            self._trace(exchanged, start_s)
+            moments = StepMoments(self._returned_s, min(self._begun_s or start_s, start_s), start_s, perf_counter())
+            self._trace(exchanged, moments)
             if self._cut_anew:
                 policy.resume()  # it knows nothing of how this step travelled
             else:
                 metrics = zip(exchanged.spans, self._exchanges, strict=True)
-                policy.observe(self.step, [BucketMetrics(spans, b.report, b.state) for spans, b in metrics])
+                policy.observe(self.step, [BucketMetrics(spans, b.report, b.state) for spans, b in metrics], moments)
                 if self._recorder is not None:
                     sent = [bucket.decision for bucket in self._exchanges]
                     self._recorder.exchanged(self.step, sent, exchanged.spans, policy.tells_of)
@@ -489,12 +491,11 @@ class Session:
         size = self._engine.world_size
         return sum(wire.allreduce(layout.nbytes, size, "ring") for layout in self.layouts if not layout.sparse)
 
-    def _trace(self, exchanged: Exchanged, wait_from_s: float) -> None:
+    def _trace(self, exchanged: Exchanged, moments: StepMoments) -> None:
         """Show the timeline the step that is over, if it is one of those that it samples."""
         if self._timeline is None or self.step % self._settings.timeline_every:
             return
-        moments = (self._returned_s, self._begun_s or wait_from_s, wait_from_s, perf_counter())
-        training = list(zip(("FORWARD", "BACKWARD", "WAIT"), pairwise(moments), strict=True))
+        training = list(zip(("FORWARD", "BACKWARD", "WAIT"), pairwise(astuple(moments)), strict=True))
         records = [
             TraceRecord(bucket.layout.called, bucket.decision.facts(), spans, bucket.decision.reason)
             for bucket, spans in zip(self._exchanges, exchanged.spans, strict=True)

@@ -13,7 +13,7 @@ from hvd_compress.compressors import Cast, PowerSGD, TopK
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.errors import CommunicationError
-from hvd_compress.policies import BucketMetrics, DecisionPolicy, Launch
+from hvd_compress.policies import BucketMetrics, DecisionPolicy, Launch, StepMoments
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
 from hvd_compress.session import checkpoint
@@ -32,7 +32,7 @@ class Playing(DecisionPolicy):
     def __init__(self, by_step: Sequence[Decision]) -> None:
         self.by_step, self.asked, self.seen = by_step, [], []
 
-    def make(self, request: Request) -> Playing:
+    def make(self, request: Request, settings: Settings) -> Playing:
         return self
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
@@ -47,7 +47,8 @@ class Playing(DecisionPolicy):
     def launched(self, step: int) -> None:
         self.asked.append(("launched", step))
 
-    def observe(self, step: int, metrics: Sequence[BucketMetrics]) -> None:
+    def observe(self, step: int, metrics: Sequence[BucketMetrics], moments: StepMoments) -> None:
+        assert moments.before_s <= moments.begun_s <= moments.waiting_s <= moments.ended_s
         self.asked.append(("observe", step, len(metrics)))
 
     def __repr__(self) -> str:
@@ -208,7 +209,7 @@ def test_a_compressors_state_of_another_shape_starts_anew() -> None:
 class Failing(Playing):
     """Fails after what buckets remember has been committed."""
 
-    def observe(self, step: int, metrics: Sequence[BucketMetrics]) -> None:
+    def observe(self, step: int, metrics: Sequence[BucketMetrics], moments: StepMoments) -> None:
         if step == 1:
             raise KeyboardInterrupt
 
