@@ -12,11 +12,9 @@ from hvd_compress.settings import Settings
 def policy_for(request: Request, settings: Settings, world_size: int) -> DecisionPolicy:
     """Return the policy that the request names; else the controller where it leaves something open."""
     measures = settings.adapt and settings.profile is None and world_size > 1
-    policy: object
-    if request.policy is not None:
-        policy = request.policy.make(request, settings)
-    else:
-        policy = AdaptivePolicy(request, settings) if measures and is_adaptive(request) else FixedPolicy(request)
+    if request.policy is None and measures and is_adaptive(request):
+        return AdaptivePolicy(request, settings)
+    policy = FixedPolicy(request) if request.policy is None else request.policy.make(request, settings)
     assert isinstance(policy, DecisionPolicy)
     policy.measuring_s = settings.calibration_s if measures else None
     return policy

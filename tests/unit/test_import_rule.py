@@ -90,6 +90,7 @@ ALLOWED = {
         "feedback.schedule",
         "native.cuda",
         "schemes",
+        "settings",
     },
     "front/horovod/rollout": {"errors", "policies", "session"},
     "payload": {"errors"},
