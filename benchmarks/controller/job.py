@@ -17,7 +17,7 @@ from hvd_compress.compressors import TopK
 from hvd_compress.controller.controller import Controller
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Engine
-from hvd_compress.front.horovod.reducer import ReduceOptions, Reducer
+from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
 from hvd_compress.policies import FixedPolicy
 from hvd_compress.policies.adaptive import along, open_paths
 from hvd_compress.request.request import Request

@@ -32,9 +32,9 @@ sys.path.insert(0, str(ROOT))
 
 from hvd_compress.compressors import Cast, EFSign, TopK  # noqa: E402  (from this checkout)
 from hvd_compress.engines.base import Engine  # noqa: E402
-from hvd_compress.front.horovod.named_parameters import name_parameters, trainable  # noqa: E402
-from hvd_compress.front.horovod.optimizer import ReducingOptimizer, wrap  # noqa: E402
-from hvd_compress.front.horovod.reducer import ReduceOptions, Reducer  # noqa: E402
+from hvd_compress.front.optimizer.named_parameters import name_parameters, trainable  # noqa: E402
+from hvd_compress.front.optimizer.optimizer import ReducingOptimizer, wrap  # noqa: E402
+from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer  # noqa: E402
 from hvd_compress.request.request import Request  # noqa: E402
 from hvd_compress.settings import Settings  # noqa: E402
 

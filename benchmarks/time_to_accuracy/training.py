@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress.engines.inprocess import InProcessWorld
-from hvd_compress.front.horovod.reducer import ReduceOptions, Reducer
+from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 

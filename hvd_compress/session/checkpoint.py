@@ -57,7 +57,7 @@ def load(session: Session, saved: Mapping[str, Any], numels: Mapping[str, int], 
         warnings.warn(
             f"residuals of {whose} are not loaded on {name}, which starts from zero: save and load one checkpoint a "
             "rank to keep them",
-            stacklevel=3,
+            stacklevel=4,
         )
         residuals = {}
         states = {kind: {n: t for n, t in own.items() if n in numels} for kind, own in states.items()}
@@ -65,7 +65,7 @@ def load(session: Session, saved: Mapping[str, Any], numels: Mapping[str, int], 
         warnings.warn(
             f"the checkpoint of step {saved['step']} holds no residuals for {name}, which starts from zero: load what "
             "state_dict() returned as a whole",
-            stacklevel=3,
+            stacklevel=4,
         )
     try:
         session.states.load_state_dict(residuals, numels, states)

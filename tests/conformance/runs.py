@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.front.horovod.optimizer import ReducingOptimizer
+from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.request.decision import Decision
 from hvd_compress.settings import Settings
 from tests.conformance.cases import Case

@@ -12,7 +12,7 @@ from hvd_compress.compressors import DGC, Cast, CompressedMomentum, Compressor
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.schedule import FeedbackSchedule
-from hvd_compress.front.horovod.optimizer import ReducingOptimizer
+from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.policies import Covap
 from hvd_compress.request.request import Request
 from tests.harness import (

@@ -12,7 +12,7 @@ from hvd_compress.compressors import TopK
 from hvd_compress.controller.controller import Controller
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.front.horovod.optimizer import ReducingOptimizer
+from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import Observed
 from hvd_compress.settings import Settings

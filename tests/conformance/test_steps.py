@@ -15,7 +15,7 @@ from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import ALGORITHMS, Engine
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.feedback.states import GRADIENT_UNITS
-from hvd_compress.front.horovod.reducer import ReduceOptions
+from hvd_compress.front.optimizer.reducer import ReduceOptions
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import Work
 from tests.conformance.cases import Case, where

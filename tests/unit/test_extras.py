@@ -18,7 +18,11 @@ from hvd_compress.extras import PACKAGES, needed, require
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(hvd_compress.__file__).parent
 MPI_MODULES = ("mpi", "mpi_algorithms", "mpi_arrivals", "mpi_library", "mpi_shutdown", "control_variables")
-NEEDING = ("hvd_compress.torch", *(f"hvd_compress.engines.{name}" for name in MPI_MODULES))
+NEEDING = (
+    "hvd_compress.torch",
+    "hvd_compress.front.horovod",
+    *(f"hvd_compress.engines.{name}" for name in MPI_MODULES),
+)
 """What needs Horovod or mpi4py as soon as it is imported, with all that is in it."""
 MODULES = [
     ".".join(path.relative_to(FOLDER.parent).with_suffix("").parts).removesuffix(".__init__")
@@ -88,15 +92,15 @@ def told() -> dict[str, list[str]]:
 
 def test_what_a_front_end_without_horovod_uses_is_among_them() -> None:
     names = (
-        "reducer",
-        "optimizer",
-        "decision",
+        "front.optimizer.reducer",
+        "front.optimizer.optimizer",
+        "request.decision",
         "compressors",
         "schemes",
         "engines.torch_distributed",
         "engines.inprocess",
         "cost",
-        "session",
+        "session.session",
         "policies",
         "compression",
         "ddp",

@@ -22,7 +22,7 @@ import torch.multiprocessing as mp
 RANKS, STEPS, NUMEL, RATIO = 2, 30, 10_000, 0.01
 OPTIONAL = ("horovod", "mpi4py", "matplotlib", "pymoo", "tensorboard", "cloudpickle", "psutil", "yaml", "sklearn")
 MODULES = (
-    "front.horovod.reducer", "front.horovod.optimizer", "request.decision", "compressors", "schemes",
+    "front.optimizer.reducer", "front.optimizer.optimizer", "request.decision", "compressors", "schemes",
     "engines.torch_distributed", "engines.inprocess", "cost", "cost.predict", "controller", "controller.controller",
     "timeline.trace", "netlab", "session.session", "policies", "compression", "ddp",
     *(f"cli.{name}" for name in ("main", "bench", "choose", "doctor", "netlab", "plan", "probe", "report")),

@@ -15,11 +15,11 @@ import torch
 from hvd_compress.compressors.base import is_compressor
 from hvd_compress.engines.select import choose_arrivals, choose_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
-from hvd_compress.front.horovod.named_parameters import name_parameters, trainable
-from hvd_compress.front.horovod.optimizer import ReducingOptimizer, checked_passes, wrap
-from hvd_compress.front.horovod.reducer import ReduceOptions, Reducer
 from hvd_compress.front.horovod.stock import is_stock, watch_stock
-from hvd_compress.front.horovod.watchers import taking_over
+from hvd_compress.front.optimizer.named_parameters import name_parameters, trainable
+from hvd_compress.front.optimizer.optimizer import ReducingOptimizer, checked_passes, wrap
+from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
+from hvd_compress.front.optimizer.watchers import taking_over
 from hvd_compress.profiler.job import profiled_once
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings

@@ -16,8 +16,8 @@ from torch import nn
 from hvd_compress.errors import ConfigError
 from hvd_compress.extras import needed
 from hvd_compress.front.horovod.broadcasts import broadcast_async_, on_the_wire, synchronize
-from hvd_compress.front.horovod.optimizer import STATE_KEY
 from hvd_compress.front.horovod.stock import is_stock
+from hvd_compress.front.optimizer.optimizer import STATE_KEY
 
 with needed("cloudpickle", "broadcast_optimizer_state"):
     import cloudpickle

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import horovod.torch.optimizer
 
-from hvd_compress.front.horovod.watchers import register, replaced
+from hvd_compress.front.optimizer.watchers import register, replaced
 
 
 def is_stock(optimizer: Any) -> bool:

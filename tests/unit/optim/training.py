@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from hvd_compress.engines.base import Engine
-from hvd_compress.front.horovod.named_parameters import name_parameters, trainable
-from hvd_compress.front.horovod.optimizer import ReducingOptimizer, wrap
-from hvd_compress.front.horovod.reducer import ReduceOptions, Reducer
+from hvd_compress.front.optimizer.named_parameters import name_parameters, trainable
+from hvd_compress.front.optimizer.optimizer import ReducingOptimizer, wrap
+from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
 from hvd_compress.optim import DeMo, OneBitAdam
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings

@@ -10,7 +10,7 @@ import torch
 
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import CommunicationError, ReplicaError
-from hvd_compress.front.horovod.optimizer import ReducingOptimizer
+from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.request.request import Request
 from hvd_compress.session.replicas import bit_sum
 from hvd_compress.settings import Settings

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hvd_compress.ddp as hc
 from hvd_compress.compressors import BlockQuantizer
 from hvd_compress.engines.torch_distributed import TorchEngine
-from hvd_compress.front.horovod.reducer import ReduceOptions, Reducer
+from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import SHAPES, gradient, make_parameters

@@ -16,12 +16,12 @@ import torch
 from hvd_compress.engines.leave import at_end
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.eagerly import eagerly
-from hvd_compress.front.horovod.gradient_hooks import GradientHooks, Handle
-from hvd_compress.front.horovod.named_parameters import trainable
-from hvd_compress.front.horovod.reducer import Reducer
-from hvd_compress.front.horovod.rollout import HOW, Rollout, roll_out
-from hvd_compress.front.horovod.snapshot import keep
-from hvd_compress.front.horovod.watchers import register, replaced
+from hvd_compress.front.optimizer.gradient_hooks import GradientHooks, Handle
+from hvd_compress.front.optimizer.named_parameters import trainable
+from hvd_compress.front.optimizer.reducer import Reducer
+from hvd_compress.front.optimizer.rollout import HOW, Rollout, roll_out
+from hvd_compress.front.optimizer.snapshot import keep
+from hvd_compress.front.optimizer.watchers import register, replaced
 from hvd_compress.request.decision import Decision
 from hvd_compress.session.report import StepReport
 

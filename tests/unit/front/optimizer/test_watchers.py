@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hvd_compress.errors import UsageError
-from hvd_compress.front.horovod.optimizer import ReducingOptimizer
-from hvd_compress.front.horovod.watchers import taking_over
+from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.front.optimizer.watchers import taking_over
 from tests.harness import REQUESTS, alone, backward, make_optimizer, make_parameters
 
 DENSE = REQUESTS["dense"]

@@ -11,9 +11,9 @@ import torch
 
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
-from hvd_compress.front.horovod.named_parameters import name_parameters
-from hvd_compress.front.horovod.optimizer import ReducingOptimizer, wrap
-from hvd_compress.front.horovod.reducer import ReduceOptions, Reducer
+from hvd_compress.front.optimizer.named_parameters import name_parameters
+from hvd_compress.front.optimizer.optimizer import ReducingOptimizer, wrap
+from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import REQUESTS, alone, gradient, make_optimizer, remembered

@@ -16,7 +16,7 @@ from hvd_compress.compressors import Cast, TopK
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import CommunicationError, ConfigError, PayloadError, UnsupportedError, UsageError
-from hvd_compress.front.horovod.reducer import ReduceOptions
+from hvd_compress.front.optimizer.reducer import ReduceOptions
 from hvd_compress.request.request import Request
 from hvd_compress.session import session
 from hvd_compress.session.handshake import Offer

@@ -7,7 +7,7 @@ import torch
 
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.front.horovod.reducer import ReduceOptions
+from hvd_compress.front.optimizer.reducer import ReduceOptions
 from tests.harness import REQUESTS, alone, make_optimizer
 
 DENSE = REQUESTS["dense"]

@@ -15,8 +15,8 @@ import torch
 from hvd_compress.compressors import Cast
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import UsageError
-from hvd_compress.front.horovod.optimizer import ReducingOptimizer
-from hvd_compress.front.horovod.reducer import ReduceOptions
+from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.front.optimizer.reducer import ReduceOptions
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import REQUESTS, alone, backward, flat_gradient, make_optimizer, make_parameters, on_engine
