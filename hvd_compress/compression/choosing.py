@@ -8,8 +8,9 @@ from pathlib import Path
 from hvd_compress.compressors import Cast, Compressor, TopK
 from hvd_compress.compressors.base import is_frozen_dataclass
 from hvd_compress.controller.goal import HIGH, AutoRatio, Target, default_low
-from hvd_compress.errors import ConfigError
-from hvd_compress.policies import Covap, PlanFile
+from hvd_compress.errors import ConfigError, known_are
+from hvd_compress.policies import Auto, Covap, PlanFile
+from hvd_compress.policies.auto.quality import OF, Quality
 from hvd_compress.request.request import Request
 
 LITTLE_GAIN = 0.05
@@ -20,7 +21,30 @@ class Choosing:
     """Part of `Compression`."""
 
     @staticmethod
-    def auto(
+    def auto(quality: Quality = "near", *, engine: str = "auto", device: str = "auto") -> Request:
+        """Send gradients in whichever way makes training fastest on this network, or as they are where nothing pays.
+
+        Some twenty real steps, after a short measurement of the network, decide between compressors, each by its
+        fastest path. When steps take another time than before, the network is measured and steps are tried again.
+        `optimizer.decisions` and HVD_COMPRESS_LOG say what was chosen, and why. docs/controller.md.
+
+        Args:
+            quality: "near": what trains as without compression (within 0.02 nats after 240 steps on two tasks): dense,
+                bf16, int8 and int4. "dense": no compression; by which path is all that is chosen.
+            engine, device: as topk().
+
+        With HVD_COMPRESS_ADAPT=0 nothing is measured, and what sends the fewest bytes is taken.
+
+        Raises:
+            ConfigError: there is no such quality.
+        """
+        if not isinstance(quality, str) or quality not in OF:
+            hint = "; ratios of top-k are chosen by Compression.flexible()" if not isinstance(quality, str) else ""
+            raise ConfigError(f"unknown quality {quality!r}{known_are(OF, quality)}{hint}")
+        return Request(Cast(), engine=engine, device=device, policy=Auto(quality))
+
+    @staticmethod
+    def flexible(
         target: Target = "knee",
         *,
         low: float | None = None,
@@ -62,8 +86,8 @@ class Choosing:
         goal = AutoRatio(target, low, high, gain_change, gain, solver)
         if goal.wanted_gain is not None and goal.wanted_gain <= LITTLE_GAIN:
             warnings.warn(
-                f"Compression.auto({target}) asks for {goal.wanted_gain:.3g} of the gradient's squared norm, which is "
-                f"very little; to send so many of its elements, it is Compression.topk(ratio={target})",
+                f"Compression.flexible({target}) asks for {goal.wanted_gain:.3g} of the gradient's squared norm, which "
+                f"is very little; to send so many of its elements, it is Compression.topk(ratio={target})",
                 stacklevel=2,
             )
         return Request(TopK(goal.start, layerwise), engine=engine, device=device, ratio=goal)

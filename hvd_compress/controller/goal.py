@@ -1,4 +1,4 @@
-"""What is asked of a ratio that is chosen while training: `Compression.auto(...)` in a record."""
+"""What is asked of a ratio that is chosen while training: `Compression.flexible(...)` in a record."""
 
 from __future__ import annotations
 

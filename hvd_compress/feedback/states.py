@@ -127,6 +127,12 @@ class States:
         """Whether there is a residual of any of these parameters, which a bucket would have to send."""
         return any(name in self._places or name in self._waiting for name in names)
 
+    def forget(self, names: Iterable[str]) -> None:
+        """Drop the residuals of these parameters, before their bucket is bound again."""
+        for name in names:
+            self._places.pop(name, None)
+            self._waiting.pop(name, None)
+
     def _bind_residual(self, layout: Layout, device: torch.device) -> Residual:
         """Give the parameters of a bucket their place in one flat buffer, with what is remembered of them."""
         residual = Residual(*(torch.zeros(layout.numel, dtype=torch.float32, device=device) for _ in range(2)))

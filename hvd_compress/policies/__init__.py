@@ -2,6 +2,7 @@
 
 from hvd_compress.engines.launch import Launch
 from hvd_compress.policies.adaptive import AdaptivePolicy, is_adaptive
+from hvd_compress.policies.auto.policy import Auto
 from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, StepMoments
 from hvd_compress.policies.covap import Covap
 from hvd_compress.policies.fixed import FixedPolicy, decide
@@ -11,6 +12,7 @@ from hvd_compress.policies.warmup import Warmup
 
 __all__ = [
     "AdaptivePolicy",
+    "Auto",
     "BucketMetrics",
     "Covap",
     "DecisionPolicy",

@@ -120,6 +120,10 @@ class DecisionPolicy(ABC):
         """Return what is wanted of the exchanges of the coming step; nothing of buckets that are left out."""
         return {}
 
+    def dropped(self, step: int) -> Collection[int]:
+        """Return the buckets that need no more, from the coming step on, what decisions before this one remember."""
+        return ()
+
     def launched(self, step: int) -> None:  # noqa: B027 (most policies ask nothing)
         """All exchanges of a step are launched: a collective may be launched behind them, and awaited later."""
 

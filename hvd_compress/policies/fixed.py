@@ -54,7 +54,7 @@ def left_open(request: Request, layouts: Sequence[Layout], can: Capabilities) ->
     """Yield what a request leaves to arithmetic or prices: parameters, or buckets, that may travel in several ways."""
     if (request.scheme, request.algorithm) == ("auto", "auto") and request.compressor.compresses:
         for layout in layouts:
-            found = _any_algorithm(request.compressor, layout, can)
+            found = any_algorithm(request.compressor, layout, can)
             if not layout.sparse and layout.dtype != torch.float64:
                 yield [schemes.build(request.compressor, path) for path in found], layout
 
@@ -88,7 +88,7 @@ def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities
             raise UnsupportedError(_cannot(request.scheme, can))
         reason = "asked for" if len(selections) == 1 else "asked for; ranks take turns at first"
         return Decision(compressor, Path(selections[0], algorithm), reason=reason)
-    found = _any_algorithm(compressor, layout, can)
+    found = any_algorithm(compressor, layout, can)
     if algorithm != "auto":
         found = [Path(path.scheme, algorithm) for path in found if schemes.verb_of(path.scheme) == "allreduce"]
         if not found:
@@ -110,7 +110,7 @@ def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities
     return Decision(compressor, path, reason=reason)
 
 
-def _any_algorithm(compressor: Compressor, layout: Layout, can: Capabilities) -> list[Path]:
+def any_algorithm(compressor: Compressor, layout: Layout, can: Capabilities) -> list[Path]:
     """Return by which schemes a bucket may travel, the algorithms left to the engine."""
     return [path for path in schemes.variants(compressor, layout, can) if path == Path(path.scheme)]
 

@@ -6,7 +6,7 @@ from hvd_compress.schemes.alltoall import AllToAll
 from hvd_compress.schemes.artopk import ARTopk
 from hvd_compress.schemes.base import Exchange, Scheme, Work
 from hvd_compress.schemes.by_option import ByOption
-from hvd_compress.schemes.flat import cheapest, undominated
+from hvd_compress.schemes.flat import chain_bytes, cheapest, undominated
 from hvd_compress.schemes.hierarchical import Hierarchical, HierarchicalWithin
 from hvd_compress.schemes.hitopk import HiTopK
 from hvd_compress.schemes.observed import Observed
@@ -56,6 +56,7 @@ __all__ = [
     "build",
     "by_name",
     "carries",
+    "chain_bytes",
     "cheapest",
     "labels",
     "meanings",

@@ -40,13 +40,14 @@ def cheapest(found: Sequence[Scheme], layout: Layout, world_size: int) -> Scheme
 
     A message counts as the `message_bytes` of its compressor.
     """
+    return min(found, key=lambda scheme: chain_bytes(scheme, layout, world_size, scheme.compressor.message_bytes))
 
-    def longest_chain(scheme: Scheme) -> float:
-        bandwidth = Formulas(float(scheme.compressor.message_bytes), 1.0, world_size)
-        stages = scheme.stages(layout, world_size)
-        return sum(bandwidth.seconds(stage.verb, stage.algorithm, stage.size) for stage in stages)
 
-    return min(found, key=longest_chain)
+def chain_bytes(scheme: Scheme, layout: Layout, world_size: int, message_bytes: int) -> float:
+    """Return the bandwidth term of a scheme, in bytes, a message counting as `message_bytes`."""
+    bandwidth = Formulas(float(message_bytes), 1.0, world_size)
+    stages = scheme.stages(layout, world_size)
+    return sum(bandwidth.seconds(stage.verb, stage.algorithm, stage.size) for stage in stages)
 
 
 def undominated(found: Sequence[Scheme], layout: Layout, world_size: int) -> list[Scheme]:

@@ -65,6 +65,13 @@ class SessionBucket:
         self.state = self.states.bind(self.layout, self.lane.device, feedback, {**before.current, **own})
         self.flat = None
 
+    def drop(self) -> None:
+        """Forget what other decisions have left, once it was sent: no scheme of this one has a use for it."""
+        residual = self.state.residual
+        if residual is not None and not self.scheme.error_feedback and not bool(residual.current.any()):
+            self.states.forget(self.layout.names)
+            self._bind(self._own())
+
     def claim(self) -> None:
         """Take over a residual that a checkpoint has brought, though the decision has no error feedback."""
         if self.state.residual is None and self._may_claim():

@@ -433,6 +433,8 @@ class Session:
         assert self.policy is not None
         for number, decision in self.policy.decide(step).items():
             self._exchanges[number].decide(decision)
+        for number in self.policy.dropped(step):
+            self._exchanges[number].drop()
         probes = self.policy.probes(step)
         for number, bucket in enumerate(self._exchanges):
             bucket.probe = probes.get(number, Probe())

@@ -174,7 +174,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
     step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it, and run the step hooks a second time
 
     def rollout(self, step: Callable[[], object], model: torch.nn.Module, data: Any = (), *, steps: int = 10) -> bool:
-        """For Compression.auto(gain="rollout"): call it on every rank at the end of each iteration.
+        """For Compression.flexible(gain="rollout"): call it on every rank at the end of each iteration.
 
         Where the controller has a reason to measure gains (at first, and when the gain has moved), this trains `steps`
         steps with each candidate ratio and takes them back: parameters, gradients, buffers, the optimizer's state,

@@ -16,7 +16,7 @@ from hvd_compress.torch import Compression
 
 
 def test_what_is_asked_for_reaches_the_request() -> None:
-    request = Compression.auto(0.7, low=0.01, high=0.2, gain_change=0.2, solver="nsga2", layerwise=True)
+    request = Compression.flexible(0.7, low=0.01, high=0.2, gain_change=0.2, solver="nsga2", layerwise=True)
     assert request.ratio == AutoRatio(0.7, 0.01, 0.2, 0.2, "curve", "nsga2")
     assert request.compressor == TopK(request.ratio.start, layerwise=True)
     assert (request.scheme, request.algorithm) == ("auto", "auto")
@@ -24,10 +24,10 @@ def test_what_is_asked_for_reaches_the_request() -> None:
 
 
 def test_the_lower_bound_depends_on_whether_a_gain_is_wanted() -> None:
-    lows = [Compression.auto(target).ratio.low for target in ("knee", "pace", (1, 1, 1), 0.5)]
+    lows = [Compression.flexible(target).ratio.low for target in ("knee", "pace", (1, 1, 1), 0.5)]
     assert lows == [0.02, 0.02, 0.02, 0.001]
-    assert Compression.auto(0.5, low=0.02).ratio.low == 0.02
-    assert Compression.auto(high=0.005).ratio.ratios == (0.005,)
+    assert Compression.flexible(0.5, low=0.02).ratio.low == 0.02
+    assert Compression.flexible(high=0.005).ratio.ratios == (0.005,)
 
 
 def test_three_kinds_of_targets() -> None:
@@ -74,20 +74,20 @@ def test_candidates_are_many_where_they_are_read_and_few_where_they_are_trained(
 )
 def test_what_has_no_meaning(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Compression.auto(**arguments)
+        Compression.flexible(**arguments)
 
 
 def test_a_gain_that_looks_like_a_ratio_is_asked_about() -> None:
     with pytest.warns(UserWarning, match=r"it is Compression\.topk\(ratio=0\.01\)") as warned:
-        Compression.auto(0.01)
+        Compression.flexible(0.01)
     assert warned[0].filename == __file__
 
 
 def test_nsga2_needs_pymoo_and_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pymoo", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'hvd_compress\[paper\]'; or use solver='exact'"):
-        Compression.auto(solver="nsga2")
-    Compression.auto()
+        Compression.flexible(solver="nsga2")
+    Compression.flexible()
 
 
 @pytest.mark.parametrize(

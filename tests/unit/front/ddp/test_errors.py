@@ -72,7 +72,7 @@ class TestRefusal:
 
     def test_rollouts(self) -> None:
         with pytest.raises(UnsupportedError, match="use gain='curve'"):
-            hc.compress(DistributedDataParallel(make_model()), hc.Compression.auto(gain="rollout"))
+            hc.compress(DistributedDataParallel(make_model()), hc.Compression.flexible(gain="rollout"))
 
     def test_questions_about_a_model_that_is_not_compressed(self) -> None:
         for model in (DistributedDataParallel(make_model()), make_model(), None):

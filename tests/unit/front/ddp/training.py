@@ -25,7 +25,7 @@ REQUESTS = {
     "var": hc.Compression.topk(0.05, "var"),
     "allgather": hc.Compression.topk(0.05, "allgather"),
     "layerwise": hc.Compression.topk(0.05, "allgather", layerwise=True),
-    "auto": hc.Compression.auto(),
+    "auto": hc.Compression.flexible(),
     "efsign": hc.Compression.efsign(),
     "powersgd": hc.Compression.powersgd(2),
     "int8": hc.Compression.int8(scheme="alltoall-allgather"),

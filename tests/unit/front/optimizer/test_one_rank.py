@@ -12,7 +12,7 @@ from tests.harness import SHAPES, backward, make_optimizer, make_parameters
 REQUESTS = {
     "fixed": Compression.int4(),
     "controller": Compression.topk(0.01),
-    "ratio": Compression.auto(),
+    "ratio": Compression.flexible(),
     "policy": Compression.covap(),
     "dense": Compression.dense(),
 }

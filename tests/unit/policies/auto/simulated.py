@@ -1,0 +1,148 @@
+"""Training on a clock that is not real: what steps of each arm take on a network that may change."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors import Cast
+from hvd_compress.cost.formulas import Formulas
+from hvd_compress.engines.base import Capabilities
+from hvd_compress.engines.names import ALGORITHMS
+from hvd_compress.policies.auto.arms import Arm, make_arms
+from hvd_compress.policies.auto.chooser import Chooser, StepTimes
+from hvd_compress.policies.auto.quality import OF
+from hvd_compress.request.request import Request
+
+CAN = Capabilities(
+    ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter", "gather"),
+    ALGORITHMS,
+    (torch.float32, torch.float16),
+    hosts=(),
+)
+KERNEL_S = {"dense": 0.0, "bf16": 0.5e-9, "int8": 1.5e-9, "int4": 1.5e-9}
+"""Seconds an element and rank, compression and decompression together."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """Latency in seconds, bits a second, and how many ranks there are."""
+
+    latency_s: float
+    bandwidth: float
+    ranks: int = 4
+
+
+@dataclass
+class Training:
+    """What is simulated.
+
+    Attributes:
+        network: by step.
+        buckets: elements of each.
+        rest_s: of a step, before its backward pass.
+        backward_s: of a step; kernels of compression are added to it.
+        noise: standard deviation of the logarithm of what computes and what communicates.
+        spikes: share of steps that take up to three times as long for another cause.
+        slow: factor of the backward pass of one rank.
+    """
+
+    network: Callable[[int], Network]
+    buckets: tuple[int, ...] = (500_000,) * 8
+    rest_s: float = 0.05
+    backward_s: float = 0.1
+    noise: float = 0.05
+    spikes: float = 0.01
+    slow: float = 1.0
+    seed: int = 0
+    steps: list[tuple[int, float, float]] = field(default_factory=list)  # arm, seconds, those of the best arm
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        self._layouts = [Layout.of(numel) for numel in self.buckets]
+
+    def arms(self, network: Network) -> list[Arm]:
+        """Return the arms, priced by measurements of a network that are noisy themselves."""
+        wrong = [math.exp(self._random.gauss(0, 2 * self.noise)) for _ in range(2)]
+        costs = Formulas(network.latency_s * wrong[0], 8 / network.bandwidth * wrong[1], network.ranks)
+        prices = _Priced(costs)
+        return make_arms(Request(Cast()), OF["near"], self._layouts, network.ranks, CAN, prices)  # type: ignore[arg-type]
+
+    def expected(self, arm: Arm, network: Network) -> StepTimes:
+        """Return what a step takes without noise: exchanges follow each other, each begins when its bucket is there."""
+        costs = Formulas(network.latency_s, 8 / network.bandwidth, network.ranks)
+        kernels = [KERNEL_S[arm.candidate.name] * numel * (d == own) for numel, d, own in
+                   zip(self.buckets, arm.decisions, arm.decisions, strict=True)]  # fmt: skip
+        backward_s = self.backward_s * self.slow + sum(kernels)
+        clock = 0.0
+        for number, (decision, layout) in enumerate(zip(arm.decisions, self._layouts, strict=True)):
+            ready = backward_s * (number + 1) / len(self.buckets)
+            stages = decision.build().stages(layout, network.ranks)
+            clock = max(clock, ready) + sum(costs.seconds(s.verb, s.algorithm, s.size) for s in stages)
+        return StepTimes(self.rest_s, max(clock, backward_s), max(0.0, clock - backward_s))
+
+    def taken(self, arm: Arm, network: Network) -> StepTimes:
+        """Return what ranks agree on of a step: noise of ranks is met by the least of all."""
+        exact = self.expected(arm, network)
+        noise = [math.exp(self._random.gauss(0, self.noise)) for _ in range(2)]
+        spike = 1 + 2 * self._random.random() if self._random.random() < self.spikes else 1.0
+        return StepTimes(
+            exact.rest_s * noise[0], exact.exchanging_s * noise[1] * spike, exact.waited_s * noise[1] * spike
+        )
+
+    def run(self, steps: int) -> Chooser:
+        """Train, and return what chose. Times are told a step late, as ranks agree on them."""
+        arms = self.arms(self.network(0))
+        chooser = Chooser([a.candidate.factor for a in arms], [a.predicted for a in arms])
+        pending: list[tuple[int, StepTimes]] = []
+        under_way: list[tuple[int, StepTimes]] = []
+        self.alarms: list[int] = []
+        self.settled_at: list[int] = []
+        was_settled = False
+        for step in range(steps):
+            network = self.network(step)
+            arm = chooser.next()
+            times = self.taken(arms[arm], network)
+            best = min(self.expected(each, network).whole_s for each in arms)
+            self.steps.append((arm, self.expected(arms[arm], network).whole_s, best))
+            chooser.record(under_way)
+            under_way = []
+            if chooser.changed:
+                self.alarms.append(step)
+                arms = self.arms(network)
+                chooser.again([a.candidate.factor for a in arms], [a.predicted for a in arms])
+                pending, was_settled = [], False
+                continue
+            pending.append((arm, times))
+            if len(pending) >= chooser.every:
+                under_way, pending = pending, []
+            if chooser.settled and not was_settled:
+                self.settled_at.append(step)
+                was_settled = True
+        self.names = [each.candidate.name for each in arms]
+        return chooser
+
+    @property
+    def regret(self) -> float:
+        """What was lost over always taking the best arm, as a share."""
+        return sum(seconds for _, seconds, _ in self.steps) / sum(best for _, _, best in self.steps) - 1
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """As policies.prices.Prices, by formulas."""
+
+    costs: Formulas
+    source: str = "formulas"
+
+    def by_path(self, found, layout):  # type: ignore[no-untyped-def]
+        taken = {}
+        for scheme in found:
+            stages = scheme.stages(layout, self.costs.world_size)
+            taken[scheme.path] = sum(self.costs.seconds(s.verb, s.algorithm, s.size) for s in stages)
+        return taken
