@@ -23,10 +23,11 @@ class BucketMemory:
     """
 
     def __init__(self, layout: Layout, parameters: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        whole = torch.zeros(layout.numel, dtype=layout.dtype, device=device)
+        # The program's storage borrows: who moves it, as share_memory_() does, frees nothing that is exchanged.
+        self.flat = torch.zeros(layout.numel, dtype=layout.dtype, device=device)
+        whole = from_dlpack(self.flat) if layout.numel else self.flat.clone()
         parts = torch.split(whole, list(layout.segments))
         self.views = {name: as_parameter(p, parameters[name]) for name, p in zip(layout.names, parts, strict=True)}
-        self.flat = from_dlpack(whole) if layout.numel else whole.clone()
         self._storage = whole.untyped_storage()
         del parts
         self._own_uses = self._uses()
@@ -40,7 +41,9 @@ class BucketMemory:
         return gradient.layout is torch.strided and gradient.is_set_to(self.views[name])
 
     def is_kept(self, gradients: Iterable[tuple[str, torch.Tensor | None]]) -> bool:
-        """Whether anything but these gradients, of parameters by name, holds what was given away."""
+        """Whether anything but these gradients, of parameters by name, holds what was given away; or has moved it."""
+        if self.flat.numel() and self._storage.data_ptr() != self.flat.data_ptr():
+            return True
         uses = self._uses() - self._own_uses
         return uses > 0 and uses > sum(grad is not None and self.holds(name, grad) for name, grad in gradients)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
@@ -13,7 +13,7 @@ from hvd_compress.compressors import Compressor
 from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.engines.base import ENGINES
 from hvd_compress.engines.names import KNOWN
-from hvd_compress.errors import ConfigError, known_are, located
+from hvd_compress.errors import ConfigError, UsageError, known_are, located
 from hvd_compress.feedback.schedule import ALL_BACK, FeedbackSchedule
 from hvd_compress.native.cuda import kernels as cuda_kernels
 from hvd_compress.settings import Settings
@@ -95,6 +95,15 @@ class Request:
             ConfigError: a value is out of range, or the compression has no error feedback.
         """
         return replace(self, feedback=FeedbackSchedule(initial, growth, every))
+
+    def compress(self, *_: Any) -> NoReturn:
+        """Not supported: Horovod asks it of what allreduce(compression=) is given."""
+        raise UsageError(
+            "allreduce() takes Compression.none or Compression.fp16: what other functions of Compression return is for "
+            "gradients, in DistributedOptimizer(compression=) or compress(model, ...)"
+        )
+
+    decompress = compress
 
     @property
     def verb(self) -> str | None:

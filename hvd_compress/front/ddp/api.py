@@ -73,8 +73,6 @@ def compress(model: DistributedDataParallel, compression: Request) -> Distribute
     with profiled_once(Settings.from_environment(), of_all) as settings:
         hook = _made_hook(model, compression, settings)
         model.register_comm_hook(hook, _exchange)
-    if model.module not in _wrapper_of:
-        model.module.register_forward_pre_hook(_refuse_another_wrapper)
     _hooks[model], _wrapper_of[model.module] = hook, weakref.ref(model)  # an earlier wrapper is refused from now on
     model.register_forward_pre_hook(_require_working)
     at_end(model, hook.session.close)
@@ -152,6 +150,7 @@ def _made_hook(model: DistributedDataParallel, compression: Request, settings: S
     return GradientHook(parameters, compression, settings, connect, choose_torch_arrivals(group), leaves_out, options)
 
 
+@eagerly
 def _exchange(hook: GradientHook, bucket: GradBucket) -> Result:
     """DDP's communication hook."""
     return hook(bucket)
@@ -226,19 +225,31 @@ def _reduced(model: DistributedDataParallel) -> dict[str, torch.Tensor]:
 
 
 @eagerly
-def _require_working(model: torch.nn.Module, _: Any) -> None:
-    """After a failure DDP itself would say that an assertion within torch failed."""
-    if torch.is_grad_enabled() and model in _hooks:
-        _hooks[model].require_working()
-
-
-@eagerly
-def _refuse_another_wrapper(module: torch.nn.Module, _: Any) -> None:
-    """DDP has no word for who calls its module: another wrapper over it would reduce without compression, unseen."""
-    own = _wrapper_of.get(module)
-    active = getattr(DistributedDataParallel, "_active_ddp_module", None)
-    if own is not None and active is not None and own() is not None and active is not own():
+def _require_working(model: Any, _: Any) -> None:
+    """After a failure DDP itself would say that an assertion within torch failed, and of the rest nothing."""
+    if not torch.is_grad_enabled() or model not in _hooks:
+        return
+    if _wrapper_of[model.module]() not in (None, model):
         raise UsageError(
             "the module is compressed in another DistributedDataParallel than this one: use that one, or call "
             "compress() for this one, which takes over"
+        )
+    _hooks[model].require_working()
+    _require_known(model)
+
+
+def _require_known(model: DistributedDataParallel) -> None:
+    """DDP reduces the parameters that it was given: what came later is trained by each rank for itself."""
+    known, ignored = _hooks[model].known, model.parameters_to_ignore
+    if all(id(parameter) in known or not parameter.requires_grad for parameter in model.module.parameters()):
+        return
+    late = [
+        n for n, p in model.module.named_parameters() if p.requires_grad and id(p) not in known and n not in ignored
+    ]
+    if late:
+        raise UsageError(
+            f"{len(late)} parameters are trained that were frozen or absent when DistributedDataParallel wrapped the "
+            f"module, {late[0]!r} first: DDP does not exchange their gradients, and each rank would train by itself. "
+            "On every rank: wrap the module anew, and call compress() for that; load_state_dict() of it takes what "
+            "state_dict() of this one returns"
         )

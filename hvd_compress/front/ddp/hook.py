@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+import weakref
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +17,7 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.ddp.accumulators import Accumulators
 from hvd_compress.front.ddp.regroup import Filled, cut_as, put_back, regrouped
+from hvd_compress.front.eagerly import eagerly
 from hvd_compress.front.handle import Handle
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
@@ -80,6 +84,11 @@ class GradientHook:
         self._steps = 0
         self._opened, self._leaves_out, self._options = False, leaves_out, options
         self._failure: str | None = None
+        self._has_begun = False  # whether DDP has seen a forward pass since the last exchange
+        self._told_apart = False
+        first = next(iter(self._parameters.values()))
+        me = weakref.ref(self)  # the parameter must not hold it
+        first.register_post_accumulate_grad_hook(partial(_gradient_came, me))  # type: ignore[no-untyped-call]
 
     def __call__(self, bucket: GradBucket) -> Result:
         """Take one bucket; the future holds the average over ranks, which lies in the bucket, when the step is over.
@@ -95,12 +104,29 @@ class GradientHook:
             self._failure = str(error) or type(error).__name__
             raise
 
+    def came(self) -> None:
+        """A gradient was accumulated. Warn, once, where DDP does not know of it."""
+        if not self._has_begun and not self._told_apart:
+            self._told_apart = True
+            warnings.warn(
+                "a backward pass through a compressed model follows no forward pass of its DistributedDataParallel "
+                "since the last exchange, as where model.module is called, another wrapper over it, or backward() a "
+                "second time: this model exchanges no such gradients. Call the model that compress() was called for, "
+                "once for each backward pass, or exchange them yourself",
+                stacklevel=2,
+            )
+
     def __reduce_ex__(self, protocol: object) -> Any:
         """Not supported: it holds threads and connections."""
         raise UsageError(
             "a compressed DistributedDataParallel cannot be pickled or copied: copy or save model.module, as in "
             "AveragedModel(model.module), and what state_dict(model) of hvd_compress.ddp returns"
         )
+
+    @property
+    def known(self) -> Container[int]:
+        """The ids of parameters that DDP reduces."""
+        return self._names
 
     def require_working(self) -> None:
         """A forward pass begins: raise what keeps its gradients from being exchanged.
@@ -113,6 +139,7 @@ class GradientHook:
             raise CommunicationError(
                 f"nothing is exchanged any more, since an earlier exchange failed: {self._failure}"
             )
+        self._has_begun = True
         if replaced := self._accumulators.replaced():
             raise UsageError(
                 f"{len(replaced)} parameters were converted after DistributedDataParallel had wrapped them, "
@@ -159,6 +186,7 @@ class GradientHook:
         if self.session.replicas is not None:
             self.session.replicas.is_replica = in_backward
         self.session.end_step()
+        self._has_begun = False
         if buckets is not own:
             put_back(buckets, own)
         for taken in self._step:
@@ -226,6 +254,13 @@ class GradientHook:
                 )
             self._cuts[key] = layout, [_strides(parameter) for parameter in parameters]
         return self._cuts[key]
+
+
+@eagerly
+def _gradient_came(me: weakref.ref[GradientHook], _: torch.Tensor) -> None:
+    hook = me()
+    if hook is not None:
+        hook.came()
 
 
 Strides = tuple[int, ...] | None

@@ -23,6 +23,8 @@ with needed("cloudpickle", "broadcast_optimizer_state"):
     import cloudpickle
 
 _NAME = "hvd_compress.optimizer_state"
+_OWN = {"params", STATE_KEY}
+"""What a parameter group has of this rank: its parameters, and of a checkpoint what compression remembered."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +130,8 @@ def _taken_apart(
 ) -> tuple[bytes, list[_TensorSpec], list[torch.Tensor], str]:
     """Return the pickled state, what its tensors are like, the tensors, and why it cannot be sent, or nothing."""
     numbers = {parameter: number for number, parameter in enumerate(parameters)}
-    state = [
-        (numbers.get(key), None if key in numbers else key, value)
-        for key, value in optimizer.state.items()
-        if key != STATE_KEY
-    ]
-    options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    state = [(numbers.get(key), None if key in numbers else key, value) for key, value in optimizer.state.items()]
+    options = [{key: value for key, value in group.items() if key not in _OWN} for group in optimizer.param_groups]
     file = io.BytesIO()
     pickler = _Pickler(file)
     try:
@@ -162,13 +160,11 @@ def _put_together(
     state: list[tuple[int | None, Any, Any]],
     options: list[dict[str, Any]],
 ) -> None:
-    own = {key: value for key, value in optimizer.state.items() if key == STATE_KEY}  # of a checkpoint of this rank
     optimizer.state.clear()
-    optimizer.state.update(own)
     for number, key, value in state:
         optimizer.state[key if number is None else parameters[number]] = value
     for group, values in zip(optimizer.param_groups, options, strict=True):
-        for key in group.keys() - values.keys() - {"params"}:
+        for key in group.keys() - values.keys() - _OWN:
             del group[key]
         group.update(values)
 

@@ -232,15 +232,15 @@ class ReducingOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, and under "hvd_compress" what compression remembers on this rank, by parameter name.
 
-        It differs from rank to rank: save one file a rank to keep it all. It is in "state", too, so that an optimizer
-        that is not wrapped yet takes it along when it loads this.
+        It differs from rank to rank: save one file a rank to keep it all. The first parameter group has it, too, so
+        that an optimizer that is not wrapped yet takes it along when it loads this.
         """
         state = super().state_dict()
         if self._reducer is not None:
             if not self._dirty:
                 self._reducer.session.loss_scale.update()
             state[STATE_KEY] = self._reducer.handle.state_dict(self._rank, self._size)
-            state["state"] = {**state["state"], STATE_KEY: state[STATE_KEY]}
+            state["param_groups"][0][STATE_KEY] = state[STATE_KEY]
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -273,7 +273,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     def _take_carried(self) -> Any:
         """Return what compression remembered where a state was loaded, and None where it was of none."""
-        return self.state.pop(STATE_KEY, None)  # type: ignore[call-overload]
+        return self.param_groups[0].pop(STATE_KEY, None)
 
     def _load_own(self, own: Any) -> None:
         if self._reducer is not None and own is not None:

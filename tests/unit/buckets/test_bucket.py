@@ -185,3 +185,19 @@ def test_a_parameter_without_elements_lies_in_a_bucket() -> None:
     bucket = Bucket(Layout(("e",), ((0, 3),)), parameters)
     step(bucket, parameters, e=2)
     assert parameters["e"].grad.shape == (0, 3)
+
+
+def test_a_program_may_move_the_storage_of_its_gradients() -> None:
+    """As share_memory() does, and a queue to another process: what is exchanged is neither freed nor led elsewhere."""
+    bucket, parameters = make()
+    step(bucket, parameters, a=2, b=3)
+    parameters["a"].grad.share_memory_()  # of "b", too: it is one storage
+    assert parameters["b"].grad.tolist() == [3.0] * 4
+    for parameter in parameters.values():
+        parameter.grad.zero_()
+    step(bucket, parameters, a=5, b=6)
+    assert bucket.flat.tolist() == [5.0] * 6 + [6.0] * 4
+    assert parameters["a"].grad.tolist() == [[5.0] * 3] * 2
+    del parameters["a"].grad, parameters["b"].grad
+    step(bucket, parameters, a=7, b=8)
+    assert bucket.flat.tolist() == [7.0] * 6 + [8.0] * 4

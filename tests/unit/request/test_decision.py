@@ -10,7 +10,7 @@ from hvd_compress.compression import Compression
 from hvd_compress.compressors import QSGD, Cast, EFSign, MSTopK, PowerSGD, RandomK, Threshold, TopK
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Capabilities
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.policies.adaptive import is_adaptive, open_paths, workers_open
 from hvd_compress.policies.fixed import decide
 from hvd_compress.request.decision import Decision
@@ -196,3 +196,9 @@ def test_compression_runs_where_the_gradients_are_unless_asked_otherwise(
 def test_a_gpu_cannot_compress_what_is_not_there() -> None:
     with pytest.raises(ConfigError, match=r"device='cuda' asks for compression on a GPU of gradients on the CPU: move"):
         decide(Request(EFSign(), device="cuda"), Layout.of(10), 2, CAN)
+
+
+def test_a_request_is_none_of_horovods_compressions() -> None:
+    """Horovod asks `compress` of what allreduce(compression=) is given."""
+    with pytest.raises(UsageError, match=r"allreduce\(\) takes Compression.none or Compression.fp16"):
+        Compression.int4().compress(torch.ones(3))

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import time
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,12 @@ from tests.unit.front.ddp.training import batch, check_ranks_equal, compressed, 
 
 CHECKOUT = Path(__file__).parents[4]
 TOPK = hc.Compression.topk(0.1, "star")
+LATE = {
+    "unfrozen": lambda model: model.requires_grad_(True),
+    "a new layer": lambda model: model.append(torch.nn.Linear(3, 3)),
+    "another layer": lambda model: model.__setitem__(0, copy.deepcopy(model[0])),
+    "assigned": lambda model: model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True),
+}
 
 
 @pytest.fixture
@@ -96,14 +103,52 @@ class TestRefusal:
         ddp = compressed(make_model(), TOPK)
         loss_of(ddp, 0, 0).backward()
         again = DistributedDataParallel(ddp.module)
-        with pytest.raises(UsageError, match="is compressed in another DistributedDataParallel than this one"):
-            again(batch(0, 0)[0])
+        with pytest.warns(UserWarning, match="this model exchanges no such gradients"):
+            loss_of(again, 0, 0).backward()
         assert ddp.module(batch(0, 0)[0]).shape == (16, 3), "the module by itself can be used"
         assert hc.compress(again, TOPK) is again  # takes over, whoever still refers to the other one
         loss_of(again, 0, 1).backward()
         assert hc.last_step(again).step == 0
         with pytest.raises(UsageError, match="is compressed in another DistributedDataParallel than this one"):
             ddp(batch(0, 0)[0])
+
+    def test_a_backward_pass_of_the_module_itself_is_told_once(self) -> None:
+        ddp = compressed(make_model(), TOPK)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for step in range(3):
+                loss_of(ddp, 0, step).backward()
+            with ddp.no_sync():
+                loss_of(ddp, 0, 3).backward()
+                loss_of(ddp, 0, 3).backward()
+            loss_of(ddp, 0, 4).backward()
+        with pytest.warns(UserWarning, match=r"where model\.module is called"):
+            loss_of(ddp.module, 0, 0).backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loss_of(ddp.module, 0, 1).backward()
+
+    @pytest.mark.parametrize("change", LATE)
+    def test_parameters_that_ddp_does_not_know_are_named(self, change: str) -> None:
+        model = make_model()
+        frozen = change == "unfrozen"
+        next(model.parameters()).requires_grad_(not frozen)
+        ddp = compressed(model, TOPK, find_unused_parameters=True)
+        loss_of(ddp, 0, 0).backward()
+        LATE[change](model)
+        with pytest.raises(UsageError, match=r"trained that were frozen or absent .* wrap the module anew"):
+            loss_of(ddp, 0, 1)
+        with torch.no_grad():
+            loss_of(ddp, 0, 1)
+
+    @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
+    def test_the_module_is_left_as_it_was(self) -> None:
+        """Programs script it, and load what they have saved of it where this package is missing."""
+        ddp = compressed(make_model(), TOPK)
+        torch.jit.script(ddp.module)
+        file = io.BytesIO()
+        torch.save(ddp.module, file)
+        assert b"hvd_compress" not in file.getvalue()
 
     def test_the_module_can_be_copied_and_saved(self) -> None:
         ddp = compressed(make_model(), TOPK)

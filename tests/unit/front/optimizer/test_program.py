@@ -439,7 +439,7 @@ def test_a_state_that_is_loaded_before_wrapping_keeps_what_compression_remembers
         plain = torch.optim.SGD(resumed.parameters(), lr=0.1)
         plain.load_state_dict(saved[1])
         again = wrapped(plain, resumed, REQUESTS[name], lambda: engine, engine.rank, RANKS)
-        assert again.state_dict()["state"].keys() == {"hvd_compress"}, "SGD without momentum has no state"
+        assert not again.state_dict()["state"], "SGD without momentum has no state"
         for trained, taken in ((model, optimizer), (resumed, again)):
             for step in range(4, 7):
                 taken.zero_grad()

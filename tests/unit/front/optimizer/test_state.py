@@ -7,11 +7,13 @@ import warnings
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from hvd_compress import native
 from hvd_compress.compressors import BlockQuantizer, EFSign, PowerSGD, TopK
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, MismatchError, PayloadError
+from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import REQUESTS, alone, backward, make_optimizer, make_parameters, on_engine, remembered
@@ -85,7 +87,7 @@ def test_a_checkpoint_of_an_earlier_version_loads(rank: int) -> None:
     backward(parameters, 0, 0)
     optimizer.step()
     state = copy.deepcopy(optimizer.state_dict())
-    del state["state"]["hvd_compress"]
+    del state["param_groups"][0]["hvd_compress"]
     saved = remembered(state["hvd_compress"])
     state["hvd_compress"] = {"rank": rank, "world_size": 1, "step": 1, "loss_scale": None, **saved}
     resumed = on_engine(alone(), REQUESTS["topk-allgather"])[1]
@@ -246,3 +248,26 @@ def test_what_a_gpu_found_in_a_payload_fails_the_step(monkeypatch: pytest.Monkey
     assert forgotten, "another optimizer's step would fail for it"
     after = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_residuals_travel_by_the_functions_of_torchs_checkpoints() -> None:
+    """torch.distributed.checkpoint.state_dict takes "state" for parameters alone, and copies what else a group has."""
+    model = torch.nn.Sequential(torch.nn.Linear(13, 7), torch.nn.Linear(7, 3))
+
+    def wrapped(model: torch.nn.Module) -> ReducingOptimizer:
+        named = dict(model.named_parameters())
+        return make_optimizer(named, REQUESTS["int8"], alone, 0, 1, momentum=0.9)
+
+    optimizer = wrapped(model)
+    for step in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(5, 13, generator=torch.Generator().manual_seed(step))).square().sum().backward()
+        optimizer.step()
+    saved = copy.deepcopy(get_state_dict(model, optimizer))
+    again = torch.nn.Sequential(torch.nn.Linear(13, 7), torch.nn.Linear(7, 3))
+    resumed = wrapped(again)
+    set_state_dict(again, resumed, model_state_dict=saved[0], optim_state_dict=saved[1])
+    before, after = (remembered(each.state_dict()["hvd_compress"])["residuals"] for each in (optimizer, resumed))
+    assert any(residual.any() for residual in before.values())
+    for name, residual in before.items():
+        assert torch.equal(after[name], residual)
