@@ -22,6 +22,7 @@ class Bucket:
         self._device = parameters[layout.names[0]].device
         self._memory = BucketMemory(layout, self.parameters, self._device)
         self._kinds = {name: _kind(view) for name, view in self._memory.views.items()}
+        self._like = {name: (view.dtype, view.shape, view.device) for name, view in self._memory.views.items()}
         self._stand_ins = {name: stand_in(view) for name, view in self._memory.views.items()}
         self._arrived: set[str] = set()
         self._had_gradient: set[str] = set()
@@ -59,11 +60,14 @@ class Bucket:
         parameter, view = self.parameters[name], self._memory.views[name]
         gradient = parameter.grad
         if gradient is None or not self._memory.holds(name, gradient):
-            self._require_same(name, parameter)
             if gradient is None:
+                self._require_same(name, parameter)
                 view.zero_()
             else:
-                plain = gradient.detach()  # backward(create_graph=True) leaves one that has a graph
+                if (gradient.dtype, gradient.shape, gradient.device) != self._like[name]:
+                    self._require_same(name, parameter)
+                # backward(create_graph=True) leaves one that has a graph
+                plain = gradient.detach() if gradient.requires_grad else gradient
                 view.copy_(plain.to_dense() if plain.is_sparse else plain)
         if gradient is not None:
             self._had_gradient.add(name)

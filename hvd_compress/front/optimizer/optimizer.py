@@ -384,7 +384,6 @@ def wrap(
     return wrapped
 
 
-@eagerly
 def _tell(
     me: weakref.ref[ReducingOptimizer],
     what: Callable[[ReducingOptimizer, torch.Tensor], None],
