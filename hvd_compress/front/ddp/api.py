@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -241,7 +241,7 @@ def _require_working(model: Any, _: Any) -> None:
 def _require_known(model: DistributedDataParallel) -> None:
     """DDP reduces the parameters that it was given: what came later is trained by each rank for itself."""
     known, ignored = _hooks[model].known, model.parameters_to_ignore
-    if all(id(parameter) in known or not parameter.requires_grad for parameter in model.module.parameters()):
+    if _trains_only(model.module, known):
         return
     late = [
         n for n, p in model.module.named_parameters() if p.requires_grad and id(p) not in known and n not in ignored
@@ -253,3 +253,20 @@ def _require_known(model: DistributedDataParallel) -> None:
             "On every rank: wrap the module anew, and call compress() for that; load_state_dict() of it takes what "
             "state_dict() of this one returns"
         )
+
+
+def _trains_only(module: torch.nn.Module, known: Container[int]) -> bool:
+    """Whether no parameters beside these are trained, by their ids. It runs in each step: Module.parameters() takes
+    twice as long.
+    """
+    left, seen = [module], {id(module)}
+    while left:
+        own = left.pop()
+        for parameter in own._parameters.values():
+            if parameter is not None and id(parameter) not in known and parameter.requires_grad:
+                return False
+        for child in own._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                left.append(child)
+    return True

@@ -65,6 +65,7 @@ class Training:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
         self._layouts = [Layout.of(numel) for numel in self.buckets]
+        self._known: dict[object, StepTimes] = {}
 
     def arms(self, network: Network) -> list[Arm]:
         """Return the arms, priced by measurements of a network that are noisy themselves."""
@@ -75,10 +76,15 @@ class Training:
 
     def expected(self, arm: Arm, network: Network) -> StepTimes:
         """Return what a step takes without noise: exchanges follow each other, each begins when its bucket is there."""
+        key = arm.decisions, network
+        if key not in self._known:
+            self._known[key] = self._expected(arm, network)
+        return self._known[key]
+
+    def _expected(self, arm: Arm, network: Network) -> StepTimes:
         costs = Formulas(network.latency_s, 8 / network.bandwidth, network.ranks)
-        kernels = [KERNEL_S[arm.candidate.name] * numel * (d == own) for numel, d, own in
-                   zip(self.buckets, arm.decisions, arm.decisions, strict=True)]  # fmt: skip
-        backward_s = self.backward_s * self.slow + sum(kernels)
+        kernels_s = KERNEL_S[arm.candidate.name] * sum(self.buckets)
+        backward_s = self.backward_s * self.slow + kernels_s
         clock = 0.0
         for number, (decision, layout) in enumerate(zip(arm.decisions, self._layouts, strict=True)):
             ready = backward_s * (number + 1) / len(self.buckets)

@@ -1,0 +1,120 @@
+"""Compression.auto() on a clock that is not real: what it costs to search, and how soon it sees another network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from hvd_compress.policies.auto.chooser import Chooser, StepTimes
+from hvd_compress.policies.auto.search import Search
+from tests.unit.policies.auto.simulated import Network, Training
+
+SLOW, SLOWER = Network(5e-3, 1e8), Network(20e-3, 2e7)
+GBIT, FAST = Network(1e-3, 1e9), Network(1e-4, 1e10)
+SEEDS, STEPS = 8, 500
+SEARCH_STEPS = 20
+
+
+def always(network: Network) -> Callable[[int], Network]:
+    return lambda step: network
+
+
+def first(before: Network, after: Network, at: int = 250) -> Callable[[int], Network]:
+    return lambda step: before if step < at else after
+
+
+SCENARIOS: Mapping[str, tuple[dict[str, Any], float]] = {
+    "slow": ({"network": always(SLOW)}, 0.04),
+    "very slow": ({"network": always(SLOWER)}, 0.04),
+    "1 Gbit/s": ({"network": always(GBIT)}, 0.04),
+    "fast": ({"network": always(FAST)}, 0.01),
+    "latency only": ({"network": always(Network(50e-3, 1e10))}, 0.04),
+    "bandwidth only": ({"network": always(Network(1e-5, 5e7))}, 0.05),
+    "2 ranks": ({"network": always(Network(5e-3, 1e8, 2))}, 0.05),
+    "64 ranks": ({"network": always(Network(1e-3, 1e9, 64))}, 0.06),
+    "many small buckets": ({"network": always(Network(1e-3, 1e9, 8)), "buckets": (10_000,) * 100}, 0.06),
+    "one slow rank": ({"network": always(SLOW), "slow": 3.0}, 0.04),
+    "a noisy host": ({"network": always(SLOW), "noise": 0.2, "spikes": 0.1}, 0.06),
+    "slower once": ({"network": first(GBIT, SLOW)}, 0.08),
+    "faster once": ({"network": first(SLOW, FAST)}, 0.06),
+    "flapping": ({"network": lambda step: SLOW if step // 100 % 2 else GBIT}, 0.15),
+}
+"""How the training is, and the most that may be lost over always taking the best arm, in the mean over seeds."""
+
+
+def trainings(name: str, steps: int = STEPS) -> list[tuple[Training, Chooser]]:
+    options, _ = SCENARIOS[name]
+    made = [Training(seed=seed, **options) for seed in range(SEEDS)]
+    return [(training, training.run(steps)) for training in made]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_little_is_lost_over_the_best_arm(name: str) -> None:
+    found = trainings(name)
+    assert mean(training.regret for training, _ in found) <= SCENARIOS[name][1]
+    for training, chooser in found:
+        assert training.settled_at[0] <= SEARCH_STEPS
+        arm, seconds, best = training.steps[-1]
+        assert chooser.settled == (arm == chooser.next())
+        assert seconds <= 1.15 * best, "what is chosen in the end is about the best"
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_no_step_of_a_search_takes_twice_what_dense_takes(name: str) -> None:
+    for training, _ in trainings(name, 60):
+        arms = training.arms(training.network(0))
+        dense = [training.expected(arms[0], training.network(step)).whole_s for step in range(60)]
+        assert all(seconds <= 2 * own for (_, seconds, _), own in zip(training.steps, dense, strict=True))
+
+
+@pytest.mark.parametrize("name", ["slower once", "faster once"])
+def test_a_network_that_has_changed_is_noticed_within_ten_steps(name: str) -> None:
+    options, _ = SCENARIOS[name]
+    delays = []
+    for seed in range(40):
+        training = Training(seed=seed, **options)
+        training.run(300)
+        delays.append(next((alarm - 250 for alarm in training.alarms if alarm >= 250), 1000))
+    assert sum(delay <= 10 for delay in delays) >= 0.95 * len(delays)
+
+
+def test_false_alarms_are_rare() -> None:
+    training = Training(always(SLOW), seed=3)
+    training.run(100_000)
+    assert len(training.alarms) <= 1
+
+
+def test_false_alarms_of_a_noisy_host_grow_rarer() -> None:
+    training = Training(always(SLOW), noise=0.2, spikes=0.1, seed=3)
+    training.run(20_000)
+    assert len(training.alarms) <= 12
+    assert sum(alarm > 10_000 for alarm in training.alarms) <= 4
+
+
+def test_ranks_that_are_told_the_same_choose_the_same() -> None:
+    """A chooser has no clock and no chance in it."""
+    one, other = (Training(always(SLOW), noise=0.2, spikes=0.1, seed=5) for _ in range(2))
+    one.run(300)
+    other.run(300)
+    assert one.steps == other.steps
+
+
+def test_an_arm_that_needs_more_steps_must_save_as_much() -> None:
+    search = Search([1.0, 1.5], [1.0, 0.5])
+    while search.choice is None:
+        arm = search.next()
+        search.record(arm, (1.0, 0.7)[arm])
+    assert search.choice == 0
+    assert search.tried <= SEARCH_STEPS
+
+
+def test_where_nothing_is_waited_for_nothing_is_tried() -> None:
+    chooser = Chooser([1.0, 1.0], [1.0, 0.1])
+    for _ in range(2):
+        assert chooser.next() == 0
+        chooser.record([(0, StepTimes(0.05, 0.1, 0.002))])
+    assert chooser.settled
+    assert chooser.next() == 0
