@@ -10,30 +10,26 @@ from statistics import median_low
 from hvd_compress.policies.auto.detector import THRESHOLD, Detector
 from hvd_compress.policies.auto.search import MARGIN, Search
 
-WINDOW, WINDOW_S = 4, 0.02
-"""Steps after which ranks compare times again, and at least how many seconds they take: to compare them costs the
-latency of a collective."""
+WINDOW, WINDOW_S, LONGEST = 4, 0.5, 32
+"""Steps after which ranks compare times again, at least how many seconds they take where they are short, as to compare
+them takes some milliseconds where ranks share cores, and how many steps that is at most."""
 SAME = 0.2
 """Times of an arm whose logarithms differ by less are those of one network: to search again was in vain."""
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What ranks agree on of a step: of each figure the least of a rank, which is that of the rank that came last.
+    """What ranks agree on of a step.
 
     Attributes:
-        rest_s: before the first gradient was there.
-        exchanging_s: from then to the end.
+        whole_s: from the end of the step before to its end, the mean over ranks: who waits for whom cancels out.
+        exchanging_s: from the first gradient to the end, on the rank that came last, which waited for nobody.
         waited_s: of that, what no backward pass has hidden.
     """
 
-    rest_s: float
+    whole_s: float
     exchanging_s: float
     waited_s: float
-
-    @property
-    def whole_s(self) -> float:
-        return self.rest_s + self.exchanging_s
 
 
 class Chooser:
@@ -64,7 +60,7 @@ class Chooser:
             return 1
         known = self._times.get(self.search.next(), [])
         step_s = median_low([times.whole_s for times in known[-WINDOW:]]) if known else WINDOW_S
-        return max(WINDOW, math.ceil(WINDOW_S / max(step_s, 1e-4)))
+        return max(WINDOW, min(LONGEST, math.ceil(WINDOW_S / max(step_s, 1e-4))))
 
     def next(self) -> int:
         """Return the arm of the coming step."""

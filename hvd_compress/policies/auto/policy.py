@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean
 
 import torch
 
@@ -55,6 +56,7 @@ class AutoPolicy(DecisionPolicy):
         self._arm = 0  # of the step under way
         self._steps: list[tuple[int, tuple[float, float, float]]] = []  # that ranks have not agreed on yet
         self._agreeing: Callable[[], list[list[float]]] | None = None
+        self._since = 0  # the step behind whose exchanges they began to
         self._agreed_on: list[int] = []  # the arms of its steps
         self._launch: Launch
         self._told = False  # whether the choice was
@@ -132,16 +134,24 @@ class AutoPolicy(DecisionPolicy):
         if chooser is None or self._is_first:
             self._is_first = False
             return
-        self._take()
+        if not chooser.settled or step > self._since:
+            self._take()
         if chooser.changed:
             self._measure_again(step)
             return
-        figures = moments.begun_s - moments.before_s, moments.exchanging_s, moments.waited_s
+        figures = moments.ended_s - moments.before_s, moments.exchanging_s, moments.waited_s
         self._steps.append((self._arm, figures))
-        if len(self._steps) >= chooser.every and len(self._arms) > 1:
+
+    def launched(self, step: int) -> None:
+        """Behind the last exchange ranks are in step. They compare the steps before this one."""
+        chooser = self._chooser
+        if chooser is None or self._agreeing is not None or len(self._arms) == 1:
+            return
+        if len(self._steps) >= chooser.every:
             self._agree(step)
 
     def _agree(self, step: int) -> None:
+        self._since = step
         self._agreed_on = [arm for arm, _ in self._steps]
         mine = [figure for _, figures in self._steps for figure in figures]
         self._agreeing = self._launch(partial(_gathered, mine), f"step {step}, comparing times")
@@ -152,8 +162,11 @@ class AutoPolicy(DecisionPolicy):
             return
         wait, self._agreeing = self._agreeing, None
         ranks = wait()
-        least = [min(column) for column in zip(*ranks, strict=True)]
-        times = [StepTimes(*least[3 * number : 3 * number + 3]) for number in range(len(self._agreed_on))]
+        columns = list(zip(*ranks, strict=True))
+        times = [
+            StepTimes(fmean(whole_s), min(exchanging_s), min(waited_s))
+            for whole_s, exchanging_s, waited_s in zip(columns[::3], columns[1::3], columns[2::3], strict=True)
+        ]
         assert self._chooser is not None
         self._chooser.record(list(zip(self._agreed_on, times, strict=True)))
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from statistics import median_low
 
 FIRST, MORE = 2, 3
-"""Steps of each arm in the first round, and of the best two in the second: with five arms 18, and one that waits for
-what ranks agree on behind each round."""
+"""Steps of each arm in the first round, and of those that are left in the second: with four arms 17, and one behind
+each round that waits for what ranks agree on."""
 HOPELESS = 1.5
 """An arm whose first step takes so many times the best one is not tried again."""
 MARGIN = 0.03
@@ -18,8 +18,9 @@ MARGIN = 0.03
 class Search:
     """A search over arms, of which the first ones lose least. It is told times a step late.
 
-    The best of the first round are compared in a second, in turns, so that what drifts meets them alike. The median of
-    an arm's steps counts, the lower one: what disturbs a step only makes it longer.
+    The best two of the first round and the first arm are compared in a second, in turns, so that what drifts meets them
+    alike. What disturbs a step only makes it longer: an arm is judged by the lower median of its steps. In the place of
+    the first arm, which loses nothing, one is taken that beats it with all its steps but one.
 
     Attributes:
         choice: the arm that was found; None until then.
@@ -76,11 +77,17 @@ class Search:
 
     def _end_round(self) -> None:
         ranked = sorted((arm for arm in self._round if self.seconds[arm]), key=self.score)
-        close = [arm for arm in ranked[:2] if self.score(arm) <= HOPELESS * self.score(ranked[0])]
-        if self._is_first and len(close) > 1:
-            self._is_first, self._round = False, close
-            self._queue = deque(arm for _ in range(MORE) for arm in close)
+        limit = HOPELESS * self.score(ranked[0])
+        left = [arm for arm in dict.fromkeys([*ranked[:2], 0]) if self.score(arm) <= limit]
+        if self._is_first and len(left) > 1:
+            self._is_first, self._round = False, left
+            self._queue = deque(arm for _ in range(MORE) for arm in left)
             self._due = len(self._queue)
             return
-        limit = (1 + MARGIN) * self.score(ranked[0])
-        self.choice = min(arm for arm in ranked if self.score(arm) <= limit)
+        close = [arm for arm in left if self.score(arm) <= (1 + MARGIN) * self.score(ranked[0])]
+        chosen = min(close)
+        self.choice = chosen if 0 not in left or self._beats_first(chosen) else 0
+
+    def _beats_first(self, arm: int) -> bool:
+        seconds = sorted(self.seconds[arm])
+        return self._weights[arm] * seconds[-2 if len(seconds) > 2 else -1] < (1 - MARGIN) * self.score(0)

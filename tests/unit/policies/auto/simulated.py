@@ -90,16 +90,17 @@ class Training:
             ready = backward_s * (number + 1) / len(self.buckets)
             stages = decision.build().stages(layout, network.ranks)
             clock = max(clock, ready) + sum(costs.seconds(s.verb, s.algorithm, s.size) for s in stages)
-        return StepTimes(self.rest_s, max(clock, backward_s), max(0.0, clock - backward_s))
+        exchanging_s = max(clock, backward_s)
+        return StepTimes(self.rest_s + exchanging_s, exchanging_s, exchanging_s - backward_s)
 
     def taken(self, arm: Arm, network: Network) -> StepTimes:
         """Return what ranks agree on of a step: noise of ranks is met by the least of all."""
         exact = self.expected(arm, network)
         noise = [math.exp(self._random.gauss(0, self.noise)) for _ in range(2)]
         spike = 1 + 2 * self._random.random() if self._random.random() < self.spikes else 1.0
-        return StepTimes(
-            exact.rest_s * noise[0], exact.exchanging_s * noise[1] * spike, exact.waited_s * noise[1] * spike
-        )
+        late = noise[1] * spike
+        whole_s = self.rest_s * noise[0] + exact.exchanging_s * late
+        return StepTimes(whole_s, exact.exchanging_s * late, exact.waited_s * late)
 
     def run(self, steps: int) -> Chooser:
         """Train, and return what chose. Times are told a step late, as ranks agree on them."""

@@ -97,8 +97,8 @@ def test_a_network_that_changes_is_noticed() -> None:
         slowed(engine, lambda: price[0])
         parameters, optimizer = start(engine)
         sent = train(engine, parameters, optimizer, range(60))
-        price[0] = 4e-6
-        sent += train(engine, parameters, optimizer, range(60, 140))
+        price[0] = 1e-6
+        sent += train(engine, parameters, optimizer, range(60, 240))
         return sent, [event.kind for event in optimizer.controller.history]
 
     first, *others = run_ranks(2, body)

@@ -115,6 +115,6 @@ def test_where_nothing_is_waited_for_nothing_is_tried() -> None:
     chooser = Chooser([1.0, 1.0], [1.0, 0.1])
     for _ in range(2):
         assert chooser.next() == 0
-        chooser.record([(0, StepTimes(0.05, 0.1, 0.002))])
+        chooser.record([(0, StepTimes(0.15, 0.1, 0.002))])
     assert chooser.settled
     assert chooser.next() == 0
