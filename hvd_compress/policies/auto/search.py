@@ -34,11 +34,12 @@ class Search:
             weights: by arm, what its time is multiplied by: the steps that it needs, over those of no compression.
             predicted: by arm, by which the first round is ordered; the first arm is always tried first.
         """
-        self._weights = weights
+        self._weights, self._predicted = weights, predicted
         self.seconds: list[list[float]] = [[] for _ in weights]
         order = sorted(range(1, len(weights)), key=predicted.__getitem__)
         self._round = [0, *order]
-        self._queue = deque(arm for arm in self._round for _ in range(FIRST))
+        # The first two in turns: what the first step waits for may say that it was enough of it.
+        self._queue = deque([*(FIRST * self._round[:2]), *(arm for arm in self._round[2:] for _ in range(FIRST))])
         self._due = len(self._queue)  # times that this round still waits for
         self._is_first = True
         self.choice: int | None = None if order else 0
@@ -69,11 +70,21 @@ class Search:
         if arm in self._round and self._due:
             self._due -= 1
         best = min(self.score(each) for each in self._round if self.seconds[each])
-        if self._is_first and self._weights[arm] * seconds > HOPELESS * best and arm in self._queue:
-            self._queue = deque(each for each in self._queue if each != arm)
-            self._due -= FIRST - 1
+        if self._is_first and self._weights[arm] * seconds > HOPELESS * best:
+            self._leave_out(arm)
         if not self._due and not self._queue:
             self._end_round()
+
+    def trust(self) -> None:
+        """Steps are spent waiting: leave out arms that have lost by what collectives are predicted to take."""
+        costs = [weight * cost for weight, cost in zip(self._weights, self._predicted, strict=True)]
+        for arm, cost in enumerate(costs):
+            if self._is_first and cost > HOPELESS * min(costs):
+                self._leave_out(arm)
+
+    def _leave_out(self, arm: int) -> None:
+        self._due -= self._queue.count(arm)
+        self._queue = deque(each for each in self._queue if each != arm)
 
     def _end_round(self) -> None:
         ranked = sorted((arm for arm in self._round if self.seconds[arm]), key=self.score)

@@ -111,10 +111,22 @@ def test_an_arm_that_needs_more_steps_must_save_as_much() -> None:
     assert search.tried <= SEARCH_STEPS
 
 
-def test_where_nothing_is_waited_for_nothing_is_tried() -> None:
+def test_where_nothing_is_waited_for_the_search_ends_soon() -> None:
     chooser = Chooser([1.0, 1.0], [1.0, 0.1])
-    for _ in range(2):
-        assert chooser.next() == 0
-        chooser.record([(0, StepTimes(0.15, 0.1, 0.002))])
-    assert chooser.settled
+    arms = []
+    while not chooser.settled:
+        arms.append(chooser.next())
+        chooser.record([(arms[-1], StepTimes(0.15, 0.1, 0.002))])
+    assert arms == [0, 1, 0]
     assert chooser.next() == 0
+
+
+def test_where_all_is_waited_for_curves_decide_what_is_tried() -> None:
+    chooser = Chooser([1.0] * 3, [1.0, 0.5, 0.1])
+    arms = []
+    while not chooser.settled:
+        arms.append(chooser.next())
+        whole_s = (1.0, 0.5, 0.1)[arms[-1]]
+        chooser.record([(arms[-1], StepTimes(whole_s, whole_s, 0.9 * whole_s))])
+    assert arms == [0, 2, 2]
+    assert chooser.next() == 2
