@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.cost.curves import Curves
+from hvd_compress.cost.curves import Curves, Key
 from hvd_compress.cost.paths import Path
 from hvd_compress.cost.predict import predict
 from hvd_compress.cost.quick import Lines, quick
@@ -40,14 +40,26 @@ def measured(engine: Engine, open_: Iterable[Open], budget_s: float) -> Prices |
 
     Collective, the same on all ranks.
     """
-    keys = dict.fromkeys(
-        (stage.verb, stage.algorithm)
-        for found, layout in open_
-        for scheme in schemes.undominated(found, layout, engine.world_size)
-        for stage in scheme.stages(layout, engine.world_size)
+    ways = ((schemes.undominated(found, layout, engine.world_size), layout) for found, layout in open_)
+    return measure(engine, keys_of(ways, engine.world_size), budget_s)
+
+
+def keys_of(ways: Iterable[Open], world_size: int) -> list[Key]:
+    """Return the collectives of schemes, each once, in an order that is the same on all ranks."""
+    return list(
+        dict.fromkeys(
+            (stage.verb, stage.algorithm)
+            for found, layout in ways
+            for scheme in found
+            for stage in scheme.stages(layout, world_size)
+        )
     )
+
+
+def measure(engine: Engine, keys: Sequence[Key], budget_s: float) -> Prices | None:
+    """Return prices of these collectives; None where there are none. Collective, the same on all ranks."""
     if not keys:
         return None
     engine.place = f"rank {engine.rank}, measuring what is open, which HVD_COMPRESS_ADAPT=0 leaves out"
-    curves, known = quick(engine, list(keys), budget_s)
+    curves, known = quick(engine, keys, budget_s)
     return Prices(curves, "an earlier job" if known else "this job")

@@ -37,10 +37,14 @@ class Arm:
         return f"{self.candidate.name} by {', '.join(dict.fromkeys(str(each.path) for each in self.decisions))}"
 
 
-def open_ways(candidates: Sequence[Candidate], layouts: Sequence[Layout], can: Capabilities) -> Iterator[Open]:
-    """Yield what is to be measured: the schemes of each candidate, by layout."""
+def ways_of(
+    candidates: Sequence[Candidate], layouts: Sequence[Layout], world_size: int, can: Capabilities
+) -> Iterator[Open]:
+    """Yield what is to be measured: of each candidate the ways that some network makes the fastest, or its only one."""
     for layout in layouts:
-        yield [scheme for candidate in candidates for scheme in _built(candidate, layout, can)], layout
+        for candidate in candidates:
+            found = _built(candidate, layout, can)
+            yield schemes.undominated(found, layout, world_size) or found[:1], layout
 
 
 def make_arms(

@@ -13,8 +13,8 @@ from hvd_compress.policies.auto.search import MARGIN, Search
 WINDOW, WINDOW_S, LONGEST = 4, 0.5, 32
 """Steps after which ranks compare times again, at least how many seconds they take where they are short, as to compare
 them takes some milliseconds where ranks share cores, and how many steps that is at most."""
-WAITING = 0.5
-"""The share of a step without compression that is spent waiting from which on the network alone decides."""
+WAITING = 0.7
+"""The share of exchanges without compression that no backward pass hides from which on the network alone decides."""
 SAME = 0.2
 """Times of an arm whose logarithms differ by less are those of one network: to search again was in vain."""
 
@@ -88,7 +88,7 @@ class Chooser:
                 self.changed = self._detector.add(exchanging_s) or self.changed
 
     def _search(self, arm: int, times: StepTimes) -> None:
-        if arm == 0 and len(self._times[0]) == 1 and times.waited_s >= WAITING * times.whole_s:
+        if arm == 0 and len(self._times[0]) == 1 and times.waited_s >= WAITING * times.exchanging_s:
             self.search.trust()
         self.search.record(arm, times.whole_s)
         first = self._times.get(0, [])

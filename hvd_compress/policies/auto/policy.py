@@ -14,12 +14,12 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.events.history import Event, History
-from hvd_compress.policies.auto.arms import Arm, make_arms, open_ways
+from hvd_compress.policies.auto.arms import Arm, make_arms, ways_of
 from hvd_compress.policies.auto.chooser import Chooser, StepTimes
 from hvd_compress.policies.auto.quality import OF, Quality
 from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, StepMoments
 from hvd_compress.policies.fixed import decide
-from hvd_compress.policies.prices import Prices, measured
+from hvd_compress.policies.prices import Prices, keys_of, measure
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
@@ -83,8 +83,8 @@ class AutoPolicy(DecisionPolicy):
     def _measure(self, engine: Engine) -> None:
         """Collective, in the engine's thread."""
         if self.measuring_s is not None:
-            ways = list(open_ways(self._candidates, self._parameters, self.capabilities))
-            self._prices = measured(engine, ways, self.measuring_s)
+            ways = ways_of(self._candidates, self._parameters, self.world_size, self.capabilities)
+            self._prices = measure(engine, keys_of(ways, self.world_size), self.measuring_s)
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
         self._take()  # what is under way is about other buckets
