@@ -68,6 +68,11 @@ class AutoPolicy(DecisionPolicy):
         return self
 
     @property
+    def settled(self) -> bool:
+        """Whether no arm is tried."""
+        return self._chooser is None or self._chooser.settled
+
+    @property
     def tells_of(self) -> range:  # type: ignore[override]
         return range(len(self._layouts))
 
@@ -109,21 +114,21 @@ class AutoPolicy(DecisionPolicy):
     def _decisions(self) -> list[Decision]:
         """Return how buckets travel with the arm of the coming step."""
         own = iter(self._arms[self._arm].decisions)
-        chooser = self._chooser
-        settled = chooser is None or chooser.settled
-        reason = self._reason() if settled else TRIED
+        reason = self._reason() if self.settled else TRIED
         found = []
         for layout in self._layouts:
             if layout.dtype == torch.float64:
                 found.append(decide(self._request, layout, self.world_size, self.capabilities))
             else:
-                found.append(replace(next(own), reason=reason, is_trial=not settled))
+                found.append(replace(next(own), reason=reason, is_trial=not self.settled))
         return found
 
     def _reason(self) -> str:
         chooser, arms = self._chooser, self._arms
         if chooser is None:
             return "one rank exchanges nothing" if self.world_size == 1 else f"{arms[self._arm].way}: fewest bytes"
+        if len(arms) == 1:
+            return f"{arms[0].way}: there is no other way"
         others = [arm for arm in range(len(arms)) if arm != self._arm and not math.isnan(chooser.waited_s(arm))]
         waits = [f"{arms[arm].candidate.name} {1e3 * chooser.waited_s(arm):.3g} ms" for arm in reversed(others)]
         own = f"{arms[self._arm].way}, {1e3 * chooser.waited_s(self._arm):.3g} ms a step not hidden"

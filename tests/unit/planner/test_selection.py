@@ -64,3 +64,45 @@ def test_lemma_1_the_first_ones_of_a_group_are_offloaded() -> None:
     found = problem.offload([0, 0, 0], [1, 1], 100)
     assert found.strategy == (1, 0, 0)
     assert found.end_ns == one_each[0]
+
+
+def test_what_is_bounded_from_below_is_not_simulated() -> None:
+    """A lane that alone is busy for as long as the best step takes says enough, of one tensor and of a strategy."""
+    lanes = [TRAINING, ACROSS, HOST, ACROSS]
+    problem = NativeProblem([1, 1], [0, 0], [[1], [0, 1], [2, 3]], lanes, [[9, 3, 9, 3]])
+    assert problem.ends([[0, 0], [1, 0], [0, 1], [2, 2]]) == [7, 16, 14, 22]
+    assert problem.select([1], [0, 1], 0).simulations == 1
+    assert problem.select([1], [0, 2], 0).simulations == 1
+    assert problem.offload([0, 0], [2, 1, 2], 100).simulations == 1
+    # What is below the best is: two options of which one is better.
+    faster = NativeProblem([1, 1], [0, 0], [[1], [0, 1], [0, 2]], [TRAINING, ACROSS, ACROSS], [[1, 3, 1]])
+    found = faster.select([1], [0, 2], 0)
+    assert found.end_ns == min(faster.ends([[0, 0], [2, 0], [0, 2], [2, 2]])) < 7
+    assert found.simulations > 1
+
+
+def test_a_budget_ends_a_search() -> None:
+    problem = by_size([1] * 6, [9, 8, 7, 6, 5, 4])
+    plain = [0] * 6
+    whole = problem.improve(plain, [0, 1], 100_000)
+    assert whole.complete
+    assert whole.end_ns == problem.brute_force([0, 1], 64).end_ns < problem.ends([plain])[0]
+    for most in range(8):
+        found = problem.improve(plain, [0, 1], most)
+        assert not found.complete
+        assert found.simulations - 1 <= most + 1
+        assert found.end_ns >= whole.end_ns
+    assert problem.improve(plain, [0, 1], 0).strategy == tuple(plain)
+
+
+def test_a_budget_ends_the_offloading_of_groups() -> None:
+    lanes = [TRAINING, ACROSS, HOST, ACROSS]
+    problem = NativeProblem([2] * 4, [0, 1, 0, 1], [[0, 1], [2, 3]], lanes, [[1, 1, 4, 1], [2, 1, 5, 1]])
+    every = problem.offload([0] * 4, [1, 1], 9)  # 3 x 3 choices
+    assert every.complete
+    assert every.end_ns < problem.ends([[0] * 4])[0]
+    none = problem.offload([0] * 4, [1, 1], 1)
+    assert (none.complete, none.strategy, none.simulations) == (False, (0,) * 4, 1)
+    some = problem.offload([0] * 4, [1, 1], 2)
+    assert not some.complete
+    assert some.simulations <= 2 + 3, "a group that is begun is ended, and none is begun after it"

@@ -61,6 +61,7 @@ def test_a_slow_network_gets_fewer_bytes() -> None:
         slowed(engine, lambda: 1e-6)
         parameters, optimizer = start(engine)
         sent = train(engine, parameters, optimizer, range(STEPS))
+        assert optimizer.controller.settled
         reason = next(d.reason for n, d in optimizer.decisions.items() if "larger" in n)
         return sent, reason, torch.cat([p.detach().reshape(-1) for p in parameters.values()])
 
@@ -121,6 +122,15 @@ def test_without_measurements_the_fewest_bytes_travel_and_one_rank_sends_none() 
     backward(parameters, 0, 0)
     optimizer.step()
     assert {d.reason for d in optimizer.decisions.values()} == {"one rank exchanges nothing"}
+
+
+def test_where_only_dense_will_do_nothing_is_tried() -> None:
+    def body(engine: InProcessEngine) -> set[str]:
+        parameters, optimizer = start(engine, "dense")
+        assert set(train(engine, parameters, optimizer, range(4))[1:]) == {"Cast(dtype=None)"}
+        return {d.reason for d in optimizer.decisions.values()}
+
+    assert run_ranks(2, body) == [{"dense by dense: there is no other way"}] * 2
 
 
 @pytest.mark.parametrize("quality", [0.6, "knee", None, "Near"])
