@@ -73,7 +73,7 @@ def test_what_is_bounded_from_below_is_not_simulated() -> None:
     assert problem.ends([[0, 0], [1, 0], [0, 1], [2, 2]]) == [7, 16, 14, 22]
     assert problem.select([1], [0, 1], 0).simulations == 1
     assert problem.select([1], [0, 2], 0).simulations == 1
-    assert problem.offload([0, 0], [2, 1, 2], 100).simulations == 1
+    assert problem.offload([0, 0], [2, 1, 2], 100).simulations == 2, "the strategy that it begins with, twice"
     # What is below the best is: two options of which one is better.
     faster = NativeProblem([1, 1], [0, 0], [[1], [0, 1], [0, 2]], [TRAINING, ACROSS, ACROSS], [[1, 3, 1]])
     found = faster.select([1], [0, 2], 0)
