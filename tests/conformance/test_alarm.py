@@ -19,7 +19,7 @@ from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.feedback.states import BucketState, Residual
-from hvd_compress.policies import BucketMetrics, adaptive
+from hvd_compress.policies import BucketMetrics, StepMoments, adaptive
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import AllGather, ARTopk, OkTopkAllReduce, Probe, Work
 from hvd_compress.schemes.phases import PhaseSpans
@@ -73,10 +73,13 @@ def train(scheme: str, slow: Callable[[int], bool], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(adaptive, "obtain", lambda engine, _: (Formulas(0.001, 1e-9, engine.world_size),))
     observe = adaptive.AdaptivePolicy.observe
 
-    def played(self: adaptive.AdaptivePolicy, step: int, metrics: Sequence[BucketMetrics]) -> None:
+    def played(
+        self: adaptive.AdaptivePolicy, step: int, metrics: Sequence[BucketMetrics], moments: StepMoments
+    ) -> None:
         seconds = 0.05 if step >= CHANGE and slow(self.rank) else 0.01
         nothing = (0.0, 0.0)
-        observe(self, step, [replace(of, spans=PhaseSpans(nothing, (0.0, seconds), nothing, ())) for of in metrics])
+        spans = PhaseSpans(nothing, (0.0, seconds), nothing, ())
+        observe(self, step, [replace(of, spans=spans) for of in metrics], moments)
 
     monkeypatch.setattr(adaptive.AdaptivePolicy, "observe", played)
 
