@@ -42,7 +42,7 @@ MPIRUN = ["mpirun", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "--mca", 
 
 
 class Job:
-    """The ranks of one checkout, for as long as a `with` block lasts. A job that fails interrupts this program."""
+    """The ranks of one checkout, which are alive within a `with` block. A job that fails interrupts this program."""
 
     def __init__(
         self,

@@ -16,6 +16,19 @@ FIRST, LONGEST = 4, 64
 """Steps of the first window, and of a window at most: each has twice as many as the one before."""
 
 
+def choice(step: int, bucket: int, decision: Decision) -> Event:
+    """Return the event of a bucket that travels by a decision after a step."""
+    return Event(
+        step,
+        "choice",
+        bucket,
+        str(decision.path),
+        decision.ratio,
+        compressor=str(decision.compressor),
+        reason=decision.reason,
+    )
+
+
 @dataclass
 class _Record:
     """One bucket: the decisions that were told, and what its exchanges took since the last window.
@@ -69,17 +82,7 @@ class EventRecorder:
             self._records.append(known)
             if number not in without and decision not in known.told:
                 known.told.append(decision)
-                self._history.add(
-                    Event(
-                        step,
-                        "choice",
-                        number,
-                        str(decision.path),
-                        decision.ratio,
-                        compressor=str(decision.compressor),
-                        reason=decision.reason,
-                    )
-                )
+                self._history.add(choice(step, number, decision))
 
     def exchanged(
         self, step: int, decisions: Sequence[Decision], spans: Sequence[PhaseSpans], without: Collection[int]

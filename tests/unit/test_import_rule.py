@@ -136,7 +136,7 @@ ALLOWED = {
         "engines.launch",
         "engines.names",
         "errors",
-        "events.history",
+        "events",
         "feedback.schedule",
         "feedback.states",
         "schema",

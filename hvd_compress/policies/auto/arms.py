@@ -33,7 +33,7 @@ class Arm:
 
     @property
     def way(self) -> str:
-        """In words: what most of its bytes travel by."""
+        """In words: by which compressor and paths."""
         return f"{self.candidate.name} by {', '.join(dict.fromkeys(str(each.path) for each in self.decisions))}"
 
 
@@ -58,24 +58,24 @@ def make_arms(
     """Return an arm for each candidate that can travel, in their order; the first one is without compression.
 
     A bucket that would take no less time by its compressor than without travels without, as a small one does on a
-    network with a long latency. An arm of which all buckets do is none.
+    network with a long latency. Where all of them would, real steps have the last word: each travels by its compressor.
     """
     arms: list[Arm] = []
     for candidate in candidates:
         if not all(_built(candidate, layout, can) for layout in layouts):
             continue
         asked = replace(request, compressor=candidate.compressor, policy=None)
-        ways = []
-        for number, layout in enumerate(layouts):
-            own = decide(asked, layout, world_size, can, prices)
-            way = _cost(own, layout, world_size, prices), own
-            if arms:
-                dense = arms[0].decisions[number]
-                way = min((_cost(dense, layout, world_size, prices), dense), way, key=lambda each: each[0])
-            ways.append(way)
-        decisions = tuple(decision for _, decision in ways)
-        if not arms or decisions != arms[0].decisions:
-            arms.append(Arm(candidate, decisions, sum(cost for cost, _ in ways)))
+        decided = [decide(asked, layout, world_size, can, prices) for layout in layouts]
+        own = [(_cost(d, layout, world_size, prices), d) for d, layout in zip(decided, layouts, strict=True)]
+        dense = [
+            (_cost(d, layout, world_size, prices), d)
+            for d, layout in zip(arms[0].decisions if arms else decided, layouts, strict=True)
+        ]
+        cheaper = [min(pair, key=lambda each: each[0]) for pair in zip(dense, own, strict=True)]
+        ways = own if cheaper == dense else cheaper
+        arms.append(Arm(candidate, tuple(decision for _, decision in ways), sum(cost for cost, _ in ways)))
+        if not layouts:
+            break
     return arms
 
 

@@ -39,12 +39,11 @@ class Chooser:
 
     Attributes:
         changed: whether the network should be measured again; `again()` answers it.
-        searches: how many have been begun.
     """
 
     def __init__(self, weights: Sequence[float], predicted: Sequence[float]) -> None:
         self.search = Search(weights, predicted)
-        self.changed, self.searches = False, 1
+        self.changed = False
         self._detector: Detector | None = None
         self._window: list[StepTimes] = []
         self._times: dict[int, list[StepTimes]] = {}
@@ -119,7 +118,6 @@ class Chooser:
         assert arm is not None
         self._chosen_before = arm, self._exchanging_s(arm)
         self.search, self.changed = Search(weights, predicted), False
-        self.searches += 1
         self._times, self._window = {}, []
         if self.settled:  # there is one arm now
             self._detector = None

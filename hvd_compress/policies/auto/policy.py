@@ -14,6 +14,7 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.events.history import Event, History
+from hvd_compress.events.recorder import choice
 from hvd_compress.policies.auto.arms import Arm, make_arms, ways_of
 from hvd_compress.policies.auto.chooser import Chooser, StepTimes
 from hvd_compress.policies.auto.quality import OF, Quality
@@ -200,17 +201,7 @@ class AutoPolicy(DecisionPolicy):
         if chooser.settled:
             self._told, self._drops_at = True, step + 1
             for number, decision in enumerate(decisions):
-                self.history.add(
-                    Event(
-                        step - 1,
-                        "choice",
-                        number,
-                        str(decision.path),
-                        decision.ratio,
-                        compressor=str(decision.compressor),
-                        reason=decision.reason,
-                    )
-                )
+                self.history.add(choice(step - 1, number, decision))
         return dict(enumerate(decisions))
 
 

@@ -24,7 +24,6 @@ class Search:
 
     Attributes:
         choice: the arm that was found; None until then.
-        tried: how many steps were given away so far.
     """
 
     def __init__(self, weights: Sequence[float], predicted: Sequence[float]) -> None:
@@ -43,13 +42,11 @@ class Search:
         self._due = len(self._queue)  # times that this round still waits for
         self._is_first = True
         self.choice: int | None = None if order else 0
-        self.tried = 0
 
     def next(self) -> int:
         """Return the arm of the coming step."""
         if self.choice is not None:
             return self.choice
-        self.tried += 1
         return self._queue.popleft() if self._queue else self.leader
 
     @property

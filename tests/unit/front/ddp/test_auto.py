@@ -23,6 +23,5 @@ def choose(rank: int) -> None:
     everyone: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, chosen)
     assert everyone == [chosen] * len(everyone)
-    words = ("a step not hidden", "there is no other way")  # where a busy machine has measured that nothing pays
-    assert all(any(word in reason for word in words) for *_, reason in chosen)
+    assert all("a step not hidden" in reason for *_, reason in chosen)
     assert all(not d.is_trial for d in hc.decisions(model).values())
