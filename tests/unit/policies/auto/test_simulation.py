@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from statistics import mean
 from typing import Any
 
 import pytest
 
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors import Cast
+from hvd_compress.cost.paths import Path
+from hvd_compress.policies.auto.arms import make_arms
 from hvd_compress.policies.auto.chooser import Chooser, StepTimes
+from hvd_compress.policies.auto.quality import OF
 from hvd_compress.policies.auto.search import Search
-from tests.unit.policies.auto.simulated import Network, Training
+from hvd_compress.request.request import Request
+from hvd_compress.schemes import Scheme
+from tests.unit.policies.auto.simulated import CAN, Network, Training
 
 SLOW, SLOWER = Network(5e-3, 1e8), Network(20e-3, 2e7)
 GBIT, FAST = Network(1e-3, 1e9), Network(1e-4, 1e10)
@@ -134,10 +141,18 @@ def test_where_all_is_waited_for_curves_decide_what_is_tried() -> None:
     assert chooser.next() == 2
 
 
+class Busy:
+    """Prices of a moment in which all but allreduces took long."""
+
+    source = "this job"
+
+    def by_path(self, found: Iterable[Scheme], layout: Layout) -> dict[Path, float]:
+        return {each.path: 1.0 if each.compressor.compresses else 1e-3 for each in found}
+
+
 def test_what_curves_call_slower_is_tried_all_the_same() -> None:
     """Else a network that was busy when it was measured would leave one way, and nothing to compare ever after."""
-    network = Network(50e-3, 1e10)
-    arms = Training(always(network), buckets=(64,)).arms(network)
+    arms = make_arms(Request(Cast()), OF["near"], [Layout.of(1000)], 4, CAN, Busy())  # type: ignore[arg-type]
     assert [arm.candidate.name for arm in arms] == ["dense", "bf16", "int8", "int4"]
     assert arms[3].predicted > arms[0].predicted
     assert arms[3].decisions != arms[0].decisions
