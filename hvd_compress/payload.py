@@ -12,7 +12,7 @@ import torch
 from hvd_compress.errors import PayloadError
 
 _MAGIC = 0x48564443  # "HVDC"
-_HEADER = struct.Struct("<IHHqqq")  # magic, number of tensors, flags, step, bucket, numel
+_HEADER = struct.Struct("<IHHqqq")  # magic, number of tensors, 0, step, bucket, numel
 _ENTRY = struct.Struct("<qq")  # dtype code, numel of one tensor
 _ALIGN = 16
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.uint8)
@@ -23,14 +23,12 @@ class Payload:
     """Named contiguous one-dimensional tensors that stand for a bucket of `numel` elements.
 
     `summable` says whether the tensors of all ranks may be added element by element (dense values, values at indices
-    that all ranks share) or only gathered (plain top-k, packed signs). `flags` are 16 bits that its sender tells
-    the others.
+    that all ranks share) or only gathered (plain top-k, packed signs).
     """
 
     tensors: Mapping[str, torch.Tensor]
     numel: int
     summable: bool = False
-    flags: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
@@ -54,7 +52,6 @@ class Payload:
         bucket: int,
         into: torch.Tensor | None = None,
         copy: Callable[[torch.Tensor, torch.Tensor], object] = torch.Tensor.copy_,
-        flags: int = 0,
     ) -> torch.Tensor:
         """Return header and tensors as one uint8 tensor (packed_bytes,), each tensor at a multiple of 16 bytes.
 
@@ -62,11 +59,10 @@ class Payload:
             into: what to return, where the caller has memory for it. Gaps between tensors become 0 in the host's; on a
                 device, where that would be a launch each, they stay as they are.
             copy: copies a tensor of this payload (second) into a part of the result (first), perhaps later.
-            flags: what the receiver finds as `flags`.
         """
         into = torch.empty(self.packed_bytes, dtype=torch.uint8, device="cpu") if into is None else into
         entries = self._entries
-        header = _HEADER.pack(_MAGIC, len(entries), flags, step, bucket, self.numel)
+        header = _HEADER.pack(_MAGIC, len(entries), 0, step, bucket, self.numel)
         header += b"".join(_ENTRY.pack(*entry) for entry in entries)
         # Without waiting, should it lie on a device: the driver keeps what it has not copied yet.
         into[: len(header)].copy_(torch.frombuffer(bytearray(header), dtype=torch.uint8), non_blocking=True)
@@ -98,12 +94,14 @@ class Payload:
         raw = bytes((buffer if header is None else header)[:size].cpu().numpy())
         if len(raw) < _HEADER.size:
             raise PayloadError(f"{buffer.numel()} bytes are too few for a header of {_HEADER.size}")
-        magic, count, flags, *place = _HEADER.unpack_from(raw)
+        magic, count, reserved, *place = _HEADER.unpack_from(raw)
         if magic != _MAGIC:
             raise PayloadError(f"magic number {magic:#010x} instead of {_MAGIC:#010x}: not a payload")
         expected = [step, bucket, self.numel]
         if place != expected:
             raise PayloadError(f"(step, bucket, numel) is {tuple(place)}, this rank is at {tuple(expected)}")
+        if reserved:
+            raise PayloadError(f"{reserved} stands where a payload has 0")
         if count != len(self.tensors):
             raise PayloadError(f"{count} tensors instead of {len(self.tensors)}")
         if len(raw) < size:
@@ -116,7 +114,7 @@ class Payload:
             name: buffer[offset : offset + length * own.element_size()].view(own.dtype)
             for (name, own), offset, (_, length) in zip(self.tensors.items(), offsets, entries, strict=True)
         }
-        return Payload(views, self.numel, self.summable, flags)
+        return Payload(views, self.numel, self.summable)
 
     def _read_entries(self, raw: bytes, arrived: int) -> list[tuple[int, int]]:
         entries = list(_ENTRY.iter_unpack(raw[_HEADER.size :]))

@@ -1,6 +1,6 @@
-"""One rank of benchmarks/controller/grid.py: lets the controller choose, then measures every candidate itself.
+"""One rank of benchmarks/controller/grid.py: lets topk() choose a path, then measures every path itself.
 
-One parameter is one bucket. What a candidate takes is the duration of a step in which there is nothing else, on rank 0,
+One parameter is one bucket. What a path takes is the duration of a step in which there is nothing else, on rank 0,
 over some steps behind one another.
 """
 
@@ -12,12 +12,10 @@ import time
 from job import Job
 from launching import answer, begin, gradient
 
-from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import TopK
+from hvd_compress import schemes
+from hvd_compress.compressors import Cast, TopK
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.predict import predict
-from hvd_compress.policies.adaptive import bucket_of, open_paths
-from hvd_compress.request.request import Request
 from hvd_compress.units import parse_bandwidth, parse_latency
 
 
@@ -38,15 +36,13 @@ def measure(engine, values, ratio, patience, latency, bandwidth) -> dict:
     job = Job(engine, values, compressor)
     job.step()  # the network is calibrated, and the first step is no trial
     set_up_s = time.perf_counter() - start
-    controller = job.controller
     steps = 1 + job.settle(patience)
-    choice = controller.choices()[0]
     chosen_s = time.perf_counter() - start
     costs = Formulas(parse_latency(latency), 1 / parse_bandwidth(bandwidth), engine.world_size)
-    layout = Layout.of(numel)
-    found = open_paths(Request(compressor), layout, engine.capabilities)
-    stages = bucket_of(layout, compressor, found).stages
-    formulas = {way: predict(way, stages(way, ratio, engine.world_size), costs).seconds for way in found}
+    layout, predicted, chosen = job.reducer.session.layouts[0], job.predicted(), job.decision
+    found = {way: Cast() if way.scheme == "dense" else compressor for way in predicted}
+    stages = {way: schemes.stages(sent, way, layout, engine.world_size) for way, sent in found.items()}
+    formulas = {way: predict(way, stages[way], costs).seconds for way in found}
     measured = job.compare()
     job.close()
     return {
@@ -54,11 +50,11 @@ def measure(engine, values, ratio, patience, latency, bandwidth) -> dict:
         "bandwidth": bandwidth,
         "numel": numel,
         "ratio": ratio,
-        "chosen": str(choice.candidate),
-        "reason": choice.reason,
+        "chosen": str(chosen.path),
+        "reason": chosen.reason,
         "formulas": str(min(formulas, key=formulas.__getitem__)),
         "measured": measured,
-        "predicted": {str(way): controller.predicted(0, way) for way in found if str(way) in measured},
+        "predicted": {str(way): seconds for way, seconds in predicted.items() if str(way) in measured},
         "steps": steps,
         "set_up_s": set_up_s,
         "chosen_s": chosen_s,

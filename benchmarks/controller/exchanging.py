@@ -21,20 +21,18 @@ import torch
 from launching import answer, gradient
 
 import hvd_compress.torch as hvd
+from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import TopK
+from hvd_compress.compressors import Cast, TopK
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Engine
 from hvd_compress.feedback.states import BucketState, Residual
-from hvd_compress.policies.adaptive import along, open_paths
-from hvd_compress.request.decision import Decision
+from hvd_compress.policies.auto.arms import open_paths
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import Work
 
 # isort: split
 from mpi4py import MPI  # starts MPI, for which hvd_compress.torch has prepared it
-
-NO_DECISION = Decision(TopK(1.0), Path("allgather"))
 
 
 def main() -> None:
@@ -47,7 +45,7 @@ def main() -> None:
     values = gradient(engine, numel)
     answer(engine, horovod(values))
     layout = Layout.of(values.numel())
-    found = [way for way in open_paths(Request(TopK(ratio)), layout, engine.capabilities) if way.scheme != "dense"]
+    found = open_paths(Request(TopK(ratio)), layout, engine.capabilities)
     for way in [Path("dense", "ring"), *found]:
         answer(engine, measure(engine, way, TopK(ratio), values, repetitions if way.scheme != "dense" else 2))
     engine.close()
@@ -56,7 +54,7 @@ def main() -> None:
 
 def measure(engine: Engine, way: Path, compressor: TopK, values: torch.Tensor, repetitions: int) -> dict:
     """Return the medians over steps of the longest phases of a rank."""
-    scheme = along(NO_DECISION, compressor, way, "measured").build()
+    scheme = schemes.build(Cast() if way.scheme == "dense" else compressor, way)
     buffer, residual, pending = (torch.empty_like(values) for _ in range(3))
     residual.copy_(values)
     layout = Layout.of(values.numel())

@@ -6,27 +6,27 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 import torch
 
-from hvd_compress.compressors import TopK
-from hvd_compress.controller.controller import Controller
+from hvd_compress import schemes
+from hvd_compress.compressors import Cast, TopK
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Engine
 from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
 from hvd_compress.policies import FixedPolicy
-from hvd_compress.policies.adaptive import along, open_paths
+from hvd_compress.policies.auto.arms import open_paths
+from hvd_compress.policies.auto.policy import AutoPolicy
+from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 
 T = TypeVar("T")
-
-DUEL = 24
-"""Blocks of steps of each, where some candidates are compared in turns."""
 
 NOT_MEASURED = 2.0
 """What is predicted to take this many times as long as the best one measured so far is not measured."""
@@ -41,43 +41,59 @@ pass."""
 
 
 class Job:
-    """Exchanges one gradient, step by step, under a controller; each of `buckets` equal parts travels by itself."""
+    """Exchanges one gradient, step by step, as one bucket whose path is chosen by real steps."""
 
-    def __init__(self, engine: Engine, gradient: torch.Tensor, compressor: TopK, buckets: int = 1) -> None:
+    def __init__(self, engine: Engine, gradient: torch.Tensor, compressor: TopK) -> None:
         self._engine, self._compressor = engine, compressor
-        self._gradients = {f"weight {number}": part for number, part in enumerate(gradient.chunk(buckets))}
-        self._parameters = {name: torch.nn.Parameter(torch.zeros_like(part)) for name, part in self._gradients.items()}
-        size = 4 * max(part.numel() for part in self._gradients.values())
-        settings = Settings(size, 600.0, adapt=True, calibration_s=float(os.environ.get("CALIBRATION_S", "3")))
-        self.reducer = Reducer(self._parameters, Request(compressor), lambda: engine, ReduceOptions(), settings)
+        self._gradient, self._parameter = gradient, torch.nn.Parameter(torch.zeros_like(gradient))
+        settings = Settings(
+            4 * gradient.numel(), 600.0, adapt=True, calibration_s=float(os.environ.get("CALIBRATION_S", "3"))
+        )
+        parameters = {"weight": self._parameter}
+        self.reducer = Reducer(parameters, Request(compressor), lambda: engine, ReduceOptions(), settings)
 
     @property
-    def controller(self) -> Controller:
-        assert self.reducer.session.controller is not None
-        return self.reducer.session.controller
+    def policy(self) -> AutoPolicy:
+        policy = self.reducer.session.policy
+        assert isinstance(policy, AutoPolicy)
+        return policy
+
+    @property
+    def decision(self) -> Decision:
+        """How the bucket travels in the next step."""
+        (decision,) = self.reducer.session.decisions.values()
+        return decision
 
     def step(self) -> float:
         """Return its seconds here."""
         start = time.perf_counter()
-        for name, parameter in self._parameters.items():
-            parameter.grad = self._gradients[name].clone()
-            self.reducer.ready(name)
+        self._parameter.grad = self._gradient.clone()
+        self.reducer.ready("weight")
         self.reducer.finish()
         return time.perf_counter() - start
 
-    def settle(self, patience: int, pause_s: float = 0.0) -> int:
-        """Take steps, each after a pause, until the controller has chosen; return how many."""
+    def settle(self, patience: int) -> int:
+        """Take steps until a path was chosen; return how many."""
         for step in range(patience):
-            if self.controller.settled:
+            if self.policy.settled:
                 return step
-            time.sleep(pause_s)
             self.step()
         return patience
+
+    def predicted(self) -> dict[Path, float]:
+        """Return by path what its collectives take by the curves."""
+        layout, prices = self.reducer.session.layouts[0], self.policy._prices
+        assert prices is not None
+        sparse = open_paths(Request(self._compressor), layout, self._engine.capabilities)
+        dense = [path for path in schemes.variants(Cast(), layout, self._engine.capabilities) if path.scheme == "dense"]
+        built = [schemes.build(Cast() if path in dense else self._compressor, path) for path in (*dense, *sparse)]
+        return prices.by_path(built, layout)
 
     def use(self, way: Path) -> None:
         """Send the one bucket so from now on. The steering must be out of the way."""
         (bucket,) = self.reducer.session._exchanges
-        bucket.decide(along(bucket.decision, self._compressor, way, "measured"))
+        compressor = Cast() if way.scheme == "dense" else self._compressor
+        bucket.decide(replace(bucket.decision, compressor=compressor, path=way, reason="measured"))
 
     def compare(self) -> dict[str, float]:
         """Return the seconds of a step by every candidate that may be the best, as rank 0 sees them. VAR goes as STAR.
@@ -86,32 +102,9 @@ class Job:
         the median block counts, of all passes the median. The shortest of many noisy figures flatters itself: so what
         is near it, and the chosen one, meet again and again, in turns.
         """
-        controller = self.controller
-        known = {way: controller.predicted(0, way) for way in self._ways()}
-        chosen = controller.choices()[0].candidate
+        known, chosen = self.predicted(), self.decision.path
         with self._unsteered():
             return self._passes(known, chosen)
-
-    def duel(self, names: Sequence[str], pause_s: float) -> dict[str, float]:
-        """Return the seconds of a step by some candidates, in turns, each step after a pause.
-
-        The fastest of many was lucky in what it was chosen by. What is measured here was not looked at before.
-        """
-        known = {str(way): way for way in self._ways()}
-        found: dict[str, list[float]] = {name: [] for name in names}
-        with self._unsteered():
-            for turn in range(DUEL):
-                for name in reversed(names) if turn % 2 else names:
-                    self.use(known[name])
-                    seconds = []
-                    for _ in range(self._engine.world_size):
-                        time.sleep(pause_s)
-                        seconds.append(self.step())
-                    found[name].append(self.agreed(statistics.fmean(seconds)))
-        return {name: statistics.median(blocks) for name, blocks in found.items()}
-
-    def _ways(self) -> tuple[Path, ...]:
-        return open_paths(Request(self._compressor), self.reducer.session.layouts[0], self._engine.capabilities)
 
     @contextmanager
     def _unsteered(self) -> Iterator[None]:

@@ -36,8 +36,7 @@ SNAPSHOTS = 8
 METHODS: dict[str, Callable[[], Any]] = {
     "horovod": lambda: hvd.Compression.none,
     "dense": hvd.Compression.dense,
-    "adaptive knee": hvd.Compression.auto,
-    "adaptive pace": partial(hvd.Compression.auto, "pace", high=1.0),
+    "adaptive knee": partial(hvd.Compression.flexible, 0.02),
     **{
         f"{name} {ratio:g}": partial(hvd.Compression.topk, ratio, scheme)
         for ratio in (0.1, 0.01, 0.001)
@@ -108,8 +107,6 @@ class Training:
             functional.cross_entropy(self._model(images), labels).backward()
             self._optimizer.step()
             self._rates.step()
-            if step == turn[-1] and adaptive:
-                reducer.session.policy.wait(reducer.session.step)
             self._step_s.append(time.perf_counter() - start)
             self._used.append(way(self._optimizer))
             if (step + 1) * SNAPSHOTS // self._wanted["steps"] > step * SNAPSHOTS // self._wanted["steps"]:

@@ -24,10 +24,10 @@ Methods with a ~ were not trained in full under the schedule: {pace} steps of ea
 each phase, tell what a step takes in each phase, once; what they compute does not depend on the network, so
 their accuracy is that of full trainings on one machine. `horovod` is plain Horovod with Compression.none, and
 has the accuracy of `dense`, which is the same through this package's pipeline. `adaptive 0.1` is
-`Compression.topk(ratio=0.1)`: the ratio is fixed, and the controller chooses how it travels; `adaptive knee`
-is `Compression.flexible()`, and `adaptive pace`, where it was trained, `Compression.flexible("pace", high=1.0)`: it
-chooses the ratio, too. The fixed methods leave algorithms to the engine (HVD_COMPRESS_ADAPT=0). Calibrated curves are
-kept from one job to the next, as on a cluster. With all but plain Horovod, which has its default, HOROVOD_CYCLE_TIME is
+`Compression.topk(ratio=0.1)`: the ratio is fixed, and how it travels is chosen; `adaptive knee` is
+`Compression.flexible(0.02, 0.1)`: the ratio is chosen, too. The fixed methods leave algorithms to the engine
+(HVD_COMPRESS_ADAPT=0). Calibrated curves are kept from one job to the next, as on a cluster. With all but plain
+Horovod, which has its default, HOROVOD_CYCLE_TIME is
 20 (ms): Horovod has nothing to send then, and its threads would take the cores from the training.
 
 """

@@ -28,7 +28,7 @@ _TOPK_OPTIONS = ("ratio", "algorithm", "engine")
 
 
 def _auto(compressions: Any, ratio: float | None = None, **options: Any) -> Any:
-    """Leave everything to the controller, or all but the ratio."""
+    """Leave everything to be chosen, or the path of top-k."""
     return compressions.auto(**options) if ratio is None else compressions.topk(ratio, scheme="auto", **options)
 
 

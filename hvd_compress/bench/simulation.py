@@ -115,7 +115,7 @@ def _next_payloads(running: Sequence[Rounds], received: Sequence[Payload] | None
 def _copy(payload: Payload) -> Payload:
     """What a rank receives is its own: compressors may work in it."""
     tensors = {name: tensor.clone() for name, tensor in payload.tensors.items()}
-    return Payload(tensors, payload.numel, payload.summable, payload.flags)
+    return Payload(tensors, payload.numel, payload.summable)
 
 
 def _sum(payloads: Sequence[Payload]) -> Payload:

@@ -21,7 +21,7 @@ COMMANDS = {
     "probe": "Measure this job's network, under mpirun: alpha, beta, curves.",
     "profile": "Run a training, and record what the planner needs.",
     "plan": "Make, check and draw a plan for Compression.plan().",
-    "report": "Draw what the controller did, from its log.",
+    "report": "Draw how buckets travelled and why, from a log.",
     "netlab": "Emulate a network of hosts on this machine, and run jobs on it.",
 }
 

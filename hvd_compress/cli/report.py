@@ -1,4 +1,4 @@
-"""`hvd-compress report`: how buckets travelled, and what the controller did, as a picture and a summary."""
+"""`hvd-compress report`: how buckets travelled, and why, as a picture and a summary."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def _summary(events: Sequence[Event]) -> Table:
             seconds, sent = _taken(event, events[place + 1 :])
         elif event.kind == "ratio":
             what = f"ratio {event.ratio:.4g} chosen, gain {event.gain:.3f} expected"
-        elif event.kind in ("network", "noise"):
-            what = f"{event.kind}: latency x {event.latency:.2g}, transfer x {event.transfer:.2g}"
+        elif event.kind == "network":
+            what = "the network is measured again"
         else:
             continue
         figures = [_shown(1e3 * seconds, 2), _shown(1e3 * event.predicted_s, 2)]
@@ -65,12 +65,10 @@ def _summary(events: Sequence[Event]) -> Table:
 
 
 def _taken(choice: Event, later: Sequence[Event]) -> tuple[float, float]:
-    """Return what a choice took: the controller measured it before; of others, the windows until the next one like it.
+    """Return what a choice took in the windows until the next one like it.
 
     Seconds of an exchange, and bytes over those without compression; NaN where they are not known.
     """
-    if math.isfinite(choice.measured_s):
-        return choice.measured_s, math.nan
     alike = [event for event in later if (event.bucket, event.candidate) == (choice.bucket, choice.candidate)]
     windows = list(takewhile(lambda event: event.kind == "window", alike))
     if not windows:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 from hvd_compress.compressors import Cast, Compressor, TopK
 from hvd_compress.compressors.base import is_frozen_dataclass
-from hvd_compress.controller.goal import HIGH, AutoRatio, Target, default_low
 from hvd_compress.errors import ConfigError, known_are
-from hvd_compress.policies import Auto, Covap, PlanFile
-from hvd_compress.policies.auto.quality import OF, Quality
+from hvd_compress.policies import Auto, Covap, Flexible, PlanFile
+from hvd_compress.policies.auto.quality import QUALITIES, Quality, checked
+from hvd_compress.policies.flexible.settings import GAIN_CHANGE, HIGH, LOW
 from hvd_compress.request.request import Request
-
-LITTLE_GAIN = 0.05
-"""The largest elements hold more than this of nearly any gradient: who asks for it probably means a ratio."""
 
 
 class Choosing:
     """Part of `Compression`."""
 
     @staticmethod
-    def auto(quality: Quality = "near", *, engine: str = "auto", device: str = "auto") -> Request:
+    def auto(
+        quality: Quality = "near",
+        *,
+        factors: Mapping[str, float] | None = None,
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
         """Send gradients in whichever way makes training fastest on this network, or as they are where nothing pays.
 
         Some twenty real steps, after a short measurement of the network, decide between compressors, each by its
@@ -30,46 +33,50 @@ class Choosing:
 
         Args:
             quality: "near": what trains as without compression (within 0.02 nats after 240 steps on two tasks): dense,
-                bf16, int8 and int4. "dense": no compression; by which path is all that is chosen.
+                bf16, int8 and int4. "dense": no compression; by which path is all that is chosen. "any": also what
+                needs more steps to the same loss (natural; with SGD int2, powersgd and topk): its time counts times
+                those steps. hvd_compress.torch sees the kind of optimizer; unknown counts as Adam-like.
+            factors: for quality="any", by name, the steps that your training needs over those of dense, such as
+                {"int4": 1.0, "powersgd": 1.2}: what is not named is not chosen.
             engine, device: as topk().
 
         With HVD_COMPRESS_ADAPT=0 nothing is measured, and what sends the fewest bytes is taken.
 
         Raises:
-            ConfigError: there is no such quality.
+            ConfigError: there is no such quality, or a factor is none.
         """
-        if not isinstance(quality, str) or quality not in OF:
+        if not isinstance(quality, str) or quality not in QUALITIES:
             hint = "; ratios of top-k are chosen by Compression.flexible()" if not isinstance(quality, str) else ""
-            raise ConfigError(f"unknown quality {quality!r}{known_are(OF, quality)}{hint}")
-        return Request(Cast(), engine=engine, device=device, policy=Auto(quality))
+            raise ConfigError(f"unknown quality {quality!r}{known_are(QUALITIES, quality)}{hint}")
+        if factors is not None and quality != "any":
+            raise ConfigError(f'factors= belongs to quality="any", and this is {quality!r}')
+        known = None if factors is None else checked(factors)
+        return Request(Cast(), engine=engine, device=device, policy=Auto(quality, known))
 
     @staticmethod
     def flexible(
-        target: Target = "knee",
-        *,
-        low: float | None = None,
+        low: float = LOW,
         high: float = HIGH,
-        gain_change: float = 0.1,
+        *,
+        gain_change: float = GAIN_CHANGE,
         gain: str = "curve",
         solver: str = "exact",
         layerwise: bool = False,
         engine: str = "auto",
         device: str = "auto",
     ) -> Request:
-        """Send the elements of largest magnitude, as many as pay, in the way that is fastest; or all, where none pays.
+        """Send the elements of largest magnitude, in each bucket as many as the paper's trade-off says; or all.
 
-        Scheme, algorithm and ratio of each bucket are chosen while training (Eq. 6 of Tyagi and Swany, "Flexible
-        Communication for Optimal Distributed Learning"): from what all ranks measured, and from the gain, the share of
-        the corrected gradient's squared norm that is sent. With HVD_COMPRESS_ADAPT=0 the ratio in the middle is kept.
+        The ratio of each bucket is the knee of compression time, communication time and 1 / gain, the gain being the
+        share of the corrected gradient's squared norm that is sent (Eq. 2 and 6 of Tyagi and Swany, "Flexible
+        Communication for Optimal Distributed Learning"); all-gather or AR-Topk, by ring or tree, what takes the least
+        by alpha-beta lines (Eq. 4). A bucket for which no ratio takes less than no compression travels dense. It does
+        not know accuracy: auto() takes what trains as without compression. With HVD_COMPRESS_ADAPT=0 the ratio in the
+        middle is kept.
 
         Args:
-            target: "knee", the best compromise between compression time, communication time and gain; "pace", the most
-                gain a second of training, so that more is sent where the network is fast (with high=1.0 everything, if
-                that is best); a gain in (0, 1], to be reached with the smallest ratio that does; or three weights of
-                the two times and of 1 / gain.
-            low, high: bounds of the ratio, in (0, 1]. AR-Topk needs a larger one than an all-gather for the same gain.
-                The knee lies between them: a lower one brings more speed and less accuracy. Without `low` it is 0.02,
-                or 0.001 where a gain is wanted, which is the bound then.
+            low, high: bounds of the ratio, in (0, 1]: c_low and c_high of the paper. The knee lies between them: a
+                lower one brings more speed and less accuracy.
             gain_change: the relative change of the gain at which the ratio is chosen anew; 0.1 is ten per cent.
             gain: "curve" reads it from the gradient for all ratios at once; "rollout" trains some steps with each of a
                 few ratios and takes them back (see optimizer.rollout), as the paper does.
@@ -79,18 +86,9 @@ class Choosing:
 
         Raises:
             ConfigError: a value is out of range or unknown.
-
-        Warns of a gain so small that a ratio was probably meant.
         """
-        low = default_low(target, high) if low is None else low
-        goal = AutoRatio(target, low, high, gain_change, gain, solver)
-        if goal.wanted_gain is not None and goal.wanted_gain <= LITTLE_GAIN:
-            warnings.warn(
-                f"Compression.flexible({target}) asks for {goal.wanted_gain:.3g} of the gradient's squared norm, which "
-                f"is very little; to send so many of its elements, it is Compression.topk(ratio={target})",
-                stacklevel=2,
-            )
-        return Request(TopK(goal.start, layerwise), engine=engine, device=device, ratio=goal)
+        asked = Flexible(low, high, gain_change, gain, solver)
+        return Request(TopK(asked.start, layerwise), engine=engine, device=device, policy=asked)
 
     @staticmethod
     def covap(interval: int = 4, *, engine: str = "auto", device: str = "auto") -> Request:

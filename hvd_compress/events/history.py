@@ -8,13 +8,13 @@ import reprlib
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from hvd_compress.errors import ConfigError
 
-KINDS = ("begin", "choice", "window", "network", "noise", "ratio", "rollout", "worker")
+KINDS = ("choice", "window", "network", "ratio", "rollout", "worker")
 USED = ("choice", "window")
 """Those that say what a bucket uses."""
 MOST = 1e15
@@ -29,24 +29,21 @@ class Event:
 
     Attributes:
         step: after which it happened.
-        kind: "choice" (how a bucket travels from then on) or "window" (steps that were looked at); and of the
-            controller alone "begin" (a round of trials), "network" (another one was found), "noise" (what was odd is
-            not the network), "ratio" (chosen, perhaps the one before), "rollout" (steps with a ratio that were taken
-            back) or "worker" (STAR or VAR was chosen).
+        kind: "choice" (how a bucket travels from then on), "window" (what its exchanges took); "network" (another one
+            was noticed, and measured); of Compression.flexible() "ratio" (chosen, perhaps the one before), "rollout"
+            (steps with a ratio that were taken back) or "worker" (STAR or VAR was chosen).
         bucket: which one, or -1 for all.
         candidate: what was tried, chosen or in use.
-        ratio: k / numel: in "begin" and "ratio" as an all-gather would send it, else as it is sent: 1 without
-            compression.
-        measured_s, predicted_s: of one exchange of this bucket; NaN where there is none. The controller's is agreed
-            among ranks; of other buckets it is what rank 0 saw, the wait for the others included.
-        gain: share of ||corrected||^2 that is sent, mean over ranks; NaN where it was not looked at. Of a window in its
-            last step, or else over two turns of AR-Topk's roots, as of a worker; of a rollout the mean of its steps; of
-            a ratio as expected.
-        latency, transfer: how the network left its calibration, as factors.
+        ratio: k / numel as it is sent: 1 without compression.
+        measured_s: of one exchange of this bucket, the median of a window as rank 0 saw it, the wait for other ranks
+            included; of a rollout the mean of its steps, as agreed among ranks.
+        predicted_s: of one exchange, by curves and measured kernels.
+        gain: share of ||corrected||^2 that is sent, mean over ranks; NaN where it was not looked at. Of a rollout the
+            mean of its steps; of a ratio as expected.
         reason: in words.
-        compressor: of a choice that is not the controller's.
+        compressor: of a choice.
         wire_ratio: bytes that were sent in a window, over those of a ring allreduce without compression in each of its
-            steps; NaN where it was not counted, and with one rank.
+            steps; NaN with one rank.
     """
 
     step: int
@@ -57,8 +54,6 @@ class Event:
     measured_s: float = math.nan
     predicted_s: float = math.nan
     gain: float = math.nan
-    latency: float = math.nan
-    transfer: float = math.nan
     reason: str = ""
     compressor: str = ""
     wire_ratio: float = math.nan
@@ -78,18 +73,11 @@ class History:
 
     A watcher is called with each event, in the thread that trains. Only the last KEPT are remembered here. Where the
     file can no longer be written (a full disk), a warning says so, and the training goes on without it.
-
-    `numbers` are those of the buckets that the controller has, among all: events come with its own and leave with them.
     """
 
-    def __init__(
-        self,
-        path: Path | None = None,
-        watchers: Sequence[Callable[[Event], None]] = (),
-        numbers: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, path: Path | None = None, watchers: Sequence[Callable[[Event], None]] = ()) -> None:
         self.events: deque[Event] = deque(maxlen=KEPT)
-        self._watchers, self._numbers = tuple(watchers), numbers
+        self._watchers = watchers
         self._path = path
         if path is not None:
             try:
@@ -100,16 +88,11 @@ class History:
 
     def add(self, event: Event) -> None:
         assert event.kind in KINDS
-        event = replace(event, bucket=self.number(event.bucket))
         self.events.append(event)
         if self._path is not None:
             self._write(event, self._path)
         for watch in self._watchers:
             watch(event)
-
-    def number(self, bucket: int) -> int:
-        """Return the number among all buckets of one of the controller's; -1 stands for all of them."""
-        return bucket if self._numbers is None or bucket < 0 else self._numbers[bucket]
 
     def _write(self, event: Event, path: Path) -> None:
         try:

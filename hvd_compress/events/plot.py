@@ -34,16 +34,14 @@ def draw(events: Sequence[Event], path: Path) -> None:
 
 
 def draw_on(figure: Any, events: Sequence[Event]) -> None:
-    """Draw panels over the steps: candidate and seconds (measured and predicted); and where they are known the network,
-    bytes, and ratio with gain.
+    """Draw panels over the steps: candidate and seconds (measured and predicted); and where they are known bytes, and
+    ratio with gain.
 
     Args:
         events: at least one says what a bucket uses, as history.read() requires.
     """
     used = [event for event in events if event.kind in USED]
     further = []
-    if any(event.kind == "begin" for event in events):  # of a controller's round: it has measured the network
-        further.append((1, partial(_draw_network, events=events)))
     if any(math.isfinite(event.wire_ratio) for event in used):
         further.append((1, partial(_draw_bytes, used=used)))
     ratios = [event for event in events if event.kind == "ratio"]
@@ -53,7 +51,7 @@ def draw_on(figure: Any, events: Sequence[Event]) -> None:
     figure.set_size_inches(9, 1.6 * sum(heights))
     panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     _draw_used(panels[0], panels[1], used)
-    for step in sorted({event.step for event in events if event.kind == "begin"}):
+    for step in sorted({event.step for event in events if event.kind == "network"}):
         for panel in panels:
             panel.axvline(step, color="0.8", linewidth=1, zorder=0)
     for panel, (_, draw_panel) in zip(panels[2:], further, strict=True):
@@ -74,7 +72,7 @@ def _draw_used(ways, times, used: Sequence[Event]) -> None:  # type: ignore[no-u
                 line = {"color": color, "linestyle": style, "marker": ".", "label": f"{label}, {kind}"}
                 times.plot([event.step for event in known], taken, **line)
     ways.set_yticks(range(len(names)), [shortened(name, LONGEST_NAME) for name in names], parse_math=False)
-    ways.set_title("what is used; grey lines: a bucket's round of trials begins")
+    ways.set_title("what is used; grey lines: another network was noticed")
     ways.legend(loc="best")
     times.set_ylabel("ms an exchange")
     measured = [event.measured_s for event in used if math.isfinite(event.measured_s)]
@@ -98,21 +96,6 @@ def _draw_bytes(panel, used: Sequence[Event]) -> None:  # type: ignore[no-untype
     panel.legend(loc="best")
 
 
-def _draw_network(panel, events: Sequence[Event]) -> None:  # type: ignore[no-untyped-def]
-    last = max(event.step for event in events)
-    measured = [(0, 1.0, 1.0)]
-    found = [(event.step, event.latency, event.transfer) for event in events if event.kind == "network"]
-    measured += [each for each in found if all(map(math.isfinite, each))]
-    measured.append((last, *measured[-1][1:]))
-    steps, latency, transfer = zip(*measured, strict=True)
-    panel.step(steps, latency, where="post", label="latency")
-    panel.step(steps, transfer, where="post", label="transfer")
-    if min(*latency, *transfer) > 0:
-        panel.set_yscale("log")
-    panel.set_ylabel("times calibration")
-    panel.legend(loc="best")
-
-
 def _draw_ratios(panel, ratios: Sequence[Event], used: Sequence[Event]) -> None:  # type: ignore[no-untyped-def]
     """Ratios as sent; gains as expected of those chosen (lines), and as sent in steps that were looked at (dots)."""
     last = max(event.step for event in used)
@@ -124,6 +107,8 @@ def _draw_ratios(panel, ratios: Sequence[Event], used: Sequence[Event]) -> None:
         panel.step(steps, gains, where="post", color=color, linestyle=":", label=f"{label}, gain")
         seen = [event for event in sent if math.isfinite(event.gain)]
         panel.plot([e.step for e in seen], [e.gain for e in seen], "o", color=color, markersize=3)
-    panel.set_yscale("log")
+    drawn = [value for event in (*ratios, *used) for value in (event.ratio, event.gain) if math.isfinite(value)]
+    if drawn and min(drawn) > 0:
+        panel.set_yscale("log")
     panel.set_title("ratio sent (1: no compression); gain: expected of the ratio chosen (dotted), sent (dots)")
     panel.legend(loc="best")

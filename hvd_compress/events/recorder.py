@@ -1,4 +1,4 @@
-"""What happens where no policy tells it: how each bucket travels and why, and what its exchanges took."""
+"""What is written down in any case: how each bucket travels and why, and what its exchanges took."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _Record:
 
 
 class EventRecorder:
-    """Tells a history of the buckets of which the policy tells nothing itself.
+    """Tells a history how buckets travel, where the policy does not tell it by itself, and what that takes.
 
     Each decision of a bucket is a "choice", once: decisions may take turns, as those of COVAP do. Every 4, 8, ..., 64,
     64, ... steps there is a "window" of each bucket that was exchanged: the median seconds of its exchanges on this
@@ -74,7 +74,7 @@ class EventRecorder:
 
         Args:
             step: after which, or in which, it was decided.
-            without: buckets whose policy tells by itself.
+            without: buckets whose policy tells of its choices.
         """
         before, self._records = self._records, []
         for number, (layout, decision) in enumerate(buckets):
@@ -84,20 +84,16 @@ class EventRecorder:
                 known.told.append(decision)
                 self._history.add(choice(step, number, decision))
 
-    def exchanged(
-        self, step: int, decisions: Sequence[Decision], spans: Sequence[PhaseSpans], without: Collection[int]
-    ) -> None:
+    def exchanged(self, step: int, decisions: Sequence[Decision], spans: Sequence[PhaseSpans]) -> None:
         """Take what the exchanges of the step that is over took, by number of the bucket."""
-        own = [number for number in range(len(spans)) if number not in without]
-        for number in own:
+        for number in range(len(spans)):
             record = self._records[number]
             record.add(decisions[number], spans[number], wire.allreduce(record.layout.nbytes, self._world_size, "ring"))
         self._steps += 1
         if self._steps < self._length:
             return
         self._steps, self._length = 0, min(2 * self._length, LONGEST)
-        for number in own:
-            record = self._records[number]
+        for number, record in enumerate(self._records):
             if record.seconds and record.sent is not None:
                 self._history.add(_window(step, number, record, record.sent))
             record.forget()

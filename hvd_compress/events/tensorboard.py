@@ -1,4 +1,4 @@
-"""What the controller knows, as scalars for TensorBoard."""
+"""What is known of buckets, as scalars for TensorBoard."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from hvd_compress.extras import needed
 
 SCALARS = ("ratio", "gain", "measured_s", "predicted_s", "wire_ratio")
 CHOSEN = {
-    ("begin", "ratio"): "chosen_ratio",
     ("ratio", "ratio"): "chosen_ratio",
     ("ratio", "gain"): "expected_gain",
 }
 """Tags of what is chosen and may not be sent: no compression may be faster, and another scheme sends another ratio."""
-REASONED = ("choice", "ratio", "worker", "network", "noise")
+REASONED = ("choice", "ratio", "worker", "network")
 """The kinds of events whose reasons stand under Text."""
 FLUSH_S = 10
 """How much a job that is killed may lose."""
 
 
 class TensorBoard:
-    """Writes each event of a history to a folder: a tag for each figure and bucket, and one for each of the network's.
+    """Writes each event of a history to a folder: a tag for each figure and bucket.
 
-    `bucket 0/ratio`, `bucket 0/measured_s`, ...; `network/latency`, `network/transfer`, as factors of the calibration;
-    and under Text `bucket 0/choice` and so on, with the reason. A rollout was taken back, and is left out. A ratio that
+    `bucket 0/ratio`, `bucket 0/measured_s`, ...; and under Text `bucket 0/choice`, `network/network` and so on, with
+    the reason. A rollout was taken back, and is left out. A ratio that
     is chosen, and what it is expected to gain, are not what is sent: they have tags of their own, `chosen_ratio` and
     `expected_gain`.
 
@@ -67,10 +66,8 @@ class TensorBoard:
         warnings.warn(f"HVD_COMPRESS_TENSORBOARD: {self._folder} ends here: {error}", RuntimeWarning, stacklevel=3)
 
     def _add(self, event: Event) -> None:
-        place, names = (
-            (f"bucket {event.bucket}", SCALARS) if event.bucket >= 0 else ("network", ("latency", "transfer"))
-        )
-        for name in names:
+        place = f"bucket {event.bucket}" if event.bucket >= 0 else "network"
+        for name in SCALARS:
             value = getattr(event, name)
             if math.isfinite(value):
                 self._writer.add_scalar(f"{place}/{CHOSEN.get((event.kind, name), name)}", value, event.step)

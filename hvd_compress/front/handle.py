@@ -12,6 +12,7 @@ import torch
 from hvd_compress.buckets.plan import slots_of
 from hvd_compress.buckets.real import gradient_shape
 from hvd_compress.engines.base import Engine
+from hvd_compress.policies import DecisionPolicy
 from hvd_compress.profiler.job import JobProfile
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request, check_devices
@@ -71,7 +72,7 @@ class Handle:
         return self.session.decisions
 
     @property
-    def controller(self) -> Any:
+    def controller(self) -> DecisionPolicy | None:
         """What chooses while training, with its `history`; None where nothing is to choose."""
         return self.session.controller
 

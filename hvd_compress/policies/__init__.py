@@ -1,27 +1,27 @@
 """Which decision, for each bucket and step? `policy_for` gives the policy of a request."""
 
 from hvd_compress.engines.launch import Launch
-from hvd_compress.policies.adaptive import AdaptivePolicy, is_adaptive
 from hvd_compress.policies.auto.policy import Auto
-from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, StepMoments
+from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, Rollouts, StepMoments
 from hvd_compress.policies.covap import Covap
 from hvd_compress.policies.fixed import FixedPolicy, decide
+from hvd_compress.policies.flexible.settings import Flexible
 from hvd_compress.policies.plan import PlanFile
 from hvd_compress.policies.select import policy_for
 from hvd_compress.policies.warmup import Warmup
 
 __all__ = [
-    "AdaptivePolicy",
     "Auto",
     "BucketMetrics",
     "Covap",
     "DecisionPolicy",
     "FixedPolicy",
+    "Flexible",
     "Launch",
     "PlanFile",
+    "Rollouts",
     "StepMoments",
     "Warmup",
     "decide",
-    "is_adaptive",
     "policy_for",
 ]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Part
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.launch import Launch
-from hvd_compress.events.history import Event
+from hvd_compress.events.history import Event, History
 from hvd_compress.feedback.states import BucketState
 from hvd_compress.request.decision import Decision
 from hvd_compress.schemes import Probe, ProbeReport
@@ -60,31 +60,61 @@ class StepMoments:
         return self.ended_s - self.begun_s
 
 
+class Rollouts(Protocol):
+    """What a policy wants of training steps that are taken back.
+
+    Attributes:
+        due: why steps are to be rolled out now, or nothing. The same on all ranks.
+        ratios: of which each is to be trained with.
+    """
+
+    due: str
+    ratios: Sequence[float]
+
+    def begin(self, step: int, steps: int) -> None:
+        """Before steps that are taken back: check that every rank takes as many.
+
+        Raises ConfigError where they differ, on every rank alike.
+        """
+
+    def roll_out(self, ratio: float) -> None:
+        """The steps that come send this ratio, and will be taken back."""
+
+    def compare(self, step: int) -> None:
+        """All ratios were rolled out: let ranks agree on what they gained, and do what follows."""
+
+
 class DecisionPolicy(ABC):
     """Answers: which decision, for each bucket and step? The same on every rank: local figures decide nothing.
 
-    Called in this order: fingerprint() for the handshake, prepare(), parts(), setup(); then for each step decide() and
-    probes(), launched() when its last bucket was handed over, observe() when it is over. setup() comes again where
-    buckets are cut anew. fingerprint() and prepare() run in the engine's thread, the rest in the one that trains.
+    Called in this order: fingerprint() for the handshake, go_on(), prepare(), parts(), setup(); then for each step
+    decide() and probes(), launched() when its last bucket was handed over, observe() when it is over. setup() comes
+    again where buckets are cut anew. What comes before parts() runs in the engine's thread, the rest in the one that
+    trains.
 
     Attributes:
         measuring_s: how long prepare() may measure collectives, in seconds, about; None: nothing, and what a request
             leaves open goes by arithmetic.
         tells_of: numbers of the buckets whose events it tells by itself (`watch`); the session tells of the others.
-        rollout_due: why steps are to be rolled out now, or nothing.
+        history: what was decided when, and why; None where nothing is chosen.
+        settled: whether nothing is tried.
+        rollouts: what it wants of steps that are taken back; None for nothing.
     """
 
     measuring_s: float | None = None
     tells_of: Collection[int] = ()
-    rollout_due: str = ""
+    rollouts: Rollouts | None = None
     rank: int
     world_size: int
     capabilities: Capabilities
 
     @property
-    def controller(self) -> Any:
-        """What chooses while training, with its `history`; None where nothing is chosen."""
+    def history(self) -> History | None:
         return None
+
+    @property
+    def settled(self) -> bool:
+        return True
 
     def watch(self, watcher: Callable[[Event], None]) -> None:  # noqa: B027 (most policies have no events)
         """Tell `watcher` of every event from now on; before setup()."""
@@ -92,6 +122,16 @@ class DecisionPolicy(ABC):
     def fingerprint(self) -> Mapping[str, str]:
         """Return what must be equal on all ranks beside the request and the settings, in words."""
         return {}
+
+    def chosen(self) -> str:
+        """Return what was chosen while training, as text for a checkpoint; nothing where something is still tried."""
+        return ""
+
+    def go_on(self, chosen: str) -> None:  # noqa: B027 (most policies choose nothing)
+        """Go on with what another process of the job has chosen; before prepare(). The same on all ranks.
+
+        Raises ConfigError for what chosen() has not returned, on all ranks alike.
+        """
 
     def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
         """Ranks have shaken hands: look at the engine, and perhaps measure it. Collective, in the engine's thread.

@@ -80,8 +80,6 @@ def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities
     if layout.dtype == torch.float64:
         algorithm = algorithm if request.verb == "allreduce" else "auto"
         return _uncompressed(algorithm, "float64 gradients are not compressed")
-    if request.ratio is not None and world_size == 1:
-        return _uncompressed("auto", "no compression pays with one rank")
     if request.scheme != "auto":
         selections = schemes.meanings(request.scheme)
         if not any(path.scheme in selections for path in schemes.runnable(compressor, layout, can)):

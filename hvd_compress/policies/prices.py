@@ -11,8 +11,12 @@ from hvd_compress.cost.curves import Curves, Key
 from hvd_compress.cost.paths import Path
 from hvd_compress.cost.predict import predict
 from hvd_compress.cost.quick import Lines, quick
+from hvd_compress.cost.store import obtain
 from hvd_compress.engines.base import Engine
 from hvd_compress.schemes import Scheme
+
+FEW = 6
+"""Collectives that are measured by themselves, in half a second: more of them are compared by a whole calibration."""
 
 Open = tuple[Sequence[Scheme], Layout]
 """By which schemes a bucket, or a parameter, may travel."""
@@ -61,5 +65,5 @@ def measure(engine: Engine, keys: Sequence[Key], budget_s: float) -> Prices | No
     if not keys:
         return None
     engine.place = f"rank {engine.rank}, measuring what is open, which HVD_COMPRESS_ADAPT=0 leaves out"
-    curves, known = quick(engine, keys, budget_s)
+    curves, known = quick(engine, keys, budget_s) if len(keys) <= FEW else obtain(engine, budget_s)
     return Prices(curves, "an earlier job" if known else "this job")

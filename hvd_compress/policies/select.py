@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from hvd_compress.policies.adaptive import AdaptivePolicy, is_adaptive
+from dataclasses import dataclass
+
+from hvd_compress import schemes
+from hvd_compress.policies.auto.arms import Named, leaves_open
+from hvd_compress.policies.auto.policy import AutoPolicy
 from hvd_compress.policies.base import DecisionPolicy
 from hvd_compress.policies.fixed import FixedPolicy
+from hvd_compress.policies.flexible.settings import Flexible
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 
 
+@dataclass(frozen=True)
+class AsAsked:
+    """What a request names stays; the path that it leaves open is chosen by real steps."""
+
+    def make(self, request: Request, settings: Settings) -> DecisionPolicy:
+        compressor = request.compressor
+        if len(schemes.meanings(request.scheme)) > 1:  # whose indices AR-Topk uses is a matter of gain
+            return Flexible(compressor.sent_ratio, compressor.sent_ratio).make(request, settings)
+        return AutoPolicy(request, Named(request)) if leaves_open(request) else FixedPolicy(request)
+
+
 def policy_for(request: Request, settings: Settings, world_size: int) -> DecisionPolicy:
-    """Return the policy that the request names; else the controller where it leaves something open."""
-    measures = settings.adapt and settings.profile is None and world_size > 1
-    if request.policy is None and measures and is_adaptive(request):
-        return AdaptivePolicy(request, settings)
-    policy = FixedPolicy(request) if request.policy is None else request.policy.make(request, settings)
+    """Return the policy that the request names; it measures where it may, and ranks are several."""
+    policy = (request.policy or AsAsked()).make(request, settings)
     assert isinstance(policy, DecisionPolicy)
+    measures = settings.adapt and settings.profile is None and world_size > 1
     policy.measuring_s = settings.calibration_s if measures else None
     return policy

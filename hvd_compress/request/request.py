@@ -10,7 +10,6 @@ import torch
 
 from hvd_compress import schemes
 from hvd_compress.compressors import Compressor
-from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.engines.base import ENGINES
 from hvd_compress.engines.names import KNOWN
 from hvd_compress.errors import ConfigError, UsageError, known_are, located
@@ -41,12 +40,10 @@ class Request:
             ALLGATHERS; or "auto".
         engine: "auto", "mpi", "horovod" or "torch".
         device: what compresses: "auto" (where the gradient lies), "cpu" or "cuda".
-        ratio: how the ratio is chosen while training, together with scheme and algorithm; that of the compressor is the
-            one to begin with. None where it is fixed.
         policy: what decides in the place of the request itself.
         feedback: how much of a residual comes back, from step to step.
 
-    What is "auto" of a sparsifier is chosen while training runs.
+    What is "auto" is chosen by real steps, where the compressor loses anything.
     """
 
     compressor: Compressor
@@ -54,7 +51,6 @@ class Request:
     algorithm: str = "auto"
     engine: str = "auto"
     device: str = "auto"
-    ratio: AutoRatio | None = None
     policy: PolicySettings | None = None
     feedback: FeedbackSchedule = ALL_BACK
 
@@ -63,10 +59,6 @@ class Request:
         _one_of("algorithm", self.algorithm, ("auto", *KNOWN.get(self.verb or "", ())))
         _one_of("engine", self.engine, ENGINES)
         _one_of("device", self.device, DEVICES)
-        if self.ratio is not None and not (self.compressor.has_ratio and self.scheme == self.algorithm == "auto"):
-            raise ConfigError(
-                "a ratio is chosen together with scheme and algorithm of a sparsifier: leave both at 'auto'"
-            )
         if self.algorithm != "auto" and self.scheme == "auto" and not schemes.sums(self.compressor):
             raise ConfigError(
                 f"algorithm={self.algorithm!r} names an allreduce, and what cannot be summed travels by all-gather: "
@@ -104,6 +96,11 @@ class Request:
         )
 
     decompress = compress
+
+    def beside(self, kind: str) -> Request:
+        """Return the same for gradients that an optimizer of a kind takes, "sgd" or "adam": some policies ask."""
+        told = getattr(self.policy, "beside", None)
+        return self if told is None else replace(self, policy=told(kind))
 
     @property
     def verb(self) -> str | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 
 import torch
 
@@ -17,7 +15,6 @@ from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.payload import Payload
 from hvd_compress.schemes.base import Exchange, Scheme, Work, send_residual
 from hvd_compress.schemes.packed import Packer, check_size
-from hvd_compress.schemes.probe import ProbeReport
 
 
 @dataclass(frozen=True)
@@ -83,9 +80,7 @@ class _AllGatherExchange(Exchange):
                     self._pack(self._rounds.send(self._unpacked()), number + 1)
 
     def _unpacked(self) -> list[Payload]:
-        payloads = [self._packer.unpack(rank, buffer, self._own) for rank, buffer in enumerate(self._received)]
-        self.report = ProbeReport(reduce(or_, (payload.flags for payload in payloads), self.report.flags))
-        return payloads
+        return [self._packer.unpack(rank, buffer, self._own) for rank, buffer in enumerate(self._received)]
 
     def decode(self) -> torch.Tensor:
         finish(self._rounds, self._unpacked())

@@ -104,7 +104,7 @@ class _ARTopkExchange(Exchange):
     def _pack(self, payload: Payload) -> None:
         work = self._work
         selection = Payload({name: payload[name] for name in self._expected.tensors}, payload.numel)
-        selection.pack(work.step, work.bucket, self._packed, work.lane.place, work.probe.flags)
+        selection.pack(work.step, work.bucket, self._packed, work.lane.place)
 
     def _share(self, engine: Engine, root: int) -> None:
         work, lane = self._work, self._work.lane
@@ -112,7 +112,6 @@ class _ARTopkExchange(Exchange):
         with located(f"indices from rank {root}"), lane.between_collectives():
             packed = lane.fetch(self._packed)
             selection = self._expected.unpack(packed, work.step, work.bucket, header=self._packed)
-            self.report = replace(self.report, flags=selection.flags)
             with native.about(f"bucket {work.bucket}, indices from rank {root}"):
                 self._indices = self._scheme.compressor.coding.decode_indices(selection, self._kept)
                 if self._indices.numel() != self._kept:

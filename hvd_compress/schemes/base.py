@@ -73,7 +73,7 @@ class Scheme(ABC):
         names: what a path's scheme may be to mean this one.
         verb: of its main collective, whose algorithm the path names; None where it has none to choose from.
         broadcasts: whether the path names the algorithm of a broadcast, too.
-        by_name: whether it runs only where it is asked for by name: neither "auto" nor the controller chooses it.
+        by_name: whether it runs only where it is asked for by name: "auto" does not choose it.
     """
 
     names: ClassVar[tuple[str, ...]]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import pairwise
-from operator import or_
 
 import torch
 
@@ -24,7 +22,6 @@ from hvd_compress.errors import PayloadError, received
 from hvd_compress.payload import Payload
 from hvd_compress.schemes.base import Exchange, Scheme, Work
 from hvd_compress.schemes.packed import Packer
-from hvd_compress.schemes.probe import ProbeReport
 
 COUNT_BYTES = 8
 UNEVEN = 4
@@ -131,8 +128,7 @@ class _Exchange(Exchange):
     def _reduce(self, parts: Sequence[torch.Tensor]) -> None:
         """Add what ranks have sent of this rank's region: indices, ascending, and sums."""
         found = [
-            self._own if rank == self._rank else self._unpacked(rank, part, "region")[0]
-            for rank, part in enumerate(parts)
+            self._own if rank == self._rank else self._unpacked(rank, part, "region") for rank, part in enumerate(parts)
         ]
         union, places = torch.unique(torch.cat([indices for indices, _ in found]), return_inverse=True)
         total = torch.zeros(union.numel(), dtype=torch.float32, device=union.device)
@@ -172,8 +168,8 @@ class _Exchange(Exchange):
         empty = torch.empty(count, dtype=torch.float32, device="cpu")
         return self._payload(empty.int(), empty).packed_bytes
 
-    def _unpacked(self, rank: int, packed: torch.Tensor, what: str) -> tuple[Selected, int]:
-        """Return indices and values that a rank has sent, and the flags of their header.
+    def _unpacked(self, rank: int, packed: torch.Tensor, what: str) -> Selected:
+        """Return indices and values that a rank has sent.
 
         Raises:
             PayloadError: there are not as many of both; indices are checked where they are used.
@@ -183,7 +179,7 @@ class _Exchange(Exchange):
         indices, values = payload["indices"], payload["values"]
         if indices.numel() != values.numel():
             raise PayloadError(f"{what} from rank {rank}: {indices.numel()} indices and {values.numel()} values")
-        return (indices, values), payload.flags
+        return indices, values
 
     def _gather(self, engine: Engine, counts: Sequence[int]) -> None:
         """Send the global selection to all; `counts` says how much of it each rank has."""
@@ -210,16 +206,14 @@ class _Exchange(Exchange):
                 outgoing.append(self._packer.pack(f"share of {rank}", share))
         parts = engine.alltoall(outgoing)
         with self._work.lane.between_collectives():
-            found = [self._unpacked(rank, part, "share")[0] for rank, part in enumerate(parts)]
+            found = [self._unpacked(rank, part, "share") for rank, part in enumerate(parts)]
             self._sums = torch.cat([one[0] for one in found]), torch.cat([one[1] for one in found])
         return [part.stop - part.start for part in wanted]
 
     def decode(self) -> torch.Tensor:
         work = self._work
         assert work.pending is not None
-        selected = [self._unpacked(rank, buffer, "selection") for rank, buffer in enumerate(self._received)]
-        self.report = ProbeReport(reduce(or_, (flags for _, flags in selected)))
-        lists = [one for one, _ in selected]
+        lists = [self._unpacked(rank, buffer, "selection") for rank, buffer in enumerate(self._received)]
         indices, sums = torch.cat([one[0] for one in lists]), torch.cat([one[1] for one in lists])
         with received():
             native.scatter_lists(lists, work.gradient, work.scale, clear=True)

@@ -56,7 +56,7 @@ class Packer:
         work = self._work
         self._kept.append(payload)
         packed = work.lane.buffer(name, payload.packed_bytes, torch.uint8)
-        return payload.pack(work.step, work.bucket, packed, work.lane.place, work.probe.flags)
+        return payload.pack(work.step, work.bucket, packed, work.lane.place)
 
     def pack_all(self, name: str, payloads: Sequence[Payload]) -> torch.Tensor:
         """Return the bytes of several payloads, one behind the other; as pack()."""
@@ -65,7 +65,7 @@ class Packer:
         sizes = [payload.packed_bytes for payload in payloads]
         packed = work.lane.buffer(name, sum(sizes), torch.uint8)
         for payload, part in zip(payloads, torch.split(packed, sizes), strict=True):
-            payload.pack(work.step, work.bucket, part, work.lane.place, work.probe.flags)
+            payload.pack(work.step, work.bucket, part, work.lane.place)
         return packed
 
     def unpack_all(self, rank: int, packed: torch.Tensor, templates: Sequence[Template]) -> list[Payload]:

@@ -13,14 +13,14 @@ class Probe:
     """What is wanted of one exchange.
 
     Attributes:
-        flags: 16 bits that this rank tells the others, in the header of its payload, if it sends one.
         root_stats: whether AR-Topk is to say whose indices were used, and what was sent.
         ks: numbers of elements whose captured energy is read, perhaps none; None where it is not looked at.
+        norm: whether the norm of the result is wanted.
     """
 
-    flags: int = 0
     root_stats: bool = False
     ks: tuple[int, ...] | None = None
+    norm: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RootStats:
 
 
 class GainSample(Protocol):
-    """The captured energy of an exchange.
+    """The captured energy of an exchange. What is asked may wait for a GPU.
 
     Attributes:
         before_s, after_s: seconds of the host that encoding and decoding took longer for it.
@@ -45,7 +45,11 @@ class GainSample(Protocol):
     after_s: float
 
     def gains(self) -> list[float]:
-        """Return the share of ||corrected||^2 for each k of the probe, then of what was sent. May wait for a GPU."""
+        """Return the share of ||corrected||^2 that this rank's k largest elements hold, for each k of the probe."""
+        ...
+
+    def sent(self) -> float | None:
+        """Return the share of ||corrected||^2 that was sent; None where the compressor remembers nothing."""
         ...
 
 
@@ -54,14 +58,18 @@ class ProbeReport:
     """What is known of an exchange when it is over.
 
     Attributes:
-        flags: of the ranks whose payload all ranks received, or-ed bit by bit: the same on every rank; 0 where no
-            payload has a header.
         on_critical_path: False on a rank whose encoding no other rank waits for: with STAR the root alone selects.
         root_stats: None where they were not wanted, or no single rank's indices count.
         sample: None where captured energy was not looked at.
+        norm: of the result, a tensor () of fp32 that is the same on all ranks; None where it was not wanted.
     """
 
-    flags: int = 0
     on_critical_path: bool = True
     root_stats: RootStats | None = None
     sample: GainSample | None = None
+    norm: torch.Tensor | None = None
+
+    @property
+    def sent(self) -> float | None:
+        """The share of ||corrected||^2 that was sent; None where nobody looked, or no residual says what was not."""
+        return self.sample.sent() if self.sample is not None else None

@@ -102,6 +102,11 @@ def meanings(name: str) -> tuple[str, ...]:
     return tuple(n for n in ARTopk.names if n != ARTOPK) if name == ARTOPK else (name,)
 
 
+def for_gain() -> tuple[str, ...]:
+    """Return the schemes for which no time speaks: each does what another one does, and a collective more."""
+    return meanings(ARTOPK)[1:]
+
+
 def carries(compressor: Compressor, path: Path) -> bool:
     """Whether a path's scheme carries a compressor."""
     return _scheme_of(path).carries(compressor)

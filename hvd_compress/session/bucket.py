@@ -130,7 +130,8 @@ class SessionBucket:
             hosts=hosts,
         )
         exchange = self.scheme.exchange(work, rank, world_size)
-        self.exchange = exchange if self.probe.ks is None else Observed(exchange, work)
+        looks = not self.layout.sparse and (self.probe.ks is not None or self.probe.norm)
+        self.exchange = Observed(exchange, work, self.scheme.error_feedback) if looks else exchange
         return self.exchange
 
     def hold(self, flat: torch.Tensor) -> None:

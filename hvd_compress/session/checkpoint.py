@@ -25,6 +25,7 @@ def save(session: Session, rank: int, world_size: int) -> dict[str, Any]:
         "step": session.step,
         "loss_scale": session.loss_scale.scale,
         "buckets": [list(layout.names) for layout in session.layouts],
+        "choice": session.policy.chosen() if session.policy is not None else session.resumes_as,
         "remembers": bool(residuals or states),
         "ranks": {_name(rank, world_size): {"residuals": residuals, "states": states}},
     }
@@ -75,6 +76,7 @@ def load(session: Session, saved: Mapping[str, Any], numels: Mapping[str, int], 
     if session.last_step is None:
         session.step = saved["step"]
         session.resumes_with = tuple(map(tuple, saved["buckets"]))
+        session.resumes_as = saved.get("choice", "")
     if saved["loss_scale"] is not None:
         session.loss_scale.scale = saved["loss_scale"]
 
@@ -103,6 +105,8 @@ def _what_is_wrong(saved: Any) -> str:
     scale = saved["loss_scale"]
     if scale is not None and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
         odd.append("loss_scale")
+    if type(saved.get("choice", "")) is not str:  # earlier versions have none
+        odd.append("choice")
     if type(saved["remembers"]) is not bool:
         odd.append("remembers")
     if not _holds_names(saved["buckets"]):

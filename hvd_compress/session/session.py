@@ -9,7 +9,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path as FilePath
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -91,6 +91,7 @@ class Session:
         replicas: what checks that replicas are equal, if anything; a front end that knows parameters sets it.
         resumes_with: names by bucket, as they were cut when the checkpoint was saved that was loaded; empty where none
             was, and after open() where ranks have loaded others.
+        resumes_as: what the policy had chosen then, as `DecisionPolicy.chosen`.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class Session:
         self.profiling: Profiling | None = None
         self.replicas: ReplicaCheck | None = None
         self.resumes_with: tuple[tuple[str, ...], ...] = ()
+        self.resumes_as = ""
         self._timeline: Timeline | None = None
         self._board: TensorBoard | None = None
         self._recorder: EventRecorder | None = None  # where somebody wants to know
@@ -142,9 +144,9 @@ class Session:
         self._results: dict[int, torch.Tensor] = {}
 
     @property
-    def controller(self) -> Any:
+    def controller(self) -> DecisionPolicy | None:
         """What chooses how buckets travel; None before the first exchange, and where all is fixed."""
-        return self.policy.controller if self.policy is not None else None
+        return self.policy if self.policy is not None and self.policy.history is not None else None
 
     @property
     def decisions(self) -> dict[tuple[str, ...], Decision]:
@@ -235,12 +237,16 @@ class Session:
         obstacle = settings.obstacle(engine.rank)
         described = [slot.describe(name) for name, slot in parameters.items()]
         with engine.aside():  # the handshake belongs to no step
-            offer = Offer(words, described, order, sparse, self.step, obstacle, repr(self.resumes_with))
+            offer = Offer(
+                words, described, order, sparse, self.step, obstacle, repr((self.resumes_with, self.resumes_as))
+            )
             agreement = agree(engine, offer)
         engine.locate()
         if self.profiling is not None:
             self.profiling.prepare(engine)
         rows = set(agreement.sparse) if by_rows else set()
+        if agreement.resumes and self.resumes_as:
+            self.policy.go_on(self.resumes_as)
         self.policy.prepare(engine, [slot.layout(name, sparse=name in rows) for name, slot in parameters.items()])
         return agreement
 
@@ -400,7 +406,7 @@ class Session:
                 policy.observe(self.step, [BucketMetrics(spans, b.report, b.state) for spans, b in metrics], moments)
                 if self._recorder is not None:
                     sent = [bucket.decision for bucket in self._exchanges]
-                    self._recorder.exchanged(self.step, sent, exchanged.spans, policy.tells_of)
+                    self._recorder.exchanged(self.step, sent, exchanged.spans)
             for bucket in self._exchanges:
                 bucket.forget()
             for number, decision in self._later.items():
@@ -446,7 +452,8 @@ class Session:
     def rollout_due(self) -> str:
         """Why the policy wants a rollout now, or nothing. The same on all ranks."""
         finite = self.last_step is not None and self.last_step.finite
-        return self.policy.rollout_due if self.policy is not None and finite else ""
+        wanted = self.policy.rollouts if self.policy is not None and finite else None
+        return wanted.due if wanted is not None else ""
 
     @property
     def failed(self) -> bool:

@@ -36,7 +36,7 @@ class Timeline:
     As in Horovod's timeline, times are microseconds from a start that stands in the first record, a process stands for
     what is reduced together, and what takes time is a pair of B and E. In a bucket's process there is a row for each
     phase, and within COMMUNICATE one collective after the other, named as Horovod names them (MPI_ALLREDUCE). Process 0
-    is the thread that trains. What the controller chose are instants (i).
+    is the thread that trains. What was chosen is an instant (i).
 
     Where the file can no longer be written (a full disk), a warning says so, and the training goes on without it.
     """
@@ -78,7 +78,7 @@ class Timeline:
         self._write(records)
 
     def event(self, event: Event) -> None:
-        """Add what the controller did, but for windows in which nothing changed."""
+        """Add what was chosen or measured, but for windows."""
         if event.kind == "window":
             return
         pid = self._current.get(event.bucket, TRAINING)

@@ -1,4 +1,4 @@
-"""Two cells of the controller's grid, as the benchmark measures them: the lab, a real MPI job, every candidate.
+"""Two cells of the grid of paths, as the benchmark measures them: the lab, a real MPI job, every path.
 
 Times are not compared: a busy machine may make any near candidate the fastest. What a network makes impossible is.
 """
@@ -9,7 +9,6 @@ from types import ModuleType
 
 import pytest
 
-from hvd_compress.controller.policy import Policy
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.netlab import Lab
 from tests.benchmarks.scripts import load
@@ -34,8 +33,8 @@ def test_cells_of_the_grid(
     with lab:
         (cell,) = grid.run(lab, latency, bandwidth, str(NUMEL), str(RATIO))
     assert cell["chosen"] in cell["measured"]
-    assert "ms measured" in cell["reason"]
-    assert cell["steps"] <= 1 + Policy().first.steps
+    assert "ms a step not hidden" in cell["reason"]
+    assert cell["steps"] <= 21
     assert grid.regret(cell, cell["chosen"]) >= 0
     assert grid.page([cell]).count("controller") == 1
     if slow:  # 800 KB take 0.4 s; 2,000 values and indices, some 0.05 s

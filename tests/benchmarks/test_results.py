@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
 
 import pytest
 
+from hvd_compress.policies.auto.quality import COMPRESSORS, FACTORS, NEAR
 from tests.benchmarks.scripts import load
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -34,6 +37,30 @@ def test_a_grid_is_read_as_it_was_saved(grid: ModuleType, tmp_path: Path) -> Non
     cells = grid.read_grid(RESULTS / "controller-grid.json")
     grid.save_grid(tmp_path / "new" / "grid.json", cells)
     assert grid.read_grid(tmp_path / "new" / "grid.json") == cells
+
+
+@pytest.mark.parametrize(("kind", "task"), [("sgd", "images"), ("adam", "language")])
+def test_factors_of_auto_are_those_of_the_figures(kind: str, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what has not come to dense's loss has none."""
+    figures = load("time_to_accuracy/figures.py", monkeypatch)
+    kept = figures.Figures(json.loads((RESULTS / "time-to-accuracy.json").read_text()))
+    for name in set(COMPRESSORS) - set(NEAR):
+        goal = 120 if (kind, name) == ("adam", "natural") else 240
+        steps = kept.steps(task, name, goal)
+        assert (name in FACTORS[kind]) == steps.reached, name
+        if steps.reached:
+            assert FACTORS[kind][name] == pytest.approx(max(1.0, steps.mean / goal), abs=0.006), name
+
+
+@pytest.mark.parametrize("task", ["images", "language"])
+def test_what_is_near_was_near(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 0.02 nats of dense of the same seed after 240 steps."""
+    figures = load("time_to_accuracy/figures.py", monkeypatch)
+    kept = figures.Figures(json.loads((RESULTS / "time-to-accuracy.json").read_text()))
+    dense = kept.losses(task, "dense")
+    for name in set(NEAR) & set(kept.curves(task)):
+        apart = [dict(losses)[240] - dict(dense[seed])[240] for seed, losses in kept.losses(task, name).items()]
+        assert fmean(apart) <= 0.02, name
 
 
 @pytest.mark.parametrize("page", sorted(RESULTS.glob("*.md")), ids=lambda page: page.stem)

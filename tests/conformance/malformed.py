@@ -132,7 +132,7 @@ class Damage:
 
 
 HEADER = (0, 4, 6, 8, 16, 24, *range(32, 112, 8))
-"""Where magic number, count, flags, step, bucket and numel stand, and kinds and lengths of tensors."""
+"""Where magic number, count, 0, step, bucket and numel stand, and kinds and lengths of tensors."""
 
 WRITTEN = st.one_of(st.sampled_from(SPECIAL), st.binary(min_size=1, max_size=24))
 DAMAGES = st.lists(

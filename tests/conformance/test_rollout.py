@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from hvd_compress.compression import Compression
 from hvd_compress.compressors import TopK
-from hvd_compress.controller.goal import AutoRatio
 from hvd_compress.cost import paths
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.policies import FixedPolicy
+from hvd_compress.policies.flexible.policy import FlexiblePolicy
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import flat_residual, make_optimizer
@@ -56,8 +57,7 @@ def training(engine: InProcessEngine, gain: str = "rollout") -> SimpleNamespace:
         torch.manual_seed(1)
         layers = (torch.nn.Linear(50, 80), torch.nn.BatchNorm1d(80), torch.nn.ReLU(), torch.nn.Linear(80, 60))
         model = torch.nn.Sequential(*layers)
-    goal = AutoRatio(0.9, low=0.01, high=0.3, gain=gain)
-    request = Request(TopK(goal.start), ratio=goal)
+    request = Compression.flexible(0.01, 0.3, gain=gain)
     parameters = dict(model.named_parameters())
     size = engine.world_size
     optimizer = make_optimizer(
@@ -72,7 +72,9 @@ def training(engine: InProcessEngine, gain: str = "rollout") -> SimpleNamespace:
         optimizer.step()
         schedule.step()
 
-    return SimpleNamespace(model=model, optimizer=optimizer, schedule=schedule, data=data, step=step, goal=goal)
+    return SimpleNamespace(
+        model=model, optimizer=optimizer, schedule=schedule, data=data, step=step, goal=request.policy
+    )
 
 
 def state(run: SimpleNamespace) -> list[torch.Tensor]:
@@ -113,16 +115,16 @@ def test_a_rollout_leaves_no_trace_but_gains() -> None:
         gains = [event.gain for event in rolled if event.bucket == bucket]
         assert gains == sorted(gains)
         assert 0 < gains[0] < gains[-1] <= 1
-    assert {event.kind for event in events} >= {"begin", "ratio", "rollout"}
+    assert {event.kind for event in events} >= {"choice", "ratio", "rollout"}
 
 
 def test_training_goes_on_to_the_bit_as_if_there_had_been_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What the controller chooses depends on times: here there is only STAR, and after the rollout no controller.
+    """What is chosen depends on times: here there is only STAR, and after the rollout nothing is chosen.
 
     Of two ranks' values all algorithms make the same sum.
     """
-    ways = (paths.Path("star"), paths.Path("star", "ring"))
-    monkeypatch.setattr("hvd_compress.policies.adaptive.open_paths", lambda *_: ways)
+    ways = [paths.Path("star"), paths.Path("star", "ring")]
+    monkeypatch.setattr(FlexiblePolicy, "_paths", lambda *_: ways)
 
     def go_on(run: SimpleNamespace) -> list[torch.Tensor]:
         session = run.optimizer._reducer.session
@@ -197,10 +199,12 @@ def test_until_a_rollout_comes_nothing_is_kept_of_the_steps() -> None:
         for _ in range(20):
             run.step()
             used.append({str(d) for d in run.optimizer.decisions.values()})
-        controller = run.optimizer.controller
-        return len(controller._pending.steps), len(controller._workers._seen), used[1:] == [used[1]] * 19
+        policy = run.optimizer.controller
+        return policy._agreement.recorded, len(policy._seen), used[1:] == [used[1]] * 19
 
-    assert run_ranks(2, body) == [(0, 0, True)] * 2
+    for recorded, seen, stays in run_ranks(2, body):
+        assert recorded == seen == 0
+        assert stays
 
 
 def test_it_does_nothing_where_gains_are_read_from_curves() -> None:
@@ -222,16 +226,17 @@ def test_what_ranks_are_comparing_is_taken_before_a_rollout_begins() -> None:
         policy = run.optimizer._reducer.session.policy
         for _ in range(600):
             run.step()
-            if policy._agreeing is not None:
+            if policy._agreement.under_way:
                 break
-        known = len(run.optimizer.controller.history)
-        run.optimizer.controller._ratios.rollout_due = "a test"
+        policy.due = "a test"
         assert run.optimizer.rollout(run.step, run.model, [run.data, run.schedule], steps=1)
-        return [event.kind for event in list(run.optimizer.controller.history)[known:]]
+        assert not policy._agreement.under_way
+        run.step()
+        return [event.kind for event in run.optimizer.controller.history]
 
     kinds = run_ranks(2, body)
     assert kinds[0] == kinds[1]
-    assert kinds[0].index("window") < kinds[0].index("rollout")
+    assert kinds[0].count("rollout") == 2 * kinds[0].index("ratio")
 
 
 def test_ranks_that_roll_out_different_numbers_of_steps_are_told() -> None:

@@ -1,4 +1,4 @@
-"""HVD_COMPRESS_LOG and HVD_COMPRESS_TENSORBOARD of real jobs in which nothing is chosen by a controller."""
+"""HVD_COMPRESS_LOG and HVD_COMPRESS_TENSORBOARD of real jobs of every kind of request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_they_hold_how_buckets_travel_and_what_that_takes(launcher: str, ranks: 
         assert events[0].reason in told.output
 
 
-def test_ranks_price_alike_what_a_fixed_request_leaves_open(tmp_path: Path) -> None:
+def test_ranks_choose_alike_what_a_request_leaves_open(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(PLAN)
     variables = {"HVD_COMPRESS_ADAPT": "1", "HVD_COMPRESS_CALIBRATION_S": "0", "HVD_COMPRESS_CACHE": str(tmp_path)}
     job = launch("mpirun", "logged", ranks=3, LOGS=str(tmp_path), HOROVOD_FUSION_THRESHOLD="1000", **variables)
@@ -46,4 +46,5 @@ def test_ranks_price_alike_what_a_fixed_request_leaves_open(tmp_path: Path) -> N
         assert len(told) == 3, job.output
         assert len(set(told)) == 1
         by = r"[\d.]+ ms by curves of (this|an earlier) job, (next|within 10% of) "
+        by = r"[a-z-]+, [\d.]+ ms a step not hidden; " if name == "int4" else by
         assert re.match(rf"\['{prefix}{by}", told[0]), told

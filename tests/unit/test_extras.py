@@ -57,8 +57,8 @@ USES = {
     "Horovod's engine": ("horovod", "from hvd_compress.engines.horovod import HorovodEngine; HorovodEngine()"),
     **{name: ("mpi4py", f"import hvd_compress.engines.{name}") for name in MPI_MODULES},
     "a plot": ("matplotlib", "from hvd_compress.events import plot; plot.draw([], None)"),
-    "NSGA-II": ("pymoo", "from hvd_compress.controller.tradeoff import nsga2; nsga2([])"),
-    "the solver": ("pymoo", "from hvd_compress.controller.goal import AutoRatio; AutoRatio(solver='nsga2')"),
+    "NSGA-II": ("pymoo", "from hvd_compress.policies.flexible.tradeoff import nsga2; nsga2([])"),
+    "the solver": ("pymoo", "from hvd_compress.policies.flexible.settings import Flexible; Flexible(solver='nsga2')"),
     "scalars": ("tensorboard", "from hvd_compress.events.tensorboard import TensorBoard; TensorBoard('.')"),
     "digits": ("sklearn", "from examples.images.data import load_digits; load_digits()"),
 }
@@ -107,7 +107,7 @@ def test_what_a_front_end_without_horovod_uses_is_among_them() -> None:
         "engines.select",
         "cli.plan",
     )
-    assert {f"hvd_compress.{name}" for name in (*names, "controller", "cli.main")} <= set(WITHOUT_EXTRAS)
+    assert {f"hvd_compress.{name}" for name in (*names, "policies", "cli.main")} <= set(WITHOUT_EXTRAS)
 
 
 def test_what_needs_no_extra_imports_without_any() -> None:

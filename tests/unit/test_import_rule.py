@@ -82,7 +82,6 @@ ALLOWED = {
     "request": {
         "request",
         "compressors",
-        "controller.goal",
         "cost.paths",
         "engines.base",
         "engines.names",
@@ -129,7 +128,6 @@ ALLOWED = {
         "buckets.layout",
         "buckets.plan",
         "compressors",
-        "controller",
         "cost",
         "request",
         "engines.base",
@@ -137,13 +135,13 @@ ALLOWED = {
         "engines.names",
         "errors",
         "events",
+        "extras",
         "feedback.schedule",
         "feedback.states",
         "schema",
         "schemes",
         "settings",
     },
-    "controller": {"controller", "cost", "engines.base", "errors", "events.history", "extras"},
     "optim": {"optim", "compression", "errors", "request"},
     "session": {
         "session",
@@ -252,18 +250,27 @@ def test_a_missing_optional_package_is_one_error() -> None:
             assert not left, f"{path.relative_to(PACKAGE)} imports {left} outside of `with needed(...)`"
 
 
-CONTROLLER = {
-    "hvd_compress.controller.goal": {"request/request.py", "compression/choosing.py"},
+ASKED = {
+    "hvd_compress.policies.auto.quality": {"compression/choosing.py"},
+    "hvd_compress.policies.flexible.settings": {"compression/choosing.py"},
 }
-"""Who may know what of it beside its policy: what a user asks for."""
+"""Who may know what of a policy beside policies/: what a user asks for."""
 
 
-def test_the_controller_is_known_to_its_policy_alone() -> None:
-    for path in modules("controller/"):
+def test_what_policies_do_is_known_to_policies_alone() -> None:
+    for path in modules("policies/"):
         for module in imports(path):
-            if module.startswith("hvd_compress.controller"):
-                place = path.relative_to(PACKAGE).as_posix()
-                assert place == "policies/adaptive.py" or place in CONTROLLER.get(module, set()), (place, module)
+            if module.startswith(("hvd_compress.policies.auto", "hvd_compress.policies.flexible")):
+                assert path.relative_to(PACKAGE).as_posix() in ASKED.get(module, set()), (path, module)
+
+
+def test_no_policy_is_told_by_its_class() -> None:
+    """Outside of what makes it: all are asked the same."""
+    for path in modules("policies/select.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+                named = {n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name)}
+                assert not any(name.endswith("Policy") for name in named), f"{path}:{node.lineno}"
 
 
 def test_what_lies_below_a_front_end_knows_no_modules() -> None:
@@ -274,10 +281,9 @@ def test_what_lies_below_a_front_end_knows_no_modules() -> None:
         assert "torch.optim" not in text.replace("neither Horovod nor torch.optim", ""), path
 
 
-def test_controller_and_planner_do_not_know_each_other() -> None:
-    for room, other in (("controller", "planner"), ("planner", "controller")):
-        for path in sorted((PACKAGE / room).rglob("*.py")):
-            assert not any(module.startswith(f"hvd_compress.{other}") for module in imports(path))
+def test_what_chooses_while_training_and_the_planner_do_not_know_each_other() -> None:
+    for path in sorted((PACKAGE / "policies").rglob("*.py")):
+        assert not any(module.startswith("hvd_compress.planner") for module in imports(path))
 
 
 COMPRESSORS = set(compressors.__all__) - {"COMPRESSORS", "Compressor", "Input", "Round", "Rounds"}
@@ -304,8 +310,8 @@ def test_no_compressor_is_told_by_its_class() -> None:
 
 
 def test_no_scheme_is_told_by_its_name() -> None:
-    """Outside of schemes/; the controller tells dense, STAR and VAR apart until the adaptive policy is replaced."""
-    for path in modules("schemes/", "controller/"):
+    """Outside of schemes/."""
+    for path in modules("schemes/"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Compare):
                 named = {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}

@@ -23,7 +23,7 @@ RANKS, STEPS, NUMEL, RATIO = 2, 30, 10_000, 0.01
 OPTIONAL = ("horovod", "mpi4py", "matplotlib", "pymoo", "tensorboard", "cloudpickle", "psutil", "yaml", "sklearn")
 MODULES = (
     "front.optimizer.reducer", "front.optimizer.optimizer", "request.decision", "compressors", "schemes",
-    "engines.torch_distributed", "engines.inprocess", "cost", "cost.predict", "controller", "controller.controller",
+    "engines.torch_distributed", "engines.inprocess", "cost", "cost.predict", "policies", "policies.auto.policy",
     "timeline.trace", "netlab", "session.session", "policies", "compression", "ddp",
     *(f"cli.{name}" for name in ("main", "bench", "choose", "doctor", "netlab", "plan", "probe", "report")),
 )  # fmt: skip

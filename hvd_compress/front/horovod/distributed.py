@@ -110,7 +110,8 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         connect = partial(choose_engine, compression.engine, process_set)
         arrivals = choose_arrivals(compression.engine, process_set)
         with profiled_once(Settings.from_environment(), of_all=not process_set.process_set_id) as settings:
-            reducer = Reducer(parameters, compression, connect, options, settings, arrivals=arrivals)
+            asked = compression.beside("sgd" if isinstance(optimizer, torch.optim.SGD) else "adam")
+            reducer = Reducer(parameters, asked, connect, options, settings, arrivals=arrivals)
             return wrap(optimizer, names, reducer, backward_passes_per_step, process_set.rank(), process_set.size())
 
 

@@ -22,6 +22,7 @@ from hvd_compress.front.optimizer.reducer import Reducer
 from hvd_compress.front.optimizer.rollout import HOW, Rollout, roll_out
 from hvd_compress.front.optimizer.snapshot import keep
 from hvd_compress.front.optimizer.watchers import register, replaced
+from hvd_compress.policies import DecisionPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.session.report import StepReport
 
@@ -93,7 +94,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         return self._reducer.handle.last_step if self._reducer else None
 
     @property
-    def controller(self) -> Any:
+    def controller(self) -> DecisionPolicy | None:
         return self._reducer.handle.controller if self._reducer else None
 
     @property
@@ -176,7 +177,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
     def rollout(self, step: Callable[[], object], model: torch.nn.Module, data: Any = (), *, steps: int = 10) -> bool:
         """For Compression.flexible(gain="rollout"): call it on every rank at the end of each iteration.
 
-        Where the controller has a reason to measure gains (at first, and when the gain has moved), this trains `steps`
+        Where there is a reason to measure gains (at first, and when the gain has moved), this trains `steps`
         steps with each candidate ratio and takes them back: parameters, gradients, buffers, the optimizer's state,
         residuals, generators of random numbers and `data` are as before, to the bit. Else, and for any other
         compression, it does nothing. Costs (candidates * steps) training steps and the memory of a checkpoint.

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from hvd_compress.errors import ConfigError, UsageError
-from hvd_compress.policies import AdaptivePolicy
 from hvd_compress.session.session import Session
 
 HOW = (
@@ -56,12 +55,13 @@ def roll_out(session: Session, asked: Rollout, restore: Callable[[], None]) -> N
         ConfigError: ranks want different numbers of steps.
         UsageError: a step is none, or several.
     """
-    policy = session.policy
-    assert isinstance(policy, AdaptivePolicy)
-    policy.begin_rollout(session.step, asked.steps)
+    assert session.policy is not None
+    wanted = session.policy.rollouts
+    assert wanted is not None
+    wanted.begin(session.step, asked.steps)
     first, last, own = session.step, session.last_step, session.states.keep()
-    for ratio in policy.rollout_ratios:
-        policy.roll_out(ratio)
+    for ratio in wanted.ratios:
+        wanted.roll_out(ratio)
         session.follow(first)
         try:
             for taken in range(asked.steps):
@@ -74,5 +74,5 @@ def roll_out(session: Session, asked: Rollout, restore: Callable[[], None]) -> N
             own()
             restore()
             session.step, session.last_step = first, last
-    policy.compare(first)
+    wanted.compare(first)
     session.follow(first)

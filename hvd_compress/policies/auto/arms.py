@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors import Cast
 from hvd_compress.compressors.base import MESSAGE_BYTES
+from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Capabilities
-from hvd_compress.policies.auto.quality import Candidate
+from hvd_compress.policies.auto.quality import DENSE, Candidate
 from hvd_compress.policies.fixed import any_algorithm, decide
 from hvd_compress.policies.prices import Open, Prices
 from hvd_compress.request.decision import Decision
-from hvd_compress.request.request import Request
+from hvd_compress.request.request import Request, compression_device
 from hvd_compress.schemes import Scheme
+
+MOST = 11
+"""Arms that are tried, those that take the least by the curves: more would take more than 20 steps. Replayed with
+benchmarks/results/controller-grid.json, four of them lose 3 % to the best of all, eleven 2 %."""
+
+Ways = Mapping[Candidate, list[Scheme]]
+"""By candidate, the schemes by which it may carry a bucket; the first candidate is what others are compared with."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """How all buckets travel with one compressor.
+    """How all buckets travel.
 
     Attributes:
-        candidate: the compressor, what it is called, and the steps that it needs.
+        candidate: what it is called, and the steps that it needs.
         decisions: by bucket.
         predicted: what all their collectives take, in seconds by measured curves; in bytes where nothing was measured.
     """
@@ -32,60 +43,176 @@ class Arm:
     predicted: float
 
     @property
+    def name(self) -> str:
+        return self.candidate.name
+
+    @property
     def way(self) -> str:
         """In words: by which compressor and paths."""
-        return f"{self.candidate.name} by {', '.join(dict.fromkeys(str(each.path) for each in self.decisions))}"
+        paths = ", ".join(dict.fromkeys(str(each.path) for each in self.decisions))
+        return paths if self.name in paths else f"{self.name} by {paths}"
 
 
-def ways_of(
-    candidates: Sequence[Candidate], layouts: Sequence[Layout], world_size: int, can: Capabilities
-) -> Iterator[Open]:
-    """Yield what is to be measured: of each candidate the ways that some network makes the fastest, or its only one."""
-    for layout in layouts:
-        for candidate in candidates:
-            found = _built(candidate, layout, can)
-            yield schemes.undominated(found, layout, world_size) or found[:1], layout
+class Choices(ABC):
+    """What there is to choose from."""
+
+    def loss(self, candidate: Candidate) -> str:
+        """Return what a choice other than the first one costs, in words, for its reason."""
+        return ""
+
+    @abstractmethod
+    def ways(self, layout: Layout, world_size: int, can: Capabilities) -> Ways:
+        """Return by what a bucket may travel; the same candidates for all buckets, but those that cannot carry one."""
+
+    @abstractmethod
+    def unmeasured(self, layouts: Sequence[Layout], world_size: int, can: Capabilities) -> list[Decision]:
+        """Return how buckets travel where nothing may be measured. Raises ConfigError where they cannot."""
+
+
+@dataclass(frozen=True)
+class Family(Choices):
+    """Compressors of which each travels by its fastest path; the first one is without compression."""
+
+    request: Request
+    candidates: tuple[Candidate, ...]
+
+    def loss(self, candidate: Candidate) -> str:
+        steps = f"{candidate.factor:.3g} times the steps of dense to its loss (table)"
+        return "as dense in loss (table)" if candidate.factor == 1 else steps
+
+    def ways(self, layout: Layout, world_size: int, can: Capabilities) -> Ways:
+        found: dict[Candidate, list[Scheme]] = {}
+        for candidate in self.candidates:
+            paths = any_algorithm(candidate.compressor, layout, can)
+            if paths:
+                found[candidate] = [schemes.build(candidate.compressor, path) for path in paths]
+        if len(self.candidates) == 1:  # the algorithm is all there is to choose
+            for path in schemes.variants(DENSE.compressor, layout, can)[1:]:
+                found[Candidate(str(path), DENSE.compressor)] = [schemes.build(DENSE.compressor, path)]
+        return found
+
+    def unmeasured(self, layouts: Sequence[Layout], world_size: int, can: Capabilities) -> list[Decision]:
+        arms = make_arms(self, self.request, layouts, world_size, can, None)
+        if not arms:
+            return []
+        fewest = min(arms, key=lambda arm: arm.predicted) if world_size > 1 else arms[0]
+        words = "there is no other way" if len(arms) == 1 else "fewest bytes"
+        words = f"{fewest.way}: {words}" if world_size > 1 else "one rank exchanges nothing"
+        return [replace(decision, reason=words) for decision in fewest.decisions]
+
+
+@dataclass(frozen=True)
+class Named(Choices):
+    """The paths that a request leaves open. The first one is what arithmetic chooses; of a sparsifier that names no
+    scheme, to do without compression."""
+
+    request: Request
+
+    def ways(self, layout: Layout, world_size: int, can: Capabilities) -> Ways:
+        request = self.request
+        compressor, paths = request.compressor, open_paths(request, layout, can)
+        found: dict[Candidate, list[Scheme]] = {}
+        if compressor.has_ratio and request.scheme == "auto":
+            dense = [p for p in schemes.variants(Cast(), layout, can) if schemes.verb_of(p.scheme) == "allreduce"]
+            for path in dense:
+                if request.algorithm in ("auto", path.algorithm):
+                    found[Candidate(str(path), Cast())] = [schemes.build(Cast(), path)]
+        elif not compressor.has_ratio:
+            built = [schemes.build(compressor, path) for path in paths]
+            first = decide(request, layout, world_size, can).path
+            paths = list(dict.fromkeys([first, *(s.path for s in schemes.undominated(built, layout, world_size))]))
+        found |= {Candidate(str(path), compressor): [schemes.build(compressor, path)] for path in paths}
+        return found
+
+    def unmeasured(self, layouts: Sequence[Layout], world_size: int, can: Capabilities) -> list[Decision]:
+        return [decide(self.request, layout, world_size, can) for layout in layouts]
+
+
+def leaves_open(request: Request) -> bool:
+    """Whether a request leaves a path open that real steps may choose."""
+    compressor = request.compressor
+    if not compressor.compresses or schemes.by_name(request.scheme):
+        return False
+    return request.scheme == "auto" or (compressor.has_ratio and request.algorithm == "auto")
+
+
+def open_paths(request: Request, layout: Layout, can: Capabilities) -> list[Path]:
+    """Return the paths by which a request can send a bucket: of a sparsifier, or a named scheme, by each algorithm.
+
+    A named algorithm of an allreduce leaves that of an all-gather open. Whose indices AR-Topk uses is no matter of time
+    (`policies/flexible/workers.py`): where that is open, ranks take turns.
+    """
+    compressor, verb, named = request.compressor, request.verb, request.algorithm
+    if request.scheme != "auto":
+        paths = [p for p in schemes.variants(compressor, layout, can) if p.scheme == request.scheme]
+    elif compressor.has_ratio:
+        paths = [p for p in schemes.variants(compressor, layout, can) if p.scheme not in schemes.for_gain()]
+    else:
+        paths = any_algorithm(compressor, layout, can)
+    return [p for p in paths if named in ("auto", p.algorithm) or schemes.verb_of(p.scheme) != verb]
+
+
+def measurable(choices: Choices, layouts: Sequence[Layout], world_size: int, can: Capabilities) -> Iterator[Open]:
+    """Yield what is to be measured: what some network makes the fastest of a candidate's ways, or its only one."""
+    for layout in _of_each_size(layouts):
+        found = choices.ways(layout, world_size, can)
+        if len(found) > 1 or any(len(own) > 1 for own in found.values()):
+            for own in found.values():
+                yield schemes.undominated(own, layout, world_size) or own[:1], layout
+
+
+def _of_each_size(layouts: Sequence[Layout]) -> Iterator[Layout]:
+    """Yield a small, a middle and a large one of each dtype: others have the same collectives."""
+    for dtype in dict.fromkeys(layout.dtype for layout in layouts):
+        own = sorted((layout for layout in layouts if layout.dtype == dtype), key=lambda layout: layout.numel)
+        yield from dict.fromkeys((own[0], own[len(own) // 2], own[-1]))
 
 
 def make_arms(
+    choices: Choices,
     request: Request,
-    candidates: Sequence[Candidate],
     layouts: Sequence[Layout],
     world_size: int,
     can: Capabilities,
     prices: Prices | None,
 ) -> list[Arm]:
-    """Return an arm for each candidate that can travel, in their order; the first one is without compression.
+    """Return the arms: of each candidate one, in their order; at most MOST, those that take the least.
 
-    A bucket that would take no less time by its compressor than without travels without, as a small one does on a
-    network with a long latency. Where all of them would, real steps have the last word: each travels by its compressor.
+    A bucket that would take no less time by a candidate than by the first one travels as by that, as a small one does
+    on a network with a long latency. Where all of them would, real steps have the last word: each travels by the
+    candidate.
     """
+    ways = [choices.ways(layout, world_size, can) for layout in layouts]
+    candidates = list(dict.fromkeys(candidate for found in ways for candidate in found))
+    if not layouts:
+        return []
+    table = [
+        {candidate: _cheapest(found[candidate], request, layout, world_size, prices) for candidate in found}
+        for found, layout in zip(ways, layouts, strict=True)
+    ]
     arms: list[Arm] = []
+    first = [next(iter(row.values())) for row in table]
     for candidate in candidates:
-        if not all(_built(candidate, layout, can) for layout in layouts):
-            continue
-        asked = replace(request, compressor=candidate.compressor, policy=None)
-        decided = [decide(asked, layout, world_size, can, prices) for layout in layouts]
-        own = [(_cost(d, layout, world_size, prices), d) for d, layout in zip(decided, layouts, strict=True)]
-        dense = [
-            (_cost(d, layout, world_size, prices), d)
-            for d, layout in zip(arms[0].decisions if arms else decided, layouts, strict=True)
-        ]
-        cheaper = [min(pair, key=lambda each: each[0]) for pair in zip(dense, own, strict=True)]
-        ways = own if cheaper == dense else cheaper
-        arms.append(Arm(candidate, tuple(decision for _, decision in ways), sum(cost for cost, _ in ways)))
-        if not layouts:
-            break
-    return arms
+        own = [row.get(candidate, fallback) for row, fallback in zip(table, first, strict=True)]
+        cheaper = [min(pair, key=lambda each: each[0]) for pair in zip(first, own, strict=True)]
+        chosen = own if cheaper == first else cheaper
+        arm = Arm(candidate, tuple(decision for _, decision in chosen), sum(cost for cost, _ in chosen))
+        if all(arm.decisions != other.decisions for other in arms):
+            arms.append(arm)
+    return [arms[0], *sorted(sorted(arms[1:], key=lambda arm: arm.predicted)[: MOST - 1], key=arms.index)]
 
 
-def _built(candidate: Candidate, layout: Layout, can: Capabilities) -> list[Scheme]:
-    return [schemes.build(candidate.compressor, path) for path in any_algorithm(candidate.compressor, layout, can)]
+def _cheapest(
+    found: Sequence[Scheme], request: Request, layout: Layout, world_size: int, prices: Prices | None
+) -> tuple[float, Decision]:
+    """Return what the cheapest of some ways costs, and its decision: in seconds by prices, or in bytes without.
 
-
-def _cost(decision: Decision, layout: Layout, world_size: int, prices: Prices | None) -> float:
-    scheme = decision.build()
-    taken = {} if prices is None else prices.by_path([scheme], layout)
-    return (
-        taken[scheme.path] if scheme.path in taken else schemes.chain_bytes(scheme, layout, world_size, MESSAGE_BYTES)
-    )
+    What was not measured is no way to take.
+    """
+    if prices is None:
+        costs = [schemes.chain_bytes(scheme, layout, world_size, MESSAGE_BYTES) for scheme in found]
+    else:
+        taken = prices.by_path(found, layout)
+        costs = [taken.get(scheme.path, math.inf) for scheme in found]
+    cost, place = min(zip(costs, range(len(found)), strict=True))
+    return cost, Decision(found[place].compressor, found[place].path, compression_device(request, layout.device_type))

@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median_low
 
-from hvd_compress.policies.auto.detector import THRESHOLD, Detector
+from hvd_compress.policies.agreement import WINDOW, StepTimes, window
 from hvd_compress.policies.auto.search import MARGIN, Search
+from hvd_compress.policies.detector import THRESHOLD, Detector
 
-WINDOW, WINDOW_S, LONGEST = 4, 0.5, 32
-"""Steps after which ranks compare times again, at least how many seconds they take where they are short, as to compare
-them takes some milliseconds where ranks share cores, and how many steps that is at most."""
 WAITING = 0.7
 """The share of exchanges without compression that no backward pass hides from which on the network alone decides."""
 SAME = 0.2
 """Times of an arm whose logarithms differ by less are those of one network: to search again was in vain."""
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """What ranks agree on of a step.
-
-    Attributes:
-        whole_s: from the end of the step before to its end, the mean over ranks: who waits for whom cancels out.
-        exchanging_s: from the first gradient to the end, on the rank that came last, which waited for nobody.
-        waited_s: of that, what no backward pass has hidden.
-    """
-
-    whole_s: float
-    exchanging_s: float
-    waited_s: float
 
 
 class Chooser:
@@ -60,8 +42,7 @@ class Chooser:
         if not self.settled:
             return 1
         known = self._times.get(self.search.next(), [])
-        step_s = median_low([times.whole_s for times in known[-WINDOW:]]) if known else WINDOW_S
-        return max(WINDOW, min(LONGEST, math.ceil(WINDOW_S / max(step_s, 1e-4))))
+        return window(median_low([times.whole_s for times in known[-WINDOW:]])) if known else WINDOW
 
     def next(self) -> int:
         """Return the arm of the coming step."""
@@ -83,7 +64,9 @@ class Chooser:
         if self.settled and len(self._window) >= self.every:
             exchanging_s = median_low([times.exchanging_s for times in self._window])
             self._window = []
-            if self._detector is not None:  # else there is one arm
+            if self._detector is None:  # nothing was tried
+                self._detector = Detector(exchanging_s)
+            else:
                 self.changed = self._detector.add(exchanging_s) or self.changed
 
     def _search(self, arm: int, times: StepTimes) -> None:
@@ -116,8 +99,8 @@ class Chooser:
         """The network was measured again: search again."""
         arm = self.search.choice
         assert arm is not None
-        self._chosen_before = arm, self._exchanging_s(arm)
+        self._chosen_before = (arm, self._exchanging_s(arm)) if arm in self._times else None
         self.search, self.changed = Search(weights, predicted), False
         self._times, self._window = {}, []
-        if self.settled:  # there is one arm now
+        if self.settled or self._chosen_before is None:
             self._detector = None

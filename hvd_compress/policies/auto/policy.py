@@ -1,12 +1,10 @@
-"""The policy of Compression.auto(): ranks agree on what steps took, and buckets travel by the arm that is chosen."""
+"""The policy that chooses by real steps: of Compression.auto(), and of every request that leaves its path open."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from statistics import fmean
 
 import torch
 
@@ -15,12 +13,15 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.events.history import Event, History
 from hvd_compress.events.recorder import choice
-from hvd_compress.policies.auto.arms import Arm, make_arms, ways_of
-from hvd_compress.policies.auto.chooser import Chooser, StepTimes
-from hvd_compress.policies.auto.quality import OF, Quality
+from hvd_compress.policies.agreement import Agreement
+from hvd_compress.policies.auto.arms import Arm, Choices, Family, make_arms, measurable
+from hvd_compress.policies.auto.chooser import Chooser
+from hvd_compress.policies.auto.quality import Candidate, Kind, Quality, candidates
 from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, StepMoments
 from hvd_compress.policies.fixed import decide
+from hvd_compress.policies.plan_schema import Plan
 from hvd_compress.policies.prices import Prices, keys_of, measure
+from hvd_compress.policies.resumed import decided, loaded, saved
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
@@ -30,158 +31,174 @@ TRIED = "tried, to be compared"
 
 @dataclass(frozen=True)
 class Auto:
-    """What Compression.auto() was told."""
+    """What Compression.auto() was told, and by a front end that has it the kind of optimizer."""
 
     quality: Quality = "near"
+    factors: tuple[tuple[str, float], ...] | None = None
+    kind: Kind | None = None
+
+    def beside(self, kind: Kind) -> Auto:
+        """Return the same for gradients that an optimizer of a kind takes."""
+        return replace(self, kind=kind)
 
     def make(self, request: Request, settings: Settings) -> AutoPolicy:
-        return AutoPolicy(request, self.quality)
+        factors = None if self.factors is None else dict(self.factors)
+        return AutoPolicy(request, Family(request, candidates(self.quality, self.kind, factors)))
 
 
 class AutoPolicy(DecisionPolicy):
-    """Chooses one of the arms of a quality by real steps. Where nothing may be measured, the one with the fewest bytes.
+    """Chooses one of several arms by real steps. Where nothing may be measured, the one with the fewest bytes."""
 
-    Attributes:
-        history: what was decided when, and why.
-    """
-
-    def __init__(self, request: Request, quality: Quality) -> None:
-        self._request, self._candidates = request, OF[quality]
+    def __init__(self, request: Request, choices: Choices) -> None:
+        self._request, self._choices = request, choices
         self._prices: Prices | None = None
         self._layouts: Sequence[Layout] = ()
         self._parameters: Sequence[Layout] = ()
         self._arms: list[Arm] = []
-        self._chooser: Chooser | None = None
+        self._chooser: Chooser | None = None  # where there is something to choose
+        self._fixed: Sequence[Decision] = ()  # where there is nothing
         self._watchers: list[Callable[[Event], None]] = []
-        self.history = History(watchers=self._watchers)
+        self._history = History(watchers=self._watchers)
         self._arm = 0  # of the step under way
-        self._steps: list[tuple[int, tuple[float, float, float]]] = []  # that ranks have not agreed on yet
-        self._agreeing: Callable[[], list[list[float]]] | None = None
-        self._since = 0  # the step behind whose exchanges they began to
-        self._agreed_on: list[int] = []  # the arms of its steps
+        self._agreement = Agreement()
+        self._recorded: list[int] = []  # the arms of steps that ranks have not compared yet
+        self._compared: list[int] = []  # those of steps that they are comparing
         self._launch: Launch
+        self._resumed: tuple[str, Plan] | None = None  # what another process has chosen
+        self._skipped = False  # whether nothing was measured, as there is nothing to choose
         self._told = False  # whether the choice was
         self._drops_at = -1
         self._is_first = True  # whether the step under way began before buckets were known
 
     @property
-    def controller(self) -> AutoPolicy:
-        return self
+    def history(self) -> History | None:
+        return self._history if self._chooser is not None else None
 
     @property
     def settled(self) -> bool:
-        """Whether no arm is tried."""
         return self._chooser is None or self._chooser.settled
 
     @property
     def tells_of(self) -> range:  # type: ignore[override]
-        return range(len(self._layouts))
+        return range(len(self._layouts) if self._chooser is not None else 0)
 
     def watch(self, watcher: Callable[[Event], None]) -> None:
         self._watchers.append(watcher)
-        self.history = History(watchers=self._watchers)
+        self._history = History(watchers=self._watchers)
+
+    def chosen(self) -> str:
+        if self._chooser is None or not self._told:
+            return ""
+        own = _compressible(self._layouts)
+        return saved(self._arms[self._arm].name, self._arms[self._arm].decisions, own, self.world_size)
+
+    def go_on(self, chosen: str) -> None:
+        self._resumed = loaded(chosen)
 
     def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
         super().prepare(engine, parameters)
-        self._parameters = [each for each in parameters if not each.sparse and each.dtype != torch.float64]
-        self._measure(engine)
+        if self._request.algorithm != "auto":
+            assert self._request.verb is not None
+            engine.require(self._request.verb, self._request.algorithm)
+        self._choices.unmeasured(_compressible(parameters), self.world_size, self.capabilities)  # can all be sent?
+        self._parameters = [each for each in _compressible(parameters) if not each.sparse]
+        self._skipped = self._resumed is not None
+        if not self._skipped:
+            self._measure(engine)
 
     def _measure(self, engine: Engine) -> None:
         """Collective, in the engine's thread."""
         if self.measuring_s is not None:
-            ways = ways_of(self._candidates, self._parameters, self.world_size, self.capabilities)
+            ways = measurable(self._choices, self._parameters, self.world_size, self.capabilities)
             self._prices = measure(engine, keys_of(ways, self.world_size), self.measuring_s)
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
-        self._take()  # what is under way is about other buckets
-        self._layouts, self._launch, self._steps = buckets, launch, []
-        self._arms = self._made()
-        self._chooser = Chooser(*self._weights()) if self.measuring_s is not None else None
-        self._arm = 0 if self._chooser is not None else self._unmeasured
+        self._agreement.drop()  # it is about other buckets
+        self._recorded, self._compared = [], []
+        self._layouts, self._launch = buckets, launch
+        arms, self._arm, self._chooser = self._go_on(), 0, None
+        if not arms and self._skipped:
+            self._launch(self._measure, f"step {step}, measuring the network", self.measuring_s or 0.0)()
+            self._skipped = False
+        self._arms = arms or self._made()
+        if self.measuring_s is not None and (len(self._arms) > 1 or self._resumed is not None):
+            self._chooser = Chooser(*self._weights())
+        else:
+            self._fixed = self._choices.unmeasured(_compressible(buckets), self.world_size, self.capabilities)
         self._told, self._is_first = False, True
         return self._decisions()
 
+    def _go_on(self) -> list[Arm]:
+        """Return what another process has chosen for these buckets; nothing where they are others."""
+        if self._resumed is None or self.measuring_s is None:
+            return []
+        (name, plan), own = self._resumed, _compressible(self._layouts)
+        decisions = decided(plan, own, self.world_size)
+        self._resumed = self._resumed if decisions is not None else None
+        if decisions is None:
+            return []
+        return [Arm(Candidate(name, decisions[0].compressor), tuple(decisions), 0.0)]
+
     def _made(self) -> list[Arm]:
-        layouts = [layout for layout in self._layouts if layout.dtype != torch.float64]
-        return make_arms(self._request, self._candidates, layouts, self.world_size, self.capabilities, self._prices)
+        own = _compressible(self._layouts)
+        return make_arms(self._choices, self._request, own, self.world_size, self.capabilities, self._prices)
 
     def _weights(self) -> tuple[list[float], list[float]]:
         return [arm.candidate.factor for arm in self._arms], [arm.predicted for arm in self._arms]
 
-    @property
-    def _unmeasured(self) -> int:
-        return min(range(len(self._arms)), key=lambda arm: self._arms[arm].predicted) if self.world_size > 1 else 0
-
     def _decisions(self) -> list[Decision]:
         """Return how buckets travel with the arm of the coming step."""
-        own = iter(self._arms[self._arm].decisions)
-        reason = self._reason() if self.settled else TRIED
-        found = []
-        for layout in self._layouts:
-            if layout.dtype == torch.float64:
-                found.append(decide(self._request, layout, self.world_size, self.capabilities))
-            else:
-                found.append(replace(next(own), reason=reason, is_trial=not self.settled))
-        return found
+        if self._chooser is None:
+            own = iter(self._fixed)
+        else:
+            reason, is_trial = (self._reason(self._chooser), False) if self.settled else (TRIED, True)
+            own = iter([replace(each, reason=reason, is_trial=is_trial) for each in self._arms[self._arm].decisions])
+        plain = [layout.dtype == torch.float64 for layout in self._layouts]
+        return [
+            decide(self._request, layout, self.world_size, self.capabilities) if is_plain else next(own)
+            for layout, is_plain in zip(self._layouts, plain, strict=True)
+        ]
 
-    def _reason(self) -> str:
-        chooser, arms = self._chooser, self._arms
-        if chooser is None:
-            return "one rank exchanges nothing" if self.world_size == 1 else f"{arms[self._arm].way}: fewest bytes"
-        if len(arms) == 1:
-            return f"{arms[0].way}: there is no other way"
+    def _reason(self, chooser: Chooser) -> str:
+        arms = self._arms
+        if self._resumed is not None:
+            return f"{arms[0].way}, as in the checkpoint"
         others = [arm for arm in range(len(arms)) if arm != self._arm and not math.isnan(chooser.waited_s(arm))]
-        waits = [f"{arms[arm].candidate.name} {1e3 * chooser.waited_s(arm):.3g} ms" for arm in reversed(others)]
+        waits = [f"{arms[arm].name} {1e3 * chooser.waited_s(arm):.3g} ms" for arm in reversed(others)]
         own = f"{arms[self._arm].way}, {1e3 * chooser.waited_s(self._arm):.3g} ms a step not hidden"
-        return "; ".join(filter(None, [own, ", ".join(waits), "as dense in loss (table)" if self._arm else ""]))
+        return "; ".join(
+            filter(None, [own, ", ".join(waits), self._choices.loss(arms[self._arm].candidate) if self._arm else ""])
+        )
 
     def observe(self, step: int, metrics: Sequence[BucketMetrics], moments: StepMoments) -> None:
         chooser = self._chooser
         if chooser is None or self._is_first:
             self._is_first = False
             return
-        if not chooser.settled or step > self._since:
-            self._take()
+        if self._agreement.ready(step) or (self._agreement.under_way and not chooser.settled):
+            agreed = self._agreement.take()
+            chooser.record(list(zip(self._compared, agreed.steps, strict=True)))
         if chooser.changed:
             self._measure_again(step)
             return
-        figures = moments.ended_s - moments.before_s, moments.exchanging_s, moments.waited_s
-        self._steps.append((self._arm, figures))
+        self._agreement.record(moments)
+        self._recorded.append(self._arm)
 
     def launched(self, step: int) -> None:
         """Behind the last exchange ranks are in step. They compare the steps before this one."""
         chooser = self._chooser
-        if chooser is None or self._agreeing is not None or len(self._arms) == 1:
-            return
-        if len(self._steps) >= chooser.every:
-            self._agree(step)
-
-    def _agree(self, step: int) -> None:
-        self._since = step
-        self._agreed_on = [arm for arm, _ in self._steps]
-        mine = [figure for _, figures in self._steps for figure in figures]
-        self._agreeing = self._launch(partial(_gathered, mine), f"step {step}, comparing times")
-        self._steps = []
-
-    def _take(self) -> None:
-        if self._agreeing is None:
-            return
-        wait, self._agreeing = self._agreeing, None
-        ranks = wait()
-        columns = list(zip(*ranks, strict=True))
-        times = [
-            StepTimes(fmean(whole_s), min(exchanging_s), min(waited_s))
-            for whole_s, exchanging_s, waited_s in zip(columns[::3], columns[1::3], columns[2::3], strict=True)
-        ]
-        assert self._chooser is not None
-        self._chooser.record(list(zip(self._agreed_on, times, strict=True)))
+        if chooser is not None and not self._agreement.under_way and self._agreement.recorded >= chooser.every:
+            self._agreement.begin(self._launch, step)
+            self._compared, self._recorded = self._recorded, []
 
     def _measure_again(self, step: int) -> None:
         """The network seems to be another one: measure it, and search again."""
         assert self._chooser is not None
-        self.history.add(Event(step, "network", reason="steps take another time than those before"))
+        self._history.add(Event(step, "network", reason="steps take another time than those before"))
         self._launch(self._measure, f"after step {step}, measuring the network", self.measuring_s or 0.0)()
-        self._arms, self._steps = self._made(), []
+        self._resumed = None
+        self._arms, self._recorded = self._made(), []
+        self._agreement.drop()
         self._chooser.again(*self._weights())
         self._told = False
 
@@ -201,12 +218,9 @@ class AutoPolicy(DecisionPolicy):
         if chooser.settled:
             self._told, self._drops_at = True, step + 1
             for number, decision in enumerate(decisions):
-                self.history.add(choice(step - 1, number, decision))
+                self._history.add(choice(step - 1, number, decision))
         return dict(enumerate(decisions))
 
 
-def _gathered(mine: Sequence[float], engine: Engine) -> list[list[float]]:
-    """Return the figures of all ranks, which bring as many. Collective."""
-    with engine.aside():
-        sent = torch.tensor(mine, dtype=torch.float64)
-        return [part.tolist() for part in engine.control.allgather(sent, [len(mine)] * engine.world_size)]
+def _compressible(layouts: Sequence[Layout]) -> list[Layout]:
+    return [layout for layout in layouts if layout.dtype != torch.float64]

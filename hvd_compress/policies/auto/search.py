@@ -9,6 +9,9 @@ from statistics import median_low
 FIRST, MORE = 2, 3
 """Steps of each arm in the first round, and of those that are left in the second: with four arms 17, and one behind
 each round that waits for what ranks agree on."""
+MANY = 5
+"""From so many arms on others than the first have one step in the first round, and two in the second: with eleven 18
+and two. Of as many steps, to try more arms tells more than to try few of them for longer."""
 HOPELESS = 1.5
 """An arm whose first step takes so many times the best one is not tried again."""
 MARGIN = 0.03
@@ -38,7 +41,11 @@ class Search:
         order = sorted(range(1, len(weights)), key=predicted.__getitem__)
         self._round = [0, *order]
         # The first two in turns: what the first step waits for may say that it was enough of it.
-        self._queue = deque([*(FIRST * self._round[:2]), *(arm for arm in self._round[2:] for _ in range(FIRST))])
+        if len(weights) < MANY:
+            queue, self._more = [*(FIRST * self._round[:2]), *(n for n in self._round[2:] for _ in range(FIRST))], MORE
+        else:
+            queue, self._more = [*self._round[:2], 0, *self._round[2:]], MORE - 1
+        self._queue = deque(queue)
         self._due = len(self._queue)  # times that this round still waits for
         self._is_first = True
         self.choice: int | None = None if order else 0
@@ -89,7 +96,7 @@ class Search:
         left = [arm for arm in dict.fromkeys([*ranked[:2], 0]) if self.score(arm) <= limit]
         if self._is_first and len(left) > 1:
             self._is_first, self._round = False, left
-            self._queue = deque(arm for _ in range(MORE) for arm in left)
+            self._queue = deque(arm for _ in range(self._more) for arm in left)
             self._due = len(self._queue)
             return
         close = [arm for arm in left if self.score(arm) <= (1 + MARGIN) * self.score(ranked[0])]

@@ -22,7 +22,7 @@ requests = {
     "covap": hvd.Compression.covap(2),
     "plan": hvd.Compression.plan(logs / "plan.json"),
     "momentum": hvd.Compression.momentum(warmup_steps=2),
-    "topk": hvd.Compression.topk(0.05),  # by a controller, unless it is switched off
+    "topk": hvd.Compression.topk(0.05),  # by real steps, unless that is switched off
 }
 for name, request in requests.items():
     os.environ |= {"HVD_COMPRESS_LOG": str(logs / f"{name}.jsonl"), "HVD_COMPRESS_TENSORBOARD": str(logs / name)}

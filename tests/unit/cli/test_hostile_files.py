@@ -121,7 +121,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "out.json").rename(folder / "plan.json")
     traced(folder / "run.json", read_plan(folder / "plan.json"))
     history = History(folder / "log.jsonl")
-    for event in (Event(1, "begin", 0, ratio=0.01), Event(9, "choice", 0, "star-ring", 0.01, 0.004, 0.003)):
+    for event in (Event(1, "ratio", 0, ratio=0.01), Event(9, "choice", 0, "star-ring", 0.01, 0.004, 0.003)):
         history.add(event)
     (folder / "schedule.csv").write_text("at_s, latency, bandwidth\n0, 1ms, 1gbit\n")
     torch.save(torch.randn(100), folder / "gradient.pt")

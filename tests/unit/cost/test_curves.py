@@ -13,7 +13,7 @@ from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.paths import Path
 from hvd_compress.errors import ConfigError, UnsupportedError
-from tests.controlled import predicted
+from tests.unit.cost.predicting import predicted
 
 
 def test_between_two_sizes_the_logarithms_are_linear():

@@ -19,7 +19,7 @@ from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.schemes import Requantize, Work, build, carries, labels, parse, stages, variants, verb_of
 from hvd_compress.units import parse_bandwidth, parse_latency
-from tests.controlled import predicted
+from tests.unit.cost.predicting import predicted
 
 PARAMETERS = {"ResNet18": 11_700_000, "ResNet50": 25_600_000, "AlexNet": 61_100_000, "ViT": 132_000_000}
 

@@ -7,16 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hvd_compress.controller.network import Network
-from hvd_compress.controller.report import Timing, agree
-from hvd_compress.controller.rollout import same_steps
-from hvd_compress.cost.calibrate import calibrate
 from hvd_compress.cost.store import job_shape
 from hvd_compress.engines import select
 from hvd_compress.engines.base import ENGINES, Engine
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.engines.select import EngineSpec, agree_on_engine
 from hvd_compress.errors import ConfigError, UnsupportedError
+from hvd_compress.policies.agreement import gathered
+from hvd_compress.policies.prices import measure
 
 
 def spec(name: str, obstacle: Callable[[Engine], str | None] = lambda engine: None) -> EngineSpec:
@@ -117,12 +115,9 @@ def test_what_ranks_tell_each_other_goes_over_the_control_and_what_is_measured_o
         assert engine.allgather_json(engine.rank) == [0, 1]
         assert job_shape(engine).world_size == 2
         assert len(engine.locate()) == 2
-        agreed = agree(engine, [(Timing(1.0, 1.0, 1.0),)], 1.0)
-        assert agreed.step_s == 1.0
-        assert agreed.own.seconds > 0
-        same_steps(3, engine)
+        assert gathered([float(engine.rank)], engine) == [[0.0], [1.0]]
         before = engine.sent_bytes
-        Network(calibrate(engine, budget_s=0.0)).remeasured(engine)
+        measure(engine, [("allreduce", "auto")], 0.0)
         assert engine.sent_bytes > before
         assert engine.take_calls() == []
 

@@ -11,6 +11,7 @@ import torch
 
 from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.compression import Compression
 from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, OneBit, PowerSGD, TopK
 from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.cost.formulas import Formulas
@@ -19,8 +20,11 @@ from hvd_compress.cost.predict import predict
 from hvd_compress.cost.quick import SIZES
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
-from hvd_compress.policies import AdaptivePolicy, Covap, FixedPolicy, PlanFile, Warmup, decide, policy_for
+from hvd_compress.policies import Covap, FixedPolicy, PlanFile, Warmup, decide, policy_for
+from hvd_compress.policies.auto.policy import TRIED, AutoPolicy
+from hvd_compress.policies.base import DecisionPolicy
 from hvd_compress.policies.fixed import MARGIN
+from hvd_compress.policies.flexible.policy import FlexiblePolicy
 from hvd_compress.policies.plan_schema import Plan, Treatment
 from hvd_compress.policies.plan_settings import settings_of
 from hvd_compress.policies.prices import Prices
@@ -123,6 +127,9 @@ ADAPTS = Settings(600, 60, adapt=True, calibration_s=0.0)
         (lambda: Request(EFSign()), set()),
         (lambda: Request(Cast()), set()),
         (lambda: Request(Cast(), policy=Covap(2)), set()),
+        (lambda: Request(TopK(0.1)), {"allreduce", "allgather", "broadcast"}),
+        (lambda: Request(TopK(0.1), "allgather"), {"allgather"}),
+        (lambda: Request(TopK(0.1), "allgather", "bruck"), set()),
     ],
 )
 def test_what_is_open_is_measured_and_nothing_else(
@@ -132,8 +139,9 @@ def test_what_is_open_is_measured_and_nothing_else(
     found = launched_by(make(), ADAPTS, RANKS, [Layout.of((512, 512))])
     assert [measured for measured, _ in found] == [verbs] * RANKS
     assert all(decisions == found[0][1] for _, decisions in found)
-    warms_up = isinstance(make().policy, Warmup)
-    assert ("by curves of this job" in found[0][1][0].reason) == (bool(verbs) and not warms_up)
+    (decision,) = found[0][1]
+    assert (decision.reason == TRIED) == (bool(verbs) and make().policy is None), "real steps choose, and not curves"
+    assert ("by curves of this job" in decision.reason) == (bool(verbs) and isinstance(make().policy, PlanFile))
 
 
 def planned(scheme: str) -> Request:
@@ -141,15 +149,14 @@ def planned(scheme: str) -> Request:
     return Request(Cast(), policy=PlanFile("digest", plan))
 
 
-def test_a_far_network_is_found_far_and_so_is_what_a_plan_leaves_open(
+def test_what_a_plan_leaves_open_goes_by_curves_on_a_far_network(
     tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path))
-    for request, told in ((INT4, ""), (planned("auto"), "planned: ")):
-        for _, (decision,) in launched_by(request, ADAPTS, RANKS, [MEGABYTE]):
-            assert decision.path == GATHERED
-            assert decision.reason.startswith(told)
-            assert "by curves of " in decision.reason
+    for _, (decision,) in launched_by(planned("auto"), ADAPTS, RANKS, [MEGABYTE]):
+        assert decision.path == GATHERED
+        assert decision.reason.startswith("planned: ")
+        assert "by curves of " in decision.reason
 
 
 @pytest.mark.parametrize(
@@ -168,8 +175,23 @@ def test_nothing_is_measured_where_it_would_decide_nothing(settings: Settings, r
         assert "curves" not in decision.reason
 
 
-def test_a_controller_measures_for_itself() -> None:
-    policy = policy_for(Request(TopK(0.1)), ADAPTS, RANKS)
-    assert isinstance(policy, AdaptivePolicy)
-    assert policy.measuring_s is None
-    assert isinstance(policy_for(Request(TopK(0.1), "star", "ring"), ADAPTS, RANKS), FixedPolicy)
+@pytest.mark.parametrize(
+    ("request_", "kind"),
+    [
+        (Request(TopK(0.1)), AutoPolicy),
+        (Request(TopK(0.1), "star"), AutoPolicy),
+        (Request(TopK(0.1), "star", "ring"), FixedPolicy),
+        (Request(TopK(0.1), "artopk", "ring"), FlexiblePolicy),  # whose indices are used is a matter of gain
+        (Request(TopK(0.1), "hitopk"), FixedPolicy),
+        (INT4, AutoPolicy),
+        (Request(BlockQuantizer(4), "allgather"), FixedPolicy),
+        (Request(Cast(torch.bfloat16)), FixedPolicy),
+        (Compression.auto(), AutoPolicy),
+        (Compression.flexible(), FlexiblePolicy),
+    ],
+)
+def test_which_policy_carries_a_request_out(request_: Request, kind: type[DecisionPolicy]) -> None:
+    policy = policy_for(request_, ADAPTS, RANKS)
+    assert type(policy) is kind
+    assert policy.measuring_s == ADAPTS.calibration_s
+    assert policy_for(request_, ADAPTS, 1).measuring_s is None

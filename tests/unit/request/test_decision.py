@@ -11,7 +11,7 @@ from hvd_compress.compressors import QSGD, Cast, EFSign, MSTopK, PowerSGD, Rando
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.errors import ConfigError, UsageError
-from hvd_compress.policies.adaptive import is_adaptive, open_paths, workers_open
+from hvd_compress.policies.auto.arms import leaves_open, open_paths
 from hvd_compress.policies.fixed import decide
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
@@ -91,15 +91,14 @@ FORCING = Capabilities(VERBS, ("ring", "tree"), (torch.float32,), broadcasts=("p
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({}, "dense dense-ring dense-tree allgather allgather-bruck star-?*"),
-        ({"algorithm": "ring"}, "dense-ring allgather allgather-bruck star-ring star-ring+pipeline_16k"),
+        ({}, "allgather allgather-bruck star-?*"),
+        ({"algorithm": "ring"}, "allgather allgather-bruck star-ring star-ring+pipeline_16k"),
         ({"scheme": "allgather"}, "allgather allgather-bruck"),
-        ({"scheme": "artopk"}, "star-?*"),
         ({"scheme": "var"}, "var-?*"),
         ({"scheme": "star", "algorithm": "tree"}, "star-tree star-tree+pipeline_16k"),
     ],
 )
-def test_the_controller_chooses_among_what_the_request_leaves_open(arguments: dict[str, str], expected: str) -> None:
+def test_real_steps_choose_among_what_the_request_leaves_open(arguments: dict[str, str], expected: str) -> None:
     def spelled(word: str) -> list[str]:
         scheme = word.removesuffix("-?*")
         every = [scheme + a + b for a in ("", "-ring", "-tree") for b in ("", "+pipeline_16k")]
@@ -108,16 +107,8 @@ def test_the_controller_chooses_among_what_the_request_leaves_open(arguments: di
     request = Request(TopK(0.1), **arguments)
     found = [str(way) for way in open_paths(request, Layout.of(10), FORCING)]
     assert found == [name for word in expected.split() for name in spelled(word)]
-    assert open_paths(request, Layout.of(10, dtype=torch.float64), FORCING) == ()
     fixed = arguments.keys() == {"scheme", "algorithm"}
-    assert is_adaptive(request) != fixed
-
-
-def test_artopk_with_a_named_algorithm_leaves_star_and_var_open() -> None:
-    request = Request(TopK(0.1), "artopk", "ring")
-    assert is_adaptive(request)
-    assert workers_open(request)
-    assert not workers_open(Request(TopK(0.1), "star"))
+    assert leaves_open(request) != fixed
 
 
 def test_an_engine_that_can_carry_nothing_is_named() -> None:

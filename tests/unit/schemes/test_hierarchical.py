@@ -31,7 +31,7 @@ from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.feedback.states import BucketState, Residual
-from hvd_compress.policies.adaptive import is_adaptive
+from hvd_compress.policies.auto.arms import leaves_open
 from hvd_compress.policies.fixed import decide
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import Work
@@ -401,7 +401,7 @@ def test_nothing_chooses_them() -> None:
         runnable = {path.scheme for path in schemes.runnable(compressor, LAYOUT, can)}
         assert not any(schemes.by_name(name) for name in chosen)
         assert runnable - chosen == {n for n in schemes.names_for(compressor) if schemes.by_name(n)}
-    assert not is_adaptive(Request(TopK(RATIO), "hierarchical"))
+    assert not leaves_open(Request(TopK(RATIO), "hierarchical"))
     assert decide(Request(TopK(RATIO), "hitopk"), LAYOUT, 4, can).path == Path("hitopk")
 
 

@@ -76,8 +76,8 @@ def train_on_hosts(rank: int) -> None:
             assert {decision.scheme for decision in hc.decisions(ddp).values()} == {scheme}
 
 
-@pytest.mark.parametrize("name", ["topk", "auto"])
-def test_the_controller_chooses_while_it_trains(name: str, tmp_path) -> None:
+@pytest.mark.parametrize("name", ["topk", "auto", "flexible"])
+def test_it_is_chosen_while_it_trains(name: str, tmp_path) -> None:
     variables = {"HVD_COMPRESS_ADAPT": "1", "HVD_COMPRESS_CALIBRATION_S": "0.1", "HVD_COMPRESS_CACHE": str(tmp_path)}
     run_ranks(train_adaptively, name, **variables)
 

@@ -14,9 +14,10 @@ from hvd_compress.compressors import Cast
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.names import ALGORITHMS
-from hvd_compress.policies.auto.arms import Arm, make_arms
-from hvd_compress.policies.auto.chooser import Chooser, StepTimes
-from hvd_compress.policies.auto.quality import OF
+from hvd_compress.policies.agreement import StepTimes
+from hvd_compress.policies.auto.arms import Arm, Family, make_arms
+from hvd_compress.policies.auto.chooser import Chooser
+from hvd_compress.policies.auto.quality import candidates
 from hvd_compress.request.request import Request
 
 CAN = Capabilities(
@@ -72,7 +73,9 @@ class Training:
         wrong = [math.exp(self._random.gauss(0, 2 * self.noise)) for _ in range(2)]
         costs = Formulas(network.latency_s * wrong[0], 8 / network.bandwidth * wrong[1], network.ranks)
         prices = _Priced(costs)
-        return make_arms(Request(Cast()), OF["near"], self._layouts, network.ranks, CAN, prices)  # type: ignore[arg-type]
+        request = Request(Cast())
+        choices = Family(request, candidates("near"))
+        return make_arms(choices, request, self._layouts, network.ranks, CAN, prices)  # type: ignore[arg-type]
 
     def expected(self, arm: Arm, network: Network) -> StepTimes:
         """Return what a step takes without noise: exchanges follow each other, each begins when its bucket is there."""

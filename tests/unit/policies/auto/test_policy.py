@@ -12,8 +12,18 @@ from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.policies.auto.quality import candidates
 from hvd_compress.settings import Settings
-from tests.harness import alone, backward, make_optimizer, make_parameters, remembered
+from tests.harness import (
+    alone,
+    backward,
+    flat_gradient,
+    flat_residual,
+    gradient,
+    make_optimizer,
+    make_parameters,
+    remembered,
+)
 
 RANKS = 3
 SHAPES = {"large": (64, 64), "small": (5,), "larger": (96, 64)}
@@ -124,16 +134,117 @@ def test_without_measurements_the_fewest_bytes_travel_and_one_rank_sends_none() 
     assert {d.reason for d in optimizer.decisions.values()} == {"one rank exchanges nothing"}
 
 
-def test_where_only_dense_will_do_nothing_is_tried() -> None:
+def test_where_only_dense_will_do_algorithms_are_compared() -> None:
     def body(engine: InProcessEngine) -> set[str]:
         parameters, optimizer = start(engine, "dense")
-        assert set(train(engine, parameters, optimizer, range(4))[1:]) == {"Cast(dtype=None)"}
-        return {d.reason for d in optimizer.decisions.values()}
+        assert set(train(engine, parameters, optimizer, range(STEPS))[1:]) == {"Cast(dtype=None)"}
+        assert optimizer.controller.settled
+        assert all("ms a step not hidden" in d.reason for d in optimizer.decisions.values())
+        return {str(d.path) for d in optimizer.decisions.values()}
 
-    assert run_ranks(2, body) == [{"dense by dense: there is no other way"}] * 2
+    first, second = run_ranks(2, body)
+    assert first == second
+
+
+REQUESTS = {
+    "topk": Compression.topk(0.02),
+    "topk by ring": Compression.topk(0.02, algorithm="ring"),
+    "star": Compression.topk(0.02, scheme="star"),
+    "int4": Compression.int4(),
+    "allgather of int4": Compression.int4(scheme="allgather"),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_of_a_request_the_path_is_chosen_and_what_it_names_stays(name: str) -> None:
+    """And nothing is lost: what was given is what came, and what is left."""
+    request = REQUESTS[name]
+
+    def body(engine: InProcessEngine):
+        parameters = make_parameters(SHAPES)
+        settings = Settings(600, 60, adapt=True, calibration_s=0.1)
+        made = make_optimizer(parameters, request, lambda: engine, engine.rank, engine.world_size, settings=settings)
+        used: list[list[tuple[str, str]]] = []
+        came = given = torch.zeros(0)
+        for step in range(STEPS):
+            made.zero_grad()
+            backward(parameters, engine.rank, step)
+            gave = torch.cat(
+                [gradient(n, tuple(p.shape), engine.rank, step).reshape(-1) for n, p in parameters.items()]
+            )
+            made.synchronize()
+            got = flat_gradient(parameters)
+            came, given = (came + got, given + gave) if step else (got, gave)
+            used.append([(str(d.compressor), str(d.path)) for d in made.decisions.values()])
+            with made.skip_synchronize():
+                made.step()
+        assert made.controller is None or made.controller.settled
+        return used, came, given, flat_residual(made, parameters)
+
+    ranks = run_ranks(RANKS, body)
+    assert all(rank[0] == ranks[0][0] for rank in ranks)
+    used = {each for step in ranks[0][0] for each in step}
+    named = {str(request.compressor)}
+    if request.compressor.has_ratio and request.scheme == "auto":
+        named.add("Cast(dtype=None)")
+    assert {compressor for compressor, _ in used} <= named
+    if request.scheme != "auto":
+        assert all(path.startswith(request.scheme) for _, path in used)
+    assert not any(path.startswith("var") for _, path in used)
+    if request.algorithm != "auto":
+        assert all("ring" in path for _, path in used if path.startswith(("star", "dense")))
+    if request.compressor.has_ratio:
+        given, left = (sum(rank[at] for rank in ranks) / RANKS for at in (2, 3))
+        torch.testing.assert_close(ranks[0][1] + left, given, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("quality", [0.6, "knee", None, "Near"])
 def test_a_quality_is_one_of_a_few(quality: object) -> None:
-    with pytest.raises(ConfigError, match=r"unknown quality .* known are dense, near"):
+    with pytest.raises(ConfigError, match=r"unknown quality .* known are dense, near, any"):
         Compression.auto(quality)  # type: ignore[arg-type]
+
+
+def test_what_any_quality_means() -> None:
+    names = {kind: [each.name for each in candidates("any", kind)] for kind in ("sgd", "adam", None)}
+    assert names["sgd"] == ["dense", "bf16", "int8", "int4", "natural", "int2", "powersgd", "topk"]
+    assert names["adam"] == names[None] == ["dense", "bf16", "int8", "int4", "natural"]
+    assert [each.name for each in candidates("near", "sgd")] == ["dense", "bf16", "int8", "int4"]
+    own = candidates("any", "adam", {"topk": 1.2})
+    assert [(each.name, each.factor) for each in own] == [("dense", 1.0), ("topk", 1.2)]
+
+
+@pytest.mark.parametrize(
+    ("factors", "words"),
+    [
+        ({"topkk": 1.0}, "unknown compression 'topkk'.*did you mean topk"),
+        ({"int4": 0}, "int4 needs 0 times"),
+        ({"int4": float("nan")}, "int4 needs nan times"),
+        ({"int4": True}, "int4 needs True times"),
+        ([1.0], "must say by name"),
+    ],
+)
+def test_factors_are_numbers_by_name(factors: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Compression.auto("any", factors=factors)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match='belongs to quality="any"'):
+        Compression.auto(factors={"int4": 1.0})
+
+
+def test_more_steps_must_be_worth_it() -> None:
+    """On a slow network top-k of 1 % makes steps shortest; whether it is taken is a matter of the steps it needs."""
+
+    def body(engine: InProcessEngine, factor: float) -> tuple[set[str], set[str]]:
+        slowed(engine, lambda: 2e-6)
+        parameters = make_parameters(SHAPES)
+        request = Compression.auto("any", factors={"int4": 1.0, "topk": factor})
+        settings = Settings(600, 60, adapt=True, calibration_s=0.2)
+        made = make_optimizer(parameters, request, lambda: engine, engine.rank, engine.world_size, settings=settings)
+        train(engine, parameters, made, range(STEPS))
+        decided = [d for names, d in made.decisions.items() if "larger" in names]
+        return {d.compressor.kind for d in decided}, {d.reason.rpartition("; ")[2] for d in decided}
+
+    assert (
+        run_ranks(2, lambda engine: body(engine, 1.2))
+        == [({"sparsifier"}, {"1.2 times the steps of dense to its loss (table)"})] * 2
+    )
+    assert run_ranks(2, lambda engine: body(engine, 20.0)) == [({"quantiser"}, {"as dense in loss (table)"})] * 2

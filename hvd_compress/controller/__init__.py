@@ -1,1 +1,0 @@
-"""Which choice, now? Collective and ratio of every bucket, from what the engine was measured to do."""

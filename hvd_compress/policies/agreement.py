@@ -1,0 +1,184 @@
+"""Ranks compare what they measured of steps: behind the exchanges of one step, taken after the next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+
+import torch
+
+from hvd_compress.engines.base import Engine
+from hvd_compress.engines.launch import Launch
+from hvd_compress.policies.base import BucketMetrics, StepMoments
+from hvd_compress.policies.clocks import offsets
+
+WINDOW, WINDOW_S, LONGEST = 4, 0.5, 32
+"""Steps after which ranks compare times again, at least how many seconds they take where they are short, as to compare
+them takes some milliseconds where ranks share cores, and how many steps that is at most."""
+
+
+def window(step_s: float) -> int:
+    """Return after how many steps of `step_s` seconds ranks are to compare times again."""
+    return max(WINDOW, min(LONGEST, math.ceil(WINDOW_S / max(step_s, 1e-4))))
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """What ranks agree on of a step.
+
+    Attributes:
+        whole_s: from the end of the step before to its end, the mean over ranks: who waits for whom cancels out.
+        exchanging_s: from the first gradient to the end, on the rank that came last, which waited for nobody.
+        waited_s: of that, what no backward pass has hidden.
+    """
+
+    whole_s: float
+    exchanging_s: float
+    waited_s: float
+
+
+@dataclass(frozen=True)
+class ExchangeTimes:
+    """What ranks agree on of a bucket's exchange.
+
+    Attributes:
+        seconds: with its kernels, had all ranks come to it at once.
+        kernels_s: to compress and to decompress, on the slowest rank.
+    """
+
+    seconds: float
+    kernels_s: float
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks know of the steps that were compared.
+
+    Attributes:
+        steps: their times.
+        exchanges: by step and bucket; none of a bucket whose exchanges were not recorded.
+        told: by rank, what the policy had to tell.
+    """
+
+    steps: tuple[StepTimes, ...]
+    exchanges: tuple[tuple[ExchangeTimes, ...], ...]
+    told: tuple[tuple[float, ...], ...]
+
+
+class Agreement:
+    """Times of steps that ranks compare: one small all-gather, launched where ranks are in step, awaited a step later.
+
+    Called alike on all ranks. A policy records each step in observe(), begins in launched(), and takes what ranks agree
+    on in the next observe(), or waits for it where it can decide nothing without.
+
+    Attributes:
+        recorded: steps that are to be compared.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[list[float]] = []
+        self._buckets = 0
+        self._wait: Callable[[], list[list[float]]] | None = None
+        self._asked = (0, 0)  # steps and buckets that are being compared
+        self._since = 0  # the step behind whose exchanges they are
+
+    @property
+    def recorded(self) -> int:
+        return len(self._rows)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether ranks are comparing."""
+        return self._wait is not None
+
+    def record(self, moments: StepMoments, metrics: Sequence[BucketMetrics] = ()) -> None:
+        """Take a step of this rank: of as many buckets in each step."""
+        assert not self._rows or self._buckets == len(metrics)
+        self._buckets = len(metrics)
+        row = [moments.ended_s - moments.before_s, moments.exchanging_s, moments.waited_s]
+        for of in metrics:
+            spans, sample = of.spans, of.report.sample
+            before_s, after_s = (sample.before_s, sample.after_s) if sample is not None else (0.0, 0.0)
+            compress_s = spans.compress_s - before_s if of.report.on_critical_path else math.nan
+            row += [compress_s, *spans.communicate, spans.decompress_s - after_s]
+        self._rows.append(row)
+
+    def begin(self, launch: Launch, step: int, told: Sequence[float] = ()) -> None:
+        """Compare the steps that were recorded, behind the exchanges of this one, and tell the other ranks something.
+
+        Args:
+            told: as many figures on all ranks.
+        """
+        assert self._wait is None
+        mine = [figure for row in self._rows for figure in row] + list(told)
+        self._wait = launch(partial(gathered, mine), f"step {step}, comparing times")
+        self._asked, self._since, self._rows = (len(self._rows), self._buckets), step, []
+
+    def ready(self, step: int) -> bool:
+        """Whether what ranks compared has had the exchanges of a later step to travel beside."""
+        return self.under_way and step > self._since
+
+    def take(self) -> Agreed:
+        """Return what ranks agree on; waits for it."""
+        assert self._wait is not None
+        (steps, buckets), ranks = self._asked, self._wait()
+        self._wait = None
+        width = 3 + 4 * buckets
+        rows = [[rank[width * at : width * (at + 1)] for rank in ranks] for at in range(steps)]  # by step and rank
+        apart = _apart(rows, buckets) if buckets else []
+        return Agreed(
+            tuple(_step(row) for row in rows),
+            tuple(tuple(_exchange(_spans(row, number), apart) for number in range(buckets)) for row in rows),
+            tuple(tuple(rank[width * steps :]) for rank in ranks),
+        )
+
+    def drop(self) -> None:
+        """Forget what was recorded, and what is being compared."""
+        self._rows = []
+        if self._wait is not None:
+            self.take()
+
+
+Phases = tuple[float, float, float, float]
+"""Seconds of compressing, NaN where nobody waited for that; when communicating began and ended by the rank's clock;
+seconds of decompressing."""
+
+
+def _step(row: Sequence[Sequence[float]]) -> StepTimes:
+    whole_s, exchanging_s, waited_s = zip(*(rank[:3] for rank in row), strict=True)
+    return StepTimes(fmean(whole_s), min(exchanging_s), min(waited_s))
+
+
+def _spans(row: Sequence[Sequence[float]], number: int) -> list[Phases]:
+    at = 3 + 4 * number
+    return [(rank[at], rank[at + 1], rank[at + 2], rank[at + 3]) for rank in row]
+
+
+def _apart(rows: Sequence[Sequence[Sequence[float]]], buckets: int) -> list[float]:
+    """Return how far the clocks of ranks are apart."""
+    exchanges = [_spans(row, number) for row in rows for number in range(buckets)]
+    met = [spans for spans in exchanges if all(ended > began for _, began, ended, _ in spans)]
+    by_rank = range(len(rows[0]))
+    starts, ends = ([[spans[rank][at] for spans in met] for rank in by_rank] for at in (1, 2))
+    return offsets(starts, ends)
+
+
+def _exchange(spans: Sequence[Phases], apart: Sequence[float]) -> ExchangeTimes:
+    """A rank that comes late has the others wait for it in their collective, which is no matter of how they exchange:
+    it counts from when the last one came until the last one has ended. Compression is the mean over ranks: which of
+    them is delayed by other processes is chance."""
+    begun = max(began + offset for (_, began, _, _), offset in zip(spans, apart, strict=True))
+    ended = max(end + offset for (_, _, end, _), offset in zip(spans, apart, strict=True))
+    compress_s, decompress_s = ([each[at] for each in spans if not math.isnan(each[at])] for at in (0, 3))
+    seconds = fmean(compress_s) + ended - begun + fmean(decompress_s)
+    return ExchangeTimes(seconds, max(compress_s) + max(decompress_s))
+
+
+def gathered(mine: Sequence[float], engine: Engine) -> list[list[float]]:
+    """Return the figures of all ranks, which bring as many. Collective."""
+    with engine.aside():
+        sent = torch.tensor(mine, dtype=torch.float64)
+        return [part.tolist() for part in engine.control.allgather(sent, [len(mine)] * engine.world_size)]

@@ -1,0 +1,1 @@
+"""Compression.flexible(): the controller of Tyagi and Swany, "Flexible Communication"."""

@@ -1,0 +1,334 @@
+"""The policy of Compression.flexible(): it looks at gains and times, and chooses ratios and paths between steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.metadata import version
+from statistics import fmean, median
+
+import torch
+
+from hvd_compress import schemes
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors import Cast, Compressor
+from hvd_compress.cost.kept import kept
+from hvd_compress.cost.paths import Path
+from hvd_compress.engines.base import Engine
+from hvd_compress.engines.launch import Launch
+from hvd_compress.errors import ConfigError
+from hvd_compress.events.history import Event, History
+from hvd_compress.events.recorder import choice
+from hvd_compress.policies.agreement import Agreed, Agreement, gathered, window
+from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, StepMoments
+from hvd_compress.policies.detector import Detector
+from hvd_compress.policies.fixed import FixedPolicy
+from hvd_compress.policies.flexible.ratio import DENSE, BucketRatio
+from hvd_compress.policies.flexible.settings import Flexible
+from hvd_compress.policies.flexible.workers import STAR, VAR, Sight, WorkerChooser, figures
+from hvd_compress.policies.prices import Open, Prices, keys_of, measure
+from hvd_compress.request.decision import Decision
+from hvd_compress.request.request import Request
+from hvd_compress.schemes import Probe
+
+LOOK_STEPS = 8
+"""Gains are looked at as often, at most: a look takes as long as a compression."""
+SHARE = 0.1
+"""Of all steps, how many may be taken for rollouts, after the first."""
+
+
+@dataclass
+class Trial:
+    """What this rank measured with one ratio while a rollout runs: by step and bucket, kernel seconds and gain."""
+
+    ratio: float
+    rows: list[list[tuple[float, float]]] = field(default_factory=list)
+
+    def means(self) -> list[float]:
+        """Return kernel seconds and gain of each bucket, in turns; NaN where no step had one."""
+        columns = [column for bucket in zip(*self.rows, strict=True) for column in zip(*bucket, strict=True)]
+        known = [[value for value in column if math.isfinite(value)] for column in columns]
+        return [fmean(column) if column else math.nan for column in known]
+
+
+class FlexiblePolicy(DecisionPolicy):
+    """Chooses ratio, scheme and algorithms of each bucket. Where nothing may be measured: the ratio in the middle.
+
+    Collectives are priced by alpha-beta lines through what was measured of them (Eq. 4), kernels by what they took.
+    Gains are looked at every LOOK_STEPS steps, or more where steps are short; where that of the ratio in use has moved,
+    the bucket's ratio is chosen anew (Eq. 6). Where exchanges take another time, the network is measured again, and all
+    are. It is its own `Rollouts`.
+    """
+
+    def __init__(self, request: Request, asked: Flexible) -> None:
+        self._request = replace(request, compressor=request.compressor.with_ratio(asked.start))
+        self._asked, self._fixed = asked, FixedPolicy(self._request)
+        self._prices: Prices | None = None
+        self._parameters: Sequence[Layout] = ()
+        self._buckets: dict[int, BucketRatio] = {}  # that have something to choose, by number
+        self._workers: dict[int, WorkerChooser] = {}
+        self._layouts: Sequence[Layout] = ()
+        self._first: Sequence[Decision] = ()
+        self._launch: Launch
+        self._agreement = Agreement()
+        self._ways: list[dict[int, tuple[Compressor, Path]]] = []  # of the steps that were recorded
+        self._compared: list[dict[int, tuple[Compressor, Path]]] = []
+        self._seen: list[float] = []  # sights of those steps
+        self._look: list[float] = []  # gains of the last look, by bucket
+        self._step_s = 0.0
+        self._detector: Detector | None = None
+        self._watchers: list[Callable[[Event], None]] = []
+        self._history = History(watchers=self._watchers)
+        self._stands = self._is_first = True
+        self._trials: list[Trial] = []
+        self._no_rollout_before = 0
+        self.due = "training begins" if asked.gain == "rollout" else ""
+        self.ratios = asked.ratios
+
+    @property
+    def history(self) -> History | None:
+        return self._history if self._buckets else None
+
+    @property
+    def settled(self) -> bool:
+        return all(bucket.gains for bucket in self._buckets.values())
+
+    @property
+    def rollouts(self) -> FlexiblePolicy | None:  # type: ignore[override]
+        return self if self._asked.gain == "rollout" and self._buckets else None
+
+    def watch(self, watcher: Callable[[Event], None]) -> None:
+        self._watchers.append(watcher)
+
+    def fingerprint(self) -> Mapping[str, str]:
+        # Each rank searches by itself.
+        return {"the version of pymoo": version("pymoo")} if self._asked.solver == "nsga2" else {}
+
+    def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
+        super().prepare(engine, parameters)
+        self._fixed.prepare(engine, parameters)
+        self._parameters = [each for each in parameters if self._paths(each)]
+        self._measure(engine)
+
+    def _measure(self, engine: Engine) -> None:
+        """Collective, in the engine's thread."""
+        if self.measuring_s is not None and self._parameters:
+            ways = [self._open(layout) for layout in (self._parameters[0], max(self._parameters, key=_numel))]
+            self._prices = measure(engine, keys_of(ways, self.world_size), self.measuring_s)
+
+    def _open(self, layout: Layout) -> Open:
+        sparse = [schemes.build(self._request.compressor, path) for path in self._paths(layout)]
+        return [*sparse, schemes.build(Cast(), DENSE)], layout
+
+    def _paths(self, layout: Layout) -> list[Path]:
+        """Return by which paths a bucket may travel: of each scheme what some network makes the fastest.
+
+        "star" stands for VAR, too.
+        """
+        if not layout.numel or layout.sparse or layout.dtype == torch.float64:
+            return []
+        request = self._request
+        named = [STAR] if len(schemes.meanings(request.scheme)) > 1 else ["allgather", STAR]
+        found = []
+        for name in named:
+            paths = [p for p in schemes.variants(request.compressor, layout, self.capabilities) if p.scheme == name]
+            paths = [p for p in paths if name != STAR or request.algorithm in ("auto", p.algorithm)]
+            built = [schemes.build(request.compressor, path) for path in paths]
+            found += [s.path for s in schemes.undominated(built, layout, self.world_size)] or paths[:1]
+        return found
+
+    def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
+        self._agreement.drop()  # it is about other buckets
+        self._ways, self._compared, self._seen, self._look, self._detector = [], [], [], [], None
+        self._layouts, self._launch, self._is_first = buckets, launch, True
+        self._first = self._fixed.setup(step, buckets, launch)
+        if self.world_size == 1 and self._request.scheme == "auto":
+            alone = "no compression pays with one rank"
+            self._first = [replace(each, compressor=Cast(), path=DENSE, reason=alone) for each in self._first]
+        self._buckets, self._workers = {}, {}
+        for number, layout in enumerate(buckets) if self._prices is not None else ():
+            if paths := self._paths(layout):
+                self._buckets[number] = BucketRatio(layout, self._request.compressor, paths, self._asked)
+                self._workers[number] = WorkerChooser(self.world_size)
+        self._stands = True
+        return self._first
+
+    @property
+    def _every(self) -> int:
+        """After how many steps ranks are to compare them."""
+        return max(LOOK_STEPS, window(self._step_s)) if self.settled else 1
+
+    def decide(self, step: int) -> Mapping[int, Decision]:
+        if self._stands:
+            return {}
+        self._stands = not self._trials
+        return {number: self._decision(number) for number in self._buckets}
+
+    def _way(self, number: int) -> tuple[Compressor, Path]:
+        """Return by what a bucket travels in the coming step."""
+        bucket, compressor, path = self._buckets[number], self._buckets[number].compressor, self._buckets[number].path
+        if self._trials:
+            assert self._prices is not None
+            ratio = self._trials[-1].ratio
+            compressor, path = self._request.compressor.with_ratio(ratio), bucket.fastest(ratio, self._prices)[-1]
+        elif path.scheme == STAR:
+            path = replace(path, scheme=self._workers[number].used)
+        return compressor, path
+
+    def _decision(self, number: int) -> Decision:
+        compressor, path = self._way(number)
+        workers = self._workers[number].reason if path.scheme in (STAR, VAR) else ""
+        reason = "a rollout" if self._trials else "; ".join(filter(None, [self._buckets[number].reason, workers]))
+        return replace(self._first[number], compressor=compressor, path=path, reason=reason)
+
+    def probes(self, step: int) -> Mapping[int, Probe]:
+        looks = self._agreement.recorded + 1 >= self._every or bool(self._trials)
+        ratios = self.ratios if self._asked.gain == "curve" else ()
+        found = {}
+        for number in self._buckets:
+            ks = tuple(kept(self._layouts[number].numel, ratio) for ratio in ratios)
+            found[number] = Probe(self._way(number)[1].scheme in (STAR, VAR), ks if looks else None)
+        return found
+
+    def observe(self, step: int, metrics: Sequence[BucketMetrics], moments: StepMoments) -> None:
+        own = {number: metrics[number] for number in self._buckets}
+        if not own or self._is_first:
+            self._is_first = False
+            return
+        if self._trials:
+            self._trials[-1].rows.append([(_kernels_s(of), _sent(of)) for of in own.values()])
+            return
+        if self.due and not self.settled:
+            return  # until a rollout nothing can be chosen
+        if self._agreement.ready(step) or (self._agreement.under_way and not self.settled):
+            self._take(step, self._agreement.take())
+        self._agreement.record(moments, list(own.values()))
+        self._ways.append({number: self._way(number) for number in own})
+        self._seen += [figure for of in own.values() for figure in figures(of)]
+        samples = [of.report.sample for of in own.values()]
+        if all(sample is not None for sample in samples):
+            self._look = [g for s, of in zip(samples, own.values(), strict=True) for g in (*s.gains(), _sent(of))]  # type: ignore[union-attr]
+
+    def launched(self, step: int) -> None:
+        """Behind the last exchange ranks are in step. They compare the steps before this one."""
+        agreement = self._agreement
+        if self._buckets and not self._trials and not agreement.under_way and agreement.recorded >= self._every:
+            width = 1 + (len(self.ratios) if self._asked.gain == "curve" else 0)
+            look = self._look or [math.nan] * (width * len(self._buckets))
+            agreement.begin(self._launch, step, [*look, *self._seen])
+            self._compared, self._ways, self._seen, self._look = self._ways, [], [], []
+
+    def _take(self, step: int, agreed: Agreed) -> None:
+        """Make of what ranks agree on what is to be made."""
+        self._step_s = median([times.whole_s for times in agreed.steps])
+        width, count = 1 + (len(self.ratios) if self._asked.gain == "curve" else 0), len(self._buckets)
+        knew = self.settled
+        for place, (number, bucket) in enumerate(self._buckets.items()):
+            for ways, exchanges in zip(self._compared, agreed.exchanges, strict=True):
+                bucket.kernels.note(*ways[number], exchanges[place].kernels_s)
+            looks = [rank[width * place : width * (place + 1)] for rank in agreed.told]
+            gains = [fmean(column) for column in zip(*looks, strict=True)]
+            if self._asked.gain == "rollout":
+                bucket.watch(gains[-1])
+            elif bucket.path != DENSE or not bucket.gains:  # without compression nothing is left over: gains are others
+                bucket.learn(gains[:-1])
+            self._choose_workers(step, place, number, [rank[width * count :] for rank in agreed.told])
+        exchanging_s = sum(median(column) for column in _by_bucket(agreed))
+        if self._asked.gain == "rollout":
+            moved = [number for number, bucket in self._buckets.items() if bucket.moved]
+            if moved and step >= self._no_rollout_before:
+                self.due = self.due or f"the gain of bucket {moved[0]} has moved"
+        else:
+            for number, bucket in self._buckets.items():
+                if self.settled and (not knew or bucket.moved):
+                    self._choose(step, number, "the gain has moved" if knew else "gains are known")
+        if not self.settled or not self._stands:
+            self._detector = None  # exchanges will take another time
+        elif self._detector is None:
+            self._detector = Detector(exchanging_s)
+        elif self._detector.add(exchanging_s):
+            self._history.add(Event(step, "network", reason="exchanges take another time than those before"))
+            self._launch(self._measure, f"after step {step}, measuring the network", self.measuring_s or 0.0)()
+            for number in self._buckets:
+                self._choose(step, number, "another network")
+
+    def _choose_workers(self, step: int, place: int, number: int, told: Sequence[Sequence[float]]) -> None:
+        workers, width = self._workers[number], 3 * len(self._buckets)
+        rows = [[rank[width * at + 3 * place :][:3] for rank in told] for at in range(len(self._compared))]
+        asked = [row for row, ways in zip(rows, self._compared, strict=True) if ways[number][1].scheme == workers.used]
+        if workers.take([sight for row in asked if (sight := Sight.of(row)) is not None]):
+            self._history.add(Event(step, "worker", number, workers.used, reason=workers.reason))
+            self._stands = False
+
+    def _choose(self, step: int, number: int, reason: str) -> None:
+        bucket = self._buckets[number]
+        assert self._prices is not None
+        bucket.choose(self._prices)
+        ratio, why = bucket.compressor.sent_ratio, f"{reason}: {bucket.reason}"
+        taken, gain = bucket.expected_s, bucket.known_gain
+        self._history.add(Event(step, "ratio", number, ratio=ratio, gain=gain, predicted_s=taken, reason=why))
+        self._history.add(choice(step, number, self._decision(number)))
+        self._stands, self._detector = False, None
+
+    @property
+    def tells_of(self) -> Sequence[int]:  # type: ignore[override]
+        return tuple(self._buckets)
+
+    def begin(self, step: int, steps: int) -> None:
+        self._agreement.drop()
+        self._ways, self._compared, self._seen, self._look = [], [], [], []
+        ranks = self._launch(partial(gathered, [float(steps)]), f"step {step}, comparing the steps of a rollout")()
+        asked = [int(steps) for (steps,) in ranks]
+        if len(set(asked)) > 1:
+            raise ConfigError(f"rollout(steps=...) must be the same on all ranks, and is, by rank, {asked}")
+
+    def roll_out(self, ratio: float) -> None:
+        self._trials.append(Trial(ratio))
+        self._stands = False
+
+    def compare(self, step: int) -> None:
+        mine = [figure for trial in self._trials for figure in trial.means()]
+        ranks = self._launch(partial(gathered, mine), f"after step {step}, comparing rollouts")()
+        known = iter(zip(*ranks, strict=True))
+        table = [[(max(next(known)), fmean(next(known))) for _ in self._buckets] for _ in self._trials]
+        for place, (number, bucket) in enumerate(self._buckets.items()):
+            for trial, row in zip(self._trials, table, strict=True):
+                kernels_s, gain = row[place]
+                compressor = self._request.compressor.with_ratio(trial.ratio)
+                bucket.kernels.note(compressor, bucket.fastest(trial.ratio, self._prices)[-1], kernels_s)  # type: ignore[arg-type]
+                event = Event(step, "rollout", number, "", trial.ratio, gain=gain, reason=self.due)
+                self._history.add(event)
+            bucket.learn([row[place][1] for row in table], weight=1.0)
+        taken, reason = sum(len(trial.rows) for trial in self._trials), self.due
+        self._trials, self.due, self._no_rollout_before = [], "", step + round(taken / SHARE)
+        for number, bucket in self._buckets.items():
+            if bucket.gains:
+                self._choose(step, number, reason)
+            else:
+                self.due = reason
+        self.resume()
+
+    def resume(self) -> None:
+        self._is_first, self._stands = False, False
+
+
+def _numel(layout: Layout) -> int:
+    return layout.numel
+
+
+def _by_bucket(agreed: Agreed) -> list[list[float]]:
+    """Return the seconds of exchanges by bucket and step."""
+    return [[each.seconds for each in column] for column in zip(*agreed.exchanges, strict=True)]
+
+
+def _kernels_s(of: BucketMetrics) -> float:
+    sample, spans = of.report.sample, of.spans
+    looked_s = sample.before_s + sample.after_s if sample is not None else 0.0
+    return (spans.compress_s if of.report.on_critical_path else 0.0) + spans.decompress_s - looked_s
+
+
+def _sent(of: BucketMetrics) -> float:
+    sent = of.report.sent
+    return math.nan if sent is None else sent

@@ -1,0 +1,74 @@
+"""What is asked of a ratio that is chosen while training: `Compression.flexible(...)`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from hvd_compress.errors import ConfigError, known_are
+from hvd_compress.extras import require
+from hvd_compress.policies.flexible.tradeoff import coarse_grid, grid
+from hvd_compress.request.request import Request
+from hvd_compress.settings import Settings
+
+if TYPE_CHECKING:
+    from hvd_compress.policies.flexible.policy import FlexiblePolicy
+
+GAINS = ("curve", "rollout")
+SOLVERS = ("exact", "nsga2")
+LOW, HIGH = 0.001, 0.1
+"""c_low and c_high of the paper."""
+GAIN_CHANGE = 0.1
+"""The paper's gain threshold."""
+
+
+@dataclass(frozen=True)
+class Flexible:
+    """How the ratio of each bucket is chosen. The same on all ranks.
+
+    Attributes:
+        low, high: bounds of the ratio.
+        gain_change: the relative change of the gain at which the ratio is chosen anew.
+        gain: "curve" (read from the gradient, for all ratios at once) or "rollout" (by training with each for some
+            steps, as the paper does).
+        solver: "exact" (all ratios of the grid are compared) or "nsga2" (as the paper does).
+
+    Raises ConfigError for a value that has no meaning.
+    """
+
+    low: float = LOW
+    high: float = HIGH
+    gain_change: float = GAIN_CHANGE
+    gain: str = "curve"
+    solver: str = "exact"
+
+    def __post_init__(self) -> None:
+        for name in ("low", "high", "gain_change"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise ConfigError(f"{name} = {value!r} must be a number")
+        grid(self.low, self.high)  # says what is wrong with the bounds
+        if not 0 < self.gain_change < math.inf:
+            raise ConfigError(f"gain_change = {self.gain_change} must be above 0: 0.1 is ten per cent")
+        for name, known in (("gain", GAINS), ("solver", SOLVERS)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"unknown {name} {getattr(self, name)!r}{known_are(known, getattr(self, name))}")
+        if self.solver == "nsga2":
+            require("pymoo", "solver='nsga2'", otherwise="use solver='exact'")
+
+    @cached_property
+    def ratios(self) -> tuple[float, ...]:
+        """The candidates, from `low` to `high`: few where each costs training steps."""
+        return grid(self.low, self.high) if self.gain == "curve" else coarse_grid(self.low, self.high)
+
+    @property
+    def start(self) -> float:
+        """The ratio as long as nothing is known: the candidate in the middle."""
+        return self.ratios[len(self.ratios) // 2]
+
+    def make(self, request: Request, settings: Settings) -> FlexiblePolicy:
+        from hvd_compress.policies.flexible.policy import FlexiblePolicy
+
+        return FlexiblePolicy(request, self)

@@ -1,0 +1,160 @@
+"""A choice in a checkpoint: who goes on with it neither measures nor searches, until the network changes."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+
+from hvd_compress.compression import Compression
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.errors import ConfigError
+from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.request.request import Request
+from hvd_compress.settings import Settings
+from tests.harness import backward, make_optimizer, make_parameters
+from tests.unit.policies.auto.test_policy import SHAPES, Parameters, slowed
+
+RANKS, BEFORE, AFTER = 2, 30, 10
+REQUESTS = {"auto": Compression.auto(), "topk": Compression.topk(0.05), "int4": Compression.int4()}
+
+
+def start(engine: InProcessEngine, request: Request, threshold: int = 600) -> tuple[Parameters, ReducingOptimizer]:
+    parameters = make_parameters(SHAPES)
+    settings = Settings(threshold, 60, adapt=True, calibration_s=0.1, check_every=5)
+    made = make_optimizer(parameters, request, lambda: engine, engine.rank, engine.world_size, settings=settings)
+    return parameters, made
+
+
+def ways(optimizer: ReducingOptimizer) -> tuple[tuple[str, str], ...]:
+    return tuple((str(each.compressor), str(each.path)) for each in optimizer.decisions.values())
+
+
+def train(
+    engine: InProcessEngine, parameters: Parameters, optimizer: ReducingOptimizer, steps: range
+) -> list[tuple[tuple[str, str], ...]]:
+    """Return by what the buckets travelled."""
+    used = []
+    for step in steps:
+        optimizer.zero_grad()
+        backward(parameters, engine.rank, step)
+        optimizer.step()
+        used.append(ways(optimizer))
+    return used
+
+
+def bits(parameters: Parameters) -> torch.Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in parameters.values()])
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_resumed_training_is_the_uninterrupted_one_to_the_bit(name: str) -> None:
+    def body(engine: InProcessEngine):
+        slowed(engine, lambda: 1e-6)
+        parameters, optimizer = start(engine, REQUESTS[name])
+        train(engine, parameters, optimizer, range(BEFORE))
+        state, values = copy.deepcopy(optimizer.state_dict()), {n: p.detach().clone() for n, p in parameters.items()}
+        known = ways(optimizer)
+        train(engine, parameters, optimizer, range(BEFORE, BEFORE + AFTER))
+        expected = bits(parameters)
+        again, resumed = start(engine, REQUESTS[name])
+        for n, parameter in again.items():
+            parameter.data.copy_(values[n])
+        resumed.load_state_dict(state)
+        used = train(engine, again, resumed, range(BEFORE, BEFORE + AFTER))
+        choices = [e.step for e in resumed.controller.history if e.kind == "choice"] if resumed.controller else []
+        reasons = {d.reason for d in resumed.decisions.values()}
+        return torch.equal(bits(again), expected), set(used), known, choices, reasons
+
+    for same, used, known, choices, reasons in run_ranks(RANKS, body):
+        assert same
+        assert used == {known}
+        assert len(set(choices)) <= 1
+        if choices:
+            assert all(reason.endswith(", as in the checkpoint") for reason in reasons)
+
+
+def test_a_network_that_has_changed_since_is_noticed() -> None:
+    def body(engine: InProcessEngine) -> tuple[bool, str]:
+        price = [1e-8]
+        slowed(engine, lambda: price[0])
+        parameters, optimizer = start(engine, Compression.auto())
+        train(engine, parameters, optimizer, range(BEFORE))
+        state = copy.deepcopy(optimizer.state_dict())
+        again, resumed = start(engine, Compression.auto())
+        resumed.load_state_dict(state)
+        train(engine, again, resumed, range(BEFORE, BEFORE + 60))
+        price[0] = 2e-6
+        train(engine, again, resumed, range(BEFORE + 60, BEFORE + 200))
+        kinds = [event.kind for event in resumed.controller.history]
+        return "network" in kinds, next(iter(resumed.decisions.values())).reason
+
+    first, second = run_ranks(RANKS, body)
+    assert first == second
+    assert first[0]
+    assert "checkpoint" not in first[1]
+
+
+def test_with_other_buckets_it_searches() -> None:
+    def body(engine: InProcessEngine) -> bool:
+        slowed(engine, lambda: 1e-6)
+        parameters, optimizer = start(engine, Compression.auto())
+        train(engine, parameters, optimizer, range(BEFORE))
+        again, resumed = start(engine, Compression.auto(), threshold=1 << 20)
+        resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        train(engine, again, resumed, range(BEFORE, BEFORE + 3))
+        assert not resumed.controller.settled
+        train(engine, again, resumed, range(BEFORE + 3, BEFORE + 30))
+        return resumed.controller.settled
+
+    assert run_ranks(RANKS, body) == [True] * RANKS
+
+
+def test_ranks_that_come_with_others_search_together() -> None:
+    def body(engine: InProcessEngine) -> tuple[bool, bool]:
+        slowed(engine, lambda: 1e-6)
+        parameters, optimizer = start(engine, Compression.auto())
+        train(engine, parameters, optimizer, range(BEFORE))
+        state = copy.deepcopy(optimizer.state_dict())
+        if engine.rank:
+            state["hvd_compress"]["choice"] = ""
+        again, resumed = start(engine, Compression.auto())
+        resumed.load_state_dict(state)
+        train(engine, again, resumed, range(BEFORE, BEFORE + 3))
+        before = resumed.controller.settled
+        train(engine, again, resumed, range(BEFORE + 3, BEFORE + 30))
+        return before, resumed.controller.settled
+
+    assert run_ranks(RANKS, body) == [(False, True)] * RANKS
+
+
+@pytest.mark.parametrize("choice", ["{}", "[", "[1]", json.dumps({"arm": "int4", "plan": {"version": 9}})])
+def test_what_is_no_choice_is_an_error_of_all_ranks(choice: str) -> None:
+    def body(engine: InProcessEngine) -> bool:
+        parameters, optimizer = start(engine, Compression.auto())
+        train(engine, parameters, optimizer, range(3))
+        state = copy.deepcopy(optimizer.state_dict())
+        state["hvd_compress"]["choice"] = choice
+        again, resumed = start(engine, Compression.auto())
+        resumed.load_state_dict(state)
+        with pytest.raises(ConfigError, match=r"the choice in this state of a compression is none"):
+            train(engine, again, resumed, range(3, 4))
+        return True
+
+    assert run_ranks(RANKS, body) == [True] * RANKS
+
+
+def test_a_choice_is_text() -> None:
+    def body(engine: InProcessEngine) -> bool:
+        parameters, optimizer = start(engine, Compression.auto())
+        train(engine, parameters, optimizer, range(3))
+        assert optimizer.state_dict()["hvd_compress"]["choice"] == "", "it still tries"
+        state = copy.deepcopy(optimizer.state_dict())
+        state["hvd_compress"]["choice"] = 3
+        with pytest.raises(ConfigError, match="choice"):
+            start(engine, Compression.auto())[1].load_state_dict(state)
+        return True
+
+    assert run_ranks(RANKS, body) == [True] * RANKS
