@@ -20,9 +20,9 @@ from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request, compression_device
 from hvd_compress.schemes import Scheme
 
-MOST = 11
+MOST = 10
 """Arms that are tried, those that take the least by the curves: more would take more than 20 steps. Replayed with
-benchmarks/results/controller-grid.json, four of them lose 3 % to the best of all, eleven 2 %."""
+benchmarks/results/controller-grid.json, four of them lose 3 % to the best of all, ten 2 %."""
 
 Ways = Mapping[Candidate, list[Scheme]]
 """By candidate, the schemes by which it may carry a bucket; the first candidate is what others are compared with."""
@@ -140,7 +140,7 @@ def open_paths(request: Request, layout: Layout, can: Capabilities) -> list[Path
     """Return the paths by which a request can send a bucket: of a sparsifier, or a named scheme, by each algorithm.
 
     A named algorithm of an allreduce leaves that of an all-gather open. Whose indices AR-Topk uses is no matter of time
-    (`policies/flexible/workers.py`): where that is open, ranks take turns.
+    (`policies/flexible/roots.py`): where that is open, ranks take turns.
     """
     compressor, verb, named = request.compressor, request.verb, request.algorithm
     if request.scheme != "auto":

@@ -10,8 +10,6 @@ from hvd_compress.policies.agreement import WINDOW, StepTimes, window
 from hvd_compress.policies.auto.search import MARGIN, Search
 from hvd_compress.policies.detector import THRESHOLD, Detector
 
-WAITING = 0.7
-"""The share of exchanges without compression that no backward pass hides from which on the network alone decides."""
 SAME = 0.2
 """Times of an arm whose logarithms differ by less are those of one network: to search again was in vain."""
 
@@ -44,6 +42,11 @@ class Chooser:
         known = self._times.get(self.search.next(), [])
         return window(median_low([times.whole_s for times in known[-WINDOW:]])) if known else WINDOW
 
+    @property
+    def first(self) -> int:
+        """The arm that is expected to be the best before any step."""
+        return self.search.first
+
     def next(self) -> int:
         """Return the arm of the coming step."""
         return self.search.next()
@@ -70,9 +73,7 @@ class Chooser:
                 self.changed = self._detector.add(exchanging_s) or self.changed
 
     def _search(self, arm: int, times: StepTimes) -> None:
-        if arm == 0 and len(self._times[0]) == 1 and times.waited_s >= WAITING * times.exchanging_s:
-            self.search.trust()
-        self.search.record(arm, times.whole_s)
+        self.search.record(arm, times.whole_s, times.whole_s - times.exchanging_s)
         first = self._times.get(0, [])
         if arm == 0 and len(first) == 2 and self.search.choice is None:
             least = min(first, key=lambda each: each.whole_s)

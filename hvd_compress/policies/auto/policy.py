@@ -123,6 +123,7 @@ class AutoPolicy(DecisionPolicy):
         self._arms = arms or self._made()
         if self.measuring_s is not None and (len(self._arms) > 1 or self._resumed is not None):
             self._chooser = Chooser(*self._weights())
+            self._arm = self._chooser.first
         else:
             self._fixed = self._choices.unmeasured(_compressible(buckets), self.world_size, self.capabilities)
         self._told, self._is_first = False, True
@@ -165,6 +166,8 @@ class AutoPolicy(DecisionPolicy):
             return f"{arms[0].way}, as in the checkpoint"
         others = [arm for arm in range(len(arms)) if arm != self._arm and not math.isnan(chooser.waited_s(arm))]
         waits = [f"{arms[arm].name} {1e3 * chooser.waited_s(arm):.3g} ms" for arm in reversed(others)]
+        if 0 not in (*others, self._arm):
+            waits.append(f"{arms[0].name} {1e3 * arms[0].predicted:.3g} ms by measured curves")
         own = f"{arms[self._arm].way}, {1e3 * chooser.waited_s(self._arm):.3g} ms a step not hidden"
         return "; ".join(
             filter(None, [own, ", ".join(waits), self._choices.loss(arms[self._arm].candidate) if self._arm else ""])
