@@ -152,6 +152,8 @@ def _trainings(task: str, network: str) -> Kept:
             whole = int(steps)
             seconds = sum(each["step_s"][:whole]) + (steps - whole) * each["step_s"][whole]
             found[each["method"]] = {"steps": round(steps, 1), "seconds": round(seconds, 1)}
+            if each.get("chosen"):
+                found[each["method"]]["chosen"] = each["chosen"]
     return found
 
 

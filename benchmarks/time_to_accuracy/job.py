@@ -61,6 +61,11 @@ class Replica:
             self.model, method.optimizer or task.optimizer, method, plan
         )
 
+    @property
+    def trained(self) -> nn.Module:
+        """What is called instead of the model."""
+        return self._train
+
     def step(self) -> None:
         """Forward, backward, exchange, optimizer."""
         self.optimizer.zero_grad()
@@ -162,7 +167,13 @@ def search(wanted: dict[str, Any]) -> None:
 
 
 def _decisions(replica: Replica) -> list[Any]:
-    return list(replica.optimizer.decisions.values())
+    found = replica.optimizer.decisions if hasattr(replica.optimizer, "decisions") else hc.decisions(replica.trained)
+    return list(found.values())
+
+
+def reasons(replica: Replica) -> list[str]:
+    """Return why buckets travel as they do, each reason once."""
+    return list(dict.fromkeys(decision.reason for decision in _decisions(replica)))
 
 
 def train(wanted: dict[str, Any]) -> None:
@@ -177,7 +188,10 @@ def train(wanted: dict[str, Any]) -> None:
             if len(step_s) % EVERY == 0:
                 losses.append((len(step_s), replica.validation_loss()))
                 say(f"  {name}: {len(step_s)} steps in {sum(step_s):.1f} s, loss {losses[-1][1]:.3f}")
-        append(wanted, {"method": name, "target": wanted["target"], "step_s": step_s, "losses": losses})
+        chosen = reasons(replica) if METHODS[name].searches else []
+        append(
+            wanted, {"method": name, "target": wanted["target"], "step_s": step_s, "losses": losses, "chosen": chosen}
+        )
 
 
 def _reached(losses: Sequence[tuple[int, float]], target: float) -> bool:

@@ -121,6 +121,7 @@ METHODS = {
         Method("demo", "`demo()`, DeMo at 0.001", lambda c: c.demo(), optimizer=partial(DeMo, lr=1e-3)),
         Method("onebit-adam", "1-bit Adam, warm-up of 60", lambda c: c.momentum(0.9, 60), optimizer=onebit_adam),
         Method("auto", "`auto()`", lambda c: c.auto(), searches=True),
+        Method("auto-ddp", "`auto()`, in DDP", lambda c: c.auto(), OURS_IN_DDP, searches=True),
     )
 }
 """By name; rivals first. What exchanges nothing is timed and not trained."""

@@ -207,15 +207,28 @@ def _trainings(figures: Figures, task: str) -> str:
     rows = []
     for network, by_method in figures.kept["trainings"].get(task, {}).items():
         for method, found in by_method.items():
+            if METHODS[method].searches:
+                cells = [f"{found['steps']:.0f}", _digits(found["seconds"]), "", "", "", "; ".join(found["chosen"])]
+                rows.append([METHODS[method].label, NETWORKS[network].label, *cells])
+                continue
             curve = figures.curve(method, network)
             steps = figures.steps(task, curve, STEPS).by_seed[0]
             predicted = steps * figures.step_s(task, network, method)
             ratio = f"{found['seconds'] / predicted:.2f}"
             cells = [f"{found['steps']:.0f}", _digits(found["seconds"]), f"{steps:.0f}", _digits(predicted), ratio]
-            rows.append([METHODS[method].label, NETWORKS[network].label, *cells])
+            rows.append([METHODS[method].label, NETWORKS[network].label, *cells, ""])
     if not rows:
         return ""
-    head = ["method", "network", "steps", "s", "steps of the first half", "s as a product", "trained / product"]
+    head = [
+        "method",
+        "network",
+        "steps",
+        "s",
+        "steps of the first half",
+        "s as a product",
+        "trained / product",
+        "chosen",
+    ]
     return f"Trained in the lab from start to end, to dense's loss after {STEPS} steps, seed 1:\n\n" + _table(
         head, rows, words=2
     )
