@@ -47,7 +47,7 @@ def _summary(events: Sequence[Event]) -> Table:
     table.add_column("why", overflow="fold")
     for place, event in enumerate(events):
         seconds, sent = math.nan, math.nan
-        if event.kind in ("choice", "worker"):
+        if event.kind in ("choice", "root"):
             what = f"{event.candidate}, {event.compressor or f'ratio {event.ratio:.4g}'}"
             seconds, sent = _taken(event, events[place + 1 :])
         elif event.kind == "ratio":

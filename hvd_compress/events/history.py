@@ -14,7 +14,7 @@ from typing import Any
 
 from hvd_compress.errors import ConfigError
 
-KINDS = ("choice", "window", "network", "ratio", "rollout", "worker")
+KINDS = ("choice", "window", "network", "ratio", "rollout", "root")
 USED = ("choice", "window")
 """Those that say what a bucket uses."""
 MOST = 1e15
@@ -31,7 +31,7 @@ class Event:
         step: after which it happened.
         kind: "choice" (how a bucket travels from then on), "window" (what its exchanges took); "network" (another one
             was noticed, and measured); of Compression.flexible() "ratio" (chosen, perhaps the one before), "rollout"
-            (steps with a ratio that were taken back) or "worker" (STAR or VAR was chosen).
+            (steps with a ratio that were taken back) or "root" (STAR or VAR was chosen).
         bucket: which one, or -1 for all.
         candidate: what was tried, chosen or in use.
         ratio: k / numel as it is sent: 1 without compression.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from hvd_compress.errors import PlanError, did_you_mean
-from hvd_compress.schemes.option import Task
+from hvd_compress.schemes.tree.walk import Task
 
 DEVICES = ("training", "host")
 """The device that trains, and the CPU beside it. The paper's GPU and CPU."""

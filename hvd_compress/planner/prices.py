@@ -7,9 +7,9 @@ from functools import cached_property
 from hvd_compress.cost import formulas
 from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.errors import PlanError
-from hvd_compress.planner.holdings import Step
-from hvd_compress.planner.options import DEVICES
+from hvd_compress.planner.options import DEVICES, PlacedTask
 from hvd_compress.planner.profiles import ELEMENT_BYTES, LONGEST_US, CompressorProfile, SystemProfile
+from hvd_compress.schemes.tree.counts import Step
 
 ALGORITHMS = {
     "allreduce": ("ring", "recursive_doubling", "rabenseifner"),
@@ -44,7 +44,7 @@ class Prices:
         """Those that can compress."""
         return tuple(device for device in DEVICES if ("comp", device) in self._times)
 
-    def ns(self, step: Step, numel: int) -> int:
+    def ns(self, step: Step[PlacedTask], numel: int) -> int:
         """Return the whole nanoseconds of a step of a tensor; 0 where there is nothing to do.
 
         Raises PlanError for compression on a device of which the compressor has no profile, and where it would take
@@ -59,7 +59,7 @@ class Prices:
             )
         return 0 if seconds == 0 else max(1, round(seconds * 1e9))
 
-    def _compression_s(self, step: Step, numel: int) -> float:
+    def _compression_s(self, step: Step[PlacedTask], numel: int) -> float:
         task, before = step.task, step.before
         curve = self._times.get((task.verb, task.device))
         if curve is None:
@@ -71,7 +71,7 @@ class Prices:
         elements = numel / (before.held if compresses else before.parts)
         return (1 if compresses else before.payloads) * shared * curve.seconds(max(1.0, elements))
 
-    def _communication_s(self, step: Step, numel: int) -> float:
+    def _communication_s(self, step: Step[PlacedTask], numel: int) -> float:
         task, before = step.task, step.before
         size = numel / before.held * ELEMENT_BYTES
         if task.compressed:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from hvd_compress.planner.holdings import Step, steps
-from hvd_compress.planner.options import UNCOMPRESSED, Constraints, Option, options
+from hvd_compress.planner.options import UNCOMPRESSED, Constraints, Option, PlacedTask, options
+from hvd_compress.schemes.tree.counts import Step, steps
 
 LANES = ("training", "host", "within", "across")
 """What serves one task at a time: the training device, a host's CPU, the links within a host and across hosts."""
@@ -24,7 +24,7 @@ class OptionTable:
     """
 
     options: tuple[Option, ...]
-    kinds: tuple[Step, ...]
+    kinds: tuple[Step[PlacedTask], ...]
     lanes: tuple[int, ...]
     tasks: tuple[tuple[int, ...], ...]
 
@@ -65,8 +65,8 @@ def option_table(
     """
     allowed = (option for option in options() if _allowed(option, constraints, devices))
     found = tuple(allowed)
-    walks = [steps(option, hosts, ranks_per_host) for option in found]
-    numbers: dict[Step, int] = {}  # in the order of their first use
+    walks = [steps(option.tasks, hosts, ranks_per_host) for option in found]
+    numbers: dict[Step[PlacedTask], int] = {}  # in the order of their first use
     tasks = tuple(tuple(numbers.setdefault(step, len(numbers)) for step in walk) for walk in walks)
     kinds = tuple(numbers)
     return OptionTable(found, kinds, tuple(_lane(step, hosts, one_at_a_time) for step in kinds), tasks)
@@ -76,7 +76,7 @@ def _allowed(option: Option, constraints: Constraints, devices: tuple[str, ...])
     return option == UNCOMPRESSED or (constraints.allow(option) and option.devices <= set(devices))
 
 
-def _lane(step: Step, hosts: int, one_at_a_time: bool) -> int:
+def _lane(step: Step[PlacedTask], hosts: int, one_at_a_time: bool) -> int:
     """Return where a task runs. A flat collective keeps the link across hosts busy, if there is one."""
     place = step.task.link or step.task.device
     if place == "all" or (one_at_a_time and step.task.communicates):

@@ -15,8 +15,8 @@ from hvd_compress.engines.base import Capabilities
 from hvd_compress.errors import ConfigError
 from hvd_compress.schemes.base import Exchange, Scheme, Work
 from hvd_compress.schemes.groups import no_groups
-from hvd_compress.schemes.option import ROOT, Held, Task, members, parse, walk
-from hvd_compress.schemes.option_exchange import RESULT, OptionExchange
+from hvd_compress.schemes.tree.exchange import RESULT, OptionExchange
+from hvd_compress.schemes.tree.walk import ROOT, Held, Task, members, parse, walk
 
 EXAMPLE_NUMEL = 1 << 20
 NEEDED = {"reduce": ("reduce_scatter", "gather")}
@@ -29,7 +29,7 @@ class ByOption(Scheme):
 
     `schemes.option` says what its tasks are, and what each rank holds between them. Tensors travel in fp32, and in the
     gradient's dtype where a last collective brings the result to all. A reduce is a reduce-scatter and a gather of the
-    shards. `schemes.option_exchange` carries one out, and `schemes.option_feedback` says who remembers what a
+    shards. `schemes.tree.exchange` carries one out, and `schemes.tree.feedback` says who remembers what a
     compression loses.
     """
 

@@ -200,7 +200,7 @@ def learn(
         used.append(next(iter(optimizer.decisions.values())).scheme)
     losses = [0.5 * size * (weight.detach() - t).square().sum() for size, t in zip(sizes(0), targets, strict=True)]
     history = optimizer.controller.history if optimizer.controller else ()
-    chosen = [(event.step, event.candidate, event.reason) for event in history if event.kind == "worker"]
+    chosen = [(event.step, event.candidate, event.reason) for event in history if event.kind == "root"]
     return float(sum(losses)) / engine.world_size, chosen, used
 
 

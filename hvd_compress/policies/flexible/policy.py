@@ -26,8 +26,8 @@ from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, StepMoment
 from hvd_compress.policies.detector import Detector
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.policies.flexible.ratio import DENSE, BucketRatio
+from hvd_compress.policies.flexible.roots import STAR, VAR, RootChooser, Sight, figures
 from hvd_compress.policies.flexible.settings import Flexible
-from hvd_compress.policies.flexible.workers import STAR, VAR, Sight, WorkerChooser, figures
 from hvd_compress.policies.prices import Open, Prices, keys_of, measure
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
@@ -68,7 +68,7 @@ class FlexiblePolicy(DecisionPolicy):
         self._prices: Prices | None = None
         self._parameters: Sequence[Layout] = ()
         self._buckets: dict[int, BucketRatio] = {}  # that have something to choose, by number
-        self._workers: dict[int, WorkerChooser] = {}
+        self._roots: dict[int, RootChooser] = {}
         self._layouts: Sequence[Layout] = ()
         self._first: Sequence[Decision] = ()
         self._launch: Launch
@@ -147,11 +147,11 @@ class FlexiblePolicy(DecisionPolicy):
         if self.world_size == 1 and self._request.scheme == "auto":
             alone = "no compression pays with one rank"
             self._first = [replace(each, compressor=Cast(), path=DENSE, reason=alone) for each in self._first]
-        self._buckets, self._workers = {}, {}
+        self._buckets, self._roots = {}, {}
         for number, layout in enumerate(buckets) if self._prices is not None else ():
             if paths := self._paths(layout):
                 self._buckets[number] = BucketRatio(layout, self._request.compressor, paths, self._asked)
-                self._workers[number] = WorkerChooser(self.world_size)
+                self._roots[number] = RootChooser(self.world_size)
         self._stands = True
         return self._first
 
@@ -174,13 +174,13 @@ class FlexiblePolicy(DecisionPolicy):
             ratio = self._trials[-1].ratio
             compressor, path = self._request.compressor.with_ratio(ratio), bucket.fastest(ratio, self._prices)[-1]
         elif path.scheme == STAR:
-            path = replace(path, scheme=self._workers[number].used)
+            path = replace(path, scheme=self._roots[number].used)
         return compressor, path
 
     def _decision(self, number: int) -> Decision:
         compressor, path = self._way(number)
-        workers = self._workers[number].reason if path.scheme in (STAR, VAR) else ""
-        reason = "a rollout" if self._trials else "; ".join(filter(None, [self._buckets[number].reason, workers]))
+        roots = self._roots[number].reason if path.scheme in (STAR, VAR) else ""
+        reason = "a rollout" if self._trials else "; ".join(filter(None, [self._buckets[number].reason, roots]))
         return replace(self._first[number], compressor=compressor, path=path, reason=reason)
 
     def probes(self, step: int) -> Mapping[int, Probe]:
@@ -234,7 +234,7 @@ class FlexiblePolicy(DecisionPolicy):
                 bucket.watch(gains[-1])
             elif bucket.path != DENSE or not bucket.gains:  # without compression nothing is left over: gains are others
                 bucket.learn(gains[:-1])
-            self._choose_workers(step, place, number, [rank[width * count :] for rank in agreed.told])
+            self._choose_root(step, place, number, [rank[width * count :] for rank in agreed.told])
         exchanging_s = sum(median(column) for column in _by_bucket(agreed))
         if self._asked.gain == "rollout":
             moved = [number for number, bucket in self._buckets.items() if bucket.moved]
@@ -254,12 +254,12 @@ class FlexiblePolicy(DecisionPolicy):
             for number in self._buckets:
                 self._choose(step, number, "another network")
 
-    def _choose_workers(self, step: int, place: int, number: int, told: Sequence[Sequence[float]]) -> None:
-        workers, width = self._workers[number], 3 * len(self._buckets)
+    def _choose_root(self, step: int, place: int, number: int, told: Sequence[Sequence[float]]) -> None:
+        roots, width = self._roots[number], 3 * len(self._buckets)
         rows = [[rank[width * at + 3 * place :][:3] for rank in told] for at in range(len(self._compared))]
-        asked = [row for row, ways in zip(rows, self._compared, strict=True) if ways[number][1].scheme == workers.used]
-        if workers.take([sight for row in asked if (sight := Sight.of(row)) is not None]):
-            self._history.add(Event(step, "worker", number, workers.used, reason=workers.reason))
+        asked = [row for row, ways in zip(rows, self._compared, strict=True) if ways[number][1].scheme == roots.used]
+        if roots.take([sight for row in asked if (sight := Sight.of(row)) is not None]):
+            self._history.add(Event(step, "root", number, roots.used, reason=roots.reason))
             self._stands = False
 
     def _choose(self, step: int, number: int, reason: str) -> None:

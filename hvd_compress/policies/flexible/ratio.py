@@ -10,7 +10,7 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.cost.paths import Path
 from hvd_compress.policies.flexible.settings import Flexible
-from hvd_compress.policies.flexible.tradeoff import Option, knee, nsga2
+from hvd_compress.policies.flexible.tradeoff import Point, knee, nsga2
 from hvd_compress.policies.kernels import Kernels
 from hvd_compress.policies.prices import Prices
 
@@ -75,7 +75,7 @@ class BucketRatio:
     def choose(self, prices: Prices) -> None:
         """Choose from the gains that are known."""
         ways = [(ratio, *self.fastest(ratio, prices)) for ratio in self._asked.ratios]
-        options = {Option(r, k, s, gain): path for (r, k, s, path), gain in zip(ways, self.gains, strict=True)}
+        options = {Point(r, k, s, gain): path for (r, k, s, path), gain in zip(ways, self.gains, strict=True)}
         dense_s = prices.by_path([schemes.build(Cast(), DENSE)], self._layout).get(DENSE, math.inf)
         paying = [option for option in options if option.compress_s + option.communicate_s < dense_s]
         if not paying:

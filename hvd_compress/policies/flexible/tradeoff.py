@@ -25,7 +25,7 @@ much on two cores."""
 
 
 @dataclass(frozen=True)
-class Option:
+class Point:
     """One ratio with its objectives, all of which should be small.
 
     Attributes:
@@ -64,14 +64,14 @@ def coarse_grid(low: float, high: float) -> tuple[float, ...]:
     return _spread(low, high, max(2, round(math.log(high / low, PAPERS_FACTOR))))
 
 
-def pareto_front(options: Sequence[Option]) -> list[Option]:
+def pareto_front(options: Sequence[Point]) -> list[Point]:
     """Return the options that no other one beats: as good in all objectives, and better in one. In their order."""
     places = {option.objectives: None for option in options}  # what is in the same place beats nothing
     on_front = {place for place in places if not any(_beats(other, place) for other in places)}
     return [option for option in options if option.objectives in on_front]
 
 
-def knee(options: Sequence[Option]) -> Option:
+def knee(options: Sequence[Point]) -> Point:
     """Return the option of the front that is nearest to the best of each objective; the smallest ratio among equals.
 
     1 / gain is scaled to 0 ... 1 over the front. So are the times, both by the wider of the two ranges, and by LEAST_S
@@ -83,13 +83,13 @@ def knee(options: Sequence[Option]) -> Option:
     compress_s, communicate_s, inverse_gain = (max(column) - low for column, low in zip(columns, lows, strict=True))
     scales = (max(compress_s, communicate_s, LEAST_S),) * 2 + (inverse_gain or math.inf,)
 
-    def distance(option: Option) -> float:
+    def distance(option: Point) -> float:
         return math.hypot(*((v - low) / scale for v, low, scale in zip(option.objectives, lows, scales, strict=True)))
 
     return min(front, key=distance)
 
 
-def nsga2(options: Sequence[Option], generations: int = 60, seed: int = 0) -> list[Option]:
+def nsga2(options: Sequence[Point], generations: int = 60, seed: int = 0) -> list[Point]:
     """Return the front as pymoo's NSGA-II finds it (Deb et al. 2002), as the paper runs it, for comparison.
 
     The variable is the place on the grid, in [0, len(options) - 1]; objectives between two ratios are interpolated. The

@@ -18,7 +18,7 @@ EVENTS = (
     Event(9, "choice", 0, "star-ring", 0.01, predicted_s=0.003, reason="the knee: gain 0.3"),
     Event(13, "window", 0, "star-ring", 0.01, 0.0041),
     Event(17, "window", 0, "star-ring", 0.01, 0.05),
-    Event(17, "worker", 0, "var-ring", 0.01, gain=0.3, reason="VAR sends 0.300"),
+    Event(17, "root", 0, "var-ring", 0.01, gain=0.3, reason="VAR sends 0.300"),
     Event(21, "window", 0, "var-ring", 0.01, 0.0041),
     Event(21, "network", reason="exchanges take another time than those before"),
     Event(30, "choice", 0, "allgather", 0.01, predicted_s=0.03, reason="the knee"),

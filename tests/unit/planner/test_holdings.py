@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_compress.planner.holdings import steps
 from hvd_compress.planner.options import Constraints, Option, options
-from hvd_compress.schemes.option import walk
+from hvd_compress.schemes.tree.counts import steps
+from hvd_compress.schemes.tree.walk import walk
 
 NUMEL = 2**7 * 3**3
 SYSTEMS = [(2, 2), (2, 4), (4, 2), (3, 2), (1, 4), (4, 1)]
@@ -22,7 +22,7 @@ def test_holdings_are_those_of_the_first_rank(hosts: int, ranks: int) -> None:
 
 def check(option: Option, hosts: int, ranks: int) -> None:
     rows = walk(option.path, NUMEL, tuple(rank // ranks for rank in range(hosts * ranks)))
-    for step, row in zip(steps(option, hosts, ranks), rows, strict=False):
+    for step, row in zip(steps(option.tasks, hosts, ranks), rows, strict=False):
         before, held = step.before, row[0]
         elements = sum(one.numel for one in held)
         if before.payloads:

@@ -12,7 +12,6 @@ from hvd_compress.planner import chrome_trace
 from hvd_compress.planner.baselines import upper_bound
 from hvd_compress.planner.boxes import COLLECTIVES, ROWS, boxes
 from hvd_compress.planner.espresso import start
-from hvd_compress.planner.holdings import steps
 from hvd_compress.planner.making import NAMES, Inputs, make
 from hvd_compress.planner.options import Constraints, by_name
 from hvd_compress.planner.planning import plan
@@ -21,6 +20,7 @@ from hvd_compress.planner.problem import Problem
 from hvd_compress.planner.profiles import Link
 from hvd_compress.planner.table import LANES, option_table
 from hvd_compress.planner.writing import strategy_of, to_plan
+from hvd_compress.schemes.tree.counts import steps
 from tests.unit.planner import profile_files
 from tests.unit.planner.test_prices import BOTH, SYSTEM, _model
 
@@ -37,7 +37,7 @@ def test_all_collectives_share_a_lane(hosts: int, link: str) -> None:
 
 def test_two_tensors_take_turns() -> None:
     problem = Problem(_model(2), SYSTEM, BOTH, Constraints(only=(str(DENSE),)), one_at_a_time=True)
-    prices, walk = Prices(SYSTEM, BOTH), steps(DENSE, SYSTEM.hosts, SYSTEM.ranks_per_host)
+    prices, walk = Prices(SYSTEM, BOTH), steps(DENSE.tasks, SYSTEM.hosts, SYSTEM.ranks_per_host)
     first, second = (sum(prices.ns(step, tensor.numel) for step in walk) for tensor in problem.model.tensors)
     backward_ns = round(1e3 * problem.model.tensors[0].backward_us)
     assert first > backward_ns  # the second one's gradient is there before the first one is through

@@ -13,12 +13,12 @@ from hvd_compress.errors import PlanError
 from hvd_compress.planner import planning
 from hvd_compress.planner.espresso import Chosen, algorithm1, algorithm2, espresso, near_optimal, start
 from hvd_compress.planner.fusion import cut, fuse, merges
-from hvd_compress.planner.holdings import steps
 from hvd_compress.planner.options import UNCOMPRESSED, Constraints, by_name
 from hvd_compress.planner.planning import plan
 from hvd_compress.planner.prices import Prices
 from hvd_compress.planner.problem import Problem
 from hvd_compress.planner.profiles import CompressorProfile, Link, ModelProfile, SystemProfile, Tensor
+from hvd_compress.schemes.tree.counts import steps
 
 NUMEL = 8_000
 BYTES = 4 * NUMEL
@@ -49,7 +49,7 @@ BOTH = compressor(training=(5.0, 1.0), host=(20.0, 8.0))
 
 def ns(option: str, system: SystemProfile = SYSTEM, prices: Prices | None = None) -> list[int]:
     prices = prices or Prices(system, BOTH)
-    return [prices.ns(step, NUMEL) for step in steps(by_name(option), system.hosts, system.ranks_per_host)]
+    return [prices.ns(step, NUMEL) for step in steps(by_name(option).tasks, system.hosts, system.ranks_per_host)]
 
 
 class TestByHand:

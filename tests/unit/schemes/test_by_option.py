@@ -32,8 +32,8 @@ from hvd_compress.payload import Payload
 from hvd_compress.planner.options import Constraints, options
 from hvd_compress.schemes import Work
 from hvd_compress.schemes.by_option import ByOption
-from hvd_compress.schemes.option import parse, walk
-from hvd_compress.schemes.option_feedback import PartCompressor
+from hvd_compress.schemes.tree.feedback import PartCompressor
+from hvd_compress.schemes.tree.walk import parse, walk
 from tests.harness import COMPRESSORS
 from tests.unit.schemes.steps import LAYOUT, NUMEL, Step, gradient_of, steps
 

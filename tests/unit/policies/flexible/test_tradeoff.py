@@ -16,11 +16,11 @@ from sklearn.datasets import load_digits
 from hvd_compress import native
 from hvd_compress.cost.kept import kept
 from hvd_compress.errors import ConfigError
-from hvd_compress.policies.flexible.tradeoff import Option, grid, knee, nsga2, pareto_front
+from hvd_compress.policies.flexible.tradeoff import Point, grid, knee, nsga2, pareto_front
 
 OPTIONS = st.lists(
     st.builds(
-        Option,
+        Point,
         ratio=st.floats(0.001, 1.0),
         compress_s=st.floats(0.0, 1.0),
         communicate_s=st.floats(0.0, 1.0),
@@ -31,10 +31,10 @@ OPTIONS = st.lists(
 )
 
 
-def realistic(latency_s: float, per_ratio_s: float, steepness: float) -> list[Option]:
+def realistic(latency_s: float, per_ratio_s: float, steepness: float) -> list[Point]:
     """Communication grows with the ratio, compression a little, and the gain as gradients' do."""
     return [
-        Option(c, 0.010 + 0.02 * c, latency_s + per_ratio_s * c, 1 - math.exp(-steepness * c**0.5))
+        Point(c, 0.010 + 0.02 * c, latency_s + per_ratio_s * c, 1 - math.exp(-steepness * c**0.5))
         for c in grid(0.001, 0.1)
     ]
 
@@ -55,10 +55,10 @@ def test_bounds_that_are_none(bounds: tuple[float, float]) -> None:
 
 
 @given(OPTIONS)
-def test_nothing_beats_the_front_and_it_beats_all_else(options: list[Option]) -> None:
+def test_nothing_beats_the_front_and_it_beats_all_else(options: list[Point]) -> None:
     front = pareto_front(options)
 
-    def beats(a: Option, b: Option) -> bool:
+    def beats(a: Point, b: Point) -> bool:
         pairs = list(zip(a.objectives, b.objectives, strict=True))
         return all(x <= y for x, y in pairs) and any(x < y for x, y in pairs)
 
@@ -105,7 +105,7 @@ def test_nsga2_agrees_on_real_gradients_too(which: int, per_ratio_s: float, grad
     ks = [kept(gradient.numel(), ratio) for ratio in ratios]
     gains = native.gain_curve(gradient).gain(ks).tolist()
     assert gains == sorted(gains)
-    options = [Option(c, 0.01 + 0.02 * c, 0.002 + per_ratio_s * c, gain) for c, gain in zip(ratios, gains, strict=True)]
+    options = [Point(c, 0.01 + 0.02 * c, 0.002 + per_ratio_s * c, gain) for c, gain in zip(ratios, gains, strict=True)]
     exact, found = knee(options), knee(nsga2(options))
     assert 0.001 < exact.ratio < 0.1
     assert abs(options.index(exact) - options.index(found)) <= 1

@@ -11,7 +11,7 @@ from hvd_compress.compressors.draws import mixed
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.payload import Payload
 from hvd_compress.schemes.base import Work, add_residual, send_residual
-from hvd_compress.schemes.option import Held, holders, parse
+from hvd_compress.schemes.tree.walk import Held, holders, parse
 
 
 class PartCompressor:

@@ -58,7 +58,7 @@ def figures(of: BucketMetrics) -> tuple[float, float, float]:
     return float(stats.root), float(stats.sent), float(residual.square_norm())
 
 
-class WorkerChooser:
+class RootChooser:
     """STAR or VAR for one bucket, while AR-Topk carries it.
 
     It begins with STAR. A root sends a larger share of what it holds itself than the other ranks do, and from STAR both

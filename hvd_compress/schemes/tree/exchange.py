@@ -14,9 +14,9 @@ from hvd_compress.errors import located
 from hvd_compress.payload import Payload
 from hvd_compress.schemes.base import Exchange, Work
 from hvd_compress.schemes.groups import same_place, within_host
-from hvd_compress.schemes.option import ROOT, Held, Holding, Task, members, parse, sent_to, walk
-from hvd_compress.schemes.option_feedback import PartCompressor
 from hvd_compress.schemes.packed import Packer, Template, template_of
+from hvd_compress.schemes.tree.feedback import PartCompressor
+from hvd_compress.schemes.tree.walk import ROOT, Held, Holding, Task, members, parse, sent_to, walk
 
 RESULT = ("allgather", "broadcast")
 """Collectives of tensors that bring the result to all, in the gradient's dtype, where they come last."""

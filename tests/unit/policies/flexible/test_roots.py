@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hvd_compress.policies.flexible.workers import LEAST_STEPS, STARVED, Sight, WorkerChooser
+from hvd_compress.policies.flexible.roots import LEAST_STEPS, STARVED, RootChooser, Sight
 
 ALIKE, ONE_HOLDS_MOST = (1.0, 1.0, 1.0, 1.0), (1.0, 0.01, 0.01, 0.01)
 OWN, FOREIGN = 0.5, 0.1
@@ -20,9 +20,9 @@ def sight(root: int, held: Sequence[float]) -> Sight:
     return Sight(root, sent, tuple(held))
 
 
-def run(held: Sequence[float], steps: int, chooser: WorkerChooser | None = None) -> tuple[WorkerChooser, list[str]]:
+def run(held: Sequence[float], steps: int, chooser: RootChooser | None = None) -> tuple[RootChooser, list[str]]:
     """Let steps go by, of which the roots are those of what is used."""
-    chooser, used = chooser or WorkerChooser(len(held)), []
+    chooser, used = chooser or RootChooser(len(held)), []
     for step in range(steps):
         root = step % len(held) if chooser.used == "star" else max(range(len(held)), key=held.__getitem__)
         used.append(chooser.used)
@@ -44,7 +44,7 @@ def test_where_one_rank_holds_most_its_indices_are_used() -> None:
 
 def test_var_is_given_up_where_it_gains_no_more_and_rests_longer_each_time() -> None:
     """It promises more than it keeps: what is left of a rank's gradient is not what it was."""
-    chooser = WorkerChooser(4)
+    chooser = RootChooser(4)
     used = []
     for step in range(400):
         used.append(chooser.used)
