@@ -55,6 +55,27 @@ def test_ranks_say_the_same_and_so_do_two_runs_where_time_is_held(
     assert run_ranks(3, lambda engine: train(engine, OPEN[name], STEPS)) == first
 
 
+@pytest.mark.parametrize("name", [*OPEN, "flexible", "int4"])
+def test_two_runs_that_do_not_adapt_send_the_same(name: str) -> None:
+    """HVD_COMPRESS_ADAPT=0, by a clock that goes on."""
+    request = {**OPEN, "flexible": Compression.flexible(), "int4": Compression.int4()}[name]
+
+    def body(engine: InProcessEngine) -> tuple[int, list[str], torch.Tensor]:
+        parameters, optimizer = on_engine(engine, request, settings=settings(adapt=False))
+        used = []
+        for step in range(8):
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+            used += [str(decision) for decision in optimizer.decisions.values()]
+        assert optimizer.controller is None
+        return engine.sent_bytes, used, torch.cat([p.detach().reshape(-1) for p in parameters.values()])
+
+    for (sent, used, values), (again, same, alike) in zip(run_ranks(3, body), run_ranks(3, body), strict=True):
+        assert (sent, used) == (again, same)
+        assert torch.equal(values, alike)
+
+
 def test_ranks_compare_beside_a_step_and_take_it_behind_the_next() -> None:
     """So none of them waits for another."""
 

@@ -71,12 +71,11 @@ class Search:
         """Return what a step of an arm takes, in seconds of a step without compression."""
         return self._weights[arm] * median_low(self.seconds[arm])
 
-    def record(self, arm: int, seconds: float, beside_s: float = 0.0) -> None:
+    def record(self, arm: int, seconds: float, exchanging_s: float | None = None) -> None:
         """Take the time of a step, as ranks agreed on it.
 
         Args:
-            beside_s: of that, what passed before the first gradient was there. No step takes less than that and its
-                collectives: an arm for which that is too long is not tried.
+            exchanging_s: of that, what passed from the first gradient on, if it is known.
         """
         if self.choice is not None:
             return
@@ -84,14 +83,25 @@ class Search:
         if arm in self._round and self._due:
             self._due -= 1
         if self._is_first:
-            best = self.score(self.leader)
-            if self._weights[arm] * seconds > HOPELESS * best:
+            if self._weights[arm] * seconds > HOPELESS * self.score(self.leader):
                 self._leave_out(arm)
-            for other in dict.fromkeys(self._queue):
-                if self._weights[other] * (beside_s + self._predicted[other]) > DOUBTFUL * best:
-                    self._leave_out(other)
+            if exchanging_s is not None:
+                self._rule_out(arm, seconds, exchanging_s)
         if not self._due and not self._queue:
             self._end_round()
+
+    def _rule_out(self, arm: int, seconds: float, exchanging_s: float) -> None:
+        """Leave out arms whose collectives alone take too long beside a step of this one.
+
+        What passes before the first gradient, such as a validation, is the same for all: without it, where an arm needs
+        as many steps at least.
+        """
+        weights, beside_s = self._weights, seconds - exchanging_s
+        for other in dict.fromkeys(self._queue):
+            taken_s = self._predicted[other]
+            longer = weights[other] >= weights[arm] and taken_s > DOUBTFUL * exchanging_s
+            if longer or weights[other] * (beside_s + taken_s) > DOUBTFUL * weights[arm] * seconds:
+                self._leave_out(other)
 
     def _leave_out(self, arm: int) -> None:
         self._due -= self._queue.count(arm)

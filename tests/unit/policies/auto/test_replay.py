@@ -31,7 +31,8 @@ def searched(measured: Mapping[str, float], predicted: Mapping[str, float], nois
     search, steps = Search([1.0] * len(arms), [predicted[arm] for arm in arms]), 0
     while search.choice is None:
         arm = search.next()
-        search.record(arm, measured[arms[arm]] * math.exp(noise.gauss(0, NOISE)))
+        taken_s = measured[arms[arm]] * math.exp(noise.gauss(0, NOISE))
+        search.record(arm, taken_s, taken_s)  # these steps do nothing but exchange
         steps += 1
     return arms[search.choice], steps
 
