@@ -140,7 +140,7 @@ class Session:
         self._later: dict[int, Decision] = {}  # of buckets that had left when the policy decided anew
         self._committed: list[tuple[SessionBucket, BucketState]] = []  # in this step
         self._told_nonfinite = False
-        self._is_shared = False
+        self._shared: set[str] = set()  # compressors whose states ranks have made alike
         self._results: dict[int, torch.Tensor] = {}
 
     @property
@@ -278,15 +278,15 @@ class Session:
             self._exchanges.append(known)
         if not self._cut_anew:
             self.follow(self.step)
-        if not self._is_shared:
-            self._share()
+        self._share()
 
     def _share(self) -> None:
-        """Let all ranks begin with the same, where results depend on it; once, before the first bucket leaves."""
-        self._is_shared = True
-        buckets = [bucket for bucket in self._exchanges if bucket.scheme.compressor.alike]
+        """Let all ranks begin with the same, where results depend on it: of each compressor once, before it sends."""
+        found = [(bucket, bucket.scheme.compressor) for bucket in self._exchanges]
+        buckets = [bucket for bucket, sends in found if sends.alike and repr(sends) not in self._shared]
         if not buckets:
             return
+        self._shared |= {repr(sends) for _, sends in found if sends.alike}
 
         def share(engine: Engine) -> None:
             with engine.aside():  # it belongs to no step
@@ -441,6 +441,7 @@ class Session:
             self._exchanges[number].decide(decision)
         for number in self.policy.dropped(step):
             self._exchanges[number].drop()
+        self._share()
         probes = self.policy.probes(step)
         for number, bucket in enumerate(self._exchanges):
             bucket.probe = probes.get(number, Probe())

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from hvd_compress.compression import Compression
+from hvd_compress.compressors import PowerSGD
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.policies.auto.quality import candidates
+from hvd_compress.session.bucket import SessionBucket
 from hvd_compress.settings import Settings
 from tests.harness import (
     alone,
@@ -248,3 +250,33 @@ def test_more_steps_must_be_worth_it() -> None:
         == [({"sparsifier"}, {"1.2 times the steps of dense to its loss (table)"})] * 2
     )
     assert run_ranks(2, lambda engine: body(engine, 20.0)) == [({"quantiser"}, {"as dense in loss (table)"})] * 2
+
+
+def test_states_that_are_alike_are_shared_when_their_arm_first_appears(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks may come with others of a checkpoint. Top-k is tried before PowerSGD, whose factors these are."""
+    share, shared = SessionBucket.share, []
+
+    def seen(self: SessionBucket, broadcast: Callable[[torch.Tensor], None]) -> None:
+        share(self, broadcast)
+        shared.append({key: tensor.clone() for key, tensor in self.state.current.items()})
+
+    monkeypatch.setattr(SessionBucket, "share", seen)
+
+    def body(engine: InProcessEngine) -> tuple[list[str], int]:
+        slowed(engine, lambda: 1e-8)
+        settings = Settings(1 << 20, 60, adapt=True, calibration_s=0.2, check_every=5)
+        request = Compression.auto("any", factors={"topk": 1.0, "powersgd": 1.0})
+        parameters = make_parameters(SHAPES)
+        made = make_optimizer(parameters, request, lambda: engine, engine.rank, engine.world_size, settings=settings)
+        sent = train(engine, parameters, made, range(1))
+        before = len(shared)
+        sent += train(engine, parameters, made, range(1, 30))
+        return [each.split("(")[0] for each in sent], before
+
+    (used, before), other = run_ranks(2, body)
+    assert other == (used, before)
+    assert before == 0
+    assert "PowerSGD" in used[2:]
+    first, second = shared
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first if key[0] in PowerSGD.alike)
