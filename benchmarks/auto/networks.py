@@ -95,7 +95,8 @@ def page(found: Sequence[dict[str, Any]]) -> str:
         late = [a / b for a, b in pairs[searched:]]
         _, low, high = median_with_interval(late)
         rest = STEPS - SEARCHED
-        spent = sum(a for a, _ in pairs[:searched]) / each["steps"] / median(windows[best][searched:]) * each["steps"]
+        connecting_s = each["first"]["auto"] - each["first"][best]  # the network is measured, too
+        spent = (connecting_s + sum(a for a, _ in pairs[:searched])) / median(windows[best][searched:])
         over = (spent * each["steps"] + rest * median(late)) / STEPS
         whole.append(over)
         ms = 1e3 * median(windows[best][searched:]) / each["steps"]

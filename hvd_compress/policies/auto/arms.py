@@ -50,7 +50,7 @@ class Arm:
     def way(self) -> str:
         """In words: by which compressor and paths."""
         paths = ", ".join(dict.fromkeys(str(each.path) for each in self.decisions))
-        return paths if self.name in paths else f"{self.name} by {paths}"
+        return paths if self.name in paths else f"{self.name.partition(' by ')[0]} by {paths}"
 
 
 class Choices(ABC):
@@ -71,7 +71,8 @@ class Choices(ABC):
 
 @dataclass(frozen=True)
 class Family(Choices):
-    """Compressors of which each travels by its fastest path; the first one is without compression."""
+    """Compressors, of which each travels by its fastest path, by curves or by real steps: where several paths are the
+    fastest on some network, each is an arm, too. The first one is without compression."""
 
     request: Request
     candidates: tuple[Candidate, ...]
@@ -83,9 +84,13 @@ class Family(Choices):
     def ways(self, layout: Layout, world_size: int, can: Capabilities) -> Ways:
         found: dict[Candidate, list[Scheme]] = {}
         for candidate in self.candidates:
-            paths = any_algorithm(candidate.compressor, layout, can)
-            if paths:
-                found[candidate] = [schemes.build(candidate.compressor, path) for path in paths]
+            built = [
+                schemes.build(candidate.compressor, path) for path in any_algorithm(candidate.compressor, layout, can)
+            ]
+            if built:
+                found[candidate] = built
+            for scheme in schemes.undominated(built, layout, world_size) if candidate is not DENSE else ():
+                found[replace(candidate, name=f"{candidate.name} by {scheme.path}")] = [scheme]
         if len(self.candidates) == 1:  # the algorithm is all there is to choose
             for path in schemes.variants(DENSE.compressor, layout, can)[1:]:
                 found[Candidate(str(path), DENSE.compressor)] = [schemes.build(DENSE.compressor, path)]

@@ -86,7 +86,7 @@ class Training:
 
     def _expected(self, arm: Arm, network: Network) -> StepTimes:
         costs = Formulas(network.latency_s, 8 / network.bandwidth, network.ranks)
-        kernels_s = KERNEL_S[arm.candidate.name] * sum(self.buckets)
+        kernels_s = KERNEL_S[arm.name.partition(" by ")[0]] * sum(self.buckets)
         backward_s = self.backward_s * self.slow + kernels_s
         clock = 0.0
         for number, (decision, layout) in enumerate(zip(arm.decisions, self._layouts, strict=True)):
