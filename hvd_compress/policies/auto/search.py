@@ -42,6 +42,7 @@ class Search:
         """
         self._weights, self._predicted = weights, predicted
         self.seconds: list[list[float]] = [[] for _ in weights]
+        self._beside_s: list[float] = []  # of each step, what passed before its first gradient
         arms = range(len(weights))
         self._round = sorted(arms, key=lambda arm: (predicted[arm] * weights[arm], arm))
         self.first = self._round[0] if arms else 0
@@ -69,38 +70,41 @@ class Search:
 
     def score(self, arm: int) -> float:
         """Return what a step of an arm takes, in seconds of a step without compression."""
-        return self._weights[arm] * median_low(self.seconds[arm])
+        return self._whole(arm, median_low(self.seconds[arm]))
 
-    def record(self, arm: int, seconds: float, exchanging_s: float | None = None) -> None:
+    def _whole(self, arm: int, exchanging_s: float) -> float:
+        """What passes before the first gradient is no matter of arms: the median of all steps counts, without noise."""
+        return self._weights[arm] * (median_low(self._beside_s) + exchanging_s)
+
+    def record(self, arm: int, seconds: float, exchanging_s: float) -> None:
         """Take the time of a step, as ranks agreed on it.
 
         Args:
-            exchanging_s: of that, what passed from the first gradient on, if it is known.
+            exchanging_s: of that, what passed from the first gradient on.
         """
         if self.choice is not None:
             return
-        self.seconds[arm].append(seconds)
+        self.seconds[arm].append(exchanging_s)
+        self._beside_s.append(seconds - exchanging_s)
         if arm in self._round and self._due:
             self._due -= 1
         if self._is_first:
-            if self._weights[arm] * seconds > HOPELESS * self.score(self.leader):
+            if self._whole(arm, exchanging_s) > HOPELESS * self.score(self.leader):
                 self._leave_out(arm)
-            if exchanging_s is not None:
-                self._rule_out(arm, seconds, exchanging_s)
+            self._rule_out(arm, exchanging_s)
         if not self._due and not self._queue:
             self._end_round()
 
-    def _rule_out(self, arm: int, seconds: float, exchanging_s: float) -> None:
+    def _rule_out(self, arm: int, exchanging_s: float) -> None:
         """Leave out arms whose collectives alone take too long beside a step of this one.
 
         What passes before the first gradient, such as a validation, is the same for all: without it, where an arm needs
         as many steps at least.
         """
-        weights, beside_s = self._weights, seconds - exchanging_s
         for other in dict.fromkeys(self._queue):
             taken_s = self._predicted[other]
-            longer = weights[other] >= weights[arm] and taken_s > DOUBTFUL * exchanging_s
-            if longer or weights[other] * (beside_s + taken_s) > DOUBTFUL * weights[arm] * seconds:
+            longer = self._weights[other] >= self._weights[arm] and taken_s > DOUBTFUL * exchanging_s
+            if longer or self._whole(other, taken_s) > DOUBTFUL * self._whole(arm, exchanging_s):
                 self._leave_out(other)
 
     def _leave_out(self, arm: int) -> None:
@@ -123,4 +127,4 @@ class Search:
 
     def _beats_first(self, arm: int) -> bool:
         seconds = sorted(self.seconds[arm])
-        return self._weights[arm] * seconds[-2 if len(seconds) > 2 else -1] < (1 - MARGIN) * self.score(0)
+        return self._whole(arm, seconds[-2 if len(seconds) > 2 else -1]) < (1 - MARGIN) * self.score(0)

@@ -70,7 +70,7 @@ def train(engine: InProcessEngine, parameters: Parameters, optimizer: ReducingOp
 
 def test_a_slow_network_gets_fewer_bytes() -> None:
     def body(engine: InProcessEngine) -> tuple[list[str], str, torch.Tensor]:
-        slowed(engine, lambda: 1e-6)
+        slowed(engine, lambda: 5e-6)
         parameters, optimizer = start(engine)
         sent = train(engine, parameters, optimizer, range(STEPS))
         assert optimizer.controller.settled

@@ -117,7 +117,7 @@ def test_an_arm_that_needs_more_steps_must_save_as_much() -> None:
     tried = 0
     while search.choice is None:
         arm = search.next()
-        search.record(arm, (1.0, 0.7)[arm])
+        search.record(arm, (1.0, 0.7)[arm], (1.0, 0.7)[arm])
         tried += 1
     assert search.choice == 0
     assert tried <= SEARCH_STEPS
