@@ -344,7 +344,7 @@ def test_the_last_line_says_what_was_chosen_and_why():
 
 
 def test_after_too_few_steps_nothing_is_chosen_yet(tmp_path, monkeypatch):
-    """A round of trials takes several steps; long before its end there are decisions, which are tried."""
+    """A search takes several steps; long before its end there are decisions, which are tried."""
     monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path))
     settings = Settings(600, 60, adapt=True, calibration_s=0.0)
 

@@ -1,4 +1,4 @@
-"""Train a few steps by each compression that leaves nothing open; rank 0 writes a log and scalars of each to $LOGS."""
+"""Train a few steps by each compression, or until all is chosen; rank 0 writes a log and scalars of each to $LOGS."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ for name, request in requests.items():
     os.environ |= {"HVD_COMPRESS_LOG": str(logs / f"{name}.jsonl"), "HVD_COMPRESS_TENSORBOARD": str(logs / name)}
     parameters = make_parameters()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters.values(), lr=0.1), parameters.items(), request)
-    for step in range(STEPS):
+    step = 0
+    while step < STEPS or (optimizer.controller is not None and not optimizer.controller.settled):
         optimizer.zero_grad()
         backward(parameters, hvd.rank(), step)
         optimizer.step()
+        step += 1
     print(f"[rank {hvd.rank()}] {name}: {len(optimizer.decisions)} buckets", flush=True)
     print(f"[rank {hvd.rank()}] reasons of {name}: {[way.reason for way in optimizer.decisions.values()]}", flush=True)
