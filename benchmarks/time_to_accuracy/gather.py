@@ -66,9 +66,9 @@ def _gathered() -> Kept:
         "circumstances": {"losses": _circumstances(_loss_runs("*")), "seconds": _circumstances(_jobs())},
         "parameters": {task: sum(p.numel() for p in TASKS[task].model().parameters()) for task in tasks},
         "losses": {task: _losses(task) for task in tasks},
-        "seconds": _by_network(tasks, _seconds),
-        "searches": _by_network(tasks, _searches),
-        "trainings": _by_network(tasks, _trainings),
+        "seconds": _by_network(list(TASKS), _seconds),
+        "searches": _by_network(list(TASKS), _searches),
+        "trainings": _by_network(list(TASKS), _trainings),
     }
 
 
