@@ -99,12 +99,7 @@ class Agreement:
         assert not self._rows or self._buckets == len(metrics)
         self._buckets = len(metrics)
         row = [moments.ended_s - moments.before_s, moments.exchanging_s, moments.waited_s]
-        for of in metrics:
-            spans, sample = of.spans, of.report.sample
-            before_s, after_s = (sample.before_s, sample.after_s) if sample is not None else (0.0, 0.0)
-            compress_s = spans.compress_s - before_s if of.report.on_critical_path else math.nan
-            row += [compress_s, *spans.communicate, spans.decompress_s - after_s]
-        self._rows.append(row)
+        self._rows.append([*row, *(figure for of in metrics for figure in phases(of))])
 
     def begin(self, launch: Launch, step: int, told: Sequence[float] = ()) -> None:
         """Compare the steps that were recorded, behind the exchanges of this one, and tell the other ranks something.
@@ -145,6 +140,14 @@ class Agreement:
 Phases = tuple[float, float, float, float]
 """Seconds of compressing, NaN where nobody waited for that; when communicating began and ended by the rank's clock;
 seconds of decompressing."""
+
+
+def phases(of: BucketMetrics) -> Phases:
+    """Return what an exchange took on this rank, without what it took to look at it."""
+    spans, sample = of.spans, of.report.sample
+    before_s, after_s = (sample.before_s, sample.after_s) if sample is not None else (0.0, 0.0)
+    compress_s = spans.compress_s - before_s if of.report.on_critical_path else math.nan
+    return (compress_s, *spans.communicate, spans.decompress_s - after_s)
 
 
 def _step(row: Sequence[Sequence[float]]) -> StepTimes:

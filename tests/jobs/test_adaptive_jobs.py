@@ -59,9 +59,12 @@ def test_ratios_are_chosen_alike_by_either_kind_of_gain(tmp_path: Path) -> None:
         assert len(ends) == 2, job.output
         assert ends[0] == ends[1]
         assert ends[0][0] == rollouts
-        assert 0.005 <= float(ends[0][1]) <= 1.0  # one rank's cores may make no compression the fastest
     events = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert {"rollout", "ratio"} <= {event["kind"] for event in events}
+    for event in events:
+        if event["kind"] == "ratio":  # a machine whose ranks share cores may make no compression the fastest
+            dense = "no ratio takes less" in event["reason"]
+            assert event["ratio"] == 1.0 if dense else 0.005 <= event["ratio"] <= 0.5, event
 
 
 def test_a_rank_that_is_killed_while_they_choose(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from hvd_compress.policies.plan_schema import Plan
 from hvd_compress.policies.prices import Prices, keys_of, measure
 from hvd_compress.policies.resumed import decided, loaded, saved
 from hvd_compress.request.decision import Decision
-from hvd_compress.request.request import Request
+from hvd_compress.request.request import Request, compression_device
 from hvd_compress.settings import Settings
 
 TRIED = "tried, to be compared"
@@ -84,7 +84,6 @@ class AutoPolicy(DecisionPolicy):
 
     def watch(self, watcher: Callable[[Event], None]) -> None:
         self._watchers.append(watcher)
-        self._history = History(watchers=self._watchers)
 
     def chosen(self) -> str:
         if self._chooser is None or not self._told:
@@ -130,15 +129,24 @@ class AutoPolicy(DecisionPolicy):
         return self._decisions()
 
     def _go_on(self) -> list[Arm]:
-        """Return what another process has chosen for these buckets; nothing where they are others."""
+        """Return what another process has chosen; nothing where buckets, request or engine are others."""
         if self._resumed is None or self.measuring_s is None:
             return []
         (name, plan), own = self._resumed, _compressible(self._layouts)
         decisions = decided(plan, own, self.world_size)
-        self._resumed = self._resumed if decisions is not None else None
-        if decisions is None:
+        if not decisions or not all(map(self._may_choose, own, decisions)):
+            self._resumed = None
             return []
-        return [Arm(Candidate(name, decisions[0].compressor), tuple(decisions), 0.0)]
+        here = [
+            replace(d, device=compression_device(self._request, of.device_type))
+            for d, of in zip(decisions, own, strict=True)
+        ]
+        return [Arm(Candidate(name, here[0].compressor), tuple(here), 0.0)]
+
+    def _may_choose(self, layout: Layout, decision: Decision) -> bool:
+        ways = self._choices.ways(layout, self.world_size, self.capabilities)
+        sent = decision.compressor, decision.path
+        return any((scheme.compressor, scheme.path) == sent for found in ways.values() for scheme in found)
 
     def _made(self) -> list[Arm]:
         own = _compressible(self._layouts)

@@ -21,7 +21,7 @@ from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError
 from hvd_compress.events.history import Event, History
 from hvd_compress.events.recorder import choice
-from hvd_compress.policies.agreement import Agreed, Agreement, gathered, window
+from hvd_compress.policies.agreement import Agreed, Agreement, gathered, phases, window
 from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, StepMoments
 from hvd_compress.policies.detector import Detector
 from hvd_compress.policies.fixed import FixedPolicy
@@ -123,21 +123,18 @@ class FlexiblePolicy(DecisionPolicy):
         return [*sparse, schemes.build(Cast(), DENSE)], layout
 
     def _paths(self, layout: Layout) -> list[Path]:
-        """Return by which paths a bucket may travel: of each scheme what some network makes the fastest.
+        """Return by which paths a bucket may travel: all-gather and AR-Topk, by each algorithm.
 
-        "star" stands for VAR, too.
+        "star" stands for VAR, too. The broadcast of indices is the engine's own. Formulas leave none out: what they
+        call slower, such as a ring, may be the fastest (benchmarks/results/controller-grid.md).
         """
         if not layout.numel or layout.sparse or layout.dtype == torch.float64:
             return []
         request = self._request
         named = [STAR] if len(schemes.meanings(request.scheme)) > 1 else ["allgather", STAR]
-        found = []
-        for name in named:
-            paths = [p for p in schemes.variants(request.compressor, layout, self.capabilities) if p.scheme == name]
-            paths = [p for p in paths if name != STAR or request.algorithm in ("auto", p.algorithm)]
-            built = [schemes.build(request.compressor, path) for path in paths]
-            found += [s.path for s in schemes.undominated(built, layout, self.world_size)] or paths[:1]
-        return found
+        paths = schemes.variants(request.compressor, layout, self.capabilities)
+        own = [path for path in paths if path.scheme in named and path.broadcast == Path(STAR).broadcast]
+        return [path for path in own if path.scheme != STAR or request.algorithm in ("auto", path.algorithm)]
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
         self._agreement.drop()  # it is about other buckets
@@ -159,6 +156,11 @@ class FlexiblePolicy(DecisionPolicy):
     def _every(self) -> int:
         """After how many steps ranks are to compare them."""
         return max(LOOK_STEPS, window(self._step_s)) if self.settled else 1
+
+    @property
+    def _width(self) -> int:
+        """Figures of a bucket's look: the gain of each ratio that is read, and of what was sent."""
+        return 1 + (len(self.ratios) if self._asked.gain == "curve" else 0)
 
     def decide(self, step: int) -> Mapping[int, Decision]:
         if self._stands:
@@ -215,15 +217,14 @@ class FlexiblePolicy(DecisionPolicy):
         """Behind the last exchange ranks are in step. They compare the steps before this one."""
         agreement = self._agreement
         if self._buckets and not self._trials and not agreement.under_way and agreement.recorded >= self._every:
-            width = 1 + (len(self.ratios) if self._asked.gain == "curve" else 0)
-            look = self._look or [math.nan] * (width * len(self._buckets))
+            look = self._look or [math.nan] * (self._width * len(self._buckets))
             agreement.begin(self._launch, step, [*look, *self._seen])
             self._compared, self._ways, self._seen, self._look = self._ways, [], [], []
 
     def _take(self, step: int, agreed: Agreed) -> None:
         """Make of what ranks agree on what is to be made."""
         self._step_s = median([times.whole_s for times in agreed.steps])
-        width, count = 1 + (len(self.ratios) if self._asked.gain == "curve" else 0), len(self._buckets)
+        width, count = self._width, len(self._buckets)
         knew = self.settled
         for place, (number, bucket) in enumerate(self._buckets.items()):
             for ways, exchanges in zip(self._compared, agreed.exchanges, strict=True):
@@ -293,11 +294,12 @@ class FlexiblePolicy(DecisionPolicy):
         ranks = self._launch(partial(gathered, mine), f"after step {step}, comparing rollouts")()
         known = iter(zip(*ranks, strict=True))
         table = [[(max(next(known)), fmean(next(known))) for _ in self._buckets] for _ in self._trials]
+        assert self._prices is not None
         for place, (number, bucket) in enumerate(self._buckets.items()):
-            for trial, row in zip(self._trials, table, strict=True):
+            travelled = [bucket.fastest(trial.ratio, self._prices)[-1] for trial in self._trials]
+            for trial, path, row in zip(self._trials, travelled, table, strict=True):
                 kernels_s, gain = row[place]
-                compressor = self._request.compressor.with_ratio(trial.ratio)
-                bucket.kernels.note(compressor, bucket.fastest(trial.ratio, self._prices)[-1], kernels_s)  # type: ignore[arg-type]
+                bucket.kernels.note(self._request.compressor.with_ratio(trial.ratio), path, kernels_s)
                 event = Event(step, "rollout", number, "", trial.ratio, gain=gain, reason=self.due)
                 self._history.add(event)
             bucket.learn([row[place][1] for row in table], weight=1.0)
@@ -324,9 +326,8 @@ def _by_bucket(agreed: Agreed) -> list[list[float]]:
 
 
 def _kernels_s(of: BucketMetrics) -> float:
-    sample, spans = of.report.sample, of.spans
-    looked_s = sample.before_s + sample.after_s if sample is not None else 0.0
-    return (spans.compress_s if of.report.on_critical_path else 0.0) + spans.decompress_s - looked_s
+    compress_s, _, _, decompress_s = phases(of)
+    return (0.0 if math.isnan(compress_s) else compress_s) + decompress_s
 
 
 def _sent(of: BucketMetrics) -> float:

@@ -72,7 +72,7 @@ class Training:
         """Return the arms, priced by measurements of a network that are noisy themselves."""
         wrong = [math.exp(self._random.gauss(0, 2 * self.noise)) for _ in range(2)]
         costs = Formulas(network.latency_s * wrong[0], 8 / network.bandwidth * wrong[1], network.ranks)
-        prices = _Priced(costs)
+        prices = Priced(costs)
         request = Request(Cast())
         choices = Family(request, candidates("near"))
         return make_arms(choices, request, self._layouts, network.ranks, CAN, prices)  # type: ignore[arg-type]
@@ -144,7 +144,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class _Priced:
+class Priced:
     """As policies.prices.Prices, by formulas."""
 
     costs: Formulas

@@ -112,6 +112,28 @@ def test_with_other_buckets_it_searches() -> None:
     assert run_ranks(RANKS, body) == [True] * RANKS
 
 
+OTHERS = {"dense": Compression.auto("dense"), "int8": Compression.int8(), "topk": Compression.topk(0.05)}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_choice_that_another_request_does_not_allow_is_not_gone_on_with(name: str) -> None:
+    """int4 was chosen; who asks for something else now gets that."""
+
+    def body(engine: InProcessEngine) -> tuple[set[str], set[str]]:
+        slowed(engine, lambda: 5e-6)
+        parameters, optimizer = start(engine, Compression.auto())
+        train(engine, parameters, optimizer, range(BEFORE))
+        chosen = {sent for sent, _ in ways(optimizer)}
+        again, resumed = start(engine, OTHERS[name])
+        resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        used = train(engine, again, resumed, range(BEFORE, BEFORE + AFTER))
+        return chosen, {sent for step in used for sent, _ in step}
+
+    for chosen, used in run_ranks(RANKS, body):
+        assert any("bits=4" in sent for sent in chosen)
+        assert not any("bits=4" in sent for sent in used)
+
+
 def test_ranks_that_come_with_others_search_together() -> None:
     def body(engine: InProcessEngine) -> tuple[bool, bool]:
         slowed(engine, lambda: 1e-6)

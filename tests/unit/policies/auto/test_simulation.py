@@ -67,9 +67,7 @@ def test_little_is_lost_over_the_best_arm(name: str) -> None:
         assert training.settled_at[0] <= SEARCH_STEPS
         arm, seconds, best = training.steps[-1]
         assert chooser.settled == (arm == chooser.next())
-        assert seconds <= (1.15 if name != "a noisy host" else 1.2) * best, (
-            "what is chosen in the end is about the best"
-        )
+        assert seconds <= 1.15 * best, "what is chosen in the end is about the best"
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
