@@ -133,6 +133,13 @@ class States:
             self._places.pop(name, None)
             self._waiting.pop(name, None)
 
+    def forget_own(self, keys: Iterable[Key]) -> None:
+        """Drop these states of compressors, before their bucket is bound again."""
+        for key in keys:
+            self._unclaimed.pop(key, None)
+            for bucket in self._buckets.values():
+                bucket.current.pop(key, None)
+
     def _bind_residual(self, layout: Layout, device: torch.device) -> Residual:
         """Give the parameters of a bucket their place in one flat buffer, with what is remembered of them."""
         residual = Residual(*(torch.zeros(layout.numel, dtype=torch.float32, device=device) for _ in range(2)))

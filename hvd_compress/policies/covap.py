@@ -17,14 +17,14 @@ from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.request.decision import Decision
-from hvd_compress.request.request import Request
+from hvd_compress.request.request import PolicySettings, Request
 from hvd_compress.settings import Settings
 
 SKIP = Path("skip")
 
 
 @dataclass(frozen=True)
-class Covap:
+class Covap(PolicySettings):
     """Bucket t is sent in step s iff (t + s) mod interval = 0, whole and without compression.
 
     In the other steps it communicates nothing: its result is zero, and its gradient joins the residual, which the next

@@ -22,15 +22,19 @@ class Detector:
         threshold: of an alarm.
     """
 
-    def __init__(self, seconds: float, threshold: float = THRESHOLD) -> None:
-        """`seconds`: what the search has found."""
+    def __init__(self, seconds: float, threshold: float = THRESHOLD, found: int = 1) -> None:
+        """`seconds`: what was found before, in so many windows; where they are few, the next ones count, too."""
         self.threshold = threshold
-        self._first = [seconds]
+        self._first = [seconds] * found
         self._longer = self._shorter = 0.0
+
+    @property
+    def level_s(self) -> float:
+        return median(self._first)
 
     def add(self, seconds: float) -> bool:
         """Take a window's time; return whether it is another network."""
-        change = math.log(seconds / median(self._first))
+        change = math.log(seconds / self.level_s)
         if len(self._first) < REFERENCE:
             self._first.append(seconds)
         change = max(-MOST, min(MOST, change))

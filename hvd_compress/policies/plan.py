@@ -25,14 +25,14 @@ from hvd_compress.policies.fixed import decide, left_open
 from hvd_compress.policies.plan_schema import Plan, Treatment, read
 from hvd_compress.policies.prices import Open, Prices, measured
 from hvd_compress.request.decision import Decision
-from hvd_compress.request.request import Request, compression_device
+from hvd_compress.request.request import PolicySettings, Request, compression_device
 from hvd_compress.settings import Settings
 
 log = logging.getLogger("hvd_compress")
 
 
 @dataclasses.dataclass(frozen=True)
-class PlanFile:
+class PlanFile(PolicySettings):
     """A plan that was read; ranks compare the digest of what it says."""
 
     digest: str

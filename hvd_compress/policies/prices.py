@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
@@ -66,4 +66,6 @@ def measure(engine: Engine, keys: Sequence[Key], budget_s: float) -> Prices | No
         return None
     engine.place = f"rank {engine.rank}, measuring what is open, which HVD_COMPRESS_ADAPT=0 leaves out"
     curves, known = quick(engine, keys, budget_s) if len(keys) <= FEW else obtain(engine, budget_s)
+    if missing := [key for key in keys if key not in curves.by_key]:  # all-to-all is in no whole calibration
+        curves = replace(curves, by_key={**curves.by_key, **quick(engine, missing, budget_s)[0].by_key})
     return Prices(curves, "an earlier job" if known else "this job")

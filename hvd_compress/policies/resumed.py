@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pydantic import ValidationError
 
@@ -14,11 +16,27 @@ from hvd_compress.policies.plan_schema import Plan
 from hvd_compress.request.decision import Decision
 
 
-def saved(name: str, decisions: Sequence[Decision], layouts: Sequence[Layout], world_size: int) -> str:
+@dataclass(frozen=True)
+class Resumed:
+    """What another process has chosen.
+
+    Attributes:
+        name: of the arm that was chosen.
+        exchanging_s: what its exchanges took in a step, by which another network is noticed.
+    """
+
+    name: str
+    plan: Plan
+    exchanging_s: float
+
+
+def saved(
+    name: str, decisions: Sequence[Decision], layouts: Sequence[Layout], world_size: int, exchanging_s: float
+) -> str:
     """Return what `loaded` reads, as text; nothing where no file can hold a decision, as of a compressor of one's own.
 
     Args:
-        name: of the arm that was chosen.
+        name, exchanging_s: as Resumed has them.
         decisions: by bucket.
     """
     used = dict(zip((layout.names for layout in layouts), decisions, strict=True))
@@ -26,21 +44,24 @@ def saved(name: str, decisions: Sequence[Decision], layouts: Sequence[Layout], w
         plan = plan_in_use(used, layouts, world_size)
     except UsageError:
         return ""
-    return json.dumps({"arm": name, "plan": plan.model_dump(mode="json")})
+    return json.dumps({"arm": name, "exchanging_s": exchanging_s, "plan": plan.model_dump(mode="json")})
 
 
-def loaded(text: str) -> tuple[str, Plan]:
-    """Return the name of an arm, and its plan. Raises ConfigError for what `saved` has not made."""
+def loaded(text: str) -> Resumed:
+    """Return what was chosen. Raises ConfigError for what `saved` has not made."""
     try:
         said = json.loads(text)
         name, plan = said["arm"], Plan.model_validate_json(json.dumps(said["plan"]), strict=True)
+        exchanging_s = said["exchanging_s"]
         if not isinstance(name, str):
             raise TypeError(f"the name of an arm is {name!r}")
+        if not isinstance(exchanging_s, float) or not 0 < exchanging_s < math.inf:
+            raise ValueError(f"its exchanges took {exchanging_s!r} s")
     except (ValueError, TypeError, KeyError, RecursionError, ValidationError) as error:
         raise ConfigError(
             f"the choice in this state of a compression is none ({error}): load what state_dict() returned"
         ) from None
-    return name, plan
+    return Resumed(name, plan, exchanging_s)
 
 
 def decided(plan: Plan, layouts: Sequence[Layout], world_size: int) -> list[Decision] | None:

@@ -10,12 +10,12 @@ from hvd_compress.policies.auto.policy import AutoPolicy
 from hvd_compress.policies.base import DecisionPolicy
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.policies.flexible.settings import Flexible
-from hvd_compress.request.request import Request
+from hvd_compress.request.request import PolicySettings, Request
 from hvd_compress.settings import Settings
 
 
 @dataclass(frozen=True)
-class AsAsked:
+class AsAsked(PolicySettings):
     """What a request names stays; the path that it leaves open is chosen by real steps."""
 
     def make(self, request: Request, settings: Settings) -> DecisionPolicy:

@@ -13,12 +13,12 @@ from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.schedule import ALL_BACK
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.request.decision import Decision
-from hvd_compress.request.request import Request
+from hvd_compress.request.request import PolicySettings, Request
 from hvd_compress.settings import Settings
 
 
 @dataclass(frozen=True)
-class Warmup:
+class Warmup(PolicySettings):
     """Steps 0 to steps - 1 travel by `compressor`, its path as of a fixed request; then the request holds.
 
     What both compressors keep under one key, such as the momentum of 1-bit Adam, goes from one to the other.

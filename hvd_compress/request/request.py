@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 
@@ -20,12 +21,21 @@ from hvd_compress.settings import Settings
 DEVICES = ("auto", "cpu", "cuda")
 
 
-class PolicySettings(Protocol):
-    """A frozen dataclass of what a policy is told; its repr is compared between ranks."""
+class PolicySettings(ABC):
+    """What a policy is told: a frozen dataclass, whose repr is compared between ranks."""
 
+    @abstractmethod
     def make(self, request: Request, settings: Settings) -> object:
         """Return a new policies.DecisionPolicy. It measures nothing where its `measuring_s` is None."""
-        ...
+
+    @property
+    def rolls_out(self) -> bool:
+        """Whether it wants training steps that are taken back."""
+        return False
+
+    def beside(self, kind: str) -> PolicySettings:
+        """Return the same for gradients that an optimizer of a kind takes, "sgd" or "adam"."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -99,8 +109,7 @@ class Request:
 
     def beside(self, kind: str) -> Request:
         """Return the same for gradients that an optimizer of a kind takes, "sgd" or "adam": some policies ask."""
-        told = getattr(self.policy, "beside", None)
-        return self if told is None else replace(self, policy=told(kind))
+        return self if self.policy is None else replace(self, policy=self.policy.beside(kind))
 
     @property
     def verb(self) -> str | None:

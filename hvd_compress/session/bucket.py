@@ -39,12 +39,14 @@ class SessionBucket:
         self.state: BucketState
         self.flat: torch.Tensor | None = None
         self._workspace: torch.Tensor
+        self._sent = self._cleared = False  # since the decision: whether a step was kept, and what is of no use dropped
         self._bind(self._own())
 
     def decide(self, decision: Decision) -> None:
         """Travel so from the coming step on. What is remembered stays, also where this decision has no use for it."""
         assert decision.device == self.decision.device, "a bucket's lane leads to one device"
         if decision != self.decision:
+            self._sent = self._cleared = False
             self.scheme = decision.build()
             own = self._own()
             if not self._has_state(own):
@@ -65,12 +67,27 @@ class SessionBucket:
         self.state = self.states.bind(self.layout, self.lane.device, feedback, {**before.current, **own})
         self.flat = None
 
+    def commit(self) -> None:
+        """The step succeeded on all ranks."""
+        self.state.commit()
+        self._sent = True
+
     def drop(self) -> None:
-        """Forget what other decisions have left, once it was sent: no scheme of this one has a use for it."""
-        residual = self.state.residual
-        if residual is not None and not self.scheme.error_feedback and not bool(residual.current.any()):
+        """Forget what other decisions have left that this one has no use for, once a step of it was kept.
+
+        That has sent their residual, up to what the gradient's dtype rounds off, as in every step without one.
+        """
+        if self._cleared or not self._sent:
+            return
+        self._cleared, own = True, self._own()
+        residual = self.state.residual is not None and not self.scheme.error_feedback
+        others = [key for key in self.state.current if key not in own]
+        if residual:
             self.states.forget(self.layout.names)
-            self._bind(self._own())
+        if residual or others:
+            self.states.forget_own(others)
+            self.state = self.states.bind(self.layout, self.lane.device, self.scheme.error_feedback, own)
+            self.flat = None
 
     def claim(self) -> None:
         """Take over a residual that a checkpoint has brought, though the decision has no error feedback."""

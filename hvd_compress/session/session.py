@@ -140,7 +140,7 @@ class Session:
         self._later: dict[int, Decision] = {}  # of buckets that had left when the policy decided anew
         self._committed: list[tuple[SessionBucket, BucketState]] = []  # in this step
         self._told_nonfinite = False
-        self._shared: set[str] = set()  # compressors whose states ranks have made alike
+        self._shared: set[tuple[str, tuple[str, ...]]] = set()  # compressors and parameters with states made alike
         self._results: dict[int, torch.Tensor] = {}
 
     @property
@@ -281,12 +281,12 @@ class Session:
         self._share()
 
     def _share(self) -> None:
-        """Let all ranks begin with the same, where results depend on it: of each compressor once, before it sends."""
-        found = [(bucket, bucket.scheme.compressor) for bucket in self._exchanges]
-        buckets = [bucket for bucket, sends in found if sends.alike and repr(sends) not in self._shared]
+        """Let all ranks begin with the same, where results depend on it: once for a bucket's compressor."""
+        found = [(each, (repr(each.scheme.compressor), each.layout.names)) for each in self._exchanges]
+        buckets = [each for each, key in found if each.scheme.compressor.alike and key not in self._shared]
         if not buckets:
             return
-        self._shared |= {repr(sends) for _, sends in found if sends.alike}
+        self._shared |= {key for _, key in found}
 
         def share(engine: Engine) -> None:
             with engine.aside():  # it belongs to no step
@@ -479,7 +479,7 @@ class Session:
         self._results = {}
         for bucket in self._exchanges:
             if exchanged.finite:
-                bucket.state.commit()
+                bucket.commit()
                 self._committed.append((bucket, bucket.state))
             else:
                 bucket.state.discard()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import torch
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import TopK
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.errors import UsageError
 from hvd_compress.events.history import read
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.request.request import Request
@@ -136,6 +138,87 @@ def test_on_a_device_with_streams_the_same_is_seen(kind: str, monkeypatch: pytes
     monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path / "fresh"))  # curves of the first run may not fit the second
     assert run_ranks(2, lambda engine: body(engine, make_lane=lane_maker(LANES[kind]))) == expected
     assert len(expected[0]) == 2
+
+
+@pytest.fixture
+def dense_is_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hvd_compress.policies.prices import Prices
+
+    def cheap(self: Prices, found, layout):  # type: ignore[no-untyped-def]
+        return {scheme.path: 1.0 if scheme.compressor.compresses else 1e-9 for scheme in found}
+
+    monkeypatch.setattr(Prices, "by_path", cheap)
+
+
+@pytest.mark.usefixtures("dense_is_the_fastest")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_compression_gradients_travel_as_the_engine_can(dtype: torch.dtype) -> None:
+    """Where it has no sums of 16 bits, by all-to-all."""
+
+    def body(engine: InProcessEngine) -> tuple[set[str], bool]:
+        engine.capabilities = replace(engine.capabilities, sum_dtypes=(torch.float32,))
+        weight = torch.nn.Parameter(torch.zeros(4000, dtype=dtype))
+        settings = Settings(10**6, 60, adapt=True, calibration_s=0.0)
+        arguments = (Compression.flexible(), lambda: engine, engine.rank, engine.world_size)
+        optimizer = make_optimizer({"w": weight}, *arguments, settings=settings)
+        for step in range(8):
+            optimizer.zero_grad()
+            (weight * gradient("w", (4000,), engine.rank, step).to(dtype)).sum().backward()
+            optimizer.step()
+        decisions = optimizer.decisions.values()
+        return {str(d.path) for d in decisions}, any(d.compressor.compresses for d in decisions)
+
+    path = "dense" if dtype == torch.float32 else "alltoall"
+    assert run_ranks(2, body) == [({path}, False)] * 2
+
+
+@pytest.mark.usefixtures("dense_is_the_fastest")
+def test_artopk_is_what_was_asked_for_whatever_dense_takes() -> None:
+    for _, _, used in run("artopk", ALIKE):
+        assert set(used) <= {"star", "var"}
+
+
+def test_what_kernels_take_is_noted_of_what_a_step_travelled_by() -> None:
+    """Times come late: by then the next ratio and path may be chosen. Arithmetic begins with STAR, with three ranks."""
+
+    def body(engine: InProcessEngine) -> list[tuple[set[tuple[str, float]], set[tuple[str, float]]]]:
+        parameters, optimizer = prepared(engine, Compression.flexible(0.002, 0.5))
+        used: dict[int, list[tuple[str, float]]] = {}
+        for step in range(40):
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+            for number, d in enumerate(optimizer._reducer.session._exchanges):
+                used.setdefault(number, []).append((d.decision.scheme, d.decision.ratio))
+            if step == 0:
+                first = {each.scheme for each in optimizer.decisions.values()}
+        assert first == {"star"}
+        found = []
+        for number, bucket in optimizer._reducer.session.policy._buckets.items():
+            noted = {(path, ratio) for (_, path), known in bucket.kernels._measured.items() for ratio in known}
+            found.append((noted, {("star", Compression.flexible(0.002, 0.5).policy.start), *used[number]}))
+        return found
+
+    for buckets in run_ranks(3, body):
+        for noted, used in buckets:
+            assert noted <= used
+            assert len(noted) > 1
+
+
+def test_what_is_still_looked_for_is_no_plan(tmp_path: Path) -> None:
+    def body(engine: InProcessEngine) -> bool:
+        parameters, optimizer = prepared(engine, Compression.flexible())
+        for step in range(6):
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+            if step == 0:
+                with pytest.raises(UsageError):
+                    optimizer.save_plan(tmp_path / f"{engine.rank}.json")
+        optimizer.save_plan(tmp_path / f"{engine.rank}.json")
+        return True
+
+    assert run_ranks(2, body) == [True, True]
 
 
 def test_without_measurements_the_ratio_is_the_one_in_the_middle() -> None:

@@ -21,7 +21,7 @@ from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.ddp.hook import GradBucket, GradientHook, Result
 from hvd_compress.front.eagerly import eagerly
 from hvd_compress.front.handle import Handle
-from hvd_compress.policies import DecisionPolicy, Flexible
+from hvd_compress.policies import DecisionPolicy
 from hvd_compress.profiler.job import profiled_once
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
@@ -197,7 +197,7 @@ def _check(model: Any, asked: Any) -> None:
             f"{what} is no compression: pass what a function of Compression returns, as topk(0.01) or of(compressor) "
             "does"
         )
-    if isinstance(asked.policy, Flexible) and asked.policy.gain == "rollout":
+    if asked.policy is not None and asked.policy.rolls_out:
         raise UnsupportedError(
             "gain='rollout' takes training steps back, which needs hvd_compress.torch's optimizer: use gain='curve'"
         )

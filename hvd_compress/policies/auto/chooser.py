@@ -27,6 +27,7 @@ class Chooser:
         self._detector: Detector | None = None
         self._window: list[StepTimes] = []
         self._times: dict[int, list[StepTimes]] = {}
+        self._step_s = 0.0  # of the last window
         self._chosen_before: tuple[int, float] | None = None  # with what its exchanges took
 
     @property
@@ -39,8 +40,16 @@ class Chooser:
         """After how many steps ranks are to compare times."""
         if not self.settled:
             return 1
-        known = self._times.get(self.search.next(), [])
-        return window(median_low([times.whole_s for times in known[-WINDOW:]])) if known else WINDOW
+        return window(self._step_s) if self._step_s else WINDOW
+
+    @property
+    def level_s(self) -> float:
+        """What exchanges of the choice take, against which a change of the network is told; NaN before it stands."""
+        return math.nan if self._detector is None else self._detector.level_s
+
+    def resume(self, level_s: float) -> None:
+        """An earlier job has chosen, and found that exchanges take so long."""
+        self._detector = Detector(level_s, found=2)  # the first two windows are compared with that alone
 
     @property
     def first(self) -> int:
@@ -66,6 +75,7 @@ class Chooser:
                 self._window.append(times)
         if self.settled and len(self._window) >= self.every:
             exchanging_s = median_low([times.exchanging_s for times in self._window])
+            self._step_s = median_low([times.whole_s for times in self._window])
             self._window = []
             if self._detector is None:  # nothing was tried
                 self._detector = Detector(exchanging_s)
@@ -87,6 +97,7 @@ class Chooser:
         choice = self.search.choice
         assert choice is not None
         self._window, seconds, threshold = [], self._exchanging_s(choice), THRESHOLD
+        self._step_s = median_low([times.whole_s for times in self._times[choice][-WINDOW:]])
         if self._chosen_before is not None and self._detector is not None:
             arm, level_s = self._chosen_before
             if arm == choice and abs(math.log(seconds / level_s)) < SAME:
@@ -96,12 +107,17 @@ class Chooser:
     def _exchanging_s(self, arm: int) -> float:
         return median_low([times.exchanging_s for times in self._times[arm]])
 
-    def again(self, weights: Sequence[float], predicted: Sequence[float]) -> None:
-        """The network was measured again: search again."""
+    def again(self, weights: Sequence[float], predicted: Sequence[float], same: int | None) -> None:
+        """The network was measured again: search again.
+
+        Args:
+            same: which of the arms is the one that was chosen before; None where it is not among them.
+        """
         arm = self.search.choice
         assert arm is not None
-        self._chosen_before = (arm, self._exchanging_s(arm)) if arm in self._times else None
+        known = same is not None and arm in self._times
+        self._chosen_before = (same, self._exchanging_s(arm)) if known and same is not None else None
         self.search, self.changed = Search(weights, predicted), False
-        self._times, self._window = {}, []
+        self._times, self._window, self._step_s = {}, [], 0.0
         if self.settled or self._chosen_before is None:
             self._detector = None

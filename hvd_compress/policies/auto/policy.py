@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import torch
 
@@ -19,27 +20,26 @@ from hvd_compress.policies.auto.chooser import Chooser
 from hvd_compress.policies.auto.quality import Candidate, Kind, Quality, candidates
 from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, StepMoments
 from hvd_compress.policies.fixed import decide
-from hvd_compress.policies.plan_schema import Plan
 from hvd_compress.policies.prices import Prices, keys_of, measure
-from hvd_compress.policies.resumed import decided, loaded, saved
+from hvd_compress.policies.resumed import Resumed, decided, loaded, saved
 from hvd_compress.request.decision import Decision
-from hvd_compress.request.request import Request, compression_device
+from hvd_compress.request.request import PolicySettings, Request, compression_device
 from hvd_compress.settings import Settings
 
 TRIED = "tried, to be compared"
 
 
 @dataclass(frozen=True)
-class Auto:
+class Auto(PolicySettings):
     """What Compression.auto() was told, and by a front end that has it the kind of optimizer."""
 
     quality: Quality = "near"
     factors: tuple[tuple[str, float], ...] | None = None
     kind: Kind | None = None
 
-    def beside(self, kind: Kind) -> Auto:
-        """Return the same for gradients that an optimizer of a kind takes."""
-        return replace(self, kind=kind)
+    def beside(self, kind: str) -> Auto:
+        assert kind in get_args(Kind)
+        return replace(self, kind=kind)  # type: ignore[arg-type]
 
     def make(self, request: Request, settings: Settings) -> AutoPolicy:
         factors = None if self.factors is None else dict(self.factors)
@@ -64,10 +64,9 @@ class AutoPolicy(DecisionPolicy):
         self._recorded: list[int] = []  # the arms of steps that ranks have not compared yet
         self._compared: list[int] = []  # those of steps that they are comparing
         self._launch: Launch
-        self._resumed: tuple[str, Plan] | None = None  # what another process has chosen
+        self._resumed: Resumed | None = None
         self._skipped = False  # whether nothing was measured, as there is nothing to choose
         self._told = False  # whether the choice was
-        self._drops_at = -1
         self._is_first = True  # whether the step under way began before buckets were known
 
     @property
@@ -88,8 +87,10 @@ class AutoPolicy(DecisionPolicy):
     def chosen(self) -> str:
         if self._chooser is None or not self._told:
             return ""
-        own = _compressible(self._layouts)
-        return saved(self._arms[self._arm].name, self._arms[self._arm].decisions, own, self.world_size)
+        arm, level_s = self._arms[self._arm], self._chooser.level_s
+        if math.isnan(level_s):
+            return ""
+        return saved(arm.name, arm.decisions, _compressible(self._layouts), self.world_size, level_s)
 
     def go_on(self, chosen: str) -> None:
         self._resumed = loaded(chosen)
@@ -123,6 +124,8 @@ class AutoPolicy(DecisionPolicy):
         if self.measuring_s is not None and (len(self._arms) > 1 or self._resumed is not None):
             self._chooser = Chooser(*self._weights())
             self._arm = self._chooser.first
+            if self._resumed is not None:
+                self._chooser.resume(self._resumed.exchanging_s)
         else:
             self._fixed = self._choices.unmeasured(_compressible(buckets), self.world_size, self.capabilities)
         self._told, self._is_first = False, True
@@ -132,8 +135,8 @@ class AutoPolicy(DecisionPolicy):
         """Return what another process has chosen; nothing where buckets, request or engine are others."""
         if self._resumed is None or self.measuring_s is None:
             return []
-        (name, plan), own = self._resumed, _compressible(self._layouts)
-        decisions = decided(plan, own, self.world_size)
+        own = _compressible(self._layouts)
+        decisions = decided(self._resumed.plan, own, self.world_size)
         if not decisions or not all(map(self._may_choose, own, decisions)):
             self._resumed = None
             return []
@@ -141,7 +144,7 @@ class AutoPolicy(DecisionPolicy):
             replace(d, device=compression_device(self._request, of.device_type))
             for d, of in zip(decisions, own, strict=True)
         ]
-        return [Arm(Candidate(name, here[0].compressor), tuple(here), 0.0)]
+        return [Arm(Candidate(self._resumed.name, here[0].compressor), tuple(here), 0.0)]
 
     def _may_choose(self, layout: Layout, decision: Decision) -> bool:
         ways = self._choices.ways(layout, self.world_size, self.capabilities)
@@ -208,14 +211,16 @@ class AutoPolicy(DecisionPolicy):
         self._history.add(Event(step, "network", reason="steps take another time than those before"))
         self._launch(self._measure, f"after step {step}, measuring the network", self.measuring_s or 0.0)()
         self._resumed = None
+        before = self._arms[self._arm].decisions
         self._arms, self._recorded = self._made(), []
         self._agreement.drop()
-        self._chooser.again(*self._weights())
+        same = next((number for number, arm in enumerate(self._arms) if arm.decisions == before), None)
+        self._chooser.again(*self._weights(), same)
         self._told = False
 
     def dropped(self, step: int) -> range:
-        """All, once an exchange of the choice has sent what other arms had not."""
-        return self.tells_of if step == self._drops_at else range(0)
+        """All, once the choice stands: an exchange of it has sent what other arms had not."""
+        return self.tells_of if self._told else range(0)
 
     def resume(self) -> None:
         self._is_first = False
@@ -227,7 +232,7 @@ class AutoPolicy(DecisionPolicy):
         self._arm = chooser.next()
         decisions = self._decisions()
         if chooser.settled:
-            self._told, self._drops_at = True, step + 1
+            self._told = True
             for number, decision in enumerate(decisions):
                 self._history.add(choice(step - 1, number, decision))
         return dict(enumerate(decisions))

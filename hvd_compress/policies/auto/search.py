@@ -8,7 +8,7 @@ from statistics import median_low
 
 FIRST, MORE = 2, 3
 """Steps of each arm in the first round, and of those that are left in the second: with four arms 17, and one behind
-each round that waits for what ranks agree on."""
+the last round that waits for what ranks agree on. The one behind the first round counts in the second."""
 MANY = 5
 """From so many arms on those that do not begin have one step in the first round, and two in the second: with ten 18 and
 two. Of as many steps, to try more arms tells more than to try few of them for longer."""
@@ -118,7 +118,8 @@ class Search:
         left = [arm for arm in wanted if self.score(arm) <= limit]
         if self._is_first and len(left) > 1:
             self._is_first, self._round = False, left
-            self._queue = deque(arm for _ in range(self._more) for arm in left)
+            # The leader last: the step behind the first round, which waited for times, was its own, and counts as one.
+            self._queue = deque(arm for _ in range(self._more) for arm in reversed(left))
             self._due = len(self._queue)
             return
         close = [arm for arm in left if self.score(arm) <= (1 + MARGIN) * self.score(ranked[0])]

@@ -25,7 +25,7 @@ from hvd_compress.policies.agreement import Agreed, Agreement, gathered, phases,
 from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, StepMoments
 from hvd_compress.policies.detector import Detector
 from hvd_compress.policies.fixed import FixedPolicy
-from hvd_compress.policies.flexible.ratio import DENSE, BucketRatio
+from hvd_compress.policies.flexible.ratio import BucketRatio
 from hvd_compress.policies.flexible.roots import STAR, VAR, RootChooser, Sight, figures
 from hvd_compress.policies.flexible.settings import Flexible
 from hvd_compress.policies.prices import Open, Prices, keys_of, measure
@@ -71,6 +71,7 @@ class FlexiblePolicy(DecisionPolicy):
         self._roots: dict[int, RootChooser] = {}
         self._layouts: Sequence[Layout] = ()
         self._first: Sequence[Decision] = ()
+        self._used: dict[int, tuple[Compressor, Path]] = {}  # by what buckets travel in the step under way
         self._launch: Launch
         self._agreement = Agreement()
         self._ways: list[dict[int, tuple[Compressor, Path]]] = []  # of the steps that were recorded
@@ -119,8 +120,18 @@ class FlexiblePolicy(DecisionPolicy):
             self._prices = measure(engine, keys_of(ways, self.world_size), self.measuring_s)
 
     def _open(self, layout: Layout) -> Open:
-        sparse = [schemes.build(self._request.compressor, path) for path in self._paths(layout)]
-        return [*sparse, schemes.build(Cast(), DENSE)], layout
+        found = [schemes.build(self._request.compressor, path) for path in self._paths(layout)]
+        dense = self._dense(layout)
+        return (found if dense is None else [*found, schemes.build(Cast(), dense)]), layout
+
+    def _dense(self, layout: Layout) -> Path | None:
+        """Return by which path a bucket may travel without compression: by none where AR-Topk was asked for."""
+        found = () if self._is_named else schemes.variants(Cast(), layout, self.capabilities)
+        return found[0] if found else None
+
+    @property
+    def _is_named(self) -> bool:
+        return len(schemes.meanings(self._request.scheme)) > 1
 
     def _paths(self, layout: Layout) -> list[Path]:
         """Return by which paths a bucket may travel: all-gather and AR-Topk, by each algorithm.
@@ -131,7 +142,7 @@ class FlexiblePolicy(DecisionPolicy):
         if not layout.numel or layout.sparse or layout.dtype == torch.float64:
             return []
         request = self._request
-        named = [STAR] if len(schemes.meanings(request.scheme)) > 1 else ["allgather", STAR]
+        named = [STAR] if self._is_named else ["allgather", STAR]
         paths = schemes.variants(request.compressor, layout, self.capabilities)
         own = [path for path in paths if path.scheme in named and path.broadcast == Path(STAR).broadcast]
         return [path for path in own if path.scheme != STAR or request.algorithm in ("auto", path.algorithm)]
@@ -141,14 +152,19 @@ class FlexiblePolicy(DecisionPolicy):
         self._ways, self._compared, self._seen, self._look, self._detector = [], [], [], [], None
         self._layouts, self._launch, self._is_first = buckets, launch, True
         self._first = self._fixed.setup(step, buckets, launch)
-        if self.world_size == 1 and self._request.scheme == "auto":
+        if self.world_size == 1 and not self._is_named:
             alone = "no compression pays with one rank"
-            self._first = [replace(each, compressor=Cast(), path=DENSE, reason=alone) for each in self._first]
+            self._first = [
+                replace(each, compressor=Cast(), path=dense, reason=alone) if (dense := self._dense(of)) else each
+                for each, of in zip(self._first, buckets, strict=True)
+            ]
         self._buckets, self._roots = {}, {}
         for number, layout in enumerate(buckets) if self._prices is not None else ():
             if paths := self._paths(layout):
-                self._buckets[number] = BucketRatio(layout, self._request.compressor, paths, self._asked)
-                self._roots[number] = RootChooser(self.world_size)
+                made = BucketRatio(layout, self._request.compressor, paths, self._dense(layout), self._asked)
+                self._buckets[number], self._roots[number] = made, RootChooser(self.world_size)
+        self._first = [replace(each, is_trial=number in self._buckets) for number, each in enumerate(self._first)]
+        self._used = {number: (self._first[number].compressor, self._first[number].path) for number in self._buckets}
         self._stands = True
         return self._first
 
@@ -166,7 +182,9 @@ class FlexiblePolicy(DecisionPolicy):
         if self._stands:
             return {}
         self._stands = not self._trials
-        return {number: self._decision(number) for number in self._buckets}
+        decisions = {number: self._decision(number) for number in self._buckets}
+        self._used = {number: (each.compressor, each.path) for number, each in decisions.items()}
+        return decisions
 
     def _way(self, number: int) -> tuple[Compressor, Path]:
         """Return by what a bucket travels in the coming step."""
@@ -183,7 +201,8 @@ class FlexiblePolicy(DecisionPolicy):
         compressor, path = self._way(number)
         roots = self._roots[number].reason if path.scheme in (STAR, VAR) else ""
         reason = "a rollout" if self._trials else "; ".join(filter(None, [self._buckets[number].reason, roots]))
-        return replace(self._first[number], compressor=compressor, path=path, reason=reason)
+        is_trial = bool(self._trials) or not self._buckets[number].gains
+        return replace(self._first[number], compressor=compressor, path=path, reason=reason, is_trial=is_trial)
 
     def probes(self, step: int) -> Mapping[int, Probe]:
         looks = self._agreement.recorded + 1 >= self._every or bool(self._trials)
@@ -191,7 +210,7 @@ class FlexiblePolicy(DecisionPolicy):
         found = {}
         for number in self._buckets:
             ks = tuple(kept(self._layouts[number].numel, ratio) for ratio in ratios)
-            found[number] = Probe(self._way(number)[1].scheme in (STAR, VAR), ks if looks else None)
+            found[number] = Probe(self._used[number][1].scheme in (STAR, VAR), ks if looks else None)
         return found
 
     def observe(self, step: int, metrics: Sequence[BucketMetrics], moments: StepMoments) -> None:
@@ -207,7 +226,7 @@ class FlexiblePolicy(DecisionPolicy):
         if self._agreement.ready(step) or (self._agreement.under_way and not self.settled):
             self._take(step, self._agreement.take())
         self._agreement.record(moments, list(own.values()))
-        self._ways.append({number: self._way(number) for number in own})
+        self._ways.append(self._used)
         self._seen += [figure for of in own.values() for figure in figures(of)]
         samples = [of.report.sample for of in own.values()]
         if all(sample is not None for sample in samples):
@@ -233,7 +252,7 @@ class FlexiblePolicy(DecisionPolicy):
             gains = [fmean(column) for column in zip(*looks, strict=True)]
             if self._asked.gain == "rollout":
                 bucket.watch(gains[-1])
-            elif bucket.path != DENSE or not bucket.gains:  # without compression nothing is left over: gains are others
+            elif bucket.compressor.compresses or not bucket.gains:  # else nothing is left over: gains are others
                 bucket.learn(gains[:-1])
             self._choose_root(step, place, number, [rank[width * count :] for rank in agreed.told])
         exchanging_s = sum(median(column) for column in _by_bucket(agreed))

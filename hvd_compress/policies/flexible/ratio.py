@@ -16,11 +16,12 @@ from hvd_compress.policies.prices import Prices
 
 NEW_SHARE = 0.5
 """Weight of new gains against those before: an exponentially weighted mean, as the paper's threshold is applied to."""
-DENSE = Path("dense")
 
 
 class BucketRatio:
     """Chooses a ratio and a path for one bucket, or to do without compression where no ratio takes less time.
+
+    It begins with the ratio in the middle.
 
     Attributes:
         compressor, path: by which it travels.
@@ -30,9 +31,11 @@ class BucketRatio:
         reason: why, in words.
     """
 
-    def __init__(self, layout: Layout, compressor: Compressor, paths: Sequence[Path], asked: Flexible) -> None:
-        """`paths`: those by which the compressor may carry it."""
-        self._layout, self._asked, self._paths = layout, asked, paths
+    def __init__(
+        self, layout: Layout, compressor: Compressor, paths: Sequence[Path], dense: Path | None, asked: Flexible
+    ) -> None:
+        """`paths`: those by which the compressor may carry it; `dense`: the one without compression, where it may."""
+        self._layout, self._asked, self._paths, self._dense = layout, asked, paths, dense
         self._sparsifier = compressor
         self.compressor, self.path = compressor.with_ratio(asked.start), paths[0]
         self.kernels = Kernels()
@@ -76,10 +79,10 @@ class BucketRatio:
         """Choose from the gains that are known."""
         ways = [(ratio, *self.fastest(ratio, prices)) for ratio in self._asked.ratios]
         options = {Point(r, k, s, gain): path for (r, k, s, path), gain in zip(ways, self.gains, strict=True)}
-        dense_s = prices.by_path([schemes.build(Cast(), DENSE)], self._layout).get(DENSE, math.inf)
+        dense_s = self._dense_s(prices)
         paying = [option for option in options if option.compress_s + option.communicate_s < dense_s]
-        if not paying:
-            self.compressor, self.path, self.known_gain, self.expected_s = Cast(), DENSE, math.nan, dense_s
+        if not paying and self._dense is not None:
+            self.compressor, self.path, self.known_gain, self.expected_s = Cast(), self._dense, math.nan, dense_s
             least_s = min(option.compress_s + option.communicate_s for option in options)
             self.reason = f"dense: {1e3 * dense_s:.2f} ms expected, and no ratio takes less than {1e3 * least_s:.2f}"
             return
@@ -87,4 +90,11 @@ class BucketRatio:
         self.compressor, self.path = self._sparsifier.with_ratio(chosen.ratio), options[chosen]
         self.known_gain, self.expected_s = chosen.gain, chosen.compress_s + chosen.communicate_s
         taken = f"{1e3 * chosen.compress_s:.2f} + {1e3 * chosen.communicate_s:.2f} ms expected"
-        self.reason = f"the knee: gain {chosen.gain:.3f}, {taken}, dense {1e3 * dense_s:.2f}"
+        beside = f", dense {1e3 * dense_s:.2f}" if self._dense is not None else ""
+        self.reason = f"the knee: gain {chosen.gain:.3f}, {taken}{beside}"
+
+    def _dense_s(self, prices: Prices) -> float:
+        """Return what it takes without compression; infinity where it may not travel so, or that was not measured."""
+        if self._dense is None:
+            return math.inf
+        return prices.by_path([schemes.build(Cast(), self._dense)], self._layout).get(self._dense, math.inf)

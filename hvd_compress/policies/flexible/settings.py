@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hvd_compress.errors import ConfigError, known_are
 from hvd_compress.extras import require
 from hvd_compress.policies.flexible.tradeoff import coarse_grid, grid
-from hvd_compress.request.request import Request
+from hvd_compress.request.request import PolicySettings, Request
 from hvd_compress.settings import Settings
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ GAIN_CHANGE = 0.1
 
 
 @dataclass(frozen=True)
-class Flexible:
+class Flexible(PolicySettings):
     """How the ratio of each bucket is chosen. The same on all ranks.
 
     Attributes:
@@ -67,6 +67,10 @@ class Flexible:
     def start(self) -> float:
         """The ratio as long as nothing is known: the candidate in the middle."""
         return self.ratios[len(self.ratios) // 2]
+
+    @property
+    def rolls_out(self) -> bool:
+        return self.gain == "rollout"
 
     def make(self, request: Request, settings: Settings) -> FlexiblePolicy:
         from hvd_compress.policies.flexible.policy import FlexiblePolicy

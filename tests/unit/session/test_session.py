@@ -15,7 +15,7 @@ from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_
 from hvd_compress.errors import CommunicationError
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, Launch, StepMoments
 from hvd_compress.request.decision import Decision
-from hvd_compress.request.request import Request
+from hvd_compress.request.request import PolicySettings, Request
 from hvd_compress.session import checkpoint
 from hvd_compress.session.session import Session
 from hvd_compress.settings import Settings
@@ -26,7 +26,7 @@ DEVICES = {"cpu": torch.device("cpu")}
 SETTINGS = Settings(600, 60)
 
 
-class Playing(DecisionPolicy):
+class Playing(DecisionPolicy, PolicySettings):
     """Says what a test wants, and notes what it is asked."""
 
     def __init__(self, by_step: Sequence[Decision]) -> None:

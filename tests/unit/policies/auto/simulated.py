@@ -124,8 +124,9 @@ class Training:
             under_way = []
             if chooser.changed:
                 self.alarms.append(step)
-                arms = self.arms(network)
-                chooser.again([a.candidate.factor for a in arms], [a.predicted for a in arms])
+                before, arms = arms[chooser.next()].decisions, self.arms(network)
+                same = next((number for number, a in enumerate(arms) if a.decisions == before), None)
+                chooser.again([a.candidate.factor for a in arms], [a.predicted for a in arms], same)
                 pending, was_settled = [], False
                 continue
             pending.append((arm, times))

@@ -21,7 +21,7 @@ from tests.benchmarks.test_results import RESULTS
 NOISE, SEEDS = 0.05, 5
 """Of the logarithm of what a step takes."""
 STEPS = 18
-"""Two more wait for what ranks agree on."""
+"""One more waits for what ranks agree on."""
 
 
 def searched(measured: Mapping[str, float], predicted: Mapping[str, float], noise: random.Random) -> tuple[str, int]:

@@ -17,7 +17,7 @@ from hvd_compress.settings import Settings
 from tests.harness import backward, make_optimizer, make_parameters
 from tests.unit.policies.auto.test_policy import SHAPES, Parameters, slowed
 
-RANKS, BEFORE, AFTER = 2, 30, 10
+RANKS, BEFORE, AFTER = 2, 30, 7
 REQUESTS = {"auto": Compression.auto(), "topk": Compression.topk(0.05), "int4": Compression.int4()}
 
 
@@ -76,7 +76,7 @@ def test_a_resumed_training_is_the_uninterrupted_one_to_the_bit(name: str) -> No
             assert all(reason.endswith(", as in the checkpoint") for reason in reasons)
 
 
-def test_a_network_that_has_changed_since_is_noticed() -> None:
+def test_a_network_that_changes_later_is_noticed() -> None:
     def body(engine: InProcessEngine) -> tuple[bool, str]:
         price = [1e-8]
         slowed(engine, lambda: price[0])
@@ -95,6 +95,51 @@ def test_a_network_that_has_changed_since_is_noticed() -> None:
     assert first == second
     assert first[0]
     assert "checkpoint" not in first[1]
+
+
+def test_another_network_than_that_of_the_choice_is_noticed() -> None:
+    """The checkpoint says what exchanges took."""
+
+    def body(engine: InProcessEngine) -> tuple[list[str], str]:
+        price = [1e-8]
+        slowed(engine, lambda: price[0])
+        parameters, optimizer = start(engine, Compression.auto())
+        train(engine, parameters, optimizer, range(BEFORE))
+        state = copy.deepcopy(optimizer.state_dict())
+        price[0] = 2e-6
+        again, resumed = start(engine, Compression.auto())
+        resumed.load_state_dict(state)
+        train(engine, again, resumed, range(BEFORE, BEFORE + 100))
+        return [e.kind for e in resumed.controller.history], next(iter(resumed.decisions.values())).reason
+
+    first, second = run_ranks(RANKS, body)
+    assert first == second
+    assert "network" in first[0]
+    assert "checkpoint" not in first[1]
+
+
+@pytest.mark.filterwarnings("ignore:residuals of rank 0 of 2 are not loaded on rank")
+def test_with_other_ranks_it_searches() -> None:
+    states = []
+
+    def before(engine: InProcessEngine) -> None:
+        slowed(engine, lambda: 1e-6)
+        parameters, optimizer = start(engine, Compression.auto())
+        train(engine, parameters, optimizer, range(BEFORE))
+        if engine.rank == 0:
+            states.append(copy.deepcopy(optimizer.state_dict()))
+
+    def after(engine: InProcessEngine) -> tuple[bool, bool]:
+        slowed(engine, lambda: 1e-6)
+        again, resumed = start(engine, Compression.auto())
+        resumed.load_state_dict(copy.deepcopy(states[0]))
+        train(engine, again, resumed, range(BEFORE, BEFORE + 3))
+        searches = not resumed.controller.settled
+        train(engine, again, resumed, range(BEFORE + 3, BEFORE + 30))
+        return searches, resumed.controller.settled
+
+    run_ranks(RANKS, before)
+    assert run_ranks(RANKS + 1, after) == [(True, True)] * (RANKS + 1)
 
 
 def test_with_other_buckets_it_searches() -> None:
@@ -152,7 +197,20 @@ def test_ranks_that_come_with_others_search_together() -> None:
     assert run_ranks(RANKS, body) == [(False, True)] * RANKS
 
 
-@pytest.mark.parametrize("choice", ["{}", "[", "[1]", json.dumps({"arm": "int4", "plan": {"version": 9}})])
+PLAN = {"version": 1, "world_size": 2, "default": {"compressor": {"name": "dense"}, "scheme": "dense"}}
+HOSTILE = [
+    *("{}", "[", "[1]", "3", "null"),
+    json.dumps({"arm": "int4", "exchanging_s": 0.1, "plan": {"version": 9}}),
+    *(
+        json.dumps({"arm": "int4", "exchanging_s": seconds, "plan": PLAN})
+        for seconds in (-1.0, 0.0, float("nan"), "1", None)
+    ),
+    json.dumps({"arm": "int4", "exchanging_s": float("inf"), "plan": PLAN}),
+    json.dumps({"arm": "int4", "plan": PLAN}),
+]
+
+
+@pytest.mark.parametrize("choice", HOSTILE)
 def test_what_is_no_choice_is_an_error_of_all_ranks(choice: str) -> None:
     def body(engine: InProcessEngine) -> bool:
         parameters, optimizer = start(engine, Compression.auto())

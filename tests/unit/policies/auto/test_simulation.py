@@ -11,7 +11,7 @@ import pytest
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast
 from hvd_compress.cost.paths import Path
-from hvd_compress.policies.agreement import StepTimes
+from hvd_compress.policies.agreement import LONGEST, StepTimes
 from hvd_compress.policies.auto.arms import Family, make_arms
 from hvd_compress.policies.auto.chooser import Chooser
 from hvd_compress.policies.auto.quality import candidates
@@ -87,6 +87,16 @@ def test_a_network_that_has_changed_is_noticed_within_ten_steps(name: str) -> No
         training.run(300)
         delays.append(next((alarm - 250 for alarm in training.alarms if alarm >= 250), 1000))
     assert sum(delay <= 10 for delay in delays) >= 0.95 * len(delays)
+
+
+def test_with_short_steps_it_is_noticed_within_two_windows() -> None:
+    """Of 0.5 s each, and one in which the network has changed."""
+    fast = Network(1e-4, 1e10)
+    for seed in range(20):
+        training = Training(first(fast, GBIT, 300), rest_s=0.005, backward_s=0.015, buckets=(100_000,) * 4, seed=seed)
+        training.run(600)
+        assert training.alarms
+        assert 300 <= training.alarms[0] <= 300 + 3 * LONGEST
 
 
 def test_false_alarms_are_rare() -> None:

@@ -24,7 +24,7 @@ PATHS = [Path("allgather", "ring"), Path("star", "ring", "binomial"), Path("star
 @pytest.mark.parametrize("ratio", [0.001, 0.01, 0.1])
 def test_the_fastest_path_is_that_of_the_formulas(alpha: float, bandwidth: float, ratio: float) -> None:
     costs = Formulas(alpha, 8 / bandwidth, RANKS)
-    bucket = BucketRatio(Layout.of(NUMEL), TopK(ratio), PATHS, Flexible())
+    bucket = BucketRatio(Layout.of(NUMEL), TopK(ratio), PATHS, Path("dense"), Flexible())
     sent = 4 * int(NUMEL * ratio)
     broadcast = costs.seconds("broadcast", "binomial", sent)
     expected = {

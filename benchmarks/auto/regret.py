@@ -1,0 +1,50 @@
+"""What a search loses over always taking the best arm, on a clock that is not real (a minute, no network):
+
+    python benchmarks/auto/regret.py
+
+The trainings of tests/unit/policies/auto/test_simulation.py, 500 steps, and the paths of top-k, replayed with the times
+of benchmarks/results/controller-grid.json.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from statistics import mean, median
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks" / "controller")]
+
+from grid import read_grid  # noqa: E402
+
+from tests.unit.policies.auto.test_replay import SEEDS, searched  # noqa: E402
+from tests.unit.policies.auto.test_simulation import SCENARIOS, trainings  # noqa: E402
+
+
+def main() -> None:
+    print("| training | lost, mean of seeds | most | steps of the first search, most |")
+    print("| --- | ---: | ---: | ---: |")
+    for name in SCENARIOS:
+        found = [training for training, _ in trainings(name)]
+        lost = [training.regret for training in found]
+        steps = max(training.settled_at[0] for training in found)
+        print(f"| {name} | {mean(lost):.1%} | {max(lost):.1%} | {steps} |")
+    cells = read_grid(ROOT / "benchmarks" / "results" / "controller-grid.json")
+    before = [cell["measured"][cell["chosen"]] / min(cell["measured"].values()) - 1 for cell in cells]
+    means, worst, most = [], [], 0
+    for seed in range(SEEDS):
+        noise, lost = random.Random(seed), []
+        for cell in cells:
+            path, steps = searched(cell["measured"], cell["predicted"], noise)
+            lost.append(cell["measured"][path] / min(cell["measured"].values()) - 1)
+            most = max(most, steps)
+        means.append(mean(lost))
+        worst.append(max(lost))
+    print(f"\ntop-k's paths in {len(cells)} cells, {SEEDS} seeds, up to {most} steps, lost to the best path:")
+    print(f"by a search {mean(means):.1%} in the mean and {median(worst):.0%} in the worst cell,")
+    print(f"by the controller of before {mean(before):.1%} and {max(before):.0%}")
+
+
+if __name__ == "__main__":
+    main()

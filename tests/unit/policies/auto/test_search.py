@@ -1,0 +1,53 @@
+"""Successive halving, told a step late as policies are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hvd_compress.policies.auto.search import FIRST, MANY, MORE, Search
+
+
+def searched(taken_s: Sequence[float], predicted: Sequence[float] | None = None) -> tuple[Search, list[int]]:
+    """Return a search that is over, and the arms of all steps: an arm's take what is given."""
+    search, asked = Search([1.0] * len(taken_s), predicted or [0.0] * len(taken_s)), []
+    while search.choice is None:
+        asked.append(search.next())
+        if len(asked) > 1:
+            search.record(asked[-2], taken_s[asked[-2]], taken_s[asked[-2]])
+    return search, asked
+
+
+def test_the_step_that_waits_behind_the_first_round_counts_in_the_second() -> None:
+    """So each of the second round is seen as often."""
+    search, asked = searched([1.0, 0.8, 0.9, 0.95])
+    assert search.choice == 1
+    assert [len(own) for own in search.seconds] == [FIRST + MORE, FIRST + MORE, FIRST + MORE, FIRST]
+    assert len(asked) == 4 * FIRST + 3 * MORE + 1
+
+
+def test_of_many_arms_each_is_seen_once() -> None:
+    search, asked = searched([1.0, 0.8, 0.9, 0.95, 0.97, 0.98][: MANY + 1])
+    assert search.choice == 1
+    assert [len(own) for own in search.seconds][3:] == [1] * (MANY - 2)
+    assert len(asked) <= 20
+
+
+def test_it_begins_with_what_curves_call_the_best() -> None:
+    _, asked = searched([1.0, 0.9, 0.5], predicted=[0.4, 0.3, 0.1])
+    assert asked[:FIRST] == [2] * FIRST
+
+
+def test_what_loses_nothing_is_taken_unless_it_is_beaten() -> None:
+    """By three per cent."""
+    assert searched([1.0, 0.98])[0].choice == 0
+    assert searched([1.0, 0.9])[0].choice == 1
+
+
+def test_what_is_hopeless_is_not_compared_with_the_best() -> None:
+    _, asked = searched([1.0, 3.0, 0.9])
+    assert asked.count(1) == FIRST, "its first time is known a step late"
+
+
+def test_what_collectives_alone_make_too_slow_is_never_tried() -> None:
+    _, asked = searched([1.0, 0.9, 0.9], predicted=[0.5, 0.4, 3.0])
+    assert 2 not in asked
