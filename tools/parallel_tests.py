@@ -1,7 +1,7 @@
 """Run tests/parallel under mpirun and horovodrun, though a launch fails, and print a short result for each.
 
-With 3 ranks all of it; with 2 what needs no third one; in the other launches what depends on the number of ranks or on
-the launcher.
+With 3 ranks all of it, so that there is one that is neither the first nor the last; in the other launches what depends
+on the number of ranks or on the launcher.
 
 Every rank writes its output into a file of its own. Rank 0's is shown; when a launch fails, so is that of the ranks
 at fault. The results of all ranks are left in TEST_RESULTS, if that is set (tools/outcomes.py).
@@ -59,9 +59,6 @@ FOLDER = "tests/parallel"
 # What a launch can break: the engines, and that all ranks come to the same with each of them.
 ENGINES = [f"{FOLDER}/test_engines.py", f"{FOLDER}/test_mpi_algorithms.py"]
 BY_LAUNCH = [f"{FOLDER}/test_drop_in.py", f"{FOLDER}/test_broadcasts.py", *ENGINES]
-# Where a rank that is neither the first nor the last matters, or a group of some ranks.
-OF_THREE = [f"{FOLDER}/test_{name}.py" for name in ("digests", "failures", "handshake", "parameters", "process_sets")]
-OF_TWO = [FOLDER, *(f"--ignore={file}" for file in OF_THREE)]
 # Four ranks show algorithms of two rounds: what an engine sums, through it and through a whole step. And they are two
 # hosts of two ranks each.
 SUMS = ("gradients_are_bit_identical_on_all_ranks", "every_algorithm_gives_the_same_sum_and_the_same_bits")
@@ -90,7 +87,7 @@ def _launch_all() -> int:
     mpirun = ["mpirun", *shlex.split(os.environ.get("MPIRUN_FLAGS", ""))]
     launches = [
         Launch(f"mpirun -np {ranks}", ranks, [*mpirun, "-np", str(ranks)], tests)
-        for ranks, tests in ((2, OF_TWO), (3, [FOLDER]), (4, OF_FOUR))
+        for ranks, tests in ((2, BY_LAUNCH), (3, [FOLDER]), (4, OF_FOUR))
     ]
     horovodrun = ["horovodrun", *shlex.split(os.environ.get("HOROVODRUN_FLAGS", "--gloo"))]
     under_horovodrun = Launch("horovodrun --gloo -np 2", 2, [*horovodrun, "-np", "2"], BY_LAUNCH)

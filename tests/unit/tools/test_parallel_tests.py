@@ -33,6 +33,7 @@ def test_of_three():
     assert (os.environ["RANKS"], os.environ["OMPI_COMM_WORLD_RANK"]) != ("3", "1")
 """,
     "test_tree": "def test_an_option(): pass",
+    "test_broadcasts": "def test_a_tensor(): pass",
     "test_mpi_algorithms": """
 import pytest
 def test_that_skips(): pytest.skip("this library has none")
@@ -76,9 +77,9 @@ def test_a_launch_that_fails_keeps_no_other_from_running(tmp_path: Path, monkeyp
         "mpirun -np 3: tests/parallel/test_engines.py::test_of_three",
     ]
     assert lines[-3:-1] == failed
-    assert lines[-1] == "parallel: 2 of 4 launches passed, 11 passed, 2 failed, 3 skipped"
+    assert lines[-1] == "parallel: 2 of 4 launches passed, 12 passed, 2 failed, 3 skipped"
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     import outcomes
 
     found = outcomes.read(tmp_path / "results")
-    assert (found.passed, found.failed, found.skipped) == (11, failed, Counter({"this library has none": 3}))
+    assert (found.passed, found.failed, found.skipped) == (12, failed, Counter({"this library has none": 3}))
