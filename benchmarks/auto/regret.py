@@ -19,14 +19,21 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks" / "controller")]
 from grid import read_grid  # noqa: E402
 
 from tests.unit.policies.auto.test_replay import SEEDS, searched  # noqa: E402
-from tests.unit.policies.auto.test_simulation import SCENARIOS, trainings  # noqa: E402
+from tests.unit.policies.auto.test_simulation import SCENARIOS, STEPS, VARIED, Training, trainings  # noqa: E402
+
+
+def varied() -> list[Training]:
+    found = [Training(seed=seed, **VARIED) for seed in range(40)]
+    for training in found:
+        training.run(STEPS)
+    return found
 
 
 def main() -> None:
     print("| training | lost, mean of seeds | most | steps of the first search, most |")
     print("| --- | ---: | ---: | ---: |")
-    for name in SCENARIOS:
-        found = [training for training, _ in trainings(name)]
+    for name in (*SCENARIOS, "batches by length"):
+        found = [training for training, _ in trainings(name)] if name in SCENARIOS else varied()
         lost = [training.regret for training in found]
         steps = max(training.settled_at[0] for training in found)
         print(f"| {name} | {mean(lost):.1%} | {max(lost):.1%} | {steps} |")

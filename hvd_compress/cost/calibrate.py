@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 
 import torch
 
@@ -122,8 +123,9 @@ class Calibrator:
             self._exchange_s = time.perf_counter() - exchange
         # Ranks enter some message's time apart: what one gains the others wait, so the mean is that of a common start.
         # But the root of a broadcast is done when it has sent, as are all others in a gather: the last rank counts.
-        taken = ranks[:, 0].max() if key[0] in ("broadcast", "gather") else ranks[:, 0].mean()
-        self._times[key].setdefault(size, []).append(float(taken))
+        each = ranks[:, 0].tolist()  # summed in one order on all ranks
+        taken = max(each) if key[0] in ("broadcast", "gather") else fmean(each)
+        self._times[key].setdefault(size, []).append(taken)
         self.spent_s += float(ranks[:, 1].max())
 
     def _launch(self, key: Key, size: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -133,12 +133,16 @@ class States:
             self._places.pop(name, None)
             self._waiting.pop(name, None)
 
-    def forget_own(self, keys: Iterable[Key]) -> None:
-        """Drop these states of compressors, before their bucket is bound again."""
-        for key in keys:
-            self._unclaimed.pop(key, None)
-            for bucket in self._buckets.values():
-                bucket.current.pop(key, None)
+    def forget_own(self, names: Sequence[str], keep: Collection[Key]) -> bool:
+        """Drop what compressors keep for these parameters but some keys, before their bucket is bound again.
+
+        Return whether there was anything.
+        """
+        holders = [self._unclaimed, *(bucket.current for bucket in self._buckets.values())]
+        found = [(held, key) for held in holders for key in held if key[1] in names and key not in keep]
+        for held, key in found:
+            del held[key]
+        return bool(found)
 
     def _bind_residual(self, layout: Layout, device: torch.device) -> Residual:
         """Give the parameters of a bucket their place in one flat buffer, with what is remembered of them."""

@@ -13,6 +13,8 @@ MOST = 0.5
 """That one window counts for, in logarithms: whatever disturbs one alone is no change."""
 THRESHOLD = 0.7
 """Two windows in which steps take twice the time, or half."""
+QUIET = 100
+"""Windows without an alarm after which half of a higher threshold will do."""
 
 
 class Detector:
@@ -27,6 +29,7 @@ class Detector:
         self.threshold = threshold
         self._first = [seconds] * found
         self._longer = self._shorter = 0.0
+        self._windows = 0
 
     @property
     def level_s(self) -> float:
@@ -40,4 +43,7 @@ class Detector:
         change = max(-MOST, min(MOST, change))
         self._longer = max(0.0, self._longer + change - SLACK)
         self._shorter = max(0.0, self._shorter - change - SLACK)
+        self._windows += 1
+        if self._windows % QUIET == 0:
+            self.threshold = max(THRESHOLD, self.threshold / 2)
         return max(self._longer, self._shorter) > self.threshold

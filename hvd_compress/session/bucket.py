@@ -81,16 +81,15 @@ class SessionBucket:
             return
         self._cleared, own = True, self._own()
         residual = self.state.residual is not None and not self.scheme.error_feedback
-        others = [key for key in self.state.current if key not in own]
         if residual:
             self.states.forget(self.layout.names)
-        if residual or others:
-            self.states.forget_own(others)
+        if self.states.forget_own(self.layout.names, own) or residual:
             self.state = self.states.bind(self.layout, self.lane.device, self.scheme.error_feedback, own)
             self.flat = None
 
     def claim(self) -> None:
         """Take over a residual that a checkpoint has brought, though the decision has no error feedback."""
+        self._sent = self._cleared = False
         if self.state.residual is None and self._may_claim():
             self._bind(self._own())
 

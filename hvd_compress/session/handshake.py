@@ -21,7 +21,8 @@ class Offer:
         sparse: names of parameters with sparse gradients.
         step: the step at which to begin; that of rank 0 counts.
         obstacle: what keeps this rank from beginning, in words, or nothing: no other shall wait for it.
-        resumes_with: the buckets of the checkpoint that was loaded, in words, or nothing.
+        resumes_with: what buckets and policy were when the checkpoint was saved that was loaded, in words, or nothing.
+        choice: what the policy had chosen then; that of rank 0 counts, unless another rank has loaded something else.
     """
 
     settings: Mapping[str, str]
@@ -31,16 +32,23 @@ class Offer:
     step: int
     obstacle: str = ""
     resumes_with: str = ""
+    choice: str = ""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks go on with; `resumes` says whether they begin with the same buckets of a checkpoint."""
+    """What all ranks go on with.
+
+    Attributes:
+        resumes: whether all have loaded the same buckets of a checkpoint.
+        choice: of the policy, from that of rank 0, also where only that has loaded one, as in Horovod's examples.
+    """
 
     order: tuple[str, ...]
     sparse: tuple[str, ...]
     step: int
     resumes: bool = False
+    choice: str = ""
 
 
 def agree(engine: Engine, offer: Offer) -> Agreement:
@@ -57,7 +65,8 @@ def agree(engine: Engine, offer: Offer) -> Agreement:
         "sparse": list(offer.sparse),
         "step": offer.step,
         "obstacle": offer.obstacle,
-        "resumes_with": hashlib.sha256(offer.resumes_with.encode()).hexdigest(),
+        "resumes_with": offer.resumes_with and hashlib.sha256(offer.resumes_with.encode()).hexdigest(),
+        "choice": offer.choice if engine.rank == 0 else "",
     }
     answers = engine.allgather_json(message)
     obstacles = [f"rank {rank} {answer['obstacle']}" for rank, answer in enumerate(answers) if answer.get("obstacle")]
@@ -69,11 +78,13 @@ def agree(engine: Engine, offer: Offer) -> Agreement:
     differences = [_setting_difference(key, settings) for key in sorted({k for own in settings for k in own})]
     if any(differences):
         raise ConfigError("settings differ between ranks: " + "; ".join(filter(None, differences)))
+    loaded = [answer["resumes_with"] for answer in answers]
     return Agreement(
         order=tuple(answers[0]["order"]),
         sparse=tuple(sorted({name for answer in answers for name in answer["sparse"]})),
         step=int(answers[0]["step"]),
-        resumes=len({answer["resumes_with"] for answer in answers}) == 1,
+        resumes=all(own == loaded[0] for own in loaded),
+        choice=answers[0]["choice"] if all(own in (loaded[0], "") for own in loaded) else "",
     )
 
 

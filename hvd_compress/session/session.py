@@ -237,16 +237,15 @@ class Session:
         obstacle = settings.obstacle(engine.rank)
         described = [slot.describe(name) for name, slot in parameters.items()]
         with engine.aside():  # the handshake belongs to no step
-            offer = Offer(
-                words, described, order, sparse, self.step, obstacle, repr((self.resumes_with, self.resumes_as))
-            )
+            resumes = repr((self.resumes_with, self.resumes_as)) if self.resumes_with or self.resumes_as else ""
+            offer = Offer(words, described, order, sparse, self.step, obstacle, resumes, self.resumes_as)
             agreement = agree(engine, offer)
         engine.locate()
         if self.profiling is not None:
             self.profiling.prepare(engine)
         rows = set(agreement.sparse) if by_rows else set()
-        if agreement.resumes and self.resumes_as:
-            self.policy.go_on(self.resumes_as)
+        if agreement.choice:
+            self.policy.go_on(agreement.choice)
         self.policy.prepare(engine, [slot.layout(name, sparse=name in rows) for name, slot in parameters.items()])
         return agreement
 

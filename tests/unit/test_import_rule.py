@@ -132,6 +132,7 @@ ALLOWED = {
         "request",
         "engines.base",
         "engines.launch",
+        "engines.limits",
         "engines.names",
         "errors",
         "events",

@@ -13,6 +13,7 @@ from hvd_compress.compressors import Cast
 from hvd_compress.compressors.base import MESSAGE_BYTES
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Capabilities
+from hvd_compress.engines.limits import MAX_COUNT
 from hvd_compress.policies.auto.quality import DENSE, Candidate
 from hvd_compress.policies.fixed import any_algorithm, decide
 from hvd_compress.policies.prices import Open, Prices
@@ -84,11 +85,11 @@ class Family(Choices):
     def ways(self, layout: Layout, world_size: int, can: Capabilities) -> Ways:
         found: dict[Candidate, list[Scheme]] = {}
         for candidate in self.candidates:
-            built = [
-                schemes.build(candidate.compressor, path) for path in any_algorithm(candidate.compressor, layout, can)
-            ]
+            paths = any_algorithm(candidate.compressor, layout, can)
+            built = _countable([schemes.build(candidate.compressor, path) for path in paths], layout, world_size)
             if built:
-                found[candidate] = built
+                # What others are compared with is what trains without this package, whatever curves say of another way.
+                found[candidate] = built[:1] if candidate is DENSE else built
             for scheme in schemes.undominated(built, layout, world_size) if candidate is not DENSE else ():
                 found[replace(candidate, name=f"{candidate.name} by {scheme.path}")] = [scheme]
         if len(self.candidates) == 1:  # the algorithm is all there is to choose
@@ -126,7 +127,8 @@ class Named(Choices):
             built = [schemes.build(compressor, path) for path in paths]
             first = decide(request, layout, world_size, can).path
             paths = list(dict.fromkeys([first, *(s.path for s in schemes.undominated(built, layout, world_size))]))
-        found |= {Candidate(str(path), compressor): [schemes.build(compressor, path)] for path in paths}
+        own = _countable([schemes.build(compressor, path) for path in paths], layout, world_size)
+        found |= {Candidate(str(scheme.path), compressor): [scheme] for scheme in own}
         return found
 
     def unmeasured(self, layouts: Sequence[Layout], world_size: int, can: Capabilities) -> list[Decision]:
@@ -155,6 +157,19 @@ def open_paths(request: Request, layout: Layout, can: Capabilities) -> list[Path
     else:
         paths = any_algorithm(compressor, layout, can)
     return [p for p in paths if named in ("auto", p.algorithm) or schemes.verb_of(p.scheme) != verb]
+
+
+def _countable(built: list[Scheme], layout: Layout, world_size: int) -> list[Scheme]:
+    """Leave out what gathers more bytes than transports can count, where there is another way."""
+    fits = [
+        scheme
+        for scheme in built
+        if all(
+            stage.verb != "allgather" or stage.size * (stage.ranks or world_size) <= MAX_COUNT
+            for stage in scheme.stages(layout, world_size)
+        )
+    ]
+    return fits or built
 
 
 def measurable(choices: Choices, layouts: Sequence[Layout], world_size: int, can: Capabilities) -> Iterator[Open]:
@@ -197,14 +212,31 @@ def make_arms(
     ]
     arms: list[Arm] = []
     first = [next(iter(row.values())) for row in table]
+    sent: list[list[object]] = []
     for candidate in candidates:
-        own = [row.get(candidate, fallback) for row, fallback in zip(table, first, strict=True)]
+        own = [_of(candidate, row) or fallback for row, fallback in zip(table, first, strict=True)]
         cheaper = [min(pair, key=lambda each: each[0]) for pair in zip(first, own, strict=True)]
         chosen = own if cheaper == first else cheaper
         arm = Arm(candidate, tuple(decision for _, decision in chosen), sum(cost for cost, _ in chosen))
-        if all(arm.decisions != other.decisions for other in arms):
+        as_sent = [_as_sent(decision, layout) for decision, layout in zip(arm.decisions, layouts, strict=True)]
+        if as_sent not in sent:
             arms.append(arm)
+            sent.append(as_sent)
     return [arms[0], *sorted(sorted(arms[1:], key=lambda arm: arm.predicted)[: MOST - 1], key=arms.index)]
+
+
+def _of(candidate: Candidate, row: Mapping[Candidate, tuple[float, Decision]]) -> tuple[float, Decision] | None:
+    """Return how a candidate carries a bucket: where it is not one of its ways, by another one of its compressor."""
+    if candidate in row:
+        return row[candidate]
+    alike = [way for other, way in row.items() if other.compressor == candidate.compressor]
+    return min(alike, key=lambda way: way[0]) if alike else None
+
+
+def _as_sent(decision: Decision, layout: Layout) -> object:
+    """Return what two decisions have in common that send the same: bf16 of an fp16 gradient is that gradient."""
+    compressor = decision.compressor
+    return decision.path, compressor if compressor.compresses else compressor.wire(layout)
 
 
 def _cheapest(

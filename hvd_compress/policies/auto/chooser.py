@@ -10,9 +10,6 @@ from hvd_compress.policies.agreement import WINDOW, StepTimes, window
 from hvd_compress.policies.auto.search import MARGIN, Search
 from hvd_compress.policies.detector import THRESHOLD, Detector
 
-SAME = 0.2
-"""Times of an arm whose logarithms differ by less are those of one network: to search again was in vain."""
-
 
 class Chooser:
     """Chooses an arm for each step, from times that are told late. The same on all ranks, as times are.
@@ -28,7 +25,8 @@ class Chooser:
         self._window: list[StepTimes] = []
         self._times: dict[int, list[StepTimes]] = {}
         self._step_s = 0.0  # of the last window
-        self._chosen_before: tuple[int, float] | None = None  # with what its exchanges took
+        self._chosen_before: int | None = None  # to find it again was in vain
+        self._threshold = THRESHOLD  # of an alarm, should it be
 
     @property
     def settled(self) -> bool:
@@ -78,7 +76,7 @@ class Chooser:
             self._step_s = median_low([times.whole_s for times in self._window])
             self._window = []
             if self._detector is None:  # nothing was tried
-                self._detector = Detector(exchanging_s)
+                self._detector = Detector(exchanging_s, self._threshold)
             else:
                 self.changed = self._detector.add(exchanging_s) or self.changed
 
@@ -93,31 +91,22 @@ class Chooser:
             self._begin_watching()
 
     def _begin_watching(self) -> None:
-        """A false alarm doubles the threshold of the next one."""
         choice = self.search.choice
         assert choice is not None
-        self._window, seconds, threshold = [], self._exchanging_s(choice), THRESHOLD
+        self._window = []
         self._step_s = median_low([times.whole_s for times in self._times[choice][-WINDOW:]])
-        if self._chosen_before is not None and self._detector is not None:
-            arm, level_s = self._chosen_before
-            if arm == choice and abs(math.log(seconds / level_s)) < SAME:
-                threshold = 2 * self._detector.threshold
-        self._detector = Detector(seconds, threshold)
-
-    def _exchanging_s(self, arm: int) -> float:
-        return median_low([times.exchanging_s for times in self._times[arm]])
+        exchanging_s = median_low([times.exchanging_s for times in self._times[choice]])
+        self._detector = Detector(exchanging_s, self._threshold if choice == self._chosen_before else THRESHOLD)
 
     def again(self, weights: Sequence[float], predicted: Sequence[float], same: int | None) -> None:
-        """The network was measured again: search again.
+        """The network was measured again: search again. An alarm that finds the same arm doubles the threshold.
 
         Args:
             same: which of the arms is the one that was chosen before; None where it is not among them.
         """
-        arm = self.search.choice
-        assert arm is not None
-        known = same is not None and arm in self._times
-        self._chosen_before = (same, self._exchanging_s(arm)) if known and same is not None else None
+        assert self._detector is not None
+        self._chosen_before, self._threshold = same, 2 * self._detector.threshold
         self.search, self.changed = Search(weights, predicted), False
         self._times, self._window, self._step_s = {}, [], 0.0
-        if self.settled or self._chosen_before is None:
+        if self.settled:
             self._detector = None

@@ -175,6 +175,8 @@ class AutoPolicy(DecisionPolicy):
         arms = self._arms
         if self._resumed is not None:
             return f"{arms[0].way}, as in the checkpoint"
+        if len(arms) == 1:
+            return f"{arms[0].way}: there is no other way"
         others = [arm for arm in range(len(arms)) if arm != self._arm and not math.isnan(chooser.waited_s(arm))]
         waits = [f"{arms[arm].name} {1e3 * chooser.waited_s(arm):.3g} ms" for arm in reversed(others)]
         if 0 not in (*others, self._arm):

@@ -6,12 +6,14 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median_low
 
-FIRST, MORE = 2, 3
-"""Steps of each arm in the first round, and of those that are left in the second: with four arms 17, and one behind
-the last round that waits for what ranks agree on. The one behind the first round counts in the second."""
+FIRST = 2
+"""Steps of each arm in the first round."""
+BUDGET = 18
+"""Steps of a search, which the second round fills: one more waits for what ranks agree on. The one behind the first
+round counts in the second."""
 MANY = 5
-"""From so many arms on those that do not begin have one step in the first round, and two in the second: with ten 18 and
-two. Of as many steps, to try more arms tells more than to try few of them for longer."""
+"""From so many arms on those that do not begin have one step in the first round. Of as many steps, to try more arms
+tells more than to try few of them for longer."""
 HOPELESS = 1.5
 """An arm whose first step takes so many times the best one is not tried again."""
 DOUBTFUL = 2.0
@@ -48,7 +50,6 @@ class Search:
         self.first = self._round[0] if arms else 0
         # Twice the first one, and twice the one without compression: what they wait for may say that it was enough.
         few = len(weights) < MANY
-        self._more = MORE if few else MORE - 1
         rest = [arm for arm in self._round[1:] if arm != 0]
         begin = dict.fromkeys([self.first, 0])
         self._queue = deque([arm for arm in [*begin, *rest] for _ in range(FIRST if few or arm in begin else 1)])
@@ -119,7 +120,8 @@ class Search:
         if self._is_first and len(left) > 1:
             self._is_first, self._round = False, left
             # The leader last: the step behind the first round, which waited for times, was its own, and counts as one.
-            self._queue = deque(arm for _ in range(self._more) for arm in reversed(left))
+            more = max(1, (BUDGET - len(self._beside_s)) // len(left))
+            self._queue = deque(arm for _ in range(more) for arm in reversed(left))
             self._due = len(self._queue)
             return
         close = [arm for arm in left if self.score(arm) <= (1 + MARGIN) * self.score(ranked[0])]

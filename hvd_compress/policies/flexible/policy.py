@@ -105,7 +105,8 @@ class FlexiblePolicy(DecisionPolicy):
 
     def fingerprint(self) -> Mapping[str, str]:
         # Each rank searches by itself.
-        return {"the version of pymoo": version("pymoo")} if self._asked.solver == "nsga2" else {}
+        names = ("pymoo", "numpy") if self._asked.solver == "nsga2" else ()
+        return {f"the version of {name}": version(name) for name in names}
 
     def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
         super().prepare(engine, parameters)
@@ -203,6 +204,10 @@ class FlexiblePolicy(DecisionPolicy):
         reason = "a rollout" if self._trials else "; ".join(filter(None, [self._buckets[number].reason, roots]))
         is_trial = bool(self._trials) or not self._buckets[number].gains
         return replace(self._first[number], compressor=compressor, path=path, reason=reason, is_trial=is_trial)
+
+    def dropped(self, step: int) -> list[int]:
+        """Those that travel without compression."""
+        return [number for number, (compressor, _) in self._used.items() if not compressor.compresses]
 
     def probes(self, step: int) -> Mapping[int, Probe]:
         looks = self._agreement.recorded + 1 >= self._every or bool(self._trials)

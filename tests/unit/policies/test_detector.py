@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_compress.policies.detector import REFERENCE, Detector
+from hvd_compress.policies.detector import QUIET, REFERENCE, THRESHOLD, Detector
 
 
 @pytest.mark.parametrize("factor", [2.1, 1 / 2.1])
@@ -24,6 +24,14 @@ def test_one_window_alone_is_none(seconds: float) -> None:
 def test_ten_per_cent_count_for_nothing(factor: float) -> None:
     detector = Detector(1.0, found=REFERENCE)
     assert not any(detector.add(factor) for _ in range(1000))
+
+
+def test_a_higher_threshold_does_not_stay() -> None:
+    detector = Detector(1.0, 4 * THRESHOLD)
+    assert not any(detector.add(1.0) for _ in range(QUIET))
+    assert detector.threshold == 2 * THRESHOLD
+    assert not any(detector.add(1.0) for _ in range(4 * QUIET))
+    assert detector.threshold == THRESHOLD
 
 
 def test_what_a_few_steps_took_is_corrected_by_the_first_windows() -> None:

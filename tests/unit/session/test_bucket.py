@@ -59,6 +59,25 @@ def test_states_of_compressors_that_are_in_use_no_more_are_dropped() -> None:
     assert bucket.states.own_state_dict() == {}
 
 
+def test_what_a_checkpoint_brings_later_is_dropped_again() -> None:
+    bucket = bucket_of(DENSE)
+    bucket.commit()
+    bucket.drop()
+    names = bucket.layout.names
+    numels = dict(zip(names, bucket.layout.segments, strict=True))
+    residuals = {name: torch.ones(numel) for name, numel in numels.items()}
+    own = {"powersgd.q": {names[0]: torch.ones(12, 2)}}
+    bucket.states.load_state_dict(residuals, numels, own)
+    bucket.claim()
+    bucket.drop()
+    assert bucket.state.residual is not None
+    assert bucket.states.own_state_dict() != {}
+    bucket.commit()
+    bucket.drop()
+    assert bucket.state.residual is None
+    assert (bucket.states.state_dict(), bucket.states.own_state_dict()) == ({}, {})
+
+
 def test_own_states_stay_as_they_are() -> None:
     bucket = bucket_of(TOPK)
     bucket.decide(POWERSGD)

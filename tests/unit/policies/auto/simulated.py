@@ -51,6 +51,7 @@ class Training:
         noise: standard deviation of the logarithm of what computes and what communicates.
         spikes: share of steps that take up to three times as long for another cause.
         slow: factor of the backward pass of one rank.
+        varies: standard deviation of the logarithm of backward passes, as of batches by length.
     """
 
     network: Callable[[int], Network]
@@ -60,6 +61,7 @@ class Training:
     noise: float = 0.05
     spikes: float = 0.01
     slow: float = 1.0
+    varies: float = 0.0
     seed: int = 0
     steps: list[tuple[int, float, float]] = field(default_factory=list)  # arm, seconds, those of the best arm
 
@@ -102,8 +104,9 @@ class Training:
         noise = [math.exp(self._random.gauss(0, self.noise)) for _ in range(2)]
         spike = 1 + 2 * self._random.random() if self._random.random() < self.spikes else 1.0
         late = noise[1] * spike
-        whole_s = self.rest_s * noise[0] + exact.exchanging_s * late
-        return StepTimes(whole_s, exact.exchanging_s * late, exact.waited_s * late)
+        longer = self.backward_s * (math.exp(self._random.gauss(0, self.varies)) - 1) if self.varies else 0.0
+        exchanging_s = exact.exchanging_s * late + longer
+        return StepTimes(self.rest_s * noise[0] + exchanging_s, exchanging_s, exact.waited_s * late)
 
     def run(self, steps: int) -> Chooser:
         """Train, and return what chose. Times are told a step late, as ranks agree on them."""

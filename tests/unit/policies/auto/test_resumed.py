@@ -118,6 +118,23 @@ def test_another_network_than_that_of_the_choice_is_noticed() -> None:
     assert "checkpoint" not in first[1]
 
 
+def test_what_rank_0_alone_has_loaded_counts() -> None:
+    """As in Horovod's examples, where it broadcasts parameters and the optimizer's state."""
+
+    def body(engine: InProcessEngine) -> tuple[bool, set[str]]:
+        slowed(engine, lambda: 1e-6)
+        parameters, optimizer = start(engine, Compression.auto())
+        train(engine, parameters, optimizer, range(BEFORE))
+        again, resumed = start(engine, Compression.auto())
+        if engine.rank == 0:
+            resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        train(engine, again, resumed, range(BEFORE, BEFORE + 3))
+        assert resumed.controller is not None
+        return resumed.controller.settled, {d.reason.rpartition(", ")[2] for d in resumed.decisions.values()}
+
+    assert run_ranks(RANKS, body) == [(True, {"as in the checkpoint"})] * RANKS
+
+
 @pytest.mark.filterwarnings("ignore:residuals of rank 0 of 2 are not loaded on rank")
 def test_with_other_ranks_it_searches() -> None:
     states = []

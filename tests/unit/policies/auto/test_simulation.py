@@ -53,6 +53,10 @@ SCENARIOS: Mapping[str, tuple[dict[str, Any], float]] = {
 """How the training is, and the most that may be lost over always taking the best arm, in the mean over seeds."""
 
 
+VARIED: dict[str, Any] = {"network": always(SLOW), "varies": 0.4, "backward_s": 0.4}
+"""Batches by length, with a backward pass that is longer than exchanges."""
+
+
 def trainings(name: str, steps: int = STEPS) -> list[tuple[Training, Chooser]]:
     options, _ = SCENARIOS[name]
     made = [Training(seed=seed, **options) for seed in range(SEEDS)]
@@ -97,6 +101,15 @@ def test_with_short_steps_it_is_noticed_within_two_windows() -> None:
         training.run(600)
         assert training.alarms
         assert 300 <= training.alarms[0] <= 300 + 3 * LONGEST
+
+
+def test_batches_by_length_blur_a_search() -> None:
+    lost = []
+    for seed in range(20):
+        training = Training(seed=seed, **VARIED)
+        training.run(STEPS)
+        lost.append(training.regret)
+    assert mean(lost) <= 0.1
 
 
 def test_false_alarms_are_rare() -> None:

@@ -1,0 +1,93 @@
+"""What is tried: ways that an engine can carry, and none twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors import Cast
+from hvd_compress.cost.formulas import Formulas
+from hvd_compress.cost.paths import Path
+from hvd_compress.policies.auto.arms import Arm, Choices, Family, Named, make_arms
+from hvd_compress.policies.auto.quality import candidates
+from hvd_compress.policies.prices import Prices
+from hvd_compress.request.request import Request
+from hvd_compress.schemes import Scheme
+from tests.unit.policies.auto.simulated import CAN, Priced
+
+NEAR = Family(Request(Cast()), candidates("near"))
+FAST, SLOW = Formulas(1e-6, 8 / 25e9, 4), Formulas(1e-3, 8 / 1e8, 4)
+
+
+def arms_of(layouts: list[Layout], choices: Choices = NEAR, costs: Formulas = FAST, ranks: int = 4) -> list[Arm]:
+    return make_arms(choices, Request(Cast()), layouts, ranks, CAN, Priced(replace(costs, world_size=ranks)))  # type: ignore[arg-type]
+
+
+def schemes_of(arms: Iterable[Arm]) -> dict[str, set[str]]:
+    return {arm.name: {decision.scheme for decision in arm.decisions} for arm in arms}
+
+
+@pytest.mark.parametrize(("shape", "ranks", "name"), [((32000, 4096), 16, "int8"), ((128256, 4096), 8, "int4")])
+def test_what_transports_cannot_count_is_not_tried(shape: tuple[int, int], ranks: int, name: str) -> None:
+    """As of an embedding: every rank would receive more than 2^31 - 1 bytes."""
+    request = next(each for each in candidates("near") if each.name == name)
+    for choices in (NEAR, Named(Request(request.compressor))):
+        large, small = (arms_of([Layout.of(own)], choices, ranks=ranks) for own in (shape, (100, 100)))
+        assert "allgather" in str(schemes_of(small))
+        assert not any(
+            d.scheme == "allgather" and d.compressor == request.compressor for a in large for d in a.decisions
+        )
+        assert any(d.compressor == request.compressor for a in large for d in a.decisions)
+
+
+class Odd(Priced):
+    """A moment in which all-to-all seemed to take less."""
+
+    def by_path(self, found: Iterable[Scheme], layout: Layout) -> dict[Path, float]:
+        return {
+            path: s * (0.9 if path.scheme == "alltoall" else 1.0) for path, s in super().by_path(found, layout).items()
+        }
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_others_are_compared_with_is_what_trains_without_this_package(ranks: int) -> None:
+    prices: Prices = Odd(replace(FAST, world_size=ranks))  # type: ignore[assignment]
+    arms = make_arms(NEAR, Request(Cast()), [Layout.of(100_000)], ranks, CAN, prices)
+    assert arms[0].name == "dense"
+    assert arms[0].decisions[0].path == Path("dense")
+
+
+def test_where_16_bits_cannot_be_summed_that_is_an_all_to_all() -> None:
+    layout = Layout(Layout.of(1000).names, ((1000,),), torch.bfloat16)
+    arms = arms_of([layout])
+    assert arms[0].decisions[0].path == Path("alltoall")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_no_arm_is_tried_under_two_names(dtype: torch.dtype) -> None:
+    """bf16 of a gradient of 16 bits is that gradient."""
+    arms = arms_of([Layout(Layout.of(100_000).names, ((100_000,),), dtype)])
+    assert not any(arm.name.startswith("bf16") and arm.decisions[0].path == arms[0].decisions[0].path for arm in arms)
+    assert any(arm.name.startswith("int4") for arm in arms)
+
+
+class OnlyLarge(Family):
+    """By all-to-all a small bucket is nothing that could be the fastest."""
+
+    def ways(self, layout, world_size, can):  # type: ignore[no-untyped-def]
+        found = super().ways(layout, world_size, can)
+        large = layout.numel > 1000
+        return {one: own for one, own in found.items() if large or " by " not in one.name}
+
+
+def test_a_bucket_without_an_arms_path_travels_by_its_compressor() -> None:
+    choices = OnlyLarge(NEAR.request, NEAR.candidates)
+    found = arms_of([Layout.of(1_000_000), Layout.of(900)], choices, replace(SLOW, alpha=0.0))
+    by_path = [arm for arm in found if arm.name.startswith("int4 by")]
+    assert by_path
+    for arm in by_path:
+        assert all(decision.compressor.compresses for decision in arm.decisions), arm.name
