@@ -18,6 +18,8 @@ from hvd_compress.policies.clocks import offsets
 WINDOW, WINDOW_S, LONGEST = 4, 0.5, 32
 """Steps after which ranks compare times again, at least how many seconds they take where they are short, as to compare
 them takes some milliseconds where ranks share cores, and how many steps that is at most."""
+OF_STEP = 4
+"""Figures of a step beside those of its buckets."""
 
 
 def window(step_s: float) -> int:
@@ -33,11 +35,19 @@ class StepTimes:
         whole_s: from the end of the step before to its end, the mean over ranks: who waits for whom cancels out.
         exchanging_s: from the first gradient to the end, on the rank that came last, which waited for nobody.
         waited_s: of that, what no backward pass has hidden.
+        kernels_s: what all buckets took to compress and to decompress, hidden or not, on the rank that was disturbed
+            the least.
     """
 
     whole_s: float
     exchanging_s: float
     waited_s: float
+    kernels_s: float = 0.0
+
+    @property
+    def before_s(self) -> float:
+        """What passed until exchanges were waited for: the forward and the backward pass, and what is beside them."""
+        return self.whole_s - self.waited_s
 
 
 @dataclass(frozen=True)
@@ -94,11 +104,20 @@ class Agreement:
         """Whether ranks are comparing."""
         return self._wait is not None
 
-    def record(self, moments: StepMoments, metrics: Sequence[BucketMetrics] = ()) -> None:
-        """Take a step of this rank: of as many buckets in each step."""
+    def record(
+        self, moments: StepMoments, metrics: Sequence[BucketMetrics] = (), compressing_s: float = math.nan
+    ) -> None:
+        """Take a step of this rank.
+
+        Args:
+            metrics: of the buckets whose exchanges are compared, as many in each step.
+            compressing_s: what all buckets took to compress and decompress; the sum over `metrics`, if not given.
+        """
         assert not self._rows or self._buckets == len(metrics)
         self._buckets = len(metrics)
-        row = [moments.ended_s - moments.before_s, moments.exchanging_s, moments.waited_s]
+        if math.isnan(compressing_s):
+            compressing_s = sum(map(kernels_s, metrics))
+        row = [moments.ended_s - moments.before_s, moments.exchanging_s, moments.waited_s, compressing_s]
         self._rows.append([*row, *(figure for of in metrics for figure in phases(of))])
 
     def begin(self, launch: Launch, step: int, told: Sequence[float] = ()) -> None:
@@ -121,7 +140,7 @@ class Agreement:
         assert self._wait is not None
         (steps, buckets), ranks = self._asked, self._wait()
         self._wait = None
-        width = 3 + 4 * buckets
+        width = OF_STEP + 4 * buckets
         rows = [[rank[width * at : width * (at + 1)] for rank in ranks] for at in range(steps)]  # by step and rank
         apart = _apart(rows, buckets) if buckets else []
         return Agreed(
@@ -150,13 +169,19 @@ def phases(of: BucketMetrics) -> Phases:
     return (compress_s, *spans.communicate, spans.decompress_s - after_s)
 
 
+def kernels_s(of: BucketMetrics) -> float:
+    """Return what compressing and decompressing a bucket took on this rank, as far as others waited for it."""
+    compress_s, _, _, decompress_s = phases(of)
+    return (0.0 if math.isnan(compress_s) else compress_s) + decompress_s
+
+
 def _step(row: Sequence[Sequence[float]]) -> StepTimes:
-    whole_s, exchanging_s, waited_s = zip(*(rank[:3] for rank in row), strict=True)
-    return StepTimes(fmean(whole_s), min(exchanging_s), min(waited_s))
+    whole_s, exchanging_s, waited_s, compressing_s = zip(*(rank[:OF_STEP] for rank in row), strict=True)
+    return StepTimes(fmean(whole_s), min(exchanging_s), min(waited_s), min(compressing_s))
 
 
 def _spans(row: Sequence[Sequence[float]], number: int) -> list[Phases]:
-    at = 3 + 4 * number
+    at = OF_STEP + 4 * number
     return [(rank[at], rank[at + 1], rank[at + 2], rank[at + 3]) for rank in row]
 
 

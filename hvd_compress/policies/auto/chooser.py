@@ -81,7 +81,7 @@ class Chooser:
                 self.changed = self._detector.add(exchanging_s) or self.changed
 
     def _search(self, arm: int, times: StepTimes) -> None:
-        self.search.record(arm, times.whole_s, times.exchanging_s)
+        self.search.record(arm, times)
         first = self._times.get(0, [])
         if arm == 0 and len(first) == 2 and self.search.choice is None:
             least = min(first, key=lambda each: each.whole_s)

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median_low
 
+from hvd_compress.policies.agreement import StepTimes
+
 FIRST = 2
 """Steps of each arm in the first round."""
 BUDGET = 18
@@ -27,9 +29,13 @@ class Search:
     """A search over arms, of which the first ones lose least. It is told times a step late.
 
     It begins with the arm whose collectives are predicted to take the least. The best two of the first round and the
-    first arm are compared in a second, in turns, so that what drifts meets them alike. What disturbs a step only makes
-    it longer: an arm is judged by the lower median of its steps. In the place of the first arm, which loses nothing,
-    one is taken that beats it with all its steps but one.
+    first arm are compared in a second, in turns, so that what drifts meets them alike.
+
+    What a step waits for exchanges is the arm's; what passes before, the forward and the backward pass, is the same for
+    all arms but for what compression takes from it. So an arm is judged by the lower median of what its steps wait, as
+    what disturbs a step only makes it longer, and by the lower median of what passes before, over all steps; that of
+    its own steps counts as far as its compression can have made it longer. In the place of the first arm, which loses
+    nothing, another one is taken where its whole steps do not say the contrary.
 
     Attributes:
         choice: the arm that was found; None until then.
@@ -43,8 +49,7 @@ class Search:
             predicted: by arm, the seconds that its collectives take in a step, by measured curves.
         """
         self._weights, self._predicted = weights, predicted
-        self.seconds: list[list[float]] = [[] for _ in weights]
-        self._beside_s: list[float] = []  # of each step, what passed before its first gradient
+        self.taken: list[list[StepTimes]] = [[] for _ in weights]
         arms = range(len(weights))
         self._round = sorted(arms, key=lambda arm: (predicted[arm] * weights[arm], arm))
         self.first = self._round[0] if arms else 0
@@ -66,33 +71,30 @@ class Search:
     @property
     def leader(self) -> int:
         """The best arm so far."""
-        known = [arm for arm in self._round if self.seconds[arm]]
+        known = [arm for arm in self._round if self.taken[arm]]
         return min(known, key=self.score) if known else self.first
 
     def score(self, arm: int) -> float:
         """Return what a step of an arm takes, in seconds of a step without compression."""
-        return self._whole(arm, median_low(self.seconds[arm]))
+        return self._score(arm, self.taken[arm])
 
-    def _whole(self, arm: int, exchanging_s: float) -> float:
-        """What passes before the first gradient is no matter of arms: the median of all steps counts, without noise."""
-        return self._weights[arm] * (median_low(self._beside_s) + exchanging_s)
+    def _score(self, arm: int, steps: Sequence[StepTimes]) -> float:
+        before_s = median_low([times.before_s for own in self.taken for times in own])
+        longer_s = max(0.0, median_low([times.before_s for times in steps]) - before_s)
+        own_s = min(longer_s, median_low([times.kernels_s for times in steps]))
+        return self._weights[arm] * (before_s + own_s + median_low([times.waited_s for times in steps]))
 
-    def record(self, arm: int, seconds: float, exchanging_s: float) -> None:
-        """Take the time of a step, as ranks agreed on it.
-
-        Args:
-            exchanging_s: of that, what passed from the first gradient on.
-        """
+    def record(self, arm: int, times: StepTimes) -> None:
+        """Take the times of a step, as ranks agreed on them."""
         if self.choice is not None:
             return
-        self.seconds[arm].append(exchanging_s)
-        self._beside_s.append(seconds - exchanging_s)
+        self.taken[arm].append(times)
         if arm in self._round and self._due:
             self._due -= 1
         if self._is_first:
-            if self._whole(arm, exchanging_s) > HOPELESS * self.score(self.leader):
+            if self._score(arm, [times]) > HOPELESS * self.score(self.leader):
                 self._leave_out(arm)
-            self._rule_out(arm, exchanging_s)
+            self._rule_out(arm, times.exchanging_s)
         if not self._due and not self._queue:
             self._end_round()
 
@@ -108,19 +110,23 @@ class Search:
             if longer or self._whole(other, taken_s) > DOUBTFUL * self._whole(arm, exchanging_s):
                 self._leave_out(other)
 
+    def _whole(self, arm: int, exchanging_s: float) -> float:
+        idle_s = median_low([times.whole_s - times.exchanging_s for own in self.taken for times in own])
+        return self._weights[arm] * (idle_s + exchanging_s)
+
     def _leave_out(self, arm: int) -> None:
         self._due -= self._queue.count(arm)
         self._queue = deque(each for each in self._queue if each != arm)
 
     def _end_round(self) -> None:
-        ranked = sorted((arm for arm in self._round if self.seconds[arm]), key=self.score)
+        ranked = sorted((arm for arm in self._round if self.taken[arm]), key=self.score)
         limit = HOPELESS * self.score(ranked[0])
         wanted = dict.fromkeys([*ranked[:2], *(arm for arm in ranked if arm == 0)])
         left = [arm for arm in wanted if self.score(arm) <= limit]
         if self._is_first and len(left) > 1:
             self._is_first, self._round = False, left
             # The leader last: the step behind the first round, which waited for times, was its own, and counts as one.
-            more = max(1, (BUDGET - len(self._beside_s)) // len(left))
+            more = max(1, (BUDGET - sum(map(len, self.taken))) // len(left))
             self._queue = deque(arm for _ in range(more) for arm in reversed(left))
             self._due = len(self._queue)
             return
@@ -129,5 +135,6 @@ class Search:
         self.choice = chosen if 0 not in left or self._beats_first(chosen) else 0
 
     def _beats_first(self, arm: int) -> bool:
-        seconds = sorted(self.seconds[arm])
-        return self._whole(arm, seconds[-2 if len(seconds) > 2 else -1]) < (1 - MARGIN) * self.score(0)
+        """Whether an arm saves enough beside the first one, and one of its shorter steps was no longer than that's."""
+        own, first = (sorted(self._whole(each, times.exchanging_s) for times in self.taken[each]) for each in (arm, 0))
+        return self.score(arm) < (1 - MARGIN) * self.score(0) and own[len(own) // 4] <= median_low(first)

@@ -21,7 +21,7 @@ from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError
 from hvd_compress.events.history import Event, History
 from hvd_compress.events.recorder import choice
-from hvd_compress.policies.agreement import Agreed, Agreement, gathered, phases, window
+from hvd_compress.policies.agreement import Agreed, Agreement, gathered, kernels_s, window
 from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, StepMoments
 from hvd_compress.policies.detector import Detector
 from hvd_compress.policies.fixed import FixedPolicy
@@ -224,7 +224,7 @@ class FlexiblePolicy(DecisionPolicy):
             self._is_first = False
             return
         if self._trials:
-            self._trials[-1].rows.append([(_kernels_s(of), _sent(of)) for of in own.values()])
+            self._trials[-1].rows.append([(kernels_s(of), _sent(of)) for of in own.values()])
             return
         if self.due and not self.settled:
             return  # until a rollout nothing can be chosen
@@ -347,11 +347,6 @@ def _numel(layout: Layout) -> int:
 def _by_bucket(agreed: Agreed) -> list[list[float]]:
     """Return the seconds of exchanges by bucket and step."""
     return [[each.seconds for each in column] for column in zip(*agreed.exchanges, strict=True)]
-
-
-def _kernels_s(of: BucketMetrics) -> float:
-    compress_s, _, _, decompress_s = phases(of)
-    return (0.0 if math.isnan(compress_s) else compress_s) + decompress_s
 
 
 def _sent(of: BucketMetrics) -> float:

@@ -96,17 +96,17 @@ class Training:
             stages = decision.build().stages(layout, network.ranks)
             clock = max(clock, ready) + sum(costs.seconds(s.verb, s.algorithm, s.size) for s in stages)
         exchanging_s = max(clock, backward_s)
-        return StepTimes(self.rest_s + exchanging_s, exchanging_s, exchanging_s - backward_s)
+        return StepTimes(self.rest_s + exchanging_s, exchanging_s, exchanging_s - backward_s, kernels_s)
 
     def taken(self, arm: Arm, network: Network) -> StepTimes:
         """Return what ranks agree on of a step: noise of ranks is met by the least of all."""
         exact = self.expected(arm, network)
-        noise = [math.exp(self._random.gauss(0, self.noise)) for _ in range(2)]
+        rest, backward, late, kernels = (math.exp(self._random.gauss(0, self.noise)) for _ in range(4))
         spike = 1 + 2 * self._random.random() if self._random.random() < self.spikes else 1.0
-        late = noise[1] * spike
         longer = self.backward_s * (math.exp(self._random.gauss(0, self.varies)) - 1) if self.varies else 0.0
-        exchanging_s = exact.exchanging_s * late + longer
-        return StepTimes(self.rest_s * noise[0] + exchanging_s, exchanging_s, exact.waited_s * late)
+        waited_s = exact.waited_s * late * spike
+        exchanging_s = (exact.exchanging_s - exact.waited_s) * backward * spike + longer + waited_s
+        return StepTimes(self.rest_s * rest + exchanging_s, exchanging_s, waited_s, exact.kernels_s * kernels * spike)
 
     def run(self, steps: int) -> Chooser:
         """Train, and return what chose. Times are told a step late, as ranks agree on them."""

@@ -13,6 +13,7 @@ from statistics import mean, median
 
 import pytest
 
+from hvd_compress.policies.agreement import StepTimes
 from hvd_compress.policies.auto.arms import MOST
 from hvd_compress.policies.auto.search import Search
 from tests.benchmarks.scripts import load
@@ -32,7 +33,7 @@ def searched(measured: Mapping[str, float], predicted: Mapping[str, float], nois
     while search.choice is None:
         arm = search.next()
         taken_s = measured[arms[arm]] * math.exp(noise.gauss(0, NOISE))
-        search.record(arm, taken_s, taken_s)  # these steps do nothing but exchange
+        search.record(arm, StepTimes(taken_s, taken_s, taken_s))  # these steps do nothing but exchange
         steps += 1
     return arms[search.choice], steps
 

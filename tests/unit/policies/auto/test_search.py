@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hvd_compress.policies.agreement import StepTimes
 from hvd_compress.policies.auto.search import BUDGET, FIRST, MANY, Search
 
 
@@ -13,7 +14,7 @@ def searched(taken_s: Sequence[float], predicted: Sequence[float] | None = None)
     while search.choice is None:
         asked.append(search.next())
         if len(asked) > 1:
-            search.record(asked[-2], taken_s[asked[-2]], taken_s[asked[-2]])
+            search.record(asked[-2], StepTimes(*[taken_s[asked[-2]]] * 3))
     return search, asked
 
 
@@ -21,21 +22,21 @@ def test_the_step_that_waits_behind_the_first_round_counts_in_the_second() -> No
     """So each of the second round is seen as often."""
     search, asked = searched([1.0, 0.8, 0.9, 0.95])
     assert search.choice == 1
-    assert [len(own) for own in search.seconds] == [5, 5, 5, FIRST]
+    assert [len(own) for own in search.taken] == [5, 5, 5, FIRST]
     assert len(asked) == BUDGET
 
 
 def test_of_many_arms_each_is_seen_once() -> None:
     search, asked = searched([1.0, 0.8, 0.9, 0.95, 0.97, 0.98][: MANY + 1])
     assert search.choice == 1
-    assert [len(own) for own in search.seconds][3:] == [1] * (MANY - 2)
+    assert [len(own) for own in search.taken][3:] == [1] * (MANY - 2)
     assert len(asked) <= BUDGET + 1
 
 
 def test_where_few_are_left_they_are_seen_the_more() -> None:
     search, asked = searched([1.0, 0.6, 0.62, 0.7], predicted=[2.0, 0.1, 0.1, 0.1])
     assert search.choice == 1
-    assert [len(own) for own in search.seconds] == [0, 8, 8, FIRST]
+    assert [len(own) for own in search.taken] == [0, 8, 8, FIRST]
     assert len(asked) <= BUDGET + 1
 
 

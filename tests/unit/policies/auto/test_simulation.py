@@ -97,7 +97,7 @@ def test_with_short_steps_it_is_noticed_within_two_windows() -> None:
     """Of 0.5 s each, and one in which the network has changed."""
     fast = Network(1e-4, 1e10)
     for seed in range(20):
-        training = Training(first(fast, GBIT, 300), rest_s=0.005, backward_s=0.015, buckets=(100_000,) * 4, seed=seed)
+        training = Training(first(fast, SLOW, 300), rest_s=0.005, backward_s=0.015, buckets=(100_000,) * 4, seed=seed)
         training.run(600)
         assert training.alarms
         assert 300 <= training.alarms[0] <= 300 + 3 * LONGEST
@@ -138,7 +138,7 @@ def test_an_arm_that_needs_more_steps_must_save_as_much() -> None:
     tried = 0
     while search.choice is None:
         arm = search.next()
-        search.record(arm, (1.0, 0.7)[arm], (1.0, 0.7)[arm])
+        search.record(arm, StepTimes(*[(1.0, 0.7)[arm]] * 3))
         tried += 1
     assert search.choice == 0
     assert tried <= SEARCH_STEPS
