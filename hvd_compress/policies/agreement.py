@@ -35,14 +35,14 @@ class StepTimes:
         whole_s: from the end of the step before to its end, the mean over ranks: who waits for whom cancels out.
         exchanging_s: from the first gradient to the end, on the rank that came last, which waited for nobody.
         waited_s: of that, what no backward pass has hidden.
-        kernels_s: what all buckets took to compress and to decompress, hidden or not, on the rank that was disturbed
-            the least.
+        exchanges_s: what the exchanges of all buckets took, with their kernels, hidden or not, on the rank where that
+            was the least: who comes late waits for nobody.
     """
 
     whole_s: float
     exchanging_s: float
     waited_s: float
-    kernels_s: float = 0.0
+    exchanges_s: float = 0.0
 
     @property
     def before_s(self) -> float:
@@ -105,20 +105,19 @@ class Agreement:
         return self._wait is not None
 
     def record(
-        self, moments: StepMoments, metrics: Sequence[BucketMetrics] = (), compressing_s: float = math.nan
+        self, moments: StepMoments, metrics: Sequence[BucketMetrics], compared: Sequence[BucketMetrics] = ()
     ) -> None:
         """Take a step of this rank.
 
         Args:
-            metrics: of the buckets whose exchanges are compared, as many in each step.
-            compressing_s: what all buckets took to compress and decompress; the sum over `metrics`, if not given.
+            metrics: of all buckets.
+            compared: of those whose exchanges ranks are to compare one by one, as many in each step.
         """
-        assert not self._rows or self._buckets == len(metrics)
-        self._buckets = len(metrics)
-        if math.isnan(compressing_s):
-            compressing_s = sum(map(kernels_s, metrics))
-        row = [moments.ended_s - moments.before_s, moments.exchanging_s, moments.waited_s, compressing_s]
-        self._rows.append([*row, *(figure for of in metrics for figure in phases(of))])
+        assert not self._rows or self._buckets == len(compared)
+        self._buckets = len(compared)
+        exchanges_s = sum(map(_whole_s, metrics))
+        row = [moments.ended_s - moments.before_s, moments.exchanging_s, moments.waited_s, exchanges_s]
+        self._rows.append([*row, *(figure for of in compared for figure in phases(of))])
 
     def begin(self, launch: Launch, step: int, told: Sequence[float] = ()) -> None:
         """Compare the steps that were recorded, behind the exchanges of this one, and tell the other ranks something.
@@ -175,9 +174,14 @@ def kernels_s(of: BucketMetrics) -> float:
     return (0.0 if math.isnan(compress_s) else compress_s) + decompress_s
 
 
+def _whole_s(of: BucketMetrics) -> float:
+    _, began_s, ended_s, _ = phases(of)
+    return kernels_s(of) + ended_s - began_s
+
+
 def _step(row: Sequence[Sequence[float]]) -> StepTimes:
-    whole_s, exchanging_s, waited_s, compressing_s = zip(*(rank[:OF_STEP] for rank in row), strict=True)
-    return StepTimes(fmean(whole_s), min(exchanging_s), min(waited_s), min(compressing_s))
+    whole_s, exchanging_s, waited_s, exchanges_s = zip(*(rank[:OF_STEP] for rank in row), strict=True)
+    return StepTimes(fmean(whole_s), min(exchanging_s), min(waited_s), min(exchanges_s))
 
 
 def _spans(row: Sequence[Sequence[float]], number: int) -> list[Phases]:

@@ -14,7 +14,7 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.events.history import Event, History
 from hvd_compress.events.recorder import choice
-from hvd_compress.policies.agreement import Agreement, kernels_s
+from hvd_compress.policies.agreement import Agreement
 from hvd_compress.policies.auto.arms import Arm, Choices, Family, make_arms, measurable
 from hvd_compress.policies.auto.chooser import Chooser
 from hvd_compress.policies.auto.quality import Candidate, Kind, Quality, candidates
@@ -197,7 +197,7 @@ class AutoPolicy(DecisionPolicy):
         if chooser.changed:
             self._measure_again(step)
             return
-        self._agreement.record(moments, compressing_s=sum(map(kernels_s, metrics)))
+        self._agreement.record(moments, metrics)
         self._recorded.append(self._arm)
 
     def launched(self, step: int) -> None:

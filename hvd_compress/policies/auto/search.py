@@ -32,10 +32,10 @@ class Search:
     first arm are compared in a second, in turns, so that what drifts meets them alike.
 
     What a step waits for exchanges is the arm's; what passes before, the forward and the backward pass, is the same for
-    all arms but for what compression takes from it. So an arm is judged by the lower median of what its steps wait, as
-    what disturbs a step only makes it longer, and by the lower median of what passes before, over all steps; that of
-    its own steps counts as far as its compression can have made it longer. In the place of the first arm, which loses
-    nothing, another one is taken where its whole steps do not say the contrary.
+    all arms but for what exchanges take from it: kernels, and copies of messages, want cores. So an arm is judged by
+    the lower median of what its steps wait, as what disturbs a step only makes it longer, and by the lower median of
+    what passes before, over all steps; that of its own steps counts as far as its exchanges can have made it longer. In
+    the place of the first arm, which loses nothing, another one is taken where its whole steps do not say the contrary.
 
     Attributes:
         choice: the arm that was found; None until then.
@@ -81,7 +81,7 @@ class Search:
     def _score(self, arm: int, steps: Sequence[StepTimes]) -> float:
         before_s = median_low([times.before_s for own in self.taken for times in own])
         longer_s = max(0.0, median_low([times.before_s for times in steps]) - before_s)
-        own_s = min(longer_s, median_low([times.kernels_s for times in steps]))
+        own_s = min(longer_s, median_low([times.exchanges_s for times in steps]))
         return self._weights[arm] * (before_s + own_s + median_low([times.waited_s for times in steps]))
 
     def record(self, arm: int, times: StepTimes) -> None:

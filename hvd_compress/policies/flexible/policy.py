@@ -230,7 +230,7 @@ class FlexiblePolicy(DecisionPolicy):
             return  # until a rollout nothing can be chosen
         if self._agreement.ready(step) or (self._agreement.under_way and not self.settled):
             self._take(step, self._agreement.take())
-        self._agreement.record(moments, list(own.values()))
+        self._agreement.record(moments, metrics, list(own.values()))
         self._ways.append(self._used)
         self._seen += [figure for of in own.values() for figure in figures(of)]
         samples = [of.report.sample for of in own.values()]

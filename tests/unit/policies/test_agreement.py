@@ -51,7 +51,7 @@ def compared(record: Callable[[Agreement, int, float], object], ranks: int = 3, 
 
 def test_a_step_is_the_mean_and_exchanges_are_of_the_rank_that_waited_for_nobody() -> None:
     first, *others = compared(
-        lambda agreement, rank, clock: agreement.record(moments(clock, 1.0 + rank, 0.5 + rank, 0.2 + rank))
+        lambda agreement, rank, clock: agreement.record(moments(clock, 1.0 + rank, 0.5 + rank, 0.2 + rank), [])
     )
     assert others == [first, first]
     (times,) = first.steps
@@ -64,10 +64,12 @@ def test_an_exchange_takes_as_long_as_if_all_had_come_to_it_at_once() -> None:
     def record(agreement: Agreement, rank: int, clock: float) -> None:
         for late in (0, 1, 2):
             began = 20.0 + 10.0 * late + (2.0 if rank == late else 0.0)
-            agreement.record(moments(clock, 1.0, 0.5, 0.2), [metrics(clock, began, 22.25 + 10.0 * late)])
+            seen = [metrics(clock, began, 22.25 + 10.0 * late)]
+            agreement.record(moments(clock, 1.0, 0.5, 0.2), seen, seen)
 
     first, *others = compared(record)
     assert others == [first, first]
+    assert [times.exchanges_s for times in first.steps] == pytest.approx([0.3 + 0.25] * 3)
     for (exchange,) in first.exchanges:
         assert exchange.seconds == pytest.approx(0.1 + 0.25 + 0.2, abs=0.13)  # clocks are known to half an exchange
         assert exchange.kernels_s == pytest.approx(0.3)
@@ -78,7 +80,7 @@ def test_compression_that_nobody_waits_for_does_not_count() -> None:
 
     def record(agreement: Agreement, rank: int, clock: float) -> None:
         own = metrics(clock, 1.0, 1.25, compress_s=3.0 if rank else 0.1, leads=rank == 0)
-        agreement.record(moments(clock, 1.0, 0.5, 0.2), [own, replace(own)])
+        agreement.record(moments(clock, 1.0, 0.5, 0.2), [own, replace(own)], [own, replace(own)])
 
     for agreed in compared(record):
         for exchange in agreed.exchanges[0]:
@@ -92,7 +94,7 @@ def test_policies_tell_what_they_like() -> None:
 
 def test_what_was_recorded_can_be_forgotten() -> None:
     agreement = Agreement()
-    agreement.record(moments(0.0, 1.0, 0.5, 0.2))
+    agreement.record(moments(0.0, 1.0, 0.5, 0.2), [])
     agreement.drop()
     assert agreement.recorded == 0
 

@@ -90,23 +90,25 @@ class Training:
         costs = Formulas(network.latency_s, 8 / network.bandwidth, network.ranks)
         kernels_s = KERNEL_S[arm.name.partition(" by ")[0]] * sum(self.buckets)
         backward_s = self.backward_s * self.slow + kernels_s
-        clock = 0.0
+        clock = sent_s = 0.0
         for number, (decision, layout) in enumerate(zip(arm.decisions, self._layouts, strict=True)):
             ready = backward_s * (number + 1) / len(self.buckets)
             stages = decision.build().stages(layout, network.ranks)
-            clock = max(clock, ready) + sum(costs.seconds(s.verb, s.algorithm, s.size) for s in stages)
+            taken_s = sum(costs.seconds(s.verb, s.algorithm, s.size) for s in stages)
+            clock, sent_s = max(clock, ready) + taken_s, sent_s + taken_s
         exchanging_s = max(clock, backward_s)
-        return StepTimes(self.rest_s + exchanging_s, exchanging_s, exchanging_s - backward_s, kernels_s)
+        return StepTimes(self.rest_s + exchanging_s, exchanging_s, exchanging_s - backward_s, kernels_s + sent_s)
 
     def taken(self, arm: Arm, network: Network) -> StepTimes:
         """Return what ranks agree on of a step: noise of ranks is met by the least of all."""
         exact = self.expected(arm, network)
-        rest, backward, late, kernels = (math.exp(self._random.gauss(0, self.noise)) for _ in range(4))
+        rest, backward, late = (math.exp(self._random.gauss(0, self.noise)) for _ in range(3))
         spike = 1 + 2 * self._random.random() if self._random.random() < self.spikes else 1.0
         longer = self.backward_s * (math.exp(self._random.gauss(0, self.varies)) - 1) if self.varies else 0.0
         waited_s = exact.waited_s * late * spike
         exchanging_s = (exact.exchanging_s - exact.waited_s) * backward * spike + longer + waited_s
-        return StepTimes(self.rest_s * rest + exchanging_s, exchanging_s, waited_s, exact.kernels_s * kernels * spike)
+        exchanges_s = exact.exchanges_s * late * spike
+        return StepTimes(self.rest_s * rest + exchanging_s, exchanging_s, waited_s, exchanges_s)
 
     def run(self, steps: int) -> Chooser:
         """Train, and return what chose. Times are told a step late, as ranks agree on them."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from hvd_compress.policies.agreement import StepTimes
 from hvd_compress.policies.auto.search import BUDGET, FIRST, MANY, Search
 
 
-def searched(taken_s: Sequence[float], predicted: Sequence[float] | None = None) -> tuple[Search, list[int]]:
-    """Return a search that is over, and the arms of all steps: an arm's take what is given."""
-    search, asked = Search([1.0] * len(taken_s), predicted or [0.0] * len(taken_s)), []
+def searched(taken: Sequence[float | StepTimes], predicted: Sequence[float] | None = None) -> tuple[Search, list[int]]:
+    """Return a search that is over, and the arms of all steps: an arm's take what is given, or do nothing but wait."""
+    steps = [each if isinstance(each, StepTimes) else StepTimes(each, each, each) for each in taken]
+    search, asked = Search([1.0] * len(steps), predicted or [0.0] * len(steps)), []
     while search.choice is None:
         asked.append(search.next())
         if len(asked) > 1:
-            search.record(asked[-2], StepTimes(*[taken_s[asked[-2]]] * 3))
+            search.record(asked[-2], steps[asked[-2]])
     return search, asked
 
 
@@ -59,3 +62,18 @@ def test_what_is_hopeless_is_not_compared_with_the_best() -> None:
 def test_what_collectives_alone_make_too_slow_is_never_tried() -> None:
     _, asked = searched([1.0, 0.9, 0.9], predicted=[0.5, 0.4, 3.0])
     assert 2 not in asked
+
+
+@pytest.mark.parametrize(("exchanges_s", "choice"), [(0.1, 1), (0.5, 0)])
+def test_a_longer_backward_pass_counts_as_far_as_exchanges_can_have_made_it(exchanges_s: float, choice: int) -> None:
+    """Else it was another batch, or a busy host."""
+    steps = [StepTimes(1.5, 1.3, 0.5, 0.9), StepTimes(1.5, 1.3, 0.2, exchanges_s), StepTimes(1.55, 1.35, 0.55, 0.9)]
+    assert [times.before_s for times in steps] == pytest.approx([1.0, 1.3, 1.0])
+    search, _ = searched(steps)
+    assert search.choice == choice
+
+
+def test_an_arm_whose_whole_steps_are_longer_is_not_taken() -> None:
+    """Though it waits for less: what it takes was not seen."""
+    search, _ = searched([StepTimes(1.5, 1.3, 0.5, 0.1), StepTimes(1.8, 1.6, 0.2, 0.1)])
+    assert search.choice == 0
