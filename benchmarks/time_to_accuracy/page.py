@@ -215,11 +215,11 @@ def _trainings(figures: Figures, task: str) -> str:
                 cells = [f"{found['steps']:.0f}", _digits(found["seconds"]), "", "", "", beside]
                 rows.append([METHODS[method].label, NETWORKS[network].label, *cells, "; ".join(found["chosen"])])
                 continue
-            curve = figures.curve(method, network)
-            steps = figures.steps(task, curve, STEPS).by_seed[0]
-            predicted = steps * figures.step_s(task, network, method)
-            ratio = f"{found['seconds'] / predicted:.2f}"
-            cells = [f"{found['steps']:.0f}", _digits(found["seconds"]), f"{steps:.0f}", _digits(predicted), ratio]
+            cells = [f"{found['steps']:.0f}", _digits(found["seconds"]), "", "", ""]
+            if method in figures.methods(task, network):
+                steps = figures.steps(task, figures.curve(method, network), STEPS).by_seed[0]
+                predicted = steps * figures.step_s(task, network, method)
+                cells[2:] = [f"{steps:.0f}", _digits(predicted), f"{found['seconds'] / predicted:.2f}"]
             rows.append([METHODS[method].label, NETWORKS[network].label, *cells, "", ""])
     if not rows:
         return ""
