@@ -59,9 +59,17 @@ def loaded(text: str) -> Resumed:
             raise ValueError(f"its exchanges took {exchanging_s!r} s")
     except (ValueError, TypeError, KeyError, RecursionError, ValidationError) as error:
         raise ConfigError(
-            f"the choice in this state of a compression is none ({error}): load what state_dict() returned"
+            f"the choice in this state of a compression is not valid ({_briefly(error)}): load what state_dict() "
+            "returned"
         ) from None
     return Resumed(name, plan, exchanging_s)
+
+
+def _briefly(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 
 def decided(plan: Plan, layouts: Sequence[Layout], world_size: int) -> list[Decision] | None:

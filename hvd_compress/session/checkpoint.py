@@ -55,11 +55,12 @@ def load(session: Session, saved: Mapping[str, Any], numels: Mapping[str, int], 
     whose = name if name in saved["ranks"] else min(saved["ranks"])
     residuals, states = saved["ranks"][whose]["residuals"], saved["ranks"][whose]["states"]
     if whose != name:
-        warnings.warn(
-            f"residuals of {whose} are not loaded on {name}, which starts from zero: save and load one checkpoint a "
-            "rank to keep them",
-            stacklevel=4,
-        )
+        if saved["remembers"] or residuals:
+            warnings.warn(
+                f"residuals of {whose} are not loaded on {name}, which starts from zero: save and load one checkpoint "
+                "a rank to keep them",
+                stacklevel=4,
+            )
         residuals = {}
         states = {kind: {n: t for n, t in own.items() if n in numels} for kind, own in states.items()}
     elif saved["remembers"] and not residuals and not states:

@@ -192,10 +192,12 @@ def _check(model: Any, asked: Any) -> None:
             "DistributedDataParallel(model), then compress(model, ...)"
         )
     if not isinstance(asked, Request):
-        what = f"Compression.{asked.__name__}" if inspect.isfunction(asked) else repr(asked)
+        if inspect.isfunction(asked):
+            called = f"Compression.{asked.__name__}"
+            raise ConfigError(f"{called} is a function: call it, as in {called}()")
         raise ConfigError(
-            f"{what} is no compression: pass what a function of Compression returns, as topk(0.01) or of(compressor) "
-            "does"
+            f"{asked!r} is no compression: pass what a function of Compression returns, as topk(0.01) or "
+            "of(compressor) does"
         )
     if asked.policy is not None and asked.policy.rolls_out:
         raise UnsupportedError(

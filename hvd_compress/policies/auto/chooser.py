@@ -58,10 +58,9 @@ class Chooser:
         """Return the arm of the coming step."""
         return self.search.next()
 
-    def waited_s(self, arm: int) -> float:
-        """Return what steps of an arm waited, of those that were tried; NaN where none was."""
-        known = self._times.get(arm, [])
-        return median_low([times.waited_s for times in known]) if known else math.nan
+    def not_hidden_s(self, arm: int) -> float:
+        """Return what exchanges of an arm took from a step, of those that were tried; NaN where none was."""
+        return self.search.not_hidden_s(arm) if self.search.taken[arm] else math.nan
 
     def record(self, steps: Sequence[tuple[int, StepTimes]]) -> None:
         """Take steps that ranks have agreed on: the arm of each, and what it took."""

@@ -18,6 +18,7 @@ from hvd_compress.policies.agreement import Agreement
 from hvd_compress.policies.auto.arms import Arm, Choices, Family, make_arms, measurable
 from hvd_compress.policies.auto.chooser import Chooser
 from hvd_compress.policies.auto.quality import Candidate, Kind, Quality, candidates
+from hvd_compress.policies.auto.search import MARGIN
 from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, StepMoments
 from hvd_compress.policies.fixed import decide
 from hvd_compress.policies.prices import Prices, keys_of, measure
@@ -26,7 +27,7 @@ from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request, compression_device
 from hvd_compress.settings import Settings
 
-TRIED = "tried, to be compared"
+TRIED = "tried, to be compared within 20 steps"
 
 
 @dataclass(frozen=True)
@@ -177,14 +178,19 @@ class AutoPolicy(DecisionPolicy):
             return f"{arms[0].way}, as in the checkpoint"
         if len(arms) == 1:
             return f"{arms[0].way}: there is no other way"
-        others = [arm for arm in range(len(arms)) if arm != self._arm and not math.isnan(chooser.waited_s(arm))]
-        waits = [f"{arms[arm].name} {1e3 * chooser.waited_s(arm):.3g} ms" for arm in reversed(others)]
+        others = [arm for arm in range(len(arms)) if arm != self._arm and not math.isnan(chooser.not_hidden_s(arm))]
+        waits = [f"{arms[arm].name} {1e3 * chooser.not_hidden_s(arm):.3g} ms" for arm in reversed(others)]
         if 0 not in (*others, self._arm):
             waits.append(f"{arms[0].name} {1e3 * arms[0].predicted:.3g} ms by measured curves")
-        own = f"{arms[self._arm].way}, {1e3 * chooser.waited_s(self._arm):.3g} ms a step not hidden"
-        return "; ".join(
-            filter(None, [own, ", ".join(waits), self._choices.loss(arms[self._arm].candidate) if self._arm else ""])
-        )
+        own_s = chooser.not_hidden_s(self._arm)
+        less = ", ".join(arms[arm].name for arm in reversed(others) if chooser.not_hidden_s(arm) < own_s)
+        found = [
+            f"{arms[self._arm].way}, {1e3 * own_s:.3g} ms a step not hidden",
+            ", ".join(waits),
+            f"less than {MARGIN:.0%} of a step, or nothing for certain, is saved by {less}" if less else "",
+            self._choices.loss(arms[self._arm].candidate) if self._arm else "",
+        ]
+        return "; ".join(filter(None, found))
 
     def observe(self, step: int, metrics: Sequence[BucketMetrics], moments: StepMoments) -> None:
         chooser = self._chooser

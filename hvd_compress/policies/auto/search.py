@@ -78,11 +78,21 @@ class Search:
         """Return what a step of an arm takes, in seconds of a step without compression."""
         return self._score(arm, self.taken[arm])
 
+    def not_hidden_s(self, arm: int) -> float:
+        """Return what exchanges of an arm take from a step: its wait, and what its backward pass takes longer."""
+        return self._not_hidden_s(self.taken[arm])
+
     def _score(self, arm: int, steps: Sequence[StepTimes]) -> float:
-        before_s = median_low([times.before_s for own in self.taken for times in own])
-        longer_s = max(0.0, median_low([times.before_s for times in steps]) - before_s)
-        own_s = min(longer_s, median_low([times.exchanges_s for times in steps]))
-        return self._weights[arm] * (before_s + own_s + median_low([times.waited_s for times in steps]))
+        return self._weights[arm] * (self._before_s + self._not_hidden_s(steps))
+
+    @property
+    def _before_s(self) -> float:
+        return median_low([times.before_s for own in self.taken for times in own])
+
+    def _not_hidden_s(self, steps: Sequence[StepTimes]) -> float:
+        longer_s = max(0.0, median_low([times.before_s for times in steps]) - self._before_s)
+        taken_s = min(longer_s, median_low([times.exchanges_s for times in steps]))
+        return taken_s + median_low([times.waited_s for times in steps])
 
     def record(self, arm: int, times: StepTimes) -> None:
         """Take the times of a step, as ranks agreed on them."""

@@ -54,10 +54,14 @@ class TestRefusal:
         with pytest.raises(ConfigError, match=r"this is a Sequential: model = DistributedDataParallel"):
             hc.compress(make_model(), TOPK)
 
-    @pytest.mark.parametrize("what", [hc.Compression.topk, hc.Compression, 0.01, None, "topk"])
+    @pytest.mark.parametrize("what", [hc.Compression, 0.01, None, "topk"])
     def test_what_is_no_compression(self, what: Any) -> None:
         with pytest.raises(ConfigError, match="is no compression: pass what a function of Compression returns"):
             hc.compress(DistributedDataParallel(make_model()), what)
+
+    def test_a_function_that_was_not_called(self) -> None:
+        with pytest.raises(ConfigError, match=r"Compression.auto is a function: call it, as in Compression.auto\(\)"):
+            hc.compress(DistributedDataParallel(make_model()), hc.Compression.auto)
 
     def test_a_second_call(self) -> None:
         ddp = compressed(make_model(), TOPK)

@@ -236,11 +236,32 @@ def test_what_is_no_choice_is_an_error_of_all_ranks(choice: str) -> None:
         state["hvd_compress"]["choice"] = choice
         again, resumed = start(engine, Compression.auto())
         resumed.load_state_dict(state)
-        with pytest.raises(ConfigError, match=r"the choice in this state of a compression is none"):
+        with pytest.raises(ConfigError, match=r"the choice in this state of a compression is not valid"):
             train(engine, again, resumed, range(3, 4))
         return True
 
     assert run_ranks(RANKS, body) == [True] * RANKS
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_file_of_rank_0_without_residuals_is_loaded_in_silence() -> None:
+    """As programs save that let rank 0 do it: nothing is lost where dense was chosen."""
+    states = []
+
+    def body(engine: InProcessEngine) -> None:
+        parameters, optimizer = start(engine, Compression.dense())
+        train(engine, parameters, optimizer, range(3))
+        if engine.rank == 0:
+            states.append(copy.deepcopy(optimizer.state_dict()))
+
+    def again(engine: InProcessEngine) -> bool:
+        parameters, optimizer = start(engine, Compression.dense())
+        optimizer.load_state_dict(copy.deepcopy(states[0]))
+        train(engine, parameters, optimizer, range(3, 5))
+        return True
+
+    run_ranks(RANKS, body)
+    assert run_ranks(RANKS, again) == [True] * RANKS
 
 
 def test_a_choice_is_text() -> None:
