@@ -35,14 +35,14 @@ class StepTimes:
         whole_s: from the end of the step before to its end, the mean over ranks: who waits for whom cancels out.
         exchanging_s: from the first gradient to the end, on the rank that came last, which waited for nobody.
         waited_s: of that, what no backward pass has hidden.
-        exchanges_s: what the exchanges of all buckets took, with their kernels, hidden or not, on the rank where that
+        summed_s: what exchanges took, with their kernels, hidden or not, summed over buckets, on the rank where that
             was the least: who comes late waits for nobody.
     """
 
     whole_s: float
     exchanging_s: float
     waited_s: float
-    exchanges_s: float = 0.0
+    summed_s: float = 0.0
 
     @property
     def before_s(self) -> float:
@@ -115,8 +115,8 @@ class Agreement:
         """
         assert not self._rows or self._buckets == len(compared)
         self._buckets = len(compared)
-        exchanges_s = sum(map(_whole_s, metrics))
-        row = [moments.ended_s - moments.before_s, moments.exchanging_s, moments.waited_s, exchanges_s]
+        summed_s = sum(map(_whole_s, metrics))
+        row = [moments.ended_s - moments.before_s, moments.exchanging_s, moments.waited_s, summed_s]
         self._rows.append([*row, *(figure for of in compared for figure in phases(of))])
 
     def begin(self, launch: Launch, step: int, told: Sequence[float] = ()) -> None:
@@ -180,8 +180,8 @@ def _whole_s(of: BucketMetrics) -> float:
 
 
 def _step(row: Sequence[Sequence[float]]) -> StepTimes:
-    whole_s, exchanging_s, waited_s, exchanges_s = zip(*(rank[:OF_STEP] for rank in row), strict=True)
-    return StepTimes(fmean(whole_s), min(exchanging_s), min(waited_s), min(exchanges_s))
+    whole_s, exchanging_s, waited_s, summed_s = zip(*(rank[:OF_STEP] for rank in row), strict=True)
+    return StepTimes(fmean(whole_s), min(exchanging_s), min(waited_s), min(summed_s))
 
 
 def _spans(row: Sequence[Sequence[float]], number: int) -> list[Phases]:

@@ -25,7 +25,7 @@ class Detector:
     """
 
     def __init__(self, seconds: float, threshold: float = THRESHOLD, found: int = 1) -> None:
-        """`seconds`: what was found before, in so many windows; where they are few, the next ones count, too."""
+        """`seconds`: what `found` windows took before; where those are few, the next ones count, too."""
         self.threshold = threshold
         self._first = [seconds] * found
         self._longer = self._shorter = 0.0

@@ -22,10 +22,10 @@ FRONT_ENDS = [("mpirun", "horovod"), ("horovodrun", "horovod"), ("torchrun", "dd
 RANKS = 2
 
 
-def profiled(launcher: str, front_end: str, folder: Path, *arguments: str) -> Job:
+def profiled(launcher: str, front_end: str, folder: Path, *arguments: str, ranks: int = RANKS) -> Job:
     variables = {"HVD_COMPRESS_PROFILE": str(folder), "HVD_COMPRESS_CALIBRATION_S": "0.1"}
     return launch(
-        launcher, "profiled", front_end, *arguments, ranks=RANKS,
+        launcher, "profiled", front_end, *arguments, ranks=ranks,
         HVD_COMPRESS_PROFILE_STEPS=STEPS, HVD_COMPRESS_PROFILE_SKIP=SKIP, **variables,
     )  # fmt: skip
 
@@ -77,12 +77,12 @@ def check_planned_job(tmp_path: Path) -> None:
 
 
 def test_a_rank_without_the_variable_ends_all_of_them(tmp_path: Path) -> None:
-    job = profiled("mpirun", "horovod", tmp_path, "1")
+    job = profiled("mpirun", "horovod", tmp_path, "1", ranks=3)
     assert job.status != 0
     assert job.survivors == []
-    for rank in range(RANKS):
+    for rank in range(3):
         told = rf"\[rank {rank}\] ConfigError: .*settings differ between ranks: HVD_COMPRESS_PROFILE is a profile of "
-        assert re.search(told + ".*on rank 0 and not set on rank 1", job.output), job.output
+        assert re.search(told + ".*on ranks 0, 2 and not set on rank 1", job.output), job.output
 
 
 def test_the_command_says_what_was_found(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ class Chooser:
         self.changed = False
         self._detector: Detector | None = None
         self._window: list[StepTimes] = []
-        self._times: dict[int, list[StepTimes]] = {}
         self._step_s = 0.0  # of the last window
         self._chosen_before: int | None = None  # to find it again was in vain
         self._threshold = THRESHOLD  # of an alarm, should it be
@@ -46,7 +45,7 @@ class Chooser:
         return math.nan if self._detector is None else self._detector.level_s
 
     def resume(self, level_s: float) -> None:
-        """An earlier job has chosen, and found that exchanges take so long."""
+        """An earlier job has chosen, and found that exchanges take this long."""
         self._detector = Detector(level_s, found=2)  # the first two windows are compared with that alone
 
     @property
@@ -66,7 +65,6 @@ class Chooser:
         """Take steps that ranks have agreed on: the arm of each, and what it took."""
         for arm, times in steps:
             if not self.settled:
-                self._times.setdefault(arm, []).append(times)
                 self._search(arm, times)
             elif arm == self.search.choice:
                 self._window.append(times)
@@ -81,7 +79,7 @@ class Chooser:
 
     def _search(self, arm: int, times: StepTimes) -> None:
         self.search.record(arm, times)
-        first = self._times.get(0, [])
+        first = self.search.taken[0]
         if arm == 0 and len(first) == 2 and self.search.choice is None:
             least = min(first, key=lambda each: each.whole_s)
             if least.waited_s <= MARGIN * least.whole_s:
@@ -92,9 +90,9 @@ class Chooser:
     def _begin_watching(self) -> None:
         choice = self.search.choice
         assert choice is not None
-        self._window = []
-        self._step_s = median_low([times.whole_s for times in self._times[choice][-WINDOW:]])
-        exchanging_s = median_low([times.exchanging_s for times in self._times[choice]])
+        self._window, taken = [], self.search.taken[choice]
+        self._step_s = median_low([times.whole_s for times in taken[-WINDOW:]])
+        exchanging_s = median_low([times.exchanging_s for times in taken])
         self._detector = Detector(exchanging_s, self._threshold if choice == self._chosen_before else THRESHOLD)
 
     def again(self, weights: Sequence[float], predicted: Sequence[float], same: int | None) -> None:
@@ -106,6 +104,6 @@ class Chooser:
         assert self._detector is not None
         self._chosen_before, self._threshold = same, 2 * self._detector.threshold
         self.search, self.changed = Search(weights, predicted), False
-        self._times, self._window, self._step_s = {}, [], 0.0
+        self._window, self._step_s = [], 0.0
         if self.settled:
             self._detector = None

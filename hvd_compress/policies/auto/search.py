@@ -14,8 +14,8 @@ BUDGET = 18
 """Steps of a search, which the second round fills: one more waits for what ranks agree on. The one behind the first
 round counts in the second."""
 MANY = 5
-"""From so many arms on those that do not begin have one step in the first round. Of as many steps, to try more arms
-tells more than to try few of them for longer."""
+"""From this number of arms on those that do not begin have one step in the first round: of as many steps, to try more
+arms tells more than to try few of them for longer."""
 HOPELESS = 1.5
 """An arm whose first step takes so many times the best one is not tried again."""
 DOUBTFUL = 2.0
@@ -91,7 +91,7 @@ class Search:
 
     def _not_hidden_s(self, steps: Sequence[StepTimes]) -> float:
         longer_s = max(0.0, median_low([times.before_s for times in steps]) - self._before_s)
-        taken_s = min(longer_s, median_low([times.exchanges_s for times in steps]))
+        taken_s = min(longer_s, median_low([times.summed_s for times in steps]))
         return taken_s + median_low([times.waited_s for times in steps])
 
     def record(self, arm: int, times: StepTimes) -> None:

@@ -69,7 +69,7 @@ def test_an_exchange_takes_as_long_as_if_all_had_come_to_it_at_once() -> None:
 
     first, *others = compared(record)
     assert others == [first, first]
-    assert [times.exchanges_s for times in first.steps] == pytest.approx([0.3 + 0.25] * 3)
+    assert [times.summed_s for times in first.steps] == pytest.approx([0.3 + 0.25] * 3)
     for (exchange,) in first.exchanges:
         assert exchange.seconds == pytest.approx(0.1 + 0.25 + 0.2, abs=0.13)  # clocks are known to half an exchange
         assert exchange.kernels_s == pytest.approx(0.3)

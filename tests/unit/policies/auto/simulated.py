@@ -107,8 +107,8 @@ class Training:
         longer = self.backward_s * (math.exp(self._random.gauss(0, self.varies)) - 1) if self.varies else 0.0
         waited_s = exact.waited_s * late * spike
         exchanging_s = (exact.exchanging_s - exact.waited_s) * backward * spike + longer + waited_s
-        exchanges_s = exact.exchanges_s * late * spike
-        return StepTimes(self.rest_s * rest + exchanging_s, exchanging_s, waited_s, exchanges_s)
+        summed_s = exact.summed_s * late * spike
+        return StepTimes(self.rest_s * rest + exchanging_s, exchanging_s, waited_s, summed_s)
 
     def run(self, steps: int) -> Chooser:
         """Train, and return what chose. Times are told a step late, as ranks agree on them."""

@@ -117,14 +117,14 @@ def test_a_network_that_changes_is_noticed() -> None:
         slowed(engine, lambda: price[0])
         parameters, optimizer = start(engine)
         sent = train(engine, parameters, optimizer, range(60))
-        price[0] = 1e-6
-        sent += train(engine, parameters, optimizer, range(60, 240))
+        price[0] = 5e-6  # so slow that no busy machine makes 4 bits and 8 alike
+        sent += train(engine, parameters, optimizer, range(60, 160))
         return sent, [event.kind for event in optimizer.controller.history]
 
     first, *others = run_ranks(2, body)
     assert others == [first]
     sent, kinds = first
-    assert "bits=" in sent[-1], "4 or 8: a busy machine may make them alike"
+    assert "bits=4" in sent[-1]
     assert "network" in kinds
 
 

@@ -17,7 +17,7 @@ from hvd_compress.settings import Settings
 from tests.harness import backward, make_optimizer, make_parameters
 from tests.unit.policies.auto.test_policy import SHAPES, Parameters, slowed
 
-RANKS, BEFORE, AFTER = 2, 30, 7
+RANKS, BEFORE, AFTER = 2, 30, 10
 REQUESTS = {"auto": Compression.auto(), "topk": Compression.topk(0.05), "int4": Compression.int4()}
 
 

@@ -64,10 +64,10 @@ def test_what_collectives_alone_make_too_slow_is_never_tried() -> None:
     assert 2 not in asked
 
 
-@pytest.mark.parametrize(("exchanges_s", "choice"), [(0.1, 1), (0.5, 0)])
-def test_a_longer_backward_pass_counts_as_far_as_exchanges_can_have_made_it(exchanges_s: float, choice: int) -> None:
+@pytest.mark.parametrize(("summed_s", "choice"), [(0.1, 1), (0.5, 0)])
+def test_a_longer_backward_pass_counts_as_far_as_exchanges_can_have_made_it(summed_s: float, choice: int) -> None:
     """Else it was another batch, or a busy host."""
-    steps = [StepTimes(1.5, 1.3, 0.5, 0.9), StepTimes(1.5, 1.3, 0.2, exchanges_s), StepTimes(1.55, 1.35, 0.55, 0.9)]
+    steps = [StepTimes(1.5, 1.3, 0.5, 0.9), StepTimes(1.5, 1.3, 0.2, summed_s), StepTimes(1.55, 1.35, 0.55, 0.9)]
     assert [times.before_s for times in steps] == pytest.approx([1.0, 1.3, 1.0])
     search, _ = searched(steps)
     assert search.choice == choice
