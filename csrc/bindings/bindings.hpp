@@ -45,6 +45,7 @@ std::int64_t check_indices(Status status, std::int64_t first_bad);
 
 void bind_control(pybind11::module_& module);
 void bind_feedback(pybind11::module_& module);
+void bind_scale(pybind11::module_& module);
 void bind_topk(pybind11::module_& module);
 void bind_sign(pybind11::module_& module);
 void bind_scatter(pybind11::module_& module);

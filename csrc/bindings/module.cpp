@@ -5,6 +5,7 @@ PYBIND11_MODULE(_native, module) {
     module.doc() = "Compiled kernels of hvd_compress. Nothing is checked here: call hvd_compress.native instead.";
     bind_control(module);
     bind_feedback(module);
+    bind_scale(module);
     bind_topk(module);
     bind_sign(module);
     bind_scatter(module);

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-CHUNK = 1 << 18
-"""Elements that stay in a core's cache between two operations."""
+from hvd_compress import native
 
 
 def all_finite(tensor: torch.Tensor) -> torch.Tensor:
@@ -27,9 +26,7 @@ def nan_unless(finite: bool | torch.Tensor, values: torch.Tensor) -> torch.Tenso
 
 def scale_finite(tensor: torch.Tensor, scale: float) -> torch.Tensor:
     """Multiply a flat tensor by `scale`, and return whether all of it is finite then, as all_finite()."""
-    if tensor.device.type != "cpu":
-        return all_finite(tensor.mul_(scale))
-    sums = [chunk.mul_(scale).sum() for chunk in torch.split(tensor, CHUNK)]
-    if bool(torch.isfinite(torch.stack(sums)).all()):
-        return torch.ones((), dtype=torch.bool, device="cpu")
-    return all_finite(tensor)
+    if tensor.device.type == "cpu" and tensor.dtype in native.FLOATS:
+        parts = torch.split(tensor, native.MAX_NUMEL) if tensor.numel() > native.MAX_NUMEL else (tensor,)
+        return torch.tensor(all([native.scale(part, scale) for part in parts]), device="cpu")
+    return all_finite(tensor.mul_(scale))

@@ -36,8 +36,9 @@ from hvd_compress.native.curve import GainCurve, gain_curve
 from hvd_compress.native.elias_fano import EliasFano, elias_fano_decode, elias_fano_encode
 from hvd_compress.native.faults import about, check_pending, forget_pending
 from hvd_compress.native.feedback import accumulate
-from hvd_compress.native.module import SIMD_LEVELS, num_threads, set_simd_level, simd_levels
+from hvd_compress.native.module import FLOATS, SIMD_LEVELS, num_threads, set_simd_level, simd_levels
 from hvd_compress.native.quantize import quantize_accumulate, quantize_add
+from hvd_compress.native.scale import scale
 from hvd_compress.native.scatter import gather, scatter_add, scatter_lists, scatter_set, take
 from hvd_compress.native.selection import (
     MSTOPK_ROUNDS,
@@ -52,6 +53,7 @@ from hvd_compress.native.selection import (
 from hvd_compress.native.sign import sign_accumulate, sign_accumulate_kept, sign_add
 
 __all__ = [
+    "FLOATS",
     "MAX_NUMEL",
     "MSTOPK_ROUNDS",
     "SIMD_LEVELS",
@@ -77,6 +79,7 @@ __all__ = [
     "num_threads",
     "quantize_accumulate",
     "quantize_add",
+    "scale",
     "scatter_add",
     "scatter_lists",
     "scatter_set",

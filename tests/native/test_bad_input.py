@@ -31,6 +31,7 @@ CALLS: dict[str, tuple[str, Callable[[torch.Tensor], object]]] = {
     "accumulate residual": ("residual", lambda t: native.accumulate(torch.ones(6), t, torch.ones(6))),
     "accumulate out": ("out", lambda t: native.accumulate(torch.ones(6), torch.ones(6), t)),
     "topk x": ("x", lambda t: native.topk(t, 1)),
+    "scale x": ("x", lambda t: native.scale(t, 0.5)),
     "topk_accumulate grad": ("grad", lambda t: native.topk_accumulate(t, torch.ones(6), 1)),
     "topk_accumulate residual": ("residual", lambda t: native.topk_accumulate(torch.ones(6), t, 1)),
     "topk_accumulate out": ("out", lambda t: native.topk_accumulate(torch.ones(6), torch.ones(6), 1, t)),
