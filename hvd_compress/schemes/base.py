@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -26,11 +26,16 @@ class Work(Input):
         lane: what leads to the engine and back; engines take no tensor that did not come from it.
         probe: what the policy wants to know of this exchange.
         hosts: by rank the number of its host, as `Engine.hosts`; empty where nobody has asked.
+        in_runs: whether a collective for each of layout.runs costs next to nothing; the same on all ranks.
+        apart: gradients (numel,) by name, that lie where autograd has written them, and not in `gradient`; large ones
+            alone, and only where the scheme `sums_in_runs`. Their results are to lie there, too.
     """
 
     lane: Lane = HOST
     probe: Probe = Probe()
     hosts: tuple[int, ...] = ()
+    in_runs: bool = False
+    apart: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 class Exchange(ABC):
@@ -87,6 +92,10 @@ class Scheme(ABC):
     def error_feedback(self) -> bool:
         """Whether what is not sent is remembered."""
         return self.compressor.error_feedback
+
+    def sums_in_runs(self, layout: Layout) -> bool:
+        """Whether it works on each of layout.runs by itself, wherever that lies, if work.in_runs."""
+        return False
 
     @classmethod
     def carries(cls, compressor: Compressor) -> bool:
