@@ -112,10 +112,10 @@ def run(
 
 def compare(data: ImageData, settings: Settings, ranks: Ranks, train_with: Train) -> dict[str, list[EpochReport]]:
     """Train with each method of the demo in turn, and print a table."""
-    # Too short to choose algorithms while it runs: it compares what is sent.
-    os.environ.setdefault("HVD_COMPRESS_ADAPT", "0")
-    results = {}
+    adapt, results = os.environ.get("HVD_COMPRESS_ADAPT"), {}
     for number, name in enumerate(DEMO_METHODS, start=1):
+        # Too short to choose paths of all: but for auto() it compares what is sent.
+        os.environ["HVD_COMPRESS_ADAPT"] = adapt or str(int(name == "auto"))
         ranks.say(f"\n{number} of {len(DEMO_METHODS)}: {METHODS[name].label}")
         results[name] = train_with(data, replace(settings, compression=name))
     if ranks.rank == 0:

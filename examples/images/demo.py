@@ -10,7 +10,7 @@ from rich.table import Table
 from images.methods import METHODS
 from images.report import EpochReport, mean_of
 
-DEMO_METHODS = ("dense", "int4", "topk", "star", "var", "efsign")
+DEMO_METHODS = ("dense", "auto", "int4", "topk", "star", "efsign")
 
 
 def print_table(results: Mapping[str, list[EpochReport]], world_size: int, *, terminal: bool) -> None:
