@@ -222,6 +222,7 @@ def _calls(k: int) -> dict[str, Callable[[torch.Tensor, torch.Tensor], Tensors]]
             residual,
         ),
         "accumulate": lambda grad, residual: (_as_tensor(native.accumulate(grad, residual)), residual),
+        "scale": lambda grad, residual: (_as_tensor(native.scale(grad, 1 / 3)), grad),
         "sign": signs,
         "scatter_lists": lists,
         "gather, take, scatter_add, scatter_set": at_indices,

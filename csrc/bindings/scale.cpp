@@ -5,10 +5,10 @@
 namespace hvd_compress::bindings {
 namespace {
 
-bool scale(Address x, int dtype, float factor, std::int64_t n) {
-    bool finite = false;
-    check(cpu::scale(array(x, dtype), factor, n, &finite));
-    return finite;
+bool scale(Address x, int dtype, std::int64_t n, float factor) {
+    std::int32_t finite = 0;
+    check(cpu::scale(array(x, dtype), n, factor, &finite, nullptr));
+    return finite != 0;
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "hvd_compress/feedback.hpp"
 #include "hvd_compress/mstopk.hpp"
 #include "hvd_compress/quantize.hpp"
+#include "hvd_compress/scale.hpp"
 #include "hvd_compress/scatter.hpp"
 #include "hvd_compress/sign.hpp"
 #include "hvd_compress/threshold.hpp"
@@ -51,6 +52,11 @@ HVD_COMPRESS_EXPORT int hvd_compress_accumulate(const void* grad, int grad_dtype
                                                 int out_dtype, std::int64_t n, std::int32_t* finite, void* stream) {
     return code(cuda::accumulate(const_array(grad, grad_dtype), const_array(residual, out_dtype), array(out, out_dtype),
                                  n, finite, stream));
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_scale(void* x, int dtype, std::int64_t n, float factor, std::int32_t* finite,
+                                           void* stream) {
+    return code(cuda::scale(array(x, dtype), n, factor, finite, stream));
 }
 
 HVD_COMPRESS_EXPORT std::size_t hvd_compress_topk_workspace_bytes(std::int64_t n, std::int64_t k) {

@@ -234,6 +234,7 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
     yield Case(
         "accumulate", None, _bind(native.accumulate, grad, residual), _bind(_torch_accumulate, grad, residual), restore
     )
+    yield Case("scale", None, _bind(native.scale, out, 1.0), _bind(_torch_scale, out), nothing)
     indices = native.topk(grad, k)[0]
     yield Case("gather", 0.01, _bind(native.gather, grad, indices), _bind(_torch_gather, grad, indices.long()), nothing)
     yield Case(
@@ -367,6 +368,10 @@ def _memory(k: int) -> tuple[torch.Tensor, torch.Tensor]:
 def _torch_accumulate(grad: torch.Tensor, residual: torch.Tensor) -> object:
     residual.add_(grad)
     return residual.isfinite().all()
+
+
+def _torch_scale(x: torch.Tensor) -> object:
+    return x.mul_(1.0).isfinite().all()
 
 
 def _torch_gather(x: torch.Tensor, indices: torch.Tensor) -> object:

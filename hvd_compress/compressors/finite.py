@@ -26,7 +26,7 @@ def nan_unless(finite: bool | torch.Tensor, values: torch.Tensor) -> torch.Tenso
 
 def scale_finite(tensor: torch.Tensor, scale: float) -> torch.Tensor:
     """Multiply a flat tensor by `scale`, and return whether all of it is finite then, as all_finite()."""
-    if tensor.device.type == "cpu" and tensor.dtype in native.FLOATS:
-        parts = torch.split(tensor, native.MAX_NUMEL) if tensor.numel() > native.MAX_NUMEL else (tensor,)
-        return torch.tensor(all([native.scale(part, scale) for part in parts]), device="cpu")
-    return all_finite(tensor.mul_(scale))
+    if tensor.dtype not in native.FLOATS or tensor.numel() > native.MAX_NUMEL or not native.has_kernels(tensor.device):
+        return all_finite(tensor.mul_(scale))
+    finite = native.scale(tensor, scale)
+    return finite != 0 if isinstance(finite, torch.Tensor) else torch.tensor(finite, device="cpu")

@@ -36,7 +36,7 @@ from hvd_compress.native.curve import GainCurve, gain_curve
 from hvd_compress.native.elias_fano import EliasFano, elias_fano_decode, elias_fano_encode
 from hvd_compress.native.faults import about, check_pending, forget_pending
 from hvd_compress.native.feedback import accumulate
-from hvd_compress.native.module import FLOATS, SIMD_LEVELS, num_threads, set_simd_level, simd_levels
+from hvd_compress.native.module import FLOATS, SIMD_LEVELS, has_kernels, num_threads, set_simd_level, simd_levels
 from hvd_compress.native.quantize import quantize_accumulate, quantize_add
 from hvd_compress.native.scale import scale
 from hvd_compress.native.scatter import gather, scatter_add, scatter_lists, scatter_set, take
@@ -74,6 +74,7 @@ __all__ = [
     "forget_pending",
     "gain_curve",
     "gather",
+    "has_kernels",
     "mstopk",
     "mstopk_accumulate",
     "num_threads",

@@ -36,6 +36,7 @@ _POINTER, _INT, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, c
 # The parameters of each function of csrc/cuda/interface.cu, the stream at the end excepted.
 _PARAMETERS: dict[str, list[type]] = {
     "accumulate": [_POINTER, _INT, _POINTER, _POINTER, _INT, _SIZE, _POINTER],
+    "scale": [_POINTER, _INT, _SIZE, _FLOAT, _POINTER],
     "topk": [_POINTER, _INT, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE],
     "topk_accumulate": [
         _POINTER, _INT, _POINTER, _POINTER, _INT, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE,
@@ -133,6 +134,11 @@ class Kernels:
     def accumulate(self, *arguments: int) -> torch.Tensor:
         finite = self._result(torch.int32)
         self._call("accumulate", *arguments, finite.data_ptr())
+        return finite
+
+    def scale(self, *arguments: float) -> torch.Tensor:
+        finite = self._result(torch.int32)
+        self._call("scale", *arguments, finite.data_ptr())
         return finite
 
     def threshold_count(self, *arguments: float) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import threading
@@ -81,6 +82,12 @@ scratch = _Scratch()
 def on(tensor: torch.Tensor) -> Any:
     """Return the kernels for the device where the tensor lies, all with the functions of _native.pyi."""
     return compiled if tensor.device.type == "cpu" else cuda.kernels(tensor.device)
+
+
+@functools.cache
+def has_kernels(device: torch.device) -> bool:
+    """Whether kernels were built for this device; those of the CPU always are."""
+    return device.type == "cpu" or cuda.LIBRARY.exists()
 
 
 def prepare(size_bytes: int = 0, like: torch.Tensor | None = None) -> torch.Tensor:

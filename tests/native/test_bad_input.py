@@ -407,6 +407,7 @@ def test_more_elements_than_int32_reaches(tmp_path: Path) -> None:
     "call",
     [
         lambda n: _native.accumulate(0, 0, 0, 0, 0, n),
+        lambda n: _native.scale(0, 0, n, 1.0),
         lambda n: _native.topk(0, 0, n, 1, 0, 0, 0, 2**40),
         lambda n: _native.topk_accumulate(0, 0, 0, 0, 0, n, 1, 0, 0, 0, 2**40),
         lambda n: _native.sign_accumulate(0, 0, 0, 0, 0, n, 0, 0, 0, 2**40),
@@ -446,6 +447,8 @@ def test_launchers_refuse_what_they_have_no_code_for() -> None:
         _native.accumulate(0, 0, 0, 0, 1, 4)  # fp32 gradient, fp16 residual
     with pytest.raises(RuntimeError, match="dtype"):
         _native.accumulate(0, 3, 0, 0, 3, 4)
+    with pytest.raises(RuntimeError, match="dtype"):
+        _native.scale(0, 3, 4, 1.0)
     with pytest.raises(RuntimeError, match="dtype"):
         _native.threshold_accumulate(0, 3, 0, 0.9, 0, 0, 0, 4, 1.0, 0, 2**40)
     with pytest.raises(RuntimeError, match="dtype"):

@@ -34,6 +34,7 @@ SENT = (torch.zeros(N, dtype=torch.uint8).data_ptr(), UNITS.data_ptr())
 
 KERNELS: dict[str, Callable[[], object]] = {
     "accumulate": lambda: _native.accumulate(G, 0, R, O, 0, N),
+    "scale": lambda: _native.scale(O, 0, N, 1.0),
     "topk": lambda: _native.topk(G, 0, N, K, I, V, W, WORKSPACE.numel()),
     "topk_accumulate": lambda: _native.topk_accumulate(G, 0, R, O, 0, N, K, I, V, W, WORKSPACE.numel()),
     "gather": lambda: _native.gather(G, 0, N, I, K, V),

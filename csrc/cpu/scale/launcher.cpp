@@ -7,7 +7,7 @@
 
 namespace hvd_compress::cpu {
 
-Status scale(Array x, float factor, std::int64_t n, bool* finite) noexcept {
+Status scale(Array x, std::int64_t n, float factor, std::int32_t* finite, Stream) noexcept {
     if (const Status status = check_numel(n); status != Status::kOk) return status;
     return dispatch(x.dtype, [&](auto) {
         constexpr std::int64_t kChunk = 32768;
