@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 
@@ -85,13 +85,17 @@ class Bucket:
         self._arrived.add(name)
         return len(self._arrived) == len(self.layout.names)
 
-    def give_back(self, shaped: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+    def give_back(
+        self, shaped: Callable[[str, torch.Tensor], torch.Tensor], without: Collection[str] = frozenset()
+    ) -> None:
         """The exchange is over: results become the gradients, each as `shaped` by its name, and a new step begins.
 
-        A parameter that was frozen, and had no gradient in this step, gets none.
+        A parameter that was frozen, and had no gradient in this step, gets none; nor does one `without`.
         """
         for name, parameter in self.parameters.items():
-            if name in self._had_gradient or parameter.requires_grad:
+            if name in without:
+                parameter.grad = None
+            elif name in self._had_gradient or parameter.requires_grad:
                 apart = self._apart.get(name)
                 parameter.grad = shaped(name, self._memory.gradient(name) if apart is None else apart)
         self._given = {name: gradient.data_ptr() for name, gradient in self._apart.items()}

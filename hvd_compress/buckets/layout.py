@@ -94,8 +94,8 @@ class Layout:
             start, is_open = start + numel, name not in self.large
         return tuple(runs)
 
-    def part(self, part: slice) -> Layout:
-        """Return the layout of a run of the bucket's elements, in fp32: a parameter that it cuts is flat there."""
+    def part(self, part: slice, dtype: torch.dtype = torch.float32) -> Layout:
+        """Return the layout of a run of the bucket's elements: a parameter that it cuts is flat there."""
         names, shapes, start = [], [], 0
         for name, shape, numel in zip(self.names, self.shapes, self.segments, strict=True):
             length = min(part.stop, start + numel) - max(part.start, start)
@@ -103,4 +103,4 @@ class Layout:
                 names.append(name)
                 shapes.append(shape if length == numel else (length,))
             start += numel
-        return replace(self, names=tuple(names), shapes=tuple(shapes), dtype=torch.float32)
+        return replace(self, names=tuple(names), shapes=tuple(shapes), dtype=dtype)

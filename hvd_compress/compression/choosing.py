@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from hvd_compress.compressors import Cast, Compressor, TopK
 from hvd_compress.compressors.base import is_frozen_dataclass
 from hvd_compress.errors import ConfigError, known_are
+from hvd_compress.feedback.schedule import ALL_BACK, FeedbackSchedule
 from hvd_compress.policies import Auto, Covap, Flexible, PlanFile
 from hvd_compress.policies.auto.quality import QUALITIES, Quality, checked
 from hvd_compress.policies.flexible.settings import GAIN_CHANGE, HIGH, LOW
@@ -91,20 +93,44 @@ class Choosing:
         return Request(TopK(asked.start, layerwise), engine=engine, device=device, policy=asked)
 
     @staticmethod
-    def covap(interval: int = 4, *, engine: str = "auto", device: str = "auto") -> Request:
-        """Send each bucket in one of `interval` steps, whole, with error feedback: the filter of COVAP.
+    def covap(
+        interval: int = 4,
+        *,
+        sent: Request | None = None,
+        shard: bool = True,
+        feedback: tuple[float, int, float] | None = None,
+        hold_unsent: bool = False,
+        engine: str = "auto",
+        device: str = "auto",
+    ) -> Request:
+        """Send each shard of the gradient in one of `interval` steps, with error feedback: the filter of COVAP.
 
-        In its other steps a bucket's result is zero; what it missed is sent with its next one. With several times
-        `interval` buckets (HOROVOD_FUSION_THRESHOLD; bucket_cap_mb of DDP) each step sends about as much.
+        In its other steps a shard's result is zero; what it missed is sent with its next one.
 
         Args:
-            interval: bucket t is sent in step s iff (t + s) mod interval = 0.
+            interval: shard t is sent in step s iff (t + s) mod interval = 0.
+            sent: what a shard is sent by, such as Compression.int8(); as it is, if not given.
+            shard: cut buckets so that each step sends about as much, by the paper's rule; else each is one shard.
+            feedback: (initial, every, growth) of the coefficient of error feedback, which is min(1, initial + growth *
+                (step // every)); its authors take (0.5, 50, 0.1), and above 8 steps (0.5, 100, 0.2). All of a residual
+                comes back, if not given.
+            hold_unsent: a parameter of which a step sends nothing is None in `.grad`, so that optimizers leave it as
+                it is. Else momentum and weight decay move it, by a gradient of zero.
             engine, device: as topk().
 
         Raises:
-            ConfigError: a value is out of range.
+            ConfigError: a value is out of range, or `sent` chooses by itself, or has a feedback of its own.
         """
-        return Request(Cast(), engine=engine, device=device, policy=Covap(interval))
+        asked = Request(Cast()) if sent is None else sent
+        if not isinstance(asked, Request) or asked.policy is not None or not asked.feedback.keeps_all:
+            raise ConfigError(f"sent = {sent!r} must be a compression whose every step is alike, such as int8()")
+        schedule = ALL_BACK
+        if feedback is not None:
+            if not isinstance(feedback, tuple) or len(feedback) != 3:
+                raise ConfigError(f"feedback = {feedback!r} is not (initial, every, growth), such as (0.5, 50, 0.1)")
+            schedule = FeedbackSchedule(feedback[0], feedback[2], feedback[1])
+        filtered = Covap(interval, shard, hold_unsent)
+        return replace(asked, engine=engine, device=device, policy=filtered, feedback=schedule)
 
     @staticmethod
     def plan(path: str | Path, *, engine: str = "auto") -> Request:

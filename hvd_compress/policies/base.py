@@ -99,11 +99,13 @@ class DecisionPolicy(ABC):
         history: what was decided when, and why; None where nothing is chosen.
         settled: whether nothing is tried.
         rollouts: what it wants of steps that are taken back; None for nothing.
+        holds_unsent: whether a parameter of which a step sends nothing has no gradient in it, and not one of zeros.
     """
 
     measuring_s: float | None = None
     tells_of: Collection[int] = ()
     rollouts: Rollouts | None = None
+    holds_unsent: bool = False
     rank: int
     world_size: int
     capabilities: Capabilities

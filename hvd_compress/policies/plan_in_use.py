@@ -10,6 +10,7 @@ from hvd_compress.errors import UsageError
 from hvd_compress.policies.plan_schema import BucketEntry, Parameter, Plan
 from hvd_compress.policies.plan_settings import dtype_name, settings_of
 from hvd_compress.request.decision import Decision
+from hvd_compress.schemes.sharded import WHOLE
 
 
 def plan_in_use(buckets: Mapping[tuple[str, ...], Decision], layouts: Sequence[Layout], world_size: int) -> Plan:
@@ -19,14 +20,16 @@ def plan_in_use(buckets: Mapping[tuple[str, ...], Decision], layouts: Sequence[L
         buckets: the decision of each bucket, by the names of its parameters.
         layouts: of all buckets; those of sparse gradients are left out.
 
-    Raises UsageError where a bucket is skipped, as a plan is the same in each step, or only tries how to travel.
+    Raises UsageError where a step sends not all of a bucket, as a plan is the same in each, or a bucket only tries how
+    to travel.
     """
     dense = [layout for layout in layouts if not layout.sparse]
     for layout, decision in zip(dense, buckets.values(), strict=True):
-        if not schemes.stages(decision.compressor, decision.path, layout, world_size):
+        stages = schemes.stages(decision.compressor, decision.path, layout, world_size)
+        if not stages or decision.shard != WHOLE:
             raise UsageError(
-                f"the bucket of {layout.called} is skipped in the coming step, and a plan is the same in each: pass "
-                "Compression.covap() itself"
+                f"not all of the bucket of {layout.called} is sent in the coming step, and a plan is the same in each: "
+                "pass Compression.covap() itself"
             )
         if decision.is_trial:
             raise UsageError(

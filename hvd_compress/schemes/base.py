@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -15,6 +15,7 @@ from hvd_compress.compressors.base import Compressor, Input
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.devices.lane import HOST, Lane
 from hvd_compress.engines.base import Capabilities, Engine
+from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.schemes.probe import Probe, ProbeReport
 
 
@@ -36,6 +37,20 @@ class Work(Input):
     hosts: tuple[int, ...] = ()
     in_runs: bool = False
     apart: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def of_part(self, part: slice) -> Work:
+        """Return the same of a part of the bucket's elements, by views."""
+        state = BucketState()
+        if self.residual is not None and self.pending is not None:
+            state = BucketState(Residual(self.residual[part], self.pending[part]))
+        return replace(
+            self,
+            gradient=self.gradient[part],
+            layout=self.layout.part(part, self.layout.dtype),
+            state=state,
+            coefficient=1.0,  # the residual is multiplied by it already
+            apart={},
+        )
 
 
 class Exchange(ABC):
@@ -96,6 +111,10 @@ class Scheme(ABC):
     def sums_in_runs(self, layout: Layout) -> bool:
         """Whether it works on each of layout.runs by itself, wherever that lies, if work.in_runs."""
         return False
+
+    def covers(self, layout: Layout) -> slice:
+        """Return the elements that are sent at all; those of other schemes are never sent in the step."""
+        return slice(0, layout.numel)
 
     @classmethod
     def carries(cls, compressor: Compressor) -> bool:

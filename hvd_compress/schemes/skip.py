@@ -35,6 +35,9 @@ class Skip(Scheme):
     def variants(cls, compressor: Compressor, layout: Layout, can: Capabilities) -> Sequence[Path]:
         return ()
 
+    def covers(self, layout: Layout) -> slice:
+        return slice(0, 0)
+
     def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:
         return ()
 
@@ -42,19 +45,24 @@ class Skip(Scheme):
         return _SkipExchange(work)
 
 
+def keep(work: Work, part: slice) -> None:
+    """Send nothing of a part of the bucket: corrected joins the residual, or nothing where that is not finite."""
+    assert work.state.residual is not None
+    assert work.residual is not None
+    assert work.pending is not None
+    pending, before = work.pending[part], work.state.residual.current[part]
+    finite = native.accumulate(work.gradient[part], work.residual[part], out=pending)
+    if finite is not True:  # of a GPU it is a tensor, into which the host does not look
+        kept = torch.as_tensor(finite, dtype=torch.bool, device=pending.device)
+        torch.where(kept, pending, before, out=pending)
+
+
 class _SkipExchange(Exchange):
     def __init__(self, work: Work) -> None:
         self._work = work
 
     def encode(self) -> None:
-        work = self._work
-        assert work.state.residual is not None
-        assert work.residual is not None
-        assert work.pending is not None
-        finite = native.accumulate(work.gradient, work.residual, out=work.pending)
-        if finite is not True:  # of a GPU it is a tensor, into which the host does not look
-            kept = torch.as_tensor(finite, dtype=torch.bool, device=work.pending.device)
-            torch.where(kept, work.pending, work.state.residual.current, out=work.pending)
+        keep(self._work, slice(None))
 
     def communicate(self, engine: Engine) -> None: ...
 

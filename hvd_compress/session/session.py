@@ -92,6 +92,8 @@ class Session:
         resumes_with: names by bucket, as they were cut when the checkpoint was saved that was loaded; empty where none
             was, and after open() where ranks have loaded others.
         resumes_as: what the policy had chosen then, as `DecisionPolicy.chosen`.
+        unsent: names of parameters that are to have no gradient, since the last exchange has sent nothing of them; the
+            same on all ranks, and empty unless the policy `holds_unsent`.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class Session:
         self.replicas: ReplicaCheck | None = None
         self.resumes_with: tuple[tuple[str, ...], ...] = ()
         self.resumes_as = ""
+        self.unsent: frozenset[str] = frozenset()
         self._timeline: Timeline | None = None
         self._board: TensorBoard | None = None
         self._recorder: EventRecorder | None = None  # where somebody wants to know
@@ -418,6 +421,8 @@ class Session:
                 if self._recorder is not None:
                     sent = [bucket.decision for bucket in self._exchanges]
                     self._recorder.exchanged(self.step, sent, exchanged.spans)
+            held = [bucket.unsent for bucket in self._exchanges] if policy.holds_unsent else []
+            self.unsent = frozenset(name for names in held for name in names)
             for bucket in self._exchanges:
                 bucket.forget()
             for number, decision in self._later.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -191,10 +191,11 @@ class GradientHook:
             put_back(buckets, own)
         for taken in self._step:
             taken.future.set_result(taken.buffer)
-        if in_backward and self._leaves_out():
-            results, engine = self._step, torch.autograd.Variable._execution_engine
+        if in_backward and (self._leaves_out() or self.session.unsent):
+            results, engine, unsent = self._step, torch.autograd.Variable._execution_engine, self.session.unsent
+            given = results if self._leaves_out() else ()
             # DDP ends the backward pass in a callback that is queued after this one: another one follows it.
-            engine.queue_callback(lambda: engine.queue_callback(lambda: self._give(results)))
+            engine.queue_callback(lambda: engine.queue_callback(lambda: self._give(given, unsent)))
         self._step = []
 
     @property
@@ -212,17 +213,21 @@ class GradientHook:
         return own if wanted is None or wanted == layouts else regrouped(own, wanted)
 
     @torch.no_grad()
-    def _give(self, results: Sequence[_Taken]) -> None:
+    def _give(self, results: Sequence[_Taken], unsent: Collection[str]) -> None:
         """Give parameters their results where DDP does not, the same on all ranks, as results are.
+
+        Those of which nothing was sent get none, where the policy holds them.
 
         It leaves the gradient of a parameter that no rank has used as it is, and what earlier steps have not sent of it
         would be lost. A parameter that was frozen while training stays as it is.
         """
+        for name in unsent:  # in any order: each by itself
+            self._parameters[name].grad = None
         for taken in results:
             parts = torch.split(taken.flat, list(taken.layout.segments))
             for name, part, strides in zip(taken.layout.names, parts, taken.strides, strict=True):
                 parameter = self._parameters[name]
-                if not parameter.requires_grad:
+                if not parameter.requires_grad or name in unsent:
                     continue
                 result = _shaped(part, parameter, strides)
                 if parameter.grad is None and bool(result.any()):

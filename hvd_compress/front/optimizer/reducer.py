@@ -144,7 +144,7 @@ class Reducer:
                 self.session.submit(number, parameter.grad if parameter.grad is not None else no_rows(parameter))
             report = self.session.end_step(start_s)
             for bucket in self._buckets:
-                bucket.give_back(self._shaped)
+                bucket.give_back(self._shaped, self.session.unsent)
             for number, name in enumerate(self._sparse, start=len(self._buckets)):
                 parameter = self._parameters[name]
                 if parameter.grad is not None or parameter.requires_grad:

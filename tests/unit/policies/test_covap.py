@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
+from hvd_compress.compression import Compression
 from hvd_compress.compressors import Cast
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
 from hvd_compress.policies import Covap
 from hvd_compress.request.request import Request
+from hvd_compress.schemes.sharded import Shard
+from hvd_compress.settings import Settings
 from tests.harness import (
     SHAPES,
     alone,
@@ -24,7 +29,9 @@ from tests.harness import (
 )
 
 INTERVAL = 3
-REQUEST = Request(Cast(), policy=Covap(INTERVAL))
+ONE = Settings(fusion_threshold_bytes=1 << 20, timeout_s=60)
+"""All parameters in one bucket."""
+REQUEST = Request(Cast(), policy=Covap(INTERVAL, shard=False))
 
 
 def given(rank: int, step: int) -> torch.Tensor:
@@ -150,6 +157,120 @@ def test_residuals_survive_a_checkpoint() -> None:
     resumed.load_state_dict(state)
     for a, b in zip(train(resumed, parameters, range(4, 8)), expected, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", ["dense", "int8", "int4", "topk"])
+def test_nothing_of_a_shard_is_lost(name: str, interval: int) -> None:
+    """Of one bucket, whatever sends its shards: what came back and what ranks still hold is what was given, in sum."""
+    sent = {"dense": None, "int8": Compression.int8(), "int4": Compression.int4(), "topk": Compression.topk(0.1)}[name]
+    request = Compression.covap(interval, sent=sent)
+
+    def body(engine: InProcessEngine):
+        parameters = make_parameters()
+        optimizer = make_optimizer(parameters, request, lambda: engine, engine.rank, 3, settings=ONE)
+        came, moved = 0, []
+        for step in range(2 * interval + 1):
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, step)
+            optimizer.synchronize()
+            came = came + flat_gradient(parameters)
+            moved.append(optimizer.last_step.sent_bytes)
+        assert len(optimizer.decisions) == 1
+        return came, flat_residual(optimizer, parameters), moved
+
+    ranks = run_ranks(3, body)
+    total = sum(given(rank, step) for rank in range(3) for step in range(2 * interval + 1)) / 3
+    left = sum(residual for _, residual, _ in ranks) / 3
+    torch.testing.assert_close(ranks[0][0] + left, total, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(came, ranks[0][0]) for came, _, _ in ranks)
+    moved = ranks[0][2]
+    assert max(moved) <= 1.25 * sum(moved[:interval]) / interval + 64, "steps send about as much"
+
+
+def test_shards_take_turns() -> None:
+    """Shard t in step s iff (t + s) mod interval = 0: of one bucket the first in step 0, and then the last."""
+
+    def body(engine: InProcessEngine):
+        parameters = make_parameters()
+        request = Compression.covap(4)
+        optimizer = make_optimizer(parameters, request, lambda: engine, engine.rank, 2, settings=ONE)
+        shards, zero = [], []
+        for step in range(6):
+            backward(parameters, engine.rank, step)
+            optimizer.synchronize()
+            ((names, decision),) = optimizer.decisions.items()
+            shards.append(decision.shard)  # of the next step
+            flat = torch.cat([parameters[name].grad.reshape(-1) for name in names])
+            zero.append([not flat[Shard(number, 4).of(flat.numel())].any() for number in range(4)])
+            optimizer.zero_grad()
+        return shards, zero
+
+    for shards, zero in run_ranks(2, body):
+        assert [shard.number for shard in shards] == [3, 2, 1, 0, 3, 2]
+        assert zero == [[number != sent for number in range(4)] for sent in (0, 3, 2, 1, 0, 3)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_shards_of_16_bits(dtype: torch.dtype) -> None:
+    def body(engine: InProcessEngine):
+        parameters = make_parameters(dtype=dtype)
+        request = Compression.covap(2, sent=Compression.int8())
+        optimizer = make_optimizer(parameters, request, lambda: engine, engine.rank, 2, settings=ONE)
+        came = 0
+        for step in range(4):
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, step)
+            optimizer.synchronize()
+            came = came + flat_gradient(parameters)
+        return came, flat_residual(optimizer, parameters)
+
+    (came, left), (other, other_left) = run_ranks(2, body)
+    assert torch.equal(came, other)
+    total = sum(given(rank, step).to(dtype).float() for rank in range(2) for step in range(4)) / 2
+    torch.testing.assert_close(came + (left + other_left) / 2, total, rtol=2e-2, atol=6e-2)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_what_is_not_sent_can_be_held(set_to_none: bool) -> None:
+    """Momentum and weight decay move what has a gradient of zero, and leave alone what has none."""
+
+    def body(engine: InProcessEngine, hold: bool):
+        parameters = make_parameters()
+        request = Compression.covap(3, shard=False, hold_unsent=hold)
+        optimizer = make_optimizer(parameters, request, lambda: engine, engine.rank, 2, momentum=0.9, weight_decay=0.1)
+        moved = []
+        for step in range(7):
+            before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+            moved.append(
+                [any(not torch.equal(before[n], parameters[n]) for n in names) for names in optimizer.decisions]
+            )
+            optimizer.zero_grad(set_to_none=set_to_none)
+        return moved, [p.detach().clone() for p in parameters.values()]
+
+    for moved, _ in run_ranks(2, partial(body, hold=True)):
+        assert moved == [[(number + step) % 3 == 0 for number in range(3)] for step in range(7)]
+    for moved, _ in run_ranks(2, partial(body, hold=False)):
+        assert moved[-1] == [True] * 3
+
+
+def test_a_filtered_compression_must_be_the_same_in_each_step() -> None:
+    with pytest.raises(ConfigError, match=r"sent = .* must be a compression whose every step is alike"):
+        Compression.covap(4, sent=Compression.auto())
+    with pytest.raises(ConfigError, match=r"must be a compression whose every step is alike"):
+        Compression.covap(4, sent=0.01)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"feedback = 0.5 is not \(initial, every, growth\)"):
+        Compression.covap(4, feedback=0.5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="shard = 3 must be True or False"):
+        Compression.covap(4, shard=3)  # type: ignore[arg-type]
+
+
+def test_the_coefficient_is_that_of_the_paper() -> None:
+    schedule = Compression.covap(4, feedback=(0.5, 50, 0.1)).feedback
+    assert [schedule.coefficient(step) for step in (0, 49, 50, 149, 250, 10**6)] == [0.5, 0.5, 0.6, 0.7, 1.0, 1.0]
+    assert Compression.covap(4).feedback.keeps_all
 
 
 def test_float64_is_sent_in_each_step() -> None:

@@ -424,7 +424,7 @@ def test_save_plan_says_when_it_cannot(tmp_path: Path) -> None:
         optimizer.save_plan(tmp_path / "plan.json")
     backward(parameters, 0, 0)
     optimizer.step()
-    with pytest.raises(UsageError, match=r"is skipped in the coming step"):
+    with pytest.raises(UsageError, match=r"sent in the coming step"):
         optimizer.save_plan(tmp_path / "plan.json")
     optimizer = first_step(alone(), Request(EFSign()))
     with pytest.raises(PlanError, match="cannot write the plan"):

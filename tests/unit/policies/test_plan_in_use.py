@@ -59,5 +59,5 @@ def test_what_is_only_tried_or_skipped_is_no_plan() -> None:
     trial = Decision(TopK(0.25), Path("star"), reason="round 2", is_trial=True)
     with pytest.raises(UsageError, match=r"bucket of c travels by star for the time being \(round 2\)"):
         plan_of([DECISIONS[0], trial, DECISIONS[2]])
-    with pytest.raises(UsageError, match=r"bucket of d is skipped in the coming step"):
+    with pytest.raises(UsageError, match=r"not all of the bucket of d is sent"):
         plan_of([*DECISIONS[:2], Decision(Cast(), Path("skip"))])

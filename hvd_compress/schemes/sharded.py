@@ -1,0 +1,97 @@
+"""Sharded: a part of a bucket travels by another scheme, and the rest is not sent in this step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors.base import Compressor
+from hvd_compress.cost.paths import Path, Stage
+from hvd_compress.engines.base import Capabilities, Engine
+from hvd_compress.engines.layout import shard
+from hvd_compress.schemes.base import Exchange, Scheme, Work
+from hvd_compress.schemes.skip import keep
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of `count` parts of a bucket, which are equal within one element; by default all of it."""
+
+    number: int = 0
+    count: int = 1
+
+    def of(self, numel: int) -> slice:
+        """Return its elements."""
+        return shard(numel, self.count, self.number)
+
+    def __str__(self) -> str:
+        return f"shard {self.number + 1} of {self.count}"
+
+
+WHOLE = Shard()
+
+
+@dataclass(frozen=True)
+class Sharded(Scheme):
+    """What another scheme makes of a shard; elsewhere the result is zero, and the gradient joins the residual, as Skip.
+
+    Only a policy names it, by a decision's shard. Bytes: those of the shard.
+    """
+
+    sent: Scheme
+    part: Shard
+    names = ()
+
+    @property
+    def compressor(self) -> Compressor:  # type: ignore[override]
+        return self.sent.compressor
+
+    @property
+    def path(self) -> Path:  # type: ignore[override]
+        return self.sent.path
+
+    @property
+    def error_feedback(self) -> bool:
+        return True
+
+    @classmethod
+    def variants(cls, compressor: Compressor, layout: Layout, can: Capabilities) -> Sequence[Path]:
+        return ()
+
+    def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:
+        return self.sent.stages(self._layout(layout), world_size)
+
+    def stages_on(self, layout: Layout, hosts: Sequence[int]) -> tuple[Stage, ...]:
+        return self.sent.stages_on(self._layout(layout), hosts)
+
+    def covers(self, layout: Layout) -> slice:
+        return self.part.of(layout.numel)
+
+    def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
+        return _ShardExchange(self, work, rank, world_size)
+
+    def _layout(self, layout: Layout) -> Layout:
+        return layout.part(self.part.of(layout.numel), layout.dtype)
+
+
+class _ShardExchange(Exchange):
+    def __init__(self, scheme: Sharded, work: Work, rank: int, world_size: int) -> None:
+        part = scheme.part.of(work.layout.numel)
+        self._work, self._rest = work, (slice(0, part.start), slice(part.stop, None))
+        self._inner = scheme.sent.exchange(work.of_part(part), rank, world_size)
+
+    def encode(self) -> None:
+        for rest in self._rest:
+            keep(self._work, rest)
+        self._inner.encode()
+
+    def communicate(self, engine: Engine) -> None:
+        self._inner.communicate(engine)
+
+    def decode(self) -> torch.Tensor:
+        for rest in self._rest:
+            self._work.gradient[rest].zero_()
+        return self._inner.decode()
