@@ -19,7 +19,7 @@ from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.policies.sharding import shard_counts
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request
-from hvd_compress.schemes.sharded import Shard
+from hvd_compress.schemes.sharded import WHOLE, Shard
 from hvd_compress.settings import Settings
 
 SKIP = Path("skip")
@@ -77,7 +77,7 @@ class CovapPolicy(FixedPolicy):
             parts = [layout.part(shard.of(layout.numel), layout.dtype) for shard in shards] or [layout]
             sent = super().setup(step, parts, launch)
             if shards:
-                sent = [replace(each, shard=shard) for each, shard in zip(sent, shards, strict=True)]
+                sent = [_in_turn(each, shard) for each, shard in zip(sent, shards, strict=True)]
             self._buckets.append(_Filtered(first, sent, bool(shards)))
             first += count
         return [self._at(step, number) for number in range(len(buckets))]
@@ -95,6 +95,11 @@ class CovapPolicy(FixedPolicy):
         if place < len(bucket.sent):
             return bucket.sent[place]
         return Decision(Cast(), SKIP, bucket.sent[0].device, reason=f"sent in one of {self._interval} steps")
+
+
+def _in_turn(decision: Decision, shard: Shard) -> Decision:
+    reason = decision.reason if shard == WHOLE else f"{decision.reason}; {shard}"
+    return replace(decision, shard=shard, reason=reason)
 
 
 @dataclass(frozen=True)

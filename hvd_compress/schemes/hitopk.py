@@ -14,7 +14,6 @@ from hvd_compress.compressors.sparsifier import FixedRatio
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.layout import shard, shard_lengths
-from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.schemes.allgather import AllGather
 from hvd_compress.schemes.base import Exchange, Scheme, Work, add_residual
 from hvd_compress.schemes.groups import neighbours, no_groups, same_place, sizes, within_host
@@ -120,13 +119,11 @@ class _HiTopKExchange(Exchange):
         """With the ranks that own the same shard."""
         work, lane = self._work, self._work.lane
         inner = replace(
-            work,
+            work.of_part(self._shard),
             gradient=self._own,
             layout=work.layout.part(self._shard),
             rank=across.rank,
             world_size=across.world_size,
-            state=_state_of(work, self._shard),
-            coefficient=1.0,  # the residual there is multiplied by it already
         )
         exchange = self._scheme.exchange(inner, across.rank, across.world_size)
         with lane.between_collectives():
@@ -141,10 +138,3 @@ class _HiTopKExchange(Exchange):
         for part, received in zip(torch.split(gradient, self._lengths), self._shards, strict=True):
             self._work.lane.fetch(received, into=part)
         return all_finite(gradient)
-
-
-def _state_of(work: Work, part: slice) -> BucketState:
-    """Return what is remembered of a part of the bucket: views."""
-    assert work.residual is not None
-    assert work.pending is not None
-    return BucketState(Residual(work.residual[part], work.pending[part]))

@@ -32,7 +32,7 @@ FIXED = {
     "efsign": Request(EFSign()),
     "topk": Request(TopK(0.05)),  # HVD_COMPRESS_ADAPT=0
     "dense": Request(Cast()),
-    "covap": Request(Cast(), policy=Covap(2)),
+    "covap": Request(Cast(), policy=Covap(2, shard=False)),
     "plan": Request(Cast(), policy=PlanFile("digest", PLAN)),
     "momentum": REQUESTS["momentum-warmup"],
 }

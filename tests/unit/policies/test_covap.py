@@ -201,6 +201,7 @@ def test_shards_take_turns() -> None:
             optimizer.synchronize()
             ((names, decision),) = optimizer.decisions.items()
             shards.append(decision.shard)  # of the next step
+            assert decision.reason == f"asked for; shard {decision.shard.number + 1} of 4"
             flat = torch.cat([parameters[name].grad.reshape(-1) for name in names])
             zero.append([not flat[Shard(number, 4).of(flat.numel())].any() for number in range(4)])
             optimizer.zero_grad()

@@ -94,7 +94,8 @@ def test_nan_on_one_rank_in_a_bucket_that_is_skipped() -> None:
 
 
 def skip_nan(rank: int) -> None:
-    ddp = compressed(Given(), "covap", find_unused_parameters=True, bucket_cap_mb=0.0006)
+    request = hc.Compression.covap(2, shard=False)
+    ddp = compressed(Given(), request, find_unused_parameters=True, bucket_cap_mb=0.0006)
     optimizer = optimizer_of(ddp)
     for step in range(8):
         # those of the coming step

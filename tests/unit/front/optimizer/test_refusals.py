@@ -202,7 +202,7 @@ def test_a_step_that_was_interrupted_by_halves_does_not_go_on() -> None:
     optimizer.zero_grad()
     bucket = optimizer._reducer._buckets[0]
 
-    def interrupted(_: object) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     bucket.give_back = interrupted  # type: ignore[method-assign]
