@@ -46,8 +46,8 @@ COMPRESSORS: Mapping[str, Compressor] = MappingProxyType(
 )
 """By the names of their functions. What sends a momentum, or needs an optimizer of its own, is never chosen."""
 NEAR = ("bf16", "int8", "int4")
-"""Within 0.02 nats of dense after 240 steps on both tasks of benchmarks/results/time-to-accuracy.md: bf16 -0.001
-(images), int8 -0.001 and -0.001, int4 -0.002 and +0.000 (language and images). So is natural(), +0.006 and -0.001, but
+"""Within 0.02 nats of dense after 240 steps on both tasks of benchmarks/results/time-to-accuracy.md: bf16 -0.000 and
+-0.001, int8 -0.001 and -0.001, int4 -0.002 and +0.000 (language and images). So is natural(), +0.006 and -0.001, but
 its step takes longer than that of int8 on every network there."""
 FACTORS: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
