@@ -76,7 +76,7 @@ class Replicas:
     def check_alike(self) -> None:
         """Raise RuntimeError unless all ranks have received the same bits."""
         for name, first in self._ranks[0].items():
-            if not all(torch.equal(first.grad, other[name].grad) for other in self._ranks[1:]):
+            if not all(_same(first.grad, other[name].grad) for other in self._ranks[1:]):
                 raise RuntimeError(f"the average of {name} differs from rank to rank")
 
     def close(self) -> None:
@@ -88,6 +88,11 @@ class Replicas:
         for name in reversed(self._parameters):  # as in a backward pass
             self._reducers[rank].ready(name)
         self._reducers[rank].finish()
+
+
+def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """A parameter may have no gradient, on all ranks alike."""
+    return one is other if one is None or other is None else torch.equal(one, other)
 
 
 def in_process(
