@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.buckets.memory import BucketMemory, storage_uses
+from hvd_compress.buckets.memory import BucketMemory
 from hvd_compress.buckets.real import gradient_dtype
 from hvd_compress.buckets.under_way import stand_in
 from hvd_compress.errors import UnsupportedError
@@ -26,19 +26,12 @@ class Bucket:
         self._stand_ins = {name: stand_in(view) for name, view in self._memory.views.items()}
         self._arrived: set[str] = set()
         self._had_gradient: set[str] = set()
-        self._apart: dict[str, torch.Tensor] = {}
-        self._given: dict[str, int] = {}  # where gradients lie that were apart
         self._is_open = False
 
     @property
     def flat(self) -> torch.Tensor:
         """(numel,), what is exchanged."""
         return self._memory.flat
-
-    @property
-    def apart(self) -> dict[str, torch.Tensor]:
-        """Gradients (numel,) of this step by name, that lie where autograd has written them, and not in `flat`."""
-        return {name: gradient.view(-1) for name, gradient in self._apart.items()}
 
     @property
     def missing(self) -> list[str]:
@@ -51,13 +44,13 @@ class Bucket:
         under_way = (name for name in self.layout.names if name in self._had_gradient)
         return [name for name in under_way if self.parameters[name].grad is not self._stand_ins[name]]
 
-    def arrive(self, name: str, may_stay: bool = False) -> bool:
+    def arrive(self, name: str) -> bool:
         """Take in the gradient of a parameter, or none as zeros; return whether the bucket is full now.
 
-        A gradient that autograd wrote elsewhere (after zero_grad(set_to_none=True), or in the first step) is copied; a
-        large one that `may_stay` is left there, if nothing else uses its memory. Otherwise it is in place already. From
-        now on the program sees a stand-in: what writes to a gradient while it is under way, such as clipping without
-        synchronize(), would change a local gradient on one rank and a result on another.
+        A gradient that autograd wrote elsewhere (after zero_grad(set_to_none=True), or in the first step) is copied;
+        otherwise it is in place already. From now on the program sees a stand-in: what writes to a gradient while it is
+        under way, such as clipping without synchronize(), would change a local gradient on one rank and a result on
+        another.
 
         Raises:
             UnsupportedError: the parameter has another dtype, shape or device than when the bucket was made.
@@ -75,10 +68,7 @@ class Bucket:
                     self._require_same(name, parameter)
                 # backward(create_graph=True) leaves one that has a graph
                 plain = gradient.detach() if gradient.requires_grad else gradient
-                if may_stay and name in self.layout.large and _is_alone(gradient):
-                    self._apart[name] = gradient
-                else:
-                    view.copy_(plain.to_dense() if plain.is_sparse else plain)
+                view.copy_(plain.to_dense() if plain.is_sparse else plain)
         if gradient is not None:
             self._had_gradient.add(name)
             parameter.grad = self._stand_ins[name]
@@ -96,21 +86,16 @@ class Bucket:
             if name in without:
                 parameter.grad = None
             elif name in self._had_gradient or parameter.requires_grad:
-                apart = self._apart.get(name)
-                parameter.grad = shaped(name, self._memory.gradient(name) if apart is None else apart)
-        self._given = {name: gradient.data_ptr() for name, gradient in self._apart.items()}
-        self._apart.clear()
+                parameter.grad = shaped(name, self._memory.gradient(name))
         self._arrived.clear()
         self._had_gradient.clear()
         self._is_open = False
 
     def holds_results(self) -> bool:
-        """Whether any parameter still has the gradient that it was given; between two steps."""
-        gradients = ((name, parameter.grad) for name, parameter in self.parameters.items())
+        """Whether any parameter still has the gradient that it was given, as it lies in the bucket."""
         return any(
-            gradient is not None
-            and (self._memory.holds(name, gradient) or gradient.data_ptr() == self._given.get(name))
-            for name, gradient in gradients
+            parameter.grad is not None and self._memory.holds(name, parameter.grad)
+            for name, parameter in self.parameters.items()
         )
 
     def _open(self) -> None:
@@ -129,12 +114,6 @@ class Bucket:
                 "convert a model before its optimizer is wrapped; while training, convert it, make a new optimizer, "
                 "and wrap that, on every rank"
             )
-
-
-def _is_alone(gradient: torch.Tensor) -> bool:
-    """Whether it is all that uses its memory, and flat there: autograd may give two parameters views of one tensor."""
-    is_flat = gradient.layout is torch.strided and gradient.is_contiguous() and not gradient.requires_grad
-    return is_flat and type(gradient) is torch.Tensor and storage_uses(gradient) == 1
 
 
 def _kind(tensor: torch.Tensor) -> tuple[object, ...]:

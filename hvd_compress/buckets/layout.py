@@ -8,8 +8,6 @@ from functools import cached_property
 
 import torch
 
-ALONE_BYTES = 1 << 20
-"""A gradient from there on is worth a collective of its own where that costs microseconds, and saves to copy it."""
 COMPLEX = " complex"
 """The end of a place whose gradients are complex."""
 
@@ -70,29 +68,6 @@ class Layout:
     def nbytes(self) -> int:
         """Bytes of the gradient."""
         return self.numel * self.dtype.itemsize
-
-    @cached_property
-    def large(self) -> frozenset[str]:
-        """Parameters of at least ALONE_BYTES."""
-        sizes = zip(self.names, self.segments, strict=True)
-        return frozenset(name for name, numel in sizes if numel * self.dtype.itemsize >= ALONE_BYTES)
-
-    @cached_property
-    def runs(self) -> tuple[tuple[str, slice], ...]:
-        """The bucket in pieces that need not lie side by side: each large parameter, and what lies between two of them.
-
-        Of each its first parameter, and its elements.
-        """
-        runs: list[tuple[str, slice]] = []
-        start, is_open = 0, False
-        for name, numel in zip(self.names, self.segments, strict=True):
-            if is_open and name not in self.large:
-                first, run = runs[-1]
-                runs[-1] = first, slice(run.start, start + numel)
-            else:
-                runs.append((name, slice(start, start + numel)))
-            start, is_open = start + numel, name not in self.large
-        return tuple(runs)
 
     def part(self, part: slice, dtype: torch.dtype = torch.float32) -> Layout:
         """Return the layout of a run of the bucket's elements: a parameter that it cuts is flat there."""

@@ -48,14 +48,5 @@ class BucketMemory:
         return uses > 0 and uses > sum(grad is not None and self.holds(name, grad) for name, grad in gradients)
 
     def _uses(self) -> int:
-        return _uses(self._storage)
-
-
-def storage_uses(tensor: torch.Tensor) -> int:
-    """Return how many tensors and arrays use the memory of a tensor, itself included."""
-    return _uses(tensor.untyped_storage()) - 1
-
-
-def _uses(storage: torch.UntypedStorage) -> int:
-    uses: int = torch._C._storage_Use_Count(storage._cdata)
-    return uses
+        uses: int = torch._C._storage_Use_Count(self._storage._cdata)
+        return uses

@@ -9,11 +9,9 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor, finish
-from hvd_compress.compressors.cast import Cast
-from hvd_compress.compressors.finite import all_finite, scale_finite
+from hvd_compress.compressors.finite import all_finite
 from hvd_compress.compressors.summed import headroom
 from hvd_compress.cost.paths import Path, Stage
-from hvd_compress.devices.lane import HOST
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.payload import Payload
 from hvd_compress.schemes.base import Exchange, Scheme, Work, send_residual
@@ -64,14 +62,6 @@ class Dense(AllReduce):
     def carries(cls, compressor: Compressor) -> bool:
         return not compressor.compresses and _summable(compressor)
 
-    def sums_in_runs(self, layout: Layout) -> bool:
-        """Of what is sent as it is. 16 bits are divided before the sum, and complex gradients lie as real ones."""
-        return self.compressor == Cast() and layout.dtype.itemsize > 2 and not layout.element_dtype.is_complex
-
-    def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
-        in_runs = work.in_runs and work.lane is HOST and self.sums_in_runs(work.layout)
-        return _InRuns(self, work) if in_runs else super().exchange(work, rank, world_size)
-
 
 class _AllReduceExchange(Exchange):
     def __init__(self, scheme: AllReduce, work: Work) -> None:
@@ -120,25 +110,6 @@ class _AllReduceExchange(Exchange):
     def decode(self) -> torch.Tensor:
         known = finish(self._rounds, [self._fetched()])
         return all_finite(self._work.gradient) if known is None else known
-
-
-class _InRuns(Exchange):
-    """Sums each run of a bucket by itself, where it lies."""
-
-    def __init__(self, scheme: Dense, work: Work) -> None:
-        self._scheme, self._work = scheme, work
-        self._runs = [work.apart.get(first, work.gradient[run]) for first, run in work.layout.runs]
-        self.is_light = work.state.residual is None
-
-    def encode(self) -> None:
-        send_residual(self._scheme.compressor, self._work)
-
-    def communicate(self, engine: Engine) -> None:
-        for run in self._runs:
-            engine.allreduce(run, self._scheme.path.algorithm)
-
-    def decode(self) -> torch.Tensor:
-        return torch.stack([scale_finite(run, self._work.scale) for run in self._runs]).all()
 
 
 def _summable(compressor: Compressor) -> bool:

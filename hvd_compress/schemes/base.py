@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -27,16 +27,11 @@ class Work(Input):
         lane: what leads to the engine and back; engines take no tensor that did not come from it.
         probe: what the policy wants to know of this exchange.
         hosts: by rank the number of its host, as `Engine.hosts`; empty where nobody has asked.
-        in_runs: whether a collective for each of layout.runs costs next to nothing; the same on all ranks.
-        apart: gradients (numel,) by name, that lie where autograd has written them, and not in `gradient`; large ones
-            alone, and only where the scheme `sums_in_runs`. Their results are to lie there, too.
     """
 
     lane: Lane = HOST
     probe: Probe = Probe()
     hosts: tuple[int, ...] = ()
-    in_runs: bool = False
-    apart: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def of_part(self, part: slice) -> Work:
         """Return the same of a part of the bucket's elements, by views."""
@@ -49,7 +44,6 @@ class Work(Input):
             layout=self.layout.part(part, self.layout.dtype),
             state=state,
             coefficient=1.0,  # the residual is multiplied by it already
-            apart={},
         )
 
 
@@ -107,10 +101,6 @@ class Scheme(ABC):
     def error_feedback(self) -> bool:
         """Whether what is not sent is remembered."""
         return self.compressor.error_feedback
-
-    def sums_in_runs(self, layout: Layout) -> bool:
-        """Whether it works on each of layout.runs by itself, wherever that lies, if work.in_runs."""
-        return False
 
     def covers(self, layout: Layout) -> slice:
         """Return the elements that are sent at all; those of other schemes are never sent in the step."""

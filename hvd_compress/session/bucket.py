@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.devices.lane import HOST, Lane
+from hvd_compress.devices import Lane
 from hvd_compress.feedback.states import BucketState, Key, States
 from hvd_compress.request.decision import Decision
 from hvd_compress.schemes import Exchange, Observed, Probe, ProbeReport, Scheme, Work
@@ -122,8 +122,6 @@ class SessionBucket:
         world_size: int,
         hosts: tuple[int, ...] = (),
         coefficient: float = 1.0,
-        in_runs: bool = False,
-        apart: Mapping[str, torch.Tensor] | None = None,
     ) -> Exchange:
         """Return the exchange of this step, of what hold() was given.
 
@@ -132,7 +130,6 @@ class SessionBucket:
             scale: what the sum over ranks is multiplied by.
             hosts: by rank, where it runs.
             coefficient: what the residual is multiplied by.
-            in_runs, apart: as Work.
         """
         work = Work(
             gradient=gradient if self.layout.sparse else self._workspace,
@@ -147,22 +144,11 @@ class SessionBucket:
             lane=self.lane,
             probe=self.probe,
             hosts=hosts,
-            in_runs=in_runs,
-            apart=apart or {},
         )
         exchange = self.scheme.exchange(work, rank, world_size)
-        self.exchange = Observed(exchange, work, self.scheme.error_feedback) if self._is_observed else exchange
+        looks = not self.layout.sparse and (self.probe.ks is not None or self.probe.norm)
+        self.exchange = Observed(exchange, work, self.scheme.error_feedback) if looks else exchange
         return self.exchange
-
-    @property
-    def _is_observed(self) -> bool:
-        return not self.layout.sparse and (self.probe.ks is not None or self.probe.norm)
-
-    @property
-    def takes_apart(self) -> bool:
-        """Whether a gradient of the coming step may lie outside of the bucket: nothing works on all of it at once."""
-        on_host = self.lane is HOST and self.state.residual is None and not self._is_observed
-        return on_host and self.scheme.sums_in_runs(self.layout)
 
     def hold(self, flat: torch.Tensor) -> None:
         """Work on this memory, in which the bucket's gradient lies."""

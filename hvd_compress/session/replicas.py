@@ -63,11 +63,6 @@ class ReplicaCheck:
         self._compared: Callable[[], tuple[str, bool]] | None = None
         self.is_replica = True
 
-    @property
-    def due(self) -> bool:
-        """Whether a comparison begins at the end of this step."""
-        return bool(self._every) and (self._count == FIRST or (self._count > 0 and self._count % self._every == 0))
-
     def end_step(self, step: int, buckets: Sequence[tuple[Layout, torch.Tensor]], launch: Launch) -> None:
         """Take the comparison that is under way, if any, and begin one where it is due. All ranks call it.
 
@@ -80,7 +75,7 @@ class ReplicaCheck:
         if self._compared is not None:
             compared, self._compared = self._compared, None
             self._judge(*compared())
-        if self.due:
+        if self._every and (self._count == FIRST or (self._count and self._count % self._every == 0)):
             layouts = [layout for layout, _ in buckets]
             sums = self._sums([result for _, result in buckets])
             self._compared = launch(partial(_compare, step, layouts, sums), f"step {step}, comparing replicas")

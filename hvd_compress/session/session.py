@@ -351,21 +351,11 @@ class Session:
         """Whether a bucket has been handed over in this step."""
         return self._exchanges[number].launched
 
-    def takes_apart(self, number: int) -> bool:
-        """Whether large gradients of a bucket need not lie in it in this step, but may be where autograd wrote them."""
-        check = self.replicas is not None and self.replicas.due
-        return not check and self._predivide_factor == 1.0 and self._in_runs and self._exchanges[number].takes_apart
-
-    @property
-    def _in_runs(self) -> bool:
-        return self._engine.piece_bytes is not None
-
-    def submit(self, number: int, gradient: torch.Tensor, apart: Mapping[str, torch.Tensor] | None = None) -> None:
+    def submit(self, number: int, gradient: torch.Tensor) -> None:
         """Hand over a bucket's gradient, in any order of numbers; each once a step. The result will lie there.
 
         Args:
             gradient: (numel,), in the layout's dtype, where its place says; or a sparse one, of a sparse layout.
-            apart: as Work.apart, where the bucket takes_apart().
         """
         if self.failed:
             return  # end_step() will say why
@@ -380,9 +370,7 @@ class Session:
             gradient.mul_(1.0 / factor)
         scale = factor / (engine.world_size if self._average else 1)
         hosts, coefficient = engine.capabilities.hosts, self._request.feedback.coefficient(self.step)
-        exchange = bucket.start(
-            gradient, self.step, scale, engine.rank, engine.world_size, hosts, coefficient, self._in_runs, apart or {}
-        )
+        exchange = bucket.start(gradient, self.step, scale, engine.rank, engine.world_size, hosts, coefficient)
         self._pipeline.submit(
             number, exchange, f"step {self.step}, bucket {number} ({bucket.layout.called})", bucket.lane
         )

@@ -110,11 +110,10 @@ class Reducer:
                 parameter.grad = stand_in(parameter.grad)
         elif name in self._number_of:
             number = self._number_of[name]
-            bucket = self._buckets[number]
-            full = bucket.arrive(name, self.session.takes_apart(number))
+            full = self._buckets[number].arrive(name)
             self.session.mark_ready(number)
             if full and not self.session.holds_back:
-                self.session.submit(number, bucket.flat, bucket.apart)
+                self.session.submit(number, self._buckets[number].flat)
 
     def finish(self) -> StepReport:
         """Exchange what has not left yet, wait, and put the results into the parameters' gradients.
@@ -137,8 +136,8 @@ class Reducer:
                 if not self.session.is_launched(number):
                     for name in bucket.missing:
                         self._check_dense(name)
-                        bucket.arrive(name, self.session.takes_apart(number))
-                    self.session.submit(number, bucket.flat, bucket.apart)
+                        bucket.arrive(name)
+                    self.session.submit(number, bucket.flat)
             for number, name in enumerate(self._sparse, start=len(self._buckets)):
                 parameter = self._parameters[name]
                 self.session.submit(number, parameter.grad if parameter.grad is not None else no_rows(parameter))

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from hvd_compress.buckets import layout
 from hvd_compress.buckets.bucket import Bucket
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import slots_of
@@ -202,50 +201,3 @@ def test_a_program_may_move_the_storage_of_its_gradients() -> None:
     del parameters["a"].grad, parameters["b"].grad
     step(bucket, parameters, a=7, b=8)
     assert bucket.flat.tolist() == [7.0] * 6 + [8.0] * 4
-
-
-def test_a_large_gradient_may_stay_where_autograd_wrote_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "ALONE_BYTES", 20)
-    bucket, parameters = make()
-    assert bucket.layout.runs == (("a", slice(0, 6)), ("b", slice(6, 10)))
-    backward(parameters, a=2, b=3)
-    kept = parameters["b"].grad.numpy()
-    address = parameters["a"].grad.data_ptr()
-    assert [bucket.arrive(name, may_stay=True) for name in "ab"] == [False, True]
-    assert {name: gradient.tolist() for name, gradient in bucket.apart.items()} == {"a": [2.0] * 6}
-    assert bucket.flat.tolist() == [0.0] * 6 + [3.0] * 4, "what else uses its memory is copied"
-    assert bucket.changed == []
-    bucket.apart["a"].fill_(9)
-    bucket.give_back(as_they_are)
-    assert parameters["a"].grad.data_ptr() == address
-    assert parameters["a"].grad.tolist() == [[9.0] * 3] * 2
-    assert kept.tolist() == [3.0] * 4
-    assert bucket.apart == {}
-    parameters["b"].grad = None
-    assert bucket.holds_results()
-    parameters["a"].grad = None
-    assert not bucket.holds_results()
-
-
-def test_a_large_gradient_that_is_no_plain_tensor_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "ALONE_BYTES", 20)
-    weights = torch.arange(24.0).view(4, 6)
-    for gradient in (weights.t()[:, :4].clone().t(), weights.t().clone().t(), weights.to_sparse()):
-        parameter = torch.nn.Parameter(torch.ones(gradient.shape))
-        bucket = Bucket(Layout(("p",), (tuple(gradient.shape),)), {"p": parameter})
-        parameter.grad = gradient
-        assert bucket.arrive("p", may_stay=True)
-        assert bucket.apart == {}
-        assert torch.equal(bucket.flat, gradient.to_dense().reshape(-1))
-
-
-@pytest.mark.parametrize(
-    ("numels", "runs"),
-    [((1, 2, 9, 3, 9, 9), ("0 3", "3 12", "12 15", "15 24", "24 33")), ((9,), ("0 9",)), ((1, 2), ("0 3",)), ((), ())],
-)
-def test_runs_cut_a_bucket_at_large_parameters(
-    numels: tuple[int, ...], runs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layout, "ALONE_BYTES", 36)
-    found = Layout.of(*numels).runs
-    assert [[run.start, run.stop] for _, run in found] == [[int(end) for end in run.split()] for run in runs]
