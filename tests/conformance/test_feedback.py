@@ -124,17 +124,28 @@ def test_topk_follows_the_loop_that_anybody_would_write() -> None:
         optimizer.zero_grad()
 
 
-def test_a_skipped_bucket_waits_with_its_residual_shrunk() -> None:
-    """COVAP with one bucket, sent in steps 0 and 3: what was given in step 1 comes by 0.75 * 0.75 of it, in step 3."""
+@pytest.mark.parametrize("shard", [False, True])
+def test_what_is_not_sent_waits_with_its_residual_shrunk(shard: bool) -> None:
+    """COVAP with one bucket, sent in steps 0 and 3: what was given in step 1 comes by 0.75 * 0.75 of it, in step 3.
+
+    In three shards, of 4, 3 and 3 elements, the last one is sent in step 1, and the second in step 2.
+    """
     parameters = make_parameters({"w": (10,)})
-    optimizer = make_optimizer(parameters, scheduled("covap"), alone, 0, 1)
-    expected = torch.zeros(10)
+    asked = replace(scheduled("covap"), policy=Covap(3, shard=shard))
+    optimizer = make_optimizer(parameters, asked, alone, 0, 1)
+    sent = (
+        (slice(0, 4), slice(7, 10), slice(4, 7), slice(0, 4))
+        if shard
+        else (slice(0, 10), *[slice(0, 0)] * 2, slice(0, 10))
+    )
+    residual = torch.zeros(10)
     for step, coefficient in enumerate(COEFFICIENTS[:4]):
         backward(parameters, 0, step)
         optimizer.synchronize()
-        own = gradient("w", (10,), 0, step)
-        expected = own + coefficient * expected if step else torch.zeros(10)
-        torch.testing.assert_close(parameters["w"].grad, (own, *[torch.zeros(10)] * 2, expected)[step])
+        residual = gradient("w", (10,), 0, step) + coefficient * residual
+        expected = torch.zeros(10)
+        expected[sent[step]], residual[sent[step]] = residual[sent[step]], 0
+        torch.testing.assert_close(parameters["w"].grad, expected)
         optimizer.zero_grad()
 
 
