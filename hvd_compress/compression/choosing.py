@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
+from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, Compressor, TopK
 from hvd_compress.compressors.base import is_frozen_dataclass
 from hvd_compress.errors import ConfigError, known_are
@@ -116,10 +119,11 @@ class Choosing:
                 comes back, if not given.
             hold_unsent: a parameter of which a step sends nothing is None in `.grad`, so that optimizers leave it as
                 it is. Else momentum and weight decay move it, by a gradient of zero.
-            engine, device: as topk().
+            engine, device: as topk(); those of `sent`, if not given.
 
         Raises:
-            ConfigError: a value is out of range, or `sent` chooses by itself, or has a feedback of its own.
+            ConfigError: a value is out of range, or `sent` chooses by itself, has a feedback of its own, or keeps what
+                cannot be cut.
         """
         asked = Request(Cast()) if sent is None else sent
         if not isinstance(asked, Request) or asked.policy is not None or not asked.feedback.keeps_all:
@@ -129,8 +133,18 @@ class Choosing:
             if not isinstance(feedback, tuple) or len(feedback) != 3:
                 raise ConfigError(f"feedback = {feedback!r} is not (initial, every, growth), such as (0.5, 50, 0.1)")
             schedule = FeedbackSchedule(feedback[0], feedback[2], feedback[1])
-        filtered = Covap(interval, shard, hold_unsent)
-        return replace(asked, engine=engine, device=device, policy=filtered, feedback=schedule)
+        if shard and asked.compressor.new_state(Layout.of((1024, 1024)), torch.device("cpu")):
+            raise ConfigError(
+                f"{asked.compressor} remembers more than a residual of each parameter, which shards would cut: pass "
+                "shard=False"
+            )
+        return replace(
+            asked,
+            engine=asked.engine if engine == "auto" else engine,
+            device=asked.device if device == "auto" else device,
+            policy=Covap(interval, shard, hold_unsent),
+            feedback=schedule,
+        )
 
     @staticmethod
     def plan(path: str | Path, *, engine: str = "auto") -> Request:

@@ -79,11 +79,14 @@ class Sharded(Scheme):
 
 class _ShardExchange(Exchange):
     def __init__(self, scheme: Sharded, work: Work, rank: int, world_size: int) -> None:
-        part = scheme.part.of(work.layout.numel)
-        self._work, self._rest = work, (slice(0, part.start), slice(part.stop, None))
-        self._inner = scheme.sent.exchange(work.of_part(part), rank, world_size)
+        self._scheme, self._work, self._rank, self._world_size = scheme, work, rank, world_size
+        self._part = scheme.part.of(work.layout.numel)
+        self._rest = slice(0, self._part.start), slice(self._part.stop, None)
+        self._inner: Exchange
 
     def encode(self) -> None:
+        # Not before: a residual may be read from here on, in the order of the lane.
+        self._inner = self._scheme.sent.exchange(self._work.of_part(self._part), self._rank, self._world_size)
         for rest in self._rest:
             keep(self._work, rest)
         self._inner.encode()

@@ -31,6 +31,14 @@ from tests.harness import (
 INTERVAL = 3
 ONE = Settings(fusion_threshold_bytes=1 << 20, timeout_s=60)
 """All parameters in one bucket."""
+SENT = {
+    "dense": None,
+    "int8": Compression.int8(),
+    "int4": Compression.int4(),
+    "topk": Compression.topk(0.1),
+    "star": Compression.topk(0.1, "star"),
+    "efsign": Compression.efsign(),
+}
 REQUEST = Request(Cast(), policy=Covap(INTERVAL, shard=False))
 
 
@@ -160,11 +168,10 @@ def test_residuals_survive_a_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("interval", [1, 2, 3, 5])
-@pytest.mark.parametrize("name", ["dense", "int8", "int4", "topk"])
+@pytest.mark.parametrize("name", SENT)
 def test_nothing_of_a_shard_is_lost(name: str, interval: int) -> None:
     """Of one bucket, whatever sends its shards: what came back and what ranks still hold is what was given, in sum."""
-    sent = {"dense": None, "int8": Compression.int8(), "int4": Compression.int4(), "topk": Compression.topk(0.1)}[name]
-    request = Compression.covap(interval, sent=sent)
+    request = Compression.covap(interval, sent=SENT[name])
 
     def body(engine: InProcessEngine):
         parameters = make_parameters()
@@ -264,8 +271,18 @@ def test_a_filtered_compression_must_be_the_same_in_each_step() -> None:
         Compression.covap(4, sent=0.01)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"feedback = 0.5 is not \(initial, every, growth\)"):
         Compression.covap(4, feedback=0.5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"PowerSGD.* which shards would cut: pass shard=False"):
+        Compression.covap(4, sent=Compression.powersgd(4))
+    assert Compression.covap(4, sent=Compression.powersgd(4), shard=False).policy == Covap(4, shard=False)
     with pytest.raises(ConfigError, match="shard = 3 must be True or False"):
         Compression.covap(4, shard=3)  # type: ignore[arg-type]
+
+
+def test_what_sends_shards_keeps_its_engine_unless_another_is_asked_for() -> None:
+    sent = Compression.int8(engine="mpi", device="cpu")
+    kept = Compression.covap(4, sent=sent)
+    assert (kept.engine, kept.device, kept.compressor) == ("mpi", "cpu", sent.compressor)
+    assert Compression.covap(4, sent=sent, engine="horovod").engine == "horovod"
 
 
 def test_the_coefficient_is_that_of_the_paper() -> None:
