@@ -25,11 +25,31 @@ LAUNCH_S, LATENCY_S, S_PER_BYTE = 2e-5, 2e-4, 8e-9
 VERBS = ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter", "gather")
 
 
+PRICE = "seconds_a_byte"
+
+
+def slowed(engine: inprocess.InProcessEngine, seconds_a_byte: Callable[[], float]) -> None:
+    """Let what this rank sends take so long on a clock that is held, instead of S_PER_BYTE."""
+    setattr(engine, PRICE, seconds_a_byte)
+
+
 class Clock:
-    """Takes the place of time.perf_counter()."""
+    """Takes the place of time.perf_counter().
+
+    Attributes:
+        s_per_byte: what the calling thread sends takes, in seconds.
+    """
 
     def __init__(self) -> None:
         self._thread = threading.local()
+
+    @property
+    def s_per_byte(self) -> float:
+        return getattr(self._thread, "s_per_byte", S_PER_BYTE)
+
+    @s_per_byte.setter
+    def s_per_byte(self, seconds: float) -> None:
+        self._thread.s_per_byte = seconds
 
     def __call__(self) -> float:
         """Return the time of the calling thread, in seconds."""
@@ -52,15 +72,15 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Clock:
         """Those under way from one rank to another."""
 
         def __init__(self) -> None:
-            self._queue: SimpleQueue[tuple[float, torch.Tensor | None]] = SimpleQueue()
+            self._queue: SimpleQueue[tuple[float, float, torch.Tensor | None]] = SimpleQueue()
 
         def put(self, message: torch.Tensor | None) -> None:
-            self._queue.put((clock(), message))
+            self._queue.put((clock(), clock.s_per_byte, message))
 
         def get(self, timeout: float) -> torch.Tensor | None:
-            sent_s, message = self._queue.get(timeout=timeout)
+            sent_s, s_per_byte, message = self._queue.get(timeout=timeout)
             if message is not None:
-                clock.reach(sent_s + LATENCY_S + S_PER_BYTE * message.numel() * message.element_size())
+                clock.reach(sent_s + LATENCY_S + s_per_byte * message.numel() * message.element_size())
             return message
 
     class Answer(Future[Any]):
@@ -87,9 +107,10 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Clock:
         return submit(self, begin)
 
     def launched(collective: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: object) -> Any:
+        def call(engine: inprocess.InProcessEngine, *arguments: object) -> Any:
+            clock.s_per_byte = getattr(engine, PRICE, lambda: S_PER_BYTE)()
             clock.reach(clock() + LAUNCH_S)
-            return collective(*arguments)
+            return collective(engine, *arguments)
 
         return call
 

@@ -14,8 +14,11 @@ from hvd_compress.errors import ConfigError
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
+from tests.clock import slowed
 from tests.harness import backward, make_optimizer, make_parameters
-from tests.unit.policies.auto.test_policy import SHAPES, Parameters, slowed
+from tests.unit.policies.auto.test_policy import SHAPES, Parameters
+
+pytestmark = pytest.mark.usefixtures("clock")
 
 RANKS, BEFORE, AFTER = 2, 30, 10
 REQUESTS = {"auto": Compression.auto(), "topk": Compression.topk(0.05), "int4": Compression.int4()}
