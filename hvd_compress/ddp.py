@@ -11,12 +11,14 @@ hc.compress(model, optimizer.compression())
 
 from hvd_compress.front.ddp.api import (
     Compression,
+    ccr,
     compress,
     controller,
     decisions,
     follow_loss_scale,
     last_step,
     load_state_dict,
+    profile_ccr,
     save_plan,
     state_dict,
 )
@@ -25,12 +27,14 @@ from hvd_compress.session.report import StepReport
 __all__ = [
     "Compression",
     "StepReport",
+    "ccr",
     "compress",
     "controller",
     "decisions",
     "follow_loss_scale",
     "last_step",
     "load_state_dict",
+    "profile_ccr",
     "save_plan",
     "state_dict",
 ]

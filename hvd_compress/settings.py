@@ -22,6 +22,7 @@ DEFAULT_CALIBRATION_S = 3.0
 DEFAULT_TIMELINE_EVERY = 10
 DEFAULT_CHECK_EVERY = 100
 DEFAULT_PROFILE_STEPS, DEFAULT_PROFILE_SKIP = 100, 10
+DEFAULT_CCR_STEPS = 3
 FLAGS = {"0": ("no", "off", "false"), "1": ("yes", "on", "true")}
 """What may be written in the place of 0 and 1, for messages."""
 MOST_STEPS = 1_000_000_000
@@ -32,6 +33,9 @@ VARIABLES = (
     "ADAPT",
     "CACHE",
     "CALIBRATION_S",
+    "CCR",
+    "CCR_SKIP",
+    "CCR_STEPS",
     "CHECK_EVERY",
     "CUDA",
     "LOG",
@@ -83,6 +87,30 @@ class ProfileSettings:
 
 
 @dataclass(frozen=True)
+class CcrSettings:
+    """What `hvd-compress profile --ccr` wants of a job.
+
+    Attributes:
+        file: HVD_COMPRESS_CCR, where rank 0 writes the communication-to-computation ratio.
+        steps: HVD_COMPRESS_CCR_STEPS, how many are profiled.
+        skip: HVD_COMPRESS_CCR_SKIP, how many before them are not.
+    """
+
+    file: Path
+    steps: int = DEFAULT_CCR_STEPS
+    skip: int = DEFAULT_PROFILE_SKIP
+
+    @classmethod
+    def from_environment(cls) -> CcrSettings | None:
+        """Read the variables; None where no ratio is asked for. Raises ConfigError for what is no number of steps."""
+        file = _path("HVD_COMPRESS_CCR")
+        if file is None:
+            return None
+        steps = _whole("HVD_COMPRESS_CCR_STEPS", DEFAULT_CCR_STEPS, 1)
+        return cls(file, steps, _whole("HVD_COMPRESS_CCR_SKIP", DEFAULT_PROFILE_SKIP, 0))
+
+
+@dataclass(frozen=True)
 class Settings:
     """The environment's settings.
 
@@ -101,6 +129,7 @@ class Settings:
         profile: HVD_COMPRESS_PROFILE and what begins so; None where no profile is asked for. With one nothing is chosen
             by measurement.
         check_every: HVD_COMPRESS_CHECK_EVERY: one step in so many is checked for equal replicas; 0 checks none.
+        ccr: HVD_COMPRESS_CCR and what begins so; None where no ratio is asked for.
     """
 
     fusion_threshold_bytes: int = DEFAULT_FUSION_THRESHOLD_BYTES
@@ -113,6 +142,7 @@ class Settings:
     tensorboard: Path | None = None
     profile: ProfileSettings | None = None
     check_every: int = DEFAULT_CHECK_EVERY
+    ccr: CcrSettings | None = None
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -143,7 +173,10 @@ class Settings:
         log, timeline, board = (_path(f"HVD_COMPRESS_{name}") for name in ("LOG", "TIMELINE", "TENSORBOARD"))
         profile = ProfileSettings.from_environment()
         check = _whole("HVD_COMPRESS_CHECK_EVERY", DEFAULT_CHECK_EVERY, 0)
-        return cls(int(threshold), timeout_s, adapt == "1", calibration_s, log, timeline, every, board, profile, check)
+        ccr = CcrSettings.from_environment()
+        return cls(
+            int(threshold), timeout_s, adapt == "1", calibration_s, log, timeline, every, board, profile, check, ccr
+        )
 
     def timeline_of(self, rank: int) -> Path | None:
         """Return the file of a rank's timeline; None where it writes none."""
@@ -160,6 +193,8 @@ class Settings:
             places.append(("TENSORBOARD", self.tensorboard, self.tensorboard))
         if self.profile is not None and rank == 0:
             places.append(("PROFILE", self.profile.folder, self.profile.folder))
+        if self.ccr is not None and rank == 0:
+            places.append(("CCR", self.ccr.file, self.ccr.file.parent))
         trace = files["TIMELINE"]
         if trace is not None and os.path.exists(trace) and not trace.is_file():
             return f"cannot write {PREFIX}TIMELINE = {trace}: it is no regular file, and would be replaced"

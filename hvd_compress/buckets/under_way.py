@@ -8,6 +8,9 @@ import torch
 
 from hvd_compress.errors import UsageError
 
+ASKED = (torch.Tensor.requires_grad.__get__, torch.Tensor.is_sparse.__get__)  # type: ignore[attr-defined]
+"""They tell nothing of values, and hooks behind ours ask: of a retired Horovod optimizer, and of a profile."""
+
 
 class UnderWay(torch.Tensor):
     """Stands in `parameter.grad` between backward() and synchronize(), and raises UsageError when it is used.
@@ -18,8 +21,8 @@ class UnderWay(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func == torch.Tensor.requires_grad.__get__:  # type: ignore[attr-defined]
-            return False  # tells nothing of its values, and a hook of a retired Horovod optimizer asks for it
+        if func in ASKED:
+            return False
         raise UsageError(
             "a gradient was used after backward() and before synchronize(), while it is being exchanged: call "
             "optimizer.synchronize() first, then use or change gradients, then call step() within "

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import click
 
 from hvd_compress.cli import descendants
 from hvd_compress.errors import ConfigError, PlanError
-from hvd_compress.settings import MOST_STEPS
+from hvd_compress.settings import DEFAULT_CCR_STEPS, DEFAULT_PROFILE_STEPS, MOST_STEPS
 
 POLL_S = 0.2
 """How often --stop looks whether the profile is complete."""
@@ -30,26 +30,39 @@ NOT_SEEN = (
 
 
 @click.command("profile", context_settings={"allow_interspersed_args": False})
-@click.option("--steps", default=100, show_default=True, type=click.IntRange(1, MOST_STEPS), help="That are recorded.")
+@click.option("--steps", type=click.IntRange(1, MOST_STEPS), help="That are recorded.  [default: 100; 3 with --ccr]")
 @click.option(
     "--skip", default=10, show_default=True, type=click.IntRange(0, MOST_STEPS), help="Before them, that are not."
 )
 @click.option("--compressor", default="", metavar="NAME:SETTINGS",
               help="To measure: a name of `hvd-compress list` or of a plan, and settings: topk:ratio=0.05, int4. By "
               "default that of the training.")  # fmt: skip
+@click.option("--ccr", is_flag=True, help="Say what the backward pass can hide of the exchanges, and write nothing.")
 @click.option("--stop", is_flag=True, help="End the command when the profile is complete.")
 @click.option("-o", "--output", "folder", default="profile", show_default=True, help="Folder for the files.",
               type=click.Path(file_okay=False, path_type=Path))  # fmt: skip
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(steps: int, skip: int, compressor: str, stop: bool, folder: Path, program: tuple[str, ...]) -> None:
+def command(
+    steps: int | None, skip: int, compressor: str, ccr: bool, stop: bool, folder: Path, program: tuple[str, ...]
+) -> None:
     """Run PROGRAM, a training with hvd_compress.torch or hvd_compress.ddp, and record what the planner needs.
 
     It writes model.json, compressor.json and, with several ranks, system.json. Write -- before PROGRAM, which may begin
     with mpirun, horovodrun or torchrun. The compressor is by default that of the training. While steps are recorded
     gradients are exchanged after the backward pass, and not beside it; what is trained is the same.
 
+    With --ccr it only compares ranks in a few steps, and says their communication-to-computation ratio (CCR): the
+    interval of Compression.covap() that lets the backward pass hide the exchanges.
+
     Ends with the exit code of PROGRAM; with 2 where that is 0 and there is no profile.
     """
+    if ccr:
+        from hvd_compress.cli.profile_ccr import run as run_ccr
+
+        if compressor:
+            raise ConfigError("--compressor is measured for a profile, and --ccr looks at what the training sends")
+        sys.exit(run_ccr(program, steps or DEFAULT_CCR_STEPS, skip, stop))
+    steps = steps or DEFAULT_PROFILE_STEPS
     if compressor:
         from hvd_compress.compression.named import compressor_named
         from hvd_compress.profiler.compressor import require_payloads
@@ -60,7 +73,7 @@ def command(steps: int, skip: int, compressor: str, stop: bool, folder: Path, pr
         variables["_RUN"] = run
         environment = {**os.environ, **{f"HVD_COMPRESS_PROFILE{name}": value for name, value in variables.items()}}
         files = Files(folder, run)
-        status, stopped = _run(program, environment, files, stop)
+        status, stopped = run_program(program, environment, lambda: files.complete, stop)
         if not files.complete:
             click.echo(f"Error: no profile: {files.obstacle(skip + steps, status)}", err=True)
             sys.exit(status or 2)
@@ -153,10 +166,12 @@ class Files:
         return found.st_mtime_ns, found.st_ino
 
 
-def _run(program: Sequence[str], environment: Mapping[str, str], files: Files, stop: bool) -> tuple[int, bool]:
-    """Run a program to its end, or until the profile is complete. Returns its exit code, and whether it was stopped.
+def run_program(
+    program: Sequence[str], environment: Mapping[str, str], complete: Callable[[], bool], stop: bool
+) -> tuple[int, bool]:
+    """Run a program to its end, or until what it is to find is complete.
 
-    Raises ConfigError where it cannot be started.
+    Returns its exit code, and whether it was stopped. Raises ConfigError where it cannot be started.
     """
     try:
         process = subprocess.Popen(program, env=environment)
@@ -168,7 +183,7 @@ def _run(program: Sequence[str], environment: Mapping[str, str], files: Files, s
                 status = process.wait(POLL_S if stop else None)
                 return (status if status >= 0 else 128 - status), False
             except subprocess.TimeoutExpired:
-                if files.complete:
+                if complete():
                     return 0, True
 
 

@@ -54,6 +54,8 @@ def _summary(events: Sequence[Event]) -> Table:
             what = f"ratio {event.ratio:.4g} chosen, gain {event.gain:.3f} expected"
         elif event.kind == "network":
             what = "the network is measured again"
+        elif event.kind == "ccr":
+            what = "communication over computation"
         else:
             continue
         figures = [_shown(1e3 * seconds, 2), _shown(1e3 * event.predicted_s, 2)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -15,6 +16,7 @@ from hvd_compress.errors import ConfigError, known_are
 from hvd_compress.feedback.schedule import ALL_BACK, FeedbackSchedule
 from hvd_compress.policies import Auto, Covap, Flexible, PlanFile
 from hvd_compress.policies.auto.quality import QUALITIES, Quality, checked
+from hvd_compress.policies.covap_auto import DEFAULT_INTERVAL
 from hvd_compress.policies.flexible.settings import GAIN_CHANGE, HIGH, LOW
 from hvd_compress.request.request import Request
 
@@ -97,7 +99,7 @@ class Choosing:
 
     @staticmethod
     def covap(
-        interval: int = 4,
+        interval: int | Literal["auto"] = DEFAULT_INTERVAL,
         *,
         sent: Request | None = None,
         shard: bool = True,
@@ -111,7 +113,10 @@ class Choosing:
         In its other steps a shard's result is zero; what it missed is sent with its next one.
 
         Args:
-            interval: shard t is sent in step s iff (t + s) mod interval = 0.
+            interval: shard t is sent in step s iff (t + s) mod interval = 0. "auto" profiles the communication-to-
+                computation ratio (CCR) of the training in three of its first steps, and again where the network has
+                changed, and takes the next whole number, 8 at most: what is sent hides behind the backward pass. With
+                HVD_COMPRESS_ADAPT=0 it is 4.
             sent: what a shard is sent by, such as Compression.int8(); as it is, if not given.
             shard: cut buckets so that each step sends about as much, by the paper's rule; else each is one shard.
             feedback: (initial, every, growth) of the coefficient of error feedback, which is min(1, initial + growth *

@@ -14,7 +14,7 @@ from typing import Any
 
 from hvd_compress.errors import ConfigError
 
-KINDS = ("choice", "window", "network", "ratio", "rollout", "root")
+KINDS = ("choice", "window", "network", "ccr", "ratio", "rollout", "root")
 USED = ("choice", "window")
 """Those that say what a bucket uses."""
 MOST = 1e15
@@ -30,8 +30,9 @@ class Event:
     Attributes:
         step: after which it happened.
         kind: "choice" (how a bucket travels from then on), "window" (what its exchanges took); "network" (another one
-            was noticed, and measured); of Compression.flexible() "ratio" (chosen, perhaps the one before), "rollout"
-            (steps with a ratio that were taken back) or "root" (STAR or VAR was chosen).
+            was noticed, and measured), "ccr" (what a backward pass can hide was profiled); of Compression.flexible()
+            "ratio" (chosen, perhaps the one before), "rollout" (steps with a ratio that were taken back) or "root"
+            (STAR or VAR was chosen).
         bucket: which one, or -1 for all.
         candidate: what was tried, chosen or in use.
         ratio: k / numel as it is sent: 1 without compression.

@@ -16,7 +16,7 @@ CHOSEN = {
     ("ratio", "gain"): "expected_gain",
 }
 """Tags of what is chosen and may not be sent: no compression may be faster, and another scheme sends another ratio."""
-REASONED = ("choice", "ratio", "root", "network")
+REASONED = ("choice", "ratio", "root", "network", "ccr")
 """The kinds of events whose reasons stand under Text."""
 FLUSH_S = 10
 """How much a job that is killed may lose."""

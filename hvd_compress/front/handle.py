@@ -12,7 +12,10 @@ import torch
 from hvd_compress.buckets.plan import slots_of
 from hvd_compress.buckets.real import gradient_shape
 from hvd_compress.engines.base import Engine
+from hvd_compress.errors import ConfigError
 from hvd_compress.policies import DecisionPolicy
+from hvd_compress.policies.ccr import MEASURED, Ccr
+from hvd_compress.profiler.ccr import CcrProfiler
 from hvd_compress.profiler.job import JobProfile
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request, check_devices
@@ -20,7 +23,7 @@ from hvd_compress.session import checkpoint
 from hvd_compress.session.replicas import ReplicaCheck
 from hvd_compress.session.report import StepReport
 from hvd_compress.session.session import Session
-from hvd_compress.settings import Settings
+from hvd_compress.settings import MOST_STEPS, Settings
 
 
 class Handle:
@@ -58,6 +61,7 @@ class Handle:
         self.slots, self.devices = slots_of(self.parameters)
         self.session = Session(self.slots, request, settings, connect, **options)
         self.session.replicas = ReplicaCheck(self.parameters, settings.check_every)
+        self.session.ccr.profiler = CcrProfiler(self.parameters)
         if settings.profile is not None:
             self.session.profiling = JobProfile(self.parameters, settings.profile, request, settings.calibration_s)
 
@@ -75,6 +79,20 @@ class Handle:
     def controller(self) -> DecisionPolicy | None:
         """What chooses while training, with its `history`; None where nothing is to choose."""
         return self.session.controller
+
+    @property
+    def ccr(self) -> Ccr | None:
+        """The communication-to-computation ratio that was profiled last; None before."""
+        return self.session.ccr.found
+
+    def profile_ccr(self, steps: int = MEASURED) -> None:
+        """Have the communication-to-computation ratio profiled by the coming steps. All ranks call it.
+
+        Raises ConfigError where `steps` is no number of steps.
+        """
+        if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
+            raise ConfigError(f"steps = {steps!r} is not a number of steps, 1 to {MOST_STEPS:,}")
+        self.session.ccr.ask(steps)
 
     def save_plan(self, path: str | Path) -> None:
         """Write how buckets travel now to a file, as Session.save_plan()."""

@@ -3,7 +3,7 @@
 from hvd_compress.engines.launch import Launch
 from hvd_compress.policies.auto.policy import Auto
 from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, Rollouts, StepMoments
-from hvd_compress.policies.covap import Covap
+from hvd_compress.policies.covap_settings import Covap
 from hvd_compress.policies.fixed import FixedPolicy, decide
 from hvd_compress.policies.flexible.settings import Flexible
 from hvd_compress.policies.plan import PlanFile

@@ -13,6 +13,7 @@ from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.events.history import Event, History
 from hvd_compress.feedback.states import BucketState
+from hvd_compress.policies.ccr import Ccr
 from hvd_compress.request.decision import Decision
 from hvd_compress.schemes import Probe, ProbeReport
 from hvd_compress.schemes.phases import PhaseSpans
@@ -42,12 +43,14 @@ class StepMoments:
         begun_s: the first gradient was there.
         waiting_s: the front end had nothing to do but to wait.
         ended_s: the step was over.
+        held_back: whether exchanges began when the backward pass was over, to be profiled: it says nothing of others.
     """
 
     before_s: float
     begun_s: float
     waiting_s: float
     ended_s: float
+    held_back: bool = False
 
     @property
     def waited_s(self) -> float:
@@ -99,6 +102,7 @@ class DecisionPolicy(ABC):
         history: what was decided when, and why; None where nothing is chosen.
         settled: whether nothing is tried.
         rollouts: what it wants of steps that are taken back; None for nothing.
+        wants_ccr: whether the coming steps are to profile the communication-to-computation ratio, for take_ccr().
         holds_unsent: whether a parameter of which a step sends nothing has no gradient in it, and not one of zeros.
     """
 
@@ -106,6 +110,7 @@ class DecisionPolicy(ABC):
     tells_of: Collection[int] = ()
     rollouts: Rollouts | None = None
     holds_unsent: bool = False
+    wants_ccr: bool = False
     rank: int
     world_size: int
     capabilities: Capabilities
@@ -171,6 +176,9 @@ class DecisionPolicy(ABC):
 
     def observe(self, step: int, metrics: Sequence[BucketMetrics], moments: StepMoments) -> None:  # noqa: B027
         """Take what a step took, by number of the bucket, and in all."""
+
+    def take_ccr(self, step: int, ccr: Ccr) -> None:  # noqa: B027
+        """Take the ratio that was profiled, behind step `step`."""
 
     def resume(self) -> None:  # noqa: B027
         """What passed since the last step belongs to no step."""

@@ -47,10 +47,15 @@ def saved(
     return json.dumps({"arm": name, "exchanging_s": exchanging_s, "plan": plan.model_dump(mode="json")})
 
 
-def loaded(text: str) -> Resumed:
-    """Return what was chosen. Raises ConfigError for what `saved` has not made."""
+def loaded(text: str) -> Resumed | None:
+    """Return what was chosen; None where another policy has chosen it.
+
+    Raises ConfigError for what `saved` has not made.
+    """
     try:
         said = json.loads(text)
+        if isinstance(said, dict) and "policy" in said:
+            return None
         name, plan = said["arm"], Plan.model_validate_json(json.dumps(said["plan"]), strict=True)
         exchanging_s = said["exchanging_s"]
         if not isinstance(name, str):

@@ -272,14 +272,14 @@ _taken = False
 
 @contextmanager
 def profiled_once(settings: Settings, of_all: bool = True) -> Iterator[Settings]:
-    """Yield the settings of another optimizer or model: without a profile where an earlier one has it.
+    """Yield the settings of another optimizer or model: without a profile, or a ratio, where an earlier one has it.
 
     A front end makes each within such a block. All ranks make those that are of all ranks (`of_all`) in the same order,
     so the same one is profiled; one of some ranks is not, as the others would take a later one for the first. An error
     in the block leaves the profile to the next one.
     """
-    if settings.profile is None or not of_all or not _take():
-        yield replace(settings, profile=None)
+    if (settings.profile is None and settings.ccr is None) or not of_all or not _take():
+        yield replace(settings, profile=None, ccr=None)
         return
     try:
         yield settings

@@ -9,7 +9,6 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path as FilePath
 from time import perf_counter
-from typing import Protocol
 
 import torch
 
@@ -22,7 +21,6 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.devices import Lane, lane_for
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
-from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ReplicaError, UsageError, located, received
 from hvd_compress.events.history import History
 from hvd_compress.events.recorder import EventRecorder
@@ -38,6 +36,7 @@ from hvd_compress.session import notices
 from hvd_compress.session.bucket import SessionBucket
 from hvd_compress.session.handshake import Agreement, Offer, agree
 from hvd_compress.session.pipeline import Pipeline
+from hvd_compress.session.profiling import CcrMeasurement, Profiling
 from hvd_compress.session.replicas import ReplicaCheck
 from hvd_compress.session.report import Exchanged, StepReport
 from hvd_compress.settings import Settings
@@ -45,32 +44,6 @@ from hvd_compress.timeline.trace import Timeline, TraceRecord
 
 LaneMaker = Callable[[torch.device, str, Sequence[str]], Lane]
 """Takes where gradients lie, the kind of device that compresses, and the kinds whose memory the engine takes."""
-
-
-class Profiling(Protocol):
-    """Records the steps of a training, and measures when it has enough: the same on all ranks.
-
-    Attributes:
-        active: whether it still records. Meanwhile buckets are to be handed over when the backward pass is over: an
-            exchange beside it would take the cores and the memory that are measured.
-    """
-
-    active: bool
-
-    def fingerprint(self) -> Mapping[str, str]:
-        """Return what must be equal on all ranks, in words."""
-
-    def prepare(self, engine: Engine) -> None:
-        """Ranks have shaken hands. Collective.
-
-        Raises UnsupportedError, ConfigError, on all ranks alike, where there can be no profile.
-        """
-
-    def end_step(self, launch: Launch) -> None:
-        """A step is over, and its results are there: what fails here is told, and raised by the next exchange."""
-
-    def close(self) -> None:
-        """Record no more."""
 
 
 class Session:
@@ -88,6 +61,7 @@ class Session:
         last_step: a report of the last exchange; None before the first.
         policy: what decides; None before open().
         profiling: what records the steps, if anything; a front end that knows parameters sets it before open().
+        ccr: what measures the communication-to-computation ratio; a front end that knows parameters gives a profiler.
         replicas: what checks that replicas are equal, if anything; a front end that knows parameters sets it.
         resumes_with: names by bucket, as they were cut when the checkpoint was saved that was loaded; empty where none
             was, and after open() where ranks have loaded others.
@@ -130,6 +104,7 @@ class Session:
         self.last_step: StepReport | None = None
         self.policy: DecisionPolicy | None = None
         self.profiling: Profiling | None = None
+        self.ccr = CcrMeasurement(settings.ccr)
         self.replicas: ReplicaCheck | None = None
         self.resumes_with: tuple[tuple[str, ...], ...] = ()
         self.resumes_as = ""
@@ -164,6 +139,10 @@ class Session:
     @property
     def holds_back(self) -> bool:
         """Whether buckets are to be handed over when the backward pass is over, and not beside it."""
+        return self._is_profiled or self.ccr.active
+
+    @property
+    def _is_profiled(self) -> bool:
         return self.profiling is not None and self.profiling.active
 
     @property
@@ -236,6 +215,7 @@ class Session:
             "HVD_COMPRESS_CHECK_EVERY": str(settings.check_every),
             **self.policy.fingerprint(),
             **(self.profiling.fingerprint() if self.profiling is not None else {}),
+            **self.ccr.fingerprint(),
         }
         obstacle = settings.obstacle(engine.rank)
         described = [slot.describe(name) for name, slot in parameters.items()]
@@ -399,7 +379,8 @@ class Session:
                 native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
             self._commit(exchanged)
             self._check_replicas()
-            moments = StepMoments(self._returned_s, min(self._begun_s or start_s, start_s), start_s, perf_counter())
+            begun_s, held_back = min(self._begun_s or start_s, start_s), self.holds_back
+            moments = StepMoments(self._returned_s, begun_s, start_s, perf_counter(), held_back)
             self._trace(exchanged, moments)
             if self._cut_anew:
                 policy.resume()  # it knows nothing of how this step travelled
@@ -409,6 +390,9 @@ class Session:
                 if self._recorder is not None:
                     sent = [bucket.decision for bucket in self._exchanges]
                     self._recorder.exchanged(self.step, sent, exchanged.spans)
+            self.ccr.end_step(
+                self.step, exchanged.spans, policy, self._pipeline.begin, self._engine.rank, self._cut_anew
+            )
             held = [bucket.unsent for bucket in self._exchanges] if policy.holds_unsent else []
             self.unsent = frozenset(name for names in held for name in names)
             for bucket in self._exchanges:
@@ -432,7 +416,7 @@ class Session:
         before = self.last_step.nonfinite_steps if self.last_step is not None else 0
         self.last_step = StepReport.of(exchanged, self.step, perf_counter() - start_s, self._dense_bytes, before)
         self.step += 1
-        if self.holds_back:
+        if self._is_profiled:
             assert self.profiling is not None
             self.profiling.end_step(self._pipeline.begin)
         self._begun_s, self._returned_s = None, perf_counter()
@@ -474,7 +458,7 @@ class Session:
         """Let the threads end, and what is written be complete."""
         with ExitStack() as closing:  # each, also where another one fails
             closing.callback(self._pipeline.stop)
-            for written in (self._timeline, self._board, self.policy, self.profiling):
+            for written in (self._timeline, self._board, self.policy, self.profiling, self.ccr):
                 if written is not None:
                     closing.callback(written.close)
 
@@ -494,7 +478,7 @@ class Session:
                 bucket.lane.wait_output(result._indices(), result._values())
 
     def _check_replicas(self) -> None:
-        if self.replicas is None or self.holds_back or self._engine.world_size == 1:
+        if self.replicas is None or self._is_profiled or self._engine.world_size == 1:
             return
         results = [(each.layout, each.flat) for each in self._exchanges if each.flat is not None]
         self.replicas.end_step(self.step, results, self._pipeline.begin)
@@ -509,7 +493,7 @@ class Session:
         """Show the timeline the step that is over, if it is one of those that it samples."""
         if self._timeline is None or self.step % self._settings.timeline_every:
             return
-        training = list(zip(("FORWARD", "BACKWARD", "WAIT"), pairwise(astuple(moments)), strict=True))
+        training = list(zip(("FORWARD", "BACKWARD", "WAIT"), pairwise(astuple(moments)[:4]), strict=True))
         records = [
             TraceRecord(bucket.layout.called, bucket.decision.facts(), spans, bucket.decision.reason)
             for bucket, spans in zip(self._exchanges, exchanged.spans, strict=True)

@@ -102,3 +102,29 @@ def test_the_command_says_what_was_found(tmp_path: Path) -> None:
     assert "model.json: 6 tensors, 2,603 elements, 4 steps; forward " in done.stdout
     assert "compressor.json: efsign, training: compress " in done.stdout
     assert "system.json: 1 host(s) of 2 rank(s); within: alpha " in done.stdout
+
+
+def test_the_command_says_what_the_backward_pass_can_hide(tmp_path: Path) -> None:
+    program = [sys.executable, str(CHECKOUT / "tests" / "jobs" / "programs" / "profiled.py"), "ddp"]
+    command = [sys.executable, "-c", "from hvd_compress.cli.main import main; main()", "profile", "--ccr"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "JOB_FOLDER": str(tmp_path), "PYTHONPATH": str(CHECKOUT)}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *arguments, "--", *LAUNCHERS["torchrun"], "2", *program],
+            env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+
+    done = run("--steps", "2", "--skip", "3")
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"CCR ([\d.e+-]+): ([\d.]+) ms of collectives beside a backward pass of ([\d.]+) ms", done.stdout)
+    assert found, done.stdout
+    ratio, communicate_ms, backward_ms = map(float, found.groups())
+    assert ratio == pytest.approx(communicate_ms / backward_ms, rel=0.02)
+    assert "; 2 steps" in done.stdout
+    assert "by the clock of each rank, with its waits for others: " in done.stdout
+
+    short = run("--skip", "100")
+    assert short.returncode == 2
+    assert "Error: no ratio: " in short.stderr
+    assert "3 steps after the first 100" in short.stderr

@@ -22,6 +22,7 @@ from hvd_compress.front.ddp.hook import GradBucket, GradientHook, Result
 from hvd_compress.front.eagerly import eagerly
 from hvd_compress.front.handle import Handle
 from hvd_compress.policies import DecisionPolicy
+from hvd_compress.policies.ccr import MEASURED, Ccr
 from hvd_compress.profiler.job import profiled_once
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
@@ -117,6 +118,21 @@ def load_state_dict(model: DistributedDataParallel, state: Mapping[str, Any]) ->
     """
     handle = _handle_of(model)
     handle.load_state_dict(state, dict(_wrapped(model).module.named_parameters()), *_place(model))
+
+
+def ccr(model: DistributedDataParallel) -> Ccr | None:
+    """Return the communication-to-computation ratio that was profiled last; None before."""
+    return _handle_of(model).ccr
+
+
+def profile_ccr(model: DistributedDataParallel, steps: int = MEASURED) -> None:
+    """Have the communication-to-computation ratio profiled by the coming steps, for ccr(). All ranks call it.
+
+    In these steps exchanges begin when the backward pass is over.
+
+    Raises ConfigError where `steps` is no number of steps.
+    """
+    _handle_of(model).profile_ccr(steps)
 
 
 def save_plan(model: DistributedDataParallel, path: str | Path) -> None:

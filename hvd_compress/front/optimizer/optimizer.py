@@ -23,6 +23,7 @@ from hvd_compress.front.optimizer.rollout import HOW, Rollout, roll_out
 from hvd_compress.front.optimizer.snapshot import keep
 from hvd_compress.front.optimizer.watchers import register, replaced
 from hvd_compress.policies import DecisionPolicy
+from hvd_compress.policies.ccr import MEASURED, Ccr
 from hvd_compress.request.decision import Decision
 from hvd_compress.session.report import StepReport
 
@@ -280,6 +281,22 @@ class ReducingOptimizer(torch.optim.Optimizer):
         if self._reducer is not None and own is not None:
             parameters = {name: parameter for parameter, name in self._names.items()}
             self._reducer.handle.load_state_dict(own, parameters, self._rank, self._size)
+
+    @property
+    def ccr(self) -> Ccr | None:
+        """The communication-to-computation ratio that was profiled last; None before, and outside a process set."""
+        return self._reducer.handle.ccr if self._reducer else None
+
+    def profile_ccr(self, steps: int = MEASURED) -> None:
+        """Have the communication-to-computation ratio profiled by the coming steps, for `ccr`. All ranks call it.
+
+        In these steps exchanges begin when the backward pass is over. Where the compression tries something, they are
+        the first ones in which it does not.
+
+        Raises ConfigError where `steps` is no number of steps.
+        """
+        if self._reducer is not None:
+            self._reducer.handle.profile_ccr(steps)
 
     def save_plan(self, path: str | Path) -> None:
         """Write how buckets travel now to a file, so that Compression.plan(path) lets another run do the same.

@@ -197,6 +197,8 @@ class AutoPolicy(DecisionPolicy):
         if chooser is None or self._is_first:
             self._is_first = False
             return
+        if moments.held_back:
+            return
         if self._agreement.ready(step) or (self._agreement.under_way and not chooser.settled):
             agreed = self._agreement.take()
             chooser.record(list(zip(self._compared, agreed.steps, strict=True)))

@@ -223,6 +223,8 @@ class FlexiblePolicy(DecisionPolicy):
         if not own or self._is_first:
             self._is_first = False
             return
+        if moments.held_back:
+            return
         if self._trials:
             self._trials[-1].rows.append([(kernels_s(of), _sent(of)) for of in own.values()])
             return

@@ -1,0 +1,76 @@
+"""The communication-to-computation ratio of a training: what of its collectives a backward pass can hide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+MEASURED = 3
+"""Steps of a profile."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What a rank has recorded of a step: seconds of its backward pass, and of each bucket's collectives."""
+
+    backward_s: float
+    exchanges_s: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Ccr:
+    """What ranks have found in steps whose exchanges began when the backward pass was over. The same on all ranks.
+
+    Sun et al., "Near-Linear Scaling Data Parallel Training with Overlapping-Aware Gradient Compression", Sections II.B
+    and III.B.
+
+    Attributes:
+        communicate_s: seconds of a step's collectives, each from when the last rank came to it until it ended: who
+            waits for a rank that is late does not communicate. Median of the steps.
+        backward_s: seconds of the backward pass on the slowest rank, as no exchange begins before it has its gradient.
+        naive_s: what collectives took on a rank by its own clock, its waits among them: mean over ranks and steps.
+        naive_backward_s: seconds of the backward pass, mean over ranks.
+        steps: how many were profiled.
+        lost_s: seconds that the profile has cost at most: what its steps could have hidden. Beside it ranks exchange
+            some figures, once.
+    """
+
+    communicate_s: float
+    backward_s: float
+    naive_s: float
+    naive_backward_s: float
+    steps: int
+    lost_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Collectives over backward pass; infinite where there was none."""
+        return self.communicate_s / self.backward_s if self.backward_s else math.inf
+
+    @property
+    def naive(self) -> float:
+        """What a profiler says that neither aligns ranks nor knows the slowest of them."""
+        return self.naive_s / self.naive_backward_s if self.naive_backward_s else math.inf
+
+    def __str__(self) -> str:
+        return (
+            f"CCR {self.ratio:.3g}: {1e3 * self.communicate_s:.3g} ms of collectives beside a backward pass of "
+            f"{1e3 * self.backward_s:.3g} ms"
+        )
+
+
+def ccr_of(ranks: Sequence[Sequence[StepRecord]]) -> Ccr:
+    """Return the ratio, by what each rank has recorded of the same steps.
+
+    No rank is through with a collective before all have come to it, and where ranks are through at once the one that
+    came last has waited for nobody: what it took there is what the collective takes.
+    """
+    communicated = [
+        sum(map(min, zip(*(record.exchanges_s for record in step), strict=True))) for step in zip(*ranks, strict=True)
+    ]
+    backward = [median(record.backward_s for record in steps) for steps in ranks]
+    own = [fmean(sum(record.exchanges_s) for record in steps) for steps in ranks]
+    lost_s = sum(min(taken_s, max(backward)) for taken_s in communicated)
+    return Ccr(median(communicated), max(backward), fmean(own), fmean(backward), len(communicated), lost_s)

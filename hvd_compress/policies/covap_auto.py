@@ -1,0 +1,144 @@
+"""COVAP with the interval that lets a backward pass hide what is sent: I = ceil(CCR), profiled while training runs.
+
+Sun et al., "Near-Linear Scaling Data Parallel Training with Overlapping-Aware Gradient Compression", Section III.B.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.engines.launch import Launch
+from hvd_compress.errors import ConfigError
+from hvd_compress.events.history import Event, History
+from hvd_compress.policies.agreement import WINDOW, Agreement, StepTimes, window
+from hvd_compress.policies.base import BucketMetrics, StepMoments
+from hvd_compress.policies.ccr import Ccr
+from hvd_compress.policies.covap import CovapPolicy
+from hvd_compress.policies.detector import THRESHOLD, Detector
+from hvd_compress.request.decision import Decision
+from hvd_compress.request.request import Request
+
+DEFAULT_INTERVAL = 4
+"""Where nothing may be measured."""
+WARM = 2
+"""Steps before the first profile: what is allocated and connected once belongs to no step."""
+MOST = 8
+"""The longest interval that is chosen: gradients become too old beyond, where something that sends less in each step
+serves better."""
+
+
+class AutoCovapPolicy(CovapPolicy):
+    """Sends all until the ratio is known, then each shard every ceil(CCR) steps, until the network is another one.
+
+    Where nothing may be measured the interval is DEFAULT_INTERVAL.
+    """
+
+    def __init__(self, request: Request, shard: bool, hold_unsent: bool) -> None:
+        super().__init__(request, 1, shard, hold_unsent)
+        self._watchers: list[Callable[[Event], None]] = []
+        self._history = History(watchers=self._watchers)
+        self._agreement = Agreement()
+        self._steps = 0
+        self._ccr: float | None = None  # None until it is known
+        self._detector: Detector | None = None
+        self._threshold = THRESHOLD
+        self._step_s = 0.0
+        self._layouts: Sequence[Layout] = ()
+
+    @property
+    def history(self) -> History | None:
+        return self._history
+
+    @property
+    def settled(self) -> bool:
+        return self.measuring_s is None or self._ccr is not None
+
+    @property
+    def wants_ccr(self) -> bool:  # type: ignore[override]
+        return not self.settled and self._steps >= WARM
+
+    def watch(self, watcher: Callable[[Event], None]) -> None:
+        self._watchers.append(watcher)
+
+    def chosen(self) -> str:
+        if self.measuring_s is None or self._ccr is None:
+            return ""
+        level_s = None if self._detector is None else self._detector.level_s
+        return json.dumps({"policy": "covap", "ccr": self._ccr, "level_s": level_s})
+
+    def go_on(self, chosen: str) -> None:
+        try:
+            said = json.loads(chosen)
+            if not isinstance(said, dict):
+                raise ValueError("it is no object")
+            if said.get("policy") != "covap":
+                return  # another policy has chosen
+            self._ccr, level_s = _figure(said["ccr"]), said["level_s"]
+            self._detector = None if level_s is None else Detector(_figure(level_s), found=2)
+        except (ValueError, KeyError, RecursionError) as error:
+            raise ConfigError(
+                f"the choice in this state of a compression is not valid ({error}): load what state_dict() returned"
+            ) from None
+
+    def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
+        self._agreement.drop()  # it is about other buckets
+        self._layouts, self._launch = buckets, launch
+        if self.measuring_s is None:
+            self._interval = DEFAULT_INTERVAL
+            self._why = "nothing is measured"
+        elif self._ccr is not None:
+            self._interval = interval_of(self._ccr)
+            self._why = f"CCR {self._ccr:.3g}"
+        else:
+            self._interval, self._why = 1, "until the CCR is known"
+        return super().setup(step, buckets, launch)
+
+    def take_ccr(self, step: int, ccr: Ccr) -> None:
+        self._ccr, interval = ccr.ratio, interval_of(ccr.ratio)
+        most = ", the longest that is chosen: send less with sent=" if interval < ccr.ratio < math.inf else ""
+        self._history.add(Event(step, "ccr", reason=f"{ccr}: interval {interval}{most}"))
+        self.setup(step + 1, self._layouts, self._launch)
+
+    def observe(self, step: int, metrics: Sequence[BucketMetrics], moments: StepMoments) -> None:
+        self._steps += 1
+        if not self.settled or self.measuring_s is None or moments.held_back:
+            return
+        if self._agreement.ready(step):
+            self._watch_network(step, self._agreement.take().steps)
+        self._agreement.record(moments, metrics)
+
+    def launched(self, step: int) -> None:
+        """Behind the last exchange ranks are in step. They compare the steps before this one, whole intervals."""
+        if self.settled and not self._agreement.under_way and self._agreement.recorded >= self._every:
+            self._agreement.begin(self._launch, step)
+
+    @property
+    def _every(self) -> int:
+        return self._interval * math.ceil((window(self._step_s) if self._step_s else WINDOW) / self._interval)
+
+    def _watch_network(self, step: int, steps: Sequence[StepTimes]) -> None:
+        """Has what exchanges take changed? Whole intervals are compared, as steps send different buckets."""
+        self._step_s = fmean(times.whole_s for times in steps)
+        summed_s = fmean(times.summed_s for times in steps[: len(steps) // self._interval * self._interval])
+        if self._detector is None:
+            self._detector = Detector(summed_s, self._threshold)
+        elif self._detector.add(summed_s):
+            self._threshold = 2 * self._detector.threshold  # a network that was measured in vain is noisy
+            self._history.add(Event(step, "network", reason="exchanges take another time than those before"))
+            self._ccr = self._detector = None
+            self.setup(step + 1, self._layouts, self._launch)
+
+
+def interval_of(ccr: float) -> int:
+    """Return ceil(CCR), MOST at most; 1 where no backward pass was seen, which can hide nothing."""
+    return max(1, math.ceil(min(ccr, MOST))) if math.isfinite(ccr) else 1
+
+
+def _figure(value: object) -> float:
+    if not isinstance(value, float) or not value > 0:
+        raise ValueError(f"{value!r} is no time and no ratio")
+    return value

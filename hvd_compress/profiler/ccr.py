@@ -1,0 +1,79 @@
+"""Profiles the communication-to-computation ratio of a running training, in a few steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+
+from hvd_compress.engines.launch import Launch
+from hvd_compress.policies.agreement import gathered
+from hvd_compress.policies.ccr import Ccr, StepRecord, ccr_of
+from hvd_compress.profiler.clocks import clock_of, device_of
+from hvd_compress.profiler.recorder import Recorder
+from hvd_compress.schemes.phases import PhaseSpans
+
+
+class CcrProfiler:
+    """Records backward passes with no exchange beside them, and then the exchanges, which ranks compare once.
+
+    Whoever exchanges asks `active` before each exchange, and holds it back until the backward pass is over. All ranks
+    call this alike.
+
+    Attributes:
+        active: whether steps are recorded.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """`parameters`: those that are trained, by name. Nothing is watched before begin()."""
+        self._parameters = parameters
+        self._recorder: Recorder | None = None
+        self._exchanges: list[tuple[float, ...]] = []
+        self._steps = 0
+
+    @property
+    def active(self) -> bool:
+        return self._recorder is not None
+
+    def begin(self, steps: int) -> None:
+        """Record the next steps; between two of them.
+
+        Raises UnsupportedError where parameters lie on several devices.
+        """
+        self.close()
+        self._steps = steps
+        self._recorder = Recorder(self._parameters, clock_of(device_of(self._parameters.values())), steps)
+
+    def end_step(self, step: int, spans: Sequence[PhaseSpans], launch: Launch) -> Ccr | None:
+        """Take the spans of all buckets, by number, of a step that is over. Return what was found with the last one.
+
+        It waits then for the other ranks.
+        """
+        assert self._recorder is not None
+        self._recorder.end_step(exchanged=True)
+        self._exchanges.append(tuple(each.communicate_s for each in spans))
+        if len(self._exchanges) < self._steps:
+            return None
+        passes = [max(times.ready_s.values()) for times in self._recorder.times()]
+        passes += [0.0] * (self._steps - len(passes))  # of steps in which this rank had no gradient
+        mine = [figure for own, exchanges in zip(passes, self._exchanges, strict=True) for figure in (own, *exchanges)]
+        ranks = launch(partial(gathered, mine), f"step {step}, comparing backward passes and collectives")()
+        self.close()
+        return ccr_of([_records(rank, self._steps) for rank in ranks])
+
+    def restart(self) -> None:
+        """Buckets are others: forget the steps so far, and record as many again."""
+        self.begin(self._steps)
+
+    def close(self) -> None:
+        """Record no more."""
+        if self._recorder is not None:
+            self._recorder.close()
+        self._recorder, self._exchanges = None, []
+
+
+def _records(figures: Sequence[float], steps: int) -> list[StepRecord]:
+    width = len(figures) // steps
+    rows = [figures[width * at : width * (at + 1)] for at in range(steps)]
+    return [StepRecord(own, tuple(exchanges)) for own, *exchanges in rows]

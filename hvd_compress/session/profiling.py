@@ -1,0 +1,136 @@
+"""What a session lets be measured of a training: the planner's inputs, and its communication-to-computation ratio."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from hvd_compress.engines.base import Engine
+from hvd_compress.engines.launch import Launch
+from hvd_compress.policies import DecisionPolicy
+from hvd_compress.policies.ccr import MEASURED, Ccr
+from hvd_compress.schemes.phases import PhaseSpans
+from hvd_compress.settings import CcrSettings
+
+log = logging.getLogger("hvd_compress")
+
+
+class Profiling(Protocol):
+    """Records the steps of a training, and measures when it has enough: the same on all ranks.
+
+    Attributes:
+        active: whether it still records. Meanwhile buckets are to be handed over when the backward pass is over: an
+            exchange beside it would take the cores and the memory that are measured.
+    """
+
+    active: bool
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Return what must be equal on all ranks, in words."""
+
+    def prepare(self, engine: Engine) -> None:
+        """Ranks have shaken hands. Collective.
+
+        Raises UnsupportedError, ConfigError, on all ranks alike, where there can be no profile.
+        """
+
+    def end_step(self, launch: Launch) -> None:
+        """A step is over, and its results are there: what fails here is told, and raised by the next exchange."""
+
+    def close(self) -> None:
+        """Record no more."""
+
+
+class CcrProfiling(Protocol):
+    """Records a few steps, as profiler.ccr.CcrProfiler does."""
+
+    @property
+    def active(self) -> bool: ...
+
+    def begin(self, steps: int) -> None: ...
+
+    def end_step(self, step: int, spans: Sequence[PhaseSpans], launch: Launch) -> Ccr | None: ...
+
+    def restart(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class CcrMeasurement:
+    """Has the communication-to-computation ratio profiled where somebody wants it: a policy, a program or the command.
+
+    Attributes:
+        profiler: what records; None where nothing knows parameters.
+        found: the last ratio; None before the first.
+    """
+
+    def __init__(self, settings: CcrSettings | None) -> None:
+        """`settings`: what a command wants, if one does."""
+        self._settings = settings
+        self._asked = 0  # steps, of a program or command
+        self.profiler: CcrProfiling | None = None
+        self.found: Ccr | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether buckets are to be handed over when the backward pass is over."""
+        return self.profiler is not None and self.profiler.active
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Return what must be equal on all ranks, in words."""
+        settings = self._settings
+        return {} if settings is None else {"HVD_COMPRESS_CCR": f"{settings.skip} + {settings.steps} steps"}
+
+    def ask(self, steps: int) -> None:
+        """Have the coming steps recorded, or the first ones in which the policy tries nothing. All ranks call it."""
+        self._asked = steps
+
+    def end_step(
+        self, step: int, spans: Sequence[PhaseSpans], policy: DecisionPolicy, launch: Launch, rank: int, is_new: bool
+    ) -> None:
+        """A step is over. `is_new`: whether its buckets were cut anew."""
+        if self.profiler is None:
+            return
+        if self.profiler.active:
+            self._record(step, spans, policy, launch, rank, is_new)
+            return
+        if self._settings is not None and step + 1 >= self._settings.skip and self.found is None and not self._asked:
+            self._asked = self._settings.steps
+        steps = MEASURED if policy.wants_ccr else self._asked * policy.settled
+        if steps:
+            self.profiler.begin(steps)
+
+    def _record(
+        self, step: int, spans: Sequence[PhaseSpans], policy: DecisionPolicy, launch: Launch, rank: int, is_new: bool
+    ) -> None:
+        assert self.profiler is not None
+        if is_new:
+            self.profiler.restart()
+            return
+        found = self.profiler.end_step(step, spans, launch)
+        if found is None:
+            return
+        self.found, self._asked = found, 0
+        if policy.wants_ccr:
+            policy.take_ccr(step, found)
+        if self._settings is not None and rank == 0:
+            _write(self._settings.file, {**asdict(found), "ratio": found.ratio, "naive": found.naive, "step": step})
+
+    def close(self) -> None:
+        """Record no more."""
+        if self.profiler is not None:
+            self.profiler.close()
+
+
+def _write(path: Path, figures: Mapping[str, Any]) -> None:
+    """Write a file at once. Where that cannot be, training goes on: other ranks wait for this one."""
+    draft = path.with_name(f"{path.name}.draft")
+    try:
+        draft.write_text(json.dumps(figures))
+        draft.replace(path)
+    except OSError as error:
+        log.warning("hvd_compress: cannot write HVD_COMPRESS_CCR = %s: %s", path, error.strerror)

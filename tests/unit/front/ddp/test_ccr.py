@@ -1,0 +1,56 @@
+"""The communication-to-computation ratio under DDP, and COVAP's interval by it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import torch
+import torch.distributed as dist
+
+import hvd_compress.ddp as hc
+from tests.unit.front.ddp.job import run_ranks
+from tests.unit.front.ddp.training import check_ranks_equal, compressed, flat, make_model, optimizer_of, train
+
+
+def test_ranks_find_the_same_and_train_the_same() -> None:
+    run_ranks(profiled, ranks=2)
+
+
+def profiled(rank: int) -> None:
+    trained = []
+    for steps in (0, 2):
+        model = compressed(make_model(), hc.Compression.int8())
+        optimizer = optimizer_of(model)
+        train(model, optimizer, rank, range(4))
+        assert hc.ccr(model) is None
+        if steps:
+            hc.profile_ccr(model, steps)
+        train(model, optimizer, rank, range(4, 8))
+        trained.append(flat(model))
+    found = hc.ccr(model)
+    assert found is not None
+    everyone: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, asdict(found))
+    assert everyone == [asdict(found)] * len(everyone)
+    assert found.steps == 2
+    assert 0 < found.backward_s < 60
+    assert 0 < found.communicate_s < 60
+    assert torch.equal(*trained)
+
+
+def test_covap_takes_its_interval_from_it() -> None:
+    run_ranks(adaptive, ranks=2, HVD_COMPRESS_ADAPT="1", HVD_COMPRESS_CHECK_EVERY="5")
+
+
+def adaptive(rank: int) -> None:
+    model = compressed(make_model(), hc.Compression.covap("auto"))
+    optimizer = optimizer_of(model)
+    train(model, optimizer, rank, range(30))
+    check_ranks_equal(model, "covap")
+    controller = hc.controller(model)
+    assert controller is not None
+    assert controller.history is not None
+    first = controller.history.events[0]
+    assert first.kind == "ccr"
+    assert first.reason.startswith("CCR ")
+    assert ": interval " in first.reason

@@ -1,0 +1,84 @@
+"""What is profiled of a running training, on the clock that tests hold: the ratio, and nothing of what is trained."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from hvd_compress.compression import Compression
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.errors import ConfigError
+from hvd_compress.policies.ccr import Ccr
+from tests.clock import Clock, slowed
+from tests.harness import backward, on_engine
+
+RANKS, STEPS = 3, 12
+PASS_S = 0.004
+"""Of each parameter, of which there are some."""
+
+
+def trained(engine: InProcessEngine, clock: Clock, late: float, profiled: bool) -> tuple[Ccr | None, torch.Tensor, int]:
+    """Train; rank 1 takes `late` times as long for its backward pass."""
+    slowed(engine, lambda: 1e-6)
+    parameters, optimizer = on_engine(engine, Compression.dense())
+    factor = late if engine.rank == 1 else 1.0
+    for parameter in parameters.values():
+        parameter.register_hook(lambda _: clock.reach(clock() + factor * PASS_S))
+    for step in range(STEPS):
+        if profiled and step == 4:
+            optimizer.profile_ccr(3)
+        optimizer.zero_grad()
+        backward(parameters, engine.rank, step)
+        optimizer.step()
+    return optimizer.ccr, torch.cat([p.detach().reshape(-1) for p in parameters.values()]), len(parameters)
+
+
+def test_a_late_rank_changes_the_backward_pass_and_not_the_collectives(clock: Clock) -> None:
+    found, late = (run_ranks(RANKS, lambda engine, by=by: trained(engine, clock, by, True)) for by in (1.0, 1.3))
+    (even, _, parameters), (uneven, _, _) = found[0], late[0]
+    assert even is not None
+    assert uneven is not None
+    assert [each[0] for each in found] == [even] * RANKS, "all ranks have found the same"
+    assert [each[0] for each in late] == [uneven] * RANKS
+    assert even.backward_s == pytest.approx(parameters * PASS_S)
+    assert uneven.backward_s == pytest.approx(1.3 * parameters * PASS_S)
+    assert 0.9 * even.communicate_s < uneven.communicate_s <= even.communicate_s, "a late rank finds messages there"
+    assert even.naive == pytest.approx(even.ratio, rel=0.1)
+    assert uneven.naive_s - uneven.communicate_s > 5 * (even.naive_s - even.communicate_s), "waits of the others"
+    assert even.steps == 3
+
+
+def test_what_is_trained_is_the_same(clock: Clock) -> None:
+    first, second = (run_ranks(RANKS, lambda engine, on=on: trained(engine, clock, 1.0, on)) for on in (False, True))
+    for (nothing, plain, _), (found, profiled, _) in zip(first, second, strict=True):
+        assert nothing is None
+        assert found is not None
+        assert torch.equal(plain, profiled)
+
+
+def test_no_gradient_from_a_backward_pass_is_no_ratio() -> None:
+    def body(engine: InProcessEngine) -> Ccr | None:
+        parameters, optimizer = on_engine(engine, Compression.dense())
+        for step in range(8):
+            if step == 2:
+                optimizer.profile_ccr(2)
+            for parameter in parameters.values():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+        return optimizer.ccr
+
+    for found in run_ranks(2, body):
+        assert found is not None
+        assert math.isinf(found.ratio)
+
+
+@pytest.mark.parametrize("steps", [0, -1, True, 2.0, "3"])
+def test_steps_are_a_whole_number(steps: object) -> None:
+    def body(engine: InProcessEngine) -> None:
+        _, optimizer = on_engine(engine, Compression.dense())
+        with pytest.raises(ConfigError, match="is not a number of steps"):
+            optimizer.profile_ccr(steps)  # type: ignore[arg-type]
+
+    run_ranks(1, body)
