@@ -9,12 +9,16 @@ optimizer = OneBitAdam(model.parameters(), lr=1e-3, warmup_steps=1000)
 hc.compress(model, optimizer.compression())
 """
 
+from hvd_compress.front.batch_size import BatchSampler, BatchSizeSchedule
 from hvd_compress.front.ddp.api import (
     Compression,
+    Ranks,
     ccr,
     compress,
     controller,
     decisions,
+    end_epoch,
+    follow_learning_rate,
     follow_loss_scale,
     last_step,
     load_state_dict,
@@ -25,12 +29,17 @@ from hvd_compress.front.ddp.api import (
 from hvd_compress.session.report import StepReport
 
 __all__ = [
+    "BatchSampler",
+    "BatchSizeSchedule",
     "Compression",
+    "Ranks",
     "StepReport",
     "ccr",
     "compress",
     "controller",
     "decisions",
+    "end_epoch",
+    "follow_learning_rate",
     "follow_loss_scale",
     "last_step",
     "load_state_dict",

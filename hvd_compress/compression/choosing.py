@@ -14,7 +14,7 @@ from hvd_compress.compressors import Cast, Compressor, TopK
 from hvd_compress.compressors.base import is_frozen_dataclass
 from hvd_compress.errors import ConfigError, known_are
 from hvd_compress.feedback.schedule import ALL_BACK, FeedbackSchedule
-from hvd_compress.policies import Auto, Covap, Flexible, PlanFile
+from hvd_compress.policies import Accordion, Auto, Covap, Flexible, PlanFile
 from hvd_compress.policies.auto.quality import QUALITIES, Quality, checked
 from hvd_compress.policies.covap_auto import DEFAULT_INTERVAL
 from hvd_compress.policies.flexible.settings import GAIN_CHANGE, HIGH, LOW
@@ -150,6 +150,52 @@ class Choosing:
             policy=Covap(interval, shard, hold_unsent),
             feedback=schedule,
         )
+
+    @staticmethod
+    def accordion(
+        low: Request,
+        high: Request,
+        *,
+        eta: float = 0.5,
+        every: int = 10,
+        epoch_steps: int | None = None,
+        per_parameter: bool = False,
+    ) -> Request:
+        """Compress little in critical regimes of the training and much in the rest: Accordion.
+
+        Every `every` epochs ranks compare the norm of each bucket's gradient, summed over an epoch, with that of the
+        last comparison: where it has changed by `eta` or more, a bucket travels by `low`, else by `high`. All travel by
+        `low` until two epochs have been compared, and from a decay of the learning rate until the next comparison.
+        Residuals, and the warm start of powersgd, go on. Sums take 4 bytes an element.
+
+        A program says at the end of each epoch `optimizer.end_epoch()`, or under DDP `hc.end_epoch(model)`, behind the
+        step of a learning-rate scheduler.
+
+        Args:
+            low: little compression, such as powersgd(4) or topk(0.1).
+            high: the same with other settings: powersgd(1), topk(0.01).
+            eta: a share, above 0.
+            every: epochs from one comparison to the next.
+            epoch_steps: how many steps are an epoch; not given, the program says when one ends.
+            per_parameter: each parameter travels, and is judged, by itself. DDP's buckets are its own, and stay.
+
+        Raises:
+            ConfigError: a value is out of range; or the two are not of one compressor, of different engines or devices,
+                or choose by themselves.
+        """
+        for name, level in (("low", low), ("high", high)):
+            if not isinstance(level, Request) or level.policy is not None:
+                raise ConfigError(f"{name} = {level!r} must be a compression whose every step is alike, such as topk()")
+        if type(low.compressor) is not type(high.compressor):
+            raise ConfigError(
+                f"low sends {low.compressor} and high {high.compressor}: they must be two levels of one compressor"
+            )
+        alike = [(each.engine, each.device, each.feedback) for each in (low, high)]
+        if alike[0] != alike[1]:
+            raise ConfigError("low and high must have the same engine, device and feedback")
+        if low.compressor == high.compressor:
+            raise ConfigError(f"low and high both send {low.compressor}: there is nothing to switch between")
+        return replace(low, policy=Accordion(high, eta, every, epoch_steps, per_parameter))
 
     @staticmethod
     def plan(path: str | Path, *, engine: str = "auto") -> Request:

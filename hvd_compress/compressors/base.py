@@ -127,6 +127,10 @@ class Compressor(ABC):
         """Return what is kept from step to step beside the residual, as it is before the first step, on `device`."""
         return {}
 
+    def resized(self, kept: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """Return what `new`, a state as it is before the first step, becomes where one of another size was kept."""
+        return new
+
     @abstractmethod
     def rounds(self, work: Input) -> Rounds:
         """Yield this rank's payload of each round. At the end write scale * sum over ranks to work.gradient.

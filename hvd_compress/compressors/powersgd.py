@@ -96,6 +96,11 @@ class PowerSGD(Compressor):
             for m in self.matrices(layout)
         }
 
+    def resized(self, kept: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """Return the columns that a Q of another rank has, and for further ones those of the beginning."""
+        rank = min(kept.shape[1], new.shape[1])
+        return torch.cat([kept[:, :rank].to(new.device, new.dtype), new[:, rank:]], dim=1)
+
     def rounds(self, work: Input) -> Rounds:
         """Two rounds, of P with all that travels dense, and of Q; one where there is no matrix."""
         assert work.residual is not None

@@ -21,6 +21,9 @@ Key = tuple[str, str]
 GRADIENT_UNITS = "gradient:"
 """A kind that begins so is in units of the gradient, and follows a loss scale as residuals do."""
 
+RESULT_SUM = f"{GRADIENT_UNITS}result.sum"
+"""The kind of a sum of results over steps, (numel,) fp32, which a policy compares: kept beside compressors' states."""
+
 
 @dataclass
 class Residual:

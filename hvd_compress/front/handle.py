@@ -26,6 +26,12 @@ from hvd_compress.session.session import Session
 from hvd_compress.settings import MOST_STEPS, Settings
 
 
+def rates_of(optimizer: Callable[[], Any]) -> list[float]:
+    """Return the learning rates of an optimizer, by group; none where it, behind a weak reference, is no more."""
+    known = optimizer()
+    return [] if known is None else [float(group["lr"]) for group in known.param_groups if "lr" in group]
+
+
 class Handle:
     """A session of parameters, with what watches over them.
 

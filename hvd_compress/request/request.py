@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
@@ -23,6 +23,9 @@ DEVICES = ("auto", "cpu", "cuda")
 
 class PolicySettings(ABC):
     """What a policy is told: a frozen dataclass, whose repr is compared between ranks."""
+
+    keeps_sum: ClassVar[bool] = False
+    """Whether the results of steps are summed, in what buckets remember."""
 
     @abstractmethod
     def make(self, request: Request, settings: Settings) -> object:

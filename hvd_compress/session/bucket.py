@@ -9,7 +9,7 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.devices import Lane
-from hvd_compress.feedback.states import BucketState, Key, States
+from hvd_compress.feedback.states import RESULT_SUM, BucketState, Key, States
 from hvd_compress.request.decision import Decision
 from hvd_compress.schemes import Exchange, Observed, Probe, ProbeReport, Scheme, Work
 
@@ -20,6 +20,7 @@ class SessionBucket:
 
     Attributes:
         number: its place in the order in which buckets leave.
+        keeps_sum: whether the results of steps can be summed.
         launched: whether it has left in this step.
         probe: what is to be known of the exchange of the coming step.
         exchange: of this step.
@@ -30,6 +31,7 @@ class SessionBucket:
     decision: Decision
     lane: Lane
     states: States
+    keeps_sum: bool = False
     launched: bool = False
     probe: Probe = Probe()
     exchange: Exchange | None = None
@@ -48,13 +50,36 @@ class SessionBucket:
         if decision != self.decision:
             self._sent = self._cleared = False
             self.scheme = decision.build()
-            own = self._own()
+            own = self._resized(self._own())
             if not self._has_state(own):
                 self._bind(own)
         self.decision = decision
 
     def _own(self) -> Mapping[Key, torch.Tensor]:
-        return self.scheme.compressor.new_state(self.layout, self.lane.device)
+        own = self.scheme.compressor.new_state(self.layout, self.lane.device)
+        if not self.keeps_sum or self.layout.sparse or self.layout.dtype == torch.float64:
+            return own
+        segments = zip(self.layout.names, self.layout.segments, strict=True)
+        return {**own, **{(RESULT_SUM, name): torch.zeros(n, device=self.lane.device) for name, n in segments}}
+
+    def _resized(self, own: Mapping[Key, torch.Tensor]) -> Mapping[Key, torch.Tensor]:
+        """Return what a compressor keeps, with what goes on of what another level of it has kept in another size."""
+        kept = self.state.current
+        others = [key for key in own if key in kept and kept[key].shape != own[key].shape]
+        resized = {key: self.scheme.compressor.resized(kept[key], own[key]) for key in others}
+        going_on = {key: tensor for key, tensor in resized.items() if tensor is not own[key]}
+        if going_on:
+            self.states.forget_own(self.layout.names, kept.keys() - going_on.keys())
+        return {**own, **going_on}
+
+    def add_result(self) -> None:
+        """Add the result of the step that is over to those before."""
+        start = 0
+        for name, numel in zip(self.layout.names, self.layout.segments, strict=True):
+            sum_ = self.state.current.get((RESULT_SUM, name))
+            if sum_ is not None and self.flat is not None:
+                sum_.add_(self.flat[start : start + numel].to(sum_.device))
+            start += numel
 
     def _has_state(self, own: Mapping[Key, torch.Tensor]) -> bool:
         kept = self.state.current

@@ -26,8 +26,9 @@ from hvd_compress.events.history import History
 from hvd_compress.events.recorder import EventRecorder
 from hvd_compress.events.tensorboard import TensorBoard
 from hvd_compress.feedback.loss_scale import LossScale
-from hvd_compress.feedback.states import BucketState, States
+from hvd_compress.feedback.states import RESULT_SUM, BucketState, States
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, StepMoments, policy_for
+from hvd_compress.policies.agreement import gathered
 from hvd_compress.policies.plan_in_use import plan_in_use
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
@@ -66,6 +67,7 @@ class Session:
         resumes_with: names by bucket, as they were cut when the checkpoint was saved that was loaded; empty where none
             was, and after open() where ranks have loaded others.
         resumes_as: what the policy had chosen then, as `DecisionPolicy.chosen`.
+        rates: gives the learning rates of the coming steps, where a front end knows the optimizer.
         unsent: names of parameters that are to have no gradient, since the last exchange has sent nothing of them; the
             same on all ranks, and empty unless the policy `holds_unsent`.
     """
@@ -108,6 +110,7 @@ class Session:
         self.replicas: ReplicaCheck | None = None
         self.resumes_with: tuple[tuple[str, ...], ...] = ()
         self.resumes_as = ""
+        self.rates: Callable[[], Sequence[float]] = tuple
         self.unsent: frozenset[str] = frozenset()
         self._timeline: Timeline | None = None
         self._board: TensorBoard | None = None
@@ -252,7 +255,7 @@ class Session:
             known = before.get(number)
             if known is None or known.layout != layout:
                 lane = self._make_lane(devices[layout.place], decision.device, self._engine.capabilities.devices)
-                known = SessionBucket(number, layout, decision, lane, self.states)
+                known = SessionBucket(number, layout, decision, lane, self.states, self._keeps_sum)
             elif known.launched:
                 self._later[number] = decision
             else:
@@ -298,6 +301,8 @@ class Session:
                 residuals.setdefault(name, torch.zeros(layout.numel))
                 for (kind, _), tensor in self._request.compressor.new_state(layout, torch.device("cpu")).items():
                     states.setdefault(kind, {}).setdefault(name, tensor)
+                if self._keeps_sum:
+                    states.setdefault(RESULT_SUM, {}).setdefault(name, torch.zeros(layout.numel))
         return residuals, states
 
     def parts(self, names: Sequence[str]) -> Sequence[Part]:
@@ -378,6 +383,9 @@ class Session:
             with located(f"rank {self._engine.rank}, step {self.step}"), received():
                 native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
             self._commit(exchanged)
+            if exchanged.finite and policy.sums_results:
+                for bucket in self._exchanges:
+                    bucket.add_result()
             self._check_replicas()
             begun_s, held_back = min(self._begun_s or start_s, start_s), self.holds_back
             moments = StepMoments(self._returned_s, begun_s, start_s, perf_counter(), held_back)
@@ -393,6 +401,8 @@ class Session:
             self.ccr.end_step(
                 self.step, exchanged.spans, policy, self._pipeline.begin, self._engine.rank, self._cut_anew
             )
+            if policy.ends_epoch(self.step):
+                self._end_epoch(self.step + 1)
             held = [bucket.unsent for bucket in self._exchanges] if policy.holds_unsent else []
             self.unsent = frozenset(name for names in held for name in names)
             for bucket in self._exchanges:
@@ -421,6 +431,33 @@ class Session:
             self.profiling.end_step(self._pipeline.begin)
         self._begun_s, self._returned_s = None, perf_counter()
         return self.last_step
+
+    def compare(self, figures: Sequence[float]) -> list[list[float]]:
+        """Return the figures of all ranks, which bring as many; between two steps. Collective.
+
+        Raises UsageError before the first step, when ranks have not met.
+        """
+        if self.policy is None:
+            raise UsageError("ranks can compare nothing before their first step: call it after that")
+        return self._pipeline.begin(partial(gathered, figures), f"step {self.step}, comparing figures of the program")()
+
+    def end_epoch(self) -> None:
+        """The program says that an epoch is over, between two steps; of a policy that counts epochs it does nothing.
+
+        All ranks call it alike. Before the first step it does nothing.
+        """
+        if self.policy is not None and not self.policy.counts_epochs and not self.failed:
+            self._end_epoch(self.step)
+            self.follow(self.step)
+
+    def _end_epoch(self, step: int) -> None:
+        assert self.policy is not None
+        states, unit = [bucket.state for bucket in self._exchanges], self.loss_scale.scale or 1.0
+        self.policy.end_epoch(step, self.rates(), states, unit, self._pipeline.begin)
+
+    @property
+    def _keeps_sum(self) -> bool:
+        return self._request.policy is not None and self._request.policy.keeps_sum
 
     def follow(self, step: int) -> None:
         """Let buckets travel as the policy says, from step `step` on; between two steps."""

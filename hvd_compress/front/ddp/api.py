@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engi
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.ddp.hook import GradBucket, GradientHook, Result
 from hvd_compress.front.eagerly import eagerly
-from hvd_compress.front.handle import Handle
+from hvd_compress.front.handle import Handle, rates_of
 from hvd_compress.policies import DecisionPolicy
 from hvd_compress.policies.ccr import MEASURED, Ccr
 from hvd_compress.profiler.job import profiled_once
@@ -123,6 +124,33 @@ def load_state_dict(model: DistributedDataParallel, state: Mapping[str, Any]) ->
 def ccr(model: DistributedDataParallel) -> Ccr | None:
     """Return the communication-to-computation ratio that was profiled last; None before."""
     return _handle_of(model).ccr
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Those of a compressed model, for a BatchSizeSchedule."""
+
+    model: DistributedDataParallel
+
+    def compare(self, figures: Sequence[float]) -> list[list[float]]:
+        """Return the figures of all ranks, in their order. All ranks bring as many, between two steps.
+
+        Raises UsageError before the first step.
+        """
+        return _handle_of(self.model).session.compare(figures)
+
+
+def end_epoch(model: DistributedDataParallel) -> None:
+    """An epoch is over, for Compression.accordion(); for others it does nothing. All ranks call it, between two steps.
+
+    Behind the step of a learning-rate scheduler: the rates of the coming epoch count (follow_learning_rate()).
+    """
+    _handle_of(model).session.end_epoch()
+
+
+def follow_learning_rate(model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
+    """Let Compression.accordion() see the learning rates of the optimizer that trains this model, on every rank."""
+    _handle_of(model).session.rates = partial(rates_of, weakref.ref(optimizer))
 
 
 def profile_ccr(model: DistributedDataParallel, steps: int = MEASURED) -> None:

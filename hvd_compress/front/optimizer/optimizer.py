@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import torch
 from hvd_compress.engines.leave import at_end
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.eagerly import eagerly
+from hvd_compress.front.handle import rates_of
 from hvd_compress.front.optimizer.gradient_hooks import GradientHooks, Handle
 from hvd_compress.front.optimizer.named_parameters import trainable
 from hvd_compress.front.optimizer.reducer import Reducer
@@ -67,6 +68,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         if reducer is None:
             return
         me = weakref.ref(self)  # a hook must not keep the optimizer alive: its threads end with it
+        reducer.session.rates = partial(rates_of, me)
         tell = partial(partial, _tell, me)
         self._hooks = GradientHooks(
             watched, tell(ReducingOptimizer._gradient_comes), tell(ReducingOptimizer._gradient_ready)
@@ -286,6 +288,27 @@ class ReducingOptimizer(torch.optim.Optimizer):
     def ccr(self) -> Ccr | None:
         """The communication-to-computation ratio that was profiled last; None before, and outside a process set."""
         return self._reducer.handle.ccr if self._reducer else None
+
+    def compare(self, figures: Sequence[float]) -> list[list[float]]:
+        """Return the figures of all ranks, in their order: for what all are to decide alike. All ranks bring as many.
+
+        Raises UsageError before the first step, and where gradients are on their way.
+        """
+        if self._reducer is None:
+            return [list(figures)]
+        self._require_rest("compare()")
+        return self._reducer.session.compare(figures)
+
+    def end_epoch(self) -> None:
+        """An epoch is over, for Compression.accordion(); for others it does nothing. All ranks call it.
+
+        Call it between two steps, behind the step of a learning-rate scheduler: the rates of the coming epoch count.
+
+        Raises UsageError where gradients are on their way.
+        """
+        if self._reducer is not None:
+            self._require_rest("end_epoch()")
+            self._reducer.session.end_epoch()
 
     def profile_ccr(self, steps: int = MEASURED) -> None:
         """Have the communication-to-computation ratio profiled by the coming steps, for `ccr`. All ranks call it.

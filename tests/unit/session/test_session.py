@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Slot
-from hvd_compress.compressors import Cast, PowerSGD, TopK
+from hvd_compress.compressors import Cast, Compressor, PowerSGD, TopK
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.errors import CommunicationError
@@ -191,7 +192,13 @@ def test_the_step_of_rank_0_counts() -> None:
     assert run_ranks(2, body) == [5, 5]
 
 
-def test_a_compressors_state_of_another_shape_starts_anew() -> None:
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_compressors_state_of_another_shape_goes_on_or_starts_anew(
+    goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not goes_on:
+        monkeypatch.setattr(PowerSGD, "resized", Compressor.resized)
+
     def body(engine: InProcessEngine) -> list[int]:
         policy = Playing([POWERSGD, Decision(PowerSGD(3), Path("allreduce")), POWERSGD])
         session = opened(engine, policy)
@@ -202,7 +209,7 @@ def test_a_compressors_state_of_another_shape_starts_anew() -> None:
             found.append(session.states.own_state_dict()["powersgd.q"]["a"].shape[1])
         return found
 
-    with pytest.warns(UserWarning, match="the compression has other settings"):
+    with nullcontext() if goes_on else pytest.warns(UserWarning, match="the compression has other settings"):
         assert run_ranks(2, body) == [[3, 2, 2]] * 2  # each as the next step wants it
 
 

@@ -1,0 +1,31 @@
+"""Accordion under DDP: epochs, and learning rates that have decayed."""
+
+from __future__ import annotations
+
+import torch
+
+import hvd_compress.ddp as hc
+from tests.unit.front.ddp.job import run_ranks
+from tests.unit.front.ddp.training import check_ranks_equal, compressed, make_model, optimizer_of, train
+
+
+def test_levels_follow_epochs_and_rates() -> None:
+    run_ranks(by_epochs, ranks=2, HVD_COMPRESS_ADAPT="0", HVD_COMPRESS_CHECK_EVERY="3")
+
+
+def by_epochs(rank: int) -> None:
+    levels = (hc.Compression.topk(0.5, "allgather"), hc.Compression.topk(0.05, "allgather"))
+    model = compressed(make_model(), hc.Compression.accordion(*levels, eta=1e9, every=1))
+    optimizer = optimizer_of(model)
+    hc.follow_learning_rate(model, optimizer)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [4])
+    used = []
+    for epoch in range(6):
+        train(model, optimizer, rank, range(3 * epoch, 3 * epoch + 3))
+        used.append({round(d.ratio, 1) for d in hc.decisions(model).values()})
+        scheduler.step()
+        hc.end_epoch(model)
+    check_ranks_equal(model, "accordion")
+    assert used == [{0.5}, {0.5}, {0.1}, {0.1}, {0.5}, {0.1}], "the rate has decayed behind the fourth epoch"
+    history = hc.controller(model).history
+    assert any("the learning rate has decayed" in event.reason for event in history.events)

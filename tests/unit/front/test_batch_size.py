@@ -1,0 +1,142 @@
+"""Batch sizes by Accordion's rule, on gradients whose norms are known."""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler, TensorDataset
+
+from hvd_compress.compression import Compression
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.front.batch_size import BatchSampler, BatchSizeSchedule
+from tests.harness import backward, make_optimizer, make_parameters
+
+SAMPLES, SMALL, LARGE = 40, 4, 16
+
+
+def batches_of(rank: int = 0, ranks: int = 1) -> BatchSampler:
+    data = TensorDataset(torch.arange(SAMPLES))
+    return BatchSampler(DistributedSampler(data, ranks, rank, shuffle=False), SMALL)
+
+
+def plain(norms: list[float], **options: object) -> list[tuple[int, float]]:
+    """Return batch size and learning rate of each epoch, of gradients whose sum has these norms."""
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer, batches = torch.optim.SGD([parameter], lr=0.1), batches_of()
+    schedule, seen = BatchSizeSchedule(optimizer, batches, LARGE, **options), []  # type: ignore[arg-type]
+    for norm in norms:
+        seen.append((batches.batch_size, round(optimizer.param_groups[0]["lr"], 6)))
+        for _ in range(2 if schedule.is_large else 8):  # steps of an epoch
+            parameter.grad = torch.tensor([norm, 0.0])
+            schedule.step()
+        schedule.end_epoch()
+    return seen
+
+
+def test_batch_and_rate_are_scaled_together() -> None:
+    small, large = (SMALL, 0.1), (LARGE, 0.4)
+    assert plain([1.0, 1.1, 1.2, 3.0, 2.9, 2.8], every=1) == [small, small, large, large, small, large]
+    assert plain([1.0, 9.0, 1.1, 9.0, 9.0, 1.0], every=2) == [small, small, small, large, large, small]
+    assert plain([1.0, math.nan, 1.0, 1.0], every=1) == [small] * 4, "what is not finite is in no sum"
+
+
+def test_a_decayed_rate_gets_small_batches() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer, batches = torch.optim.SGD([parameter], lr=0.1), batches_of()
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.1 if epoch >= 4 else 1.0)
+    schedule, seen = BatchSizeSchedule(optimizer, batches, LARGE, every=1, scheduler=scheduler), []
+    for _ in range(7):
+        seen.append((batches.batch_size, round(optimizer.param_groups[0]["lr"], 6)))
+        parameter.grad = torch.ones(2)
+        schedule.step()
+        optimizer.step()
+        scheduler.step()
+        schedule.end_epoch()
+    small, large = (SMALL, 0.1), (LARGE, 0.4)
+    assert seen == [small, small, large, large, (SMALL, 0.01), (LARGE, 0.04), (LARGE, 0.04)]
+
+
+def test_it_drives_a_loader() -> None:
+    batches = batches_of(rank=1, ranks=2)
+    loader = DataLoader(TensorDataset(torch.arange(SAMPLES)), batch_sampler=batches)
+    assert [len(batch) for (batch,) in loader] == [4] * 5
+    assert len(loader) == 5
+    batches.batch_size = 8
+    assert [len(batch) for (batch,) in loader] == [8, 8, 4]
+    assert len(loader) == 3
+    batches.drop_last = True
+    assert [len(batch) for (batch,) in loader] == [8, 8]
+    assert len(loader) == 2
+    assert sorted(sample for batch in BatchSampler(SequentialSampler(range(5)), 2) for sample in batch) == list(
+        range(5)
+    )
+
+
+def test_ranks_decide_alike_though_one_has_other_figures() -> None:
+    def body(engine: InProcessEngine) -> list[int]:
+        parameters = make_parameters()
+        made = partial(make_optimizer, parameters, Compression.dense(), lambda: engine)
+        optimizer, batches = made(engine.rank, engine.world_size), batches_of(engine.rank, 2)
+        schedule, seen = BatchSizeSchedule(optimizer, batches, LARGE, every=1, eta=0.2), []
+        with pytest.raises(UsageError, match="before their first step"):
+            schedule.end_epoch()
+        for step in range(8):
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, 0)
+            optimizer.step()
+            if engine.rank == 0 and step == 4:  # its sum alone is another one
+                for parameter in parameters.values():
+                    parameter.grad.mul_(3.0)
+            schedule.step()
+            schedule.end_epoch()
+            seen.append(batches.batch_size)
+        return seen
+
+    first, second = run_ranks(2, body)
+    assert first == second
+    assert {SMALL, LARGE} == set(first)
+
+
+def test_it_goes_on_from_its_state() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    schedule = BatchSizeSchedule(optimizer, batches_of(), LARGE, every=1)
+    for _ in range(2):
+        parameter.grad = torch.ones(2)
+        schedule.step()
+        schedule.end_epoch()
+    assert schedule.is_large
+    saved, rates = copy.deepcopy(schedule.state_dict()), copy.deepcopy(optimizer.state_dict())
+    again = torch.optim.SGD([parameter], lr=0.1)
+    again.load_state_dict(rates)
+    batches = batches_of()
+    resumed = BatchSizeSchedule(again, batches, LARGE, every=1)
+    resumed.load_state_dict(saved)
+    assert batches.batch_size == LARGE
+    resumed._switch(False)
+    assert again.param_groups[0]["lr"] == pytest.approx(0.1)
+    with pytest.raises(ConfigError, match="no state of a schedule"):
+        resumed.load_state_dict({"norm": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("large", "options", "words"),
+    [
+        (4, {}, "large = 4 must be more than the 4 samples"),
+        (0, {}, "large = 0 must be a number of samples"),
+        (True, {}, "large = True must be a number"),
+        (16, {"eta": -1}, "eta = -1"),
+        (16, {"every": 0}, "every = 0"),
+    ],
+)
+def test_what_is_no_schedule(large: int, options: dict[str, int], words: str) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    with pytest.raises(ConfigError, match=words):
+        BatchSizeSchedule(optimizer, batches_of(), large, **options)
+    with pytest.raises(ConfigError, match="batch_size = 0"):
+        BatchSampler(SequentialSampler(range(5)), 0)

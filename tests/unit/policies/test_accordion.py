@@ -1,0 +1,302 @@
+"""Accordion's decisions on norms that are known, and what goes on across its switches."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from hvd_compress.compression import Compression
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.errors import ConfigError
+from hvd_compress.feedback.states import RESULT_SUM
+from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.policies.accordion import change, has_fallen
+from hvd_compress.request.request import Request
+from hvd_compress.settings import Settings
+from tests.harness import backward, flat_gradient, flat_residual, gradient, make_optimizer, make_parameters, remembered
+
+RANKS, PER_EPOCH = 2, 3
+SHAPES = {"quiet": (32, 24), "loud": (40, 24)}
+TOPK = (Compression.topk(0.5, "allgather"), Compression.topk(0.05, "allgather"))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        *((4.0, 2.0, 0.5), (2.0, 4.0, 1.0), (10.0, 9.0, 0.1), (3.0, 3.0, 0.0), (0.0, 0.0, 0.0)),
+        *((0.0, 1.0, math.inf), (math.nan, 1.0, math.inf), (1.0, math.inf, math.inf)),
+    ],
+)
+def test_change_of_a_norm(before: float, now: float, expected: float) -> None:
+    assert change(before, now) == pytest.approx(expected)
+
+
+def test_a_learning_rate_has_fallen_where_one_of_any_group_has_by_a_tenth() -> None:
+    assert has_fallen([0.1, 0.1], [0.1, 0.01])
+    assert not has_fallen([0.1], [0.0999]), "a cosine falls in each epoch"
+    assert not has_fallen([0.1], [0.2])
+    assert not has_fallen([], [0.1])
+    assert not has_fallen([0.1], [0.1, 0.01]), "another optimizer"
+
+
+def start(engine: InProcessEngine, request: Request) -> tuple[dict[str, torch.nn.Parameter], ReducingOptimizer]:
+    parameters = make_parameters(SHAPES)
+    settings = Settings(600, 60, adapt=False, check_every=2)
+    made = partial(make_optimizer, parameters, request, lambda: engine, engine.rank, engine.world_size)
+    return parameters, made(settings=settings)
+
+
+def loudness(name: str, epoch: int) -> float:
+    """By what gradients are multiplied: those of "loud" double from one comparison to the next."""
+    return 2.0 ** (epoch // 2) if name == "loud" else 1.0
+
+
+def train(
+    engine: InProcessEngine,
+    parameters: dict[str, torch.nn.Parameter],
+    optimizer: ReducingOptimizer,
+    epochs: range,
+    rates: dict[int, float] | None = None,
+    broken: int | None = None,
+) -> list[dict[str, float]]:
+    """Return the ratio of each parameter in each epoch.
+
+    Args:
+        rates: learning rates that are seen at the end of epochs.
+        broken: the step in which a gradient of rank 0 is not finite.
+    """
+    used = []
+    for epoch in epochs:
+        for step in range(PER_EPOCH * epoch, PER_EPOCH * (epoch + 1)):
+            optimizer.zero_grad()
+
+            def draw(name: str, shape: tuple[int, ...], rank: int, at: int, epoch: int = epoch) -> torch.Tensor:
+                own = loudness(name, epoch) * (gradient(name, shape, 0, 0) + 0.1 * gradient(name, shape, rank, at))
+                return own * math.nan if (rank, at) == (0, broken) else own
+
+            backward(parameters, engine.rank, step, draw)
+            optimizer.step()
+            if step == PER_EPOCH * epoch:
+                used.append({names[0]: d.ratio for names, d in optimizer.decisions.items()})
+        group = optimizer.param_groups[0]
+        rate, group["lr"] = group["lr"], (rates or {}).get(epoch, group["lr"])
+        optimizer.end_epoch()
+        group["lr"] = rate  # ranks train alike
+    return used
+
+
+LOW, HIGH = {"quiet": 0.5, "loud": 0.5}, {"quiet": 0.05, "loud": 0.05}
+MIXED = {"quiet": 0.05, "loud": 0.5}
+
+
+def test_who_changes_is_critical_and_who_does_not_is_not() -> None:
+    """Epochs 0, 2, 4, ... are compared: at the end of epoch 2 for the first time."""
+
+    def body(engine: InProcessEngine) -> tuple[list[dict[str, float]], list[str]]:
+        parameters, optimizer = start(engine, Compression.accordion(*TOPK, every=2))
+        used = train(engine, parameters, optimizer, range(6))
+        return used, [d.reason for d in optimizer.decisions.values()]
+
+    first, second = run_ranks(RANKS, body)
+    assert first == second
+    used, reasons = first
+    assert [{k: round(v, 2) for k, v in each.items()} for each in used] == [LOW, LOW, LOW, MIXED, MIXED, MIXED]
+    assert sorted(reason.split(";")[0].split(":")[0] for reason in reasons) == ["critical", "not critical"]
+
+
+def test_a_decay_of_the_learning_rate_is_critical_until_the_next_comparison() -> None:
+    def body(engine: InProcessEngine) -> list[dict[str, float]]:
+        parameters, optimizer = start(engine, Compression.accordion(*TOPK, every=3))
+        return train(engine, parameters, optimizer, range(9), {4: 0.01} if engine.rank else {})
+
+    first, second = run_ranks(RANKS, body)
+    assert first == second, "one rank saw it, and all do the same"
+    quiet = [round(each["quiet"], 2) for each in first]
+    assert quiet == [0.5, 0.5, 0.5, 0.5, 0.05, 0.5, 0.5, 0.05, 0.05]
+
+
+def test_epochs_by_steps_are_those_of_the_program() -> None:
+    def body(engine: InProcessEngine, by_steps: bool) -> list[dict[str, float]]:
+        parameters, optimizer = start(
+            engine, Compression.accordion(*TOPK, every=2, epoch_steps=PER_EPOCH if by_steps else None)
+        )
+        return train(engine, parameters, optimizer, range(5))  # what it says of epochs is ignored by steps
+
+    assert run_ranks(RANKS, lambda e: body(e, True)) == run_ranks(RANKS, lambda e: body(e, False))
+
+
+def test_a_step_that_is_not_finite_is_in_no_sum() -> None:
+    def body(engine: InProcessEngine) -> list[dict[str, float]]:
+        parameters, optimizer = start(engine, Compression.accordion(*TOPK, every=2, eta=0.4))
+        used = train(engine, parameters, optimizer, range(2), broken=1)
+        sums = remembered(optimizer.state_dict()["hvd_compress"])["states"][RESULT_SUM]
+        assert all(bool(torch.isfinite(sum_).all()) for sum_ in sums.values())
+        return used + train(engine, parameters, optimizer, range(2, 4))
+
+    first, second = run_ranks(RANKS, body)
+    assert first == second
+
+
+def test_nothing_is_lost_across_switches() -> None:
+    """What ranks have given, on average, is what has come back and what is left."""
+
+    def body(engine: InProcessEngine) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        parameters, optimizer = start(engine, Compression.accordion(*TOPK, every=1))
+        given = got = torch.zeros(sum(p.numel() for p in parameters.values()), dtype=torch.float64)
+        for step in range(12):
+            optimizer.zero_grad()
+            factor = 4.0 if step % 4 == 0 else 1.0
+            backward(parameters, engine.rank, step, lambda *where, factor=factor: factor * gradient(*where))
+            names = [(name, tuple(p.shape)) for name, p in parameters.items()]
+            own = [(factor * gradient(name, shape, engine.rank, step)).reshape(-1) for name, shape in names]
+            given = given + torch.cat(own).double()
+            optimizer.step()
+            got = got + flat_gradient(parameters).double()
+            optimizer.end_epoch()
+        return given, got, flat_residual(optimizer, parameters).double()
+
+    ranks = run_ranks(RANKS, body)
+    given = sum(rank[0] for rank in ranks) / RANKS
+    left = sum(rank[2] for rank in ranks) / RANKS
+    assert torch.allclose(given, ranks[0][1] + left, atol=1e-4)
+
+
+def test_a_warm_start_goes_on_with_another_rank() -> None:
+    """Columns that both ranks of PowerSGD have stay to the bit."""
+
+    def body(engine: InProcessEngine) -> tuple[list[tuple[int, ...]], bool, bool]:
+        levels = (Compression.powersgd(3), Compression.powersgd(1))
+        parameters, optimizer = start(engine, Compression.accordion(*levels, every=1))
+
+        def factor() -> torch.Tensor:
+            return remembered(optimizer.state_dict()["hvd_compress"])["states"]["powersgd.q"]["quiet"]
+
+        train(engine, parameters, optimizer, range(1))
+        seen = [factor()]
+        for step in range(PER_EPOCH):
+            one_step(engine, parameters, optimizer, step)
+        seen.append(factor())
+        optimizer.end_epoch()  # norms are as before: rank 1 from now on
+        seen.append(factor())
+        optimizer.end_epoch()  # of no step: norms have fallen to nothing, and rank 3 is back
+        seen.append(factor())
+        kept = torch.equal(seen[2], seen[1][:, :1]) and torch.equal(seen[3][:, :1], seen[2])
+        one_step(engine, parameters, optimizer, 2 * PER_EPOCH)
+        return [tuple(each.shape) for each in seen], kept, bool(torch.isfinite(factor()).all())
+
+    for shapes, kept, finite in run_ranks(RANKS, body):
+        assert shapes == [(24, 3), (24, 3), (24, 1), (24, 3)]
+        assert kept
+        assert finite
+
+
+def test_other_columns_begin_anew() -> None:
+    compressor = Compression.powersgd(3).compressor
+    kept, new = torch.randn(24, 1), torch.randn(24, 3)
+    assert torch.equal(compressor.resized(kept, new), torch.cat([kept, new[:, 1:]], dim=1))
+    assert torch.equal(compressor.resized(new, kept), new[:, :1])
+
+
+@pytest.mark.parametrize("after", [3, 4])
+def test_a_resumed_training_is_the_uninterrupted_one(after: int) -> None:
+    """Also where it was saved in the middle of an epoch that is compared."""
+
+    def body(engine: InProcessEngine) -> tuple[bool, bool]:
+        request = Compression.accordion(*TOPK, every=2, epoch_steps=PER_EPOCH)
+        parameters, optimizer = start(engine, request)
+        for at in range(2 * PER_EPOCH + after):
+            one_step(engine, parameters, optimizer, at)
+        state, values = copy.deepcopy(optimizer.state_dict()), {n: p.detach().clone() for n, p in parameters.items()}
+        used = []
+        for at in range(2 * PER_EPOCH + after, 5 * PER_EPOCH):
+            one_step(engine, parameters, optimizer, at)
+            used.append(optimizer.decisions)
+        again, resumed = start(engine, request)
+        for name, parameter in again.items():
+            parameter.data.copy_(values[name])
+        resumed.load_state_dict(state)
+        again_used = []
+        for at in range(2 * PER_EPOCH + after, 5 * PER_EPOCH):
+            one_step(engine, again, resumed, at)
+            again_used.append(resumed.decisions)
+        assert len({str(each) for each in used}) > 1, "it has switched"
+        return used == again_used, all(torch.equal(parameters[name], again[name]) for name in parameters)
+
+    assert run_ranks(RANKS, body) == [(True, True)] * RANKS
+
+
+def one_step(
+    engine: InProcessEngine, parameters: dict[str, torch.nn.Parameter], optimizer: ReducingOptimizer, at: int
+) -> None:
+    optimizer.zero_grad()
+    epoch = at // PER_EPOCH
+    backward(parameters, engine.rank, at, lambda name, *rest: loudness(name, epoch) * gradient(name, *rest))
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "[1]",
+        json.dumps({"policy": "accordion"}),
+        *(
+            json.dumps({"policy": "accordion", "epoch": 1, "steps": 0, "rates": [], "why": "", **wrong})
+            for wrong in (
+                {"norms": {"quiet": -1.0}, "calm": {}},
+                {"norms": {}, "calm": []},
+                {"norms": {}, "calm": {}, "epoch": -1},
+                {"norms": {}, "calm": {}, "rates": [None]},
+            )
+        ),
+    ],
+)
+def test_what_is_no_choice_is_an_error_of_all_ranks(choice: str) -> None:
+    def body(engine: InProcessEngine) -> None:
+        parameters, optimizer = start(engine, Compression.accordion(*TOPK))
+        train(engine, parameters, optimizer, range(1))
+        state = copy.deepcopy(optimizer.state_dict())
+        state["hvd_compress"]["choice"] = choice
+        again, resumed = start(engine, Compression.accordion(*TOPK))
+        resumed.load_state_dict(state)
+        with pytest.raises(ConfigError, match="the choice in this state of a compression is not valid"):
+            train(engine, again, resumed, range(1, 2))
+
+    run_ranks(RANKS, body)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "options", "words"),
+    [
+        (Compression.topk(0.1), Compression.int8(), {}, "must be two levels of one compressor"),
+        (Compression.topk(0.1), Compression.topk(0.1), {}, "there is nothing to switch between"),
+        (Compression.auto(), Compression.topk(0.1), {}, "low = .* must be a compression whose every step is alike"),
+        (Compression.topk(0.1), None, {}, "high = None must be a compression"),
+        (Compression.topk(0.1), Compression.topk(0.01, engine="mpi"), {}, "the same engine, device and feedback"),
+        (*TOPK, {"eta": 0}, "eta = 0 must be a share"),
+        (*TOPK, {"eta": math.nan}, "eta = nan must be a share"),
+        (*TOPK, {"every": 0}, "every = 0 must be a whole number"),
+        (*TOPK, {"epoch_steps": 2.5}, "epoch_steps = 2.5 must be a whole number"),
+        (*TOPK, {"per_parameter": 1}, "per_parameter = 1 must be True or False"),
+    ],
+)
+def test_what_is_no_pair_of_levels(low: Request, high: Request, options: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Compression.accordion(low, high, **options)  # type: ignore[arg-type]
+
+
+def test_each_parameter_by_itself_where_that_is_asked_for() -> None:
+    def body(engine: InProcessEngine, by_itself: bool) -> list[tuple[str, ...]]:
+        parameters = make_parameters(SHAPES)
+        request = Compression.accordion(*TOPK, per_parameter=by_itself)
+        made = partial(make_optimizer, parameters, request, lambda: engine, engine.rank, engine.world_size)
+        optimizer = made(settings=Settings(1 << 20, 60, adapt=False))
+        train(engine, parameters, optimizer, range(1))
+        return sorted(optimizer.decisions)
+
+    assert run_ranks(RANKS, lambda engine: body(engine, True)) == [[("loud",), ("quiet",)]] * RANKS
+    assert [len(names) for names in run_ranks(RANKS, lambda engine: body(engine, False))] == [1] * RANKS
