@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean
 
 import torch
 import torch.distributed as dist
@@ -53,7 +55,7 @@ class Replicas:
 
     def __init__(self, parameters: dict[str, nn.Parameter], request: Request) -> None:
         self._parameters = parameters
-        engines = InProcessWorld(RANKS, timeout_s=300.0).engines
+        self._engines = engines = InProcessWorld(RANKS, timeout_s=300.0).engines
         self._ranks = [{name: nn.Parameter(torch.zeros_like(p)) for name, p in parameters.items()} for _ in engines]
         self._reducers = [
             Reducer(own, request, lambda engine=engine: engine, ReduceOptions(), Settings(adapt=False))
@@ -72,6 +74,25 @@ class Replicas:
             waiting.result()
         for name, parameter in self._parameters.items():
             parameter.grad = self._ranks[0][name].grad
+
+    def end_epoch(self, rates: Sequence[float]) -> None:
+        """An epoch is over, and the next one has these learning rates."""
+
+        def end(reducer: Reducer) -> None:
+            reducer.session.rates = lambda: rates
+            reducer.session.end_epoch()
+
+        for waiting in [t.submit(end, each) for t, each in zip(self._threads, self._reducers, strict=True)]:
+            waiting.result()
+
+    def travels(self) -> dict[str, int]:
+        """Return how many buckets travel by each compressor."""
+        return Counter(str(each.compressor) for each in self._reducers[0].handle.decisions.values())
+
+    @property
+    def sent_bytes(self) -> float:
+        """What a rank has sent, on average."""
+        return fmean(engine.sent_bytes for engine in self._engines)
 
     def check_alike(self) -> None:
         """Raise RuntimeError unless all ranks have received the same bits."""

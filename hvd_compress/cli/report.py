@@ -17,6 +17,7 @@ from rich.text import Text
 from hvd_compress.cli.outputs import PICTURES, require_outputs
 from hvd_compress.events.history import Event, read
 from hvd_compress.events.plot import draw
+from hvd_compress.events.words import distinct
 
 
 @click.command("report")
@@ -45,10 +46,11 @@ def _summary(events: Sequence[Event]) -> Table:
     for heading in ("measured\nms", "predicted\nms", *(("sent over\ndense",) if counted else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("why", overflow="fold")
+    words_of = distinct({event.compressor for event in events if event.compressor})
     for place, event in enumerate(events):
         seconds, sent = math.nan, math.nan
         if event.kind in ("choice", "root"):
-            what = f"{event.candidate}, {event.compressor or f'ratio {event.ratio:.4g}'}"
+            what = f"{event.candidate}, {words_of.get(event.compressor) or f'ratio {event.ratio:.4g}'}"
             seconds, sent = _taken(event, events[place + 1 :])
         elif event.kind == "ratio":
             what = f"ratio {event.ratio:.4g} chosen, gain {event.gain:.3f} expected"

@@ -10,6 +10,7 @@ from typing import Any
 
 from hvd_compress.errors import ConfigError, shortened
 from hvd_compress.events.history import USED, Event
+from hvd_compress.events.words import distinct
 from hvd_compress.extras import needed
 
 LONGEST_NAME = 80
@@ -60,11 +61,12 @@ def draw_on(figure: Any, events: Sequence[Event]) -> None:
 
 
 def _draw_used(ways, times, used: Sequence[Event]) -> None:  # type: ignore[no-untyped-def]
-    names = list(dict.fromkeys(event.candidate for event in used))
+    ways_of = {bucket: _ways(own, used) for bucket, own in _by_bucket(used)}
+    names = list(dict.fromkeys(name for found in ways_of.values() for name in found))
     for bucket, own in _by_bucket(used):
         steps = [event.step for event in own]
         color, label = f"C{bucket % 10}", f"bucket {bucket}"
-        ways.step(steps, [names.index(event.candidate) for event in own], where="post", color=color, label=label)
+        ways.step(steps, [names.index(name) for name in ways_of[bucket]], where="post", color=color, label=label)
         for kind, style in (("measured", "-"), ("predicted", ":")):
             known = [event for event in own if math.isfinite(getattr(event, f"{kind}_s"))]
             if known:
@@ -80,6 +82,22 @@ def _draw_used(ways, times, used: Sequence[Event]) -> None:  # type: ignore[no-u
         if max(measured) > 10 * min(measured) > 0:
             times.set_yscale("log")
         times.legend(loc="best")
+
+
+def _ways(own: Sequence[Event], used: Sequence[Event]) -> list[str]:
+    """Return what each event of a bucket used: also the compressor, where a candidate has had several."""
+    by_candidate: dict[str, set[str]] = {}
+    for event in used:
+        if event.compressor:
+            by_candidate.setdefault(event.candidate, set()).add(event.compressor)
+    found, sent = [], {}
+    for event in own:
+        if event.compressor:
+            sent[event.candidate] = event.compressor
+        several = by_candidate.get(event.candidate, set())
+        compressor = distinct(several).get(sent.get(event.candidate, ""), "") if len(several) > 1 else ""
+        found.append(f"{event.candidate}, {compressor}" if compressor else event.candidate)
+    return found
 
 
 def _by_bucket(events: Sequence[Event]) -> Iterator[tuple[int, list[Event]]]:

@@ -169,7 +169,7 @@ class AccordionPolicy(DecisionPolicy):
         """Tell how buckets travel from step `step` on."""
         decisions = self._at()
         for number, decision in enumerate(decisions):
-            self._history.add(choice(step - 1, number, decision))
+            self._history.add(choice(step, number, decision))
         return decisions
 
     def ends_epoch(self, step: int) -> bool:
