@@ -78,6 +78,8 @@ class AutoCovapPolicy(CovapPolicy):
             if said.get("policy") != "covap":
                 return  # another policy has chosen
             self._ccr, level_s = _figure(said["ccr"]), said["level_s"]
+            if level_s is not None and not _figure(level_s):
+                raise ValueError("exchanges took no time")
             self._detector = None if level_s is None else Detector(_figure(level_s), found=2)
         except (ValueError, KeyError, RecursionError) as error:
             raise ConfigError(
@@ -139,6 +141,6 @@ def interval_of(ccr: float) -> int:
 
 
 def _figure(value: object) -> float:
-    if not isinstance(value, float) or not value > 0:
+    if not isinstance(value, float) or not value >= 0:
         raise ValueError(f"{value!r} is no time and no ratio")
     return value

@@ -12,7 +12,7 @@ import torch
 
 from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.feedback.states import RESULT_SUM
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.policies.accordion import change, has_fallen
@@ -300,3 +300,19 @@ def test_each_parameter_by_itself_where_that_is_asked_for() -> None:
 
     assert run_ranks(RANKS, lambda engine: body(engine, True)) == [[("loud",), ("quiet",)]] * RANKS
     assert [len(names) for names in run_ranks(RANKS, lambda engine: body(engine, False))] == [1] * RANKS
+
+
+def test_an_epoch_ends_between_steps() -> None:
+    def body(engine: InProcessEngine) -> None:
+        parameters, optimizer = start(engine, Compression.accordion(*TOPK))
+        optimizer.end_epoch()  # before the first step there is nothing to compare
+        train(engine, parameters, optimizer, range(1))
+        backward(parameters, engine.rank, 3)
+        with pytest.raises(UsageError, match=r"end_epoch\(\)"):
+            optimizer.end_epoch()
+        with pytest.raises(UsageError, match=r"compare\(\)"):
+            optimizer.compare([1.0])
+        optimizer.step()
+        assert optimizer.compare([float(engine.rank)]) == [[0.0], [1.0]]
+
+    run_ranks(RANKS, body)
