@@ -4,7 +4,7 @@ r"""What do COVAP's filter and error feedback cost by themselves, beside a dense
 
 An interval so long that no step of a window sends anything leaves what a step costs that waits: the gradient joins
 the residual, and the result is zero. Its step, less one of no exchange at all, over one of dense(); windows in turns,
-in one job. `--elements 143667240` is a model of as many parameters, as VGG-19, in 16 tensors and without a forward pass.
+in one job. `--elements 143667240` is a model of as many parameters, as VGG-19, in 16 tensors.
 """
 
 from __future__ import annotations
