@@ -36,6 +36,12 @@ VARIANTS: dict[str, tuple[Callable[[], Request], float]] = {
     "forgotten": (lambda: Compression.covap(INTERVAL, feedback=FORGOTTEN), 1.0),
     "forgotten, twice the rate": (lambda: Compression.covap(INTERVAL, feedback=FORGOTTEN), 2.0),
     "forgotten, held": (lambda: Compression.covap(INTERVAL, feedback=FORGOTTEN, hold_unsent=True), 1.0),
+    "interval 2": (lambda: Compression.covap(2), 1.0),
+    "sent by int8": (lambda: Compression.covap(INTERVAL, sent=Compression.int8()), 1.0),
+    "sent by int4": (lambda: Compression.covap(INTERVAL, sent=Compression.int4()), 1.0),
+    "interval 2, sent by int8": (lambda: Compression.covap(2, sent=Compression.int8()), 1.0),
+    "int8": (Compression.int8, 1.0),
+    "int4": (Compression.int4, 1.0),
     "forgotten, interval 2": (lambda: Compression.covap(2, feedback=FORGOTTEN), 1.0),
 }
 """By name: how gradients are exchanged, and the learning rate over the task's."""

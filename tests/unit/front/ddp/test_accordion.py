@@ -29,3 +29,24 @@ def by_epochs(rank: int) -> None:
     assert used == [{0.5}, {0.5}, {0.1}, {0.1}, {0.5}, {0.1}], "the rate has decayed behind the fourth epoch"
     history = hc.controller(model).history
     assert any("the learning rate has decayed" in event.reason for event in history.events)
+
+
+def test_batch_sizes_are_switched_alike() -> None:
+    assert len(set(map(tuple, run_ranks(by_batches, ranks=2)))) == 1
+
+
+def by_batches(rank: int) -> list[int]:
+    model = compressed(make_model(), hc.Compression.dense())
+    optimizer = optimizer_of(model)
+    batches = hc.BatchSampler(torch.utils.data.SequentialSampler(range(64)), 4)
+    schedule = hc.BatchSizeSchedule(optimizer, batches, 16, every=1, eta=1e9, ranks=hc.Ranks(model))
+    seen = []
+    for epoch in range(5):
+        train(model, optimizer, rank, range(epoch, epoch + 1))
+        schedule.step()
+        if (rank, epoch) == (1, 3):
+            optimizer.param_groups[0]["lr"] /= 10  # this rank alone sees it
+        schedule.end_epoch()
+        seen.append(batches.batch_size)
+    assert seen == [4, 16, 16, 4, 16]
+    return seen
