@@ -9,10 +9,9 @@ optimizer = OneBitAdam(model.parameters(), lr=1e-3, warmup_steps=1000)
 hc.compress(model, optimizer.compression())
 """
 
-from hvd_compress.front.batch_size import BatchSampler, BatchSizeSchedule
+from hvd_compress.front.batch_size import BatchSizeSchedule
 from hvd_compress.front.ddp.api import (
     Compression,
-    Ranks,
     ccr,
     compress,
     controller,
@@ -20,6 +19,7 @@ from hvd_compress.front.ddp.api import (
     end_epoch,
     follow_learning_rate,
     follow_loss_scale,
+    gather_figures,
     last_step,
     load_state_dict,
     profile_ccr,
@@ -29,10 +29,8 @@ from hvd_compress.front.ddp.api import (
 from hvd_compress.session.report import StepReport
 
 __all__ = [
-    "BatchSampler",
     "BatchSizeSchedule",
     "Compression",
-    "Ranks",
     "StepReport",
     "ccr",
     "compress",
@@ -41,6 +39,7 @@ __all__ = [
     "end_epoch",
     "follow_learning_rate",
     "follow_loss_scale",
+    "gather_figures",
     "last_step",
     "load_state_dict",
     "profile_ccr",

@@ -13,7 +13,7 @@ with _needed("horovod", "hvd_compress.torch"):
     from horovod.torch import *  # noqa: F403
 
 from hvd_compress.engines.mpi_environment import prepare as _prepare
-from hvd_compress.front.batch_size import BatchSampler, BatchSizeSchedule
+from hvd_compress.front.batch_size import BatchSizeSchedule
 from hvd_compress.front.horovod.broadcasts import broadcast, broadcast_, broadcast_async, broadcast_async_, synchronize
 from hvd_compress.front.horovod.compression import Compression
 from hvd_compress.front.horovod.distributed import DistributedOptimizer
@@ -25,7 +25,6 @@ _prepare()  # before hvd.init(): MPI reads it when it starts
 
 __all__ = [
     *(name for name in dir(_horovod) if not name.startswith("_")),
-    "BatchSampler",
     "BatchSizeSchedule",
     "Compression",
     "DistributedOptimizer",

@@ -35,7 +35,7 @@ class AdaQS(PolicySettings):
     """Levels, of which each sends about twice as much as the one before; the request's own is the first."""
 
     further: tuple[Request, ...]
-    keeps_sum: ClassVar[bool] = True
+    allocates_sum: ClassVar[bool] = True
 
     def make(self, request: Request, settings: Settings) -> AdaQSPolicy:
         return AdaQSPolicy([replace(request, policy=None), *self.further])
@@ -44,7 +44,7 @@ class AdaQS(PolicySettings):
 class AdaQSPolicy(DecisionPolicy):
     """Compares the MSDR of each parameter's gradient, summed over an epoch, with that at its last change of level."""
 
-    sums_results = True
+    adds_results = True
 
     def __init__(self, levels: Sequence[Request]) -> None:
         self._levels = [FixedPolicy(level) for level in levels]

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from hvd_compress.cli.profile import run_program
-from hvd_compress.policies.covap_auto import MOST
+from hvd_compress.policies.covap_auto import LONGEST_INTERVAL, interval_of
 
 NOT_SEEN = (
     "no ratio: no optimizer of hvd_compress.torch with a compression of this package, and no model after "
@@ -56,6 +56,6 @@ def _advice(ratio: float) -> str:
         return "no backward pass was seen: gradients of the training come from somewhere else"
     if ratio <= 1:
         return "the backward pass hides them as they are"
-    if ratio <= MOST:
-        return f"Compression.covap({math.ceil(ratio)}) lets it hide them"
+    if ratio <= LONGEST_INTERVAL:
+        return f"Compression.covap({interval_of(ratio)}) lets it hide them"
     return f"to hide them takes an interval of {math.ceil(ratio)}, too long to train with: send less in each step"

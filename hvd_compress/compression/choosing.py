@@ -16,9 +16,12 @@ from hvd_compress.errors import ConfigError, known_are
 from hvd_compress.feedback.schedule import ALL_BACK, FeedbackSchedule
 from hvd_compress.policies import Accordion, Auto, Covap, Flexible, PlanFile
 from hvd_compress.policies.auto.quality import QUALITIES, Quality, checked
-from hvd_compress.policies.covap_auto import DEFAULT_INTERVAL
+from hvd_compress.policies.covap import DEFAULT_INTERVAL
 from hvd_compress.policies.flexible.settings import GAIN_CHANGE, HIGH, LOW
 from hvd_compress.request.request import Request
+
+SAMPLE = Layout.of((1024, 1024))
+"""By which compressors are looked at before there are gradients."""
 
 
 class Choosing:
@@ -138,7 +141,7 @@ class Choosing:
             if not isinstance(feedback, tuple) or len(feedback) != 3:
                 raise ConfigError(f"feedback = {feedback!r} is not (initial, every, growth), such as (0.5, 50, 0.1)")
             schedule = FeedbackSchedule(feedback[0], feedback[2], feedback[1])
-        if shard and asked.compressor.new_state(Layout.of((1024, 1024)), torch.device("cpu")):
+        if shard and asked.compressor.new_state(SAMPLE, torch.device("cpu")):
             raise ConfigError(
                 f"{asked.compressor} remembers more than a residual of each parameter, which shards would cut: pass "
                 "shard=False"
@@ -169,19 +172,21 @@ class Choosing:
         Residuals, and the warm start of powersgd, go on. Sums take 4 bytes an element.
 
         A program says at the end of each epoch `optimizer.end_epoch()`, or under DDP `hc.end_epoch(model)`, behind the
-        step of a learning-rate scheduler.
+        step of a learning-rate scheduler; where it never does, all is sent by `low`. A rate has decayed where it falls
+        to half or less from one epoch to the next; under DDP hc.follow_learning_rate(model, optimizer) shows it.
 
         Args:
             low: little compression, such as powersgd(4) or topk(0.1).
             high: the same with other settings: powersgd(1), topk(0.01).
             eta: a share, above 0.
             every: epochs from one comparison to the next.
-            epoch_steps: how many steps are an epoch; not given, the program says when one ends.
-            per_parameter: each parameter travels, and is judged, by itself. DDP's buckets are its own, and stay.
+            epoch_steps: how many steps are an epoch, and what the program says of epochs is ignored; not given, the
+                program says when one ends.
+            per_parameter: each parameter travels, and is judged, by itself; not under DDP, whose buckets are its own.
 
         Raises:
-            ConfigError: a value is out of range; or the two are not of one compressor, of different engines or devices,
-                or choose by themselves.
+            ConfigError: a value is out of range; or the two are not of one compressor, in this order, of one engine and
+                device, or choose by themselves.
         """
         for name, level in (("low", low), ("high", high)):
             if not isinstance(level, Request) or level.policy is not None:
@@ -195,6 +200,12 @@ class Choosing:
             raise ConfigError("low and high must have the same engine, device and feedback")
         if low.compressor == high.compressor:
             raise ConfigError(f"low and high both send {low.compressor}: there is nothing to switch between")
+        sent = [sum(each.nbytes for each in level.compressor.wire(SAMPLE)) for level in (low, high)]
+        if sent[0] < sent[1]:
+            raise ConfigError(
+                f"low = {low.compressor} sends less than high = {high.compressor}: low is the lower compression, and "
+                "comes first"
+            )
         return replace(low, policy=Accordion(high, eta, every, epoch_steps, per_parameter))
 
     @staticmethod

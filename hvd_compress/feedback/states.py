@@ -55,7 +55,8 @@ class BucketState:
 
     Attributes:
         residual: None where the compressor has no error feedback.
-        current: what the compressor keeps beside it, as the last committed step left it; never written in place.
+        current: what the compressor keeps beside it, as the last committed step left it; never written in place, but
+            for sums of results, behind all that can fail in a step.
         pending: what the step under way puts in the place of it; keys that it leaves out stay as they are.
         spare: what the last step replaced, or did not come to replace: memory in which the next one may prepare
             `pending`, so that a large state needs no new pages in each step. Its contents mean nothing.

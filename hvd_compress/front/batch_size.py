@@ -6,49 +6,19 @@ Agarwal et al., "Accordion: Adaptive Gradient Communication via Critical Learnin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch.utils.data import Sampler
+from torch import distributed as dist
+from torch.utils.data import BatchSampler
 
-from hvd_compress.errors import ConfigError
-from hvd_compress.policies.accordion import change, check_schedule, has_fallen
+from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.policies.critical import change, check_schedule, has_decayed
 
-
-class Compares(Protocol):
-    """A distributed optimizer, or what stands for it: ranks tell each other figures."""
-
-    def compare(self, figures: Sequence[float]) -> list[list[float]]: ...
-
-
-class BatchSampler(Sampler[list[int]]):
-    """Batches of a sampler, whose size may change between epochs: DataLoader(..., batch_sampler=batches).
-
-    Attributes:
-        sampler: of single samples, such as a DistributedSampler, whose set_epoch() a program calls as ever.
-        batch_size: samples of a batch on this rank, from the next iteration on.
-        drop_last: leave out a last batch that is not full.
-    """
-
-    def __init__(self, sampler: Sampler[int], batch_size: int, drop_last: bool = False) -> None:
-        """Raises ConfigError where `batch_size` is no number of samples."""
-        self.sampler, self.batch_size, self.drop_last = sampler, _size("batch_size", batch_size), drop_last
-
-    def __iter__(self) -> Iterator[list[int]]:
-        size, batch = self.batch_size, []
-        for sample in self.sampler:
-            batch.append(sample)
-            if len(batch) == size:
-                yield batch
-                batch = []
-        if batch and not self.drop_last:
-            yield batch
-
-    def __len__(self) -> int:
-        samples = len(self.sampler)  # type: ignore[arg-type]
-        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+Gather = Callable[[Sequence[float]], list[list[float]]]
+"""Returns the figures of all ranks, which bring as many."""
 
 
 class BatchSizeSchedule:
@@ -58,7 +28,7 @@ class BatchSizeSchedule:
     the step of a learning-rate scheduler, on all ranks. In epochs 0, every, 2 every, ... gradients are averaged over
     steps, of which large batches make fewer; at the end of each the norm of this mean is compared with that of the one
     before. Where it has changed by `eta` or more, where a learning rate has decayed, and until two epochs have been
-    compared, batches are small.
+    compared, batches are small. Gradients count as they are: after clipping, if a program clips them.
 
     Attributes:
         is_large: whether batches are large.
@@ -73,31 +43,35 @@ class BatchSizeSchedule:
         eta: float = 0.5,
         every: int = 10,
         scheduler: Any = None,
-        ranks: Compares | None = None,
+        gather: Gather | None = None,
     ) -> None:
         """Begin with the batches as they are.
 
         Args:
             optimizer: whose gradients are watched, and whose learning rates scaled.
-            batches: whose batch_size is switched.
+            batches: torch's sampler of batches, of this rank's samples: the `batch_sampler` of a DataLoader. Its
+                batch_size is switched, which counts from the next iteration on.
             large: samples of a large batch on this rank.
             eta, every: as Compression.accordion().
             scheduler: of learning rates, whose base_lrs are scaled, too: LambdaLR and its like begin from them in each
                 step.
-            ranks: what lets ranks agree: a distributed optimizer of hvd_compress.torch, by default `optimizer` where it
-                is one; under DDP hc.Ranks(model).
+            gather: what lets ranks agree, by default that of a distributed optimizer of hvd_compress.torch; under DDP
+                partial(hc.gather_figures, model).
 
-        Raises ConfigError where a value is out of range.
+        Raises ConfigError where a value is out of range, or ranks are several that could not agree.
         """
         check_schedule(eta, every)
         self._optimizer, self._batches, self._eta, self._every = optimizer, batches, eta, every
-        self._small, self._large = batches.batch_size, _size("large", large)
-        if self._large <= self._small:
-            raise ConfigError(f"large = {large} must be more than the {self._small} samples of a small batch")
+        self._small, self._large = batches.batch_size, large
+        if isinstance(large, bool) or not isinstance(large, int) or large <= self._small:
+            raise ConfigError(f"large = {large!r} must be more than the {self._small} samples of a small batch")
         self._scheduler = scheduler
-        self._ranks = ranks if ranks is not None else (optimizer if hasattr(optimizer, "compare") else None)
+        self._gather: Gather | None = gather or getattr(optimizer, "gather_figures", None)
+        if self._gather is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            raise ConfigError("gather= is missing, by which ranks agree: pass partial(hc.gather_figures, model)")
         self._sums: dict[int, torch.Tensor] = {}
         self._steps = 0  # in these sums
+        self._stepped = False  # since the last epoch
         self.is_large = False
         self._norm, self._epoch, self._rates = math.nan, 0, self._own_rates()
 
@@ -107,31 +81,40 @@ class BatchSizeSchedule:
         return self._large / self._small if self.is_large else 1.0
 
     def step(self) -> None:
-        """Take the gradients of a step that is over."""
-        if self._epoch % self._every:
+        """Take the gradients of a step that is over, unless one is not finite."""
+        gradients = {number: each for number, each in enumerate(self._gradients()) if each is not None}
+        self._stepped = self._stepped or bool(gradients)
+        if self._epoch % self._every or not all(bool(torch.isfinite(each).all()) for each in gradients.values()):
             return
         self._steps += 1
-        for number, gradient in enumerate(self._gradients()):
-            if gradient is None or not bool(torch.isfinite(gradient).all()):
-                continue
+        for number, gradient in gradients.items():
             if number in self._sums:
                 self._sums[number].add_(gradient)
             else:
                 self._sums[number] = gradient.detach().to_dense().float().clone()
 
     def end_epoch(self) -> None:
-        """An epoch is over: batches and learning rates of the next one may be others. All ranks call it."""
+        """An epoch is over: batches and learning rates of the next one may be others. All ranks call it.
+
+        Raises UsageError where step() has seen no gradient in it.
+        """
+        if not self._stepped:
+            raise UsageError(
+                "no gradient was seen in this epoch: call the schedule's step() behind optimizer.step(), and before "
+                "optimizer.zero_grad()"
+            )
         squares = [float(torch.linalg.vector_norm(each).double()) ** 2 for each in self._sums.values()]
         rates = self._own_rates()
-        mine = [math.sqrt(sum(squares)) / max(1, self._steps), float(has_fallen(self._rates, rates))]
-        everyone = [mine] if self._ranks is None else self._ranks.compare(mine)
+        norm = math.sqrt(sum(squares)) / self._steps if self._steps else math.nan  # no step was finite
+        mine = [norm, float(has_decayed(self._rates, rates))]
+        everyone = [mine] if self._gather is None else self._gather(mine)
         norm = fmean(each[0] for each in everyone)
         if self._epoch % self._every == 0:
-            self._switch(not math.isnan(self._norm) and change(self._norm, norm) < self._eta)
+            self._switch(change(self._norm, norm) < self._eta)
             self._norm, self._sums, self._steps = norm, {}, 0
         if any(each[1] for each in everyone):
             self._switch(False)
-        self._rates, self._epoch = rates, self._epoch + 1
+        self._rates, self._epoch, self._stepped = rates, self._epoch + 1, False
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is known, at the end of an epoch; the optimizer's own state holds the rates as they are."""
@@ -165,9 +148,3 @@ class BatchSizeSchedule:
                 group["initial_lr"] *= times
         if self._scheduler is not None:
             self._scheduler.base_lrs = [rate * times for rate in self._scheduler.base_lrs]
-
-
-def _size(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} = {value!r} must be a number of samples, 1 or more")
-    return value

@@ -14,7 +14,7 @@ from hvd_compress.buckets.real import gradient_shape
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError
 from hvd_compress.policies import DecisionPolicy
-from hvd_compress.policies.ccr import MEASURED, Ccr
+from hvd_compress.policies.ccr import Ccr
 from hvd_compress.profiler.ccr import CcrProfiler
 from hvd_compress.profiler.job import JobProfile
 from hvd_compress.request.decision import Decision
@@ -23,10 +23,10 @@ from hvd_compress.session import checkpoint
 from hvd_compress.session.replicas import ReplicaCheck
 from hvd_compress.session.report import StepReport
 from hvd_compress.session.session import Session
-from hvd_compress.settings import MOST_STEPS, Settings
+from hvd_compress.settings import DEFAULT_CCR_STEPS, MOST_STEPS, Settings
 
 
-def rates_of(optimizer: Callable[[], Any]) -> list[float]:
+def learning_rates_of(optimizer: Callable[[], Any]) -> list[float]:
     """Return the learning rates of an optimizer, by group; none where it, behind a weak reference, is no more."""
     known = optimizer()
     return [] if known is None else [float(group["lr"]) for group in known.param_groups if "lr" in group]
@@ -91,7 +91,7 @@ class Handle:
         """The communication-to-computation ratio that was profiled last; None before."""
         return self.session.ccr.found
 
-    def profile_ccr(self, steps: int = MEASURED) -> None:
+    def profile_ccr(self, steps: int = DEFAULT_CCR_STEPS) -> None:
         """Have the communication-to-computation ratio profiled by the coming steps. All ranks call it.
 
         Raises ConfigError where `steps` is no number of steps.

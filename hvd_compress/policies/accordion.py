@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -20,19 +20,16 @@ from hvd_compress.buckets.plan import Part
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError
-from hvd_compress.events.history import Event, History
 from hvd_compress.events.recorder import choice
 from hvd_compress.feedback.states import RESULT_SUM, BucketState
 from hvd_compress.policies.agreement import gathered
-from hvd_compress.policies.base import DecisionPolicy
+from hvd_compress.policies.critical import change, check_count, check_schedule, has_decayed
 from hvd_compress.policies.fixed import FixedPolicy
+from hvd_compress.policies.resumed import refused, said_by
+from hvd_compress.policies.telling import TellingPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request
 from hvd_compress.settings import Settings
-
-FALL = 0.1
-"""By which share a learning rate falls, from one epoch to the next, to count as decayed: less is a slow schedule, by
-which all of a training would be critical."""
 
 
 @dataclass(frozen=True)
@@ -52,46 +49,26 @@ class Accordion(PolicySettings):
     every: int = 10
     epoch_steps: int | None = None
     per_parameter: bool = False
-    keeps_sum: ClassVar[bool] = True
+    allocates_sum: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_schedule(self.eta, self.every)
         if self.epoch_steps is not None:
-            _check_whole("epoch_steps", self.epoch_steps)
+            check_count("epoch_steps", self.epoch_steps)
         if not isinstance(self.per_parameter, bool):
             raise ConfigError(f"per_parameter = {self.per_parameter!r} must be True or False")
+
+    @property
+    def needs_optimizer(self) -> str:
+        if not self.per_parameter:
+            return ""
+        return "per_parameter=True cuts buckets, and DDP's are its own: leave it out, with a small bucket_cap_mb of DDP"
 
     def make(self, request: Request, settings: Settings) -> AccordionPolicy:
         return AccordionPolicy(request, self)
 
 
-def check_schedule(eta: float, every: int) -> None:
-    """Raise ConfigError where these are no share, or no number of epochs."""
-    if isinstance(eta, bool) or not isinstance(eta, (int, float)) or not 0 < eta < math.inf:
-        raise ConfigError(f"eta = {eta!r} must be a share by which norms change, above 0")
-    _check_whole("every", every)
-
-
-def _check_whole(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} = {value!r} must be a whole number, 1 or more")
-
-
-def change(before: float, now: float) -> float:
-    """Return |before - now| / before, the left side of the paper's condition; infinite where it has no value."""
-    if not math.isfinite(before) or not math.isfinite(now):
-        return math.inf
-    if before == 0:
-        return 0.0 if now == 0 else math.inf
-    return abs(before - now) / before
-
-
-def has_fallen(before: Sequence[float], now: Sequence[float]) -> bool:
-    """Whether any learning rate has decayed since the epoch before."""
-    return len(before) == len(now) and any(new < (1 - FALL) * old for old, new in zip(before, now, strict=True))
-
-
-class AccordionPolicy(DecisionPolicy):
+class AccordionPolicy(TellingPolicy):
     """Two levels, of which each bucket has one until the next comparison.
 
     In epochs 0, every, 2 every, ... the results of steps are summed. At the end of such an epoch ranks agree on the
@@ -100,11 +77,10 @@ class AccordionPolicy(DecisionPolicy):
     """
 
     def __init__(self, request: Request, settings: Accordion) -> None:
+        super().__init__()
         plain = replace(request, policy=None)
         self._levels = {True: FixedPolicy(plain), False: FixedPolicy(settings.high)}  # by whether it is critical
         self._settings = settings
-        self._watchers: list[Callable[[Event], None]] = []
-        self._history = History(watchers=self._watchers)
         self._layouts: Sequence[Layout] = ()
         self._decisions: dict[bool, Sequence[Decision]] = {}
         self._epoch = self._steps = 0
@@ -114,23 +90,16 @@ class AccordionPolicy(DecisionPolicy):
         self._why = "the first epochs"
 
     @property
-    def history(self) -> History | None:
-        return self._history
-
-    @property
     def tells_of(self) -> range:  # type: ignore[override]
         return range(len(self._layouts))
 
     @property
-    def sums_results(self) -> bool:  # type: ignore[override]
+    def adds_results(self) -> bool:  # type: ignore[override]
         return self._epoch % self._settings.every == 0
 
     @property
     def counts_epochs(self) -> bool:  # type: ignore[override]
         return self._settings.epoch_steps is not None
-
-    def watch(self, watcher: Callable[[Event], None]) -> None:
-        self._watchers.append(watcher)
 
     def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
         super().prepare(engine, parameters)
@@ -144,63 +113,60 @@ class AccordionPolicy(DecisionPolicy):
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
         self._layouts = buckets
         self._decisions = {level: policy.setup(step, buckets, launch) for level, policy in self._levels.items()}
-        return self._chosen(step)
-
-    def decide(self, step: int) -> Mapping[int, Decision]:
-        return dict(enumerate(self._at()))
-
-    def _at(self) -> list[Decision]:
-        return [self._decision(number, layout) for number, layout in enumerate(self._layouts)]
-
-    def _decision(self, number: int, layout: Layout) -> Decision:
-        calm = all(name in self._calm for name in layout.names)
-        decision = self._decisions[not calm][number]
-        if layout.dtype == torch.float64:
-            return decision
-        return replace(decision, reason=f"{self._words(layout, calm)}; {decision.reason}")
-
-    def _words(self, layout: Layout, calm: bool) -> str:
-        if calm:
-            most = max(self._calm[name] for name in layout.names)
-            return f"not critical: the norm of the summed gradient has changed by {most:.0%}"
-        return f"critical: {self._why}"
-
-    def _chosen(self, step: int) -> list[Decision]:
-        """Tell how buckets travel from step `step` on."""
-        decisions = self._at()
+        decisions = self._current()
         for number, decision in enumerate(decisions):
             self._history.add(choice(step, number, decision))
         return decisions
 
-    def ends_epoch(self, step: int) -> bool:
+    def decide(self, step: int) -> Mapping[int, Decision]:
+        return dict(enumerate(self._current()))
+
+    def _current(self) -> list[Decision]:
+        return [self._decision(number, layout) for number, layout in enumerate(self._layouts)]
+
+    def _decision(self, number: int, layout: Layout) -> Decision:
+        critical = self._is_critical(layout)
+        decision = self._decisions[critical][number]
+        if layout.dtype == torch.float64:
+            return decision
+        if critical:
+            words = f"critical: {self._why}"
+        else:
+            most = max(self._calm[name] for name in layout.names)
+            words = f"not critical: the norm of the summed gradient has changed by {most:.0%}"
+        return replace(decision, reason=f"{words}; {decision.reason}")
+
+    def _is_critical(self, layout: Layout) -> bool:
+        return not all(name in self._calm for name in layout.names)
+
+    def count_step(self) -> bool:
+        over = self._steps == self._settings.epoch_steps
         self._steps += 1
-        return self._steps == self._settings.epoch_steps
+        return over
 
     def end_epoch(
-        self, step: int, rates: Sequence[float], states: Sequence[BucketState], unit: float, launch: Launch
+        self, step: int, learning_rates: Sequence[float], states: Sequence[BucketState], unit: float, launch: Launch
     ) -> None:
-        fallen, sums = has_fallen(self._rates, rates), self._sums(states)
-        mine = [float(fallen), *(float(torch.linalg.vector_norm(each).double()) / unit for each in sums.values())]
+        decayed, sums = has_decayed(self._rates, learning_rates), self._sums(states)
+        mine = [float(decayed), *(float(torch.linalg.vector_norm(each).double()) / unit for each in sums.values())]
         ranks = launch(partial(gathered, mine), f"step {step}, comparing norms of epoch {self._epoch}")()
         norms = dict(zip(sums, (fmean(each) for each in list(zip(*ranks, strict=True))[1:]), strict=True))
-        before = {layout.names: self._level(layout) for layout in self._layouts}
-        if self.sums_results:
+        before = [self._is_critical(layout) for layout in self._layouts]
+        if self.adds_results:
             self._compare(norms)
             for each in sums.values():
                 each.zero_()
         if any(rank[0] for rank in ranks):
             self._calm, self._why = {}, "the learning rate has decayed"
-        self._rates, self._epoch, self._steps = list(rates), self._epoch + 1, 0
+        self._rates, self._epoch = list(learning_rates), self._epoch + 1
+        self._steps = 1 if self.counts_epochs else 0  # the first one of the new epoch has been counted
         for number, layout in enumerate(self._layouts):
-            if self._level(layout) != before[layout.names]:
+            if self._is_critical(layout) != before[number]:
                 self._history.add(choice(step - 1, number, self._decision(number, layout)))
-
-    def _level(self, layout: Layout) -> bool:
-        return all(name in self._calm for name in layout.names)
 
     def _sums(self, states: Sequence[BucketState]) -> dict[str, torch.Tensor]:
         """Return the sums by parameter, where this is an epoch that is compared; the same names on all ranks."""
-        if not self.sums_results:
+        if not self.adds_results:
             return {}
         return {name: sum_ for state in states for (kind, name), sum_ in state.current.items() if kind == RESULT_SUM}
 
@@ -221,20 +187,14 @@ class AccordionPolicy(DecisionPolicy):
         return json.dumps({"policy": "accordion", **told, "norms": self._norms, "calm": self._calm})
 
     def go_on(self, chosen: str) -> None:
-        try:
-            said = json.loads(chosen)
-            if not isinstance(said, dict):
-                raise ValueError("it is no object")
-            if said.get("policy") != "accordion":
-                return  # another policy has chosen
+        with refused():
+            said = said_by("accordion", chosen)
+            if said is None:
+                return
             self._epoch, self._steps = _whole(said["epoch"]), _whole(said["steps"])
             self._rates = [_number(rate) for rate in said["rates"]]
             self._norms, self._calm = _by_name(said["norms"]), _by_name(said["calm"])
             self._why = str(said["why"])
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ConfigError(
-                f"the choice in this state of a compression is not valid ({error}): load what state_dict() returned"
-            ) from None
 
 
 def _norm(norms: Mapping[str, float], names: Sequence[str]) -> float:

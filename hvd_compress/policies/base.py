@@ -103,8 +103,8 @@ class DecisionPolicy(ABC):
         settled: whether nothing is tried.
         rollouts: what it wants of steps that are taken back; None for nothing.
         wants_ccr: whether the coming steps are to profile the communication-to-computation ratio, for take_ccr().
-        sums_results: whether the results of the step under way join those before (`PolicySettings.keeps_sum`).
-        counts_epochs: whether it says itself when an epoch ends (`ends_epoch`), and not the program.
+        adds_results: whether the results of the step under way join those before (`PolicySettings.allocates_sum`).
+        counts_epochs: whether it says itself when an epoch is over, and not the program.
         holds_unsent: whether a parameter of which a step sends nothing has no gradient in it, and not one of zeros.
     """
 
@@ -113,7 +113,7 @@ class DecisionPolicy(ABC):
     rollouts: Rollouts | None = None
     holds_unsent: bool = False
     wants_ccr: bool = False
-    sums_results: bool = False
+    adds_results: bool = False
     counts_epochs: bool = False
     rank: int
     world_size: int
@@ -184,18 +184,18 @@ class DecisionPolicy(ABC):
     def take_ccr(self, step: int, ccr: Ccr) -> None:  # noqa: B027
         """Take the ratio that was profiled, behind step `step`."""
 
-    def ends_epoch(self, step: int) -> bool:
-        """Whether an epoch ends with step `step`, the one that is over. Called once a step."""
+    def count_step(self) -> bool:
+        """A step is over. Return whether an epoch was over before it (`counts_epochs`): rates are known then."""
         return False
 
     def end_epoch(  # noqa: B027
-        self, step: int, rates: Sequence[float], states: Sequence[BucketState], unit: float, launch: Launch
+        self, step: int, learning_rates: Sequence[float], states: Sequence[BucketState], unit: float, launch: Launch
     ) -> None:
         """An epoch is over. Ranks may agree on something, at once. Collective.
 
         Args:
             step: the coming one.
-            rates: learning rates of the coming epoch, as far as they are known here.
+            learning_rates: of the coming epoch, as far as they are known here.
             states: what buckets remember, by number.
             unit: what gradients were multiplied by, as of mixed precision.
         """

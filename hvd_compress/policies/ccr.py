@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-MEASURED = 3
-"""Steps of a profile."""
-
 
 @dataclass(frozen=True)
 class StepRecord:

@@ -21,6 +21,8 @@ from hvd_compress.request.request import Request
 from hvd_compress.schemes.sharded import WHOLE, Shard
 
 SKIP = Path("skip")
+DEFAULT_INTERVAL = 4
+"""Of covap(), and where covap("auto") may measure nothing."""
 
 
 class CovapPolicy(FixedPolicy):

@@ -7,31 +7,30 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.engines.launch import Launch
-from hvd_compress.errors import ConfigError
-from hvd_compress.events.history import Event, History
+from hvd_compress.events.history import Event
 from hvd_compress.policies.agreement import WINDOW, Agreement, StepTimes, window
 from hvd_compress.policies.base import BucketMetrics, StepMoments
 from hvd_compress.policies.ccr import Ccr
-from hvd_compress.policies.covap import CovapPolicy
+from hvd_compress.policies.covap import DEFAULT_INTERVAL, CovapPolicy
 from hvd_compress.policies.detector import THRESHOLD, Detector
+from hvd_compress.policies.resumed import refused, said_by
+from hvd_compress.policies.telling import TellingPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
 
-DEFAULT_INTERVAL = 4
-"""Where nothing may be measured."""
 WARM = 2
 """Steps before the first profile: what is allocated and connected once belongs to no step."""
-MOST = 8
+LONGEST_INTERVAL = 8
 """The longest interval that is chosen: gradients become too old beyond, where something that sends less in each step
 serves better."""
 
 
-class AutoCovapPolicy(CovapPolicy):
+class AutoCovapPolicy(CovapPolicy, TellingPolicy):
     """Sends all until the ratio is known, then each shard every ceil(CCR) steps, until the network is another one.
 
     Where nothing may be measured the interval is DEFAULT_INTERVAL.
@@ -39,8 +38,7 @@ class AutoCovapPolicy(CovapPolicy):
 
     def __init__(self, request: Request, shard: bool, hold_unsent: bool) -> None:
         super().__init__(request, 1, shard, hold_unsent)
-        self._watchers: list[Callable[[Event], None]] = []
-        self._history = History(watchers=self._watchers)
+        TellingPolicy.__init__(self)
         self._agreement = Agreement()
         self._steps = 0
         self._ccr: float | None = None  # None until it is known
@@ -50,19 +48,12 @@ class AutoCovapPolicy(CovapPolicy):
         self._layouts: Sequence[Layout] = ()
 
     @property
-    def history(self) -> History | None:
-        return self._history
-
-    @property
     def settled(self) -> bool:
         return self.measuring_s is None or self._ccr is not None
 
     @property
     def wants_ccr(self) -> bool:  # type: ignore[override]
         return not self.settled and self._steps >= WARM
-
-    def watch(self, watcher: Callable[[Event], None]) -> None:
-        self._watchers.append(watcher)
 
     def chosen(self) -> str:
         if self.measuring_s is None or self._ccr is None:
@@ -71,20 +62,14 @@ class AutoCovapPolicy(CovapPolicy):
         return json.dumps({"policy": "covap", "ccr": self._ccr, "level_s": level_s})
 
     def go_on(self, chosen: str) -> None:
-        try:
-            said = json.loads(chosen)
-            if not isinstance(said, dict):
-                raise ValueError("it is no object")
-            if said.get("policy") != "covap":
-                return  # another policy has chosen
+        with refused():
+            said = said_by("covap", chosen)
+            if said is None:
+                return
             self._ccr, level_s = _figure(said["ccr"]), said["level_s"]
             if level_s is not None and not _figure(level_s):
                 raise ValueError("exchanges took no time")
             self._detector = None if level_s is None else Detector(_figure(level_s), found=2)
-        except (ValueError, KeyError, RecursionError) as error:
-            raise ConfigError(
-                f"the choice in this state of a compression is not valid ({error}): load what state_dict() returned"
-            ) from None
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
         self._agreement.drop()  # it is about other buckets
@@ -136,8 +121,8 @@ class AutoCovapPolicy(CovapPolicy):
 
 
 def interval_of(ccr: float) -> int:
-    """Return ceil(CCR), MOST at most; 1 where no backward pass was seen, which can hide nothing."""
-    return max(1, math.ceil(min(ccr, MOST))) if math.isfinite(ccr) else 1
+    """Return ceil(CCR), LONGEST_INTERVAL at most; 1 where no backward pass was seen, which can hide nothing."""
+    return max(1, math.ceil(min(ccr, LONGEST_INTERVAL))) if math.isfinite(ccr) else 1
 
 
 def _figure(value: object) -> float:

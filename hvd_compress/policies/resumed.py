@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -52,9 +54,9 @@ def loaded(text: str) -> Resumed | None:
 
     Raises ConfigError for what `saved` has not made.
     """
-    try:
-        said = json.loads(text)
-        if isinstance(said, dict) and "policy" in said:
+    with refused():
+        said = said_by("", text)
+        if said is None:
             return None
         name, plan = said["arm"], Plan.model_validate_json(json.dumps(said["plan"]), strict=True)
         exchanging_s = said["exchanging_s"]
@@ -62,12 +64,27 @@ def loaded(text: str) -> Resumed | None:
             raise TypeError(f"the name of an arm is {name!r}")
         if not isinstance(exchanging_s, float) or not 0 < exchanging_s < math.inf:
             raise ValueError(f"its exchanges took {exchanging_s!r} s")
-    except (ValueError, TypeError, KeyError, RecursionError, ValidationError) as error:
+    return Resumed(name, plan, exchanging_s)
+
+
+def said_by(policy: str, text: str) -> Mapping[str, Any] | None:
+    """Return a choice that a policy of this name has written; None where another one has. Raises ValueError."""
+    said = json.loads(text)
+    if not isinstance(said, dict):
+        raise ValueError("it is no object")
+    return said if said.get("policy", "") == policy else None
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """What cannot be read of a choice in the block is a ConfigError."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ValidationError) as error:
         raise ConfigError(
             f"the choice in this state of a compression is not valid ({_briefly(error)}): load what state_dict() "
             "returned"
         ) from None
-    return Resumed(name, plan, exchanging_s)
 
 
 def _briefly(error: Exception) -> str:

@@ -24,7 +24,7 @@ DEVICES = ("auto", "cpu", "cuda")
 class PolicySettings(ABC):
     """What a policy is told: a frozen dataclass, whose repr is compared between ranks."""
 
-    keeps_sum: ClassVar[bool] = False
+    allocates_sum: ClassVar[bool] = False
     """Whether the results of steps are summed, in what buckets remember."""
 
     @abstractmethod
@@ -32,9 +32,9 @@ class PolicySettings(ABC):
         """Return a new policies.DecisionPolicy. It measures nothing where its `measuring_s` is None."""
 
     @property
-    def rolls_out(self) -> bool:
-        """Whether it wants training steps that are taken back."""
-        return False
+    def needs_optimizer(self) -> str:
+        """Why it needs the optimizer that exchanges gradients, which DDP has not, and what to do; or nothing."""
+        return ""
 
     def beside(self, kind: str) -> PolicySettings:
         """Return the same for gradients that an optimizer of a kind takes, "sgd" or "adam"."""

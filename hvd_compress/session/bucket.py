@@ -20,7 +20,7 @@ class SessionBucket:
 
     Attributes:
         number: its place in the order in which buckets leave.
-        keeps_sum: whether the results of steps can be summed.
+        allocates_sum: whether the results of steps can be summed.
         launched: whether it has left in this step.
         probe: what is to be known of the exchange of the coming step.
         exchange: of this step.
@@ -31,7 +31,7 @@ class SessionBucket:
     decision: Decision
     lane: Lane
     states: States
-    keeps_sum: bool = False
+    allocates_sum: bool = False
     launched: bool = False
     probe: Probe = Probe()
     exchange: Exchange | None = None
@@ -57,7 +57,7 @@ class SessionBucket:
 
     def _own(self) -> Mapping[Key, torch.Tensor]:
         own = self.scheme.compressor.new_state(self.layout, self.lane.device)
-        if not self.keeps_sum or self.layout.sparse or self.layout.dtype == torch.float64:
+        if not self.allocates_sum or self.layout.sparse or self.layout.dtype == torch.float64:
             return own
         segments = zip(self.layout.names, self.layout.segments, strict=True)
         return {**own, **{(RESULT_SUM, name): torch.zeros(n, device=self.lane.device) for name, n in segments}}

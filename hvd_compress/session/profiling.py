@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.policies import DecisionPolicy
-from hvd_compress.policies.ccr import MEASURED, Ccr
+from hvd_compress.policies.ccr import Ccr
 from hvd_compress.schemes.phases import PhaseSpans
-from hvd_compress.settings import CcrSettings
+from hvd_compress.settings import DEFAULT_CCR_STEPS, CcrSettings
 
 log = logging.getLogger("hvd_compress")
 
@@ -65,13 +65,14 @@ class CcrMeasurement:
 
     Attributes:
         profiler: what records; None where nothing knows parameters.
-        found: the last ratio; None before the first.
+        found: the last ratio that a program or the command has asked for; None before the first.
     """
 
     def __init__(self, settings: CcrSettings | None) -> None:
         """`settings`: what a command wants, if one does."""
-        self._settings = settings
-        self._asked = 0  # steps, of a program or command
+        self._command = settings  # until it has its ratio
+        self._asked = 0  # steps, of a program or the command
+        self._for_policy = False  # what is recorded
         self.profiler: CcrProfiling | None = None
         self.found: Ccr | None = None
 
@@ -82,8 +83,8 @@ class CcrMeasurement:
 
     def fingerprint(self) -> Mapping[str, str]:
         """Return what must be equal on all ranks, in words."""
-        settings = self._settings
-        return {} if settings is None else {"HVD_COMPRESS_CCR": f"{settings.skip} + {settings.steps} steps"}
+        command = self._command
+        return {} if command is None else {"HVD_COMPRESS_CCR": f"{command.skip} + {command.steps} steps"}
 
     def ask(self, steps: int) -> None:
         """Have the coming steps recorded, or the first ones in which the policy tries nothing. All ranks call it."""
@@ -98,9 +99,10 @@ class CcrMeasurement:
         if self.profiler.active:
             self._record(step, spans, policy, launch, rank, is_new)
             return
-        if self._settings is not None and step + 1 >= self._settings.skip and self.found is None and not self._asked:
-            self._asked = self._settings.steps
-        steps = MEASURED if policy.wants_ccr else self._asked * policy.settled
+        if self._command is not None and step + 1 >= self._command.skip and not self._asked:
+            self._asked = self._command.steps
+        self._for_policy = policy.wants_ccr
+        steps = DEFAULT_CCR_STEPS if self._for_policy else self._asked * policy.settled
         if steps:
             self.profiler.begin(steps)
 
@@ -114,11 +116,14 @@ class CcrMeasurement:
         found = self.profiler.end_step(step, spans, launch)
         if found is None:
             return
-        self.found, self._asked = found, 0
-        if policy.wants_ccr:
+        if self._for_policy:
             policy.take_ccr(step, found)
-        if self._settings is not None and rank == 0:
-            _write(self._settings.file, {**asdict(found), "ratio": found.ratio, "naive": found.naive, "step": step})
+            return
+        self.found, self._asked = found, 0
+        if self._command is not None and step + 1 >= self._command.skip:
+            if rank == 0:
+                _write(self._command.file, {**asdict(found), "ratio": found.ratio, "naive": found.naive, "step": step})
+            self._command = None
 
     def close(self) -> None:
         """Record no more."""

@@ -67,7 +67,7 @@ class Session:
         resumes_with: names by bucket, as they were cut when the checkpoint was saved that was loaded; empty where none
             was, and after open() where ranks have loaded others.
         resumes_as: what the policy had chosen then, as `DecisionPolicy.chosen`.
-        rates: gives the learning rates of the coming steps, where a front end knows the optimizer.
+        learning_rates: gives those of the coming steps, where a front end knows the optimizer.
         unsent: names of parameters that are to have no gradient, since the last exchange has sent nothing of them; the
             same on all ranks, and empty unless the policy `holds_unsent`.
     """
@@ -110,7 +110,7 @@ class Session:
         self.replicas: ReplicaCheck | None = None
         self.resumes_with: tuple[tuple[str, ...], ...] = ()
         self.resumes_as = ""
-        self.rates: Callable[[], Sequence[float]] = tuple
+        self.learning_rates: Callable[[], Sequence[float]] = tuple
         self.unsent: frozenset[str] = frozenset()
         self._timeline: Timeline | None = None
         self._board: TensorBoard | None = None
@@ -255,7 +255,7 @@ class Session:
             known = before.get(number)
             if known is None or known.layout != layout:
                 lane = self._make_lane(devices[layout.place], decision.device, self._engine.capabilities.devices)
-                known = SessionBucket(number, layout, decision, lane, self.states, self._keeps_sum)
+                known = SessionBucket(number, layout, decision, lane, self.states, self._allocates_sum)
             elif known.launched:
                 self._later[number] = decision
             else:
@@ -301,7 +301,7 @@ class Session:
                 residuals.setdefault(name, torch.zeros(layout.numel))
                 for (kind, _), tensor in self._request.compressor.new_state(layout, torch.device("cpu")).items():
                     states.setdefault(kind, {}).setdefault(name, tensor)
-                if self._keeps_sum:
+                if self._allocates_sum:
                     states.setdefault(RESULT_SUM, {}).setdefault(name, torch.zeros(layout.numel))
         return residuals, states
 
@@ -383,9 +383,6 @@ class Session:
             with located(f"rank {self._engine.rank}, step {self.step}"), received():
                 native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
             self._commit(exchanged)
-            if exchanged.finite and policy.sums_results:
-                for bucket in self._exchanges:
-                    bucket.add_result()
             self._check_replicas()
             begun_s, held_back = min(self._begun_s or start_s, start_s), self.holds_back
             moments = StepMoments(self._returned_s, begun_s, start_s, perf_counter(), held_back)
@@ -401,8 +398,11 @@ class Session:
             self.ccr.end_step(
                 self.step, exchanged.spans, policy, self._pipeline.begin, self._engine.rank, self._cut_anew
             )
-            if policy.ends_epoch(self.step):
+            if policy.count_step():
                 self._end_epoch(self.step + 1)
+            if exchanged.finite and policy.adds_results:
+                for bucket in self._exchanges:
+                    bucket.add_result()
             held = [bucket.unsent for bucket in self._exchanges] if policy.holds_unsent else []
             self.unsent = frozenset(name for names in held for name in names)
             for bucket in self._exchanges:
@@ -432,14 +432,14 @@ class Session:
         self._begun_s, self._returned_s = None, perf_counter()
         return self.last_step
 
-    def compare(self, figures: Sequence[float]) -> list[list[float]]:
+    def gather_figures(self, figures: Sequence[float]) -> list[list[float]]:
         """Return the figures of all ranks, which bring as many; between two steps. Collective.
 
         Raises UsageError before the first step, when ranks have not met.
         """
         if self.policy is None:
-            raise UsageError("ranks can compare nothing before their first step: call it after that")
-        return self._pipeline.begin(partial(gathered, figures), f"step {self.step}, comparing figures of the program")()
+            raise UsageError("ranks have not met before their first step: call it after that")
+        return self._pipeline.begin(partial(gathered, figures), f"step {self.step}, figures of the program")()
 
     def end_epoch(self) -> None:
         """The program says that an epoch is over, between two steps; of a policy that counts epochs it does nothing.
@@ -453,11 +453,11 @@ class Session:
     def _end_epoch(self, step: int) -> None:
         assert self.policy is not None
         states, unit = [bucket.state for bucket in self._exchanges], self.loss_scale.scale or 1.0
-        self.policy.end_epoch(step, self.rates(), states, unit, self._pipeline.begin)
+        self.policy.end_epoch(step, self.learning_rates(), states, unit, self._pipeline.begin)
 
     @property
-    def _keeps_sum(self) -> bool:
-        return self._request.policy is not None and self._request.policy.keeps_sum
+    def _allocates_sum(self) -> bool:
+        return self._request.policy is not None and self._request.policy.allocates_sum
 
     def follow(self, step: int) -> None:
         """Let buckets travel as the policy says, from step `step` on; between two steps."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,14 @@ from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engi
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.ddp.hook import GradBucket, GradientHook, Result
 from hvd_compress.front.eagerly import eagerly
-from hvd_compress.front.handle import Handle, rates_of
+from hvd_compress.front.handle import Handle, learning_rates_of
 from hvd_compress.policies import DecisionPolicy
-from hvd_compress.policies.ccr import MEASURED, Ccr
+from hvd_compress.policies.ccr import Ccr
 from hvd_compress.profiler.job import profiled_once
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
 from hvd_compress.session.report import StepReport
-from hvd_compress.settings import Settings
+from hvd_compress.settings import DEFAULT_CCR_STEPS, Settings
 
 
 class Compression(compression.Compression):
@@ -68,7 +67,7 @@ def compress(model: DistributedDataParallel, compression: Request) -> Distribute
     Raises:
         ConfigError: the model is not wrapped, or this is no compression; parameters are not where it wants them.
         UsageError: the model has a communication hook already.
-        UnsupportedError: sparse gradients, or a compression that needs the optimizer (gain="rollout").
+        UnsupportedError: sparse gradients, or a compression that needs the optimizer of hvd_compress.torch.
     """
     compiled, model = model, _wrapped(model)
     _check(model, compression)
@@ -126,23 +125,18 @@ def ccr(model: DistributedDataParallel) -> Ccr | None:
     return _handle_of(model).ccr
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """Those of a compressed model, for a BatchSizeSchedule."""
+def gather_figures(model: DistributedDataParallel, figures: Sequence[float]) -> list[list[float]]:
+    """Return the figures of all ranks, in their order: for what all are to decide alike. All ranks bring as many.
 
-    model: DistributedDataParallel
-
-    def compare(self, figures: Sequence[float]) -> list[list[float]]:
-        """Return the figures of all ranks, in their order. All ranks bring as many, between two steps.
-
-        Raises UsageError before the first step.
-        """
-        return _handle_of(self.model).session.compare(figures)
+    Between two steps. Raises UsageError before the first one.
+    """
+    return _handle_of(model).session.gather_figures(figures)
 
 
 def end_epoch(model: DistributedDataParallel) -> None:
-    """An epoch is over, for Compression.accordion(); for others it does nothing. All ranks call it, between two steps.
+    """An epoch is over, for Compression.accordion() without epoch_steps; for others it does nothing.
 
+    All ranks call it, between two steps.
     Behind the step of a learning-rate scheduler: the rates of the coming epoch count (follow_learning_rate()).
     """
     _handle_of(model).session.end_epoch()
@@ -150,10 +144,10 @@ def end_epoch(model: DistributedDataParallel) -> None:
 
 def follow_learning_rate(model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
     """Let Compression.accordion() see the learning rates of the optimizer that trains this model, on every rank."""
-    _handle_of(model).session.rates = partial(rates_of, weakref.ref(optimizer))
+    _handle_of(model).session.learning_rates = partial(learning_rates_of, weakref.ref(optimizer))
 
 
-def profile_ccr(model: DistributedDataParallel, steps: int = MEASURED) -> None:
+def profile_ccr(model: DistributedDataParallel, steps: int = DEFAULT_CCR_STEPS) -> None:
     """Have the communication-to-computation ratio profiled by the coming steps, for ccr(). All ranks call it.
 
     In these steps exchanges begin when the backward pass is over.
@@ -243,10 +237,8 @@ def _check(model: Any, asked: Any) -> None:
             f"{asked!r} is no compression: pass what a function of Compression returns, as topk(0.01) or "
             "of(compressor) does"
         )
-    if asked.policy is not None and asked.policy.rolls_out:
-        raise UnsupportedError(
-            "gain='rollout' takes training steps back, which needs hvd_compress.torch's optimizer: use gain='curve'"
-        )
+    if asked.policy is not None and (why := asked.policy.needs_optimizer):
+        raise UnsupportedError(f"this needs hvd_compress.torch's optimizer, as {why}")
     if model in _hooks:
         raise UsageError("compress() was called for this model already: wrap the module anew to change its compression")
     if getattr(model, "_comm_hooks", None):

@@ -16,7 +16,7 @@ import torch
 from hvd_compress.engines.leave import at_end
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.eagerly import eagerly
-from hvd_compress.front.handle import rates_of
+from hvd_compress.front.handle import learning_rates_of
 from hvd_compress.front.optimizer.gradient_hooks import GradientHooks, Handle
 from hvd_compress.front.optimizer.named_parameters import trainable
 from hvd_compress.front.optimizer.reducer import Reducer
@@ -24,9 +24,10 @@ from hvd_compress.front.optimizer.rollout import HOW, Rollout, roll_out
 from hvd_compress.front.optimizer.snapshot import keep
 from hvd_compress.front.optimizer.watchers import register, replaced
 from hvd_compress.policies import DecisionPolicy
-from hvd_compress.policies.ccr import MEASURED, Ccr
+from hvd_compress.policies.ccr import Ccr
 from hvd_compress.request.decision import Decision
 from hvd_compress.session.report import StepReport
+from hvd_compress.settings import DEFAULT_CCR_STEPS
 
 STATE_KEY = "hvd_compress"
 
@@ -68,7 +69,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         if reducer is None:
             return
         me = weakref.ref(self)  # a hook must not keep the optimizer alive: its threads end with it
-        reducer.session.rates = partial(rates_of, me)
+        reducer.session.learning_rates = partial(learning_rates_of, me)
         tell = partial(partial, _tell, me)
         self._hooks = GradientHooks(
             watched, tell(ReducingOptimizer._gradient_comes), tell(ReducingOptimizer._gradient_ready)
@@ -289,18 +290,20 @@ class ReducingOptimizer(torch.optim.Optimizer):
         """The communication-to-computation ratio that was profiled last; None before, and outside a process set."""
         return self._reducer.handle.ccr if self._reducer else None
 
-    def compare(self, figures: Sequence[float]) -> list[list[float]]:
+    def gather_figures(self, figures: Sequence[float]) -> list[list[float]]:
         """Return the figures of all ranks, in their order: for what all are to decide alike. All ranks bring as many.
 
         Raises UsageError before the first step, and where gradients are on their way.
         """
         if self._reducer is None:
             return [list(figures)]
-        self._require_rest("compare()")
-        return self._reducer.session.compare(figures)
+        self._require_rest("gather_figures()")
+        return self._reducer.session.gather_figures(figures)
 
     def end_epoch(self) -> None:
-        """An epoch is over, for Compression.accordion(); for others it does nothing. All ranks call it.
+        """An epoch is over, for Compression.accordion() without epoch_steps; for others it does nothing.
+
+        All ranks call it.
 
         Call it between two steps, behind the step of a learning-rate scheduler: the rates of the coming epoch count.
 
@@ -310,7 +313,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
             self._require_rest("end_epoch()")
             self._reducer.session.end_epoch()
 
-    def profile_ccr(self, steps: int = MEASURED) -> None:
+    def profile_ccr(self, steps: int = DEFAULT_CCR_STEPS) -> None:
         """Have the communication-to-computation ratio profiled by the coming steps, for `ccr`. All ranks call it.
 
         In these steps exchanges begin when the backward pass is over. Where the compression tries something, they are

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -19,10 +19,11 @@ from hvd_compress.policies.auto.arms import Arm, Choices, Family, make_arms, mea
 from hvd_compress.policies.auto.chooser import Chooser
 from hvd_compress.policies.auto.quality import Candidate, Kind, Quality, candidates
 from hvd_compress.policies.auto.search import MARGIN
-from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, StepMoments
+from hvd_compress.policies.base import BucketMetrics, StepMoments
 from hvd_compress.policies.fixed import decide
 from hvd_compress.policies.prices import Prices, keys_of, measure
 from hvd_compress.policies.resumed import Resumed, decided, loaded, saved
+from hvd_compress.policies.telling import TellingPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request, compression_device
 from hvd_compress.settings import Settings
@@ -47,10 +48,11 @@ class Auto(PolicySettings):
         return AutoPolicy(request, Family(request, candidates(self.quality, self.kind, factors)))
 
 
-class AutoPolicy(DecisionPolicy):
+class AutoPolicy(TellingPolicy):
     """Chooses one of several arms by real steps. Where nothing may be measured, the one with the fewest bytes."""
 
     def __init__(self, request: Request, choices: Choices) -> None:
+        super().__init__()
         self._request, self._choices = request, choices
         self._prices: Prices | None = None
         self._layouts: Sequence[Layout] = ()
@@ -58,8 +60,6 @@ class AutoPolicy(DecisionPolicy):
         self._arms: list[Arm] = []
         self._chooser: Chooser | None = None  # where there is something to choose
         self._fixed: Sequence[Decision] = ()  # where there is nothing
-        self._watchers: list[Callable[[Event], None]] = []
-        self._history = History(watchers=self._watchers)
         self._arm = 0  # of the step under way
         self._agreement = Agreement()
         self._recorded: list[int] = []  # the arms of steps that ranks have not compared yet
@@ -81,9 +81,6 @@ class AutoPolicy(DecisionPolicy):
     @property
     def tells_of(self) -> range:  # type: ignore[override]
         return range(len(self._layouts) if self._chooser is not None else 0)
-
-    def watch(self, watcher: Callable[[Event], None]) -> None:
-        self._watchers.append(watcher)
 
     def chosen(self) -> str:
         if self._chooser is None or not self._told:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
@@ -22,13 +22,14 @@ from hvd_compress.errors import ConfigError
 from hvd_compress.events.history import Event, History
 from hvd_compress.events.recorder import choice
 from hvd_compress.policies.agreement import Agreed, Agreement, gathered, kernels_s, window
-from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, StepMoments
+from hvd_compress.policies.base import BucketMetrics, StepMoments
 from hvd_compress.policies.detector import Detector
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.policies.flexible.ratio import BucketRatio
 from hvd_compress.policies.flexible.roots import STAR, VAR, RootChooser, Sight, figures
 from hvd_compress.policies.flexible.settings import Flexible
 from hvd_compress.policies.prices import Open, Prices, keys_of, measure
+from hvd_compress.policies.telling import TellingPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import Probe
@@ -53,7 +54,7 @@ class Trial:
         return [fmean(column) if column else math.nan for column in known]
 
 
-class FlexiblePolicy(DecisionPolicy):
+class FlexiblePolicy(TellingPolicy):
     """Chooses ratio, scheme and algorithms of each bucket. Where nothing may be measured: the ratio in the middle.
 
     Collectives are priced by alpha-beta lines through what was measured of them (Eq. 4), kernels by what they took.
@@ -63,6 +64,7 @@ class FlexiblePolicy(DecisionPolicy):
     """
 
     def __init__(self, request: Request, asked: Flexible) -> None:
+        super().__init__()
         self._request = replace(request, compressor=request.compressor.with_ratio(asked.start))
         self._asked, self._fixed = asked, FixedPolicy(self._request)
         self._prices: Prices | None = None
@@ -80,8 +82,6 @@ class FlexiblePolicy(DecisionPolicy):
         self._look: list[float] = []  # gains of the last look, by bucket
         self._step_s = 0.0
         self._detector: Detector | None = None
-        self._watchers: list[Callable[[Event], None]] = []
-        self._history = History(watchers=self._watchers)
         self._stands = self._is_first = True
         self._trials: list[Trial] = []
         self._no_rollout_before = 0
@@ -99,9 +99,6 @@ class FlexiblePolicy(DecisionPolicy):
     @property
     def rollouts(self) -> FlexiblePolicy | None:  # type: ignore[override]
         return self if self._asked.gain == "rollout" and self._buckets else None
-
-    def watch(self, watcher: Callable[[Event], None]) -> None:
-        self._watchers.append(watcher)
 
     def fingerprint(self) -> Mapping[str, str]:
         # Each rank searches by itself.

@@ -69,8 +69,8 @@ class Flexible(PolicySettings):
         return self.ratios[len(self.ratios) // 2]
 
     @property
-    def rolls_out(self) -> bool:
-        return self.gain == "rollout"
+    def needs_optimizer(self) -> str:
+        return "gain='rollout' takes training steps back: use gain='curve'" if self.gain == "rollout" else ""
 
     def make(self, request: Request, settings: Settings) -> FlexiblePolicy:
         from hvd_compress.policies.flexible.policy import FlexiblePolicy

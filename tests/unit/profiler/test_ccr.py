@@ -11,6 +11,7 @@ from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
 from hvd_compress.policies.ccr import Ccr
+from hvd_compress.settings import Settings
 from tests.clock import Clock, slowed
 from tests.harness import backward, on_engine
 
@@ -82,3 +83,47 @@ def test_steps_are_a_whole_number(steps: object) -> None:
             optimizer.profile_ccr(steps)  # type: ignore[arg-type]
 
     run_ranks(1, body)
+
+
+def test_buckets_are_held_back_while_it_is_profiled() -> None:
+    def body(engine: InProcessEngine) -> list[bool]:
+        parameters, optimizer = on_engine(engine, Compression.dense())
+        beside = []
+        for step in range(8):
+            if step == 3:
+                optimizer.profile_ccr(2)
+            backward(parameters, engine.rank, step)
+            beside.append(any(optimizer._reducer.session.is_launched(n) for n in range(3)) if step else False)
+            optimizer.step()
+            optimizer.zero_grad()
+        return beside
+
+    launched = [False, True, True, True, False, False, True, True]  # nothing is launched before buckets are known
+    assert run_ranks(2, body) == [launched] * 2
+
+
+@pytest.mark.parametrize("name", ["auto", "covap"])
+def test_what_is_profiled_tells_a_policy_nothing_of_its_network(name: str, clock: Clock) -> None:
+    """Exchanges that begin behind the backward pass take other steps than those beside it."""
+
+    def body(engine: InProcessEngine) -> tuple[list[str], int, int]:
+        slowed(engine, lambda: 1e-6)
+        request = Compression.auto("dense") if name == "auto" else Compression.covap("auto")
+        settings = Settings(600, 60, adapt=True, calibration_s=0.1)
+        parameters, optimizer = on_engine(engine, request, settings=settings)
+        for parameter in parameters.values():
+            parameter.register_hook(lambda _: clock.reach(clock() + PASS_S))
+        for step in range(150):
+            if step in (1, 60):
+                optimizer.profile_ccr(20)
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+        events = [] if optimizer.controller is None else [e.kind for e in optimizer.controller.history.events]
+        return events, optimizer.ccr.steps, len(parameters)
+
+    first, second = run_ranks(2, body)
+    assert first == second
+    kinds, steps, _ = first
+    assert "network" not in kinds
+    assert steps == 20, "what a program asks for is not what a policy wants for itself"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import pytest
 import torch
+from torch.utils.data import BatchSampler, SequentialSampler
 
 import hvd_compress.ddp as hc
+from hvd_compress.errors import ConfigError, UnsupportedError
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import check_ranks_equal, compressed, make_model, optimizer_of, train
 
@@ -38,8 +43,11 @@ def test_batch_sizes_are_switched_alike() -> None:
 def by_batches(rank: int) -> list[int]:
     model = compressed(make_model(), hc.Compression.dense())
     optimizer = optimizer_of(model)
-    batches = hc.BatchSampler(torch.utils.data.SequentialSampler(range(64)), 4)
-    schedule = hc.BatchSizeSchedule(optimizer, batches, 16, every=1, eta=1e9, ranks=hc.Ranks(model))
+    batches = BatchSampler(SequentialSampler(range(64)), 4, drop_last=False)
+    with pytest.raises(ConfigError, match="gather= is missing"):
+        hc.BatchSizeSchedule(optimizer, batches, 16)
+    gather = partial(hc.gather_figures, model)
+    schedule = hc.BatchSizeSchedule(optimizer, batches, 16, every=1, eta=1e9, gather=gather)
     seen = []
     for epoch in range(5):
         train(model, optimizer, rank, range(epoch, epoch + 1))
@@ -50,3 +58,13 @@ def by_batches(rank: int) -> list[int]:
         seen.append(batches.batch_size)
     assert seen == [4, 16, 16, 4, 16]
     return seen
+
+
+def test_parameters_by_themselves_need_the_optimizer() -> None:
+    run_ranks(by_itself, ranks=1)
+
+
+def by_itself(rank: int) -> None:
+    levels = (hc.Compression.topk(0.5), hc.Compression.topk(0.05))
+    with pytest.raises(UnsupportedError, match="per_parameter=True cuts buckets"):
+        compressed(make_model(), hc.Compression.accordion(*levels, per_parameter=True))
