@@ -148,6 +148,10 @@ class States:
             del held[key]
         return bool(found)
 
+    def forget_kind(self, kind: str) -> None:
+        """Drop what a checkpoint has brought of a kind, and no bucket has taken."""
+        self._unclaimed = {key: tensor for key, tensor in self._unclaimed.items() if key[0] != kind}
+
     def _bind_residual(self, layout: Layout, device: torch.device) -> Residual:
         """Give the parameters of a bucket their place in one flat buffer, with what is remembered of them."""
         residual = Residual(*(torch.zeros(layout.numel, dtype=torch.float32, device=device) for _ in range(2)))

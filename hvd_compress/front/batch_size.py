@@ -65,6 +65,11 @@ class BatchSizeSchedule:
         self._small, self._large = batches.batch_size, large
         if isinstance(large, bool) or not isinstance(large, int) or large <= self._small:
             raise ConfigError(f"large = {large!r} must be more than the {self._small} samples of a small batch")
+        if scheduler is not None and not isinstance(getattr(scheduler, "base_lrs", None), list):
+            raise ConfigError(
+                f"a {type(scheduler).__name__} has no base_lrs to scale: leave scheduler= out where it multiplies the "
+                "rates that it finds, as ReduceLROnPlateau does, else pass the schedulers within it one by one"
+            )
         self._scheduler = scheduler
         self._gather: Gather | None = gather or getattr(optimizer, "gather_figures", None)
         if self._gather is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
@@ -84,19 +89,19 @@ class BatchSizeSchedule:
         """Take the gradients of a step that is over, unless one is not finite."""
         gradients = {number: each for number, each in enumerate(self._gradients()) if each is not None}
         self._stepped = self._stepped or bool(gradients)
-        if self._epoch % self._every or not all(bool(torch.isfinite(each).all()) for each in gradients.values()):
+        if self._epoch % self._every or not all(map(_is_finite, gradients.values())):
             return
         self._steps += 1
         for number, gradient in gradients.items():
-            if number in self._sums:
-                self._sums[number].add_(gradient)
-            else:
-                self._sums[number] = gradient.detach().to_dense().float().clone()
+            own = _flat(gradient)
+            self._sums[number] = self._sums[number].add_(own) if number in self._sums else own.clone()
 
     def end_epoch(self) -> None:
         """An epoch is over: batches and learning rates of the next one may be others. All ranks call it.
 
-        Raises UsageError where step() has seen no gradient in it.
+        What rank 0 has loaded counts; its learning rates go to the others with the optimizer's state.
+
+        Raises UsageError where step() has seen no gradient in it, ConfigError where ranks have other settings.
         """
         if not self._stepped:
             raise UsageError(
@@ -106,8 +111,13 @@ class BatchSizeSchedule:
         squares = [float(torch.linalg.vector_norm(each).double()) ** 2 for each in self._sums.values()]
         rates = self._own_rates()
         norm = math.sqrt(sum(squares)) / self._steps if self._steps else math.nan  # no step was finite
-        mine = [norm, float(has_decayed(self._rates, rates))]
-        everyone = [mine] if self._gather is None else self._gather(mine)
+        mine = [norm, float(has_decayed(self._rates, rates)), self._epoch, self._norm, float(self.is_large)]
+        settings = [float(self._small), float(self._large), self._eta, float(self._every)]
+        everyone = [[*mine, *settings]] if self._gather is None else self._gather([*mine, *settings])
+        if any(each[5:] != everyone[0][5:] for each in everyone):
+            raise ConfigError(f"small, large, eta and every differ between ranks: {[each[5:] for each in everyone]}")
+        _, _, epoch, self._norm, is_large = everyone[0][:5]  # rank 0 may have loaded them alone
+        self._epoch, self.is_large = int(epoch), bool(is_large)
         norm = fmean(each[0] for each in everyone)
         if self._epoch % self._every == 0:
             self._switch(change(self._norm, norm) < self._eta)
@@ -143,8 +153,19 @@ class BatchSizeSchedule:
         self._batches.batch_size = self._large if is_large else self._small
         times = self.factor / before
         for group in self._optimizer.param_groups:
-            group["lr"] *= times
-            if "initial_lr" in group:
-                group["initial_lr"] *= times
+            for name in ("lr", "initial_lr"):
+                if name in group:
+                    group[name] = group[name] * times  # not in place: groups may share a tensor
         if self._scheduler is not None:
             self._scheduler.base_lrs = [rate * times for rate in self._scheduler.base_lrs]
+
+
+def _flat(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient of any kind as dense real numbers in fp32."""
+    dense = gradient.detach().to_dense()
+    return (torch.view_as_real(dense) if dense.is_complex() else dense).float()
+
+
+def _is_finite(gradient: torch.Tensor) -> bool:
+    values = gradient.detach().coalesce().values() if gradient.is_sparse else gradient
+    return bool(torch.isfinite(values).all())

@@ -12,11 +12,11 @@ import torch
 from hvd_compress.buckets.plan import slots_of
 from hvd_compress.buckets.real import gradient_shape
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.policies import DecisionPolicy
 from hvd_compress.policies.ccr import Ccr
 from hvd_compress.profiler.ccr import CcrProfiler
-from hvd_compress.profiler.job import JobProfile
+from hvd_compress.profiler.job import JobProfile, release_profile
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request, check_devices
 from hvd_compress.session import checkpoint
@@ -60,7 +60,8 @@ class Handle:
 
         Raises:
             ConfigError: parameters are not where the request wants them to be.
-            UnsupportedError: they are on a GPU, and there are no kernels for it; or of a dtype that nothing exchanges.
+            UnsupportedError: they are on a GPU, and there are no kernels for it; or of a dtype that nothing exchanges;
+                or on several devices, and a profile is asked for.
         """
         self.parameters = dict(parameters)
         check_devices(self.parameters, request)
@@ -68,6 +69,9 @@ class Handle:
         self.session = Session(self.slots, request, settings, connect, **options)
         self.session.replicas = ReplicaCheck(self.parameters, settings.check_every)
         self.session.ccr.profiler = CcrProfiler(self.parameters)
+        if settings.ccr is not None:
+            self._require_profilable()
+            self.session.ccr.give_up = release_profile
         if settings.profile is not None:
             self.session.profiling = JobProfile(self.parameters, settings.profile, request, settings.calibration_s)
 
@@ -94,11 +98,16 @@ class Handle:
     def profile_ccr(self, steps: int = DEFAULT_CCR_STEPS) -> None:
         """Have the communication-to-computation ratio profiled by the coming steps. All ranks call it.
 
-        Raises ConfigError where `steps` is no number of steps.
+        Raises ConfigError where `steps` is no number of steps, UnsupportedError where the model has no one clock.
         """
+        self._require_profilable()
         if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
             raise ConfigError(f"steps = {steps!r} is not a number of steps, 1 to {MOST_STEPS:,}")
         self.session.ccr.ask(steps)
+
+    def _require_profilable(self) -> None:
+        if obstacle := self.session.ccr.obstacle:
+            raise UnsupportedError(obstacle)
 
     def save_plan(self, path: str | Path) -> None:
         """Write how buckets travel now to a file, as Session.save_plan()."""

@@ -9,9 +9,8 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import fmean
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -22,7 +21,6 @@ from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError
 from hvd_compress.events.recorder import choice
 from hvd_compress.feedback.states import RESULT_SUM, BucketState
-from hvd_compress.policies.agreement import gathered
 from hvd_compress.policies.critical import change, check_count, check_schedule, has_decayed
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.policies.resumed import refused, said_by
@@ -86,7 +84,8 @@ class AccordionPolicy(TellingPolicy):
         self._epoch = self._steps = 0
         self._norms: dict[str, float] = {}  # by parameter, of the epoch that is compared with
         self._calm: dict[str, float] = {}  # parameters that are not critical, and by how much their norm has changed
-        self._rates: list[float] = []
+        self._rates: list[float] = []  # of rank 0, the same on all ranks
+        self._own_rates: list[float] = []
         self._why = "the first epochs"
 
     @property
@@ -140,25 +139,29 @@ class AccordionPolicy(TellingPolicy):
         return not all(name in self._calm for name in layout.names)
 
     def count_step(self) -> bool:
-        over = self._steps == self._settings.epoch_steps
+        if self._settings.epoch_steps is None:
+            return False
+        over = self._steps >= self._settings.epoch_steps
         self._steps += 1
         return over
 
     def end_epoch(
         self, step: int, learning_rates: Sequence[float], states: Sequence[BucketState], unit: float, launch: Launch
     ) -> None:
-        decayed, sums = has_decayed(self._rates, learning_rates), self._sums(states)
-        mine = [float(decayed), *(float(torch.linalg.vector_norm(each).double()) / unit for each in sums.values())]
-        ranks = launch(partial(gathered, mine), f"step {step}, comparing norms of epoch {self._epoch}")()
-        norms = dict(zip(sums, (fmean(each) for each in list(zip(*ranks, strict=True))[1:]), strict=True))
+        decayed, sums = has_decayed(self._own_rates, learning_rates), self._sums(states)
+        norms = [float(torch.linalg.vector_norm(each).double()) / unit for each in sums.values()]
+        mine = {"decayed": decayed, "rates": list(learning_rates), "norms": norms}
+        label = f"step {step}, comparing norms of epoch {self._epoch}"
+        ranks = launch(lambda engine: _told(engine, mine), label)()
+        means = map(fmean, zip(*(rank["norms"] for rank in ranks), strict=True))
         before = [self._is_critical(layout) for layout in self._layouts]
         if self.adds_results:
-            self._compare(norms)
+            self._compare(dict(zip(sums, means, strict=True)))
             for each in sums.values():
                 each.zero_()
-        if any(rank[0] for rank in ranks):
+        if any(rank["decayed"] for rank in ranks):
             self._calm, self._why = {}, "the learning rate has decayed"
-        self._rates, self._epoch = list(learning_rates), self._epoch + 1
+        self._own_rates, self._rates, self._epoch = list(learning_rates), ranks[0]["rates"], self._epoch + 1
         self._steps = 1 if self.counts_epochs else 0  # the first one of the new epoch has been counted
         for number, layout in enumerate(self._layouts):
             if self._is_critical(layout) != before[number]:
@@ -192,9 +195,15 @@ class AccordionPolicy(TellingPolicy):
             if said is None:
                 return
             self._epoch, self._steps = _whole(said["epoch"]), _whole(said["steps"])
-            self._rates = [_number(rate) for rate in said["rates"]]
+            self._rates = self._own_rates = [float(rate) for rate in said["rates"]]
             self._norms, self._calm = _by_name(said["norms"]), _by_name(said["calm"])
             self._why = str(said["why"])
+
+
+def _told(engine: Engine, mine: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return what all ranks tell. Collective."""
+    with engine.aside():
+        return engine.allgather_json(mine)
 
 
 def _norm(norms: Mapping[str, float], names: Sequence[str]) -> float:

@@ -103,6 +103,8 @@ class DecisionPolicy(ABC):
         settled: whether nothing is tried.
         rollouts: what it wants of steps that are taken back; None for nothing.
         wants_ccr: whether the coming steps are to profile the communication-to-computation ratio, for take_ccr().
+        profiles_ccr: whether it wants a ratio at any time.
+        ccr_obstacle: why there can be none, in words, on all ranks alike; the session says so before prepare().
         adds_results: whether the results of the step under way join those before (`PolicySettings.allocates_sum`).
         counts_epochs: whether it says itself when an epoch is over, and not the program.
         holds_unsent: whether a parameter of which a step sends nothing has no gradient in it, and not one of zeros.
@@ -113,6 +115,8 @@ class DecisionPolicy(ABC):
     rollouts: Rollouts | None = None
     holds_unsent: bool = False
     wants_ccr: bool = False
+    profiles_ccr: bool = False
+    ccr_obstacle: str = ""
     adds_results: bool = False
     counts_epochs: bool = False
     rank: int

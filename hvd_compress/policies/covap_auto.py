@@ -33,8 +33,10 @@ serves better."""
 class AutoCovapPolicy(CovapPolicy, TellingPolicy):
     """Sends all until the ratio is known, then each shard every ceil(CCR) steps, until the network is another one.
 
-    Where nothing may be measured the interval is DEFAULT_INTERVAL.
+    Where nothing may be measured, or a model has no one clock, the interval is DEFAULT_INTERVAL.
     """
+
+    profiles_ccr = True
 
     def __init__(self, request: Request, shard: bool, hold_unsent: bool) -> None:
         super().__init__(request, 1, shard, hold_unsent)
@@ -48,15 +50,19 @@ class AutoCovapPolicy(CovapPolicy, TellingPolicy):
         self._layouts: Sequence[Layout] = ()
 
     @property
+    def _measures(self) -> bool:
+        return self.measuring_s is not None and not self.ccr_obstacle
+
+    @property
     def settled(self) -> bool:
-        return self.measuring_s is None or self._ccr is not None
+        return not self._measures or self._ccr is not None
 
     @property
     def wants_ccr(self) -> bool:  # type: ignore[override]
         return not self.settled and self._steps >= WARM
 
     def chosen(self) -> str:
-        if self.measuring_s is None or self._ccr is None:
+        if not self._measures or self._ccr is None:
             return ""
         level_s = None if self._detector is None else self._detector.level_s
         return json.dumps({"policy": "covap", "ccr": self._ccr, "level_s": level_s})
@@ -74,9 +80,10 @@ class AutoCovapPolicy(CovapPolicy, TellingPolicy):
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
         self._agreement.drop()  # it is about other buckets
         self._layouts, self._launch = buckets, launch
-        if self.measuring_s is None:
-            self._interval = DEFAULT_INTERVAL
-            self._why = "nothing is measured"
+        if self.world_size == 1:
+            self._interval, self._why = 1, "one rank exchanges nothing"
+        elif not self._measures:
+            self._interval, self._why = DEFAULT_INTERVAL, self.ccr_obstacle or "nothing is measured"
         elif self._ccr is not None:
             self._interval = interval_of(self._ccr)
             self._why = f"CCR {self._ccr:.3g}"
@@ -92,7 +99,7 @@ class AutoCovapPolicy(CovapPolicy, TellingPolicy):
 
     def observe(self, step: int, metrics: Sequence[BucketMetrics], moments: StepMoments) -> None:
         self._steps += 1
-        if not self.settled or self.measuring_s is None or moments.held_back:
+        if not self.settled or not self._measures or moments.held_back:
             return
         if self._agreement.ready(step):
             self._watch_network(step, self._agreement.take().steps)
@@ -100,7 +107,12 @@ class AutoCovapPolicy(CovapPolicy, TellingPolicy):
 
     def launched(self, step: int) -> None:
         """Behind the last exchange ranks are in step. They compare the steps before this one, whole intervals."""
-        if self.settled and not self._agreement.under_way and self._agreement.recorded >= self._every:
+        if (
+            self._measures
+            and self.settled
+            and not self._agreement.under_way
+            and self._agreement.recorded >= self._every
+        ):
             self._agreement.begin(self._launch, step)
 
     @property

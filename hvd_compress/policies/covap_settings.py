@@ -11,6 +11,9 @@ from hvd_compress.policies.covap_auto import AutoCovapPolicy
 from hvd_compress.request.request import PolicySettings, Request
 from hvd_compress.settings import Settings
 
+LONGEST = 1000
+"""Steps: what waits for longer is of another training."""
+
 
 @dataclass(frozen=True)
 class Covap(PolicySettings):
@@ -22,7 +25,7 @@ class Covap(PolicySettings):
         hold_unsent: a parameter of which a step sends nothing has no gradient in it, and its optimizer leaves it as it
             is; else momentum and weight decay move it by a gradient of zero.
 
-    Raises ConfigError for an interval that is neither "auto" nor a whole number, 1 or more.
+    Raises ConfigError for an interval that is neither "auto" nor a whole number from 1 to LONGEST.
     """
 
     interval: int | Literal["auto"] = DEFAULT_INTERVAL
@@ -31,8 +34,10 @@ class Covap(PolicySettings):
 
     def __post_init__(self) -> None:
         known = self.interval == "auto" or (isinstance(self.interval, int) and not isinstance(self.interval, bool))
-        if not known or (self.interval != "auto" and self.interval < 1):
-            raise ConfigError(f"interval = {self.interval!r} must be a whole number of steps, 1 or more, or 'auto'")
+        if not known or (self.interval != "auto" and not 1 <= self.interval <= LONGEST):
+            raise ConfigError(
+                f"interval = {self.interval!r} must be a whole number of steps, 1 to {LONGEST:,}, or 'auto'"
+            )
         for name in ("shard", "hold_unsent"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} = {getattr(self, name)!r} must be True or False")

@@ -19,14 +19,14 @@ def shard_count(numel: int, median_numel: float, interval: int) -> int:
 def shard_counts(numels: Sequence[int], interval: int) -> list[int]:
     """Return into how many shards each bucket is cut, by number.
 
-    As the paper says, by the median of all buckets. Where that leaves a step that sends more than MOST times the mean,
-    as with fewer buckets than steps in an interval, the largest shards are cut further: a bucket in `interval` shards
-    sends as much in each step.
+    As the paper says, by the median of all buckets. Where that leaves a step that sends nothing, or more than MOST
+    times the mean, as with fewer buckets than steps in an interval, the largest shards are cut further: a bucket in
+    `interval` shards sends as much in each step.
     """
     if not numels:
         return []
     counts = [shard_count(numel, median(numels), interval) for numel in numels]
-    while max(sent := sent_by_step(numels, counts, interval)) * interval > MOST * sum(sent):
+    while max(sent := sent_by_step(numels, counts, interval)) * interval > MOST * sum(sent) or not min(sent):
         cut = [number for number, count in enumerate(counts) if count < min(interval, numels[number])]
         if not cut:
             break  # elements are fewer than steps

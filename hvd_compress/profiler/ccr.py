@@ -8,9 +8,10 @@ from functools import partial
 import torch
 
 from hvd_compress.engines.launch import Launch
+from hvd_compress.errors import UnsupportedError
 from hvd_compress.policies.agreement import gathered
 from hvd_compress.policies.ccr import Ccr, StepRecord, ccr_of
-from hvd_compress.profiler.clocks import clock_of, device_of
+from hvd_compress.profiler.clocks import Clock, clock_of, device_of
 from hvd_compress.profiler.recorder import Recorder
 from hvd_compress.schemes.phases import PhaseSpans
 
@@ -23,11 +24,18 @@ class CcrProfiler:
 
     Attributes:
         active: whether steps are recorded.
+        obstacle: why that cannot be, in words, as of a model on several devices; or nothing.
     """
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """`parameters`: those that are trained, by name. Nothing is watched before begin()."""
         self._parameters = parameters
+        self._clock: Clock | None = None
+        self.obstacle = ""
+        try:
+            self._clock = clock_of(device_of(parameters.values()))
+        except UnsupportedError as error:
+            self.obstacle = str(error)
         self._recorder: Recorder | None = None
         self._exchanges: list[tuple[float, ...]] = []
         self._steps = 0
@@ -37,13 +45,11 @@ class CcrProfiler:
         return self._recorder is not None
 
     def begin(self, steps: int) -> None:
-        """Record the next steps; between two of them.
-
-        Raises UnsupportedError where parameters lie on several devices.
-        """
+        """Record the next steps; between two of them. Not where there is an obstacle."""
+        assert self._clock is not None
         self.close()
         self._steps = steps
-        self._recorder = Recorder(self._parameters, clock_of(device_of(self._parameters.values())), steps)
+        self._recorder = Recorder(self._parameters, self._clock, steps)
 
     def end_step(self, step: int, spans: Sequence[PhaseSpans], launch: Launch) -> Ccr | None:
         """Take the spans of all buckets, by number, of a step that is over. Return what was found with the last one.

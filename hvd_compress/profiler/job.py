@@ -137,7 +137,7 @@ class JobProfile:
         self._leave_folder()
         if self.active:
             self.active = False
-            _release()
+            release_profile()
 
     def _measure(self, engine: Engine) -> Measured:
         """Measure; what rank 0 finds counts. Collective.
@@ -284,7 +284,7 @@ def profiled_once(settings: Settings, of_all: bool = True) -> Iterator[Settings]
     try:
         yield settings
     except BaseException:
-        _release()
+        release_profile()
         raise
 
 
@@ -295,7 +295,8 @@ def _take() -> bool:
     return free
 
 
-def _release() -> None:
+def release_profile() -> None:
+    """Another optimizer of this process may be profiled."""
     global _taken
     with _lock:
         _taken = False

@@ -21,6 +21,7 @@ class SessionBucket:
     Attributes:
         number: its place in the order in which buckets leave.
         allocates_sum: whether the results of steps can be summed.
+        shares_sum: whether a sum is that of a checkpoint, which rank 0 alone may have.
         launched: whether it has left in this step.
         probe: what is to be known of the exchange of the coming step.
         exchange: of this step.
@@ -32,6 +33,7 @@ class SessionBucket:
     lane: Lane
     states: States
     allocates_sum: bool = False
+    shares_sum: bool = False
     launched: bool = False
     probe: Probe = Probe()
     exchange: Exchange | None = None
@@ -118,13 +120,18 @@ class SessionBucket:
         if self.state.residual is None and self._may_claim():
             self._bind(self._own())
 
+    @property
+    def alike(self) -> tuple[str, ...]:
+        """Kinds of what is remembered that are to be the same on all ranks."""
+        return (*self.scheme.compressor.alike, *((RESULT_SUM,) if self.allocates_sum and self.shares_sum else ()))
+
     def share(self, broadcast: Callable[[torch.Tensor], None]) -> None:
         """Take over from another rank what is to be the same on all ranks: `broadcast` puts it in a tensor's place.
 
         Called alike on all ranks, as often as the layout says, with flat tensors on the CPU that are not empty.
         """
         own, current = self._own(), self.state.current
-        for kind in self.scheme.compressor.alike:
+        for kind in self.alike:
             keys = [key for key in own if key[0] == kind]  # in an order that is the same on all ranks
             flat = torch.cat([current[key].reshape(-1).cpu() for key in keys]) if keys else torch.empty(0)
             if flat.numel():
@@ -132,6 +139,7 @@ class SessionBucket:
                 parts = torch.split(flat, [current[key].numel() for key in keys])
                 for key, part in zip(keys, parts, strict=True):
                     current[key] = part.view(current[key].shape).to(current[key].device)
+        self.shares_sum = False
 
     def _may_claim(self) -> bool:
         """Whether there is a residual of these parameters that can be sent with their gradient."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hvd_compress.errors import ConfigError
+from hvd_compress.feedback.states import RESULT_SUM
 from hvd_compress.session.session import Session
 
 
@@ -69,6 +70,8 @@ def load(session: Session, saved: Mapping[str, Any], numels: Mapping[str, int], 
             "state_dict() returned as a whole",
             stacklevel=4,
         )
+    if session.last_step is not None:  # an epoch goes on that these are not of
+        states = {kind: own for kind, own in states.items() if kind != RESULT_SUM}
     try:
         session.states.load_state_dict(residuals, numels, states)
     except ValueError as error:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from hvd_compress.buckets.layout import Layout
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.policies import DecisionPolicy
@@ -51,6 +52,9 @@ class CcrProfiling(Protocol):
     @property
     def active(self) -> bool: ...
 
+    @property
+    def obstacle(self) -> str: ...
+
     def begin(self, steps: int) -> None: ...
 
     def end_step(self, step: int, spans: Sequence[PhaseSpans], launch: Launch) -> Ccr | None: ...
@@ -66,6 +70,7 @@ class CcrMeasurement:
     Attributes:
         profiler: what records; None where nothing knows parameters.
         found: the last ratio that a program or the command has asked for; None before the first.
+        give_up: is called where the command gets no ratio from here, so that another optimizer may be profiled.
     """
 
     def __init__(self, settings: CcrSettings | None) -> None:
@@ -73,6 +78,9 @@ class CcrMeasurement:
         self._command = settings  # until it has its ratio
         self._asked = 0  # steps, of a program or the command
         self._for_policy = False  # what is recorded
+        self._layouts: Sequence[Layout] = ()  # of the steps that are recorded
+        self._steps = 0  # of this process
+        self.give_up: Callable[[], None] = lambda: None
         self.profiler: CcrProfiling | None = None
         self.found: Ccr | None = None
 
@@ -80,6 +88,11 @@ class CcrMeasurement:
     def active(self) -> bool:
         """Whether buckets are to be handed over when the backward pass is over."""
         return self.profiler is not None and self.profiler.active
+
+    @property
+    def obstacle(self) -> str:
+        """Why nothing can be profiled here, in words; or nothing."""
+        return "nothing knows parameters" if self.profiler is None else self.profiler.obstacle
 
     def fingerprint(self) -> Mapping[str, str]:
         """Return what must be equal on all ranks, in words."""
@@ -91,26 +104,41 @@ class CcrMeasurement:
         self._asked = steps
 
     def end_step(
-        self, step: int, spans: Sequence[PhaseSpans], policy: DecisionPolicy, launch: Launch, rank: int, is_new: bool
+        self,
+        step: int,
+        spans: Sequence[PhaseSpans],
+        policy: DecisionPolicy,
+        launch: Launch,
+        rank: int,
+        layouts: Sequence[Layout],
     ) -> None:
-        """A step is over. `is_new`: whether its buckets were cut anew."""
+        """A step is over. `layouts`: of its buckets, which may have been cut anew in it."""
         if self.profiler is None:
             return
+        self._steps += 1
         if self.profiler.active:
-            self._record(step, spans, policy, launch, rank, is_new)
+            self._record(step, spans, policy, launch, rank, layouts)
             return
-        if self._command is not None and step + 1 >= self._command.skip and not self._asked:
+        if self._command is not None and self._steps >= self._command.skip and not self._asked:
             self._asked = self._command.steps
         self._for_policy = policy.wants_ccr
         steps = DEFAULT_CCR_STEPS if self._for_policy else self._asked * policy.settled
         if steps:
+            self._layouts = layouts
             self.profiler.begin(steps)
 
     def _record(
-        self, step: int, spans: Sequence[PhaseSpans], policy: DecisionPolicy, launch: Launch, rank: int, is_new: bool
+        self,
+        step: int,
+        spans: Sequence[PhaseSpans],
+        policy: DecisionPolicy,
+        launch: Launch,
+        rank: int,
+        layouts: Sequence[Layout],
     ) -> None:
         assert self.profiler is not None
-        if is_new:
+        if layouts != self._layouts:
+            self._layouts = layouts
             self.profiler.restart()
             return
         found = self.profiler.end_step(step, spans, launch)
@@ -120,7 +148,7 @@ class CcrMeasurement:
             policy.take_ccr(step, found)
             return
         self.found, self._asked = found, 0
-        if self._command is not None and step + 1 >= self._command.skip:
+        if self._command is not None and self._steps >= self._command.skip:
             if rank == 0:
                 _write(self._command.file, {**asdict(found), "ratio": found.ratio, "naive": found.naive, "step": step})
             self._command = None
@@ -129,6 +157,9 @@ class CcrMeasurement:
         """Record no more."""
         if self.profiler is not None:
             self.profiler.close()
+        if self._command is not None:
+            self._command = None
+            self.give_up()
 
 
 def _write(path: Path, figures: Mapping[str, Any]) -> None:

@@ -21,14 +21,13 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.devices import Lane, lane_for
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import ReplicaError, UsageError, located, received
+from hvd_compress.errors import ConfigError, ReplicaError, UsageError, located, received
 from hvd_compress.events.history import History
 from hvd_compress.events.recorder import EventRecorder
 from hvd_compress.events.tensorboard import TensorBoard
 from hvd_compress.feedback.loss_scale import LossScale
 from hvd_compress.feedback.states import RESULT_SUM, BucketState, States
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, StepMoments, policy_for
-from hvd_compress.policies.agreement import gathered
 from hvd_compress.policies.plan_in_use import plan_in_use
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
@@ -117,6 +116,7 @@ class Session:
         self._recorder: EventRecorder | None = None  # where somebody wants to know
         self._begun_s: float | None = None
         self._returned_s = perf_counter()
+        self._goes_on = False  # with what another process has chosen
         self._cut_anew = False  # within a step
         self._later: dict[int, Decision] = {}  # of buckets that had left when the policy decided anew
         self._committed: list[tuple[SessionBucket, BucketState]] = []  # in this step
@@ -219,6 +219,7 @@ class Session:
             **self.policy.fingerprint(),
             **(self.profiling.fingerprint() if self.profiling is not None else {}),
             **self.ccr.fingerprint(),
+            **({"what keeps a CCR from being profiled": self.ccr.obstacle} if self.policy.profiles_ccr else {}),
         }
         obstacle = settings.obstacle(engine.rank)
         described = [slot.describe(name) for name, slot in parameters.items()]
@@ -226,12 +227,16 @@ class Session:
             resumes = repr((self.resumes_with, self.resumes_as)) if self.resumes_with or self.resumes_as else ""
             offer = Offer(words, described, order, sparse, self.step, obstacle, resumes, self.resumes_as)
             agreement = agree(engine, offer)
+        self.policy.ccr_obstacle = self.ccr.obstacle
         engine.locate()
         if self.profiling is not None:
             self.profiling.prepare(engine)
         rows = set(agreement.sparse) if by_rows else set()
+        self._goes_on = bool(agreement.choice)
         if agreement.choice:
             self.policy.go_on(agreement.choice)
+        else:
+            self.states.forget_kind(RESULT_SUM)  # of an epoch that nobody goes on with
         self.policy.prepare(engine, [slot.layout(name, sparse=name in rows) for name, slot in parameters.items()])
         return agreement
 
@@ -255,7 +260,7 @@ class Session:
             known = before.get(number)
             if known is None or known.layout != layout:
                 lane = self._make_lane(devices[layout.place], decision.device, self._engine.capabilities.devices)
-                known = SessionBucket(number, layout, decision, lane, self.states, self._allocates_sum)
+                known = SessionBucket(number, layout, decision, lane, self.states, self._allocates_sum, self._goes_on)
             elif known.launched:
                 self._later[number] = decision
             else:
@@ -268,7 +273,7 @@ class Session:
     def _share(self) -> None:
         """Let all ranks begin with the same, where results depend on it: once for a bucket's compressor."""
         found = [(each, (repr(each.scheme.compressor), each.layout.names)) for each in self._exchanges]
-        buckets = [each for each, key in found if each.scheme.compressor.alike and key not in self._shared]
+        buckets = [each for each, key in found if each.alike and key not in self._shared]
         if not buckets:
             return
         self._shared |= {key for _, key in found}
@@ -395,16 +400,15 @@ class Session:
                 if self._recorder is not None:
                     sent = [bucket.decision for bucket in self._exchanges]
                     self._recorder.exchanged(self.step, sent, exchanged.spans)
-            self.ccr.end_step(
-                self.step, exchanged.spans, policy, self._pipeline.begin, self._engine.rank, self._cut_anew
-            )
+            self.ccr.end_step(self.step, exchanged.spans, policy, self._pipeline.begin, self._engine.rank, self.layouts)
             if policy.count_step():
                 self._end_epoch(self.step + 1)
             if exchanged.finite and policy.adds_results:
                 for bucket in self._exchanges:
                     bucket.add_result()
-            held = [bucket.unsent for bucket in self._exchanges] if policy.holds_unsent else []
-            self.unsent = frozenset(name for names in held for name in names)
+            held = [name for bucket in self._exchanges for name in bucket.unsent] if policy.holds_unsent else []
+            # A step without any gradient is an error of torch's GradScaler: one parameter keeps its zeros.
+            self.unsent = frozenset(held[1:] if len(held) == len(self._parameters) else held)
             for bucket in self._exchanges:
                 bucket.forget()
             for number, decision in self._later.items():
@@ -435,11 +439,21 @@ class Session:
     def gather_figures(self, figures: Sequence[float]) -> list[list[float]]:
         """Return the figures of all ranks, which bring as many; between two steps. Collective.
 
-        Raises UsageError before the first step, when ranks have not met.
+        Raises UsageError before the first step, when ranks have not met; ConfigError where figures are no numbers, and
+        on all ranks alike where one brings more than another.
         """
+        try:
+            mine = [float(figure) for figure in figures]
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"figures must be numbers: {error}") from None
         if self.policy is None:
             raise UsageError("ranks have not met before their first step: call it after that")
-        return self._pipeline.begin(partial(gathered, figures), f"step {self.step}, figures of the program")()
+        ranks = self._pipeline.begin(partial(_gathered, mine), f"step {self.step}, figures of the program")()
+        if len({len(rank) for rank in ranks}) > 1:
+            raise ConfigError(
+                f"ranks bring {', '.join(str(len(rank)) for rank in ranks)} figures: bring as many on each"
+            )
+        return ranks
 
     def end_epoch(self) -> None:
         """The program says that an epoch is over, between two steps; of a policy that counts epochs it does nothing.
@@ -489,6 +503,7 @@ class Session:
     def fail(self, error: BaseException) -> None:
         """The caller met an error of its own in a step: exchange nothing more."""
         self._pipeline.fail(error)
+        self.ccr.close()
         native.forget_pending()  # it belongs to this step, and must not fail that of another optimizer
 
     def close(self) -> None:
@@ -536,6 +551,11 @@ class Session:
             for bucket, spans in zip(self._exchanges, exchanged.spans, strict=True)
         ]
         self._timeline.step(self.step, training, records)
+
+
+def _gathered(figures: Sequence[float], engine: Engine) -> list[list[float]]:
+    with engine.aside():
+        return engine.allgather_json(figures)
 
 
 def _as_rows(layout: Layout) -> Decision:

@@ -143,7 +143,12 @@ def end_epoch(model: DistributedDataParallel) -> None:
 
 
 def follow_learning_rate(model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
-    """Let Compression.accordion() see the learning rates of the optimizer that trains this model, on every rank."""
+    """Let Compression.accordion() see the learning rates of the optimizer that trains this model, on every rank.
+
+    Raises ConfigError for what is no optimizer.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(f"a {type(optimizer).__name__} has no learning rates: pass the optimizer, not its scheduler")
     _handle_of(model).session.learning_rates = partial(learning_rates_of, weakref.ref(optimizer))
 
 
