@@ -1,6 +1,6 @@
 """Accuracy and bytes of COVAP and Accordion on the example's net: 4 ranks in process, without a network.
 
-    python benchmarks/schedules/accuracy.py --seed 1 dense covap
+    python benchmarks/schedules/accuracy.py --seed 1 dense "covap(4)"
 
 Trains Fashion-MNIST for some epochs with a learning rate that decays, and appends a line of JSON for each method and
 seed to build/schedules-accuracy.jsonl. `--table` prints what is there. 3 minutes a training on one core.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,8 +21,6 @@ import torch
 from adaqs import AdaQS
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "time_to_accuracy"))
-from dataclasses import replace
-
 from tasks import RANKS, TASKS
 from training import Replicas
 

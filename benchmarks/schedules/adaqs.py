@@ -79,7 +79,7 @@ class AdaQSPolicy(DecisionPolicy):
             each.zero_()
         for number, layout in enumerate(self._layouts):
             (name,) = layout.names
-            if found[name] <= (1 - FALL) * self._known.setdefault(name, found[name]):
+            if found[name] < (1 - FALL) * self._known.setdefault(name, found[name]):
                 self._level[number] = min(self._level[number] + 1, len(self._levels) - 1)
                 self._known[name] = found[name]
 

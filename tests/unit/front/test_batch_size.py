@@ -158,3 +158,28 @@ def test_what_is_no_schedule(large: int, options: dict[str, int], words: str) ->
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
     with pytest.raises(ConfigError, match=words):
         BatchSizeSchedule(optimizer, batches_of(), large, **options)
+
+
+def test_rates_of_groups_that_share_a_tensor_and_gradients_of_all_kinds() -> None:
+    rate = torch.tensor(0.1)
+    real, sparse, complex_ = (
+        torch.nn.Parameter(torch.zeros(3, dtype=d)) for d in (torch.float32,) * 2 + (torch.cfloat,)
+    )
+    groups = [{"params": [each], "lr": rate} for each in (real, sparse, complex_)]
+    optimizer, batches = torch.optim.SGD(groups), batches_of()
+    schedule = BatchSizeSchedule(optimizer, batches, LARGE, every=1)
+    for _ in range(2):
+        for _ in range(2):
+            real.grad, complex_.grad = torch.ones(3), torch.ones(3, dtype=torch.cfloat)
+            sparse.grad = torch.sparse_coo_tensor([[1]], [2.0], (3,), check_invariants=True)
+            schedule.step()
+        schedule.end_epoch()
+    assert schedule.is_large
+    assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.4] * 3)
+
+
+def test_a_scheduler_without_rates_to_scale() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(ConfigError, match="a ReduceLROnPlateau has no base_lrs"):
+        BatchSizeSchedule(optimizer, batches_of(), LARGE, scheduler=scheduler)

@@ -339,3 +339,129 @@ def test_an_epoch_ends_between_steps() -> None:
         assert optimizer.gather_figures([float(engine.rank)]) == [[0.0], [1.0]]
 
     run_ranks(RANKS, body)
+
+
+def resumed(
+    engine: InProcessEngine, request: Request, state: dict[str, object], values: dict[str, torch.Tensor]
+) -> tuple[dict[str, torch.nn.Parameter], ReducingOptimizer]:
+    parameters, optimizer = start(engine, request, 0)
+    for name, parameter in parameters.items():
+        parameter.data.copy_(values[name])
+    optimizer.load_state_dict(copy.deepcopy(state))  # type: ignore[arg-type]
+    return parameters, optimizer
+
+
+@pytest.mark.parametrize("before", [None, 4 * PER_EPOCH])
+def test_a_resumed_training_may_have_shorter_epochs(before: int | None) -> None:
+    def body(engine: InProcessEngine) -> set[float]:
+        parameters, optimizer = start(engine, Compression.accordion(*TOPK, every=1, epoch_steps=before), 0)
+        for at in range(3 * PER_EPOCH):
+            one_step(engine, parameters, optimizer, at)
+        values = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        request = Compression.accordion(*TOPK, every=1, epoch_steps=2)
+        parameters, optimizer = resumed(engine, request, optimizer.state_dict(), values)
+        for at in range(12):
+            one_step(engine, parameters, optimizer, at % PER_EPOCH)
+        return {round(each.ratio, 2) for each in optimizer.decisions.values()}
+
+    assert run_ranks(RANKS, body) == [{0.05}] * RANKS
+
+
+def test_rates_that_differ_in_their_last_bits_are_no_other_choice() -> None:
+    """As after a scheduler that reads a loss of this rank: rank 0's go into checkpoints."""
+
+    def body(engine: InProcessEngine) -> tuple[set[float], set[float]]:
+        parameters, optimizer = start(engine, Compression.accordion(*TOPK, every=1), 0)
+        for _ in range(2):
+            one_step(engine, parameters, optimizer, 0)
+            optimizer.param_groups[0]["lr"] *= 1 + 1e-9 * engine.rank
+            optimizer.end_epoch()
+        values = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        used = {round(each.ratio, 2) for each in optimizer.decisions.values()}
+        again, other = resumed(engine, Compression.accordion(*TOPK, every=1), optimizer.state_dict(), values)
+        one_step(engine, again, other, 0)
+        return used, {round(each.ratio, 2) for each in other.decisions.values()}
+
+    assert run_ranks(RANKS, body) == [({0.05}, {0.05})] * RANKS
+
+
+@pytest.mark.filterwarnings("ignore:residuals of rank 0")
+def test_sums_that_rank_0_alone_has_loaded_are_those_of_all() -> None:
+    """Saved in the middle of an epoch that is compared."""
+
+    def body(engine: InProcessEngine) -> tuple[list[float], list[float]]:
+        request = Compression.accordion(*(Compression.topk(r, "allgather") for r in (1.0, 0.05)), every=1)
+        parameters, optimizer = start(engine, request, 0)
+        for at in range(4):
+            one_step(engine, parameters, optimizer, at)
+        state, values = optimizer.state_dict(), {n: p.detach().clone() for n, p in parameters.items()}
+        kept = remembered(copy.deepcopy(state)["hvd_compress"])["states"][RESULT_SUM]
+        again, other = start(engine, request, 0)
+        for name, parameter in again.items():
+            parameter.data.copy_(values[name])
+        if engine.rank == 0:
+            other.load_state_dict(copy.deepcopy(state))
+        one_step(engine, again, other, 4)
+        one_step(engine, parameters, optimizer, 4)
+        sums = [remembered(each.state_dict()["hvd_compress"])["states"][RESULT_SUM] for each in (optimizer, other)]
+        assert kept.keys() == sums[0].keys()
+        return [[float(sum_[name].norm()) for name in sorted(sum_)] for sum_ in sums]  # type: ignore[return-value]
+
+    for uninterrupted, gone_on in run_ranks(RANKS, body):
+        assert gone_on == pytest.approx(uninterrupted)
+
+
+def test_what_is_loaded_while_training_leaves_the_epoch_that_goes_on() -> None:
+    def body(engine: InProcessEngine) -> bool:
+        parameters, optimizer = start(engine, Compression.accordion(*TOPK), 0)
+        one_step(engine, parameters, optimizer, 0)
+        state = copy.deepcopy(optimizer.state_dict())
+        one_step(engine, parameters, optimizer, 1)
+        before = remembered(copy.deepcopy(optimizer.state_dict())["hvd_compress"])["states"][RESULT_SUM]
+        optimizer.load_state_dict(state)
+        after = remembered(optimizer.state_dict()["hvd_compress"])["states"][RESULT_SUM]
+        return all(torch.equal(before[name], after[name]) for name in before)
+
+    assert run_ranks(RANKS, body) == [True] * RANKS
+
+
+@pytest.mark.parametrize("figures", [["a"], [None], [[1.0]]])
+def test_figures_are_numbers(figures: list[object]) -> None:
+    def body(engine: InProcessEngine) -> list[list[float]]:
+        parameters, optimizer = start(engine, Compression.dense(), 0)
+        one_step(engine, parameters, optimizer, 0)
+        with pytest.raises(ConfigError, match="figures must be numbers"):
+            optimizer.gather_figures(figures)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="ranks bring 1, 2 figures"):
+            optimizer.gather_figures([1.0] * (engine.rank + 1))
+        return optimizer.gather_figures([math.inf])
+
+    assert run_ranks(RANKS, body) == [[[math.inf]] * RANKS] * RANKS
+
+
+def test_norms_do_not_depend_on_a_loss_scale() -> None:
+    """Which doubles from one epoch to the next."""
+
+    def body(engine: InProcessEngine, scales: tuple[float, float]) -> list[float]:
+        parameters, optimizer = start(engine, Compression.accordion(*TOPK, every=1), 0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scales[0], growth_interval=10_000)
+        optimizer.follow_loss_scale(scaler)
+        for at in range(2):
+            for step in range(PER_EPOCH):
+                optimizer.zero_grad()
+                where = partial(scaled, scales[at])
+                scaler.scale(torch.ones(()))  # as a loss does
+                backward(parameters, engine.rank, step, where)
+                optimizer.synchronize()
+                with optimizer.skip_synchronize():
+                    scaler.step(optimizer)
+                scaler.update(scales[at])
+            if at == 0:
+                scaler.update(scales[1])
+            optimizer.end_epoch()
+        return [round(each.ratio, 2) for each in optimizer.decisions.values()]
+
+    def scaled(scale: float, *where: object) -> torch.Tensor:
+        return scale * gradient(*where)  # type: ignore[arg-type]
+
+    assert run_ranks(RANKS, lambda engine: body(engine, (2.0, 4.0))) == [[0.05, 0.05]] * RANKS

@@ -12,9 +12,10 @@ import torch
 
 from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.events.history import Event
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.profiler import ccr as profiler
 from hvd_compress.settings import Settings
 from tests.clock import Clock, slowed
 from tests.harness import backward, flat_residual, make_optimizer, make_parameters
@@ -177,3 +178,49 @@ def test_a_choice_of_another_policy_is_not_gone_on_with(other: object, clock: Cl
         return [event.kind for event in job.events][:1] == ["ccr"]
 
     assert run_ranks(RANKS, body) == [True] * RANKS
+
+
+def test_one_rank_filters_nothing() -> None:
+    def body(engine: InProcessEngine) -> set[str]:
+        parameters = make_parameters(SHAPES)
+        made = make_optimizer(parameters, Compression.covap("auto"), lambda: engine, 0, 1)
+        for step in range(3):
+            made.zero_grad()
+            backward(parameters, 0, step)
+            made.step()
+            assert all(bool(parameter.grad.any()) for parameter in parameters.values())
+        return {each.reason for each in made.decisions.values()}
+
+    assert all("one rank exchanges nothing" in reason for reason in run_ranks(1, body)[0])
+
+
+def test_a_model_without_one_clock_gets_the_interval_that_is_not_measured(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def several(parameters: object) -> torch.device:
+        raise UnsupportedError("its parameters lie on several devices")
+
+    monkeypatch.setattr(profiler, "device_of", several)
+
+    def body(engine: InProcessEngine) -> tuple[list[int], set[str]]:
+        job = Job(engine, clock)
+        with pytest.raises(UnsupportedError, match="lie on several devices"):
+            job.optimizer.profile_ccr()
+        sent = job.train(range(8))
+        return sent, {each.reason for each in job.optimizer.decisions.values()}
+
+    for sent, reasons in run_ranks(RANKS, body):
+        assert sum(sent[:4]) == sum(sent[4:]) == 3 * 64 * 64
+        assert any("lie on several devices" in reason for reason in reasons)
+
+
+def test_hooks_of_a_profile_end_with_the_exchanges(clock: Clock) -> None:
+    def body(engine: InProcessEngine) -> bool:
+        job = Job(engine, clock)
+        job.train(range(3))
+        session = job.optimizer._reducer.session
+        assert session.ccr.active
+        session.fail(KeyboardInterrupt())
+        return session.ccr.active
+
+    assert run_ranks(RANKS, body) == [False] * RANKS

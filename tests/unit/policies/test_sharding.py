@@ -58,3 +58,11 @@ def test_shards_are_equal_within_one_element(numel: int) -> None:
     assert all(before.stop == after.start for before, after in pairwise(parts))
     lengths = [part.stop - part.start for part in parts]
     assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("interval", range(2, 10))
+def test_no_step_is_empty(interval: int) -> None:
+    """Nor where a bucket less than there are steps would keep within the bound."""
+    for buckets in range(1, 12):
+        numels = [64] * buckets
+        assert min(sent_by_step(numels, shard_counts(numels, interval), interval)) > 0

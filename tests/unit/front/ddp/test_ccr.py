@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 
 import torch
@@ -54,3 +55,22 @@ def adaptive(rank: int) -> None:
     assert first.kind == "ccr"
     assert first.reason.startswith("CCR ")
     assert ": interval " in first.reason
+
+
+def test_buckets_that_are_cut_anew_are_profiled_from_then_on() -> None:
+    """A static graph is cut anew after its first step, also where exchanges are held back."""
+    run_ranks(static, ranks=2)
+
+
+def static(rank: int) -> None:
+    model = compressed(make_model(), hc.Compression.dense(), static_graph=True)
+    optimizer = optimizer_of(model)
+    hc.profile_ccr(model, 3)
+    begun_s = time.perf_counter()
+    train(model, optimizer, rank, range(8))
+    taken_s = time.perf_counter() - begun_s
+    found = hc.ccr(model)
+    assert found is not None
+    assert found.steps == 3
+    assert found.communicate_s + found.backward_s < taken_s
+    assert len(hc.decisions(model)) > 1
