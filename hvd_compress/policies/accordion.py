@@ -87,6 +87,7 @@ class AccordionPolicy(TellingPolicy):
         self._rates: list[float] = []  # of rank 0, the same on all ranks
         self._own_rates: list[float] = []
         self._why = "the first epochs"
+        self._changed = False  # since decide()
 
     @property
     def tells_of(self) -> range:  # type: ignore[override]
@@ -110,7 +111,7 @@ class AccordionPolicy(TellingPolicy):
         return [Part((name,)) for name in names] if self._settings.per_parameter else ()
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
-        self._layouts = buckets
+        self._layouts, self._changed = buckets, False
         self._decisions = {level: policy.setup(step, buckets, launch) for level, policy in self._levels.items()}
         decisions = self._current()
         for number, decision in enumerate(decisions):
@@ -118,7 +119,8 @@ class AccordionPolicy(TellingPolicy):
         return decisions
 
     def decide(self, step: int) -> Mapping[int, Decision]:
-        return dict(enumerate(self._current()))
+        changed, self._changed = self._changed, False
+        return dict(enumerate(self._current())) if changed else {}
 
     def _current(self) -> list[Decision]:
         return [self._decision(number, layout) for number, layout in enumerate(self._layouts)]
@@ -161,6 +163,7 @@ class AccordionPolicy(TellingPolicy):
                 each.zero_()
         if any(rank["decayed"] for rank in ranks):
             self._calm, self._why = {}, "the learning rate has decayed"
+        self._changed = True
         self._own_rates, self._rates, self._epoch = list(learning_rates), ranks[0]["rates"], self._epoch + 1
         self._steps = 1 if self.counts_epochs else 0  # the first one of the new epoch has been counted
         for number, layout in enumerate(self._layouts):

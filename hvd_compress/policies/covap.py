@@ -53,7 +53,10 @@ class CovapPolicy(FixedPolicy):
             sent = super().setup(step, parts, launch)
             if shards:
                 sent = [self._in_turn(each, shard) for each, shard in zip(sent, shards, strict=True)]
-            self._buckets.append(_Filtered(first, sent, bool(shards)))
+            turn = f"sent in one of {self._interval} steps{self._why and f' ({self._why})'}"
+            self._buckets.append(
+                _Filtered(first, sent, bool(shards), Decision(Cast(), SKIP, sent[0].device, reason=turn))
+            )
             first += count
         return [self._at(step, number) for number in range(len(buckets))]
 
@@ -64,26 +67,20 @@ class CovapPolicy(FixedPolicy):
         bucket = self._buckets[number]
         if not bucket.waits:
             return bucket.sent[0]
-        place = (
-            -(bucket.first + step) % self._interval
-        )  # of the shard whose turn it is, counted from the bucket's first
-        if place < len(bucket.sent):
-            return bucket.sent[place]
-        return Decision(Cast(), SKIP, bucket.sent[0].device, reason=self._turn)
+        # Of the shard whose turn it is, counted from the bucket's first one.
+        place = -(bucket.first + step) % self._interval
+        return bucket.sent[place] if place < len(bucket.sent) else bucket.unsent
 
     def _in_turn(self, decision: Decision, shard: Shard) -> Decision:
         words = (decision.reason, "" if shard == WHOLE else str(shard), self._why)
         return replace(decision, shard=shard, reason="; ".join(filter(None, words)))
 
-    @property
-    def _turn(self) -> str:
-        return f"sent in one of {self._interval} steps{self._why and f' ({self._why})'}"
-
 
 @dataclass(frozen=True)
 class _Filtered:
-    """A bucket: the number of its first shard, how each is sent, and whether they wait for their turn."""
+    """A bucket: the number of its first shard, how each is sent, whether they wait for their turn, and how it waits."""
 
     first: int
     sent: Sequence[Decision]
     waits: bool
+    unsent: Decision
