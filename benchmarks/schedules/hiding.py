@@ -108,7 +108,7 @@ def main(slow: float, ratios: str, rounds: int, window: int) -> None:
     factor = slow if hvd.rank() == 1 else 1.0
     own: Callable[[float], float] = lambda pass_s: factor * pass_s  # noqa: E731
     kinds = [Training(0.0), Training(0.0, hvd.Compression.dense())]
-    rows = in_turns([kind.step for kind in kinds], 12, 10, slowest)
+    rows = in_turns([kind.step for kind in kinds], rounds, window, slowest)
     communicate_s = median(dense - none for none, dense in rows)
     say(f"{hvd.size()} ranks, collectives of a step {1e3 * communicate_s:.2f} ms, rank 1 takes {slow:g} times as long")
     say("true", "profiled", "over true", "naive", "over true", "lost, ms", "interval", "kind", "over none", "95 %")
