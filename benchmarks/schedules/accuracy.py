@@ -3,7 +3,8 @@
     python benchmarks/schedules/accuracy.py --seed 1 dense "covap(4)"
 
 Trains Fashion-MNIST for some epochs with a learning rate that decays, and appends a line of JSON for each method and
-seed to build/schedules-accuracy.jsonl. `--table` prints what is there. 3 minutes a training on one core.
+seed to build/schedules-accuracy.jsonl. `--table` prints what is there, and draws it to
+benchmarks/results/schedules.png. 4 minutes a training on one core.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 import click
 import torch
 from adaqs import AdaQS
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "time_to_accuracy"))
 from tasks import RANKS, TASKS
@@ -32,7 +35,8 @@ EPOCHS, DECAYS = 10, (7,)
 and in five sixths of all of 300."""
 EVERY = 1
 """Epochs from one comparison to the next: the authors compare every 10 of 300."""
-FILE = Path(__file__).resolve().parents[2] / "build" / "schedules-accuracy.jsonl"
+ROOT = Path(__file__).resolve().parents[2]
+FILE, PICTURE = ROOT / "build" / "schedules-accuracy.jsonl", ROOT / "benchmarks" / "results" / "schedules.png"
 
 
 def adaptive(levels: Sequence[Request]) -> Request:
@@ -104,7 +108,9 @@ def trained(request: Request, seed: int) -> dict[str, Any]:
 @click.argument("methods", nargs=-1, type=click.Choice(list(METHODS)))
 def main(seed: int, table: bool, methods: tuple[str, ...]) -> None:
     if table:
-        _table()
+        runs = {(each["method"], each["seed"]): each for each in map(json.loads, FILE.read_text().splitlines())}
+        _print_table(runs)
+        _draw(runs)
         return
     FILE.parent.mkdir(exist_ok=True)
     for method in methods or METHODS:
@@ -115,13 +121,19 @@ def main(seed: int, table: bool, methods: tuple[str, ...]) -> None:
         print(f"{found['bytes'] / 1e6:.0f} MB", flush=True)
 
 
-def _table() -> None:
-    found = [json.loads(line) for line in FILE.read_text().splitlines()]
-    runs = {(each["method"], each["seed"]): each for each in found}
+Runs = dict[tuple[str, int], dict[str, Any]]
+"""What was trained, by method and seed."""
+
+
+def _of(runs: Runs, method: str) -> dict[int, dict[str, Any]]:
+    return {seed: run for (name, seed), run in runs.items() if name == method}
+
+
+def _print_table(runs: Runs) -> None:
     print("| method | accuracy, % | lowest - highest | against dense, points | bytes of dense |")
     print("| --- | ---: | ---: | ---: | ---: |")
     for method in METHODS:
-        own = {seed: run for (name, seed), run in runs.items() if name == method}
+        own = _of(runs, method)
         if not own:
             continue
         last = [run["accuracies"][-1] for run in own.values()]
@@ -132,6 +144,25 @@ def _table() -> None:
             f"| {method} | {fmean(last):.2f} | {min(last):.2f} - {max(last):.2f} | {fmean(behind):+.2f} ({spread}) | "
             f"{sent:.4f} |"
         )
+
+
+def _draw(runs: Runs) -> None:
+    """Accuracy by epoch, and after the last one beside what was sent: means over seeds."""
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    by_epoch, by_bytes = figure.subplots(1, 2)
+    known = [method for method in METHODS if _of(runs, method)]
+    for number, method in enumerate(known):
+        own = _of(runs, method).values()
+        means = [fmean(each) for each in zip(*(run["accuracies"] for run in own), strict=True)]
+        style = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--"}
+        by_epoch.plot(range(1, len(means) + 1), means, label=method, **style)
+        by_bytes.plot(fmean(run["bytes"] for run in own) / 1e6, means[-1], "o", color=style["color"])
+        by_bytes.annotate(method, (fmean(run["bytes"] for run in own) / 1e6, means[-1]), fontsize=7, rotation=20)
+    by_epoch.set(xlabel="epoch", ylabel="accuracy, %", ylim=(85, 91))
+    by_epoch.legend(fontsize=7)
+    by_bytes.set(xlabel="MB that a rank sends", ylabel="accuracy after the last epoch, %", xscale="log")
+    FigureCanvasAgg(figure)
+    figure.savefig(PICTURE, dpi=110)
 
 
 if __name__ == "__main__":
