@@ -110,7 +110,7 @@ def main(slow: float, ratios: str, rounds: int, window: int) -> None:
     kinds = [Training(0.0), Training(0.0, hvd.Compression.dense())]
     rows = in_turns([kind.step for kind in kinds], rounds, window, slowest)
     communicate_s = median(dense - none for none, dense in rows)
-    say(f"{hvd.size()} ranks, collectives of a step {1e3 * communicate_s:.2f} ms, rank 1 takes {slow:g} times as long")
+    say(f"{hvd.size()} ranks, exchanges of a step {1e3 * communicate_s:.2f} ms, rank 1 takes {slow:g} times as long")
     say("true", "profiled", "over true", "naive", "over true", "lost, ms", "interval", "kind", "over none", "95 %")
     for wanted in map(float, ratios.split(",")):
         pass_s = own(communicate_s / wanted / slow)

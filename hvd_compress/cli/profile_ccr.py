@@ -43,7 +43,7 @@ def run(program: Sequence[str], steps: int, skip: int, stop: bool) -> int:
 def _print(found: Mapping[str, Any]) -> None:
     communicate_ms, backward_ms = 1e3 * found["communicate_s"], 1e3 * found["backward_s"]
     click.echo(
-        f"CCR {found['ratio']:.3g}: {communicate_ms:.4g} ms of collectives beside a backward pass of {backward_ms:.4g} "
+        f"CCR {found['ratio']:.3g}: {communicate_ms:.4g} ms of exchanges beside a backward pass of {backward_ms:.4g} "
         f"ms on the slowest rank; {found['steps']} steps"
     )
     click.echo(f"by the clock of each rank, with its waits for others: {found['naive']:.3g}")

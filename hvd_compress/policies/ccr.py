@@ -1,4 +1,4 @@
-"""The communication-to-computation ratio of a training: what of its collectives a backward pass can hide."""
+"""The communication-to-computation ratio of a training: what of its exchanges a backward pass can hide."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from statistics import fmean, median
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What a rank has recorded of a step: seconds of its backward pass, and of each bucket's collectives."""
+    """What a rank has recorded of a step: seconds of its backward pass, and of the exchanges behind it."""
 
     backward_s: float
-    exchanges_s: tuple[float, ...]
+    exchange_s: float
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Ccr:
     and III.B.
 
     Attributes:
-        communicate_s: seconds of a step's collectives, each from when the last rank came to it until it ended: who
+        communicate_s: seconds of a step's exchanges, from when the last rank came to them until all had ended: who
             waits for a rank that is late does not communicate. Median of the steps.
         backward_s: seconds of the backward pass on the slowest rank, as no exchange begins before it has its gradient.
-        naive_s: what collectives took on a rank by its own clock, its waits among them: mean over ranks and steps.
+        naive_s: what exchanges took on a rank by its own clock, its waits among them: mean over ranks and steps.
         naive_backward_s: seconds of the backward pass, mean over ranks.
         steps: how many were profiled.
         lost_s: seconds that the profile has cost at most: what its steps could have hidden. Beside it ranks exchange
@@ -43,7 +43,7 @@ class Ccr:
 
     @property
     def ratio(self) -> float:
-        """Collectives over backward pass; infinite where there was none."""
+        """Exchanges over backward pass; infinite where there was none."""
         return self.communicate_s / self.backward_s if self.backward_s else math.inf
 
     @property
@@ -53,7 +53,7 @@ class Ccr:
 
     def __str__(self) -> str:
         return (
-            f"CCR {self.ratio:.3g}: {1e3 * self.communicate_s:.3g} ms of collectives beside a backward pass of "
+            f"CCR {self.ratio:.3g}: {1e3 * self.communicate_s:.3g} ms of exchanges beside a backward pass of "
             f"{1e3 * self.backward_s:.3g} ms"
         )
 
@@ -61,13 +61,11 @@ class Ccr:
 def ccr_of(ranks: Sequence[Sequence[StepRecord]]) -> Ccr:
     """Return the ratio, by what each rank has recorded of the same steps.
 
-    No rank is through with a collective before all have come to it, and where ranks are through at once the one that
-    came last has waited for nobody: what it took there is what the collective takes.
+    No rank is through with its exchanges before all have come to them, and all are through at about the same time: so
+    the one that came last has waited for nobody, and what they took there is what they take.
     """
-    communicated = [
-        sum(map(min, zip(*(record.exchanges_s for record in step), strict=True))) for step in zip(*ranks, strict=True)
-    ]
+    communicated = [min(record.exchange_s for record in step) for step in zip(*ranks, strict=True)]
     backward = [median(record.backward_s for record in steps) for steps in ranks]
-    own = [fmean(sum(record.exchanges_s) for record in steps) for steps in ranks]
+    own = [fmean(record.exchange_s for record in steps) for steps in ranks]
     lost_s = sum(min(taken_s, max(backward)) for taken_s in communicated)
     return Ccr(median(communicated), max(backward), fmean(own), fmean(backward), len(communicated), lost_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -13,7 +13,6 @@ from hvd_compress.policies.agreement import gathered
 from hvd_compress.policies.ccr import Ccr, StepRecord, ccr_of
 from hvd_compress.profiler.clocks import Clock, clock_of, device_of
 from hvd_compress.profiler.recorder import Recorder
-from hvd_compress.schemes.phases import PhaseSpans
 
 
 class CcrProfiler:
@@ -37,7 +36,7 @@ class CcrProfiler:
         except UnsupportedError as error:
             self.obstacle = str(error)
         self._recorder: Recorder | None = None
-        self._exchanges: list[tuple[float, ...]] = []
+        self._exchanges: list[float] = []
         self._steps = 0
 
     @property
@@ -51,22 +50,23 @@ class CcrProfiler:
         self._steps = steps
         self._recorder = Recorder(self._parameters, self._clock, steps)
 
-    def end_step(self, step: int, spans: Sequence[PhaseSpans], launch: Launch) -> Ccr | None:
-        """Take the spans of all buckets, by number, of a step that is over. Return what was found with the last one.
+    def end_step(self, step: int, exchange_s: float, launch: Launch) -> Ccr | None:
+        """Take what the exchanges of a step took that is over. Return what was found with the last one.
 
         It waits then for the other ranks.
         """
         assert self._recorder is not None
         self._recorder.end_step(exchanged=True)
-        self._exchanges.append(tuple(each.communicate_s for each in spans))
+        self._exchanges.append(exchange_s)
         if len(self._exchanges) < self._steps:
             return None
         passes = [max(times.ready_s.values()) for times in self._recorder.times()]
         passes += [0.0] * (self._steps - len(passes))  # of steps in which this rank had no gradient
-        mine = [figure for own, exchanges in zip(passes, self._exchanges, strict=True) for figure in (own, *exchanges)]
-        ranks = launch(partial(gathered, mine), f"step {step}, comparing backward passes and collectives")()
+        mine = [*passes, *self._exchanges]
+        ranks = launch(partial(gathered, mine), f"step {step}, comparing backward passes and exchanges")()
         self.close()
-        return ccr_of([_records(rank, self._steps) for rank in ranks])
+        steps = self._steps
+        return ccr_of([[*map(StepRecord, rank[:steps], rank[steps:])] for rank in ranks])
 
     def restart(self) -> None:
         """Buckets are others: forget the steps so far, and record as many again."""
@@ -77,9 +77,3 @@ class CcrProfiler:
         if self._recorder is not None:
             self._recorder.close()
         self._recorder, self._exchanges = None, []
-
-
-def _records(figures: Sequence[float], steps: int) -> list[StepRecord]:
-    width = len(figures) // steps
-    rows = [figures[width * at : width * (at + 1)] for at in range(steps)]
-    return [StepRecord(own, tuple(exchanges)) for own, *exchanges in rows]

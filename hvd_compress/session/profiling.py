@@ -14,7 +14,6 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.policies import DecisionPolicy
 from hvd_compress.policies.ccr import Ccr
-from hvd_compress.schemes.phases import PhaseSpans
 from hvd_compress.settings import DEFAULT_CCR_STEPS, CcrSettings
 
 log = logging.getLogger("hvd_compress")
@@ -57,7 +56,7 @@ class CcrProfiling(Protocol):
 
     def begin(self, steps: int) -> None: ...
 
-    def end_step(self, step: int, spans: Sequence[PhaseSpans], launch: Launch) -> Ccr | None: ...
+    def end_step(self, step: int, exchange_s: float, launch: Launch) -> Ccr | None: ...
 
     def restart(self) -> None: ...
 
@@ -106,18 +105,23 @@ class CcrMeasurement:
     def end_step(
         self,
         step: int,
-        spans: Sequence[PhaseSpans],
+        exchange_s: float,
         policy: DecisionPolicy,
         launch: Launch,
         rank: int,
         layouts: Sequence[Layout],
     ) -> None:
-        """A step is over. `layouts`: of its buckets, which may have been cut anew in it."""
+        """A step is over.
+
+        Args:
+            exchange_s: from when the front end had nothing to do but to wait, to the end.
+            layouts: of its buckets, which may have been cut anew in it.
+        """
         if self.profiler is None:
             return
         self._steps += 1
         if self.profiler.active:
-            self._record(step, spans, policy, launch, rank, layouts)
+            self._record(step, exchange_s, policy, launch, rank, layouts)
             return
         if self._command is not None and self._steps >= self._command.skip and not self._asked:
             self._asked = self._command.steps
@@ -130,7 +134,7 @@ class CcrMeasurement:
     def _record(
         self,
         step: int,
-        spans: Sequence[PhaseSpans],
+        exchange_s: float,
         policy: DecisionPolicy,
         launch: Launch,
         rank: int,
@@ -141,7 +145,7 @@ class CcrMeasurement:
             self._layouts = layouts
             self.profiler.restart()
             return
-        found = self.profiler.end_step(step, spans, launch)
+        found = self.profiler.end_step(step, exchange_s, launch)
         if found is None:
             return
         if self._for_policy:

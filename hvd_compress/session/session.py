@@ -400,7 +400,9 @@ class Session:
                 if self._recorder is not None:
                     sent = [bucket.decision for bucket in self._exchanges]
                     self._recorder.exchanged(self.step, sent, exchanged.spans)
-            self.ccr.end_step(self.step, exchanged.spans, policy, self._pipeline.begin, self._engine.rank, self.layouts)
+            self.ccr.end_step(
+                self.step, moments.waited_s, policy, self._pipeline.begin, self._engine.rank, self.layouts
+            )
             if policy.count_step():
                 self._end_epoch(self.step + 1)
             if exchanged.finite and policy.adds_results:

@@ -117,7 +117,7 @@ def test_the_command_says_what_the_backward_pass_can_hide(tmp_path: Path) -> Non
 
     done = run("--steps", "2", "--skip", "3")
     assert done.returncode == 0, done.stderr
-    found = re.search(r"CCR ([\d.e+-]+): ([\d.]+) ms of collectives beside a backward pass of ([\d.]+) ms", done.stdout)
+    found = re.search(r"CCR ([\d.e+-]+): ([\d.]+) ms of exchanges beside a backward pass of ([\d.]+) ms", done.stdout)
     assert found, done.stdout
     ratio, communicate_ms, backward_ms = map(float, found.groups())
     assert ratio == pytest.approx(communicate_ms / backward_ms, rel=0.02)

@@ -61,7 +61,6 @@ ALLOWED = {
         "policies.ccr",
         "policies.plan_settings",
         "schemes.groups",
-        "schemes.phases",
         "settings",
     },
     "front/optimizer/watchers": {"errors"},

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -179,13 +180,14 @@ class GradientHook:
             buckets = self._as_resumed(own)
             self.session.set_buckets([layout for layout, _ in buckets], self.handle.devices)
         self._steps += 1
+        start_s = perf_counter()
         for number, (_, flat) in enumerate(buckets):
             if not self.session.is_launched(number):
                 self._submit(number, flat)
         in_backward = torch._C._current_graph_task_id() != -1  # not where join() lets a rank that is done take part
         if self.session.replicas is not None:
             self.session.replicas.is_replica = in_backward
-        self.session.end_step()
+        self.session.end_step(start_s)
         self._has_begun = False
         if buckets is not own:
             put_back(buckets, own)
