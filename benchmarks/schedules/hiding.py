@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 os.environ["HOROVOD_FUSION_THRESHOLD"] = str(4 * 65_536)  # a bucket for each layer
@@ -28,7 +28,8 @@ import hvd_compress.torch as hvd
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from turns import in_turns, median_with_interval
 
-LAYERS, NUMEL = 8, 65_536
+NUMEL = 65_536
+"""Of a layer."""
 PROFILES = 5
 
 
@@ -50,8 +51,8 @@ class Waits(torch.autograd.Function):
 class Training:
     """A model whose backward pass takes `pass_s` seconds on this rank; without a compression nothing is exchanged."""
 
-    def __init__(self, pass_s: float, compression: Any = None) -> None:
-        self.weights = [torch.nn.Parameter(torch.zeros(NUMEL)) for _ in range(LAYERS)]
+    def __init__(self, layers: int, pass_s: float, compression: Any = None) -> None:
+        self.weights = [torch.nn.Parameter(torch.zeros(NUMEL)) for _ in range(layers)]
         self.optimizer: Any = torch.optim.SGD(self.weights, lr=1e-3)
         self.pass_s = pass_s
         self.passes: list[float] = []
@@ -63,7 +64,7 @@ class Training:
         self.optimizer.zero_grad()
         x = torch.zeros((), requires_grad=True)
         for weight in self.weights:
-            x = Waits.apply(x, weight, self.pass_s / LAYERS)
+            x = Waits.apply(x, weight, self.pass_s / len(self.weights))
         start_s = time.perf_counter()
         x.backward()
         self.passes.append(time.perf_counter() - start_s)
@@ -79,15 +80,15 @@ def say(*words: object) -> None:
         print(*words, sep="\t", flush=True)
 
 
-def true_ratio(communicate_s: float, pass_s: float) -> float:
-    alone = Training(pass_s)
+def true_ratio(layers: int, communicate_s: float, pass_s: float) -> float:
+    alone = Training(layers, pass_s)
     for _ in range(20):
         alone.step()
     return communicate_s / slowest(median(alone.passes))
 
 
-def profiled(pass_s: float) -> tuple[list[Any], Training]:
-    training, found = Training(pass_s, hvd.Compression.dense()), []
+def profiled(layers: int, pass_s: float) -> tuple[list[Any], Training]:
+    training, found = Training(layers, pass_s, hvd.Compression.dense()), []
     for _ in range(3):
         training.step()
     for _ in range(PROFILES):
@@ -98,35 +99,60 @@ def profiled(pass_s: float) -> tuple[list[Any], Training]:
     return found, training
 
 
+def floor(ratio: float, layers: int, interval: int) -> float:
+    """Return what a step takes at least, over the backward pass: exchanges follow each other, each behind its layer."""
+    taken = []
+    for step in range(interval):
+        clock = 0.0
+        for layer in range(layers):
+            if (layer + step) % interval == 0:
+                clock = max(clock, (layer + 1) / layers) + ratio / layers
+        taken.append(max(1.0, clock))
+    return fmean(taken)
+
+
 @click.command(help=__doc__)
 @click.option("--slow", default=1.0, show_default=True)
+@click.option("--layers", default=8, show_default=True, help="Each a bucket.")
 @click.option("--ratios", default="2,3,4", show_default=True, help="True ones, about; dense steps are compared there.")
 @click.option("--rounds", default=12, show_default=True)
 @click.option("--window", default=10, show_default=True, help="Steps.")
-def main(slow: float, ratios: str, rounds: int, window: int) -> None:
+def main(slow: float, layers: int, ratios: str, rounds: int, window: int) -> None:
     hvd.init()
     factor = slow if hvd.rank() == 1 else 1.0
     own: Callable[[float], float] = lambda pass_s: factor * pass_s  # noqa: E731
-    kinds = [Training(0.0), Training(0.0, hvd.Compression.dense())]
+    kinds = [Training(layers, 0.0), Training(layers, 0.0, hvd.Compression.dense())]
     rows = in_turns([kind.step for kind in kinds], rounds, window, slowest)
     communicate_s = median(dense - none for none, dense in rows)
     say(f"{hvd.size()} ranks, exchanges of a step {1e3 * communicate_s:.2f} ms, rank 1 takes {slow:g} times as long")
-    say("true", "profiled", "over true", "naive", "over true", "lost, ms", "interval", "kind", "over none", "95 %")
+    say(
+        "true",
+        "profiled",
+        "over true",
+        "naive",
+        "over true",
+        "lost, ms",
+        "interval",
+        "kind",
+        "over none",
+        "95 %",
+        "floor",
+    )
     for wanted in map(float, ratios.split(",")):
         pass_s = own(communicate_s / wanted / slow)
-        true = true_ratio(communicate_s, pass_s)
-        found, dense = profiled(pass_s)
+        true = true_ratio(layers, communicate_s, pass_s)
+        found, dense = profiled(layers, pass_s)
         for each in found:
             figures = (each.ratio, each.ratio / true, each.naive, each.naive / true)
             say(f"{true:.3f}", *(f"{figure:.3f}" for figure in figures), f"{1e3 * each.lost_s:.0f}")
-        covap, none = Training(pass_s, hvd.Compression.covap("auto")), Training(pass_s)
+        covap, none = Training(layers, pass_s, hvd.Compression.covap("auto")), Training(layers, pass_s)
         for _ in range(20):
             covap.step()
-        interval = covap.optimizer.controller.history.events[0].reason.rpartition("interval ")[2]
+        interval = int(covap.optimizer.controller.history.events[0].reason.rpartition("interval ")[2])
         rows = in_turns([each.step for each in (none, dense, covap)], rounds, window, slowest)
-        for place, kind in ((1, "dense"), (2, "covap")):
+        for place, kind, every in ((1, "dense", 1), (2, "covap", interval)):
             ratio, low, high = median_with_interval([row[place] / row[0] for row in rows])
-            cells = (interval, kind, f"{ratio:.3f}", f"{low:.3f} to {high:.3f}")
+            cells = (every, kind, f"{ratio:.3f}", f"{low:.3f} to {high:.3f}", f"{floor(true, layers, every):.3f}")
             say(f"{true:.3f}", *[""] * 5, *cells)
 
 
