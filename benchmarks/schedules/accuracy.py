@@ -77,7 +77,7 @@ def trained(request: Request, seed: int) -> dict[str, Any]:
     model = task.model()
     optimizer = task.optimizer(model.parameters())
     replicas = Replicas(dict(model.named_parameters()), request)
-    steps = len(task.data.train) // RANKS // task.batch_size  # type: ignore[attr-defined]
+    steps = len(task.data.train) // RANKS // task.batch_size
     accuracies, travelled, rate = [], [], optimizer.param_groups[0]["lr"]
     try:
         for epoch in range(EPOCHS):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -87,7 +86,7 @@ def true_ratio(layers: int, communicate_s: float, pass_s: float) -> float:
     return communicate_s / slowest(median(alone.passes))
 
 
-def profiled(layers: int, pass_s: float) -> tuple[list[Any], Training]:
+def profiled(layers: int, pass_s: float) -> list[Any]:
     training, found = Training(layers, pass_s, hvd.Compression.dense()), []
     for _ in range(3):
         training.step()
@@ -96,7 +95,7 @@ def profiled(layers: int, pass_s: float) -> tuple[list[Any], Training]:
         for _ in range(5):
             training.step()
         found.append(training.optimizer.ccr)
-    return found, training
+    return found
 
 
 def floor(ratio: float, layers: int, interval: int) -> float:
@@ -120,7 +119,6 @@ def floor(ratio: float, layers: int, interval: int) -> float:
 def main(slow: float, layers: int, ratios: str, rounds: int, window: int) -> None:
     hvd.init()
     factor = slow if hvd.rank() == 1 else 1.0
-    own: Callable[[float], float] = lambda pass_s: factor * pass_s  # noqa: E731
     kinds = [Training(layers, 0.0), Training(layers, 0.0, hvd.Compression.dense())]
     rows = in_turns([kind.step for kind in kinds], rounds, window, slowest)
     communicate_s = median(dense - none for none, dense in rows)
@@ -139,9 +137,9 @@ def main(slow: float, layers: int, ratios: str, rounds: int, window: int) -> Non
         "floor",
     )
     for wanted in map(float, ratios.split(",")):
-        pass_s = own(communicate_s / wanted / slow)
+        pass_s = factor * communicate_s / wanted / slow
         true = true_ratio(layers, communicate_s, pass_s)
-        found, dense = profiled(layers, pass_s)
+        found, dense = profiled(layers, pass_s), Training(layers, pass_s, hvd.Compression.dense())
         for each in found:
             figures = (each.ratio, each.ratio / true, each.naive, each.naive / true)
             say(f"{true:.3f}", *(f"{figure:.3f}" for figure in figures), f"{1e3 * each.lost_s:.0f}")

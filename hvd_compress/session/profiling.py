@@ -120,9 +120,20 @@ class CcrMeasurement:
         if self.profiler is None:
             return
         self._steps += 1
-        if self.profiler.active:
-            self._record(step, exchange_s, policy, launch, rank, layouts)
-            return
+        if not self.profiler.active:
+            self._begin(policy, layouts)
+        elif layouts != self._layouts:
+            self._layouts = layouts
+            self.profiler.restart()
+        elif (found := self.profiler.end_step(step, exchange_s, launch)) is not None:
+            if self._for_policy:
+                policy.take_ccr(step, found)
+            else:
+                self._take(step, found, rank)
+
+    def _begin(self, policy: DecisionPolicy, layouts: Sequence[Layout]) -> None:
+        """Record the coming steps, if somebody wants that."""
+        assert self.profiler is not None
         if self._command is not None and self._steps >= self._command.skip and not self._asked:
             self._asked = self._command.steps
         self._for_policy = policy.wants_ccr
@@ -131,26 +142,8 @@ class CcrMeasurement:
             self._layouts = layouts
             self.profiler.begin(steps)
 
-    def _record(
-        self,
-        step: int,
-        exchange_s: float,
-        policy: DecisionPolicy,
-        launch: Launch,
-        rank: int,
-        layouts: Sequence[Layout],
-    ) -> None:
-        assert self.profiler is not None
-        if layouts != self._layouts:
-            self._layouts = layouts
-            self.profiler.restart()
-            return
-        found = self.profiler.end_step(step, exchange_s, launch)
-        if found is None:
-            return
-        if self._for_policy:
-            policy.take_ccr(step, found)
-            return
+    def _take(self, step: int, found: Ccr, rank: int) -> None:
+        """A program, or the command, has what it asked for."""
         self.found, self._asked = found, 0
         if self._command is not None and self._steps >= self._command.skip:
             if rank == 0:
