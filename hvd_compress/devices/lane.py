@@ -13,7 +13,8 @@ class Lane(ABC):
 
     A step goes: mark_ready() and record_input() in the training thread; encoding() in the kernels thread;
     communicating(), and within it perhaps between_collectives(), in the collectives thread; decoding() in the kernels
-    thread; wait_output() in the training thread. What is light is encoded and decoded in the collectives thread, too.
+    thread; wait_output() in the training thread. What is light is encoded and decoded in the collectives thread, too;
+    what sends nothing does not communicate, and may, being light, be encoded and decoded in the training thread.
     Three kinds of memory: where gradients lie, where compression runs (`device`), and what the engine takes.
 
     Attributes:

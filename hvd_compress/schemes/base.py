@@ -54,11 +54,13 @@ class Exchange(ABC):
         report: what is known of it after decode(), the answer to work.probe.
         result: after decode(), the result, where it does not lie in work.gradient.
         is_light: whether encode() and decode() take less than handing them to another thread does.
+        sends: whether communicate() launches anything; the same on every rank.
     """
 
     report: ProbeReport = ProbeReport()
     result: torch.Tensor | None = None
     is_light: bool = False
+    sends: bool = True
 
     @abstractmethod
     def encode(self) -> None:

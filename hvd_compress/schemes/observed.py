@@ -27,7 +27,7 @@ class Observed(Exchange):
     def __init__(self, exchange: Exchange, work: Work, remembers: bool) -> None:
         """`remembers`: whether what is not sent becomes the residual; else nothing says how much that is."""
         self._exchange, self._work, self._ks = exchange, work, work.probe.ks
-        self._remembers = remembers
+        self._remembers, self.sends = remembers, exchange.sends
         self._gains = torch.empty(0)
         self._all: torch.Tensor
         self._left: torch.Tensor

@@ -22,7 +22,7 @@ from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedErro
 from hvd_compress.schemes.base import Exchange
 from hvd_compress.schemes.phases import PhaseSpans, Span, length
 from hvd_compress.session.report import Exchanged
-from hvd_compress.session.worker import Worker
+from hvd_compress.session.worker import Worker, ran
 
 T = TypeVar("T")
 
@@ -63,7 +63,8 @@ class _InFlight:
 class Pipeline:
     """Two threads: one compresses and decompresses, one launches all collectives, in the order of bucket numbers.
 
-    An exchange that is light has all its phases in the latter.
+    An exchange that is light has all its phases in the latter; one that sends nothing does not come there: it has them
+    in the former, or, being light, in the calling thread.
 
     After the first failure nothing is launched any more: ranks would disagree on which collective comes next.
     """
@@ -84,7 +85,7 @@ class Pipeline:
         self._begin()
 
     def _begin(self) -> None:
-        self._in_flight: dict[int, tuple[_InFlight, Future[None] | None]] = {}
+        self._in_flight: dict[int, tuple[_InFlight, Future[Any] | None]] = {}
         self._communicated: list[Future[Future[torch.Tensor]]] = []
 
     def connect(self, connect: Callable[[], Engine], agree: Callable[[Engine], T], measuring_s: float = 0.0) -> T:
@@ -135,9 +136,20 @@ class Pipeline:
         lane.record_input()
         # What is light runs in the thread of the collectives: to wake another one takes longer.
         is_light = exchange.is_light and lane is HOST
-        self._in_flight[number] = (bucket, None if is_light else self._kernels.submit(partial(self._encode, bucket)))
+        start: Callable[[Callable[[], Any]], Future[Any]] = ran if is_light else self._kernels.submit
+        encoded: Future[Any] | None = None
+        if not exchange.sends:
+            encoded = start(partial(self._keep, bucket))
+        elif not is_light:
+            encoded = start(partial(self._encode, bucket))
+        self._in_flight[number] = bucket, encoded
         while (following := len(self._communicated)) in self._in_flight:
-            self._communicated.append(self._collectives.submit(partial(self._communicate, following)))
+            launched, kept = self._in_flight[following]
+            if launched.exchange.sends:
+                self._communicated.append(self._collectives.submit(partial(self._communicate, following)))
+            else:
+                assert kept is not None
+                self._communicated.append(_done(kept))
 
     def finish(self) -> Exchanged:
         """Wait for all buckets that were handed over. What the calling thread does afterwards sees their results.
@@ -278,9 +290,17 @@ class Pipeline:
             raise
         if encoded is not None:
             return self._kernels.submit(partial(self._decode, bucket))
-        decoded: Future[torch.Tensor] = Future()
-        decoded.set_result(self._decode(bucket))
-        return decoded
+        return _done(self._decode(bucket))
+
+    def _keep(self, bucket: _InFlight) -> torch.Tensor:
+        """The exchange sends nothing."""
+        try:
+            self._encode(bucket)
+            bucket.communicate = bucket.encode[1], bucket.encode[1]
+            return self._decode(bucket)
+        except BaseException as error:
+            self.fail(error)
+            raise
 
     def _decode(self, bucket: _InFlight) -> torch.Tensor:
         start = time.perf_counter()
@@ -345,6 +365,12 @@ def _span(call: Callable[[], None]) -> Span:
     start = time.perf_counter()
     call()
     return start, time.perf_counter()
+
+
+def _done(result: T) -> Future[T]:
+    future: Future[T] = Future()
+    future.set_result(result)
+    return future
 
 
 def _nonfinite(answers: list[torch.Tensor]) -> tuple[int, ...]:

@@ -33,10 +33,7 @@ class Worker:
             if stopped.is_set():
                 future.cancel()
                 return
-            try:
-                future.set_result(call())
-            except BaseException as error:  # the waiting thread decides, whatever it is
-                future.set_exception(error)
+            _run_into(future, call)
 
         self._queue.put(task)
         return future
@@ -57,6 +54,20 @@ class Worker:
         self._queue.put(None)
         if wait_s and not self.is_current:
             self._thread.join(wait_s)
+
+
+def ran(call: Callable[[], T]) -> Future[T]:
+    """Run `call` now, in the calling thread; the future holds its result or its exception."""
+    future: Future[T] = Future()
+    _run_into(future, call)
+    return future
+
+
+def _run_into(future: Future[T], call: Callable[[], T]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:  # the waiting thread decides, whatever it is
+        future.set_exception(error)
 
 
 def _run(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:

@@ -198,6 +198,53 @@ def test_an_error_surfaces_with_its_place_and_nothing_follows_it(
         assert "communicate 1" not in log
 
 
+class Silent(Scripted):
+    """It sends nothing, and notes in which thread it runs."""
+
+    sends = False
+
+    def __init__(self, name: str, log: list[str], is_light: bool, **phases: Callable[[], object]) -> None:
+        super().__init__(name, log, **phases)
+        self.is_light, self.threads = is_light, set[str]()
+
+    def _run(self, phase: str) -> None:
+        super()._run(phase)
+        self.threads.add(threading.current_thread().name)
+
+
+@pytest.mark.parametrize("is_light", [False, True])
+def test_what_sends_nothing_waits_for_no_collective(pipeline: Pipeline, is_light: bool) -> None:
+    """Bucket 0 is on its way until bucket 1 is through."""
+    log: list[str] = []
+    decoded, silent = threading.Event(), Silent("1", log, is_light)
+    silent.phases["decode"] = decoded.set
+    pipeline.submit(0, Scripted("0", log, communicate=lambda: decoded.wait(PATIENCE_S)), "bucket 0")
+    pipeline.submit(2, Scripted("2", log), "bucket 2")
+    pipeline.submit(1, silent, "bucket 1")
+    exchanged = pipeline.finish()
+    assert exchanged.finite
+    assert "communicate 1" not in log
+    assert log.index("communicate 0") < log.index("communicate 2")
+    assert silent.threads == {threading.current_thread().name if is_light else "hvd-compress-kernels"}
+    encode, communicate, decode = (getattr(exchanged.spans[1], phase) for phase in ("encode", "communicate", "decode"))
+    assert 0 < encode[0] <= encode[1] == communicate[0] == communicate[1] <= decode[0]
+    assert exchanged.spans[1].calls == ()
+
+
+@pytest.mark.parametrize("phase", ["encode", "decode"])
+@pytest.mark.parametrize("is_light", [False, True])
+def test_an_error_in_what_sends_nothing_surfaces_with_its_place(pipeline: Pipeline, is_light: bool, phase: str) -> None:
+    log: list[str] = []
+    pipeline.submit(0, Silent("0", log, is_light, **{phase: raises(ValueError("broken"))}), "step 3, bucket 0")
+    doing = "compressing" if phase == "encode" else "decompressing"
+    with pytest.raises(CommunicationError, match=rf"rank 0, step 3, bucket 0.*, {doing}: ValueError: broken"):
+        pipeline.finish()
+    pipeline.submit(0, Scripted("later", log), "step 4, bucket 0")
+    with pytest.raises(CommunicationError, match="broken"):
+        pipeline.finish()
+    assert not any("later" in entry for entry in log)
+
+
 def test_errors_of_ours_keep_their_type(pipeline: Pipeline) -> None:
     log: list[str] = []
     pipeline.submit(0, Scripted("0", log, decode=raises(PayloadError("rank 2 sent nonsense"))), "step 3, bucket 0")
