@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from hvd_compress.cli import descendants
 from hvd_compress.errors import ConfigError, PlanError
@@ -42,8 +43,16 @@ NOT_SEEN = (
 @click.option("-o", "--output", "folder", default="profile", show_default=True, help="Folder for the files.",
               type=click.Path(file_okay=False, path_type=Path))  # fmt: skip
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
 def command(
-    steps: int | None, skip: int, compressor: str, ccr: bool, stop: bool, folder: Path, program: tuple[str, ...]
+    context: click.Context,
+    steps: int | None,
+    skip: int,
+    compressor: str,
+    ccr: bool,
+    stop: bool,
+    folder: Path,
+    program: tuple[str, ...],
 ) -> None:
     """Run PROGRAM, a training with hvd_compress.torch or hvd_compress.ddp, and record what the planner needs.
 
@@ -61,6 +70,8 @@ def command(
 
         if compressor:
             raise ConfigError("--compressor is measured for a profile, and --ccr looks at what the training sends")
+        if context.get_parameter_source("folder") is ParameterSource.COMMANDLINE:
+            raise ConfigError("--output is the folder of a profile, and --ccr writes nothing")
         sys.exit(run_ccr(program, steps or DEFAULT_CCR_STEPS, skip, stop))
     steps = steps or DEFAULT_PROFILE_STEPS
     if compressor:

@@ -33,7 +33,13 @@ else:
                 raise ConfigError(
                     f"the compiled kernels cannot be loaded ({error}); {shadow.remedy(shadow.KERNELS, build)}"
                 ) from error
-            return getattr(module, name)
+            try:
+                return getattr(module, name)
+            except AttributeError:
+                raise ConfigError(
+                    f"the compiled kernels, {module.__file__}, were built for another version of hvd_compress and lack "
+                    f"{name!r}: build them with `pip install .` in the checkout"
+                ) from None
 
     compiled = _LazyModule()
 

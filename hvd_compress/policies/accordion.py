@@ -6,6 +6,7 @@ Agarwal et al., "Accordion: Adaptive Gradient Communication via Critical Learnin
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,11 @@ from hvd_compress.policies.telling import TellingPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request
 from hvd_compress.settings import Settings
+
+log = logging.getLogger("hvd_compress")
+
+LONG = 10_000
+"""Steps that are more than most epochs."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,7 @@ class AccordionPolicy(TellingPolicy):
         self._own_rates: list[float] = []
         self._why = "the first epochs"
         self._changed = False  # since decide()
+        self._tells_without_epochs = False  # on rank 0, once
 
     @property
     def tells_of(self) -> range:  # type: ignore[override]
@@ -103,6 +110,7 @@ class AccordionPolicy(TellingPolicy):
 
     def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
         super().prepare(engine, parameters)
+        self._tells_without_epochs = engine.rank == 0 and not self.counts_epochs
         for policy in self._levels.values():
             policy.measuring_s = self.measuring_s
             policy.prepare(engine, parameters)
@@ -141,10 +149,10 @@ class AccordionPolicy(TellingPolicy):
         return not all(name in self._calm for name in layout.names)
 
     def count_step(self) -> bool:
-        if self._settings.epoch_steps is None:
-            return False
-        over = self._steps >= self._settings.epoch_steps
+        over = self._settings.epoch_steps is not None and self._steps >= self._settings.epoch_steps
         self._steps += 1
+        if self._steps == LONG:
+            self._tell_without_epochs()
         return over
 
     def end_epoch(
@@ -187,6 +195,19 @@ class AccordionPolicy(TellingPolicy):
                     self._calm.update(dict.fromkeys(layout.names, changed))
             self._why = f"the norm of the summed gradient has changed by {self._settings.eta:.0%} or more"
         self._norms = {name: norm for name, norm in norms.items() if math.isfinite(norm)}
+
+    def close(self) -> None:
+        if 1 < self._steps < LONG:
+            self._tell_without_epochs()
+
+    def _tell_without_epochs(self) -> None:
+        if self._epoch == 0 and self._tells_without_epochs:
+            self._tells_without_epochs = False
+            log.warning(
+                "hvd_compress: accordion() was told of no end of an epoch in %d steps, so all of them were sent by "
+                "`low`: call optimizer.end_epoch() (hc.end_epoch(model) in DDP) behind each epoch, or pass epoch_steps",
+                self._steps,
+            )
 
     def chosen(self) -> str:
         told = {"epoch": self._epoch, "steps": self._steps, "rates": self._rates, "why": self._why}

@@ -284,3 +284,12 @@ def test_who_ends_the_command_ends_the_program(tmp_path: Path) -> None:
     assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert list((tmp_path / "profile").iterdir()) == []
     assert not Path("/proc", pid.read_text().strip()).exists()
+
+
+@pytest.mark.parametrize("option", [("--compressor", "int4"), ("-o", "there")])
+def test_what_a_ratio_has_no_use_for_is_refused(option: tuple[str, str], tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    result = run("--ccr", *option, *python(f"open({str(ran)!r}, 'w')"))
+    assert result.exit_code == 2
+    assert "--ccr" in result.stderr
+    assert not ran.exists()

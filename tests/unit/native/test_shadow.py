@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from hvd_compress import native
+from hvd_compress.errors import ConfigError
 from hvd_compress.native import shadow
 from tests.installed import install
 
@@ -35,6 +38,17 @@ for call in (lambda: native.topk(torch.ones(4), 2), cuda.load):
         for words in ("from another folder", "PYTHONPATH", "`pip install -e .`", "`make native`"):
             assert words in line
         assert "`pip install .`" not in line  # it is done, and changes nothing
+
+
+def test_kernels_of_another_version_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Old:
+        __file__ = "/checkout/_native.so"
+
+    monkeypatch.setitem(sys.modules, "hvd_compress._native", Old())
+    with pytest.raises(
+        ConfigError, match=r"/checkout/_native\.so, were built for another version .* 'topk_workspace_bytes'"
+    ):
+        native.topk(torch.ones(4), 2)
 
 
 def copy(folder: Path, *files: str) -> Path:

@@ -15,6 +15,7 @@ from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.feedback.states import RESULT_SUM
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.policies import accordion
 from hvd_compress.policies.critical import change, has_decayed
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
@@ -125,6 +126,30 @@ def test_a_decay_of_the_learning_rate_is_critical_until_the_next_comparison() ->
     assert first == second, "one rank saw it, and all do the same"
     quiet = [round(each["quiet"], 2) for each in first]
     assert quiet == [0.5, 0.5, 0.5, 0.5, 0.05, 0.5, 0.5, 0.05, 0.05]
+
+
+def test_a_training_without_epochs_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When there were more steps than most epochs have, or else at the end."""
+    monkeypatch.setattr(accordion, "LONG", 7)
+
+    def body(engine: InProcessEngine, steps: int, epochs: int) -> None:
+        parameters, optimizer = start(engine, Compression.accordion(*TOPK))
+        for step in range(steps):
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+        for _ in range(epochs):
+            optimizer.end_epoch()
+        optimizer._reducer.close()
+
+    for steps, epochs, told in ((9, 0, "in 7 steps"), (5, 0, "in 5 steps"), (5, 1, None), (1, 0, None)):
+        caplog.clear()
+        run_ranks(RANKS, partial(body, steps=steps, epochs=epochs))
+        said = [record.getMessage() for record in caplog.records if "no end of an epoch" in record.getMessage()]
+        assert len(said) == (told is not None)
+        assert told is None or (told in said[0] and "call optimizer.end_epoch()" in said[0])
 
 
 def test_epochs_by_steps_are_those_of_the_program() -> None:
