@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hvd_compress.engines import layout, limits
+from hvd_compress.engines import layout, limits, mpi_hosts
 from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, BROADCASTS, Capabilities, Engine
 from hvd_compress.engines.leave import fail_at_exit
 from hvd_compress.engines.mpi_algorithms import CARRIER, forced_communicators, forcible_algorithms
@@ -33,9 +33,9 @@ PIECE_BYTES = 1 << 20
 """Of a collective among ranks of one host: what is made of it stays in the cache, and its memory is not given back."""
 
 
-RING_SHARD_BYTES = 1 << 20
-"""From there on, a rank, an allreduce among hosts of one rank each goes around a ring where none is asked for. Open MPI
-5.0 takes others, whose messages are longer: with 4 hosts and 7.5 MB they take 1.5 to 1.7 times as long."""
+RING_SHARD_BYTES = 1 << 16
+"""From there on, a rank, an allreduce among hosts goes around a ring where no algorithm is asked for: Open MPI 5.0 has
+others then, whose messages are longer. With 4 hosts and 7.5 MB they take 1.5 to 1.7 times as long."""
 
 
 class MpiEngine(Engine):
@@ -81,17 +81,26 @@ class MpiEngine(Engine):
         """Return the communicator on which Open MPI runs `algorithm` for `verb`."""
         return self._forced.get(CARRIER.get((verb, algorithm), ""), self._comm)
 
+    @property
+    def _sleeps(self) -> bool:
+        """Whether to wait asleep: among hosts. The same on all ranks, as calls that block match no others."""
+        return self._hosts is not None and len(set(self._hosts)) > 1
+
     def _allreduce(self, tensor: torch.Tensor, algorithm: str) -> None:
-        if algorithm == "auto" and self._rings(tensor):
-            algorithm = "ring"
+        if algorithm == "auto" and self._sleeps:
+            self._allreduce_asleep(tensor)
+            return
         comm, piece_bytes = self._forced.get(algorithm, self._comm), self.piece_bytes
         most = limits.MAX_COUNT if piece_bytes is None else piece_bytes // tensor.element_size()
         for part in torch.split(tensor, most):
             comm.Allreduce(MPI.IN_PLACE, _to_sum(part), op=MPI.SUM)
 
-    def _rings(self, tensor: torch.Tensor) -> bool:
-        apart = self._hosts is not None and len(set(self._hosts)) == self.world_size
-        return apart and tensor.nbytes >= RING_SHARD_BYTES * self.world_size
+    def _allreduce_asleep(self, tensor: torch.Tensor) -> None:
+        for part in torch.split(tensor, limits.MAX_COUNT):
+            if part.nbytes >= RING_SHARD_BYTES * self.world_size:
+                mpi_hosts.ring(self._comm, part, _to_sum)
+            else:
+                mpi_hosts.finish(self._comm.Iallreduce(MPI.IN_PLACE, _to_sum(part), op=MPI.SUM))
 
     def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None, algorithm: str) -> list[torch.Tensor]:
         lengths = self._exchange_lengths(tensor.numel()) if lengths is None else list(lengths)
@@ -102,7 +111,11 @@ class MpiEngine(Engine):
     ) -> list[torch.Tensor]:
         limits.require_countable(out.numel())
         if algorithm == "auto":
-            self._comm.Allgatherv(_to_move(tensor), [_memory(out), list(lengths), _move_type(tensor)])
+            received = [_memory(out), list(lengths), _move_type(tensor)]
+            if self._sleeps:
+                mpi_hosts.finish(self._comm.Iallgatherv(_to_move(tensor), received))
+            else:
+                self._comm.Allgatherv(_to_move(tensor), received)
         else:
             received = [_memory(out), tensor.numel(), _move_type(tensor)]  # so many from each rank
             self._carrier("allgather", algorithm).Allgather(_to_move(tensor), received)
@@ -111,7 +124,10 @@ class MpiEngine(Engine):
     def _broadcast(self, tensor: torch.Tensor, root: int, algorithm: str) -> None:
         comm = self._carrier("broadcast", algorithm)
         for part in torch.split(tensor, limits.MAX_COUNT):
-            comm.Bcast(_to_move(part), root=root)
+            if algorithm == "auto" and self._sleeps:
+                mpi_hosts.finish(comm.Ibcast(_to_move(part), root=root))
+            else:
+                comm.Bcast(_to_move(part), root=root)
 
     def _alltoall(self, parts: Sequence[torch.Tensor], lengths: Sequence[int] | None) -> list[torch.Tensor]:
         sent = [part.numel() for part in parts]
@@ -119,7 +135,11 @@ class MpiEngine(Engine):
         limits.require_countable(sum(sent))
         outgoing, incoming = torch.cat(tuple(parts)), _empty(sum(received), parts[0])
         kind = _move_type(incoming)
-        self._comm.Alltoallv([_memory(outgoing), sent, kind], [_memory(incoming), received, kind])
+        given, taken = [_memory(outgoing), sent, kind], [_memory(incoming), received, kind]
+        if self._sleeps:
+            mpi_hosts.finish(self._comm.Ialltoallv(given, taken))
+        else:
+            self._comm.Alltoallv(given, taken)
         return list(torch.split(incoming, received))
 
     def _swap_lengths(self, sent: Sequence[int]) -> list[int]:
@@ -138,11 +158,17 @@ class MpiEngine(Engine):
         lengths = self._exchange_lengths(tensor.numel()) if lengths is None else list(lengths)
         limits.require_countable(sum(lengths))  # on every rank, though the root alone receives them
         if self.rank != root:
-            self._comm.Gatherv(_to_move(tensor), None, root=root)
+            self._gatherv(tensor, None, root)
             return None
         gathered = _empty(sum(lengths), tensor)
-        self._comm.Gatherv(_to_move(tensor), [_memory(gathered), lengths, _move_type(tensor)], root=root)
+        self._gatherv(tensor, [_memory(gathered), lengths, _move_type(tensor)], root)
         return list(torch.split(gathered, lengths))
+
+    def _gatherv(self, tensor: torch.Tensor, received: list[Any] | None, root: int) -> None:
+        if self._sleeps:
+            mpi_hosts.finish(self._comm.Igatherv(_to_move(tensor), received, root=root))
+        else:
+            self._comm.Gatherv(_to_move(tensor), received, root=root)
 
     def _exchange_lengths(self, numel: int) -> list[int]:
         mine, lengths = torch.tensor([numel]), torch.empty(self.world_size, dtype=torch.int64)

@@ -23,6 +23,8 @@ from hvd_compress.errors import ConfigError, UnsupportedError
 from tests.parallel.training import ENGINES
 from tests.unit.engines.promises import PROMISES
 
+AMONG_HOSTS = "mpi among hosts"
+
 
 @pytest.fixture(scope="module")
 def over_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
@@ -40,7 +42,10 @@ def engines(over_torch: Engine) -> dict[str, Engine]:
     if "mpi" in ENGINES:
         from hvd_compress.engines.mpi import MpiEngine
 
-        made["mpi"] = MpiEngine()
+        class AmongHosts(MpiEngine):
+            _sleeps = True
+
+        made["mpi"], made[AMONG_HOSTS] = MpiEngine(), AmongHosts()
     return made
 
 
@@ -50,8 +55,9 @@ def engine(request, engines) -> Engine:
 
 
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
-def test_promise(promise, engine):
-    promise(engine)
+@pytest.mark.parametrize("name", [*ENGINES, "torch", *([AMONG_HOSTS] if "mpi" in ENGINES else [])])
+def test_promise(promise, name, engines):
+    promise(engines[name])
 
 
 def test_ranks_are_horovods(engine):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ import hvd_compress.torch as hvd
 from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, BROADCASTS, Engine
 from hvd_compress.errors import UnsupportedError
 from tests.parallel.training import ENGINES
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 pytestmark = pytest.mark.skipif("mpi" not in ENGINES, reason="needs mpirun")
 
@@ -67,29 +71,29 @@ def test_an_allreduce_runs_the_algorithm_that_was_asked_for(monkeypatch):
     engine.close()
 
 
-@pytest.mark.parametrize("hosts", [range(4), (0, 0, 0, 0), (0, 0, 1, 2)], ids=["apart", "together", "two of one"])
+@pytest.mark.parametrize("hosts", [range(4), (0, 0, 0, 0), (0, 1, 1, 2)], ids=["apart", "together", "two of one"])
 def test_a_large_allreduce_among_hosts_goes_around_a_ring(hosts: Sequence[int], monkeypatch):
-    """Where none is asked for, and each rank has a host of its own; what is smaller is Open MPI's choice."""
-    from mpi4py import MPI
-
-    from hvd_compress.engines import mpi, mpi_algorithms
+    """Where none is asked for; what is smaller, and what stays on a host, is Open MPI's choice."""
+    from hvd_compress.engines import mpi, mpi_hosts
 
     engine = mpi.MpiEngine()
-    count = mpi_algorithms.probe_count(engine.world_size)
-    lengths: list[int] = []
-    recorder = MPI.Op.Create(lambda given, _total, _type: lengths.append(given.nbytes // 4), commute=True)
-    monkeypatch.setattr(MPI, "SUM", recorder)
-    monkeypatch.setattr(mpi, "RING_SHARD_BYTES", 4 * count // engine.world_size)
+    numel, sent = 1003, []
+    monkeypatch.setattr(mpi, "RING_SHARD_BYTES", 4 * numel // engine.world_size)
     monkeypatch.setattr(engine, "_hosts", tuple(hosts[: engine.world_size]))
-    monkeypatch.setitem(engine._forced, "ring", engine._forced["tree"])  # a pattern that nothing else chooses here
-    engine.allreduce(torch.ones(count))
-    tree = mpi_algorithms.expected("tree", engine.world_size, count)
-    assert (sorted(MPI.COMM_WORLD.allgather(lengths)) == tree) == (list(hosts) == list(range(4)))
-    lengths.clear()
-    engine.allreduce(torch.ones(count - 1))
-    assert sorted(MPI.COMM_WORLD.allgather(lengths)) != mpi_algorithms.expected("tree", engine.world_size, count - 1)
-    monkeypatch.undo()  # or a communicator would be freed twice
-    recorder.Free()
+    ring = mpi_hosts.ring
+
+    def seen(comm: MPI.Intracomm, tensor: torch.Tensor, message: Callable[[torch.Tensor], list[Any]]) -> None:
+        sent.append(tensor.numel())
+        ring(comm, tensor, message)
+
+    monkeypatch.setattr(mpi_hosts, "ring", seen)
+    for length in (numel, numel // 2, 1):
+        for dtype in (torch.float32, torch.int32):
+            tensor = torch.arange(length).to(dtype) + engine.rank
+            engine.allreduce(tensor)
+            ranks = engine.world_size * (engine.world_size - 1) // 2
+            assert torch.equal(tensor, engine.world_size * torch.arange(length).to(dtype) + ranks)
+    assert sent == ([] if hosts == (0, 0, 0, 0) else [numel, numel])
     engine.close()
 
 
