@@ -25,6 +25,8 @@ DEFAULT_PROFILE_STEPS, DEFAULT_PROFILE_SKIP = 100, 10
 DEFAULT_CCR_STEPS = 3
 FLAGS = {"0": ("no", "off", "false"), "1": ("yes", "on", "true")}
 """What may be written in the place of 0 and 1, for messages."""
+MOST_IN_FLIGHT = 8
+"""Each has a thread, and connections of its own."""
 MOST_STEPS = 1_000_000_000
 """Of what is counted in steps: years."""
 
@@ -38,6 +40,7 @@ VARIABLES = (
     "CCR_STEPS",
     "CHECK_EVERY",
     "CUDA",
+    "IN_FLIGHT",
     "LOG",
     "NETLAB",
     "NUM_THREADS",
@@ -130,6 +133,7 @@ class Settings:
             by measurement.
         check_every: HVD_COMPRESS_CHECK_EVERY: one step in so many is checked for equal replicas; 0 checks none.
         ccr: HVD_COMPRESS_CCR and what begins so; None where no ratio is asked for.
+        in_flight: HVD_COMPRESS_IN_FLIGHT, how many buckets may be exchanged at the same time.
     """
 
     fusion_threshold_bytes: int = DEFAULT_FUSION_THRESHOLD_BYTES
@@ -143,6 +147,7 @@ class Settings:
     profile: ProfileSettings | None = None
     check_every: int = DEFAULT_CHECK_EVERY
     ccr: CcrSettings | None = None
+    in_flight: int = 1
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -174,8 +179,24 @@ class Settings:
         profile = ProfileSettings.from_environment()
         check = _whole("HVD_COMPRESS_CHECK_EVERY", DEFAULT_CHECK_EVERY, 0)
         ccr = CcrSettings.from_environment()
+        in_flight = _number("HVD_COMPRESS_IN_FLIGHT", 1)
+        if in_flight not in range(1, MOST_IN_FLIGHT + 1):
+            raise ConfigError(
+                f"HVD_COMPRESS_IN_FLIGHT = {in_flight:g} is not a number of buckets, 1 to {MOST_IN_FLIGHT}"
+            )
         return cls(
-            int(threshold), timeout_s, adapt == "1", calibration_s, log, timeline, every, board, profile, check, ccr
+            fusion_threshold_bytes=int(threshold),
+            timeout_s=timeout_s,
+            adapt=adapt == "1",
+            calibration_s=calibration_s,
+            log=log,
+            timeline=timeline,
+            timeline_every=every,
+            tensorboard=board,
+            profile=profile,
+            check_every=check,
+            ccr=ccr,
+            in_flight=int(in_flight),
         )
 
     def timeline_of(self, rank: int) -> Path | None:

@@ -78,6 +78,7 @@ class Engine(ABC):
     def __init__(self) -> None:
         self.ledger = Ledger()
         self._children: list[Engine] = []
+        self._twins: list[Engine] = []
         self._groups: dict[str, Engine | None] = {}
         self._hosts: tuple[int, ...] | None = None
         self._closed = False
@@ -145,6 +146,25 @@ class Engine(ABC):
             child._hosts = numbered([self._hosts[rank] for rank in members])
             child.capabilities = replace(child.capabilities, hosts=child._hosts)
         return child
+
+    def twin(self) -> Engine:
+        """Return another engine over the same ranks, for another thread: its collectives may run beside those of this.
+
+        Collective. It is closed and abandoned with this one, and what it runs is recorded in itself. Make no group of
+        it: ranks would make them in the order of their threads.
+
+        Raises UnsupportedError where `capabilities.splits` is false.
+        """
+        if not self.capabilities.splits:
+            raise UnsupportedError(
+                f"the {self.name} engine exchanges one bucket at a time here: leave HVD_COMPRESS_IN_FLIGHT at 1, or "
+                "launch the job with mpirun, and pass engine='mpi' to the compression"
+            )
+        twin = self._split(range(self.world_size))
+        self._twins.append(twin)
+        if self._hosts is not None:
+            twin._hosts, twin.capabilities = self._hosts, replace(twin.capabilities, hosts=self._hosts)
+        return twin
 
     def group(self, name: str, color: int | None) -> Engine | None:
         """Return what split(color) gave when it was called with this name first: the same engine in each step.
@@ -366,7 +386,7 @@ class Engine(ABC):
         if self._closed:
             return
         self._closed = True
-        for child in reversed(self._children):
+        for child in reversed([*self._children, *self._twins]):
             child.close()
         self._release()
 

@@ -90,12 +90,14 @@ class Scheme(ABC):
         verb: of its main collective, whose algorithm the path names; None where it has none to choose from.
         broadcasts: whether the path names the algorithm of a broadcast, too.
         by_name: whether it runs only where it is asked for by name: "auto" does not choose it.
+        in_groups: whether it launches collectives in groups of ranks, which `Engine.group` makes.
     """
 
     names: ClassVar[tuple[str, ...]]
     verb: ClassVar[str | None] = None
     broadcasts: ClassVar[bool] = False
     by_name: ClassVar[bool] = False
+    in_groups: ClassVar[bool] = False
     compressor: Compressor
     path: Path
 

@@ -36,6 +36,7 @@ class ByOption(Scheme):
     compressor: Compressor
     path: Path
     names = ()
+    in_groups = True
     by_name = True
 
     def __post_init__(self) -> None:

@@ -111,6 +111,7 @@ class HierarchicalWithin(Hierarchical):
 
     path: Path = Path(BOTH)
     names = (WITHIN, BOTH)
+    in_groups = True
     within = True
 
     @classmethod

@@ -41,6 +41,7 @@ class HiTopK(Scheme):
     compressor: Compressor
     path: Path = Path("hitopk")
     names = ("hitopk",)
+    in_groups = True
     by_name = True
 
     @classmethod

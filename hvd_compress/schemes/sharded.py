@@ -54,6 +54,10 @@ class Sharded(Scheme):
         return self.sent.path
 
     @property
+    def in_groups(self) -> bool:  # type: ignore[override]
+        return self.sent.in_groups
+
+    @property
     def error_feedback(self) -> bool:
         return True
 

@@ -47,6 +47,14 @@ ANSWER_S = 10.0
 """How long a message of a timeout waits for the launcher to say who is missing."""
 
 
+class _Track:
+    """A thread that launches collectives one after the other, on an engine of its own."""
+
+    def __init__(self, number: int) -> None:
+        self.worker = Worker(f"hvd-compress-collectives{f'-{number}' if number else ''}")
+        self.engine: Engine
+
+
 @dataclass
 class _InFlight:
     """A bucket on its way, with its phases so far."""
@@ -54,6 +62,7 @@ class _InFlight:
     exchange: Exchange
     lane: Lane
     label: str
+    track: _Track
     encode: Span = (0.0, 0.0)
     communicate: Span = (0.0, 0.0)
     decode: Span = (0.0, 0.0)
@@ -62,6 +71,9 @@ class _InFlight:
 
 class Pipeline:
     """Two threads: one compresses and decompresses, one launches all collectives, in the order of bucket numbers.
+
+    With several tracks each has a thread that launches collectives: bucket n's are launched on track n % tracks, so
+    that they run beside those of its neighbours, in an order that is the same on all ranks.
 
     An exchange that is light has all its phases in the latter; one that sends nothing does not come there: it has them
     in the former, or, being light, in the calling thread.
@@ -74,7 +86,8 @@ class Pipeline:
         self._arrivals, self._waits = arrivals or Arrivals(), 0
         self._messenger: Worker | None = None  # from the first long wait on
         self._kernels = Worker("hvd-compress-kernels")
-        self._collectives = Worker("hvd-compress-collectives")
+        self._tracks = [_Track(0)]
+        self._collectives = self._tracks[0].worker
         self._timeout_s = timeout_s
         # In words: the exception's traceback would keep alive whoever was called, the optimizer included.
         self._failure: str | None = None
@@ -88,10 +101,13 @@ class Pipeline:
         self._in_flight: dict[int, tuple[_InFlight, Future[Any] | None]] = {}
         self._communicated: list[Future[Future[torch.Tensor]]] = []
 
-    def connect(self, connect: Callable[[], Engine], agree: Callable[[Engine], T], measuring_s: float = 0.0) -> T:
+    def connect(
+        self, connect: Callable[[], Engine], agree: Callable[[Engine], T], measuring_s: float = 0.0, tracks: int = 1
+    ) -> T:
         """Create the engine, then run `agree` on it, in the thread that will launch the collectives.
 
-        `measuring_s`: what that may take to measure, beside what ranks may let each other wait.
+        `measuring_s`: what that may take to measure, beside what ranks may let each other wait. `tracks`: how many
+        buckets may be exchanged at the same time; all ranks pass the same, once they have agreed on it.
 
         A ConfigError or UnsupportedError of either must be one that every rank raises: no collective is left unfinished
         then, and the engine is not abandoned, so that all ranks get to say what is wrong.
@@ -105,7 +121,9 @@ class Pipeline:
                     self._engine = connect()
                 self._engine.place = f"rank {self._engine.rank}, first step, handshake"
                 with located(self._engine.place):
-                    return agree(self._engine)
+                    agreed = agree(self._engine)
+                    self._lay(tracks)
+                    return agreed
             except (ConfigError, UnsupportedError) as error:
                 self._failure = str(error) or type(error).__name__  # an interrupt has no words
                 raise
@@ -124,15 +142,26 @@ class Pipeline:
                 fail_at_exit(lambda: None)  # no engine can be abandoned, yet a collective may be unfinished
             raise
 
-    def submit(self, number: int, exchange: Exchange, label: str, lane: Lane = HOST) -> None:
+    def _lay(self, tracks: int) -> None:
+        """Make as many tracks. Collective."""
+        self._tracks[0].engine = self._engine
+        if self._engine.world_size > 1:
+            for number in range(1, tracks):
+                track = _Track(number)
+                self._tracks.append(track)
+                track.engine = self._engine.twin()
+
+    def submit(self, number: int, exchange: Exchange, label: str, lane: Lane = HOST, first_track: bool = False) -> None:
         """Hand over bucket `number`, 0 to n-1, in any order. It is launched when all lower numbers have been.
 
         Called in the thread that filled the bucket. After a failure it is not launched: finish() will say why.
+        `first_track`: whether only the first one can launch it; the same on all ranks.
         """
         if self._failure is not None:
             return
         assert number not in self._in_flight, f"bucket {number} was handed over twice"
-        bucket = _InFlight(exchange, lane, f"rank {self._engine.rank}, {label}")
+        track = self._tracks[0 if first_track else number % len(self._tracks)]
+        bucket = _InFlight(exchange, lane, f"rank {self._engine.rank}, {label}", track)
         lane.record_input()
         # What is light runs in the thread of the collectives: to wake another one takes longer.
         is_light = exchange.is_light and lane is HOST
@@ -146,7 +175,7 @@ class Pipeline:
         while (following := len(self._communicated)) in self._in_flight:
             launched, kept = self._in_flight[following]
             if launched.exchange.sends:
-                self._communicated.append(self._collectives.submit(partial(self._communicate, following)))
+                self._communicated.append(launched.track.worker.submit(partial(self._communicate, following)))
             else:
                 assert kept is not None
                 self._communicated.append(_done(kept))
@@ -162,8 +191,9 @@ class Pipeline:
         self._begin_wait()
         answers = []
         for number, communicated in enumerate(self._communicated):
-            label = self._in_flight[number][0].label
-            answers.append(self._wait(self._wait(communicated, deadline, label), deadline, label))
+            bucket = self._in_flight[number][0]
+            label, engine = bucket.label, bucket.track.engine
+            answers.append(self._wait(self._wait(communicated, deadline, label, engine), deadline, label, engine))
         self._refuse_after_failure()
         assert len(self._communicated) == len(self._in_flight), "a bucket is missing"
         buckets = [self._in_flight[number][0] for number in range(len(self._in_flight))]
@@ -232,13 +262,13 @@ class Pipeline:
             log.error("hvd_compress: %s, and not all ranks take part: this process ends with status 1", LEFT)
             self.fail(CommunicationError(LEFT))
         self._kernels.stop(KERNEL_LIMIT_S)
-        for worker in (self._collectives, self._messenger):
+        for worker in (*(track.worker for track in self._tracks), self._messenger):
             if worker is not None:
                 worker.stop(0.0 if self._may_hang else KERNEL_LIMIT_S)
 
     def _is_exchanged(self) -> bool:
         """Wait for all that was launched, the collective of begin() too, and return whether it has been."""
-        if self._collectives.is_current:
+        if any(track.worker.is_current for track in self._tracks):
             return not self._in_flight
         launched = [*self._communicated, *([self._begun] if self._begun is not None else [])]
         return not wait(launched, LEFT_LIMIT_S).not_done
@@ -274,17 +304,18 @@ class Pipeline:
 
     def _communicate(self, number: int) -> Future[torch.Tensor]:
         bucket, encoded = self._in_flight[number]
+        engine = bucket.track.engine
         try:
-            self._engine.place = bucket.label
+            engine.place = bucket.label
             if encoded is not None:
                 encoded.result()
             else:
                 self._encode(bucket)
             with located(bucket.label):
                 self._refuse_after_failure()
-            with located(lambda: f"{bucket.label}, {self._engine.pending}"), bucket.lane.communicating():
-                bucket.communicate = _span(partial(bucket.exchange.communicate, self._engine))
-                bucket.calls = tuple(self._engine.take_calls())
+            with located(lambda: f"{bucket.label}, {engine.pending}"), bucket.lane.communicating():
+                bucket.communicate = _span(partial(bucket.exchange.communicate, engine))
+                bucket.calls = tuple(engine.take_calls())
         except BaseException as error:
             self.fail(error)
             raise
@@ -309,8 +340,11 @@ class Pipeline:
         bucket.decode = start, time.perf_counter()
         return finite
 
-    def _wait(self, future: Future[T], deadline: float, label: str) -> T:
-        """Wait for what other ranks have a part in. The calls between two of `_begin_wait` are one wait."""
+    def _wait(self, future: Future[T], deadline: float, label: str, engine: Engine | None = None) -> T:
+        """Wait for what other ranks have a part in. The calls between two of `_begin_wait` are one wait.
+
+        `engine`: on which it is launched, by default that of the first track.
+        """
         try:
             first = min(ANNOUNCE_S, self._timeout_s / 4)
             wait([future], max(0.0, min(first, deadline - time.monotonic())))
@@ -318,9 +352,10 @@ class Pipeline:
                 self._announce()
             return future.result(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
         except FutureTimeout:
-            doing = self._engine.pending if hasattr(self, "_engine") else "the choice of the engine"
-            if hasattr(self, "_engine") and not self._engine.place.endswith(label):
-                doing = f"{doing} ({self._engine.place})"
+            engine = engine or getattr(self, "_engine", None)
+            doing = engine.pending if engine is not None else "the choice of the engine"
+            if engine is not None and not engine.place.endswith(label):
+                doing = f"{doing} ({engine.place})"
             waited = f"{self._timeout_s:g} s (HVD_COMPRESS_TIMEOUT_S)"
             failure = CommunicationError(f"{label}: no answer within {waited} in {doing}: {self._missing()}")
             self.fail(failure)

@@ -168,7 +168,8 @@ class Session:
             ConfigError, UnsupportedError: ranks differ, or the engine cannot do what was asked for; on all ranks alike.
         """
         agree_on = partial(self._agree, order=order, sparse=sparse, options=options, by_rows=by_rows)
-        agreement = self._pipeline.connect(self._connect, agree_on, self._settings.calibration_s)
+        settings = self._settings
+        agreement = self._pipeline.connect(self._connect, agree_on, settings.calibration_s, settings.in_flight)
         assert self.policy is not None
         self.step = agreement.step
         self.resumes_with = self.resumes_with if agreement.resumes else ()
@@ -216,6 +217,7 @@ class Session:
             "HVD_COMPRESS_ADAPT": str(int(settings.adapt)),
             "HVD_COMPRESS_CALIBRATION_S": str(settings.calibration_s),  # says what is measured
             "HVD_COMPRESS_CHECK_EVERY": str(settings.check_every),
+            "HVD_COMPRESS_IN_FLIGHT": str(settings.in_flight),
             **self.policy.fingerprint(),
             **(self.profiling.fingerprint() if self.profiling is not None else {}),
             **self.ccr.fingerprint(),
@@ -362,7 +364,11 @@ class Session:
         hosts, coefficient = engine.capabilities.hosts, self._request.feedback.coefficient(self.step)
         exchange = bucket.start(gradient, self.step, scale, engine.rank, engine.world_size, hosts, coefficient)
         self._pipeline.submit(
-            number, exchange, f"step {self.step}, bucket {number} ({bucket.layout.called})", bucket.lane
+            number,
+            exchange,
+            f"step {self.step}, bucket {number} ({bucket.layout.called})",
+            bucket.lane,
+            bucket.scheme.in_groups,
         )
 
     def result(self, number: int) -> torch.Tensor:

@@ -58,6 +58,16 @@ def test_a_rank_that_is_stopped(launcher: str, engine: str) -> None:
     check_failed(train(launcher, engine, "is stopped"), TIMED_OUT)
 
 
+@pytest.mark.parametrize(("misfortune", "message"), [("none", ""), ("is killed", ""), ("is stopped", TIMED_OUT)])
+def test_with_two_buckets_in_flight(misfortune: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_COMPRESS_IN_FLIGHT", "2")
+    job = train("mpirun", "mpi", misfortune)
+    if misfortune == "none":
+        assert job.status == 0, job.output
+    else:
+        check_failed(job, message)
+
+
 @pytest.mark.parametrize(("launcher", "engine"), TWO_WAYS)
 def test_a_rank_that_does_something_else(launcher: str, engine: str) -> None:
     """The one of three that has not arrived is named, and not the one that waits, too."""

@@ -94,6 +94,9 @@ def test_bad_values_name_the_variable(monkeypatch: pytest.MonkeyPatch, name: str
         ("TIMEOUT_S", "long", None),
         ("TIMEOUT_S", "1,5", None),
         ("TIMELINE_EVERY", "5ms", None),
+        ("IN_FLIGHT", "0", None),
+        ("IN_FLIGHT", "1.5", None),
+        ("IN_FLIGHT", "9", None),
     ],
 )
 def test_a_value_that_is_nearly_one_says_which(

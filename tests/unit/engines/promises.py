@@ -337,6 +337,37 @@ def who_takes_part_in_no_group_gets_none(engine: Engine) -> None:
     assert engine.split(None) is None
 
 
+def a_twin_works_beside_it(engine: Engine) -> None:
+    """Two threads, each with its own engine, whose collectives come in another order on other ranks."""
+    if what_cannot_be_split_says_so(engine):
+        with pytest.raises(UnsupportedError, match="HVD_COMPRESS_IN_FLIGHT at 1"):
+            engine.twin()
+        return
+    engine.locate()
+    engine.take_calls()
+    twin = engine.twin()
+    assert (twin.rank, twin.world_size, list(twin.ranks)) == (engine.rank, engine.world_size, list(engine.ranks))
+    assert twin.hosts == engine.hosts
+    go_on = threading.Event()
+    sums = torch.full((1001,), float(engine.rank))
+
+    def beside() -> None:
+        if engine.rank == 0:
+            go_on.wait(60)
+        twin.allreduce(sums)
+
+    thread = threading.Thread(target=beside)
+    thread.start()
+    for _ in range(3):
+        assert engine.allgather_json(engine.rank) == list(range(engine.world_size))
+    go_on.set()
+    thread.join(60)
+    n = engine.world_size
+    assert torch.equal(sums, torch.full((1001,), n * (n - 1) / 2))
+    assert [call.verb for call in twin.take_calls()] == ["allreduce"]
+    assert engine.take_calls() == []
+
+
 def collectives_of_a_part_are_recorded_in_the_whole(engine: Engine) -> None:
     if what_cannot_be_split_says_so(engine):
         return
@@ -391,5 +422,6 @@ PROMISES: tuple[Callable[[Engine], None], ...] = (
     hosts_are_numbered_by_rank,
     ranks_of_one_color_form_an_engine,
     who_takes_part_in_no_group_gets_none,
+    a_twin_works_beside_it,
     collectives_of_a_part_are_recorded_in_the_whole,
 )
