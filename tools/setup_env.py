@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+import build_cuda
 import compiler
 import progress
 import torch_version
@@ -50,7 +51,8 @@ def _set_up(torch: str) -> None:
     _pip(f"installing {torch}{size}", torch, f"torch>={torch_version.OLDEST}")
     _pip("installing the tools for the package and its tests", "-r", "requirements/dev.txt")
     _install_horovod()
-    _pip("building and installing hvd_compress", "--no-deps", "--no-build-isolation", "-e", ".")
+    cuda = ", CUDA kernels included; HVD_COMPRESS_CUDA=0 leaves them out" if build_cuda.find_nvcc() else ""
+    _pip(f"building and installing hvd_compress{cuda}", "--no-deps", "--no-build-isolation", "-e", ".")
 
 
 def _fingerprint(torch: str) -> str:

@@ -33,9 +33,12 @@ def run(program: Sequence[str], steps: int, skip: int, stop: bool) -> int:
         variables = {"": str(file), "_STEPS": str(steps), "_SKIP": str(skip)}
         environment = {**os.environ, **{f"HVD_COMPRESS_CCR{name}": value for name, value in variables.items()}}
         status, stopped = run_program(program, environment, file.exists, stop)
+        if not file.exists() and status:
+            click.echo(f"Error: no ratio: the program has ended with exit code {status} before it was found", err=True)
+            return status
         if not file.exists():
             click.echo(f"Error: {NOT_SEEN.format(steps=steps, skip=skip)}", err=True)
-            return status or 2
+            return 2
         _print(json.loads(file.read_text()))
     return 0 if stopped else status
 
@@ -48,7 +51,7 @@ def _print(found: Mapping[str, Any]) -> None:
     )
     click.echo(f"by the clock of each rank, with its waits for others: {found['naive']:.3g}")
     click.echo(f"to find it has taken {found['lost_s']:.2g} s of the training at most")
-    click.echo(_advice(found["ratio"]))
+    click.echo("one rank exchanges nothing: run as many as train" if found["ranks"] == 1 else _advice(found["ratio"]))
 
 
 def _advice(ratio: float) -> str:
@@ -57,5 +60,5 @@ def _advice(ratio: float) -> str:
     if ratio <= 1:
         return "the backward pass hides them as they are"
     if ratio <= LONGEST_INTERVAL:
-        return f"Compression.covap({interval_of(ratio)}) lets it hide them"
+        return f"where gradients travel dense, Compression.covap({interval_of(ratio)}) lets it hide them"
     return f"to hide them takes an interval of {math.ceil(ratio)}, too long to train with: send less in each step"

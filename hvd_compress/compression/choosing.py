@@ -135,7 +135,10 @@ class Choosing:
         """
         asked = Request(Cast()) if sent is None else sent
         if not isinstance(asked, Request) or asked.policy is not None or not asked.feedback.keeps_all:
-            raise ConfigError(f"sent = {sent!r} must be a compression whose every step is alike, such as int8()")
+            raise ConfigError(
+                f"sent = {_told(sent)} must be a compression whose every step is alike, such as int8(); how error "
+                "feedback grows is covap's own feedback="
+            )
         schedule = ALL_BACK
         if feedback is not None:
             if not isinstance(feedback, tuple) or len(feedback) != 3:
@@ -178,7 +181,7 @@ class Choosing:
         Args:
             low: little compression, such as powersgd(4) or topk(0.1).
             high: the same with other settings: powersgd(1), topk(0.01).
-            eta: a share, above 0.
+            eta: a share, above 0 and 1 at most; math.inf leaves it to learning rates alone.
             every: epochs from one comparison to the next.
             epoch_steps: how many steps are an epoch, and what the program says of epochs is ignored; not given, the
                 program says when one ends.
@@ -190,7 +193,10 @@ class Choosing:
         """
         for name, level in (("low", low), ("high", high)):
             if not isinstance(level, Request) or level.policy is not None:
-                raise ConfigError(f"{name} = {level!r} must be a compression whose every step is alike, such as topk()")
+                raise ConfigError(
+                    f"{name} = {_told(level)} must be a compression of this package whose every step is alike, such as "
+                    "topk(0.1), or dense() in the place of none"
+                )
         if type(low.compressor) is not type(high.compressor):
             raise ConfigError(
                 f"low sends {low.compressor} and high {high.compressor}: they must be two levels of one compressor"
@@ -251,3 +257,10 @@ class Choosing:
                 "@dataclass(frozen=True) above the class"
             )
         return Request(compressor, scheme, algorithm, engine, device)
+
+
+def _told(level: object) -> str:
+    """Return in words what was given as a compression that does not choose by itself."""
+    if not isinstance(level, Request):
+        return repr(level)
+    return str(level.compressor) if level.policy is None else f"what chooses by itself, {type(level.policy).__name__}"

@@ -6,16 +6,20 @@ Agarwal et al., "Accordion: Adaptive Gradient Communication via Critical Learnin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence, Sized
 from statistics import fmean
 from typing import Any
 
 import torch
 from torch import distributed as dist
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, DataLoader
 
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.policies.critical import change, check_schedule, has_decayed
+
+SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE", "WORLD_SIZE")
+"""Where mpirun, horovodrun and torchrun say how many ranks there are."""
 
 Gather = Callable[[Sequence[float]], list[list[float]]]
 """Returns the figures of all ranks, which bring as many."""
@@ -61,10 +65,11 @@ class BatchSizeSchedule:
         Raises ConfigError where a value is out of range, or ranks are several that could not agree.
         """
         check_schedule(eta, every)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(f"a {type(optimizer).__name__} has no learning rates: pass the optimizer")
+        _check_sizes(batches, large)
         self._optimizer, self._batches, self._eta, self._every = optimizer, batches, eta, every
         self._small, self._large = batches.batch_size, large
-        if isinstance(large, bool) or not isinstance(large, int) or large <= self._small:
-            raise ConfigError(f"large = {large!r} must be more than the {self._small} samples of a small batch")
         if scheduler is not None and not isinstance(getattr(scheduler, "base_lrs", None), list):
             raise ConfigError(
                 f"a {type(scheduler).__name__} has no base_lrs to scale: leave scheduler= out where it multiplies the "
@@ -72,8 +77,13 @@ class BatchSizeSchedule:
             )
         self._scheduler = scheduler
         self._gather: Gather | None = gather or getattr(optimizer, "gather_figures", None)
-        if self._gather is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            raise ConfigError("gather= is missing, by which ranks agree: pass partial(hc.gather_figures, model)")
+        if self._gather is None and _has_several_ranks():
+            raise ConfigError(
+                "gather= is missing, by which ranks agree: pass partial(hc.gather_figures, model) under DDP; with "
+                "Horovod take a compression of this package, such as dense(), or pass gather=hvd.allgather_object"
+            )
+        if self._gather is not None and not callable(self._gather):
+            raise ConfigError(f"gather = {gather!r} must take figures, and return those of all ranks")
         self._sums: dict[int, torch.Tensor] = {}
         self._steps = 0  # in these sums
         self._stepped = False  # since the last epoch
@@ -137,8 +147,14 @@ class BatchSizeSchedule:
         """
         if not isinstance(state, Mapping) or state.keys() != self.state_dict().keys():
             raise ConfigError("this is no state of a schedule of batch sizes: load what state_dict() returned")
-        self._norm, self._epoch = float(state["norm"]), int(state["epoch"])
-        self._rates, self.is_large = list(state["rates"]), bool(state["is_large"])
+        try:
+            norm, epoch, rates = float(state["norm"]), int(state["epoch"]), [float(rate) for rate in state["rates"]]
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"the state of a schedule of batch sizes holds what is no number: {error}") from None
+        if len(rates) != len(self._optimizer.param_groups):
+            count = len(self._optimizer.param_groups)
+            raise ConfigError(f"the state has learning rates of {len(rates)} groups, and the optimizer has {count}")
+        self._norm, self._epoch, self._rates, self.is_large = norm, epoch, rates, bool(state["is_large"])
         self._batches.batch_size = self._large if self.is_large else self._small
 
     def _gradients(self) -> list[torch.Tensor | None]:
@@ -158,6 +174,31 @@ class BatchSizeSchedule:
                     group[name] = group[name] * times  # not in place: groups may share a tensor
         if self._scheduler is not None:
             self._scheduler.base_lrs = [rate * times for rate in self._scheduler.base_lrs]
+
+
+def _check_sizes(batches: BatchSampler, large: int) -> None:
+    small = getattr(batches, "batch_size", None)
+    if isinstance(batches, DataLoader) or isinstance(small, bool) or not isinstance(small, int):
+        raise ConfigError(
+            f"a {type(batches).__name__} has no batch_size that can be changed: pass torch's BatchSampler, and give it "
+            "to the DataLoader as batch_sampler="
+        )
+    if isinstance(large, bool) or not isinstance(large, int):
+        raise ConfigError(f"large = {large!r} must be a whole number of samples")
+    if large <= small:
+        raise ConfigError(f"large = {large!r} must be more than the {small} samples of a small batch")
+    samples = getattr(batches, "sampler", None)
+    if getattr(batches, "drop_last", False) and isinstance(samples, Sized) and len(samples) < large:
+        raise ConfigError(
+            f"large = {large} is more than the {len(samples)} samples of this rank: no batch would be left"
+        )
+
+
+def _has_several_ranks() -> bool:
+    """Whether this process is one of several, by torch.distributed or by its launcher."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size() > 1
+    return any(os.environ.get(name, "1") not in ("", "0", "1") for name in SIZES)
 
 
 def _flat(gradient: torch.Tensor) -> torch.Tensor:

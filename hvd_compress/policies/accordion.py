@@ -19,7 +19,7 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Part
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.events.recorder import choice
 from hvd_compress.feedback.states import RESULT_SUM, BucketState
 from hvd_compress.policies.critical import change, check_count, check_schedule, has_decayed
@@ -94,7 +94,7 @@ class AccordionPolicy(TellingPolicy):
         self._own_rates: list[float] = []
         self._why = "the first epochs"
         self._changed = False  # since decide()
-        self._tells_without_epochs = False  # on rank 0, once
+        self._tells_without_epochs = self._tells_without_rates = False  # on rank 0, once
 
     @property
     def tells_of(self) -> range:  # type: ignore[override]
@@ -110,6 +110,7 @@ class AccordionPolicy(TellingPolicy):
 
     def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
         super().prepare(engine, parameters)
+        self._tells_without_rates = engine.rank == 0
         self._tells_without_epochs = engine.rank == 0 and not self.counts_epochs
         for policy in self._levels.values():
             policy.measuring_s = self.measuring_s
@@ -158,6 +159,14 @@ class AccordionPolicy(TellingPolicy):
     def end_epoch(
         self, step: int, learning_rates: Sequence[float], states: Sequence[BucketState], unit: float, launch: Launch
     ) -> None:
+        if self._steps == 0 and not self.counts_epochs:
+            raise UsageError(f"step {step}: no step was taken since the last epoch ended: end_epoch() was called twice")
+        if not learning_rates and self._tells_without_rates:
+            self._tells_without_rates = False
+            log.warning(
+                "hvd_compress: accordion() sees no learning rates, so that a decay makes nothing critical: call "
+                "hc.follow_learning_rate(model, optimizer) on every rank"
+            )
         decayed, sums = has_decayed(self._own_rates, learning_rates), self._sums(states)
         norms = [float(torch.linalg.vector_norm(each).double()) / unit for each in sums.values()]
         mine = {"decayed": decayed, "rates": list(learning_rates), "norms": norms}

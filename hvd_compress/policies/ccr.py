@@ -32,6 +32,7 @@ class Ccr:
         steps: how many were profiled.
         lost_s: seconds that the profile has cost at most: what its steps could have hidden. Beside it ranks exchange
             some figures, once.
+        ranks: how many.
     """
 
     communicate_s: float
@@ -40,6 +41,7 @@ class Ccr:
     naive_backward_s: float
     steps: int
     lost_s: float
+    ranks: int
 
     @property
     def ratio(self) -> float:
@@ -68,4 +70,4 @@ def ccr_of(ranks: Sequence[Sequence[StepRecord]]) -> Ccr:
     backward = [median(record.backward_s for record in steps) for steps in ranks]
     own = [fmean(record.exchange_s for record in steps) for steps in ranks]
     lost_s = sum(min(taken_s, max(backward)) for taken_s in communicated)
-    return Ccr(median(communicated), max(backward), fmean(own), fmean(backward), len(communicated), lost_s)
+    return Ccr(median(communicated), max(backward), fmean(own), fmean(backward), len(communicated), lost_s, len(ranks))

@@ -17,8 +17,11 @@ each epoch of a cosine has a lower rate than the one before, and by any decrease
 
 def check_schedule(eta: float, every: int) -> None:
     """Raise ConfigError where these are no share by which norms change, or no number of epochs."""
-    if isinstance(eta, bool) or not isinstance(eta, (int, float)) or not 0 < eta < math.inf:
-        raise ConfigError(f"eta = {eta!r} must be a share by which norms change, above 0")
+    if isinstance(eta, bool) or not isinstance(eta, (int, float)) or not (0 < eta <= 1 or eta == math.inf):
+        raise ConfigError(
+            f"eta = {eta!r} must be a share by which norms change, above 0 and 1 at most: 0.5 is 50 %, and math.inf "
+            "lets learning rates decide alone"
+        )
     check_count("every", every)
 
 

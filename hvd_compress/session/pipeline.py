@@ -38,7 +38,10 @@ LATE = (
     "within `if hvd.rank() == 0`, has died, is stopped, takes fewer steps, or goes another way (a stock compression, "
     "hvd.join(), rollout())"
 )
-SLOW = "Where the network is slow, raise HVD_COMPRESS_TIMEOUT_S, on all ranks"
+SLOW = (
+    "Where ranks name different places, one calls what others do not, such as end_epoch() or profile_ccr(): call it on "
+    "all ranks. Where the network is slow, raise HVD_COMPRESS_TIMEOUT_S, on all ranks"
+)
 LEFT = "the optimizer or model was dropped, or the program ended, while gradients were exchanged"
 """Between backward() and step(), or within a backward pass."""
 LEFT_LIMIT_S = 10.0

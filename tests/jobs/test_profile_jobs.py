@@ -128,3 +128,10 @@ def test_the_command_says_what_the_backward_pass_can_hide(tmp_path: Path) -> Non
     assert short.returncode == 2
     assert "Error: no ratio: " in short.stderr
     assert "3 steps after the first 100" in short.stderr
+
+    broken = subprocess.run(
+        [*command, "--", sys.executable, "-c", "raise SystemExit(3)"],
+        env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert broken.returncode == 3
+    assert "Error: no ratio: the program has ended with exit code 3 before it was found" in broken.stderr

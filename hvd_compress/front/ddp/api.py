@@ -145,10 +145,13 @@ def end_epoch(model: DistributedDataParallel) -> None:
 def follow_learning_rate(model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
     """Let Compression.accordion() see the learning rates of the optimizer that trains this model, on every rank.
 
-    Raises ConfigError for what is no optimizer.
+    Raises ConfigError for what is no optimizer, or that of another model.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"a {type(optimizer).__name__} has no learning rates: pass the optimizer, not its scheduler")
+    mine = {id(parameter) for parameter in model.parameters()}
+    if not any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
+        raise ConfigError(f"this {type(optimizer).__name__} has no parameter of this model: pass that which trains it")
     _handle_of(model).session.learning_rates = partial(learning_rates_of, weakref.ref(optimizer))
 
 

@@ -149,8 +149,11 @@ def test_it_goes_on_from_its_state() -> None:
     [
         (4, {}, "large = 4 must be more than the 4 samples"),
         (0, {}, "large = 0 must be more than"),
-        (True, {}, "large = True must be more"),
+        (True, {}, "large = True must be a whole number"),
+        (16.0, {}, "large = 16.0 must be a whole number"),
         (16, {"eta": -1}, "eta = -1"),
+        (16, {"eta": 50}, "1 at most: 0.5 is 50 %"),
+        (16, {"gather": 3}, "gather = 3 must take figures"),
         (16, {"every": 0}, "every = 0"),
     ],
 )
@@ -183,3 +186,42 @@ def test_a_scheduler_without_rates_to_scale() -> None:
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     with pytest.raises(ConfigError, match="a ReduceLROnPlateau has no base_lrs"):
         BatchSizeSchedule(optimizer, batches_of(), LARGE, scheduler=scheduler)
+
+
+def test_what_cannot_be_scaled_is_refused() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer, batches = torch.optim.SGD(model.parameters(), lr=0.1), batches_of()
+    with pytest.raises(ConfigError, match="a Linear has no learning rates"):
+        BatchSizeSchedule(model, batches, LARGE)  # type: ignore[arg-type]
+    data = TensorDataset(torch.arange(SAMPLES))
+    for wrong in (DataLoader(data, batch_size=SMALL), DistributedSampler(data, 1, 0), SMALL):
+        with pytest.raises(ConfigError, match=r"has no batch_size that can be changed: pass torch's BatchSampler"):
+            BatchSizeSchedule(optimizer, wrong, LARGE)  # type: ignore[arg-type]
+    batches.drop_last = True
+    BatchSizeSchedule(optimizer, batches, SAMPLES)
+    with pytest.raises(ConfigError, match="more than the 40 samples of this rank: no batch would be left"):
+        BatchSizeSchedule(optimizer, batches, SAMPLES + 1)
+
+
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE", "WORLD_SIZE"])
+def test_several_ranks_must_have_what_lets_them_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Horovod's own optimizer, of Compression.none, offers nothing."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    monkeypatch.setenv(name, "1")
+    BatchSizeSchedule(optimizer, batches_of(), LARGE)
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(ConfigError, match=r"gather= is missing, .* gather=hvd\.allgather_object"):
+        BatchSizeSchedule(optimizer, batches_of(), LARGE)
+    BatchSizeSchedule(optimizer, batches_of(), LARGE, gather=lambda figures: [list(figures)])
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"), [({"norm": "a"}, "what is no number"), ({"rates": [0.1, 0.1]}, "rates of 2 groups, and .* 1")]
+)
+def test_a_state_that_does_not_fit_is_refused(changed: dict[str, object], words: str) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    schedule = BatchSizeSchedule(optimizer, batches_of(), LARGE)
+    before = schedule.state_dict()
+    with pytest.raises(ConfigError, match=words):
+        schedule.load_state_dict({**before, **changed})
+    assert repr(schedule.state_dict()) == repr(before)

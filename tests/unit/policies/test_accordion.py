@@ -152,6 +152,19 @@ def test_a_training_without_epochs_is_told_once(
         assert told is None or (told in said[0] and "call optimizer.end_epoch()" in said[0])
 
 
+def test_an_epoch_without_a_step_is_a_mistake() -> None:
+    """Its sum of gradients would be zero, and every regime critical."""
+
+    def body(engine: InProcessEngine) -> None:
+        parameters, optimizer = start(engine, Compression.accordion(*TOPK, every=1))
+        train(engine, parameters, optimizer, range(2))
+        with pytest.raises(UsageError, match=r"step 6: no step was taken since .* end_epoch\(\) was called twice"):
+            optimizer.end_epoch()
+        train(engine, parameters, optimizer, range(2, 3))
+
+    run_ranks(RANKS, body)
+
+
 def test_epochs_by_steps_are_those_of_the_program() -> None:
     """One step late: the rates of an epoch are known in its first one. What the program says of epochs is ignored."""
 
@@ -229,14 +242,17 @@ def test_a_warm_start_goes_on_with_another_rank() -> None:
         seen.append(factor())
         optimizer.end_epoch()  # norms are as before: rank 1 from now on
         seen.append(factor())
-        optimizer.end_epoch()  # of no step: norms have fallen to nothing, and rank 3 is back
+        one_step(engine, parameters, optimizer, PER_EPOCH)
         seen.append(factor())
-        kept = torch.equal(seen[2], seen[1][:, :1]) and torch.equal(seen[3][:, :1], seen[2])
+        optimizer.param_groups[0]["lr"] /= 10
+        optimizer.end_epoch()  # rank 3 is back
+        seen.append(factor())
+        kept = torch.equal(seen[2], seen[1][:, :1]) and torch.equal(seen[4][:, :1], seen[3])
         one_step(engine, parameters, optimizer, 2 * PER_EPOCH)
         return [tuple(each.shape) for each in seen], kept, bool(torch.isfinite(factor()).all())
 
     for shapes, kept, finite in run_ranks(RANKS, body):
-        assert shapes == [(24, 3), (24, 3), (24, 1), (24, 3)]
+        assert shapes == [(24, 3), (24, 3), (24, 1), (24, 1), (24, 3)]
         assert kept
         assert finite
 
@@ -321,12 +337,13 @@ def test_what_is_no_choice_is_an_error_of_all_ranks(choice: str) -> None:
     [
         (Compression.topk(0.1), Compression.int8(), {}, "must be two levels of one compressor"),
         (Compression.topk(0.1), Compression.topk(0.1), {}, "there is nothing to switch between"),
-        (Compression.auto(), Compression.topk(0.1), {}, "low = .* must be a compression whose every step is alike"),
+        (Compression.auto(), Compression.topk(0.1), {}, "low = what chooses by itself, Auto must be a compression of"),
         (Compression.topk(0.1), None, {}, "high = None must be a compression"),
         (Compression.topk(0.1), Compression.topk(0.01, engine="mpi"), {}, "the same engine, device and feedback"),
         (*reversed(TOPK), {}, "low is the lower compression, and comes first"),
         (*TOPK, {"eta": 0}, "eta = 0 must be a share"),
         (*TOPK, {"eta": math.nan}, "eta = nan must be a share"),
+        (*TOPK, {"eta": 50}, "1 at most: 0.5 is 50 %"),
         (*TOPK, {"every": 0}, "every = 0 must be a whole number"),
         (*TOPK, {"epoch_steps": 2.5}, "epoch_steps = 2.5 must be a whole number"),
         (*TOPK, {"per_parameter": 1}, "per_parameter = 1 must be True or False"),

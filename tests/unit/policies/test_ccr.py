@@ -30,8 +30,8 @@ def test_one_disturbed_step_of_three_counts_for_nothing() -> None:
 
 
 def test_without_a_backward_pass_there_is_no_ratio() -> None:
-    assert math.isinf(Ccr(1.0, 0.0, 1.0, 0.0, 3, 0.0).ratio)
-    assert math.isinf(Ccr(1.0, 0.0, 1.0, 0.0, 3, 0.0).naive)
+    assert math.isinf(Ccr(1.0, 0.0, 1.0, 0.0, 3, 0.0, 2).ratio)
+    assert math.isinf(Ccr(1.0, 0.0, 1.0, 0.0, 3, 0.0, 2).naive)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,10 @@ class Job:
             sent.append(int((result != 0).sum()))
         return sent
 
+    def rest(self) -> None:
+        """Wait for what a check has begun: the next optimizer takes the same engine, from another thread."""
+        assert self.optimizer._reducer.session._pipeline._is_exchanged()
+
     @property
     def events(self) -> list[Event]:
         assert self.optimizer.controller is not None
@@ -112,6 +116,7 @@ def test_a_resumed_training_sends_what_the_uninterrupted_one_does(clock: Clock) 
         state = copy.deepcopy(job.optimizer.state_dict())
         going_on = job.train(range(14, 24))
         left = flat_residual(job.optimizer, job.parameters)
+        job.rest()
         job.parameters, job.optimizer = job.start()
         job.optimizer.load_state_dict(state)
         resumed = job.train(range(14, 24))
@@ -148,6 +153,7 @@ def test_what_is_no_choice_is_an_error_of_all_ranks(choice: str, clock: Clock) -
         job.train(range(2))
         state = copy.deepcopy(job.optimizer.state_dict())
         state["hvd_compress"]["choice"] = choice
+        job.rest()
         job.parameters, job.optimizer = job.start()
         job.optimizer.load_state_dict(state)
         with pytest.raises(ConfigError, match="the choice in this state of a compression is not valid"):
@@ -163,6 +169,7 @@ def test_a_choice_of_another_policy_is_not_gone_on_with(other: object, clock: Cl
     def body(engine: InProcessEngine) -> bool:
         job = Job(engine, clock)
         job.train(range(30))
+        job.rest()
         settings = Settings(600, 60, adapt=True, calibration_s=0.1)
         parameters = make_parameters(SHAPES)
         changed = make_optimizer(parameters, other, lambda: engine, engine.rank, RANKS, settings=settings)  # type: ignore[arg-type]
@@ -172,6 +179,7 @@ def test_a_choice_of_another_policy_is_not_gone_on_with(other: object, clock: Cl
             backward(parameters, engine.rank, step)
             changed.step()
         state = copy.deepcopy(changed.state_dict())
+        job.rest()
         job.parameters, job.optimizer = job.start()
         job.optimizer.load_state_dict(state)
         job.train(range(70, 90))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -20,8 +21,10 @@ def test_levels_follow_epochs_and_rates() -> None:
 
 def by_epochs(rank: int) -> None:
     levels = (hc.Compression.topk(0.5, "allgather"), hc.Compression.topk(0.05, "allgather"))
-    model = compressed(make_model(), hc.Compression.accordion(*levels, eta=1e9, every=1))
+    model = compressed(make_model(), hc.Compression.accordion(*levels, eta=math.inf, every=1))
     optimizer = optimizer_of(model)
+    with pytest.raises(ConfigError, match="no parameter of this model"):
+        hc.follow_learning_rate(model, torch.optim.SGD(make_model().parameters(), lr=0.1))
     hc.follow_learning_rate(model, optimizer)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [4])
     used = []
@@ -47,7 +50,7 @@ def by_batches(rank: int) -> list[int]:
     with pytest.raises(ConfigError, match="gather= is missing"):
         hc.BatchSizeSchedule(optimizer, batches, 16)
     gather = partial(hc.gather_figures, model)
-    schedule = hc.BatchSizeSchedule(optimizer, batches, 16, every=1, eta=1e9, gather=gather)
+    schedule = hc.BatchSizeSchedule(optimizer, batches, 16, every=1, eta=math.inf, gather=gather)
     seen = []
     for epoch in range(5):
         train(model, optimizer, rank, range(epoch, epoch + 1))
