@@ -73,7 +73,7 @@ def test_an_allreduce_runs_the_algorithm_that_was_asked_for(monkeypatch):
 
 @pytest.mark.parametrize("hosts", [range(4), (0, 0, 0, 0), (0, 1, 1, 2)], ids=["apart", "together", "two of one"])
 def test_a_large_allreduce_among_hosts_goes_around_a_ring(hosts: Sequence[int], monkeypatch):
-    """Where none is asked for; what is smaller, and what stays on a host, is Open MPI's choice."""
+    """Where none is asked for; what is smaller goes to owners, and what stays on a host is Open MPI's choice."""
     from hvd_compress.engines import mpi, mpi_hosts
 
     engine = mpi.MpiEngine()
