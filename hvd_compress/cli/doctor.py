@@ -45,6 +45,7 @@ def examine() -> list[Finding]:
         *findings.engines(results["algorithms"], results["torch"], results["horovod"]),
         findings.simd(results["native"]),
         findings.cuda(results["native"], results["torch"]),
+        *findings.tcp_after_idle(),
         findings.network_namespaces(results["namespaces"]),
     ]
 

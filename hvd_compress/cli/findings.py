@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from hvd_compress.cli.probes import Result, find_mpirun
@@ -16,6 +17,9 @@ from hvd_compress.extras import PACKAGES
 
 OLDEST_TORCH = "2.4"
 """The oldest supported release, as pyproject.toml has it: sources on PYTHONPATH have no metadata to read it from."""
+
+
+TCP_AFTER_IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 
 
 @dataclass(frozen=True)
@@ -189,6 +193,20 @@ def cuda(native_found: Result, torch_found: Result) -> Finding:
     unbuilt = nvcc and not built and not native_found.error
     hint = "install hvd_compress again, without HVD_COMPRESS_CUDA=0" if unbuilt else ""
     return Finding("CUDA kernels", "ok" if built and devices else "note", "; ".join(parts), hint)
+
+
+def tcp_after_idle(setting: Path = TCP_AFTER_IDLE) -> list[Finding]:
+    """Between two exchanges a connection is idle; nothing is said where no such setting can be read."""
+    try:
+        is_on = setting.read_text().strip() == "1"
+    except OSError:
+        return []
+    name = "TCP after a pause"
+    if not is_on:
+        return [Finding(name, "ok", "connections go on with the window that they had")]
+    detail = "a connection that was idle for 0.2 s or more begins with 10 packets again, in each step that takes longer"
+    hint = "over slow or distant lines, on each host, as root: sysctl -w net.ipv4.tcp_slow_start_after_idle=0"
+    return [Finding(name, "note", detail, hint)]
 
 
 def network_namespaces(found: Result) -> Finding:

@@ -38,13 +38,24 @@ class Lab:
         bandwidth: of each host's line, in each direction at once, with a unit: "1gbit".
         slots: ranks on each host.
         name: by which `hvd-compress netlab set` knows it; one is made up otherwise.
+        linux_tcp: leave TCP as Linux has it, with windows that open slowly, and again after a pause; by default it
+            leaves the lines the bottleneck.
 
     Raises:
         ConfigError: a value is no latency or bandwidth, or is out of range.
         UnsupportedError: this process or machine cannot make a lab; the message says what is missing.
     """
 
-    def __init__(self, hosts: int, latency: str, bandwidth: str, slots: int = 1, name: str | None = None) -> None:
+    def __init__(
+        self,
+        hosts: int,
+        latency: str,
+        bandwidth: str,
+        slots: int = 1,
+        name: str | None = None,
+        *,
+        linux_tcp: bool = False,
+    ) -> None:
         if not 1 <= hosts <= MAX_HOSTS:
             raise ConfigError(f"a lab has 1 to {MAX_HOSTS} hosts, not {hosts}")
         if slots < 1:
@@ -52,7 +63,7 @@ class Lab:
         if name is not None and not (name.isascii() and name.replace("-", "").isalnum() and len(name) <= 40):
             raise ConfigError(f"{name!r} is no name for a lab: use up to 40 letters, digits and hyphens")
         self.hosts, self.slots = hosts, slots
-        self._relay = Relay(name, hosts, Link.parse(latency, bandwidth))
+        self._relay = Relay(name, hosts, Link.parse(latency, bandwidth), linux_tcp)
 
     @property
     def name(self) -> str:

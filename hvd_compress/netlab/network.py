@@ -1,4 +1,4 @@
-"""What the network of an emulated host is set to: addresses, and a TCP that leaves the network the bottleneck."""
+"""What the network of an emulated host is set to: addresses, and a TCP that leaves lines the bottleneck, or not."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ TCP = {
     "ipv6/conf/all/disable_ipv6": "1",
 }
 
+LINUX_TCP = {
+    # What hosts have whose administrator has changed nothing: after a pause, as between two exchanges on a slow line, a
+    # connection begins anew with 10 packets.
+    "ipv4/tcp_slow_start_after_idle": "1",
+    "ipv4/tcp_no_metrics_save": "1",
+    "ipv6/conf/all/disable_ipv6": "1",
+}
+
 WINDOW_PACKETS = 10_000
 """What a new connection may send and receive at once, in packets: a window that is open, as after a long training."""
 
@@ -37,10 +45,12 @@ def address(port: int) -> str:
     return f"10.0.0.{port + 1}"
 
 
-def script(port: int, hosts: int) -> str:
-    """A shell script that sets up the host `port` of a lab, to be run on it."""
+def script(port: int, hosts: int, linux_tcp: bool = False) -> str:
+    """A shell script that sets up the host `port` of a lab, to be run on it, with `TCP` or `LINUX_TCP`."""
     subnet = "10.0.0.0/24"
-    route = f"initcwnd {WINDOW_PACKETS} initrwnd {WINDOW_PACKETS} rto_min {RETRANSMIT_AFTER}"
+    open_windows = f"initcwnd {WINDOW_PACKETS} initrwnd {WINDOW_PACKETS} rto_min {RETRANSMIT_AFTER}"
+    # Of a route, as kernels refuse it as the default of a namespace where the machine's administrator has another one.
+    route = "congctl cubic" if linux_tcp else open_windows
     commands = [
         "link set lo up",
         f"link set {INTERFACE} address {_hardware_address(port)} mtu {MTU} txqueuelen {QUEUED_FRAMES}",
@@ -54,8 +64,9 @@ def script(port: int, hosts: int) -> str:
         for other in range(hosts + 1)
         if other != port
     ]
+    tcp = LINUX_TCP if linux_tcp else TCP
     settings = [
-        f"[ ! -e /proc/sys/net/{name} ] || echo '{value}' > /proc/sys/net/{name}" for name, value in TCP.items()
+        f"[ ! -e /proc/sys/net/{name} ] || echo '{value}' > /proc/sys/net/{name}" for name, value in tcp.items()
     ]
     return "\n".join(["set -e", *settings, "ip -batch - <<'END'", *commands, "END", ""])
 

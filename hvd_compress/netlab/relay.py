@@ -43,7 +43,7 @@ class Status:
 class Relay:
     """Hosts 1 to `hosts` and the head, connected. Raises UnsupportedError where this process may not make them."""
 
-    def __init__(self, name: str | None, hosts: int, link: Link) -> None:
+    def __init__(self, name: str | None, hosts: int, link: Link, linux_tcp: bool = False) -> None:
         _check_rights()
         others = places.running()  # and what dead ones have left is gone
         self.name = name or f"lab{os.getpid()}-{next(_counter)}"
@@ -63,7 +63,7 @@ class Relay:
             self._end()  # and no more: the name may be that of another lab
             raise
         try:
-            self._set_up()
+            self._set_up(linux_tcp)
         except BaseException:
             self.close()
             raise
@@ -119,7 +119,7 @@ class Relay:
             if stream:
                 stream.close()
 
-    def _set_up(self) -> None:
+    def _set_up(self, linux_tcp: bool) -> None:
         hosts = len(self.host_pids)
         commands = [self.on_head(["sh"]), *(self.on_host(host, ["sh"]) for host in range(1, hosts + 1))]
         processes = [
@@ -129,7 +129,7 @@ class Relay:
             for command in commands
         ]
         for port, process in enumerate(processes):
-            output, _ = process.communicate(network.script(port, hosts))
+            output, _ = process.communicate(network.script(port, hosts, linux_tcp))
             if process.returncode != 0:
                 raise UnsupportedError(f"the network of host {port} cannot be set up: {output.strip()}")
 

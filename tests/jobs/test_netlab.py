@@ -180,6 +180,13 @@ def test_set_for_a_host_that_is_not_there(lab: Lab) -> None:
             lab.set(latency="1ms", host=host)
 
 
+@pytest.mark.parametrize(("linux_tcp", "expected"), [(False, ["0", "initcwnd 10000"]), (True, ["1", "congctl cubic"])])
+def test_tcp_leaves_lines_the_bottleneck_or_is_linuxs(linux_tcp: bool, expected: list[str]) -> None:
+    look = "cat /proc/sys/net/ipv4/tcp_slow_start_after_idle; ip route | grep -o 'initcwnd [0-9]*\\|congctl [a-z]*'"
+    with Lab(1, "1ms", "1gbit", linux_tcp=linux_tcp) as made:
+        assert run(made, "sh", "-c", look).stdout.splitlines()[-2:] == expected
+
+
 def test_two_labs_of_one_name(lab: Lab) -> None:
     with pytest.raises(ConfigError, match="is running already"):
         Lab(1, "1ms", "1gbit", name=lab.name)

@@ -167,6 +167,18 @@ def test_horovod_polls_where_cpus_train(monkeypatch: pytest.MonkeyPatch) -> None
     assert findings.idle_horovod(horovod, BROKEN) == findings.idle_horovod(BROKEN, torch) == []
 
 
+def test_tcp_that_begins_anew_after_a_pause(tmp_path: Path) -> None:
+    setting = tmp_path / "setting"
+    assert findings.tcp_after_idle(setting) == []
+    setting.write_text("0\n")
+    (found,) = findings.tcp_after_idle(setting)
+    assert found.state == "ok"
+    setting.write_text("1\n")
+    (found,) = findings.tcp_after_idle(setting)
+    assert found.state == "note"
+    assert "sysctl -w net.ipv4.tcp_slow_start_after_idle=0" in found.hint
+
+
 @pytest.mark.parametrize(("version", "state"), [((3, 9), "missing"), ((3, 10), "ok"), ((3, 13), "ok")])
 def test_python_versions(version: tuple[int, int], state: str) -> None:
     assert findings.python(version).state == state
