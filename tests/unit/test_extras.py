@@ -17,7 +17,7 @@ from hvd_compress.extras import PACKAGES, needed, require
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(hvd_compress.__file__).parent
-MPI_MODULES = ("mpi", "mpi_algorithms", "mpi_arrivals", "mpi_library", "mpi_shutdown", "control_variables")
+MPI_MODULES = ("mpi", "mpi_algorithms", "mpi_arrivals", "mpi_hosts", "mpi_library", "mpi_shutdown", "control_variables")
 NEEDING = (
     "hvd_compress.torch",
     "hvd_compress.front.horovod",
