@@ -148,7 +148,7 @@ def _print_table(runs: Runs) -> None:
 
 def _draw(runs: Runs) -> None:
     """Accuracy by epoch, and after the last one beside what was sent: means over seeds."""
-    figure = Figure(figsize=(12, 5), layout="constrained")
+    figure = Figure(figsize=(14, 5), layout="constrained")
     by_epoch, by_bytes = figure.subplots(1, 2)
     known = [method for method in METHODS if _of(runs, method)]
     for number, method in enumerate(known):
@@ -156,10 +156,10 @@ def _draw(runs: Runs) -> None:
         means = [fmean(each) for each in zip(*(run["accuracies"] for run in own), strict=True)]
         style = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--"}
         by_epoch.plot(range(1, len(means) + 1), means, label=method, **style)
-        by_bytes.plot(fmean(run["bytes"] for run in own) / 1e6, means[-1], "o", color=style["color"])
-        by_bytes.annotate(method, (fmean(run["bytes"] for run in own) / 1e6, means[-1]), fontsize=7, rotation=20)
+        marker = "o" if number < 10 else "D"  # as its line, solid or dashed
+        by_bytes.plot(fmean(run["bytes"] for run in own) / 1e6, means[-1], marker, color=style["color"])
     by_epoch.set(xlabel="epoch", ylabel="accuracy, %", ylim=(85, 91))
-    by_epoch.legend(fontsize=7)
+    figure.legend(*by_epoch.get_legend_handles_labels(), loc="outside right", fontsize=8)
     by_bytes.set(xlabel="MB that a rank sends", ylabel="accuracy after the last epoch, %", xscale="log")
     FigureCanvasAgg(figure)
     figure.savefig(PICTURE, dpi=110)
