@@ -192,8 +192,8 @@ def reduced(
         loss.backward()
         optimizer.synchronize()
         gradients = torch.cat([parameter.grad.reshape(-1).cpu() for parameter in parameters])
-        residuals = optimizer.state_dict()["hvd_compress"]["residuals"].values()
-        history.append((gradients, torch.cat([torch.zeros(0), *residuals])))
+        (own,) = optimizer.state_dict()["hvd_compress"]["ranks"].values()
+        history.append((gradients, torch.cat([torch.zeros(0), *own["residuals"].values()])))
     return history
 
 
@@ -246,7 +246,9 @@ def _optimizer(
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     names = name_parameters(optimizer, None)
     named: dict[str, torch.Tensor] = {name: parameter for parameter, name in trainable(names).items()}
-    reducer = Reducer(named, request, lambda: engine, ReduceOptions(), Settings(bucket_bytes, 120.0))
+    # No check of replicas: it would run on the engine behind a step, where the next optimizer and this program have it.
+    settings = Settings(bucket_bytes, 120.0, check_every=0)
+    reducer = Reducer(named, request, lambda: engine, ReduceOptions(), settings)
     return wrap(optimizer, names, reducer, 1, engine.rank, engine.world_size)
 
 

@@ -86,6 +86,13 @@ class MpiEngine(Engine):
         """Whether to wait asleep: among hosts. The same on all ranks, as calls that block match no others."""
         return self._hosts is not None and len(set(self._hosts)) > 1
 
+    def _run(self, name: str, *given: Any) -> None:
+        """Run a collective for which no algorithm is asked, by its name in mpi4py, and wait for it."""
+        if self._sleeps:
+            mpi_hosts.finish(getattr(self._comm, f"I{name.lower()}")(*given))
+        else:
+            getattr(self._comm, name)(*given)
+
     def _allreduce(self, tensor: torch.Tensor, algorithm: str) -> None:
         if algorithm == "auto" and self._sleeps:
             self._allreduce_asleep(tensor)
@@ -119,23 +126,18 @@ class MpiEngine(Engine):
     ) -> list[torch.Tensor]:
         limits.require_countable(out.numel())
         if algorithm == "auto":
-            received = [_memory(out), list(lengths), _move_type(tensor)]
-            if self._sleeps:
-                mpi_hosts.finish(self._comm.Iallgatherv(_to_move(tensor), received))
-            else:
-                self._comm.Allgatherv(_to_move(tensor), received)
+            self._run("Allgatherv", _to_move(tensor), [_memory(out), list(lengths), _move_type(tensor)])
         else:
             received = [_memory(out), tensor.numel(), _move_type(tensor)]  # so many from each rank
             self._carrier("allgather", algorithm).Allgather(_to_move(tensor), received)
         return list(torch.split(out, list(lengths)))
 
     def _broadcast(self, tensor: torch.Tensor, root: int, algorithm: str) -> None:
-        comm = self._carrier("broadcast", algorithm)
         for part in torch.split(tensor, limits.MAX_COUNT):
-            if algorithm == "auto" and self._sleeps:
-                mpi_hosts.finish(comm.Ibcast(_to_move(part), root=root))
+            if algorithm == "auto":
+                self._run("Bcast", _to_move(part), root)
             else:
-                comm.Bcast(_to_move(part), root=root)
+                self._carrier("broadcast", algorithm).Bcast(_to_move(part), root)
 
     def _alltoall(self, parts: Sequence[torch.Tensor], lengths: Sequence[int] | None) -> list[torch.Tensor]:
         sent = [part.numel() for part in parts]
@@ -143,11 +145,7 @@ class MpiEngine(Engine):
         limits.require_countable(sum(sent))
         outgoing, incoming = torch.cat(tuple(parts)), _empty(sum(received), parts[0])
         kind = _move_type(incoming)
-        given, taken = [_memory(outgoing), sent, kind], [_memory(incoming), received, kind]
-        if self._sleeps:
-            mpi_hosts.finish(self._comm.Ialltoallv(given, taken))
-        else:
-            self._comm.Alltoallv(given, taken)
+        self._run("Alltoallv", [_memory(outgoing), sent, kind], [_memory(incoming), received, kind])
         return list(torch.split(incoming, received))
 
     def _swap_lengths(self, sent: Sequence[int]) -> list[int]:
@@ -166,17 +164,11 @@ class MpiEngine(Engine):
         lengths = self._exchange_lengths(tensor.numel()) if lengths is None else list(lengths)
         limits.require_countable(sum(lengths))  # on every rank, though the root alone receives them
         if self.rank != root:
-            self._gatherv(tensor, None, root)
+            self._run("Gatherv", _to_move(tensor), None, root)
             return None
         gathered = _empty(sum(lengths), tensor)
-        self._gatherv(tensor, [_memory(gathered), lengths, _move_type(tensor)], root)
+        self._run("Gatherv", _to_move(tensor), [_memory(gathered), lengths, _move_type(tensor)], root)
         return list(torch.split(gathered, lengths))
-
-    def _gatherv(self, tensor: torch.Tensor, received: list[Any] | None, root: int) -> None:
-        if self._sleeps:
-            mpi_hosts.finish(self._comm.Igatherv(_to_move(tensor), received, root=root))
-        else:
-            self._comm.Gatherv(_to_move(tensor), received, root=root)
 
     def _exchange_lengths(self, numel: int) -> list[int]:
         mine, lengths = torch.tensor([numel]), torch.empty(self.world_size, dtype=torch.int64)

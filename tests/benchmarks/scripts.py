@@ -16,8 +16,9 @@ def load(script: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Import a script, named from benchmarks/ on. Until the test ends it can import its neighbours."""
     path = FOLDER / script
     monkeypatch.syspath_prepend(path.parent)
-    for neighbour in path.parent.glob("*.py"):  # other folders have modules of the same names
-        monkeypatch.delitem(sys.modules, neighbour.stem, raising=False)
+    for name, known in list(sys.modules.items()):  # of other folders, which have modules of the same names
+        if FOLDER in Path(getattr(known, "__file__", None) or "").parents:
+            monkeypatch.delitem(sys.modules, name)
     spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
