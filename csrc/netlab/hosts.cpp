@@ -152,6 +152,9 @@ int run_within(int pid, char* const* command) {
     std::array<char, 4096> folder{};
     if (getcwd(folder.data(), folder.size()) == nullptr) throw SystemError("there is no working directory");
     const File process = open_process(pid);
+    cpu_set_t cores;
+    check(sched_getaffinity(pid, sizeof(cores), &cores), "cannot tell the cores of the host");
+    check(sched_setaffinity(0, sizeof(cores), &cores), "cannot take the cores of the host");
     check(setns(process.fd(), kOwn | CLONE_NEWNET), "cannot enter the host");
     check(chdir(folder.data()), std::string("cannot enter ") + folder.data());
     running = static_cast<pid_t>(check(fork(), "cannot start a process"));

@@ -1,8 +1,9 @@
 // netlab_relay: the compiled part of hvd_compress.netlab, which starts it; not meant to be called by hand.
 //
-//   relay HOSTS LATENCY_NS BYTES_PER_S NAME SOCKET LAUNCHER   makes a lab, and runs it until the process LAUNCHER ends
-//   enter PID COMMAND...                                      runs a command in the namespaces of a process
-//   start COMMAND...                                          a rank: becomes the command
+//   relay HOSTS LATENCY_NS BYTES_PER_S JITTER_NS LOSS NAME SOCKET LAUNCHER   makes a lab, and runs it until the process
+//                                                                           LAUNCHER ends
+//   enter PID COMMAND...     runs a command in the namespaces of a process, on the cores that it may use
+//   start COMMAND...         a rank: becomes the command
 //   agent NAME WORDS...      as ssh would: a shell command on the host NAME, of those in $HVD_COMPRESS_NETLAB_HOSTS
 #include <unistd.h>
 
@@ -24,15 +25,15 @@ constexpr unsigned kStartSeconds = 30;
 
 int relay(char** words) {
     const int hosts = std::stoi(words[0]);
-    const Link link{std::stoll(words[1]), std::stod(words[2])};
-    const std::string socket = words[4];
-    const int launcher_pid = std::stoi(words[5]);
+    const Link link{std::stoll(words[1]), std::stod(words[2]), std::stoll(words[3]), std::stod(words[4])};
+    const std::string socket = words[6];
+    const int launcher_pid = std::stoi(words[7]);
     const File launcher = open_process(launcher_pid);
     if (getppid() != launcher_pid) throw SystemError("the launcher of the lab has ended");
     if (hosts < 1 || hosts > kMaxHosts) throw SystemError("a lab has 1 to " + std::to_string(kMaxHosts) + " hosts");
 
     alarm(kStartSeconds);  // a start that hangs ends, with all that it has made
-    const Hosts made = make_hosts(hosts, words[3]);
+    const Hosts made = make_hosts(hosts, words[5]);
     std::vector<File> taps;
     const File home = open_file("/proc/self/ns/net", 0);
     for (const File& network : made.networks) {
@@ -81,7 +82,7 @@ int start(char** command) {
 
 int main(int count, char** words) try {
     const std::string mode = count > 1 ? words[1] : "";
-    if (mode == "relay" && count == 8) return relay(words + 2);
+    if (mode == "relay" && count == 10) return relay(words + 2);
     if (mode == "enter" && count > 3) return run_within(std::stoi(words[2]), words + 3);
     if (mode == "start" && count > 2) return start(words + 2);
     if (mode == "agent" && count > 3) return agent(words + 2);

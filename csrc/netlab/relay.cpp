@@ -154,7 +154,7 @@ std::string Relay::show() const {
     std::ostringstream lines;
     lines.precision(15);
     lines << "realtime " << is_realtime_ << " latest_ns " << latest_ << " lost " << lost_ << " delivered " << delivered_
-          << " late " << late_ << "\n";
+          << " late " << late_ << " dropped " << switch_.dropped() << "\n";
     for (int host = 0; host < switch_.hosts(); ++host) {
         lines << host + 1 << " " << switch_.link(host).latency << " " << switch_.link(host).bytes_per_s << " "
               << sent_bytes_[static_cast<std::size_t>(host) + 1] << "\n";

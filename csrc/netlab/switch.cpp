@@ -46,18 +46,33 @@ void Switch::put(int from, int to, Frame frame, Nanoseconds now) {
 void Switch::start(int from, int to, Frame frame, Nanoseconds when, bool slips_in) {
     Line& sender = line(from);
     Line& receiver = line(to);
+    const bool lost = is_lost(std::max(sender.link.loss, receiver.link.loss), frame.length);
     Nanoseconds arrives = 0;
     for (auto [clock, link] : {std::pair{&sender.sends, sender.link}, std::pair{&receiver.receives, receiver.link}}) {
+        if (lost && clock == &receiver.receives) break;
         const Nanoseconds takes = duration(frame.length, link.bytes_per_s);
         const Nanoseconds begins = std::max(clock->free, when);
         arrives = std::max(arrives, takes + (slips_in ? when : begins));
         clock->free = begins + takes;
         if (slips_in) clock->free_for_packets = std::max(clock->free_for_packets, when) + takes;
     }
+    if (lost) {
+        ++dropped_;
+        sender.held_bytes -= frame.size;
+        return;
+    }
+    const Nanoseconds jitter = std::max(sender.link.jitter, receiver.link.jitter);
+    if (jitter > 0) arrives += std::uniform_int_distribution<Nanoseconds>(0, jitter)(draws_);
     Nanoseconds& last = pair(from, to).last_due;
     last = std::max(last, arrives + std::max(sender.link.latency, receiver.link.latency));
     travelling_.push_back({{from, to, last, std::move(frame)}, started_++});
     std::push_heap(travelling_.begin(), travelling_.end(), is_later);
+}
+
+bool Switch::is_lost(double loss, std::size_t length) {
+    if (loss <= 0) return false;
+    const auto packets = static_cast<double>((length + kPacketBytes - 1) / kPacketBytes);
+    return std::bernoulli_distribution(1 - std::pow(1 - loss, packets))(draws_);
 }
 
 void Switch::advance(Nanoseconds now) {

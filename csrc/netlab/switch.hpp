@@ -7,6 +7,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <random>
 #include <vector>
 
 namespace hvd_compress::netlab {
@@ -20,6 +21,8 @@ constexpr int kMaxHosts = 64;
 struct Link {
     Nanoseconds latency = 0;
     double bytes_per_s = 0;
+    Nanoseconds jitter = 0;  // a frame arrives up to so much later
+    double loss = 0;         // the share of packets that the switch drops
 };
 
 struct Frame {
@@ -32,7 +35,8 @@ struct Frame {
 // is free again. A frame starts when its sender's line is free and goes through the switch at once, to its receiver's
 // line, which carries frames in the order in which they started. It arrives a latency, the larger one of the two, after
 // both lines have carried it. A sender serves those to whom it has frames in turns, so nobody waits behind a frame for
-// somebody else. Frames of one pair never overtake each other, and none is dropped.
+// somebody else. Frames of one pair never overtake each other, however they jitter. A frame of which a packet is lost
+// is lost when its sender's line has carried it; which ones are is the same in every run that sends the same.
 //
 // A frame of one packet at most that has none of its pair before it does not wait for longer ones: a network sends
 // these as many packets, and it would slip in between. Its time is added to both lines all the same.
@@ -55,6 +59,9 @@ class Switch {
     const Link& link(int host) const { return line(host).link; }
     // From now on; frames that wait or are on their way keep their order.
     void set_link(int host, Link link, Nanoseconds now);
+
+    // Frames that the lines' loss has dropped so far.
+    std::uint64_t dropped() const { return dropped_; }
 
     bool accepts(int from) const { return line(from).held_bytes < kQueueBytes; }
     // A frame that the sender has had ready since `now`. It may start as soon as this call.
@@ -97,6 +104,7 @@ class Switch {
     const Line& line(int host) const { return lines_[static_cast<std::size_t>(host)]; }
     Pair& pair(int from, int to) { return pairs_[static_cast<std::size_t>(from * hosts() + to)]; }
     void start(int from, int to, Frame frame, Nanoseconds when, bool slips_in);
+    bool is_lost(double loss, std::size_t length);
     bool serve(int from, Nanoseconds now);
     static bool is_later(const Travelling& a, const Travelling& b);
 
@@ -104,6 +112,8 @@ class Switch {
     std::vector<Pair> pairs_;
     std::vector<Travelling> travelling_;  // a heap, the first to arrive on top
     std::uint64_t started_ = 0;
+    std::mt19937_64 draws_{1};
+    std::uint64_t dropped_ = 0;
     int first_ = 0;  // the sender that is served first, in turns
 };
 

@@ -33,11 +33,15 @@ def command() -> None:
 @click.option("--schedule", help="A file that says how the network changes, or c1, c2, c1-lab, c2-lab.")
 @click.option("--epoch-s", type=float, help="Seconds of an epoch, for a schedule that counts epochs.")
 @click.option("--name", help="By which `set` shall know the lab.")
+@click.option("--jitter", default="0s", show_default=True, help="By so much later, at most, a frame arrives.")
+@click.option("--loss", default=0.0, show_default=True, help="The share of packets that is lost, such as 0.01.")
+@click.option("--own-cores", is_flag=True, help="A core for each host, instead of all cores for all.")
 @click.option("--linux-tcp", is_flag=True, help="TCP as Linux has it: windows open slowly, and again after a pause.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     hosts: int, slots: int, latency: str | None, bandwidth: str | None,
-    schedule: str | None, epoch_s: float | None, name: str | None, linux_tcp: bool, program: tuple[str, ...],
+    schedule: str | None, epoch_s: float | None, name: str | None,
+    jitter: str, loss: float, own_cores: bool, linux_tcp: bool, program: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run PROGRAM as an MPI job on hosts that are connected by an emulated network.
 
@@ -53,7 +57,9 @@ def run(
         if not changes and not (latency and bandwidth):
             raise click.UsageError("give --latency and --bandwidth, or --schedule")
         first = (latency or "0s", bandwidth or "1gbit")
-        with Lab(hosts, *first, slots=slots, name=name, linux_tcp=linux_tcp) as lab:
+        with Lab(
+            hosts, *first, slots=slots, name=name, jitter=jitter, loss=loss, own_cores=own_cores, linux_tcp=linux_tcp
+        ) as lab:
             click.echo(f"lab {lab.name}: {hosts} hosts; `hvd-compress netlab set` changes it", err=True)
             with lab.following(changes) if changes else nullcontext():
                 try:

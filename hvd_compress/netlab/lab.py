@@ -14,7 +14,7 @@ from typing import Any
 
 from hvd_compress.errors import ConfigError
 from hvd_compress.netlab import mpi, places
-from hvd_compress.netlab.link import Link, parse_bandwidth, parse_latency
+from hvd_compress.netlab.link import Link, Trouble, parse_bandwidth, parse_latency
 from hvd_compress.netlab.relay import MAX_HOSTS, PROGRAM, Relay, Status
 from hvd_compress.netlab.schedule import Schedule
 
@@ -38,6 +38,10 @@ class Lab:
         bandwidth: of each host's line, in each direction at once, with a unit: "1gbit".
         slots: ranks on each host.
         name: by which `hvd-compress netlab set` knows it; one is made up otherwise.
+        jitter: a frame arrives up to so much later, with a unit, in the order in which it was sent.
+        loss: the share of packets that is lost, 0.01 being 1 %. Then each packet travels by itself, which costs the
+            machine about as much as 20 times the bandwidth.
+        own_cores: host n and all that runs on it has core n of this machine for itself, beside the relay.
         linux_tcp: leave TCP as Linux has it, with windows that open slowly, and again after a pause; by default it
             leaves the lines the bottleneck.
 
@@ -54,6 +58,9 @@ class Lab:
         slots: int = 1,
         name: str | None = None,
         *,
+        jitter: str = "0s",
+        loss: float = 0.0,
+        own_cores: bool = False,
         linux_tcp: bool = False,
     ) -> None:
         if not 1 <= hosts <= MAX_HOSTS:
@@ -62,8 +69,17 @@ class Lab:
             raise ConfigError(f"there must be at least 1 slot on a host, not {slots}")
         if name is not None and not (name.isascii() and name.replace("-", "").isalnum() and len(name) <= 40):
             raise ConfigError(f"{name!r} is no name for a lab: use up to 40 letters, digits and hyphens")
+        cores = sorted(os.sched_getaffinity(0))
+        if own_cores and hosts > len(cores):
+            raise ConfigError(f"{hosts} hosts cannot have a core each on a machine of {len(cores)}: have fewer hosts")
         self.hosts, self.slots = hosts, slots
-        self._relay = Relay(name, hosts, Link.parse(latency, bandwidth), linux_tcp)
+        self._relay = Relay(name, hosts, Link.parse(latency, bandwidth), Trouble.parse(jitter, loss), linux_tcp)
+        try:
+            for host, core in enumerate(cores[:hosts] if own_cores else (), start=1):
+                self._relay.bind(host, core)
+        except BaseException:
+            self._relay.close()
+            raise
 
     @property
     def name(self) -> str:

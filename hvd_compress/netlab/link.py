@@ -30,6 +30,21 @@ class Link:
         return f"{1e3 * self.latency_s:g}ms, {8e-6 * self.bytes_per_s:g}mbit"
 
 
+@dataclass(frozen=True)
+class Trouble:
+    """What lines do beside carrying: frames arrive up to `jitter_s` later, and the share `loss` of packets never."""
+
+    jitter_s: float
+    loss: float
+
+    @classmethod
+    def parse(cls, jitter: str, loss: float) -> Trouble:
+        """Raises ConfigError for what is no time and for a loss below 0 or from 1 on."""
+        if not 0 <= loss < 1:
+            raise ConfigError(f"a loss is a share of packets, from 0 up to 1, such as 0.01, not {loss}")
+        return cls(parse_latency(jitter), loss)
+
+
 def parse_latency(text: str) -> float:
     """Seconds of "4ms", "200us" or "0.05s". Raises ConfigError without a unit, below 0 and above a minute."""
     seconds = units.parse_latency(text)

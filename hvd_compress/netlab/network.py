@@ -45,15 +45,19 @@ def address(port: int) -> str:
     return f"10.0.0.{port + 1}"
 
 
-def script(port: int, hosts: int, linux_tcp: bool = False) -> str:
-    """A shell script that sets up the host `port` of a lab, to be run on it, with `TCP` or `LINUX_TCP`."""
+def script(port: int, hosts: int, linux_tcp: bool = False, by_packet: bool = False) -> str:
+    """A shell script that sets up the host `port` of a lab, to be run on it, with `TCP` or `LINUX_TCP`.
+
+    `by_packet`: the relay gets single packets, as each may be lost; otherwise packs of up to 64 KiB.
+    """
     subnet = "10.0.0.0/24"
     open_windows = f"initcwnd {WINDOW_PACKETS} initrwnd {WINDOW_PACKETS} rto_min {RETRANSMIT_AFTER}"
     # Of a route, as kernels refuse it as the default of a namespace where the machine's administrator has another one.
     route = "congctl cubic" if linux_tcp else open_windows
     commands = [
         "link set lo up",
-        f"link set {INTERFACE} address {_hardware_address(port)} mtu {MTU} txqueuelen {QUEUED_FRAMES}",
+        f"link set {INTERFACE} address {_hardware_address(port)} mtu {MTU} txqueuelen {QUEUED_FRAMES}"
+        + (" gso_max_segs 1" if by_packet else ""),
         f"address add {address(port)}/24 dev {INTERFACE}",
         f"link set {INTERFACE} up",
         f"route change {subnet} dev {INTERFACE} src {address(port)} {route}",

@@ -6,13 +6,14 @@ import itertools
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError
 from hvd_compress.netlab import network, places
-from hvd_compress.netlab.link import Link
+from hvd_compress.netlab.link import Link, Trouble
 
 PROGRAM = Path(__file__).parent / "netlab_relay"
 MAX_HOSTS = 64
@@ -29,6 +30,7 @@ class Status:
         is_realtime: whether the relay goes before other processes. Without, waiting ranks make it late.
         latest_s: the longest that a frame was delivered after it was due.
         lost_frames: frames that the kernel did not take, for want of memory.
+        dropped_frames: frames that the lab's `loss` has dropped.
         late_share: the share of all frames that was delivered more than 0.3 ms after it was due.
     """
 
@@ -37,13 +39,14 @@ class Status:
     is_realtime: bool
     latest_s: float
     lost_frames: int
+    dropped_frames: int
     late_share: float
 
 
 class Relay:
     """Hosts 1 to `hosts` and the head, connected. Raises UnsupportedError where this process may not make them."""
 
-    def __init__(self, name: str | None, hosts: int, link: Link, linux_tcp: bool = False) -> None:
+    def __init__(self, name: str | None, hosts: int, link: Link, trouble: Trouble, linux_tcp: bool = False) -> None:
         _check_rights()
         others = places.running()  # and what dead ones have left is gone
         self.name = name or f"lab{os.getpid()}-{next(_counter)}"
@@ -51,7 +54,8 @@ class Relay:
             raise ConfigError(f"a lab {self.name!r} is running already: choose another name")
         places.FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
         latency_ns, socket = round(1e9 * link.latency_s), places.socket_of(self.name)
-        words = [PROGRAM, "relay", hosts, latency_ns, link.bytes_per_s, self.name, socket, os.getpid()]
+        line = [latency_ns, link.bytes_per_s, round(1e9 * trouble.jitter_s), trouble.loss]
+        words = [PROGRAM, "relay", hosts, *line, self.name, socket, os.getpid()]
         # A session of its own: Ctrl-C is for the job, and the lab ends after it.
         self._process = subprocess.Popen(
             [str(word) for word in words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -63,7 +67,7 @@ class Relay:
             self._end()  # and no more: the name may be that of another lab
             raise
         try:
-            self._set_up(linux_tcp)
+            self._set_up(linux_tcp, by_packet=trouble.loss > 0)
         except BaseException:
             self.close()
             raise
@@ -86,6 +90,11 @@ class Relay:
         pid = self.host_pids[f"{self.name}-{host}"]
         return self.on_head([str(PROGRAM), "enter", str(pid), *command])
 
+    def bind(self, host: int, core: int) -> None:
+        """Let what is started on a host from now on run on one core."""
+        program = f"import os; os.sched_setaffinity(1, {{{core}}})"  # its first process, from which others take it
+        subprocess.run(self.on_host(host, [sys.executable, "-c", program]), check=True)
+
     def status(self) -> Status:
         first, *rows = places.ask(self.name, "show").splitlines()
         values = first.split()
@@ -96,6 +105,7 @@ class Relay:
             is_realtime=values[1] == "1",
             latest_s=int(values[3]) / 1e9,
             lost_frames=int(values[5]),
+            dropped_frames=int(values[11]),
             late_share=int(values[9]) / max(1, int(values[7])),
         )
 
@@ -119,7 +129,7 @@ class Relay:
             if stream:
                 stream.close()
 
-    def _set_up(self, linux_tcp: bool) -> None:
+    def _set_up(self, linux_tcp: bool, by_packet: bool) -> None:
         hosts = len(self.host_pids)
         commands = [self.on_head(["sh"]), *(self.on_host(host, ["sh"]) for host in range(1, hosts + 1))]
         processes = [
@@ -129,7 +139,7 @@ class Relay:
             for command in commands
         ]
         for port, process in enumerate(processes):
-            output, _ = process.communicate(network.script(port, hosts, linux_tcp))
+            output, _ = process.communicate(network.script(port, hosts, linux_tcp, by_packet))
             if process.returncode != 0:
                 raise UnsupportedError(f"the network of host {port} cannot be set up: {output.strip()}")
 

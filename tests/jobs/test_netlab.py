@@ -25,6 +25,13 @@ from tests.jobs.launch import CHECKOUT, PROGRAMS
 LIMIT_S = 600.0
 CROSSING = [sys.executable, str(PROGRAMS / "crossing.py")]
 PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+SUM = """
+from mpi4py import MPI
+import numpy
+ones = numpy.ones(500_000)
+MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, ones)
+print(int(ones.sum()))
+"""
 LAB = ["--hosts", "2", "--latency", "1ms", "--bandwidth", "100mbit"]
 
 
@@ -185,6 +192,24 @@ def test_tcp_leaves_lines_the_bottleneck_or_is_linuxs(linux_tcp: bool, expected:
     look = "cat /proc/sys/net/ipv4/tcp_slow_start_after_idle; ip route | grep -o 'initcwnd [0-9]*\\|congctl [a-z]*'"
     with Lab(1, "1ms", "1gbit", linux_tcp=linux_tcp) as made:
         assert run(made, "sh", "-c", look).stdout.splitlines()[-2:] == expected
+
+
+def test_a_host_has_a_core_for_itself() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    look = "import os; print(os.uname().nodename.rpartition('-')[2], sorted(os.sched_getaffinity(0)))"
+    with Lab(2, "1ms", "1gbit", own_cores=True) as made:
+        lines = run(made, sys.executable, "-c", look).stdout.splitlines()
+        assert sorted(lines) == [f"{host} [{cores[host - 1]}]" for host in (1, 2)]
+    with pytest.raises(ConfigError, match=f"cannot have a core each on a machine of {len(cores)}"):
+        Lab(len(cores) + 1, "1ms", "1gbit", own_cores=True)
+
+
+def test_what_is_lost_on_the_lines_is_sent_again() -> None:
+    with Lab(2, "1ms", "100mbit", loss=0.02, jitter="1ms") as made:
+        assert run(made, sys.executable, "-c", SUM).stdout.split() == ["1000000", "1000000"]
+        assert made.status().dropped_frames > 0
+    with pytest.raises(ConfigError, match="share of packets"):
+        Lab(2, "1ms", "100mbit", loss=1.0)
 
 
 def test_two_labs_of_one_name(lab: Lab) -> None:

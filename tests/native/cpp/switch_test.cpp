@@ -156,6 +156,30 @@ void a_sender_is_told_to_stop() {
     expect(run(net).size() == static_cast<std::size_t>(put) && net.accepts(0), "and may go on");
 }
 
+void jitter_delays_and_keeps_the_order() {
+    Switch net(2, {1 * kMs, kMegabyte, 5 * kMs});
+    for (int i = 0; i < 50; ++i) net.put(0, 1, frame(1000, static_cast<std::uint8_t>(i)), 0);
+    const auto got = run(net);
+    bool later = false;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+        const Nanoseconds due = (2 + static_cast<Nanoseconds>(i)) * kMs;
+        expect(got[i].mark == i && got[i].due >= due && got[i].due <= due + 5 * kMs, "by up to 5 ms, in order");
+        later |= got[i].due > due + 3 * kMs;
+    }
+    expect(got.size() == 50 && later, "some of them by much");
+}
+
+void packets_are_lost_and_take_their_time_of_the_senders_line() {
+    Switch net(2, {0, kMegabyte, 0, 0.2});
+    for (int i = 0; i < 1000; ++i) net.put(0, 1, frame(1000), 0);
+    const auto got = run(net);
+    expect(got.size() + net.dropped() == 1000, "each arrives or is counted");
+    expect(net.dropped() > 150 && net.dropped() < 250, "a fifth of them");
+    expect(got.back().due > 990 * kMs && net.accepts(0), "what is lost was sent");
+    for (int i = 0; i < 100; ++i) net.put(0, 1, frame(20 * Switch::kPacketBytes), 0);
+    expect(run(net).size() < 10, "of 20 packets one is nearly always lost");
+}
+
 }  // namespace
 
 int main() {
@@ -170,5 +194,7 @@ int main() {
     a_packet_does_not_wait_for_long_frames_of_other_pairs();
     packets_alone_do_not_exceed_the_bandwidth();
     a_sender_is_told_to_stop();
+    jitter_delays_and_keeps_the_order();
+    packets_are_lost_and_take_their_time_of_the_senders_line();
     return failures == 0 ? 0 : 1;
 }
