@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from hvd_compress.engines import layout, limits, mpi_hosts
-from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, BROADCASTS, Capabilities, Engine
+from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, BROADCASTS, Capabilities
 from hvd_compress.engines.leave import fail_at_exit
 from hvd_compress.engines.mpi_algorithms import CARRIER, forced_communicators, forcible_algorithms
 from hvd_compress.engines.mpi_library import MPI
 from hvd_compress.engines.mpi_shutdown import watch
+from hvd_compress.engines.pairwise import PairwiseEngine
 from hvd_compress.errors import ConfigError, UnsupportedError
 
 __all__ = ["MpiEngine", "forcible_algorithms"]
@@ -38,7 +39,7 @@ RING_SHARD_BYTES = 1 << 20
 has one sender at a time; what is smaller has its latency to save, and goes to owners of shards and back."""
 
 
-class MpiEngine(Engine):
+class MpiEngine(PairwiseEngine):
     """Collectives of mpi4py over duplicates of `comm` (default COMM_WORLD), or over those of its ranks in `ranks`.
 
     The constructor is collective over those ranks. It makes four communicators, one for each algorithm of allreduce,
@@ -86,12 +87,10 @@ class MpiEngine(Engine):
         """Whether to wait asleep: among hosts. The same on all ranks, as calls that block match no others."""
         return self._hosts is not None and len(set(self._hosts)) > 1
 
-    def _run(self, name: str, *given: Any) -> None:
-        """Run a collective for which no algorithm is asked, by its name in mpi4py, and wait for it."""
-        if self._sleeps:
-            mpi_hosts.finish(getattr(self._comm, f"I{name.lower()}")(*given))
-        else:
-            getattr(self._comm, name)(*given)
+    def _swap(self, received: Sequence[torch.Tensor], sent: Sequence[torch.Tensor]) -> None:
+        inbox = [self._comm.Irecv(_to_move(received[s]), s) for s, _ in self.partners() if received[s].numel()]
+        outbox = [self._comm.Isend(_to_move(sent[d]), d) for _, d in self.partners() if sent[d].numel()]
+        mpi_hosts.finish(*inbox, *outbox)
 
     def _allreduce(self, tensor: torch.Tensor, algorithm: str) -> None:
         if algorithm == "auto" and self._sleeps:
@@ -109,24 +108,14 @@ class MpiEngine(Engine):
             else:
                 self._allreduce_by_owners(part)
 
-    def _allreduce_by_owners(self, tensor: torch.Tensor) -> None:
-        """Each rank sums a shard, in rank order: as many bytes as a ring, in 2 rounds where that has 2(N-1)."""
-        lengths = layout.shard_lengths(tensor.numel(), self.world_size)
-        total, *others = self._alltoall(torch.split(tensor, lengths), [lengths[self.rank]] * self.world_size)
-        for other in others:
-            total += other
-        self._allgather_into(tensor, total, lengths, "auto")
-
-    def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None, algorithm: str) -> list[torch.Tensor]:
-        lengths = self._exchange_lengths(tensor.numel()) if lengths is None else list(lengths)
-        return self._allgather_into(_empty(sum(lengths), tensor), tensor, lengths, algorithm)
-
     def _allgather_into(
         self, out: torch.Tensor, tensor: torch.Tensor, lengths: Sequence[int], algorithm: str
     ) -> list[torch.Tensor]:
         limits.require_countable(out.numel())
+        if algorithm == "auto" and self._sleeps:
+            return super()._allgather_into(out, tensor, lengths, algorithm)
         if algorithm == "auto":
-            self._run("Allgatherv", _to_move(tensor), [_memory(out), list(lengths), _move_type(tensor)])
+            self._comm.Allgatherv(_to_move(tensor), [_memory(out), list(lengths), _move_type(tensor)])
         else:
             received = [_memory(out), tensor.numel(), _move_type(tensor)]  # so many from each rank
             self._carrier("allgather", algorithm).Allgather(_to_move(tensor), received)
@@ -134,8 +123,8 @@ class MpiEngine(Engine):
 
     def _broadcast(self, tensor: torch.Tensor, root: int, algorithm: str) -> None:
         for part in torch.split(tensor, limits.MAX_COUNT):
-            if algorithm == "auto":
-                self._run("Bcast", _to_move(part), root)
+            if algorithm == "auto" and self._sleeps:
+                mpi_hosts.finish(self._comm.Ibcast(_to_move(part), root))
             else:
                 self._carrier("broadcast", algorithm).Bcast(_to_move(part), root)
 
@@ -143,18 +132,24 @@ class MpiEngine(Engine):
         sent = [part.numel() for part in parts]
         received = self._swap_lengths(sent) if lengths is None else list(lengths)
         limits.require_countable(sum(sent))
+        if self._sleeps:
+            return super()._alltoall(parts, received)
         outgoing, incoming = torch.cat(tuple(parts)), _empty(sum(received), parts[0])
         kind = _move_type(incoming)
-        self._run("Alltoallv", [_memory(outgoing), sent, kind], [_memory(incoming), received, kind])
+        self._comm.Alltoallv([_memory(outgoing), sent, kind], [_memory(incoming), received, kind])
         return list(torch.split(incoming, received))
 
     def _swap_lengths(self, sent: Sequence[int]) -> list[int]:
+        if self._sleeps:
+            return super()._swap_lengths(sent)
         mine, theirs = torch.tensor(sent), torch.empty(self.world_size, dtype=torch.int64)
         self._comm.Alltoall([_memory(mine), 1, MPI.INT64_T], [_memory(theirs), 1, MPI.INT64_T])
         return theirs.tolist()
 
     def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         limits.require_countable(tensor.numel())
+        if self._sleeps:
+            return super()._reduce_scatter(tensor)
         lengths = layout.shard_lengths(tensor.numel(), self.world_size)
         mine = tensor.new_empty(lengths[self.rank])
         self._comm.Reduce_scatter(_to_sum(tensor), _to_sum(mine), lengths, op=MPI.SUM)
@@ -163,14 +158,18 @@ class MpiEngine(Engine):
     def _gather(self, tensor: torch.Tensor, root: int, lengths: Sequence[int] | None) -> list[torch.Tensor] | None:
         lengths = self._exchange_lengths(tensor.numel()) if lengths is None else list(lengths)
         limits.require_countable(sum(lengths))  # on every rank, though the root alone receives them
+        if self._sleeps:
+            return super()._gather(tensor, root, lengths)
         if self.rank != root:
-            self._run("Gatherv", _to_move(tensor), None, root)
+            self._comm.Gatherv(_to_move(tensor), None, root)
             return None
         gathered = _empty(sum(lengths), tensor)
-        self._run("Gatherv", _to_move(tensor), [_memory(gathered), lengths, _move_type(tensor)], root)
+        self._comm.Gatherv(_to_move(tensor), [_memory(gathered), lengths, _move_type(tensor)], root)
         return list(torch.split(gathered, lengths))
 
     def _exchange_lengths(self, numel: int) -> list[int]:
+        if self._sleeps:
+            return super()._exchange_lengths(numel)
         mine, lengths = torch.tensor([numel]), torch.empty(self.world_size, dtype=torch.int64)
         self._comm.Allgather([_memory(mine), 1, MPI.INT64_T], [_memory(lengths), 1, MPI.INT64_T])
         return lengths.tolist()

@@ -9,9 +9,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from hvd_compress.engines import layout
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.leave import fail_at_exit
+from hvd_compress.engines.pairwise import PairwiseEngine
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, known_are
 
 _INTS = (torch.int32, torch.int64, torch.int8, torch.uint8)
@@ -22,20 +22,20 @@ _SUM_DTYPES = {
     "mpi": (torch.float32, torch.float64, *_INTS),
 }
 BACKENDS = tuple(_SUM_DTYPES)
-DIRECT_BYTES = 1 << 16
-"""Up to this size gloo's all-gather, a ring of N - 1 steps, takes longer than an all-to-all, which is one
-(benchmarks/results/netlab.md)."""
+OWNERS_BYTES = 1 << 20
+"""Up to this size an allreduce over gloo goes to owners of shards and back: gloo's own ring waits 2(N-1) times for the
+line (benchmarks/results/netlab.md)."""
 
 
-class TorchEngine(Engine):
+class TorchEngine(PairwiseEngine):
     """Collectives over a process group of its own, of the ranks of `group` (default: all ranks of the job).
 
-    No algorithm can be forced; a gather is an all-to-all in which the root alone receives. Ranks count by their numbers
-    in the job. The constructor is collective over those ranks. The group is a new one, since the collectives of one
-    group must be launched in the same order on all ranks, and DistributedDataParallel launches its own from another
-    thread. It lives until torch.distributed.destroy_process_group(): releases of torch give a new group the name of a
-    destroyed one, under which the store still holds its addresses. torch counts groups in their names, so no other
-    thread may make one meanwhile, and the ranks of a job should make as many engines.
+    No algorithm can be forced. Over gloo all but broadcasts and large allreduces are messages between pairs of ranks.
+    Ranks count by their numbers in the job. The constructor is collective over those ranks. The group is a new one,
+    since the collectives of one group must be launched in the same order on all ranks, and DistributedDataParallel
+    launches its own from another thread. It lives until torch.distributed.destroy_process_group(): releases of torch
+    give a new group the name of a destroyed one, under which the store still holds its addresses. torch counts groups
+    in their names, so no other thread may make one meanwhile, and the ranks of a job should make as many engines.
 
     NCCL takes tensors on this rank's GPU alone; `control` then is an engine over gloo.
 
@@ -133,85 +133,49 @@ class TorchEngine(Engine):
             event.record(torch.cuda.current_stream(self._device))
             event.synchronize()
 
+    def _swap(self, received: Sequence[torch.Tensor], sent: Sequence[torch.Tensor]) -> None:
+        if self.backend != "gloo":
+            # Which posts its messages between pairs at once itself.
+            incoming = [_bytes_of(tensor) for tensor in received]
+            outgoing = [_bytes_of(tensor) for tensor in sent]
+            incoming[self.rank] = outgoing[self.rank] = outgoing[self.rank][:0]
+            dist.all_to_all(incoming, outgoing, group=self._group)
+            self._finish()
+            return
+        messages = []
+        for source, _ in self.partners():
+            if received[source].numel():
+                messages.append(dist.irecv(_bytes_of(received[source]), self.ranks[source], self._group))
+        for _, destination in self.partners():
+            if sent[destination].numel():
+                messages.append(dist.isend(_bytes_of(sent[destination]), self.ranks[destination], self._group))
+        for message in messages:
+            assert message is not None  # this rank is in the group
+            message.wait()
+
     def _allreduce(self, tensor: torch.Tensor, algorithm: str) -> None:
-        if tensor.numel():
+        if self.backend == "gloo" and tensor.nbytes <= OWNERS_BYTES:
+            self._allreduce_by_owners(tensor)
+        elif tensor.numel():
             dist.all_reduce(tensor, group=self._group)
             self._finish()
-
-    def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None, algorithm: str) -> list[torch.Tensor]:
-        lengths = self._exchange_lengths(tensor.numel()) if lengths is None else lengths
-        return self._allgather_into(tensor.new_empty(sum(lengths)), tensor, lengths, algorithm)
 
     def _allgather_into(
         self, out: torch.Tensor, tensor: torch.Tensor, lengths: Sequence[int], algorithm: str
     ) -> list[torch.Tensor]:
-        """torch's all-gather takes equal lengths only. An all-to-all takes any, and sends as many bytes.
-
-        It wants what it sends once for each rank: N times `tensor` more memory.
-        """
+        """torch's own all-gather takes equal lengths only."""
+        if self.backend == "gloo" or len(set(lengths)) > 1:
+            return super()._allgather_into(out, tensor, lengths, algorithm)
         parts = list(torch.split(out, list(lengths)))
-        if not sum(lengths):
-            return parts
-        if len(set(lengths)) == 1 and not (self.backend == "gloo" and tensor.nbytes <= DIRECT_BYTES):
+        if tensor.numel():
             dist.all_gather([_bytes_of(part) for part in parts], _bytes_of(tensor), group=self._group)
             self._finish()
-        else:
-            self._swap(out, tensor.repeat(self.world_size), lengths, [tensor.numel()] * self.world_size)
         return parts
 
     def _broadcast(self, tensor: torch.Tensor, root: int, algorithm: str) -> None:
         if tensor.numel():
             dist.broadcast(_bytes_of(tensor), self.ranks[root], group=self._group)
             self._finish()
-
-    def _alltoall(self, parts: Sequence[torch.Tensor], lengths: Sequence[int] | None) -> list[torch.Tensor]:
-        lengths = self._swap_lengths([part.numel() for part in parts]) if lengths is None else list(lengths)
-        outgoing = torch.cat(tuple(parts))
-        incoming = outgoing.new_empty(sum(lengths))
-        self._swap(incoming, outgoing, lengths, [part.numel() for part in parts])
-        return list(torch.split(incoming, list(lengths)))
-
-    def _swap(
-        self, incoming: torch.Tensor, outgoing: torch.Tensor, received: Sequence[int], sent: Sequence[int]
-    ) -> None:
-        """Send and receive so many elements to and from each rank."""
-        size = outgoing.element_size()
-        dist.all_to_all_single(
-            _bytes_of(incoming),
-            _bytes_of(outgoing),
-            [size * length for length in received],
-            [size * length for length in sent],
-            group=self._group,
-        )
-        self._finish()
-
-    def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Each rank sums its shard itself, in rank order: as many bytes as a ring."""
-        shards = [tensor[layout.shard(tensor.numel(), self.world_size, rank)] for rank in range(self.world_size)]
-        received = self._alltoall(shards, [shards[self.rank].numel()] * self.world_size)
-        for part in received[1:]:
-            received[0] += part
-        return received[0]
-
-    def _swap_lengths(self, sent: Sequence[int]) -> list[int]:
-        mine = torch.tensor(sent, device=self._device)
-        theirs = torch.empty_like(mine)
-        dist.all_to_all_single(theirs, mine, group=self._group)
-        return theirs.tolist()
-
-    def _gather(self, tensor: torch.Tensor, root: int, lengths: Sequence[int] | None) -> list[torch.Tensor] | None:
-        sent = [tensor if rank == root else tensor[:0] for rank in range(self.world_size)]
-        if self.rank != root:
-            lengths = None if lengths is None else [0] * self.world_size
-            self._alltoall(sent, lengths)
-            return None
-        return self._alltoall(sent, lengths)
-
-    def _exchange_lengths(self, numel: int) -> list[int]:
-        lengths = torch.empty(self.world_size, dtype=torch.int64, device=self._device)
-        mine = torch.tensor([numel], device=self._device)
-        dist.all_gather(list(torch.split(lengths, 1)), mine, group=self._group)
-        return lengths.tolist()
 
     def abandon(self) -> None:
         fail_at_exit(lambda: None)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import hvd_compress.torch as hvd
 from hvd_compress.cost.calibrate import calibrate, measurable
 from hvd_compress.cost.store import job_shape, load, save
-from hvd_compress.engines import limits, select
+from hvd_compress.engines import limits, select, torch_distributed
 from hvd_compress.engines.base import ALGORITHMS, Engine
 from hvd_compress.engines.horovod import HorovodEngine
 from hvd_compress.engines.torch_distributed import TorchEngine
@@ -71,6 +71,20 @@ def test_two_engines_of_a_kind_do_not_mix(engines):
         tensor = torch.ones(5)
         engine.allreduce(tensor)
         assert torch.equal(tensor, torch.full((5,), float(hvd.size())))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_allreduces_over_gloo_by_owners_and_by_its_ring_agree(over_torch, dtype, monkeypatch):
+    """Small whole numbers, so that the order of sums does not matter; a length that no number of ranks divides."""
+    sums = []
+    for most in (0, 1 << 20):
+        monkeypatch.setattr(torch_distributed, "OWNERS_BYTES", most)
+        for numel in (0, 1, 1009):
+            tensor = (torch.arange(numel) % 7 + over_torch.rank).to(dtype)
+            over_torch.allreduce(tensor)
+            sums.append(tensor)
+    for by_ring, by_owners in zip(sums[:3], sums[3:], strict=True):
+        assert torch.equal(by_ring, by_owners)
 
 
 @pytest.mark.parametrize("engine", ENGINES, indirect=True)  # torch counts in 64 bits
