@@ -27,6 +27,8 @@ FLAGS = {"0": ("no", "off", "false"), "1": ("yes", "on", "true")}
 """What may be written in the place of 0 and 1, for messages."""
 MOST_IN_FLIGHT = 8
 """Each has a thread, and connections of its own."""
+DEFAULT_HOROVOD_NICENESS = 10
+"""A tenth of a core, where somebody else wants it."""
 MOST_STEPS = 1_000_000_000
 """Of what is counted in steps: years."""
 
@@ -40,6 +42,7 @@ VARIABLES = (
     "CCR_STEPS",
     "CHECK_EVERY",
     "CUDA",
+    "HOROVOD_NICENESS",
     "IN_FLIGHT",
     "LOG",
     "NETLAB",
@@ -134,6 +137,8 @@ class Settings:
         check_every: HVD_COMPRESS_CHECK_EVERY: one step in so many is checked for equal replicas; 0 checks none.
         ccr: HVD_COMPRESS_CCR and what begins so; None where no ratio is asked for.
         in_flight: HVD_COMPRESS_IN_FLIGHT, how many buckets may be exchanged at the same time.
+        horovod_niceness: HVD_COMPRESS_HOROVOD_NICENESS, by which Horovod's threads give way where gradients travel
+            without them; 0 leaves them alone.
     """
 
     fusion_threshold_bytes: int = DEFAULT_FUSION_THRESHOLD_BYTES
@@ -148,6 +153,7 @@ class Settings:
     check_every: int = DEFAULT_CHECK_EVERY
     ccr: CcrSettings | None = None
     in_flight: int = 1
+    horovod_niceness: int = DEFAULT_HOROVOD_NICENESS
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -184,6 +190,9 @@ class Settings:
             raise ConfigError(
                 f"HVD_COMPRESS_IN_FLIGHT = {in_flight:g} is not a number of buckets, 1 to {MOST_IN_FLIGHT}"
             )
+        niceness = _number("HVD_COMPRESS_HOROVOD_NICENESS", DEFAULT_HOROVOD_NICENESS)
+        if niceness not in range(20):
+            raise ConfigError(f"HVD_COMPRESS_HOROVOD_NICENESS = {niceness:g} is no niceness, 0 to 19")
         return cls(
             fusion_threshold_bytes=int(threshold),
             timeout_s=timeout_s,
@@ -197,6 +206,7 @@ class Settings:
             check_every=check,
             ccr=ccr,
             in_flight=int(in_flight),
+            horovod_niceness=int(niceness),
         )
 
     def timeline_of(self, rank: int) -> Path | None:

@@ -14,6 +14,7 @@ with _needed("horovod", "hvd_compress.torch"):
 
 from hvd_compress.engines.mpi_environment import prepare as _prepare
 from hvd_compress.front.batch_size import BatchSizeSchedule
+from hvd_compress.front.horovod.background import init
 from hvd_compress.front.horovod.broadcasts import broadcast, broadcast_, broadcast_async, broadcast_async_, synchronize
 from hvd_compress.front.horovod.compression import Compression
 from hvd_compress.front.horovod.distributed import DistributedOptimizer
@@ -35,5 +36,6 @@ __all__ = [
     "broadcast_async_",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "init",
     "synchronize",
 ]

@@ -68,6 +68,14 @@ def test_with_two_buckets_in_flight(misfortune: str, message: str, monkeypatch: 
         check_failed(job, message)
 
 
+@pytest.mark.parametrize(("engine", "asked", "then"), [("mpi", "", 10), ("mpi", "0", 0), ("horovod", "", 0)])
+def test_horovods_thread_gives_way_where_gradients_travel_without_it(engine: str, asked: str, then: int) -> None:
+    job = launch("mpirun", "nice", engine, HVD_COMPRESS_HOROVOD_NICENESS=asked)
+    assert job.status == 0, job.output
+    for rank in range(2):
+        assert f"rank {rank}: [0], then {[0, then] if then else [0]}" in job.output
+
+
 @pytest.mark.parametrize(("launcher", "engine"), TWO_WAYS)
 def test_a_rank_that_does_something_else(launcher: str, engine: str) -> None:
     """The one of three that has not arrived is named, and not the one that waits, too."""

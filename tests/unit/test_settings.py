@@ -97,6 +97,8 @@ def test_bad_values_name_the_variable(monkeypatch: pytest.MonkeyPatch, name: str
         ("IN_FLIGHT", "0", None),
         ("IN_FLIGHT", "1.5", None),
         ("IN_FLIGHT", "9", None),
+        ("HOROVOD_NICENESS", "20", None),
+        ("HOROVOD_NICENESS", "-1", None),
     ],
 )
 def test_a_value_that_is_nearly_one_says_which(

@@ -13,8 +13,11 @@ import horovod.torch.optimizer
 import torch
 
 from hvd_compress.compressors.base import is_compressor
+from hvd_compress.engines.base import Engine
+from hvd_compress.engines.horovod import HorovodEngine
 from hvd_compress.engines.select import choose_arrivals, choose_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from hvd_compress.front.horovod.background import give_way
 from hvd_compress.front.horovod.stock import is_stock, watch_stock
 from hvd_compress.front.optimizer.named_parameters import name_parameters, trainable
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer, checked_passes, wrap
@@ -107,12 +110,20 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         if not process_set.included():
             return wrap(optimizer, names, None, backward_passes_per_step, rank=0, size=1)
         parameters = {name: parameter for parameter, name in trained.items()}
-        connect = partial(choose_engine, compression.engine, process_set)
         arrivals = choose_arrivals(compression.engine, process_set)
         with profiled_once(Settings.from_environment(), of_all=not process_set.process_set_id) as settings:
             asked = compression.beside("sgd" if isinstance(optimizer, torch.optim.SGD) else "adam")
+            connect = partial(_connect, compression.engine, process_set, settings.horovod_niceness)
             reducer = Reducer(parameters, asked, connect, options, settings, arrivals=arrivals)
             return wrap(optimizer, names, reducer, backward_passes_per_step, process_set.rank(), process_set.size())
+
+
+def _connect(name: str, process_set: Any, niceness: int) -> Engine:
+    """Choose the engine; where gradients then travel without Horovod's threads, these give way to the training."""
+    engine = choose_engine(name, process_set)
+    if not isinstance(engine, HorovodEngine):
+        give_way(niceness)
+    return engine
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, compression: Any) -> None:

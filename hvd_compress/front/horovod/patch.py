@@ -6,6 +6,7 @@ import sys
 
 import horovod.torch
 
+from hvd_compress.front.horovod.background import init
 from hvd_compress.front.horovod.broadcasts import broadcast, broadcast_, broadcast_async, broadcast_async_, synchronize
 from hvd_compress.front.horovod.compression import Compression
 from hvd_compress.front.horovod.distributed import DistributedOptimizer
@@ -21,13 +22,14 @@ _OURS = {
     "broadcast_async_": broadcast_async_,
     "broadcast_optimizer_state": broadcast_optimizer_state,
     "broadcast_parameters": broadcast_parameters,
+    "init": init,
     "synchronize": synchronize,
 }
 _HOROVODS = {name: getattr(horovod.torch, name) for name in _OURS}
 
 
 def patch_horovod() -> None:
-    """Replace `DistributedOptimizer`, `Compression`, broadcasts and `synchronize` in horovod.torch and its submodules.
+    """Replace `DistributedOptimizer`, `Compression`, broadcasts, `synchronize` and `init` in horovod.torch and its submodules.
 
     Call it before `from horovod.torch import ...`, and before hvd.init() so that MPI's algorithms can be chosen. No
     file is changed, stock compressions work as before, and calling it twice does no harm.

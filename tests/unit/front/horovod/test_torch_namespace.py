@@ -25,6 +25,7 @@ FUNCTIONS = {
     "broadcast_async_",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "init",
     "synchronize",
 }
 OURS = {"Compression", *FUNCTIONS}
@@ -124,7 +125,7 @@ for module in hvd, functions, mpi_ops, optimizer, hvd.compression, state:
 """
 SUBMODULES = {
     "functions": ["broadcast_", "broadcast_async_", "broadcast_optimizer_state", "broadcast_parameters", "synchronize"],
-    "mpi_ops": ["Compression", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "synchronize"],
+    "mpi_ops": ["Compression", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "init", "synchronize"],
     "optimizer": ["Compression", "DistributedOptimizer", "synchronize"],
     "compression": ["Compression"],
     "elastic.state": ["broadcast_optimizer_state", "broadcast_parameters"],

@@ -1,0 +1,41 @@
+"""Horovod's background thread, which polls for as long as a program runs, gives way where gradients travel without it.
+
+It compares notes with all ranks every millisecond (HOROVOD_CYCLE_TIME), and over MPI polls until all have answered: on
+cores that the training needs it takes 10 to 60 % of a step (benchmarks/results/waiting.md).
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import horovod.torch
+
+_horovods = horovod.torch.init  # patch_horovod() puts ours in its place
+_THREADS = Path("/proc/self/task")
+_of_horovod: set[int] = set()
+
+
+def init(*args: Any, **kwargs: Any) -> Any:
+    """Start Horovod as its own init() does, and remember which threads it has started."""
+    before = _threads()
+    try:
+        return _horovods(*args, **kwargs)
+    finally:
+        _of_horovod.update(_threads() - before)
+
+
+def give_way(niceness: int) -> None:
+    """Let Horovod's threads have a core only where nobody else wants it, as a process of this niceness (Linux).
+
+    It cannot be undone without rights, so the program's own operations of Horovod wait longer while all cores are busy.
+    """
+    for thread in _of_horovod & _threads():
+        with suppress(OSError):  # it has ended since, or is nicer already
+            os.setpriority(os.PRIO_PROCESS, thread, max(niceness, os.getpriority(os.PRIO_PROCESS, thread)))
+
+
+def _threads() -> set[int]:
+    return {int(path.name) for path in _THREADS.iterdir()} if _THREADS.exists() else set()
