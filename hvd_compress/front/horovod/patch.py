@@ -29,7 +29,7 @@ _HOROVODS = {name: getattr(horovod.torch, name) for name in _OURS}
 
 
 def patch_horovod() -> None:
-    """Replace `DistributedOptimizer`, `Compression`, broadcasts, `synchronize`, `init` in horovod.torch, submodules too.
+    """Replace `DistributedOptimizer`, `Compression`, broadcasts, `synchronize`, `init` in horovod.torch and below it.
 
     Call it before `from horovod.torch import ...`, and before hvd.init() so that MPI's algorithms can be chosen. No
     file is changed, stock compressions work as before, and calling it twice does no harm.
