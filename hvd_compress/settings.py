@@ -122,6 +122,7 @@ class Settings:
 
     Attributes:
         fusion_threshold_bytes: HOROVOD_FUSION_THRESHOLD, the size of a bucket; 0 gives every parameter its own.
+        cuts: whether how many buckets there are may be found while training, as HOROVOD_FUSION_THRESHOLD is not set.
         timeout_s: HVD_COMPRESS_TIMEOUT_S, how long a step waits for other ranks before it fails.
         adapt: HVD_COMPRESS_ADAPT, whether what a request leaves open is chosen by measurement, while training runs; if
             not, by a formula, once, so that two runs send the same.
@@ -136,12 +137,13 @@ class Settings:
             by measurement.
         check_every: HVD_COMPRESS_CHECK_EVERY: one step in so many is checked for equal replicas; 0 checks none.
         ccr: HVD_COMPRESS_CCR and what begins so; None where no ratio is asked for.
-        in_flight: HVD_COMPRESS_IN_FLIGHT, how many buckets may be exchanged at the same time.
+        in_flight: HVD_COMPRESS_IN_FLIGHT, how many buckets may be exchanged at the same time; None: 2 among hosts.
         horovod_niceness: HVD_COMPRESS_HOROVOD_NICENESS, by which Horovod's threads give way where gradients travel
             without them; 0 leaves them alone.
     """
 
     fusion_threshold_bytes: int = DEFAULT_FUSION_THRESHOLD_BYTES
+    cuts: bool = False
     timeout_s: float = DEFAULT_TIMEOUT_S
     adapt: bool = False
     calibration_s: float = DEFAULT_CALIBRATION_S
@@ -152,7 +154,7 @@ class Settings:
     profile: ProfileSettings | None = None
     check_every: int = DEFAULT_CHECK_EVERY
     ccr: CcrSettings | None = None
-    in_flight: int = 1
+    in_flight: int | None = None
     horovod_niceness: int = DEFAULT_HOROVOD_NICENESS
 
     @classmethod
@@ -185,8 +187,8 @@ class Settings:
         profile = ProfileSettings.from_environment()
         check = _whole("HVD_COMPRESS_CHECK_EVERY", DEFAULT_CHECK_EVERY, 0)
         ccr = CcrSettings.from_environment()
-        in_flight = _number("HVD_COMPRESS_IN_FLIGHT", 1)
-        if in_flight not in range(1, MOST_IN_FLIGHT + 1):
+        in_flight = _number("HVD_COMPRESS_IN_FLIGHT", 0)
+        if in_flight not in range(1, MOST_IN_FLIGHT + 1) and os.environ.get("HVD_COMPRESS_IN_FLIGHT", "").strip():
             raise ConfigError(
                 f"HVD_COMPRESS_IN_FLIGHT = {in_flight:g} is not a number of buckets, 1 to {MOST_IN_FLIGHT}"
             )
@@ -195,6 +197,7 @@ class Settings:
             raise ConfigError(f"HVD_COMPRESS_HOROVOD_NICENESS = {niceness:g} is no niceness, 0 to 19")
         return cls(
             fusion_threshold_bytes=int(threshold),
+            cuts=not os.environ.get("HOROVOD_FUSION_THRESHOLD", "").strip(),
             timeout_s=timeout_s,
             adapt=adapt == "1",
             calibration_s=calibration_s,
@@ -205,7 +208,7 @@ class Settings:
             profile=profile,
             check_every=check,
             ccr=ccr,
-            in_flight=int(in_flight),
+            in_flight=int(in_flight) or None,
             horovod_niceness=int(niceness),
         )
 

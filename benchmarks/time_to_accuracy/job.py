@@ -24,7 +24,6 @@ from methods import DDP, HOROVOD, METHODS, NONE, OURS_IN_DDP, Method
 from tasks import TASKS, Task
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from training import ONE_BUCKET_MB
 from turns import order
 
 import hvd_compress.ddp as hc
@@ -108,14 +107,14 @@ def _horovod(
 def _ours_in_ddp(
     model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], method: Method, plan: str | None
 ) -> tuple[nn.Module, Any]:
-    wrapped = hc.compress(DistributedDataParallel(model), method.build(hc.Compression))
+    wrapped = hc.compress(DistributedDataParallel(model, bucket_cap_mb=method.bucket_mb), method.build(hc.Compression))
     return wrapped, optimizer(model.parameters())
 
 
 def _ddp(
     model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], method: Method, plan: str | None
 ) -> tuple[nn.Module, Any]:
-    wrapped = DistributedDataParallel(model, bucket_cap_mb=ONE_BUCKET_MB if method.one_bucket else None)
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=method.bucket_mb)
     method.build(wrapped)
     return wrapped, optimizer(model.parameters())
 

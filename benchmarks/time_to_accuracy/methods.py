@@ -32,7 +32,7 @@ class Method:
         curve: the method whose loss against steps is this one's, as the arithmetic is the same up to the order of
             sums; its own by default.
         searches: whether it chooses while training; then what it has chosen in the lab is what is compared.
-        one_bucket: whether DDP must put all gradients into one.
+        bucket_mb: DDP's bucket_cap_mb, where it is not its own.
         optimizer: of parameters, what takes the place of the task's where the method has its own.
     """
 
@@ -42,7 +42,7 @@ class Method:
     front_end: str = HOROVOD
     curve: str = ""
     searches: bool = False
-    one_bucket: bool = False
+    bucket_mb: float | None = None
     optimizer: Callable[[Parameters], torch.optim.Optimizer] | None = None
 
     @property
@@ -86,7 +86,7 @@ METHODS = {
         Method("horovod-fp16", "Horovod fp16", lambda c: c.fp16, curve="fp16"),
         Method("ddp", "DDP dense", lambda model: None, DDP, curve="dense"),
         Method("ddp-fp16", "DDP, fp16 hook", torch_fp16, DDP, curve="fp16"),
-        Method("ddp-powersgd", "DDP, PowerSGD hook, rank 4", torch_powersgd, DDP, one_bucket=True),
+        Method("ddp-powersgd", "DDP, PowerSGD hook, rank 4", torch_powersgd, DDP, bucket_mb=200),
         Method("alone", "no exchange: what a step computes", lambda model: None, NONE),
         Method("dense", "`dense()`", lambda c: c.dense()),
         Method("fp16", "`fp16`, in DDP", lambda c: c.fp16, OURS_IN_DDP),
@@ -94,6 +94,10 @@ METHODS = {
         Method("int8", "`int8()`", lambda c: c.int8()),
         Method("int4", "`int4()`", lambda c: c.int4()),
         Method("int4-ddp", "`int4()`, in DDP", lambda c: c.int4(), OURS_IN_DDP, curve="int4"),  # in DDP's buckets
+        Method(
+            "int4-ddp-1mb", "`int4()`, in DDP, bucket_cap_mb=1", lambda c: c.int4(), OURS_IN_DDP, "int4", bucket_mb=1
+        ),
+        Method("ddp-1mb", "DDP dense, bucket_cap_mb=1", lambda model: None, DDP, "dense", bucket_mb=1),
         Method("int2", "`int2()`", lambda c: c.int2()),
         Method("powersgd", "`powersgd(4)`", lambda c: c.powersgd(4)),
         Method("powersgd-int8", '`powersgd(4, factors="int8")`', lambda c: c.powersgd(4, factors="int8")),

@@ -25,7 +25,6 @@ from hvd_compress.settings import Settings
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ddp"))
 from windows import run_job
 
-ONE_BUCKET_MB = 200
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -161,7 +160,7 @@ def _by_ddp(method: str, name: str, seed: int, enough: Enough) -> Losses:
 
     task, rank = TASKS[name], dist.get_rank()
     torch.manual_seed(seed)
-    model = DistributedDataParallel(task.model(), bucket_cap_mb=ONE_BUCKET_MB if METHODS[method].one_bucket else None)
+    model = DistributedDataParallel(task.model(), bucket_cap_mb=METHODS[method].bucket_mb)
     METHODS[method].build(model)
     optimizer = (METHODS[method].optimizer or task.optimizer)(model.parameters())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
@@ -74,6 +74,13 @@ class Bucket:
             parameter.grad = self._stand_ins[name]
         self._arrived.add(name)
         return len(self._arrived) == len(self.layout.names)
+
+    def take_results(self, buckets: Sequence[Bucket]) -> None:
+        """Gradients are cut anew: take over what was exchanged in these, which hold all of its parameters."""
+        found = {name: bucket for bucket in buckets for name in bucket.parameters}
+        for name, view in self._memory.views.items():
+            view.copy_(found[name]._memory.views[name])
+        self._had_gradient = {name for name in self.parameters if name in found[name]._had_gradient}
 
     def give_back(
         self, shaped: Callable[[str, torch.Tensor], torch.Tensor], without: Collection[str] = frozenset()

@@ -112,6 +112,34 @@ def plan_buckets(
     return sorted(plans, key=lambda plan: max(place[name] for name in plan.names))
 
 
+def plan_so_many(order: Sequence[str], slots: Mapping[str, Slot], most: int) -> list[Layout]:
+    """Cut `order` into at most `most` buckets, as even as the order allows; into more where dtypes or devices are."""
+    low, high = 0, sum(slots[name].nbytes for name in order)
+    most = max(most, len(plan_buckets(order, slots, high)))
+    while low < high:
+        middle = (low + high) // 2
+        if len(plan_buckets(order, slots, middle)) <= most:
+            high = middle
+        else:
+            low = middle + 1
+    return plan_buckets(order, slots, high)
+
+
+def cut_as(names: Sequence[Sequence[str]], layouts: Sequence[Layout]) -> list[Layout] | None:
+    """Return the parameters of `layouts` in buckets of these names; None where they cannot be cut so."""
+    known = {name: (shape, each) for each in layouts for name, shape in zip(each.names, each.shapes, strict=True)}
+    if sorted(name for bucket in names for name in bucket) != sorted(known):
+        return None
+    found = []
+    for bucket in names:
+        kinds = {(known[name][1].dtype, known[name][1].place) for name in bucket}
+        if len(kinds) != 1:
+            return None
+        ((dtype, place),) = kinds
+        found.append(Layout(tuple(bucket), tuple(known[name][0] for name in bucket), dtype, place))
+    return found
+
+
 def _cut(
     order: Sequence[str], slots: Mapping[str, Slot], threshold_bytes: int, groups: Sequence[Sequence[str]]
 ) -> list[Layout]:

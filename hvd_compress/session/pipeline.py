@@ -105,12 +105,16 @@ class Pipeline:
         self._communicated: list[Future[Future[torch.Tensor]]] = []
 
     def connect(
-        self, connect: Callable[[], Engine], agree: Callable[[Engine], T], measuring_s: float = 0.0, tracks: int = 1
+        self,
+        connect: Callable[[], Engine],
+        agree: Callable[[Engine], T],
+        measuring_s: float = 0.0,
+        tracks: Callable[[Engine], int] = lambda _: 1,
     ) -> T:
         """Create the engine, then run `agree` on it, in the thread that will launch the collectives.
 
         `measuring_s`: what that may take to measure, beside what ranks may let each other wait. `tracks`: how many
-        buckets may be exchanged at the same time; all ranks pass the same, once they have agreed on it.
+        buckets may be exchanged at the same time; asked when ranks have agreed, and the same on all.
 
         A ConfigError or UnsupportedError of either must be one that every rank raises: no collective is left unfinished
         then, and the engine is not abandoned, so that all ranks get to say what is wrong.
@@ -125,7 +129,7 @@ class Pipeline:
                 self._engine.place = f"rank {self._engine.rank}, first step, handshake"
                 with located(self._engine.place):
                     agreed = agree(self._engine)
-                    self._lay(tracks)
+                    self._lay(tracks(self._engine))
                     return agreed
             except (ConfigError, UnsupportedError) as error:
                 self._failure = str(error) or type(error).__name__  # an interrupt has no words

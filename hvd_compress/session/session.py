@@ -46,6 +46,10 @@ LaneMaker = Callable[[torch.device, str, Sequence[str]], Lane]
 """Takes where gradients lie, the kind of device that compresses, and the kinds whose memory the engine takes."""
 
 
+AMONG_HOSTS = 2
+"""Buckets that are exchanged at a time: more change nothing as long as a round takes the line longer than a latency."""
+
+
 class Session:
     """Exchanges the buckets of one step after the other, over the ranks of an engine.
 
@@ -169,7 +173,7 @@ class Session:
         """
         agree_on = partial(self._agree, order=order, sparse=sparse, options=options, by_rows=by_rows)
         settings = self._settings
-        agreement = self._pipeline.connect(self._connect, agree_on, settings.calibration_s, settings.in_flight)
+        agreement = self._pipeline.connect(self._connect, agree_on, settings.calibration_s, self._in_flight)
         assert self.policy is not None
         self.step = agreement.step
         self.resumes_with = self.resumes_with if agreement.resumes else ()
@@ -180,6 +184,12 @@ class Session:
         self._keep_history(self.policy)
         self._tell()
         return agreement
+
+    def _in_flight(self, engine: Engine) -> int:
+        """How many buckets may be exchanged at a time: two among hosts, so that the line works while one waits."""
+        if self._settings.in_flight is not None:
+            return self._settings.in_flight
+        return AMONG_HOSTS if len(set(engine.hosts)) > 1 and engine.capabilities.splits else 1
 
     def _tell(self) -> None:
         """Say what may not be what was meant, where anything but dense gradients was asked for."""
@@ -213,11 +223,11 @@ class Session:
             "compression": repr(self._request),
             "options": options,
             "memory that the engine takes": " and ".join(engine.capabilities.devices),
-            "HOROVOD_FUSION_THRESHOLD": str(settings.fusion_threshold_bytes),
+            "HOROVOD_FUSION_THRESHOLD": f"{settings.fusion_threshold_bytes}{' by default' * settings.cuts}",
             "HVD_COMPRESS_ADAPT": str(int(settings.adapt)),
             "HVD_COMPRESS_CALIBRATION_S": str(settings.calibration_s),  # says what is measured
             "HVD_COMPRESS_CHECK_EVERY": str(settings.check_every),
-            "HVD_COMPRESS_IN_FLIGHT": str(settings.in_flight),
+            "HVD_COMPRESS_IN_FLIGHT": str(settings.in_flight or "auto"),
             **self.policy.fingerprint(),
             **(self.profiling.fingerprint() if self.profiling is not None else {}),
             **self.ccr.fingerprint(),

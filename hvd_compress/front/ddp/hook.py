@@ -13,11 +13,12 @@ from typing import Any, Protocol
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.buckets.plan import cut_as
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.ddp.accumulators import Accumulators
-from hvd_compress.front.ddp.regroup import Filled, cut_as, put_back, regrouped
+from hvd_compress.front.ddp.regroup import Filled, put_back, regrouped
 from hvd_compress.front.eagerly import eagerly
 from hvd_compress.front.handle import Handle
 from hvd_compress.request.request import Request

@@ -12,23 +12,8 @@ Filled = tuple[Layout, torch.Tensor]
 """A bucket, and what lies in it, (numel,)."""
 
 
-def cut_as(names: Sequence[Sequence[str]], layouts: Sequence[Layout]) -> list[Layout] | None:
-    """Return the parameters of `layouts` in buckets of these names; None where they cannot be cut so."""
-    known = {name: (shape, each) for each in layouts for name, shape in zip(each.names, each.shapes, strict=True)}
-    if sorted(name for bucket in names for name in bucket) != sorted(known):
-        return None
-    found = []
-    for bucket in names:
-        kinds = {(known[name][1].dtype, known[name][1].place) for name in bucket}
-        if len(kinds) != 1:
-            return None
-        ((dtype, place),) = kinds
-        found.append(Layout(tuple(bucket), tuple(known[name][0] for name in bucket), dtype, place))
-    return found
-
-
 def regrouped(buckets: Sequence[Filled], layouts: Sequence[Layout]) -> list[Filled]:
-    """Return copies of the gradients of all buckets in those of cut_as()."""
+    """Return copies of the gradients of all buckets in those of `buckets.plan.cut_as`."""
     parts = dict(_parts(buckets))
     return [(layout, torch.cat([parts[name] for name in layout.names])) for layout in layouts]
 

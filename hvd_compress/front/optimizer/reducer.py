@@ -5,6 +5,7 @@ It knows parameters, buckets and the session, and neither Horovod nor torch.opti
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -12,18 +13,24 @@ from time import perf_counter
 import torch
 
 from hvd_compress.buckets.bucket import Bucket
-from hvd_compress.buckets.plan import plan_buckets
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.buckets.plan import cut_as, plan_buckets, plan_so_many
 from hvd_compress.buckets.under_way import UnderWay, stand_in
 from hvd_compress.devices import lane_for
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError, UsageError
 from hvd_compress.front.handle import Handle
+from hvd_compress.front.optimizer.cutting import Cutting
+from hvd_compress.policies.auto.policy import AutoPolicy
+from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.request.request import Request
 from hvd_compress.schemes.sparse_rows import no_rows
 from hvd_compress.session.report import StepReport
 from hvd_compress.session.session import LaneMaker
 from hvd_compress.settings import Settings
+
+log = logging.getLogger("hvd_compress")
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,9 @@ class Reducer:
         self._sparse: list[str] = []
         self._was_sparse: set[str] = set()
         self._is_set_up = False
+        self._order: list[str] = []  # of dense gradients
+        self._cutting: Cutting | None = None  # while it may be cut anew
+        self._ended_s = perf_counter()
 
     def ready(self, name: str) -> None:
         """The gradient of a parameter is final for this step. Call it at most once a step and parameter."""
@@ -142,6 +152,9 @@ class Reducer:
                 parameter = self._parameters[name]
                 self.session.submit(number, parameter.grad if parameter.grad is not None else no_rows(parameter))
             report = self.session.end_step(start_s)
+            if self._cutting is not None:
+                self._consider(self._cutting, report)
+            self._ended_s = perf_counter()
             for bucket in self._buckets:
                 bucket.give_back(self._shaped, self.session.unsent)
             for number, name in enumerate(self._sparse, start=len(self._buckets)):
@@ -199,14 +212,57 @@ class Reducer:
         self._sparse = [] if self._options.sparse_as_dense else list(agreement.sparse)
         order = [name for name in agreement.order if name not in self._sparse]
         parts = self.session.parts(order)
-        layouts = plan_buckets(
+        layouts = self._first_cut = plan_buckets(
             order, self.handle.slots, self._settings.fusion_threshold_bytes, self._groups(order), parts
         )
+        self._order = order
+        if self._may_cut and not parts:
+            resumed = cut_as(self.session.resumes_with, layouts)
+            layouts = layouts if resumed is None else resumed
+            if resumed is None:
+                self._cutting = Cutting(sum(layout.nbytes for layout in layouts))
+        self._set_buckets(layouts)
+        self._is_set_up = True
+
+    def _set_buckets(self, layouts: Sequence[Layout]) -> None:
         rows = [self.handle.slots[name].layout(name, sparse=True) for name in self._sparse]
         self._buckets = [Bucket(layout, self._parameters) for layout in layouts]
         self.session.set_buckets([*layouts, *rows], self.handle.devices)
         self._number_of = {name: number for number, layout in enumerate(layouts) for name in layout.names}
-        self._is_set_up = True
+
+    @property
+    def _may_cut(self) -> bool:
+        """Whether nobody else has a say in how gradients are cut, and an exchange takes long enough to be hidden."""
+        settings, session = self._settings, self.session
+        return (
+            settings.cuts
+            and settings.adapt
+            and (settings.profile, settings.ccr) == (None, None)
+            and not self._options.groups
+            and type(session.policy) in (FixedPolicy, AutoPolicy)
+            and len(set(session.engine.hosts)) > 1
+        )
+
+    def _consider(self, cutting: Cutting, report: StepReport) -> None:
+        """A step is over: perhaps cut its results, and all that follow, anew. All ranks come by here."""
+        assert self.session.policy is not None
+        if self.session.holds_back or not self.session.policy.settled:
+            return
+        figures = cutting.step(report.wait_s, perf_counter() - self._ended_s)
+        if not figures:
+            return
+        before = len(self._buckets)
+        wanted = cutting.decide(self.session.gather_figures(figures), before)
+        if wanted != before:
+            layouts = plan_so_many(self._order, self.handle.slots, wanted) if wanted else self._first_cut
+            buckets = self._buckets
+            self._set_buckets(layouts)
+            for bucket in self._buckets:
+                bucket.take_results(buckets)
+        if cutting.settled:
+            self._cutting = None
+            if self.session.engine.rank == 0:
+                log.info("hvd_compress: gradients travel in %d buckets: %s", len(self._buckets), cutting.reason)
 
     def _groups(self, order: Sequence[str]) -> Sequence[Sequence[str]]:
         groups = self._options.groups

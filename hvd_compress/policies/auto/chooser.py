@@ -48,6 +48,10 @@ class Chooser:
         """An earlier job has chosen, and found that exchanges take this long."""
         self._detector = Detector(level_s, found=2)  # the first two windows are compared with that alone
 
+    def keep(self, arm: int) -> None:
+        """Stay with an arm that was chosen for other buckets of the same gradients; what it takes now is the level."""
+        self.search.choice = arm
+
     @property
     def first(self) -> int:
         """The arm that is expected to be the best before any step."""

@@ -68,6 +68,8 @@ class AutoPolicy(TellingPolicy):
         self._resumed: Resumed | None = None
         self._skipped = False  # whether nothing was measured, as there is nothing to choose
         self._told = False  # whether the choice was
+        self._reason_told = ""
+        self._kept = ""  # the reason of an arm that was chosen for other buckets
         self._is_first = True  # whether the step under way began before buckets were known
 
     @property
@@ -113,7 +115,8 @@ class AutoPolicy(TellingPolicy):
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
         self._agreement.drop()  # it is about other buckets
         self._recorded, self._compared = [], []
-        self._layouts, self._launch = buckets, launch
+        self._layouts, self._launch, self._kept = buckets, launch, ""
+        kept = (self._arms[self._arm], self._reason_told) if self._told and self.settled else None
         arms, self._arm, self._chooser = self._go_on(), 0, None
         if not arms and self._skipped:
             self._launch(self._measure, f"step {step}, measuring the network", self.measuring_s or 0.0)()
@@ -124,10 +127,19 @@ class AutoPolicy(TellingPolicy):
             self._arm = self._chooser.first
             if self._resumed is not None:
                 self._chooser.resume(self._resumed.exchanging_s)
+            elif kept is not None:
+                self._keep(self._chooser, *kept)
         else:
             self._fixed = self._choices.unmeasured(_compressible(buckets), self.world_size, self.capabilities)
         self._told, self._is_first = False, True
         return self._decisions()
+
+    def _keep(self, chooser: Chooser, before: Arm, reason: str) -> None:
+        """Gradients are cut anew, and an arm was chosen: all buckets go on with it, if there is such an arm."""
+        same = [number for number, arm in enumerate(self._arms) if (arm.name, arm.way) == (before.name, before.way)]
+        if same:
+            chooser.keep(same[0])
+            self._arm, self._kept = same[0], f"{reason}; chosen for other buckets of these gradients"
 
     def _go_on(self) -> list[Arm]:
         """Return what another process has chosen; nothing where buckets, request or engine are others."""
@@ -171,6 +183,8 @@ class AutoPolicy(TellingPolicy):
 
     def _reason(self, chooser: Chooser) -> str:
         arms = self._arms
+        if self._kept:
+            return self._kept
         if self._resumed is not None:
             return f"{arms[0].way}, as in the checkpoint"
         if len(arms) == 1:
@@ -217,7 +231,7 @@ class AutoPolicy(TellingPolicy):
         assert self._chooser is not None
         self._history.add(Event(step, "network", reason="steps take another time than those before"))
         self._launch(self._measure, f"after step {step}, measuring the network", self.measuring_s or 0.0)()
-        self._resumed = None
+        self._resumed, self._kept = None, ""
         before = self._arms[self._arm].decisions
         self._arms, self._recorded = self._made(), []
         self._agreement.drop()
@@ -239,7 +253,7 @@ class AutoPolicy(TellingPolicy):
         self._arm = chooser.next()
         decisions = self._decisions()
         if chooser.settled:
-            self._told = True
+            self._told, self._reason_told = True, self._reason(chooser)
             for number, decision in enumerate(decisions):
                 self._history.add(choice(step - 1, number, decision))
         return dict(enumerate(decisions))

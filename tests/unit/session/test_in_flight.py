@@ -41,7 +41,7 @@ class Meets(Exchange):
 
 def laid(tracks: int, timeout_s: float = PATIENCE_S) -> Pipeline:
     pipeline = Pipeline(timeout_s)
-    pipeline.connect(lambda: InProcessWorld(2).engine(0), lambda engine: None, PATIENCE_S, tracks)
+    pipeline.connect(lambda: InProcessWorld(2).engine(0), lambda engine: None, PATIENCE_S, lambda _: tracks)
     return pipeline
 
 

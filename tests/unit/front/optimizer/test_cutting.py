@@ -1,0 +1,202 @@
+"""How many buckets there are, by what steps wait; and gradients that are cut anew between two steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import pytest
+import torch
+
+from hvd_compress.buckets.plan import Slot, plan_so_many
+from hvd_compress.compression import Compression
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.front.optimizer import cutting
+from hvd_compress.front.optimizer.cutting import BUCKET_S, LEAST_BYTES, MOST, STEPS, Cutting, number_of_buckets
+from hvd_compress.request.request import Request
+from hvd_compress.settings import Settings
+from tests.harness import (
+    COMPRESSORS,
+    backward,
+    flat_gradient,
+    flat_residual,
+    gradient,
+    make_optimizer,
+    make_parameters,
+)
+
+MANY = 1 << 30
+SHAPES = {f"layer {number}": (13, 17 + number) for number in range(9)}
+LONG_S = 25 * BUCKET_S
+"""What is waited for, of which five buckets hide most."""
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "nbytes", "expected"),
+    [
+        (0.0, MANY, 1),
+        (BUCKET_S, MANY, 1),
+        (9 * BUCKET_S, MANY, 3),
+        (LONG_S, MANY, 5),
+        (60.0, MANY, MOST),
+        (60.0, 3 * LEAST_BYTES, 3),
+        (60.0, 10, 1),
+    ],
+)
+def test_how_many(waited_s: float, nbytes: int, expected: int) -> None:
+    assert number_of_buckets(waited_s, nbytes) == expected
+
+
+def watched(one: Cutting, waited_s: float, taken_s: float) -> list[float]:
+    """Return the figures of steps that are alike, but for the first."""
+    assert one.step(9.0, 9.0) == []
+    for _ in range(STEPS - 1):
+        assert one.step(waited_s, taken_s) == []
+    return one.step(waited_s, taken_s)
+
+
+def test_a_cut_that_makes_steps_shorter_stays() -> None:
+    one = Cutting(MANY)
+    figures = watched(one, LONG_S, 0.3)
+    assert figures == [LONG_S, 0.3]
+    assert one.decide([figures, [2.0, 0.31]], 1) == 5, "the rank that waits least counts: others wait for it"
+    assert not one.settled
+    assert one.decide([watched(one, 0.01, 0.2)], 5) == 5
+    assert one.settled
+    assert one.reason == "5 buckets, as 50.0 ms of the exchange were waited for: a step of 200.0 ms, 310.0 before"
+
+
+def test_a_cut_that_makes_steps_longer_is_taken_back() -> None:
+    one = Cutting(MANY)
+    assert one.decide([watched(one, LONG_S, 0.3)], 1) == 5
+    assert one.decide([watched(one, 0.01, 0.3), [0.01, 0.301]], 5) == 0
+    assert one.settled
+    assert one.reason.endswith("so they were taken back")
+
+
+def test_what_is_hidden_already_stays() -> None:
+    one = Cutting(MANY)
+    assert one.decide([watched(one, BUCKET_S / 2, 0.3)], 2) == 2
+    assert one.settled
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 7, 20])
+def test_buckets_are_even(most: int) -> None:
+    slots = {str(number): Slot((number % 5 + 1,), torch.float32) for number in range(20)}
+    found = plan_so_many(list(slots), slots, most)
+    assert [name for layout in found for name in layout.names] == list(slots)
+    assert len(found) <= most
+    if len(found) > 1:
+        largest = max(layout.nbytes for layout in found)
+        assert largest <= -(-sum(slot.nbytes for slot in slots.values()) // len(found)) + 20
+    slots["half"] = Slot((3,), torch.float16)
+    assert len(plan_so_many(list(slots), slots, 1)) == 2, "one a dtype"
+
+
+SETTINGS = Settings(cuts=True, adapt=True, check_every=1, timeout_s=120.0)
+TRIED = 4
+"""Buckets."""
+LENGTH = 60
+"""Steps, of which a search takes some twenty at most."""
+
+
+def trained(
+    engine: InProcessEngine, request: Request, settings: Settings, steps: int
+) -> tuple[list[int], torch.Tensor, torch.Tensor]:
+    """Return the number of buckets behind each step, the sum of what was sent, and that of results."""
+    parameters = make_parameters(SHAPES)
+    optimizer = make_optimizer(parameters, request, lambda: engine, engine.rank, engine.world_size, settings=settings)
+    counts, own, results = [], torch.zeros(()), torch.zeros(())
+    for step in range(steps):
+        optimizer.zero_grad()
+        backward(parameters, engine.rank, step)
+        own = own + torch.cat([gradient(n, p.shape, engine.rank, step).reshape(-1) for n, p in parameters.items()])
+        optimizer.step()
+        counts.append(len(optimizer.decisions))
+        results = results + engine.world_size * flat_gradient(parameters)
+    return counts, own - flat_residual(optimizer, parameters), results
+
+
+@pytest.fixture(params=[False, True], ids=["shorter", "longer"])
+def longer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether steps with the cut that is tried take longer; all figures of steps are given."""
+    monkeypatch.setattr(cutting, "number_of_buckets", lambda waited_s, nbytes: TRIED)
+    times = threading.local()  # a rank is a thread
+
+    def agreed(of_ranks: Sequence[Sequence[float]]) -> tuple[float, float]:
+        assert len(of_ranks) == 2
+        times.asked = getattr(times, "asked", 0) + 1
+        return LONG_S, {1: 1.0, 2: 2.0 if request.param else 0.5}[times.asked]
+
+    monkeypatch.setattr(cutting, "agreed", agreed)
+    return bool(request.param)
+
+
+@pytest.mark.parametrize("compressor", ["onebit", "int4", "half"])
+@pytest.mark.parametrize("hosts", [(0, 1), (0, 0)], ids=["two hosts", "one host"])
+def test_gradients_are_cut_anew_between_two_steps(hosts: tuple[int, ...], longer: bool, compressor: str) -> None:
+    """On all ranks at the same step, once it stands how they travel, and nothing is lost; replicas are compared."""
+    request = Request(COMPRESSORS[compressor])
+    ranks = run_ranks(2, lambda engine: trained(engine, request, SETTINGS, LENGTH), hosts=hosts)
+    (counts, own, results), (other_counts, other_own, other_results) = ranks
+    assert counts == other_counts
+    assert torch.equal(results, other_results)
+    torch.testing.assert_close(results, own + other_own, rtol=0, atol=0.2 if compressor == "half" else 1e-3)
+    runs = [(count, len(list(steps))) for count, steps in groupby(counts)]
+    if hosts == (0, 0):
+        assert runs == [(1, LENGTH)]
+    elif longer:
+        assert [count for count, _ in runs] == [1, TRIED, 1]
+    else:
+        assert [count for count, _ in runs] == [1, TRIED]
+    assert runs[0][1] >= STEPS
+
+
+@pytest.mark.usefixtures("longer")
+def test_buckets_go_on_as_was_chosen_before_they_were_cut_anew() -> None:
+    def body(engine: InProcessEngine) -> list[tuple[int, set[str], str]]:
+        parameters = make_parameters(SHAPES)
+        optimizer = make_optimizer(parameters, Compression.auto(), lambda: engine, engine.rank, 2, settings=SETTINGS)
+        seen = []
+        for step in range(LENGTH):
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+            decisions = optimizer.decisions.values()
+            seen.append((len(decisions), {str(each.path) for each in decisions}, next(iter(decisions)).reason))
+        return seen
+
+    seen, other = run_ranks(2, body, hosts=(0, 1))
+    assert seen == other
+    place = next(number for number, (count, _, _) in enumerate(seen) if count == TRIED)
+    assert seen[place][1] == seen[place - 1][1]
+    assert seen[place][2] == f"{seen[place - 1][2]}; chosen for other buckets of these gradients"
+
+
+def test_a_set_threshold_and_a_checkpoint_keep_their_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is rounded in blocks depends on the cut: a resumed job goes on with that of the checkpoint."""
+    monkeypatch.setattr(cutting, "number_of_buckets", lambda waited_s, nbytes: TRIED)
+    monkeypatch.setattr(cutting, "agreed", lambda ranks: (LONG_S, 1.0))
+    request = Request(COMPRESSORS["half"])
+
+    def body(engine: InProcessEngine, settings: Settings, state: dict | None = None) -> tuple[list[int], dict]:
+        parameters = make_parameters(SHAPES)
+        optimizer = make_optimizer(parameters, request, lambda: engine, engine.rank, 2, settings=settings)
+        if state is not None:
+            optimizer.load_state_dict(state)
+        counts = []
+        for step in range(STEPS + 3):
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+            counts.append(len(optimizer.decisions))
+        return counts, optimizer.state_dict()
+
+    fixed = run_ranks(2, lambda engine: body(engine, replace(SETTINGS, cuts=False)), hosts=(0, 1))
+    assert fixed[0][0] == (STEPS + 3) * [1]
+    first = run_ranks(2, lambda engine: body(engine, SETTINGS), hosts=(0, 1))
+    assert first[0][0][-1] == TRIED
+    again = run_ranks(2, lambda engine: body(engine, SETTINGS, first[engine.rank][1]), hosts=(0, 1))
+    assert again[0][0] == again[1][0] == (STEPS + 3) * [TRIED]
