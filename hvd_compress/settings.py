@@ -137,7 +137,7 @@ class Settings:
             by measurement.
         check_every: HVD_COMPRESS_CHECK_EVERY: one step in so many is checked for equal replicas; 0 checks none.
         ccr: HVD_COMPRESS_CCR and what begins so; None where no ratio is asked for.
-        in_flight: HVD_COMPRESS_IN_FLIGHT, how many buckets may be exchanged at the same time; None: 2 among hosts.
+        in_flight: HVD_COMPRESS_IN_FLIGHT, how many buckets may be exchanged at the same time; None: as the engine says.
         horovod_niceness: HVD_COMPRESS_HOROVOD_NICENESS, by which Horovod's threads give way where gradients travel
             without them; 0 leaves them alone.
     """

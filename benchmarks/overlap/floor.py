@@ -40,8 +40,8 @@ from turns import in_turns, median_with_interval
 
 PORT = 29_500
 MOST_CHOOSING = 80
-SENT = {"ddp": 4, "ddp-fp16": 2, "horovod": 4, "horovod-fp16": 2}
-"""Bytes of an element that others' methods send, twice, around a ring."""
+SENT = {"dense": 4, "fp16": 2}
+"""Bytes of an element that others send, twice, around a ring, by the loss that they have."""
 
 
 class Training:
@@ -100,7 +100,7 @@ class Training:
         if self.report is not None:
             return float(self.report.sent_bytes)
         size, numel = dist.get_world_size(), sum(p.numel() for p in self.model.parameters())
-        return 2 * (size - 1) / size * numel * SENT.get(self.method.name, 0)
+        return 2 * (size - 1) / size * numel * SENT.get(self.method.trained_as, 0)
 
     @property
     def buckets(self) -> int:

@@ -53,6 +53,7 @@ class Engine(ABC):
     Attributes:
         library: what moves the bytes, with its version.
         ranks: by rank its number in the whole job, and `job_size` how many that has.
+        in_flight: buckets that are best exchanged at a time among hosts, so that the line works while one waits.
         calls: one Call a collective until somebody takes them with `take_calls`.
         running: whether a collective runs now.
         pending: which, in words, for the message of a timeout; `place` says for what rank, step and bucket.
@@ -67,6 +68,7 @@ class Engine(ABC):
     world_size: int
     ranks: Sequence[int]
     job_size: int
+    in_flight: int = 2
     capabilities: Capabilities
 
     calls: list[Call] = in_ledger()

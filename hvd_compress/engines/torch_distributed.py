@@ -81,6 +81,8 @@ class TorchEngine(PairwiseEngine):
         if self.backend == "nccl":
             self._control = control or TorchEngine(ranks=self.ranks, backend="gloo", timeout_s=timeout_s)
             self._adopt(self._control)
+        if self.backend == "gloo":
+            self.in_flight = 3  # a message waits for the word that it may come
         self.capabilities = Capabilities(
             ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter", "gather"),
             (),

@@ -46,10 +46,6 @@ LaneMaker = Callable[[torch.device, str, Sequence[str]], Lane]
 """Takes where gradients lie, the kind of device that compresses, and the kinds whose memory the engine takes."""
 
 
-AMONG_HOSTS = 2
-"""Buckets that are exchanged at a time: more change nothing as long as a round takes the line longer than a latency."""
-
-
 class Session:
     """Exchanges the buckets of one step after the other, over the ranks of an engine.
 
@@ -186,10 +182,10 @@ class Session:
         return agreement
 
     def _in_flight(self, engine: Engine) -> int:
-        """How many buckets may be exchanged at a time: two among hosts, so that the line works while one waits."""
+        """How many buckets may be exchanged at a time: several among hosts, so that the line works while one waits."""
         if self._settings.in_flight is not None:
             return self._settings.in_flight
-        return AMONG_HOSTS if len(set(engine.hosts)) > 1 and engine.capabilities.splits else 1
+        return engine.in_flight if len(set(engine.hosts)) > 1 and engine.capabilities.splits else 1
 
     def _tell(self) -> None:
         """Say what may not be what was meant, where anything but dense gradients was asked for."""

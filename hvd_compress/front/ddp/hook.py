@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from hvd_compress.buckets.cutting import Watch, number_of_buckets
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import cut_as
 from hvd_compress.engines.arrivals import Arrivals
@@ -22,6 +23,7 @@ from hvd_compress.front.ddp.regroup import Filled, put_back, regrouped
 from hvd_compress.front.eagerly import eagerly
 from hvd_compress.front.handle import Handle
 from hvd_compress.request.request import Request
+from hvd_compress.session.notices import tell_bucket_cap
 from hvd_compress.settings import Settings
 
 
@@ -88,6 +90,7 @@ class GradientHook:
         self._failure: str | None = None
         self._has_begun = False  # whether DDP has seen a forward pass since the last exchange
         self._told_apart = False
+        self._watch: Watch | None = Watch()
         first = next(iter(self._parameters.values()))
         me = weakref.ref(self)  # the parameter must not hold it
         first.register_post_accumulate_grad_hook(partial(_gradient_came, me))  # type: ignore[no-untyped-call]
@@ -190,6 +193,7 @@ class GradientHook:
             self.session.replicas.is_replica = in_backward
         self.session.end_step(start_s)
         self._has_begun = False
+        self._advise()
         if buckets is not own:
             put_back(buckets, own)
         for taken in self._step:
@@ -200,6 +204,18 @@ class GradientHook:
             # DDP ends the backward pass in a callback that is queued after this one: another one follows it.
             engine.queue_callback(lambda: engine.queue_callback(lambda: self._give(given, unsent)))
         self._step = []
+
+    def _advise(self) -> None:
+        """Say once, on rank 0, where DDP cuts gradients into so few buckets that steps wait for them among hosts."""
+        session, report = self.session, self.session.last_step
+        if self._watch is None or report is None or self._steps <= FIRST_CUT_STEPS or session.holds_back:
+            return
+        if self._watch.add(report.wait_s, report.wait_s):
+            (waited_s, _), layouts, self._watch = self._watch.figures(), session.layouts, None
+            nbytes = sum(layout.nbytes for layout in layouts)
+            wanted = number_of_buckets(waited_s, nbytes)
+            if session.engine.rank == 0 and len(set(session.engine.hosts)) > 1 and wanted > len(layouts):
+                tell_bucket_cap(len(layouts), nbytes, waited_s, wanted)
 
     @property
     def _resumes(self) -> bool:

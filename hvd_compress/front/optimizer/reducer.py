@@ -13,6 +13,7 @@ from time import perf_counter
 import torch
 
 from hvd_compress.buckets.bucket import Bucket
+from hvd_compress.buckets.cutting import Cutting
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import cut_as, plan_buckets, plan_so_many
 from hvd_compress.buckets.under_way import UnderWay, stand_in
@@ -21,7 +22,6 @@ from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError, UsageError
 from hvd_compress.front.handle import Handle
-from hvd_compress.front.optimizer.cutting import Cutting
 from hvd_compress.policies.auto.policy import AutoPolicy
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.request.request import Request

@@ -1,0 +1,75 @@
+"""How many buckets there are, by what steps wait."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hvd_compress.buckets.cutting import BUCKET_S, LEAST_BYTES, MOST, STEPS, Cutting, number_of_buckets
+from hvd_compress.buckets.plan import Slot, plan_so_many
+
+MANY = 1 << 30
+LONG_S = 25 * BUCKET_S
+"""What is waited for, of which five buckets hide most."""
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "nbytes", "expected"),
+    [
+        (0.0, MANY, 1),
+        (BUCKET_S, MANY, 1),
+        (9 * BUCKET_S, MANY, 3),
+        (LONG_S, MANY, 5),
+        (60.0, MANY, MOST),
+        (60.0, 3 * LEAST_BYTES, 3),
+        (60.0, 10, 1),
+    ],
+)
+def test_how_many(waited_s: float, nbytes: int, expected: int) -> None:
+    assert number_of_buckets(waited_s, nbytes) == expected
+
+
+def watched(one: Cutting, waited_s: float, taken_s: float) -> list[float]:
+    """Return the figures of steps that are alike, but for the first."""
+    assert one.step(9.0, 9.0) == []
+    for _ in range(STEPS - 1):
+        assert one.step(waited_s, taken_s) == []
+    return one.step(waited_s, taken_s)
+
+
+def test_a_cut_that_makes_steps_shorter_stays() -> None:
+    one = Cutting(MANY)
+    figures = watched(one, LONG_S, 0.3)
+    assert figures == [LONG_S, 0.3]
+    assert one.decide([figures, [2.0, 0.31]], 1) == 5, "the rank that waits least counts: others wait for it"
+    assert not one.settled
+    assert one.decide([watched(one, 0.01, 0.2)], 5) == 5
+    assert one.settled
+    assert one.reason == "5 buckets, as 50.0 ms of the exchange were waited for: a step of 200.0 ms, 310.0 before"
+
+
+def test_a_cut_that_makes_steps_longer_is_taken_back() -> None:
+    one = Cutting(MANY)
+    assert one.decide([watched(one, LONG_S, 0.3)], 1) == 5
+    assert one.decide([watched(one, 0.01, 0.3), [0.01, 0.301]], 5) == 0
+    assert one.settled
+    assert one.reason.endswith("so they were taken back")
+
+
+def test_what_is_hidden_already_stays() -> None:
+    one = Cutting(MANY)
+    assert one.decide([watched(one, BUCKET_S / 2, 0.3)], 2) == 2
+    assert one.settled
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 7, 20])
+def test_buckets_are_even(most: int) -> None:
+    slots = {str(number): Slot((number % 5 + 1,), torch.float32) for number in range(20)}
+    found = plan_so_many(list(slots), slots, most)
+    assert [name for layout in found for name in layout.names] == list(slots)
+    assert len(found) <= most
+    if len(found) > 1:
+        largest = max(layout.nbytes for layout in found)
+        assert largest <= -(-sum(slot.nbytes for slot in slots.values()) // len(found)) + 20
+    slots["half"] = Slot((3,), torch.float16)
+    assert len(plan_so_many(list(slots), slots, 1)) == 2, "one a dtype"
