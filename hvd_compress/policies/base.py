@@ -107,6 +107,7 @@ class DecisionPolicy(ABC):
         ccr_obstacle: why there can be none, in words, on all ranks alike; the session says so before prepare().
         adds_results: whether the results of the step under way join those before (`PolicySettings.allocates_sum`).
         counts_epochs: whether it says itself when an epoch is over, and not the program.
+        cuttable: whether gradients may be cut into other buckets once nothing is tried.
         holds_unsent: whether a parameter of which a step sends nothing has no gradient in it, and not one of zeros.
     """
 
@@ -114,6 +115,7 @@ class DecisionPolicy(ABC):
     tells_of: Collection[int] = ()
     rollouts: Rollouts | None = None
     holds_unsent: bool = False
+    cuttable: bool = False
     wants_ccr: bool = False
     profiles_ccr: bool = False
     ccr_obstacle: str = ""

@@ -33,6 +33,8 @@ class CovapPolicy(FixedPolicy):
     have no residual and are sent in each step. Bytes on average: those of the request over `interval`.
     """
 
+    cuttable = False
+
     def __init__(self, request: Request, interval: int, shard: bool, hold_unsent: bool) -> None:
         """`shard`: cut large buckets, so that steps send about as much (`sharding`); else each bucket is one shard."""
         super().__init__(request)

@@ -30,6 +30,8 @@ class FixedPolicy(DecisionPolicy):
     Where nothing is measured, the path with the fewest bytes, a message counting as some.
     """
 
+    cuttable = True
+
     def __init__(self, request: Request) -> None:
         self._request = request
         self._prices: Prices | None = None

@@ -40,6 +40,8 @@ class Warmup(PolicySettings):
 class WarmupPolicy(FixedPolicy):
     """Each step's decisions by its number."""
 
+    cuttable = False
+
     def __init__(self, request: Request, warmup: Warmup) -> None:
         super().__init__(request)
         self._steps = warmup.steps

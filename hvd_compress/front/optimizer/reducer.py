@@ -22,8 +22,6 @@ from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError, UsageError
 from hvd_compress.front.handle import Handle
-from hvd_compress.policies.auto.policy import AutoPolicy
-from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.request.request import Request
 from hvd_compress.schemes.sparse_rows import no_rows
 from hvd_compress.session.report import StepReport
@@ -234,12 +232,13 @@ class Reducer:
     def _may_cut(self) -> bool:
         """Whether nobody else has a say in how gradients are cut, and an exchange takes long enough to be hidden."""
         settings, session = self._settings, self.session
+        assert session.policy is not None
         return (
             settings.cuts
             and settings.adapt
             and (settings.profile, settings.ccr) == (None, None)
             and not self._options.groups
-            and type(session.policy) in (FixedPolicy, AutoPolicy)
+            and session.policy.cuttable
             and len(set(session.engine.hosts)) > 1
         )
 

@@ -51,6 +51,8 @@ class Auto(PolicySettings):
 class AutoPolicy(TellingPolicy):
     """Chooses one of several arms by real steps. Where nothing may be measured, the one with the fewest bytes."""
 
+    cuttable = True
+
     def __init__(self, request: Request, choices: Choices) -> None:
         super().__init__()
         self._request, self._choices = request, choices
