@@ -4,7 +4,7 @@ r"""Train long with several buckets in flight, until the end or a misfortune of 
     mpirun -np 3 python benchmarks/overlap/soak.py "is killed" 5000
 
 MISFORTUNE is none, "is killed", "is stopped" or nan: gradients that are not finite in every 1000th step. Eight buckets
-by int4, four in flight, replicas compared in every 100th step. Prints a line a thousand steps, and what is left at the end.
+by int4, four in flight, replicas compared in every 100th step. Prints a line a thousand steps.
 """
 
 from __future__ import annotations

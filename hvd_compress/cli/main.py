@@ -22,6 +22,7 @@ COMMANDS = {
     "profile": "Run a training, and record what the planner needs.",
     "plan": "Make, check and draw a plan for Compression.plan().",
     "report": "Draw how buckets travelled and why, from a log.",
+    "timeline": "Draw one step from a trace: what hides behind what.",
     "netlab": "Emulate a network of hosts on this machine, and run jobs on it.",
 }
 

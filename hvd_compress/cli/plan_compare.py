@@ -16,18 +16,15 @@ from hvd_compress.cli.outputs import PICTURES, require_outputs
 from hvd_compress.cli.plan_advice import Row, advice
 from hvd_compress.cli.plan_make import FILE, files_of
 from hvd_compress.errors import PlanError
-from hvd_compress.planner.boxes import COMPUTATION, TERMS, Box, seconds_by_term, step_boxes
+from hvd_compress.planner.boxes import TERMS, Box, seconds_by_term, step_boxes
 from hvd_compress.planner.drawing import Panel, draw, require_picture
 from hvd_compress.planner.making import Inputs
 from hvd_compress.planner.problem import Problem
+from hvd_compress.planner.traced import traced_boxes
 from hvd_compress.planner.writing import strategy_of
 from hvd_compress.policies.plan_schema import Plan, read
 from hvd_compress.timeline.reading import TracedStep
 from hvd_compress.timeline.reading import read as read_timeline
-
-_, COMPRESSION, COMMUNICATION = TERMS
-COMMUNICATE = "COMMUNICATE"
-"""The phase whose calls are collectives; between them payloads are summed and compressed again."""
 
 
 @click.command("compare", short_help="Compare a run's timeline with what its plan predicts.")
@@ -60,7 +57,7 @@ def compare(plan: Path, timeline: Path, profile: Path | None, picture: Path | No
     steps = _steps(read_timeline(timeline), problem, timeline)
     _check_plan(steps, problem, found, timeline)
     numbers = {tensor.name: number for number, tensor in enumerate(problem.model.tensors)}
-    measured = {one.number: list(_measured(one, numbers)) for one in steps}
+    measured = {one.number: list(traced_boxes(one, numbers)) for one in steps}
     rows = _rows(predicted, measured.values(), [one.us for one in steps])
     console = Console(highlight=False)
     console.print(_table(rows))
@@ -123,40 +120,6 @@ def _changed(plan: Plan, end_ns: int, files: Mapping[str, Path]) -> Iterator[str
             f"the plan was made with another prediction, {said / 1e3:.3f} ms a step: the profile in "
             f"{files['model'].parent} has changed since, or this version predicts otherwise"
         )
-
-
-def _measured(step: TracedStep, numbers: Mapping[str, int]) -> Iterator[Box]:
-    """Yield what a step did, from its own beginning on, of the plan's buckets, which `numbers` has by name."""
-    start_us = step.training("FORWARD").start_us
-
-    def one(bucket: str, task: str, term: str, begin_us: float, end_us: float) -> Box:
-        times = round(1e3 * (begin_us - start_us)), round(1e3 * (end_us - start_us))
-        return Box(numbers[bucket] if bucket else -1, bucket, task, term, term, term, *times)
-
-    for span in step.spans:
-        if span.bucket and span.bucket not in numbers:
-            continue
-        if not span.bucket and span.phase != "WAIT":
-            yield one("", span.phase.lower(), COMPUTATION, span.start_us, span.end_us)
-        elif span.call:
-            task = span.call.rpartition("_")[2] if span.call.count("_") == 1 else span.call.partition("_")[2]
-            yield one(span.bucket, task.lower(), COMMUNICATION, span.start_us, span.end_us)
-        elif span.bucket and span.phase != COMMUNICATE:
-            yield one(span.bucket, span.phase.lower(), COMPRESSION, span.start_us, span.end_us)
-        elif span.bucket:
-            for begin_us, end_us in _gaps(step, span.bucket, span.start_us, span.end_us):
-                yield one(span.bucket, "between", COMPRESSION, begin_us, end_us)
-
-
-def _gaps(step: TracedStep, bucket: str, start_us: float, end_us: float) -> Iterator[tuple[float, float]]:
-    """Yield what no collective takes of a bucket's communication."""
-    now = start_us
-    for call in sorted((s for s in step.spans if s.bucket == bucket and s.call), key=lambda s: s.start_us):
-        if call.start_us > now:
-            yield now, call.start_us
-        now = call.end_us
-    if end_us > now:
-        yield now, end_us
 
 
 def _rows(predicted: Sequence[Box], measured: Iterable[Sequence[Box]], step_us: Sequence[float]) -> list[Row]:

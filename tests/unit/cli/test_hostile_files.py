@@ -51,6 +51,7 @@ READERS: dict[str, tuple[str, Arguments]] = {
         lambda f: ["whatif", f / "model.json", *NETWORK, "--compressor-profile", f / "compressor.json"],
     ),
     "report": ("log.jsonl", lambda folder: ["report", folder / "log.jsonl", "--out", folder / "out.png"]),
+    "timeline": ("run.json", lambda folder: ["timeline", folder / "run.json", "--out", folder / "out.png"]),
     "netlab run": (
         "schedule.csv",
         lambda folder: ["netlab", "run", "--schedule", folder / "schedule.csv", "--hosts", 0, "--", "true"],
@@ -257,6 +258,7 @@ WRITERS: dict[str, Arguments] = {
     "plan make, picture": lambda folder: [*MAKE(folder), "--picture"],
     "plan compare": lambda folder: [*COMPARE(folder), "--picture"],
     "report": lambda folder: ["report", folder / "log.jsonl", "--out"],
+    "timeline": lambda folder: ["timeline", folder / "run.json", "--out"],
     "whatif": lambda folder: ["whatif", folder / "model.json", *NETWORK, "--payload", "1%", "--plots"],
     "profile": lambda folder: ["profile", "-o"],
 }
