@@ -122,7 +122,6 @@ class Settings:
 
     Attributes:
         fusion_threshold_bytes: HOROVOD_FUSION_THRESHOLD, the size of a bucket; 0 gives every parameter its own.
-        cuts: whether how many buckets there are may be found while training, as HOROVOD_FUSION_THRESHOLD is not set.
         timeout_s: HVD_COMPRESS_TIMEOUT_S, how long a step waits for other ranks before it fails.
         adapt: HVD_COMPRESS_ADAPT, whether what a request leaves open is chosen by measurement, while training runs; if
             not, by a formula, once, so that two runs send the same.
@@ -140,10 +139,10 @@ class Settings:
         in_flight: HVD_COMPRESS_IN_FLIGHT, how many buckets may be exchanged at the same time; None: as the engine says.
         horovod_niceness: HVD_COMPRESS_HOROVOD_NICENESS, by which Horovod's threads give way where gradients travel
             without them; 0 leaves them alone.
+        cuts: whether how many buckets there are may be found while training, as HOROVOD_FUSION_THRESHOLD is not set.
     """
 
     fusion_threshold_bytes: int = DEFAULT_FUSION_THRESHOLD_BYTES
-    cuts: bool = False
     timeout_s: float = DEFAULT_TIMEOUT_S
     adapt: bool = False
     calibration_s: float = DEFAULT_CALIBRATION_S
@@ -156,6 +155,7 @@ class Settings:
     ccr: CcrSettings | None = None
     in_flight: int | None = None
     horovod_niceness: int = DEFAULT_HOROVOD_NICENESS
+    cuts: bool = False
 
     @classmethod
     def from_environment(cls) -> Settings:

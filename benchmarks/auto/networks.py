@@ -68,6 +68,7 @@ def run(network: str, task: str, front_end: str, rounds: int) -> None:
     }  # fmt: skip
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": INTERFACE,
+        "HVD_COMPRESS_HOROVOD_NICENESS": "0",  # Horovod's own method shares the process
         "HOROVOD_CYCLE_TIME": "20",  # it has nothing to send, and its threads would take the cores from the training
         "HVD_COMPRESS_CACHE": str(RESULTS.parent / "cache" / network),
     }  # fmt: skip

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-os.environ |= {"OMP_NUM_THREADS": "1", "HVD_COMPRESS_ADAPT": "0"}
+os.environ |= {"OMP_NUM_THREADS": "1", "HVD_COMPRESS_ADAPT": "0", "HVD_COMPRESS_HOROVOD_NICENESS": "0"}
 
 import torch
 

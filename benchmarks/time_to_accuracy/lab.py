@@ -110,6 +110,7 @@ def _run(do: str, task: str, network: str, methods: Sequence[str], file: Path, *
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
         "HVD_COMPRESS_CACHE": str(BUILD / "cache" / network),  # curves of another network must not be found
         "OMP_NUM_THREADS": "1",
+        "HVD_COMPRESS_HOROVOD_NICENESS": "0",  # Horovod's own methods share the process
         "GLOO_SOCKET_IFNAME": INTERFACE,
     }
     program = str(Path(__file__).with_name("job.py"))
