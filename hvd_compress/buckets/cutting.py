@@ -7,14 +7,15 @@ that are waited for, n buckets leave about E / n, and cost n times BUCKET_S.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-STEPS = 4
+STEPS = 5
 """That are looked at with each cut, behind one that is not, in which memory is new."""
 BUCKET_S = 2e-3
 """What a bucket costs a step on a core that trains, too (benchmarks/results/overlap.md)."""
+MARGIN = 0.02
+"""Of a step: what another cut must save to stay."""
 MOST = 8
 LEAST_BYTES = 512 << 10
 """Of gradients in a bucket, on average."""
@@ -39,8 +40,8 @@ class Watch:
         return len(self.waited_s) > STEPS
 
     def figures(self) -> list[float]:
-        """Return the seconds that a step has waited and has taken."""
-        return [statistics.median(self.waited_s[1:]), statistics.median(self.taken_s[1:])]
+        """Return the least seconds that a step has waited and has taken: what else a machine does makes them longer."""
+        return [min(self.waited_s[1:]), min(self.taken_s[1:])]
 
 
 def agreed(of_ranks: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -50,7 +51,7 @@ def agreed(of_ranks: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 class Cutting:
-    """Tries one other cut, and takes back what has made the step longer.
+    """Tries one other cut, and takes back what has not made the step shorter.
 
     Attributes:
         settled: whether nothing is tried any more.
@@ -75,9 +76,9 @@ class Cutting:
         if self._before_s is not None:
             self.settled = True
             compared = f"a step of {1e3 * taken_s:.1f} ms, {1e3 * self._before_s:.1f} before"
-            is_longer = taken_s > self._before_s
-            self.reason = f"{self._tried}: {compared}" + (", so they were taken back" if is_longer else "")
-            return 0 if is_longer else buckets
+            is_worth_it = taken_s < (1 - MARGIN) * self._before_s
+            self.reason = f"{self._tried}: {compared}" + ("" if is_worth_it else ", so they were taken back")
+            return buckets if is_worth_it else 0
         wanted = number_of_buckets(waited_s, self._nbytes)
         self._tried = f"{wanted} buckets, as {1e3 * waited_s:.1f} ms of the exchange were waited for"
         if wanted <= buckets:

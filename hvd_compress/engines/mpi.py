@@ -34,9 +34,9 @@ PIECE_BYTES = 1 << 20
 """Of a collective among ranks of one host: what is made of it stays in the cache, and its memory is not given back."""
 
 
-RING_SHARD_BYTES = 1 << 20
-"""From there on, a rank, an allreduce among hosts goes around a ring where no algorithm is asked for, so that each line
-has one sender at a time; what is smaller has its latency to save, and goes to owners of shards and back."""
+RING_SHARD_BYTES = 1 << 24
+"""From there on, a rank, an allreduce among hosts goes around a ring where no algorithm is asked for: it needs memory for
+a shard alone. What is smaller goes to owners of shards and back, in 2 rounds (benchmarks/results/netlab.md)."""
 
 
 class MpiEngine(PairwiseEngine):
@@ -88,8 +88,8 @@ class MpiEngine(PairwiseEngine):
         return self._hosts is not None and len(set(self._hosts)) > 1
 
     def _swap(self, received: Sequence[torch.Tensor], sent: Sequence[torch.Tensor]) -> None:
-        inbox = [self._comm.Irecv(_to_move(received[s]), s) for s, _ in self.partners() if received[s].numel()]
-        outbox = [self._comm.Isend(_to_move(sent[d]), d) for _, d in self.partners() if sent[d].numel()]
+        inbox = [self._comm.Irecv(_to_move(m), s) for s, _ in self.partners() for m in mpi_hosts.messages(received[s])]
+        outbox = [self._comm.Isend(_to_move(m), d) for _, d in self.partners() for m in mpi_hosts.messages(sent[d])]
         mpi_hosts.finish(*inbox, *outbox)
 
     def _allreduce(self, tensor: torch.Tensor, algorithm: str) -> None:

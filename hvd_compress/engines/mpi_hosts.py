@@ -6,7 +6,7 @@ needs: there are more threads than cores where ranks share a host, data loaders 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,16 @@ import torch
 from hvd_compress.engines import layout
 from hvd_compress.engines.mpi_library import MPI
 from hvd_compress.engines.polling import poll
+
+MESSAGE_BYTES, MOST_MESSAGES = 512 << 10, 64
+"""A message below `mpi_environment`'s limit leaves at once; a longer one waits for the receiver, a round more."""
+
+
+def messages(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return a tensor as it travels: in parts that leave at once, the same at both ends; nothing of an empty one."""
+    if tensor.nbytes > MOST_MESSAGES * MESSAGE_BYTES:
+        return (tensor,)
+    return torch.split(tensor, MESSAGE_BYTES // tensor.element_size()) if tensor.numel() else ()
 
 
 def finish(*requests: MPI.Request) -> None:

@@ -60,6 +60,17 @@ def test_promise(promise, name, engines):
     promise(engines[name])
 
 
+@pytest.mark.skipif("mpi" not in ENGINES, reason="the job was not started by mpirun")
+def test_promises_among_hosts_by_many_messages(engines, monkeypatch):
+    """A tensor is cut into messages that leave at once; of 60 bytes here, and 5 of them at most."""
+    from hvd_compress.engines import mpi_hosts
+
+    monkeypatch.setattr(mpi_hosts, "MESSAGE_BYTES", 60)
+    monkeypatch.setattr(mpi_hosts, "MOST_MESSAGES", 5)
+    for promise in PROMISES:
+        promise(engines[AMONG_HOSTS])
+
+
 def test_ranks_are_horovods(engine):
     assert (engine.rank, engine.world_size) == (hvd.rank(), hvd.size())
 
