@@ -35,8 +35,8 @@ PIECE_BYTES = 1 << 20
 
 
 RING_SHARD_BYTES = 1 << 24
-"""From there on, a rank, an allreduce among hosts goes around a ring where no algorithm is asked for: it needs memory for
-a shard alone. What is smaller goes to owners of shards and back, in 2 rounds (benchmarks/results/netlab.md)."""
+"""From there on, a rank, an allreduce among hosts goes around a ring where no algorithm is asked for: that needs memory
+for a shard alone. What is smaller goes to owners of shards and back, in 2 rounds (benchmarks/results/netlab.md)."""
 
 
 class MpiEngine(PairwiseEngine):
