@@ -81,8 +81,8 @@ class TorchEngine(PairwiseEngine):
         if self.backend == "nccl":
             self._control = control or TorchEngine(ranks=self.ranks, backend="gloo", timeout_s=timeout_s)
             self._adopt(self._control)
-        if self.backend == "gloo":
-            self.in_flight = 3  # a message waits for the word that it may come
+        # Over gloo a message waits for the word that it may come.
+        self.in_flight = {"gloo": 3, "nccl": 1}.get(self.backend, 2)
         self.capabilities = Capabilities(
             ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter", "gather"),
             (),
@@ -94,6 +94,15 @@ class TorchEngine(PairwiseEngine):
     @property
     def control(self) -> Engine:
         return self._control or self
+
+    def twin(self) -> Engine:
+        """As Engine.twin(); UnsupportedError with NCCL: on each GPU two communicators may wait for the other's turn."""
+        if self.backend == "nccl":
+            raise UnsupportedError(
+                "NCCL exchanges one bucket at a time, as communicators that run together can wait for each other for "
+                "ever: leave HVD_COMPRESS_IN_FLIGHT at 1"
+            )
+        return super().twin()
 
     @property
     def device(self) -> torch.device:

@@ -31,7 +31,7 @@ def tell_bucket_cap(buckets: int, nbytes: int, waited_s: float, wanted: int) -> 
     """DDP's buckets are so few that a step waits for their exchange."""
     log.warning(
         "hvd_compress: DDP has put %.3g MB of gradients into %d buckets, and a step waits %.3g ms for their exchange: "
-        "DistributedDataParallel(model, bucket_cap_mb=%.2g) makes about %d, of which more travel beside the backward "
+        "DistributedDataParallel(model, bucket_cap_mb=%.1f) makes about %d, of which more travel beside the backward "
         "pass",
         1e-6 * nbytes,
         buckets,
