@@ -1,7 +1,7 @@
 r"""Train long with several buckets in flight, until the end or a misfortune of the last rank.
 
-    mpirun -np 4 python benchmarks/overlap/soak.py none 10000
-    mpirun -np 3 python benchmarks/overlap/soak.py "is killed" 5000
+    mpirun -np 4 --map-by :OVERSUBSCRIBE --bind-to none python benchmarks/overlap/soak.py none 10000
+    mpirun -np 3 --map-by :OVERSUBSCRIBE --bind-to none python benchmarks/overlap/soak.py "is killed" 5000
 
 MISFORTUNE is none, "is killed", "is stopped" or nan: gradients that are not finite in every 1000th step. Eight buckets
 by int4, four in flight, replicas compared in every 100th step. Prints a line a thousand steps.

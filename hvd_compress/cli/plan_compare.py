@@ -15,12 +15,12 @@ from rich.text import Text
 from hvd_compress.cli.outputs import PICTURES, require_outputs
 from hvd_compress.cli.plan_advice import Row, advice
 from hvd_compress.cli.plan_make import FILE, files_of
+from hvd_compress.cli.traced import traced_boxes
 from hvd_compress.errors import PlanError
 from hvd_compress.planner.boxes import TERMS, Box, seconds_by_term, step_boxes
 from hvd_compress.planner.drawing import Panel, draw, require_picture
 from hvd_compress.planner.making import Inputs
 from hvd_compress.planner.problem import Problem
-from hvd_compress.planner.traced import traced_boxes
 from hvd_compress.planner.writing import strategy_of
 from hvd_compress.policies.plan_schema import Plan, read
 from hvd_compress.timeline.reading import TracedStep

@@ -81,6 +81,7 @@ class Engine(ABC):
         self.ledger = Ledger()
         self._children: list[Engine] = []
         self._twins: list[Engine] = []
+        self._is_twin = False
         self._groups: dict[str, Engine | None] = {}
         self._hosts: tuple[int, ...] | None = None
         self._closed = False
@@ -131,6 +132,9 @@ class Engine(ABC):
         Raises UnsupportedError where `capabilities.splits` is false, ConfigError, on all ranks alike, where a color is
         no whole number.
         """
+        assert not self._is_twin, (
+            "threads would make groups in different orders: a scheme that makes some says in_groups"
+        )
         if not self.capabilities.splits:
             raise UnsupportedError(self._no_split())
         valid = color is None or (isinstance(color, int) and not isinstance(color, bool))
@@ -164,6 +168,7 @@ class Engine(ABC):
             )
         twin = self._split(range(self.world_size))
         self._twins.append(twin)
+        twin._is_twin = True
         if self._hosts is not None:
             twin._hosts, twin.capabilities = self._hosts, replace(twin.capabilities, hosts=self._hosts)
         return twin

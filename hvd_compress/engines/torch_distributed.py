@@ -153,15 +153,12 @@ class TorchEngine(PairwiseEngine):
             dist.all_to_all(incoming, outgoing, group=self._group)
             self._finish()
             return
-        messages = []
-        for source, _ in self.partners():
-            if received[source].numel():
-                messages.append(dist.irecv(_bytes_of(received[source]), self.ranks[source], self._group))
-        for _, destination in self.partners():
-            if sent[destination].numel():
-                messages.append(dist.isend(_bytes_of(sent[destination]), self.ranks[destination], self._group))
-        for message in messages:
-            assert message is not None  # this rank is in the group
+        # Of the group itself: torch's functions look it up first, and a program may end its groups while what no step
+        # waits for is still under way.
+        group = self._group
+        inbox = [group.recv([_bytes_of(received[s])], s, 0) for s, _ in self.partners() if received[s].numel()]
+        outbox = [group.send([_bytes_of(sent[d])], d, 0) for _, d in self.partners() if sent[d].numel()]
+        for message in (*inbox, *outbox):
             message.wait()
 
     def _allreduce(self, tensor: torch.Tensor, algorithm: str) -> None:

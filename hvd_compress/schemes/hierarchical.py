@@ -50,6 +50,7 @@ class Hierarchical(Scheme):
     path: Path = Path(ACROSS)
     names: ClassVar[tuple[str, ...]] = (ACROSS,)
     by_name = True
+    in_groups = True
     within: ClassVar[bool] = False
     """Whether what travels to the leader is compressed."""
 
@@ -111,7 +112,6 @@ class HierarchicalWithin(Hierarchical):
 
     path: Path = Path(BOTH)
     names = (WITHIN, BOTH)
-    in_groups = True
     within = True
 
     @classmethod

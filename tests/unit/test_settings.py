@@ -24,7 +24,9 @@ def nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_defaults() -> None:
-    assert Settings.from_environment() == Settings(64 * 2**20, 300.0, adapt=True, calibration_s=3.0, log=None)
+    assert Settings.from_environment() == Settings(
+        64 * 2**20, 300.0, adapt=True, calibration_s=3.0, log=None, cuts=True
+    )
 
 
 def test_the_environment_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:

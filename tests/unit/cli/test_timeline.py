@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hvd_compress.cli.main import main
+from hvd_compress.cli.traced import side_by_side, traced_boxes
 from hvd_compress.engines.calls import Call
-from hvd_compress.planner.traced import side_by_side, traced_boxes
 from hvd_compress.schemes.phases import PhaseSpans
 from hvd_compress.timeline.reading import read
 from hvd_compress.timeline.trace import Timeline, TraceRecord
