@@ -119,9 +119,9 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
 
 
 def _connect(name: str, process_set: Any, niceness: int) -> Engine:
-    """Choose the engine; where gradients then travel without Horovod's threads, these give way to the training."""
+    """Choose the engine; where gradients travel among hosts without Horovod's threads, these give way to training."""
     engine = choose_engine(name, process_set)
-    if not isinstance(engine, HorovodEngine):
+    if not isinstance(engine, HorovodEngine) and len(set(engine.locate())) > 1:
         give_way(niceness)
     return engine
 
