@@ -138,7 +138,7 @@ class Settings:
         ccr: HVD_COMPRESS_CCR and what begins so; None where no ratio is asked for.
         in_flight: HVD_COMPRESS_IN_FLIGHT, how many buckets may be exchanged at the same time; None: as the engine says.
         horovod_niceness: HVD_COMPRESS_HOROVOD_NICENESS, by which Horovod's threads give way where gradients travel
-            without them; 0 leaves them alone.
+            among hosts without them; 0 leaves them alone.
         cuts: whether how many buckets there are may be found while training, as HOROVOD_FUSION_THRESHOLD is not set.
     """
 

@@ -25,7 +25,6 @@ import hvd_compress.torch  # noqa: F401 (sets up Open MPI as a training does)
 from hvd_compress.engines.mpi import MpiEngine
 from hvd_compress.engines.mpi_hosts import finish
 from hvd_compress.engines.mpi_library import MPI
-from hvd_compress.engines.pairwise import PairwiseEngine
 from hvd_compress.engines.torch_distributed import TorchEngine
 from hvd_compress.netlab import Link
 from hvd_compress.netlab.network import INTERFACE, address
@@ -51,10 +50,10 @@ def calls(numel: int, mpi: MpiEngine, gloo: TorchEngine) -> dict[tuple[str, str]
         ("all-gather", "gloo, own"): lambda: dist.all_gather(places, shard, group=group),
         ("all-gather", "gloo, pairs"): lambda: gloo.allgather(shard, lengths, out=gathered),
         ("allreduce", "MPI, own"): lambda: comm.Allreduce(MPI.IN_PLACE, bucket.numpy()),
-        ("allreduce", "MPI, pairs"): lambda: PairwiseEngine._allreduce_by_owners(mpi, bucket),
+        ("allreduce", "MPI, pairs"): lambda: mpi._allreduce_by_owners(bucket),
         ("allreduce", "MPI, engine"): lambda: mpi.allreduce(bucket),
         ("allreduce", "gloo, own"): lambda: dist.all_reduce(bucket, group=group),
-        ("allreduce", "gloo, pairs"): lambda: PairwiseEngine._allreduce_by_owners(gloo, bucket),
+        ("allreduce", "gloo, pairs"): lambda: gloo._allreduce_by_owners(bucket),
         ("allreduce", "gloo, engine"): lambda: gloo.allreduce(bucket),
     }
 

@@ -65,9 +65,7 @@ class PairwiseEngine(Engine):
     def _reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Each rank sums its shard itself, in rank order: as many bytes as a ring, in one round."""
         lengths = layout.shard_lengths(tensor.numel(), self.world_size)
-        total, *others = PairwiseEngine._alltoall(
-            self, torch.split(tensor, lengths), [lengths[self.rank]] * self.world_size
-        )
+        total, *others = self._alltoall(torch.split(tensor, lengths), [lengths[self.rank]] * self.world_size)
         for other in others:
             total += other
         return total
@@ -75,8 +73,8 @@ class PairwiseEngine(Engine):
     def _allreduce_by_owners(self, tensor: torch.Tensor) -> None:
         """Sum in place: shards to their owners and back. As many bytes as a ring, in 2 rounds where that has 2(N-1)."""
         lengths = layout.shard_lengths(tensor.numel(), self.world_size)
-        total = PairwiseEngine._reduce_scatter(self, tensor)
-        PairwiseEngine._allgather_into(self, tensor, total, lengths, "auto")
+        total = self._reduce_scatter(tensor)
+        self._allgather_into(tensor, total, lengths, "auto")
 
     def _swap_lengths(self, sent: Sequence[int]) -> list[int]:
         """Tell each rank a number."""

@@ -1,4 +1,4 @@
-"""Horovod's background thread, which polls for as long as a program runs, gives way where gradients travel without it.
+"""Horovod's background thread, which polls for ever, gives way where gradients travel among hosts without it.
 
 It compares notes with all ranks every millisecond (HOROVOD_CYCLE_TIME), and over MPI polls until all have answered: on
 cores that the training needs it takes 10 to 60 % of a step (benchmarks/results/waiting.md).
@@ -33,7 +33,7 @@ def give_way(niceness: int) -> None:
     It cannot be undone without rights, so the program's own operations of Horovod wait longer while all cores are busy.
     """
     for thread in _of_horovod & _threads():
-        with suppress(OSError):  # it has ended since, or is nicer already
+        with suppress(OSError):  # it has ended since
             os.setpriority(os.PRIO_PROCESS, thread, max(niceness, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
