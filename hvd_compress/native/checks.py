@@ -34,7 +34,8 @@ def feedback_out(grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor |
 def check_tensor(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...] = FLOATS) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise ConfigError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
-    check_device(name, tensor.device)
+    if not (tensor.is_cpu or tensor.is_cuda):  # asked of the tensor: what builds a torch.device takes longer
+        check_device(name, tensor.device)
     if tensor.dtype not in dtypes:
         wanted = " or ".join(str(dtype) for dtype in dict.fromkeys(dtypes))
         raise ConfigError(f"{name} must be of {wanted}, got {tensor.dtype}; convert it with .to()")
@@ -61,8 +62,11 @@ def _is_negated(tensor: torch.Tensor) -> bool:
 
     What is asked instead is private: a torch that lacks it gets the public method, with that risk.
     """
-    keys = getattr(torch._C, "_dispatch_keys", None)
-    return keys(tensor).has(torch._C.DispatchKey.Negative) if keys else tensor.is_neg()
+    return _dispatch_keys(tensor).has(_NEGATIVE) if _dispatch_keys else tensor.is_neg()
+
+
+_dispatch_keys = getattr(torch._C, "_dispatch_keys", None)
+_NEGATIVE = torch._C.DispatchKey.Negative if _dispatch_keys else None
 
 
 def written(name: str, tensor: torch.Tensor) -> None:

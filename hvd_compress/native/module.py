@@ -34,12 +34,14 @@ else:
                     f"the compiled kernels cannot be loaded ({error}); {shadow.remedy(shadow.KERNELS, build)}"
                 ) from error
             try:
-                return getattr(module, name)
+                found = getattr(module, name)
             except AttributeError:
                 raise ConfigError(
                     f"the compiled kernels, {module.__file__}, were built for another version of hvd_compress and lack "
                     f"{name!r}: build them with `pip install .` in the checkout"
                 ) from None
+            setattr(self, name, found)  # asked for once
+            return found
 
     compiled = _LazyModule()
 
@@ -87,7 +89,7 @@ scratch = _Scratch()
 
 def on(tensor: torch.Tensor) -> Any:
     """Return the kernels for the device where the tensor lies, all with the functions of _native.pyi."""
-    return compiled if tensor.device.type == "cpu" else cuda.kernels(tensor.device)
+    return compiled if tensor.is_cpu else cuda.kernels(tensor.device)
 
 
 @functools.cache
@@ -102,7 +104,7 @@ def prepare(size_bytes: int = 0, like: torch.Tensor | None = None) -> torch.Tens
     On the CPU, tell the kernels how many threads they may use. On a GPU, torch's own cache knows which stream still
     uses which memory.
     """
-    if like is not None and like.device.type != "cpu":
+    if like is not None and not like.is_cpu:
         return torch.empty(size_bytes, dtype=torch.uint8, device=like.device)
     compiled.set_num_threads(num_threads())
     if scratch.workspace.numel() < size_bytes:

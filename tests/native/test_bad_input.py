@@ -13,7 +13,7 @@ import torch
 
 from hvd_compress import _native, native
 from hvd_compress.errors import ConfigError, MismatchError, UnsupportedError
-from hvd_compress.native import cuda
+from hvd_compress.native import cuda, module
 
 INDICES = torch.zeros(2, dtype=torch.int32)
 BITS = torch.zeros(1, dtype=torch.uint8)
@@ -501,6 +501,7 @@ def test_a_missing_module_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) 
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(importlib, "import_module", missing)
+    monkeypatch.setattr(module, "compiled", type(module.compiled)())  # as if nothing had been called yet
     with pytest.raises(ConfigError, match=r"No module named 'hvd_compress._native'.*pip install \."):
         native.topk(torch.ones(3), 1)
 

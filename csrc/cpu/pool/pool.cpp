@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -15,6 +16,9 @@ std::atomic<int> wanted_threads{1};
 
 // A worker looks this often for the next loop before it sleeps: the loops of one kernel follow each other closely.
 constexpr int kSpins = 2000;
+
+// A worker that sleeps begins so long after it was called: a loop that the caller ends sooner is left to it.
+constexpr std::chrono::microseconds kWaking{60};
 
 // Parts are divided into so many ranges at most, one a thread: what a thread works on lies together in memory, which
 // is faster than parts that threads take in turn. A thread whose range is done helps with the others.
@@ -56,6 +60,17 @@ class Pool {
     // The caller has taken the pool.
     void run(std::int64_t parts, int helpers, detail::PartBody body, void* context) noexcept {
         start_workers(helpers);
+        std::int64_t first = 0;
+        if (parts >= 4 * (helpers + 1) && asleep_.load(std::memory_order_relaxed) >= helpers) {
+            using Clock = std::chrono::steady_clock;
+            const Clock::time_point start = Clock::now();
+            body(context, first++);
+            if ((Clock::now() - start) * (parts - 1) < kWaking) {
+                for (; first < parts; ++first) body(context, first);
+                return;
+            }
+        }
+        parts -= first;
         {
             const std::lock_guard lock(mutex_);
             body_ = body;
@@ -63,17 +78,22 @@ class Pool {
             mode_ = arithmetic_mode();
             range_count_ = std::min(helpers + 1, kMaxRanges);
             for (int i = 0; i < range_count_; ++i) {
-                ranges_[i].next.store(parts * i / range_count_, std::memory_order_relaxed);
-                ranges_[i].end = parts * (i + 1) / range_count_;
+                ranges_[i].next.store(first + parts * i / range_count_, std::memory_order_relaxed);
+                ranges_[i].end = first + parts * (i + 1) / range_count_;
             }
             places_ = helpers;
             round_.fetch_add(1, std::memory_order_release);
         }
         for (int i = 0; i < helpers; ++i) wake_.notify_one();  // not all: there may have been more once
         take_parts(0, body, context);
+        {
+            const std::lock_guard lock(mutex_);
+            places_ = 0;  // whoever wakes up only now has nothing to do
+        }
+        // To be woken up takes longer than the part that a worker is at.
+        for (int i = 0; i < kSpins && inside_.load(std::memory_order_acquire) != 0; ++i) relax();
         std::unique_lock lock(mutex_);
-        places_ = 0;  // whoever wakes up only now has nothing to do
-        done_.wait(lock, [this] { return inside_ == 0; });
+        done_.wait(lock, [this] { return inside_.load(std::memory_order_relaxed) == 0; });
     }
 
   private:
@@ -102,7 +122,9 @@ class Pool {
         for (;;) {
             for (int i = 0; i < spins && round_.load(std::memory_order_acquire) == seen; ++i) relax();
             std::unique_lock lock(mutex_);
+            ++asleep_;
             wake_.wait(lock, [&] { return round_.load(std::memory_order_relaxed) != seen; });
+            --asleep_;
             seen = round_.load(std::memory_order_relaxed);
             spins = places_ == 0 ? 0 : kSpins;
             if (places_ == 0) continue;
@@ -126,8 +148,9 @@ class Pool {
     detail::PartBody body_ = nullptr;
     void* context_ = nullptr;
     std::uint32_t mode_ = 0;
-    int places_ = 0;  // workers that may still join this round
-    int inside_ = 0;  // workers that have joined and not left
+    int places_ = 0;              // workers that may still join this round
+    std::atomic<int> inside_{0};  // workers that have joined and not left
+    std::atomic<int> asleep_{0};  // workers that spin no longer
 
     Range ranges_[kMaxRanges];
     int range_count_ = 1;  // changed only while no worker is inside

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "../isa/types.hpp"
+#include "../pool/pool.hpp"
 #include "hvd_compress/numeric.hpp"
 #include "hvd_compress/sample.hpp"
 
@@ -14,28 +15,38 @@ struct Bracket {
     Key low, high;
 };
 
-// The same for the same n, k and values. `bins` (kSampleBins) is scratch memory. n is at least kElementsPerBlock.
+// Of so many blocks each: for fewer, clearing bins of its own takes as long as a part's work.
+constexpr std::int64_t kBlocksPerSampleSlice = 512;
+constexpr std::int64_t kMaxSampleSlices = 4;
+constexpr std::int64_t kAllSampleBins = kMaxSampleSlices * kSampleBins;
+
+// The same for the same n, k and values. `bins` (kAllSampleBins) is scratch memory. n is at least kElementsPerBlock.
 // prefetch(i) asks for the memory of element i.
 template <class ValueAt, class Prefetch>
 Bracket sample_bracket(std::int64_t n, std::int64_t k, ValueAt value_at, Prefetch prefetch, Count* bins) {
     constexpr std::int64_t kAhead = 16;  // blocks: the memory of that many is under way at once
-    std::fill_n(bins, kSampleBins, Count{0});
     const std::int64_t blocks = sample_blocks(n), stride = n / blocks;
-    for (std::int64_t block = 0; block < blocks; ++block) {
-        prefetch(sampled_block(std::min(block + kAhead, blocks - 1), stride));
-        const std::int64_t start = sampled_block(block, stride);
-        for (std::int64_t i = start; i < start + kSampledBlock; ++i)
-            ++bins[Traits<float>::key(value_at(i)) >> kSampleShift];
-    }
+    const std::int64_t slices = std::clamp<std::int64_t>(blocks / kBlocksPerSampleSlice, 1, kMaxSampleSlices);
+    parallel_for(slices, [&](std::int64_t slice) {
+        Count* own = bins + slice * kSampleBins;
+        std::fill_n(own, kSampleBins, Count{0});
+        const std::int64_t end = blocks * (slice + 1) / slices;
+        for (std::int64_t block = blocks * slice / slices; block < end; ++block) {
+            prefetch(sampled_block(std::min(block + kAhead, end - 1), stride));
+            const std::int64_t start = sampled_block(block, stride);
+            for (std::int64_t i = start; i < start + kSampledBlock; ++i)
+                ++own[Traits<float>::key(value_at(i)) >> kSampleShift];
+        }
+    });
     const double expected =
         static_cast<double>(blocks * kSampledBlock) * static_cast<double>(k) / static_cast<double>(n);
     const double margin = sample_margin(expected);
     Key low = 0, high = Traits<float>::kInfinityKey + 1;
-    double seen = 0.0;
+    std::int64_t seen = 0;
     for (std::int64_t bin = kSampleBins - 1; bin >= 0; --bin) {
-        seen += bins[bin];
-        if (seen <= expected - margin) high = static_cast<Key>(bin) << kSampleShift;
-        if (seen >= expected + margin) {
+        for (std::int64_t slice = 0; slice < slices; ++slice) seen += bins[slice * kSampleBins + bin];
+        if (static_cast<double>(seen) <= expected - margin) high = static_cast<Key>(bin) << kSampleShift;
+        if (static_cast<double>(seen) >= expected + margin) {
             low = static_cast<Key>(bin) << kSampleShift;
             break;
         }

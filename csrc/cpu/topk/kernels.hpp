@@ -40,7 +40,7 @@ struct TopkKernels {
     // The keys below `high` of `count` values go to `keys`; returns how many, the others lie above.
     std::int64_t (*keys_below)(const float* values, std::int64_t count, Key high, Key* keys);
 
-    // Counts keys by (key - low) >> shift; what lies below `low` or beyond the last bin goes to bins[kBins].
+    // Counts keys by (key - low) >> shift, but what lies below `low` or beyond the last bin.
     void (*count_keys)(const Key* keys, std::int64_t count, Key low, int shift, Count* bins);
 
     // How many of `count` values are selected, and how many are their ties.

@@ -52,12 +52,12 @@ Layout::Layout(std::int64_t n, std::int64_t k) noexcept {
     chunks = divided_up(n, kChunk);
     slices = std::clamp<std::int64_t>(divided_up(n, kSliceElements), 1, kMaxSlices);
     // More candidates than that: not worth setting apart.
-    capacity = sampled ? std::min(n, 2 * k + n / 64) : 0;
+    capacity = sampled ? std::min(n, 2 * k + n / 64 + kFewest) : 0;
     const std::int64_t room = sampled ? capacity + kSlack : 0;
     bytes = 0;
     table = take(&bytes, chunks * static_cast<std::int64_t>(sizeof(Row)));
-    bins = take(&bytes, slices * (kBins + 1) * static_cast<std::int64_t>(sizeof(Count)));
-    sample = take(&bytes, sampled ? kSampleBins * static_cast<std::int64_t>(sizeof(Count)) : 0);
+    bins = take(&bytes, slices * kBins * static_cast<std::int64_t>(sizeof(Count)));
+    sample = take(&bytes, sampled ? kAllSampleBins * static_cast<std::int64_t>(sizeof(Count)) : 0);
     indices = take(&bytes, room * static_cast<std::int64_t>(sizeof(std::int32_t)));
     values = take(&bytes, room * static_cast<std::int64_t>(sizeof(float)));
     keys = take(&bytes, room * static_cast<std::int64_t>(sizeof(Key)));
@@ -84,8 +84,8 @@ Candidates Selection::candidates_of(std::int64_t chunk) const noexcept {
     return {candidates_.indices + table_[chunk].first, candidates_.values + table_[chunk].first};
 }
 
-void Selection::add_slices(std::int64_t bins) noexcept {
-    for (std::int64_t slice = 1; slice < layout_.slices; ++slice) {
+void Selection::add_slices(std::int64_t slices, std::int64_t bins) noexcept {
+    for (std::int64_t slice = 1; slice < slices; ++slice) {
         for (std::int64_t bin = 0; bin < bins; ++bin) bins_[bin] += bins_of(slice)[bin];
     }
 }
@@ -99,12 +99,13 @@ Key Selection::walk(std::int64_t bins, std::int64_t* wanted) const noexcept {
 }
 
 void Selection::count_keys(Key low, int shift) noexcept {
-    parallel_for(layout_.slices, [&](std::int64_t slice) {
-        std::fill_n(bins_of(slice), kBins + 1, Count{0});
-        const std::int64_t begin = key_count_ * slice / layout_.slices, end = key_count_ * (slice + 1) / layout_.slices;
+    const std::int64_t slices = std::clamp<std::int64_t>(key_count_ / kSliceKeys, 1, layout_.slices);
+    parallel_for(slices, [&](std::int64_t slice) {
+        std::fill_n(bins_of(slice), kBins, Count{0});
+        const std::int64_t begin = key_count_ * slice / slices, end = key_count_ * (slice + 1) / slices;
         kernels_.count_keys(keys_ + begin, end - begin, low, shift, bins_of(slice));
     });
-    add_slices(kBins + 1);
+    add_slices(slices, kBins);
 }
 
 // The keys of all candidates, where those within the bracket do not reach.
@@ -144,7 +145,7 @@ Key Selection::rank_of_all(std::int64_t rank) noexcept {
             const Place slices{n_ * slice / layout_.slices, n_ * (slice + 1) / layout_.slices};
             passes_.count(passes_.x, slices, shift, bits, key, bins_of(slice));
         });
-        add_slices(kBins);
+        add_slices(layout_.slices, kBins);
         key = key << bits | walk(std::int64_t{1} << bits, &rank);
     }
     return key;

@@ -20,6 +20,8 @@ namespace hvd_compress::cpu {
 
 constexpr std::int64_t kMaxSlices = 16;  // that count side by side, each into bins of its own
 constexpr std::int64_t kSliceElements = 65536;
+constexpr std::int64_t kFewest = 1024;       // candidates, for whom there is room whatever n and k are
+constexpr std::int64_t kSliceKeys = 16384;   // of the bracket: clearing and adding a slice's bins takes as long
 constexpr std::int64_t kMinSampled = 16384;  // fewer elements are not worth a sample
 
 // The parts of the workspace, in bytes from its start.
@@ -54,7 +56,7 @@ Passes passes_over(ConstArray x) noexcept;  // x stays as it is
 Passes passes_from(Array out) noexcept;     // zeros take the places of what is selected; selected as fp32
 
 // Whether most vectors hold a candidate.
-inline bool many(std::int64_t n, std::int64_t k) { return k > n / 24; }
+inline bool many(std::int64_t n, std::int64_t k) { return k > n / 200; }
 
 class Selection {
   public:
@@ -96,7 +98,7 @@ class Selection {
     }
     Place place(std::int64_t chunk) const noexcept;
     Key walk(std::int64_t bins, std::int64_t* wanted) const noexcept;
-    void add_slices(std::int64_t bins) noexcept;
+    void add_slices(std::int64_t slices, std::int64_t bins) noexcept;
     Key rank_of_candidates(std::int64_t rank) noexcept;
     Key rank_of_all(std::int64_t rank) noexcept;
     Status emit_candidates(Range range, std::int64_t wanted) noexcept;
@@ -105,7 +107,7 @@ class Selection {
     void all_keys() noexcept;
     template <class Rank>
     void rank_chunks(Rank rank, Range range, std::int64_t wanted) noexcept;
-    Count* bins_of(std::int64_t slice) const noexcept { return bins_ + slice * (kBins + 1); }
+    Count* bins_of(std::int64_t slice) const noexcept { return bins_ + slice * kBins; }
 
     std::int64_t n_, k_;
     Layout layout_;

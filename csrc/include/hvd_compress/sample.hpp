@@ -10,11 +10,18 @@ namespace hvd_compress {
 constexpr std::int64_t kSampledBlock = 16;  // elements that are looked at together: a cache line of fp32
 constexpr std::int64_t kMaxBlocks = 4096;   // 65,536 elements
 constexpr std::int64_t kElementsPerBlock = 256;
+
+// A few elements are sampled more densely than many: of a block's time most goes into finding its page, and a small
+// sample leaves more candidates. Their sum is least near these.
+constexpr std::int64_t kDenseBlocks = 256;
+constexpr std::int64_t kElementsPerSparseBlock = 2048;
 constexpr int kSampleShift = 17;  // 64 bins to a factor of two
 constexpr std::int64_t kSampleBins = std::int64_t{1} << (31 - kSampleShift);
 
 HVD_COMPRESS_HD inline std::int64_t sample_blocks(std::int64_t n) {
-    return n / kElementsPerBlock < kMaxBlocks ? n / kElementsPerBlock : kMaxBlocks;
+    const std::int64_t dense = n / kElementsPerBlock < kDenseBlocks ? n / kElementsPerBlock : kDenseBlocks;
+    const std::int64_t sparse = n / kElementsPerSparseBlock < kMaxBlocks ? n / kElementsPerSparseBlock : kMaxBlocks;
+    return dense > sparse ? dense : sparse;
 }
 
 // Spreads its argument over all 32 bits (the finaliser of MurmurHash3), so that no pattern in memory meets the

@@ -3,6 +3,7 @@
 #include "../../../csrc/cpu/pool/pool.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <thread>
 #include <vector>
@@ -29,6 +30,23 @@ void check_parts(std::int64_t parts) {
     }
 }
 
+// Workers that have gone to sleep are called for a long loop, and a short one does not wait for them.
+void check_asleep(std::chrono::microseconds each) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::vector<std::thread::id> by(400);
+    parallel_for(400, [&](std::int64_t part) {
+        const auto end = std::chrono::steady_clock::now() + each;
+        while (std::chrono::steady_clock::now() < end) std::this_thread::yield();
+        by[static_cast<std::size_t>(part)] = std::this_thread::get_id();
+    });
+    bool others = false;
+    for (const std::thread::id id : by) {
+        expect(id != std::thread::id{}, "every part runs after a sleep");
+        others = others || id != std::this_thread::get_id();
+    }
+    if (each.count() > 0) expect(others, "workers that sleep are called for a long loop");
+}
+
 void check_nested() {
     std::atomic<int> total{0};
     parallel_for(8, [&](std::int64_t) { parallel_for(5, [&](std::int64_t) { ++total; }); });
@@ -42,6 +60,8 @@ int main() {
         set_num_threads(threads);
         for (const std::int64_t parts : {0, 1, 2, 7, 1000}) check_parts(parts);
         check_nested();
+        check_asleep(std::chrono::microseconds{0});
+        if (threads > 1) check_asleep(std::chrono::microseconds{500});
     }
     std::vector<std::thread> callers;
     for (int caller = 0; caller < 4; ++caller) {

@@ -10,7 +10,7 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.errors import ConfigError
-from hvd_compress.native import shadow
+from hvd_compress.native import module, shadow
 from tests.installed import install
 
 FILES = ("kernels.so",)
@@ -45,6 +45,7 @@ def test_kernels_of_another_version_are_told(monkeypatch: pytest.MonkeyPatch) ->
         __file__ = "/checkout/_native.so"
 
     monkeypatch.setitem(sys.modules, "hvd_compress._native", Old())
+    monkeypatch.setattr(module, "compiled", type(module.compiled)())  # what was asked for before is known
     with pytest.raises(
         ConfigError, match=r"/checkout/_native\.so, were built for another version .* 'topk_workspace_bytes'"
     ):
