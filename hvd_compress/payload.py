@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import torch
@@ -29,9 +29,30 @@ class Payload:
     tensors: Mapping[str, torch.Tensor]
     numel: int
     summable: bool = False
+    _memory: torch.Tensor | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
+
+    @classmethod
+    def allocate(
+        cls, fields: Mapping[str, tuple[int, torch.dtype]], numel: int, device: torch.device, summable: bool = False
+    ) -> Payload:
+        """Return a payload to be filled, whose tensors lie where pack() puts them: that then copies nothing.
+
+        Args:
+            fields: by name, the elements and the dtype of each tensor.
+        """
+        entries = [(_DTYPES.index(dtype), length) for length, dtype in fields.values()]
+        offsets, end = _offsets(entries)
+        memory = torch.empty(end, dtype=torch.uint8, device=device)
+        tensors = {
+            name: memory[offset : offset + length * dtype.itemsize].view(dtype)
+            for (name, (length, dtype)), offset in zip(fields.items(), offsets, strict=True)
+        }
+        payload = cls(tensors, numel, summable)
+        object.__setattr__(payload, "_memory", memory)
+        return payload
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.tensors[name]
@@ -46,6 +67,11 @@ class Payload:
         """Bytes of what pack() gives: header, tensors, and the gaps between them."""
         return _offsets(self._entries)[1]
 
+    @property
+    def lies_packed(self) -> bool:
+        """Whether pack() has nothing to copy: it was allocated so."""
+        return self._memory is not None
+
     def pack(
         self,
         step: int,
@@ -56,10 +82,13 @@ class Payload:
         """Return header and tensors as one uint8 tensor (packed_bytes,), each tensor at a multiple of 16 bytes.
 
         Args:
-            into: what to return, where the caller has memory for it. Gaps between tensors become 0 in the host's; on a
-                device, where that would be a launch each, they stay as they are.
+            into: what to return, where the caller has memory for it; else this payload's own, where it lies packed, or
+                new memory of the host. Gaps between tensors become 0 in the host's; on a device, where that would be a
+                launch each, they stay as they are.
             copy: copies a tensor of this payload (second) into a part of the result (first), perhaps later.
         """
+        moves = into is not None or not self.lies_packed
+        into = self._memory if into is None else into
         into = torch.empty(self.packed_bytes, dtype=torch.uint8, device="cpu") if into is None else into
         entries = self._entries
         header = _HEADER.pack(_MAGIC, len(entries), 0, step, bucket, self.numel)
@@ -68,10 +97,10 @@ class Payload:
         into[: len(header)].copy_(torch.frombuffer(bytearray(header), dtype=torch.uint8), non_blocking=True)
         end = len(header)
         for offset, tensor in zip(_offsets(entries)[0], self.tensors.values(), strict=True):
-            data = tensor.view(torch.uint8)
             _clear(into[end:offset])
-            end = offset + data.numel()
-            copy(into[offset:end], data)
+            end = offset + tensor.nbytes
+            if moves:
+                copy(into[offset:end], tensor.view(torch.uint8))
         _clear(into[end:])
         return into
 

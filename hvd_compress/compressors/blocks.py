@@ -72,9 +72,9 @@ class BlockQuantizer(Requantizer):
 
     def compress(self, corrected: torch.Tensor, layout: Layout) -> Payload:
         """Round to nearest, or as rank 0 does at random in step 0 of bucket 0."""
-        return self._payload(
-            native.block_quantize(corrected, None, self.format, key=self._key(0, 0, 0, 0)), corrected.numel()
-        )
+        found = self._memory(corrected)
+        native.block_quantize(corrected, None, self.format, key=self._key(0, 0, 0, 0), into=_codes(found))
+        return found
 
     def add_to(self, out: torch.Tensor, payload: Payload, scale: float, layout: Layout) -> None:
         added = torch.empty_like(out)
@@ -82,19 +82,19 @@ class BlockQuantizer(Requantizer):
         out.add_(added)
 
     def template(self, numel: int) -> Payload:
-        codes = torch.empty(self.format.code_bytes(numel), dtype=torch.uint8, device="cpu")
-        units = torch.empty(self.format.blocks(numel), dtype=torch.bfloat16, device="cpu")
-        return self._payload(BlockCodes(codes, units), numel)
+        return self._allocate(numel, torch.device("cpu"))
 
     def encode_shard(self, work: Input, shard: slice, owner: int) -> Payload:
         key = self._key(work.step, work.bucket, work.rank, owner)
         gradient = work.gradient[shard]
+        found = self._memory(gradient)
         if self.stochastic:
-            found = native.block_quantize(gradient, None, self.format, key=key)
+            native.block_quantize(gradient, None, self.format, key=key, into=_codes(found))
         else:
             residual, pending = feedback_of(work)
-            found = native.block_quantize(gradient, residual[shard], self.format, key=key, out=pending[shard])
-        return self._payload(found, gradient.numel())
+            out, into = pending[shard], _codes(found)
+            native.block_quantize(gradient, residual[shard], self.format, key=key, out=out, into=into)
+        return found
 
     def keep_shard(self, work: Input, shard: slice) -> None:
         if not self.stochastic:
@@ -107,7 +107,9 @@ class BlockQuantizer(Requantizer):
         numel, place = own.numel(), work.rank
         sources = each_checked(self._checked, others, others_of(place, others), numel)
         key = self._key(work.step, work.bucket, work.rank, SUM)
-        return self._payload(native.block_sum_quantize(own, sources, place, self.format, key=key, rest=rest), numel)
+        found = self._memory(own)
+        native.block_sum_quantize(own, sources, place, self.format, key=key, rest=rest, into=_codes(found))
+        return found
 
     def write(self, work: Input, parts: Sequence[tuple[slice, Sequence[Payload]]]) -> torch.Tensor:
         finite = []
@@ -117,8 +119,12 @@ class BlockQuantizer(Requantizer):
             finite.append(native.block_sum(sources, out, self.format, work.scale))
         return torch.stack([torch.as_tensor(one, dtype=torch.bool) for one in finite]).all()
 
-    def _payload(self, found: BlockCodes, numel: int) -> Payload:
-        return Payload({"codes": found.codes, "scales": found.units}, numel)
+    def _memory(self, x: torch.Tensor) -> Payload:
+        return self._allocate(x.numel(), x.device)
+
+    def _allocate(self, numel: int, device: torch.device) -> Payload:
+        codes = self.format.code_bytes(numel), torch.uint8
+        return Payload.allocate({"codes": codes, "scales": (self.format.blocks(numel), torch.bfloat16)}, numel, device)
 
     def _checked(self, payload: Payload, numel: int) -> BlockCodes:
         codes, units = payload["codes"], payload["scales"]
@@ -132,6 +138,10 @@ class BlockQuantizer(Requantizer):
 
     def _key(self, step: int, bucket: int, rank: int, shard: int) -> RandomKey | None:
         return RandomKey(mixed(self.seed, rank, shard), step, bucket) if self.stochastic else None
+
+
+def _codes(payload: Payload) -> BlockCodes:
+    return BlockCodes(payload["codes"], payload["scales"])
 
 
 def checked_scales(scales: torch.Tensor) -> torch.Tensor:

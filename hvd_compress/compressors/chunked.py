@@ -153,11 +153,8 @@ class ChunkedQuantizer(Requantizer):
         return total
 
     def _empty(self, numel: int, device: torch.device) -> Payload:
-        tensors = {
-            name: torch.empty(self.length(name, numel), dtype=dtype, device=device)
-            for name, dtype in self.fields().items()
-        }
-        return Payload(tensors, numel)
+        fields = {name: (self.length(name, numel), dtype) for name, dtype in self.fields().items()}
+        return Payload.allocate(fields, numel, device)
 
     def _codes(self, payload: Payload, part: slice) -> Codes:
         """Return views of the codes of a chunk, which begins at a granule."""

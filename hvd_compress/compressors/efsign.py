@@ -8,7 +8,7 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors.base import FeedbackCompressor, Round, packed_spans, spans
+from hvd_compress.compressors.base import FeedbackCompressor, Round, packed_spans
 from hvd_compress.errors import PayloadError
 from hvd_compress.payload import Payload
 
@@ -33,13 +33,13 @@ class EFSign(FeedbackCompressor):
     def compress_feedback(
         self, gradient: torch.Tensor, residual: torch.Tensor, pending: torch.Tensor, layout: Layout
     ) -> Payload:
-        parts = [
-            native.sign_accumulate(gradient[start:stop], residual[start:stop], out=pending[start:stop])
-            for start, stop in spans(layout, self.layerwise)
-        ]
-        bits = torch.cat([bits for bits, _ in parts])
-        scales = torch.stack([scale.reshape(()) for _, scale in parts])
-        return Payload({"bits": bits, "scales": scales}, numel=layout.numel)
+        parts = list(packed_spans(layout, self.layerwise, 1))
+        fields = {"bits": (parts[-1][1].stop, torch.uint8), "scales": (len(parts), torch.float32)}
+        found = Payload.allocate(fields, layout.numel, gradient.device)
+        for (span, place), scale in zip(parts, found["scales"], strict=True):
+            into = found["bits"][place], scale
+            native.sign_accumulate(gradient[span], residual[span], out=pending[span], into=into)
+        return found
 
     def add_to(self, out: torch.Tensor, payload: Payload, scale: float, layout: Layout) -> None:
         bits, scales = payload["bits"], payload["scales"]

@@ -86,8 +86,8 @@ class Sparsifier(FeedbackCompressor):
 
         `pending` (numel,), which is 0 there, receives what rounding takes of the values.
         """
-        indices = torch.cat([found[0] + start if start else found[0] for start, found in parts])
-        values = torch.cat([found[1].float() for _, found in parts])
+        indices = _joined([found[0] + start if start else found[0] for start, found in parts])
+        values = _joined([found[1].float() for _, found in parts])
         payload, lost = self.coding.encode(indices, values, layout.numel)
         if lost is not None and pending is not None:
             native.scatter_set(indices, lost, pending, 1.0)
@@ -105,6 +105,10 @@ class Sparsifier(FeedbackCompressor):
                 lists.append(self.coding.decode(payload))
         with received():
             native.scatter_lists(lists, out, scale, clear=True, origin="payload from rank")
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
 
 
 @dataclass(frozen=True)

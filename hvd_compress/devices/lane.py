@@ -19,9 +19,11 @@ class Lane(ABC):
 
     Attributes:
         device: where compression runs, and residuals live.
+        in_place: whether the engine takes the memory in which compression runs.
     """
 
     device: torch.device
+    in_place = True
 
     @abstractmethod
     def workspace(self, flat: torch.Tensor, *kept: torch.Tensor) -> torch.Tensor:

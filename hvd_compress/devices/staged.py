@@ -22,6 +22,8 @@ class StagedLane(DeviceLane):
     is kept from step to step: it is written again no sooner than the training has seen the result of the step before.
     """
 
+    in_place = False
+
     def __init__(self, streams: Streams) -> None:
         super().__init__(streams)
         self._buffers: dict[str, torch.Tensor] = {}

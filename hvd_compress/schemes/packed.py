@@ -52,10 +52,11 @@ class Packer:
         self._kept: list[Payload] = []
 
     def pack(self, name: str, payload: Payload) -> torch.Tensor:
-        """Return the bytes of a payload, in the lane's buffer `name`; call it as lane.post()."""
+        """Return the bytes of a payload, in its own memory or the lane's buffer `name`; call it as lane.post()."""
         work = self._work
         self._kept.append(payload)
-        packed = work.lane.buffer(name, payload.packed_bytes, torch.uint8)
+        in_place = payload.lies_packed and work.lane.in_place
+        packed = None if in_place else work.lane.buffer(name, payload.packed_bytes, torch.uint8)
         return payload.pack(work.step, work.bucket, packed, work.lane.place)
 
     def pack_all(self, name: str, payloads: Sequence[Payload]) -> torch.Tensor:

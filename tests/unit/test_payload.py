@@ -90,3 +90,16 @@ def test_random_bytes_are_refused(raw: bytes) -> None:
     buffer = torch.tensor(list(raw), dtype=torch.uint8)
     with pytest.raises(PayloadError):
         payload().unpack(buffer, 0, 0)
+
+
+def test_what_was_allocated_is_packed_where_it_lies() -> None:
+    sent = Payload.allocate({"codes": (13, torch.uint8), "scales": (2, torch.bfloat16)}, 100, torch.device("cpu"))
+    sent["codes"].copy_(torch.arange(13))
+    sent["scales"].fill_(0.5)
+    packed = sent.pack(step=4, bucket=2)
+    assert sent.lies_packed
+    assert packed.data_ptr() <= sent["codes"].data_ptr() < packed.data_ptr() + packed.numel()
+    copied = Payload(sent.tensors, 100).pack(step=4, bucket=2)
+    assert torch.equal(packed, copied)
+    assert torch.equal(sent.pack(4, 2, torch.full_like(packed, 255)), copied)
+    assert torch.equal(sent.unpack(packed, 4, 2)["codes"], torch.arange(13, dtype=torch.uint8))
