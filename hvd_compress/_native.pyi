@@ -223,6 +223,7 @@ class PlannerProblem:
         options: list[list[int]],
         lane: list[int],
         prices: list[list[int]],
+        tracks: int,
         /,
     ) -> None: ...
     def undominated(self, size: int, among: list[int], /) -> list[int]: ...

@@ -54,7 +54,7 @@ void bind_planner(pybind11::module_& module) {
     using Options = std::vector<Option>;
     pybind11::class_<Problem>(module, "PlannerProblem")
         .def(pybind11::init<const std::vector<std::int64_t>&, std::vector<std::int32_t>, const Kinds&,
-                            const std::vector<std::int32_t>&, const Prices&>())
+                            const std::vector<std::int32_t>&, const Prices&, std::int32_t>())
         .def("undominated", &Problem::undominated)
         .def("cheapest", &Problem::cheapest)
         .def("times", &Problem::times)

@@ -15,7 +15,7 @@ void require(bool holds, const char* what) {
 
 // Whether `better` keeps no lane busy for longer.
 bool costs_less(const Chain& better, const Chain& worse) {
-    for (int lane = 0; lane < kLanes; ++lane)
+    for (int lane = 0; lane <= kLatency; ++lane)
         if (better.totals[lane] > worse.totals[lane]) return false;
     return true;
 }
@@ -37,14 +37,16 @@ bool beats(const Chain& better, const Chain& worse) {
 
 Problem::Problem(const std::vector<Nanoseconds>& backward, std::vector<std::int32_t> size,
                  const std::vector<std::vector<std::int32_t>>& options, const std::vector<std::int32_t>& lane,
-                 const std::vector<std::vector<Nanoseconds>>& prices)
+                 const std::vector<std::vector<Nanoseconds>>& prices, std::int32_t tracks)
     : size_(std::move(size)),
       sizes_(static_cast<std::int32_t>(prices.size())),
-      options_(static_cast<Option>(options.size())) {
+      options_(static_cast<Option>(options.size())),
+      tracks_(tracks) {
+    require(tracks >= 1 && tracks <= kMostTracks, "there are 1 to 8 tracks");
     require(!backward.empty() && backward.size() == size_.size(), "as many durations as sizes are needed, at least 1");
     require(!options.empty(), "there are no options");
     for (const std::int32_t at : size_) require(at >= 0 && at < sizes_, "a tensor has a size without prices");
-    for (const std::int32_t at : lane) require(at >= 0 && at < kLanes, "there is no such lane");
+    for (const std::int32_t at : lane) require(at >= 0 && at <= kLatency, "there is no such lane");
     for (const auto& row : prices) {
         require(row.size() == lane.size(), "each size needs a price for each kind of task");
         for (const Nanoseconds price : row)

@@ -10,9 +10,11 @@ namespace hvd_compress::planner {
 using Nanoseconds = std::int64_t;
 
 // What serves one task after the other. Training and compression on its device contend for kTraining; kHost is the CPU
-// beside a GPU; the links within a host and across hosts are two.
-enum Lane : std::int32_t { kTraining, kHost, kWithin, kAcross };
-constexpr int kLanes = 4;
+// beside a GPU; the links within a host and across hosts are two. A task of kLatency runs on the track of its tensor,
+// kLatency + tensor % tracks: so many latencies may pass at the same time.
+enum Lane : std::int32_t { kTraining, kHost, kWithin, kAcross, kLatency };
+constexpr int kMostTracks = 8;
+constexpr int kLanes = kLatency + kMostTracks;
 using Totals = std::array<Nanoseconds, kLanes>;
 
 struct Task {
@@ -24,7 +26,7 @@ struct Task {
 struct Chain {
     const Task* tasks = nullptr;
     std::int32_t length = 0;
-    Totals totals{};  // of the durations, by lane
+    Totals totals{};  // of the durations, by lane of the tasks
 };
 
 // Tensors whose gradients become ready together: the first of them, and those whose computation takes no time.
@@ -39,11 +41,12 @@ using Strategy = std::vector<Option>;  // by tensor
 class Problem {
   public:
     // backward: durations by tensor, in backward order. size: of each tensor, a row of `prices`. options: kinds of
-    // tasks, by option. lane: by kind. prices: durations by size and kind; a task of duration 0 is left out.
+    // tasks, by option. lane: by kind. prices: durations by size and kind; a task of duration 0 is left out. tracks: how
+    // many latencies may pass at a time.
     // Throws std::invalid_argument where an index or a duration is out of range.
     Problem(const std::vector<Nanoseconds>& backward, std::vector<std::int32_t> size,
             const std::vector<std::vector<std::int32_t>>& options, const std::vector<std::int32_t>& lane,
-            const std::vector<std::vector<Nanoseconds>>& prices);
+            const std::vector<std::vector<Nanoseconds>>& prices, std::int32_t tracks);
     Problem(const Problem&) = delete;
     Problem& operator=(const Problem&) = delete;
 
@@ -57,6 +60,12 @@ class Problem {
     std::int32_t computation_of(std::int32_t tensor) const { return computation_of_[tensor]; }
     Nanoseconds backward_ns() const { return backward_ns_; }
     std::int32_t most_tasks() const { return most_tasks_; }
+
+    // How many lanes there are, and the one of a tensor's task whose own is `lane`.
+    std::int32_t lanes() const { return kLatency + tracks_; }
+    std::int32_t lane_of(std::int32_t lane, std::int32_t tensor) const {
+        return lane < kLatency ? lane : kLatency + tensor % tracks_;
+    }
 
     // Throws std::invalid_argument where it is no strategy for these tensors.
     void check(const Strategy& strategy) const;
@@ -82,6 +91,7 @@ class Problem {
     std::vector<std::int32_t> size_, computation_of_;
     std::int32_t sizes_ = 0, most_tasks_ = 0;
     Option options_ = 0;
+    std::int32_t tracks_ = 1;
     std::vector<Task> tasks_;
     std::vector<Chain> chains_;
     std::vector<Computation> computations_;

@@ -8,7 +8,7 @@ Timeline::Timeline(const Problem& problem)
     : problem_(problem), chains_(problem.tensors()), next_(problem.tensors()), saved_next_(problem.tensors()) {
     const auto computations = problem.computations().size();
     const std::size_t most = static_cast<std::size_t>(problem.tensors()) * problem.most_tasks() + computations;
-    for (int lane = 0; lane < kLanes; ++lane) {
+    for (int lane = 0; lane < problem.lanes(); ++lane) {
         queues_[lane].resize(most);
         saved_queues_[lane].resize(most);
     }
@@ -19,7 +19,7 @@ void Timeline::begin(const Strategy& strategy) {
     totals_[kTraining] = problem_.backward_ns();
     for (std::int32_t i = 0; i < problem_.tensors(); ++i) {
         chains_[i] = &problem_.chain_of(i, strategy[i]);
-        for (int lane = 0; lane < kLanes; ++lane) totals_[lane] += chains_[i]->totals[lane];
+        for (int lane = 0; lane <= kLatency; ++lane) totals_[problem_.lane_of(lane, i)] += chains_[i]->totals[lane];
     }
     point_ = -1;
 }
@@ -34,6 +34,7 @@ void Timeline::reset() {
 
 // Arrivals come in the order of time, so only those of the same time are to be put in order.
 inline void Timeline::push(State& state, std::int32_t lane, Nanoseconds now, std::int32_t tensor) {
+    lane = problem_.lane_of(lane, tensor);
     auto& queue = queues_[lane];
     std::int32_t at = state.tail[lane]++;
     for (; at > state.head[lane] && queue[at - 1].since == now && queue[at - 1].tensor > tensor; --at)
@@ -62,11 +63,12 @@ inline void Timeline::completed(State& state, std::int32_t lane, Nanoseconds now
 template <bool kObserve>
 Nanoseconds Timeline::simulate(Nanoseconds limit, std::int32_t stop) {
     const Computation* const computations = problem_.computations().data();
+    const std::int32_t lanes = problem_.lanes();
     State state = state_;  // a local one, which nothing else can change
     Nanoseconds now = state.last;
     for (;;) {
         Nanoseconds next = kNever;
-        for (std::int32_t lane = 0; lane < kLanes; ++lane) {
+        for (std::int32_t lane = 0; lane < lanes; ++lane) {
             if (state.end[lane] == kNever && state.head[lane] != state.tail[lane]) {
                 const std::int32_t tensor = queues_[lane][state.head[lane]++].tensor;
                 const std::int32_t task = next_[tensor];
@@ -86,7 +88,7 @@ Nanoseconds Timeline::simulate(Nanoseconds limit, std::int32_t stop) {
             return next;
         }
         now = next;
-        for (std::int32_t lane = 0; lane < kLanes; ++lane)
+        for (std::int32_t lane = 0; lane < lanes; ++lane)
             if (state.end[lane] == now) completed(state, lane, now);
     }
 }
@@ -102,7 +104,7 @@ void Timeline::run_to(std::int32_t tensor) {
     point_ = tensor;
     saved_ = state_;
     saved_next_ = next_;
-    for (int lane = 0; lane < kLanes; ++lane)
+    for (int lane = 0; lane < problem_.lanes(); ++lane)
         std::copy(queues_[lane].begin() + state_.head[lane], queues_[lane].begin() + state_.tail[lane],
                   saved_queues_[lane].begin());
 }
@@ -112,12 +114,12 @@ Nanoseconds Timeline::run_from(Option option, Nanoseconds limit) {
     const Chain* chain = &problem_.chain_of(point_, option);
     state_ = saved_;
     std::copy(saved_next_.begin(), saved_next_.end(), next_.begin());
-    for (int lane = 0; lane < kLanes; ++lane) {
+    for (int lane = 0; lane < problem_.lanes(); ++lane) {
         const std::int32_t length = state_.tail[lane] - state_.head[lane];
         std::copy_n(saved_queues_[lane].begin(), length, queues_[lane].begin());
         state_.head[lane] = 0;
         state_.tail[lane] = length;
-        state_.left[lane] += chain->totals[lane] - before->totals[lane];
+        state_.left[lane] += added(*chain, *before, lane, point_);
     }
     chains_[point_] = chain;
     const Nanoseconds end = simulate<false>(limit, -1);
@@ -125,26 +127,33 @@ Nanoseconds Timeline::run_from(Option option, Nanoseconds limit) {
     return end;
 }
 
+// What an option of a tensor adds to a lane in the place of another one.
+inline Nanoseconds Timeline::added(const Chain& then, const Chain& now, std::int32_t lane, std::int32_t tensor) const {
+    if (lane >= kLatency && problem_.lane_of(kLatency, tensor) != lane) return 0;
+    const std::int32_t own = std::min<std::int32_t>(lane, kLatency);
+    return then.totals[own] - now.totals[own];
+}
+
 Nanoseconds Timeline::bound() const { return *std::max_element(totals_.begin(), totals_.end()); }
 
 Nanoseconds Timeline::bound(std::int32_t tensor, Option option) const {
     const Chain &now = *chains_[tensor], &then = problem_.chain_of(tensor, option);
     Nanoseconds longest = 0;
-    for (int lane = 0; lane < kLanes; ++lane)
-        longest = std::max(longest, totals_[lane] - now.totals[lane] + then.totals[lane]);
+    for (int lane = 0; lane < problem_.lanes(); ++lane)
+        longest = std::max(longest, totals_[lane] + added(then, now, lane, tensor));
     return longest;
 }
 
 Nanoseconds Timeline::bound_from(Option option) const {
     const Chain &now = *chains_[point_], &then = problem_.chain_of(point_, option);
     Nanoseconds longest = 0, in_turn = saved_.end[kTraining];
-    for (int lane = 0; lane < kLanes; ++lane) {
-        const Nanoseconds left = saved_.left[lane] - now.totals[lane] + then.totals[lane];
+    for (int lane = 0; lane < problem_.lanes(); ++lane) {
+        const Nanoseconds left = saved_.left[lane] + added(then, now, lane, point_);
         if (left == 0) continue;
         const Nanoseconds free = saved_.end[lane] == kNever ? saved_.end[kTraining] : saved_.end[lane];
         longest = std::max(longest, free + left);
-        in_turn += then.totals[lane];
     }
+    for (const Nanoseconds total : then.totals) in_turn += total;
     return std::max(longest, in_turn);
 }
 
@@ -161,7 +170,7 @@ Communication Timeline::communication() {
     std::vector<Nanoseconds> ready(n, 0), done(n, 0);  // of the first collective; of the task before
     spans();
     for (const Span& span : spans_) {  // those of a tensor in their order
-        const bool link = span.task >= 0 && (span.lane == kWithin || span.lane == kAcross);
+        const bool link = span.task >= 0 && span.lane >= kWithin;
         if (link && found.end[span.tensor] == 0) ready[span.tensor] = done[span.tensor];
         if (link) found.end[span.tensor] = span.end;
         if (span.task >= 0) done[span.tensor] = span.end;

@@ -69,6 +69,7 @@ class Timeline {
     Nanoseconds simulate(Nanoseconds limit, std::int32_t stop);
     void reset();
     void push(State& state, std::int32_t lane, Nanoseconds now, std::int32_t tensor);
+    Nanoseconds added(const Chain& then, const Chain& now, std::int32_t lane, std::int32_t tensor) const;
     void completed(State& state, std::int32_t lane, Nanoseconds now);
 
     const Problem& problem_;

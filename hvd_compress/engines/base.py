@@ -109,6 +109,12 @@ class Engine(ABC):
         return self._hosts
 
     @property
+    def tracks(self) -> int:
+        """How many buckets are exchanged at a time where a user says no number: several among hosts, so that the line
+        works while one waits."""
+        return self.in_flight if len(set(self.hosts)) > 1 and self.capabilities.splits else 1
+
+    @property
     def piece_bytes(self) -> int | None:
         """How much a collective best moves at a time; None where one call moves all, whatever its size.
 

@@ -9,6 +9,9 @@ from typing import Any
 from hvd_compress.errors import ConfigError
 from hvd_compress.native.module import compiled
 
+MOST_TRACKS = 8
+"""kMostTracks in csrc/planner/problem.hpp."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -48,9 +51,10 @@ class NativeProblem:
         options: Sequence[Sequence[int]],
         lane: Sequence[int],
         prices: Sequence[Sequence[int]],
+        tracks: int = 1,
     ) -> None:
         """`size`: of each tensor, a row of `prices`, which has a duration for each kind of task; 0 leaves a task out.
-        `options`: the kinds of tasks of each. `lane`: of each kind.
+        `options`: the kinds of tasks of each. `lane`: of each kind. `tracks`: how many latencies may pass at a time.
 
         Raises:
             ConfigError: an index or a duration is out of range.
@@ -61,6 +65,7 @@ class NativeProblem:
             [list(kinds) for kinds in options],
             list(lane),
             [list(row) for row in prices],
+            tracks,
         )
         self._problem = _checked(lambda: compiled.PlannerProblem(*arguments))
 

@@ -133,7 +133,7 @@ def upper_bound(problem: Problem, starts: Sequence[Chosen], budget_s: float = 2.
     Args:
         budget_s: seconds of the local search.
     """
-    free = Problem(problem.model, problem.system, problem.compressor, problem.constraints, True, problem.one_at_a_time)
+    free = Problem(problem.model, problem.system, problem.compressor, problem.constraints, True, problem.in_flight)
     again = zip(starts, free.native.ends([chosen.strategy for chosen in starts]), strict=True)
     known = [replace(chosen, end_ns=min(end, chosen.end_ns)) for chosen, end in again]
     found = near_optimal(free, [policy(free) for policy in POLICIES.values()] + known, budget_s)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hvd_compress.native.planner import Span
+from hvd_compress.native.planner import MOST_TRACKS, Span
 from hvd_compress.planner.options import PlacedTask
 from hvd_compress.planner.problem import LANES, Problem
+from hvd_compress.planner.table import LATENCY
 
 COMPUTATION = "computation"
 TERMS = (COMPUTATION, "compression", "communication")
 COLLECTIVES = "collectives"
-"""The lane of both links, where there is one collective at a time."""
+"""The lane of both links in a job, whose bytes travel one after the other."""
+TRACKS = tuple(f"latency {track}" for track in range(MOST_TRACKS))
+"""The lanes of a job's tracks, where several buckets may be in flight, and their rows, below the others."""
 ROWS = (COMPUTATION, "compression: training device", "compression: host", "link within hosts", "link across hosts")
 """As in the paper's Figure 2, from top to bottom. The first two share the training device."""
 
@@ -64,15 +67,22 @@ def _boxes(problem: Problem, strategy: Sequence[int]) -> Iterator[Box]:
     for span in problem.native.spans(strategy):
         task, row, term = "backward", COMPUTATION, COMPUTATION
         if span.task >= 0:
-            found = problem.options[strategy[span.tensor]].tasks[span.task]
+            found = problem.task(span.tensor, strategy[span.tensor], span.task)
             task, row = str(found), _row(span, found)
             term = TERMS[2] if found.communicates else TERMS[1]
         name = problem.model.tensors[span.tensor].name
-        lane = COLLECTIVES if problem.one_at_a_time and span.lane >= LANES.index("within") else LANES[span.lane]
-        yield Box(span.tensor, name, task, lane, row, term, span.start_ns, span.end_ns)
+        yield Box(span.tensor, name, task, _lane(problem, span), row, term, span.start_ns, span.end_ns)
+
+
+def _lane(problem: Problem, span: Span) -> str:
+    if span.lane >= LATENCY:
+        return TRACKS[span.lane - LATENCY]
+    return COLLECTIVES if problem.in_flight is not None and span.lane >= LANES.index("within") else LANES[span.lane]
 
 
 def _row(span: Span, task: PlacedTask) -> str:
+    if span.lane >= LATENCY:
+        return TRACKS[span.lane - LATENCY]
     place = task.link or task.device
     return ROWS[1 + (span.lane if place == "all" else LANES.index(place))]
 

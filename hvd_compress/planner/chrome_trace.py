@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from hvd_compress import schema
-from hvd_compress.planner.boxes import COLLECTIVES, Box
-from hvd_compress.planner.problem import LANES
+from hvd_compress.planner.boxes import COLLECTIVES, TRACKS, Box
+from hvd_compress.planner.table import LANES, LATENCY
 
 PREDICTED = 1
 """The process of the prediction."""
-ROWS = (*LANES, COLLECTIVES)
+ROWS = (*LANES[:LATENCY], COLLECTIVES, *TRACKS)
 """Its rows, of those lanes that are busy."""
 
 

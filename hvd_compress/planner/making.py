@@ -162,8 +162,10 @@ def make(
     allowed = replace(asked, only=tuple(sorted(names)))
     arguments = inputs.model, inputs.system, inputs.profile
     plain = replace(allowed, most_compressions=0, least_compressions=0)
-    dense = plan(*arguments, plain, fusion=fusion, policies=(start,), budget_s=budget_s / 4, one_at_a_time=True)
-    found = plan(*arguments, allowed, fusion=fusion, budget_s=3 * budget_s / 4, one_at_a_time=True)
+    dense = plan(
+        *arguments, plain, fusion=fusion, policies=(start,), budget_s=budget_s / 4, in_flight=inputs.system.in_flight
+    )
+    found = plan(*arguments, allowed, fusion=fusion, budget_s=3 * budget_s / 4, in_flight=inputs.system.in_flight)
     best = dense if dense.end_ns < found.end_ns else found
     complete = dense.complete and found.complete
     return _settled(Made(replace(best, complete=complete), dense, runs, inputs.model, engine))

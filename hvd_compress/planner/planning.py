@@ -57,7 +57,7 @@ def plan(
     fusion: bool = True,
     policies: Sequence[Policy] = STARTS,
     budget_s: float = 10.0,
-    one_at_a_time: bool = False,
+    in_flight: int | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Planned:
     """Return the best plan that is found within a budget of time, never slower than any of `policies` without fusion.
@@ -66,7 +66,7 @@ def plan(
         fusion: whether tensors may be joined to buckets.
         policies: where the local search begins.
         budget_s: seconds of the search, for one core.
-        one_at_a_time: as in Problem.
+        in_flight: as in Problem.
 
     Raises:
         PlanError: constraints leave no option.
@@ -79,7 +79,7 @@ def plan(
         shares = len(ladder) - number + int(fusion)  # one is left for merges
         share_s = max(0.0, end - clock()) / shares
         fused = fuse(model, cuts)
-        problem = Problem(fused.model, system, compressor, constraints, one_at_a_time=one_at_a_time)
+        problem = Problem(fused.model, system, compressor, constraints, in_flight=in_flight)
         starts = [policy(problem) for policy in policies]
         found = Planned(fused, problem, near_optimal(problem, starts, share_s, clock))
         complete = complete and found.chosen.complete
@@ -102,7 +102,7 @@ def _merged(
         if clock() >= end:
             return None
         fused = fuse(model, cuts)
-        problem = Problem(fused.model, of.system, of.compressor, of.constraints, one_at_a_time=of.one_at_a_time)
+        problem = Problem(fused.model, of.system, of.compressor, of.constraints, in_flight=of.in_flight)
         kept = best.chosen.strategy
         joined = [(*kept[:at], kept[which], *kept[at + 2 :]) for which in (at, at + 1)]
         ends = problem.native.ends(joined)

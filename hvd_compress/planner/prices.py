@@ -59,6 +59,10 @@ class Prices:
             )
         return 0 if seconds == 0 else max(1, round(seconds * 1e9))
 
+    def latency_ns(self, step: Step[PlacedTask], numel: int) -> int:
+        """Return how much of ns() a flat collective takes for a byte: its line is free meanwhile."""
+        return min(self.ns(step, numel), round(1e9 * self._flat_s(step.task.verb, 1.0)))
+
     def _compression_s(self, step: Step[PlacedTask], numel: int) -> float:
         task, before = step.task, step.before
         curve = self._times.get((task.verb, task.device))

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from hvd_compress.errors import PlanError
 from hvd_compress.native.planner import NativeProblem
-from hvd_compress.planner.options import UNCOMPRESSED, Constraints, Option
+from hvd_compress.planner.options import UNCOMPRESSED, Constraints, Option, PlacedTask
 from hvd_compress.planner.prices import Prices
 from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, SystemProfile
 from hvd_compress.planner.table import LANES as LANES
-from hvd_compress.planner.table import option_table
+from hvd_compress.planner.table import LATENCY, option_table
+from hvd_compress.schemes.tree.counts import Step
 
 
 class Problem:
@@ -19,8 +20,8 @@ class Problem:
     Attributes:
         model: whose tensors they are.
         constraints: what a user allows.
-        one_at_a_time: whether there is one collective at a time, as in a job's pipeline; in the paper the links within
-            and across hosts pipeline between tensors.
+        in_flight: how many buckets are exchanged at a time, by a job's pipeline; None: as in the paper, where the links
+            within and across hosts pipeline between tensors.
         options: all that are allowed, always in the order of the tree, and the uncompressed allreduce in any case.
         uncompressed: its number.
         numel: the distinct sizes of tensors, in descending order.
@@ -35,25 +36,30 @@ class Problem:
         compressor: CompressorProfile,
         constraints: Constraints | None = None,
         free: bool = False,
-        one_at_a_time: bool = False,
+        in_flight: int | None = None,
     ) -> None:
         """`free`: compression takes no time. Raises PlanError where no option is left."""
         prices = Prices(system, compressor, free)
         self.model, self.system, self.compressor = model, system, compressor
-        self.constraints, self.one_at_a_time = constraints or Constraints(), one_at_a_time
-        table = option_table(self.constraints, prices.devices, system.hosts, system.ranks_per_host, one_at_a_time)
+        self.constraints, self.in_flight = constraints or Constraints(), in_flight
+        table = option_table(self.constraints, prices.devices, system.hosts, system.ranks_per_host, in_flight)
         self._table = table
         self.options: tuple[Option, ...] = table.options
         self.uncompressed = self.number(UNCOMPRESSED)
         self.numel = tuple(sorted({tensor.numel for tensor in model.tensors}, reverse=True))
         number = {numel: size for size, numel in enumerate(self.numel)}
         self.sizes = tuple(number[tensor.numel] for tensor in model.tensors)
+        self._prices = [
+            [_price(prices, *kind, numel) for kind in zip(table.kinds, table.lanes, table.whole, strict=True)]
+            for numel in self.numel
+        ]
         self.native = NativeProblem(
             backward_ns=[round(tensor.backward_us * 1e3) for tensor in model.tensors],
             size=self.sizes,
             options=table.tasks,
             lane=table.lanes,
-            prices=[[prices.ns(step, numel) for step in table.kinds] for numel in self.numel],
+            prices=self._prices,
+            tracks=in_flight or 1,
         )
 
     def number(self, option: Option) -> int:
@@ -76,6 +82,19 @@ class Problem:
         """Return the strategy that gives every tensor one option."""
         return (self.number(option),) * len(self.model.tensors)
 
+    def task(self, tensor: int, option: int, number: int) -> PlacedTask:
+        """Return the how manyth task of a tensor in its timeline, where tasks that take no time are left out."""
+        prices = self._prices[self.sizes[tensor]]
+        kinds = [kind for kind in self._table.tasks[option] if prices[kind]]
+        return self._table.kinds[kinds[number]].task
+
     def end_ns(self, strategy: Sequence[int]) -> int:
         """Return F of a strategy, the time of the backward pass with all synchronisation, in nanoseconds."""
         return self.native.ends([strategy])[0]
+
+
+def _price(prices: Prices, step: Step[PlacedTask], lane: int, is_whole: bool, numel: int) -> int:
+    if is_whole:
+        return prices.ns(step, numel)
+    latency_ns = prices.latency_ns(step, numel)
+    return latency_ns if lane == LATENCY else prices.ns(step, numel) - latency_ns

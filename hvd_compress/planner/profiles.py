@@ -13,6 +13,7 @@ from hvd_compress import schema
 from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.engines.names import EngineName
 from hvd_compress.errors import PlanError
+from hvd_compress.native.planner import MOST_TRACKS
 
 MODEL, COMPRESSOR, SYSTEM = "model.json", "compressor.json", "system.json"
 """The files of a folder with a whole profile."""
@@ -192,6 +193,7 @@ class SystemProfile(schema.Strict):
 
     Attributes:
         engine: over which the links were measured; None where a person wrote them.
+        in_flight: how many buckets a job exchanges at a time.
     """
 
     kind: Literal["hvd_compress/system"] = Field(default="hvd_compress/system", alias="schema")
@@ -201,6 +203,7 @@ class SystemProfile(schema.Strict):
     within: Link
     across: Link
     engine: EngineName | None = None
+    in_flight: int = Field(default=1, ge=1, le=MOST_TRACKS)
     source: str = ""
     run: str = ""
 

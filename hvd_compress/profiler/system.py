@@ -59,6 +59,7 @@ def measure_system(engine: Engine, budget_s: float = BUDGET_S, source: str = "")
         within=within,
         across=across,
         engine=engine_name(engine.name),
+        in_flight=engine.tracks,
         source=source,
     )
 

@@ -182,10 +182,8 @@ class Session:
         return agreement
 
     def _in_flight(self, engine: Engine) -> int:
-        """How many buckets may be exchanged at a time: several among hosts, so that the line works while one waits."""
-        if self._settings.in_flight is not None:
-            return self._settings.in_flight
-        return engine.in_flight if len(set(engine.hosts)) > 1 and engine.capabilities.splits else 1
+        """How many buckets may be exchanged at a time."""
+        return engine.tracks if self._settings.in_flight is None else self._settings.in_flight
 
     def _tell(self) -> None:
         """Say what may not be what was meant, where anything but dense gradients was asked for."""

@@ -83,7 +83,7 @@ def test_dense_is_searched_for_as_well(inputs: Inputs) -> None:
     made = make(inputs, budget_s=8)
     uniform = plan(
         inputs.model, inputs.system, inputs.profile, Constraints(most_compressions=0, only=tuple(map(str, made.runs))),
-        policies=(start,), budget_s=0.0, one_at_a_time=True,
+        policies=(start,), budget_s=0.0, in_flight=1,
     )  # fmt: skip
     assert made.dense.complete
     assert made.dense.end_ns <= uniform.end_ns

@@ -1,4 +1,4 @@
-"""Timelines of a job's pipeline, which launches one collective at a time."""
+"""Timelines of a job's pipeline, which launches one collective at a time, or as many as are in flight."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hvd_compress.native.planner import MOST_TRACKS
 from hvd_compress.planner import chrome_trace
 from hvd_compress.planner.baselines import upper_bound
 from hvd_compress.planner.boxes import COLLECTIVES, ROWS, boxes
@@ -21,6 +22,7 @@ from hvd_compress.planner.profiles import Link
 from hvd_compress.planner.table import LANES, option_table
 from hvd_compress.planner.writing import strategy_of, to_plan
 from hvd_compress.schemes.tree.counts import steps
+from hvd_compress.settings import MOST_IN_FLIGHT
 from tests.unit.planner import profile_files
 from tests.unit.planner.test_prices import BOTH, SYSTEM, _model
 
@@ -30,13 +32,13 @@ COMPRESSED = by_name("reduce_scatter@within comp@host allgather*@across decomp@h
 
 @pytest.mark.parametrize(("hosts", "link"), [(2, "across"), (1, "within")])
 def test_all_collectives_share_a_lane(hosts: int, link: str) -> None:
-    table = option_table(Constraints(), ("training", "host"), hosts, 4, one_at_a_time=True)
+    table = option_table(Constraints(), ("training", "host"), hosts, 4, in_flight=1)
     for kind, lane in zip(table.kinds, table.lanes, strict=True):
         assert LANES[lane] == (link if kind.task.communicates else kind.task.device)
 
 
 def test_two_tensors_take_turns() -> None:
-    problem = Problem(_model(2), SYSTEM, BOTH, Constraints(only=(str(DENSE),)), one_at_a_time=True)
+    problem = Problem(_model(2), SYSTEM, BOTH, Constraints(only=(str(DENSE),)), in_flight=1)
     prices, walk = Prices(SYSTEM, BOTH), steps(DENSE.tasks, SYSTEM.hosts, SYSTEM.ranks_per_host)
     first, second = (sum(prices.ns(step, tensor.numel) for step in walk) for tensor in problem.model.tensors)
     backward_ns = round(1e3 * problem.model.tensors[0].backward_us)
@@ -47,7 +49,7 @@ def test_two_tensors_take_turns() -> None:
 
 
 def test_boxes_have_the_rows_of_their_tasks_and_one_lane() -> None:
-    problem = Problem(_model(3), SYSTEM, BOTH, one_at_a_time=True)
+    problem = Problem(_model(3), SYSTEM, BOTH, in_flight=1)
     found = boxes(problem, problem.uniform(COMPRESSED))
     own = [box for box in found if box.tensor == 1]
     assert [box.row for box in own] == [ROWS[0], ROWS[3], ROWS[2], ROWS[4], ROWS[2], ROWS[3]]
@@ -64,17 +66,17 @@ def test_boxes_have_the_rows_of_their_tasks_and_one_lane() -> None:
 
 def test_fused_buckets_keep_to_it() -> None:
     far = SYSTEM.model_copy(update={"across": Link(alpha_us=1e4, bytes_per_s=1e8)})
-    found = plan(_model(8), far, BOTH, budget_s=5, one_at_a_time=True)
+    found = plan(_model(8), far, BOTH, budget_s=5, in_flight=1)
     assert len(found.fused.cuts) < 8
-    assert found.problem.one_at_a_time
-    again = Problem(found.fused.model, far, BOTH, one_at_a_time=True)
+    assert found.problem.in_flight == 1
+    again = Problem(found.fused.model, far, BOTH, in_flight=1)
     assert again.end_ns(found.chosen.strategy) == found.end_ns
 
 
 def test_the_upper_bound_keeps_to_it() -> None:
     """Without compression nothing becomes free, so that it is the optimum; of links that pipeline it would be less."""
     dense = Constraints(only=(str(DENSE),), most_compressions=0)
-    problem, paper = (Problem(_model(3), SYSTEM, BOTH, dense, one_at_a_time=one) for one in (True, False))
+    problem, paper = (Problem(_model(3), SYSTEM, BOTH, dense, in_flight=one) for one in (1, None))
     best = [p.native.brute_force(range(len(p.options)), 100).end_ns for p in (problem, paper)]
     assert upper_bound(problem, [start(problem)], budget_s=0.5).end_ns == best[0] > best[1]
 
@@ -84,8 +86,46 @@ def test_plans_of_jobs_are_made_and_read_so(tmp_path: Path) -> None:
     inputs = Inputs.read({name: folder / file for name, file in NAMES.items()})
     inputs = replace(inputs, system=SYSTEM)
     made = make(inputs, budget_s=1)
-    assert made.planned.problem.one_at_a_time
-    assert made.dense.problem.one_at_a_time
+    assert made.planned.problem.in_flight == 1
+    assert made.dense.problem.in_flight == 1
     problem, strategy = strategy_of(to_plan(made, inputs), inputs)
-    assert problem.one_at_a_time
+    assert problem.in_flight == 1
     assert problem.end_ns(strategy) == made.planned.end_ns
+
+
+FLAT = by_name("allreduce@all")
+ALONE = SYSTEM.model_copy(update={"ranks_per_host": 1, "across": Link(alpha_us=5e3, bytes_per_s=1e8)})
+
+
+def test_latencies_of_buckets_in_flight_pass_side_by_side() -> None:
+    """Of each bucket the bytes keep the line busy, and its latency a track."""
+    only = Constraints(only=(str(FLAT),))
+    ends = {n: Problem(_model(4), ALONE, BOTH, only, in_flight=n) for n in (1, 2, 4)}
+    strategy = ends[1].uniform(FLAT)
+    taken = {n: problem.end_ns(strategy) for n, problem in ends.items()}
+    (step,) = steps(FLAT.tasks, ALONE.hosts, 1)
+    latency = Prices(ALONE, BOTH).latency_ns(step, ends[1].model.tensors[0].numel)
+    assert latency >= 5_000_000
+    assert taken[1] - taken[2] == pytest.approx(2 * latency, rel=0.2)
+    assert taken[4] < taken[2]
+    rows = {box.row for box in boxes(ends[2], strategy)}
+    assert {"latency 0", "latency 1"} < rows
+    assert "latency 2" not in rows
+    assert {box.task for box in boxes(ends[2], strategy) if box.row == "latency 0"} == {"allreduce@all"}
+
+
+def test_collectives_of_groups_are_one_at_a_time() -> None:
+    one, two = (Problem(_model(4), SYSTEM, BOTH, Constraints(only=(str(DENSE),)), in_flight=n) for n in (1, 2))
+    assert one.end_ns(one.uniform(DENSE)) == two.end_ns(two.uniform(DENSE))
+
+
+def test_a_profile_tells_how_many_are_in_flight(tmp_path: Path) -> None:
+    folder = profile_files.write(tmp_path / "profile")
+    inputs = Inputs.read({name: folder / file for name, file in NAMES.items()})
+    assert inputs.system.in_flight == 1
+    made = make(replace(inputs, system=ALONE.model_copy(update={"in_flight": 2})), budget_s=1)
+    assert made.planned.problem.in_flight == made.dense.problem.in_flight == 2
+
+
+def test_as_many_can_be_planned_as_can_be_asked_for() -> None:
+    assert MOST_TRACKS == MOST_IN_FLIGHT

@@ -15,17 +15,17 @@ from hvd_compress.errors import ConfigError
 from hvd_compress.native.planner import NativeProblem
 from tests.unit.planner.simulator import Chain, simulate
 
-TRAINING, HOST, WITHIN, ACROSS = range(4)
+TRAINING, HOST, WITHIN, ACROSS, LATENCY = range(5)
 
 
-def problem(backward: Sequence[int], options: Sequence[Sequence[Chain]]) -> NativeProblem:
+def problem(backward: Sequence[int], options: Sequence[Sequence[Chain]], tracks: int = 1) -> NativeProblem:
     """Return a problem in which each tensor has options of its own: `options[tensor][number]` is a chain."""
     kinds: list[tuple[int, int, int, int]] = []  # tensor, option, place in the chain, lane
     numbers = range(len(options[0]))
     table: list[list[int]] = [[] for _ in numbers]
     for number in numbers:
         for place in range(max(len(options[tensor][number]) for tensor in range(len(backward)))):
-            for lane in range(4):
+            for lane in range(5):
                 table[number].append(len(kinds))
                 kinds.append((0, number, place, lane))
     prices = [
@@ -37,14 +37,14 @@ def problem(backward: Sequence[int], options: Sequence[Sequence[Chain]]) -> Nati
         ]
         for tensor in range(len(backward))
     ]
-    return NativeProblem(list(backward), list(range(len(backward))), table, [kind[3] for kind in kinds], prices)
+    return NativeProblem(list(backward), list(range(len(backward))), table, [kind[3] for kind in kinds], prices, tracks)
 
 
 def end(backward: Sequence[int], chains: Sequence[Chain]) -> int:
     return problem(backward, [[chain] for chain in chains]).ends([[0] * len(backward)])[0]
 
 
-def _random_case(seed: int) -> tuple[list[int], list[list[Chain]]]:
+def _random_case(seed: int, lanes: int = 4) -> tuple[list[int], list[list[Chain]]]:
     """Return durations and options; small numbers, so that many events come at the same time."""
     draw = random.Random(seed)
     longest = draw.choice([3, 10, 1000])
@@ -52,7 +52,7 @@ def _random_case(seed: int) -> tuple[list[int], list[list[Chain]]]:
     backward = [draw.randint(0, longest) for _ in range(tensors)]
 
     def chain() -> Chain:
-        return [(draw.randrange(4), draw.randint(0, longest)) for _ in range(draw.randint(0, 7))]
+        return [(draw.randrange(lanes), draw.randint(0, longest)) for _ in range(draw.randint(0, 7))]
 
     return backward, [[chain() for _ in range(3)] for _ in range(tensors)]
 
@@ -67,6 +67,34 @@ def test_ends_are_those_of_a_simple_simulator(block: int) -> None:
         for strategy, found in zip(strategies, ends, strict=True):
             chains = [options[tensor][number] for tensor, number in enumerate(strategy)]
             assert found == simulate(backward, chains), f"seed {seed}"
+
+
+@pytest.mark.parametrize("tracks", [1, 2, 3, 8])
+def test_latencies_pass_side_by_side_on_the_tracks_of_their_tensors(tracks: int) -> None:
+    for seed in range(200):
+        backward, options = _random_case(seed, lanes=5)
+        native = problem(backward, options, tracks)
+        strategy = [random.Random(seed).randrange(3) for _ in backward]
+
+        expected = simulate(backward, _on_tracks(options, strategy, tracks))
+        assert native.ends([strategy]) == [expected], f"seed {seed}"
+        lanes = {(span.lane, span.tensor % tracks) for span in native.spans(strategy) if span.lane >= LATENCY}
+        assert all(lane == LATENCY + track for lane, track in lanes)
+        better = native.improve(strategy, range(3), 500)
+        again = simulate(backward, _on_tracks(options, better.strategy, tracks))
+        assert better.end_ns == again <= expected, f"seed {seed}"
+
+
+def _on_tracks(options: list[list[Chain]], strategy: Sequence[int], tracks: int) -> list[Chain]:
+    return [
+        [(LATENCY + tensor % tracks if lane == LATENCY else lane, ns) for lane, ns in options[tensor][number]]
+        for tensor, number in enumerate(strategy)
+    ]
+
+
+def test_two_latencies_at_a_time_are_half_as_long() -> None:
+    chains: list[list[Chain]] = [[[(LATENCY, 10), (ACROSS, 1)]]] * 4
+    assert [problem([1, 0, 0, 0], chains, tracks).ends([[0] * 4])[0] for tracks in (1, 2, 4)] == [42, 23, 15]
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -269,7 +297,9 @@ def test_what_is_dominated_is_never_better_alone(seed: int) -> None:
         ({"size": [0, 1]}, "size without prices"),
         ({"options": []}, "no options"),
         ({"options": [[1]]}, "unknown kind"),
-        ({"lane": [4]}, "lane"),
+        ({"lane": [5]}, "lane"),
+        ({"tracks": 0}, "tracks"),
+        ({"tracks": 9}, "tracks"),
         ({"prices": [[1, 2]]}, "a price for each kind"),
         ({"prices": [[-1]]}, "negative"),
     ],
