@@ -19,7 +19,8 @@ def feedback_out(grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor |
     out = residual if out is None else out
     check_tensor("grad", grad)
     check_tensor("residual", residual, (torch.float32, grad.dtype))
-    check_tensor("out", out, (residual.dtype,))
+    if out is not residual:
+        check_tensor("out", out, (residual.dtype,))
     for name, tensor in (("residual", residual), ("out", out)):
         if tensor.numel() != grad.numel():
             raise ConfigError(f"{name} has {tensor.numel()} elements, grad has {grad.numel()}")
