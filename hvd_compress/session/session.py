@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import astuple
 from functools import partial
-from itertools import pairwise
 from pathlib import Path as FilePath
 from time import perf_counter
 
@@ -22,9 +20,6 @@ from hvd_compress.devices import Lane, lane_for
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError, ReplicaError, UsageError, located, received
-from hvd_compress.events.history import History
-from hvd_compress.events.recorder import EventRecorder
-from hvd_compress.events.tensorboard import TensorBoard
 from hvd_compress.feedback.loss_scale import LossScale
 from hvd_compress.feedback.states import RESULT_SUM, BucketState, States
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, StepMoments, policy_for
@@ -32,15 +27,14 @@ from hvd_compress.policies.plan_in_use import plan_in_use
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import Probe
-from hvd_compress.session import notices
 from hvd_compress.session.bucket import SessionBucket
 from hvd_compress.session.handshake import Agreement, Offer, agree
+from hvd_compress.session.observers import Observers
 from hvd_compress.session.pipeline import Pipeline
 from hvd_compress.session.profiling import CcrMeasurement, Profiling
 from hvd_compress.session.replicas import ReplicaCheck
 from hvd_compress.session.report import Exchanged, StepReport
 from hvd_compress.settings import Settings
-from hvd_compress.timeline.trace import Timeline, TraceRecord
 
 LaneMaker = Callable[[torch.device, str, Sequence[str]], Lane]
 """Takes where gradients lie, the kind of device that compresses, and the kinds whose memory the engine takes."""
@@ -111,16 +105,13 @@ class Session:
         self.resumes_as = ""
         self.learning_rates: Callable[[], Sequence[float]] = tuple
         self.unsent: frozenset[str] = frozenset()
-        self._timeline: Timeline | None = None
-        self._board: TensorBoard | None = None
-        self._recorder: EventRecorder | None = None  # where somebody wants to know
+        self._observers: Observers | None = None
         self._begun_s: float | None = None
         self._returned_s = perf_counter()
         self._goes_on = False  # with what another process has chosen
         self._cut_anew = False  # within a step
         self._later: dict[int, Decision] = {}  # of buckets that had left when the policy decided anew
         self._committed: list[tuple[SessionBucket, BucketState]] = []  # in this step
-        self._told_nonfinite = False
         self._shared: set[tuple[str, tuple[str, ...]]] = set()  # compressors and parameters with states made alike
         self._results: dict[int, torch.Tensor] = {}
 
@@ -173,38 +164,14 @@ class Session:
         assert self.policy is not None
         self.step = agreement.step
         self.resumes_with = self.resumes_with if agreement.resumes else ()
-        file = self._settings.timeline_of(self._engine.rank)
-        if file:
-            self._timeline = Timeline(file, self._engine.rank, self._engine.name, self._returned_s)
-            self.policy.watch(self._timeline.event)
-        self._keep_history(self.policy)
-        self._tell()
+        self._observers = Observers(settings, self._engine, self.policy, self._returned_s)
+        exchanges = self._engine.world_size > 1 or self.profiling is not None
+        self._observers.opened(self._request, self._parameters, exchanges)
         return agreement
 
     def _in_flight(self, engine: Engine) -> int:
         """How many buckets may be exchanged at a time."""
         return engine.tracks if self._settings.in_flight is None else self._settings.in_flight
-
-    def _tell(self) -> None:
-        """Say what may not be what was meant, where anything but dense gradients was asked for."""
-        if self._engine.rank or (self._request.compressor, self._request.policy) == (Cast(), None):
-            return
-        wide = [name for name, slot in self._parameters.items() if slot.dtype == torch.float64]
-        if wide:
-            notices.tell_float64(wide, len(self._parameters))
-        if self._engine.world_size == 1 and self.profiling is None:  # else they are only to be profiled
-            notices.tell_one_rank()
-
-    def _keep_history(self, policy: DecisionPolicy) -> None:
-        """Write down what happens, on rank 0: what the policy tells, and of other buckets how they travel."""
-        settings = self._settings
-        if self._engine.rank or (settings.log, settings.tensorboard) == (None, None):
-            return
-        if settings.tensorboard is not None:
-            self._board = TensorBoard(settings.tensorboard)
-        history = History(settings.log, [] if self._board is None else [self._board])
-        policy.watch(history.add)
-        self._recorder = EventRecorder(history, self._engine.world_size)
 
     def _agree(
         self, engine: Engine, order: Sequence[str], sparse: Sequence[str], options: str, by_rows: bool
@@ -390,8 +357,9 @@ class Session:
             ReplicaError: parameters or results differ between ranks; on all ranks.
         """
         start_s = perf_counter() if waited_from_s is None else waited_from_s
-        policy, self._committed = self.policy, []
+        policy, observers, self._committed = self.policy, self._observers, []
         assert policy is not None
+        assert observers is not None
         try:
             policy.launched(self.step)
             exchanged = self._pipeline.finish()
@@ -401,15 +369,13 @@ class Session:
             self._check_replicas()
             begun_s, held_back = min(self._begun_s or start_s, start_s), self.holds_back
             moments = StepMoments(self._returned_s, begun_s, start_s, perf_counter(), held_back)
-            self._trace(exchanged, moments)
+            observers.trace(self.step, self._exchanges, exchanged.spans, moments)
             if self._cut_anew:
                 policy.resume()  # it knows nothing of how this step travelled
             else:
                 metrics = zip(exchanged.spans, self._exchanges, strict=True)
                 policy.observe(self.step, [BucketMetrics(spans, b.report, b.state) for spans, b in metrics], moments)
-                if self._recorder is not None:
-                    sent = [bucket.decision for bucket in self._exchanges]
-                    self._recorder.exchanged(self.step, sent, exchanged.spans)
+                observers.exchanged(self.step, self._exchanges, exchanged.spans)
             self.ccr.end_step(
                 self.step, moments.waited_s, policy, self._pipeline.begin, self._engine.rank, self.layouts
             )
@@ -435,10 +401,8 @@ class Session:
                 if bucket.state is state:
                     state.revert()
             raise
-        if not exchanged.finite and not self._told_nonfinite and not self._engine.rank:
-            self._told_nonfinite = True
-            named = [f"{number} ({self._exchanges[number].layout.called})" for number in exchanged.nonfinite]
-            notices.tell_nonfinite(self.step, named)
+        if not exchanged.finite:
+            observers.nonfinite(self.step, [self._exchanges[number] for number in exchanged.nonfinite])
         before = self.last_step.nonfinite_steps if self.last_step is not None else 0
         self.last_step = StepReport.of(exchanged, self.step, perf_counter() - start_s, self._dense_bytes, before)
         self.step += 1
@@ -488,6 +452,7 @@ class Session:
     def follow(self, step: int) -> None:
         """Let buckets travel as the policy says, from step `step` on; between two steps."""
         assert self.policy is not None
+        assert self._observers is not None
         for number, decision in self.policy.decide(step).items():
             self._exchanges[number].decide(decision)
         for number in self.policy.dropped(step):
@@ -496,9 +461,7 @@ class Session:
         probes = self.policy.probes(step)
         for number, bucket in enumerate(self._exchanges):
             bucket.probe = probes.get(number, Probe())
-        if self._recorder is not None:
-            travels = [(bucket.layout, bucket.decision) for bucket in self._exchanges]
-            self._recorder.decided(self.step, travels, self.policy.tells_of)
+        self._observers.decided(self.step, self._exchanges, self.policy)
 
     @property
     def rollout_due(self) -> str:
@@ -522,7 +485,7 @@ class Session:
         """Let the threads end, and what is written be complete."""
         with ExitStack() as closing:  # each, also where another one fails
             closing.callback(self._pipeline.stop)
-            for written in (self._timeline, self._board, self.policy, self.profiling, self.ccr):
+            for written in (self._observers, self.policy, self.profiling, self.ccr):
                 if written is not None:
                     closing.callback(written.close)
 
@@ -552,17 +515,6 @@ class Session:
         """What a ring allreduce of all gradients that are not sparse would send."""
         size = self._engine.world_size
         return sum(wire.allreduce(layout.nbytes, size, "ring") for layout in self.layouts if not layout.sparse)
-
-    def _trace(self, exchanged: Exchanged, moments: StepMoments) -> None:
-        """Show the timeline the step that is over, if it is one of those that it samples."""
-        if self._timeline is None or self.step % self._settings.timeline_every:
-            return
-        training = list(zip(("FORWARD", "BACKWARD", "WAIT"), pairwise(astuple(moments)[:4]), strict=True))
-        records = [
-            TraceRecord(bucket.layout.called, bucket.decision.facts(), spans, bucket.decision.reason)
-            for bucket, spans in zip(self._exchanges, exchanged.spans, strict=True)
-        ]
-        self._timeline.step(self.step, training, records)
 
 
 def _gathered(figures: Sequence[float], engine: Engine) -> list[list[float]]:

@@ -210,8 +210,8 @@ class GradientHook:
         session, report = self.session, self.session.last_step
         if self._watch is None or report is None or self._steps <= FIRST_CUT_STEPS or session.holds_back:
             return
-        if self._watch.add(report.wait_s, report.wait_s):
-            (waited_s, _), layouts, self._watch = self._watch.figures(), session.layouts, None
+        if self._watch.add(report.wait_s):
+            waited_s, layouts, self._watch = self._watch.least_s, session.layouts, None
             nbytes = sum(layout.nbytes for layout in layouts)
             wanted = number_of_buckets(waited_s, nbytes)
             if session.engine.rank == 0 and len(set(session.engine.hosts)) > 1 and wanted > len(layouts):

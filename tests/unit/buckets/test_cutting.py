@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import random
+
 import pytest
 import torch
 
-from hvd_compress.buckets.cutting import BUCKET_S, LEAST_BYTES, MOST, STEPS, Cutting, number_of_buckets
+from hvd_compress.buckets.cutting import (
+    BUCKET_S,
+    LEAST_BYTES,
+    MOST,
+    STEPS,
+    Cutting,
+    is_shorter,
+    number_of_buckets,
+)
 from hvd_compress.buckets.plan import Slot, plan_so_many
 
 MANY = 1 << 30
@@ -40,8 +51,8 @@ def watched(one: Cutting, waited_s: float, taken_s: float) -> list[float]:
 def test_a_cut_that_makes_steps_shorter_stays() -> None:
     one = Cutting(MANY)
     figures = watched(one, LONG_S, 0.3)
-    assert figures == [LONG_S, 0.3]
-    assert one.decide([figures, [2.0, 0.31]], 1) == 5, "the rank that waits least counts: others wait for it"
+    assert figures == [LONG_S, *[0.3] * STEPS]
+    assert one.decide([figures, [2.0, *[0.31] * STEPS]], 1) == 5, "the rank that waits least counts: others wait for it"
     assert not one.settled
     assert one.decide([watched(one, 0.01, 0.2)], 5) == 5
     assert one.settled
@@ -51,9 +62,36 @@ def test_a_cut_that_makes_steps_shorter_stays() -> None:
 def test_a_cut_that_does_not_make_steps_shorter_is_taken_back() -> None:
     one = Cutting(MANY)
     assert one.decide([watched(one, LONG_S, 0.3)], 1) == 5
-    assert one.decide([watched(one, 0.01, 0.2), [0.01, 0.299]], 5) == 0
+    assert one.decide([watched(one, 0.01, 0.2), [0.01, *[0.299] * STEPS]], 5) == 0
     assert one.settled
     assert one.reason.endswith("so they were taken back")
+
+
+@pytest.mark.parametrize(
+    ("steps_ms", "expected"),
+    [
+        ((90, 90, 90, 90, 90), True),
+        ((90, 90, 90, 90, 900), True),  # something else took the machine
+        ((97, 97, 97, 97, 97), True),
+        ((99, 99, 99, 99, 99), False),
+        ((20, 20, 20, 150, 150), False),  # a lucky minimum, and a lucky median
+        ((150, 150, 150, 150, 20), False),
+    ],
+)
+def test_all_steps_but_one_are_shorter(steps_ms: tuple[float, ...], expected: bool) -> None:
+    assert is_shorter(steps_ms, (30, 100, 100, 300, 100)) is expected
+
+
+def test_steps_that_vary_keep_a_cut_that_is_longer_out() -> None:
+    """As with four ranks on two cores, where steps vary by a third, and eight buckets take half as long again."""
+    draw = random.Random(0)
+    kept = [
+        is_shorter(*([math.exp(draw.gauss(mean, 1 / 3)) for _ in range(STEPS)] for mean in (math.log(ratio), 0.0)))
+        for ratio in (1.5, 0.5)
+        for _ in range(2000)
+    ]
+    assert sum(kept[:2000]) < 20
+    assert sum(kept[2000:]) > 1500
 
 
 def test_what_is_hidden_already_stays() -> None:

@@ -62,10 +62,10 @@ def longer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
     monkeypatch.setattr(cutting, "number_of_buckets", lambda waited_s, nbytes: TRIED)
     times = threading.local()  # a rank is a thread
 
-    def agreed(of_ranks: Sequence[Sequence[float]]) -> tuple[float, float]:
+    def agreed(of_ranks: Sequence[Sequence[float]]) -> tuple[float, list[float]]:
         assert len(of_ranks) == 2
         times.asked = getattr(times, "asked", 0) + 1
-        return LONG_S, {1: 1.0, 2: 2.0 if request.param else 0.5}[times.asked]
+        return LONG_S, [{1: 1.0, 2: 2.0 if request.param else 0.5}[times.asked]] * STEPS
 
     monkeypatch.setattr(cutting, "agreed", agreed)
     return bool(request.param)

@@ -1,0 +1,96 @@
+"""Who is told what a session does: a timeline of each rank, and on rank 0 a log, TensorBoard and the user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import astuple
+from itertools import pairwise
+
+import torch
+
+from hvd_compress.buckets.plan import Slot
+from hvd_compress.compressors import Cast
+from hvd_compress.engines.base import Engine
+from hvd_compress.events.history import History
+from hvd_compress.events.recorder import EventRecorder
+from hvd_compress.events.tensorboard import TensorBoard
+from hvd_compress.policies import DecisionPolicy, StepMoments
+from hvd_compress.request.request import Request
+from hvd_compress.schemes.phases import PhaseSpans
+from hvd_compress.session import notices
+from hvd_compress.session.bucket import SessionBucket
+from hvd_compress.settings import Settings
+from hvd_compress.timeline.trace import Timeline, TraceRecord
+
+
+class Observers:
+    """Made when ranks have met. What they are told decides nothing."""
+
+    def __init__(self, settings: Settings, engine: Engine, policy: DecisionPolicy, start_s: float) -> None:
+        """`start_s`: where a timeline counts from, by time.perf_counter()."""
+        self._every, self._is_first = settings.timeline_every, engine.rank == 0
+        self._timeline: Timeline | None = None
+        self._board: TensorBoard | None = None
+        self._recorder: EventRecorder | None = None  # where somebody wants to know
+        self._told_nonfinite = False
+        file = settings.timeline_of(engine.rank)
+        if file:
+            self._timeline = Timeline(file, engine.rank, engine.name, start_s)
+            policy.watch(self._timeline.event)
+        if self._is_first and (settings.log, settings.tensorboard) != (None, None):
+            if settings.tensorboard is not None:
+                self._board = TensorBoard(settings.tensorboard)
+            history = History(settings.log, [] if self._board is None else [self._board])
+            policy.watch(history.add)
+            self._recorder = EventRecorder(history, engine.world_size)
+
+    def opened(self, request: Request, parameters: Mapping[str, Slot], exchanges: bool) -> None:
+        """Say what may not be what was meant, where anything but dense gradients was asked for.
+
+        `exchanges`: whether there are several ranks, or one that is only to be profiled.
+        """
+        if not self._is_first or (request.compressor, request.policy) == (Cast(), None):
+            return
+        wide = [name for name, slot in parameters.items() if slot.dtype == torch.float64]
+        if wide:
+            notices.tell_float64(wide, len(parameters))
+        if not exchanges:
+            notices.tell_one_rank()
+
+    def decided(self, step: int, buckets: Sequence[SessionBucket], policy: DecisionPolicy) -> None:
+        """Buckets travel so from now on."""
+        if self._recorder is not None:
+            travels = [(bucket.layout, bucket.decision) for bucket in buckets]
+            self._recorder.decided(step, travels, policy.tells_of)
+
+    def exchanged(self, step: int, buckets: Sequence[SessionBucket], spans: Sequence[PhaseSpans]) -> None:
+        """Buckets have travelled as was decided before the step."""
+        if self._recorder is not None:
+            self._recorder.exchanged(step, [bucket.decision for bucket in buckets], spans)
+
+    def trace(
+        self, step: int, buckets: Sequence[SessionBucket], spans: Sequence[PhaseSpans], moments: StepMoments
+    ) -> None:
+        """Show the timeline a step, if it is one of those that it samples."""
+        if self._timeline is None or step % self._every:
+            return
+        training = list(zip(("FORWARD", "BACKWARD", "WAIT"), pairwise(astuple(moments)[:4]), strict=True))
+        records = [
+            TraceRecord(bucket.layout.called, bucket.decision.facts(), each, bucket.decision.reason)
+            for bucket, each in zip(buckets, spans, strict=True)
+        ]
+        self._timeline.step(step, training, records)
+
+    def nonfinite(self, step: int, buckets: Sequence[SessionBucket]) -> None:
+        """These were not finite; told once."""
+        if self._is_first and not self._told_nonfinite:
+            self._told_nonfinite = True
+            notices.tell_nonfinite(step, [f"{bucket.number} ({bucket.layout.called})" for bucket in buckets])
+
+    def close(self) -> None:
+        """Let what is written be complete."""
+        with ExitStack() as closing:  # each, also where another one fails
+            for written in (self._timeline, self._board):
+                if written is not None:
+                    closing.callback(written.close)
