@@ -52,18 +52,19 @@ def agreed(of_ranks: Sequence[Sequence[float]]) -> tuple[float, list[float]]:
 
 
 def is_shorter(steps_s: Sequence[float], before_s: Sequence[float]) -> bool:
-    """Whether all steps but one are shorter than the median of those before, by the margin.
+    """Whether four of five steps are shorter than the median of those before, by the margin.
 
-    Where steps vary much, as with more ranks than cores, medians and minima of a few happen to be shorter, too: of two
-    cuts that are alike one is taken for the shorter one in 19 of 100 cases, of one that takes half as long again, and
-    varies by a third, in fewer than one.
+    Where steps vary much, as with more ranks than cores, medians and minima of a few happen to be shorter, too.
     """
     limit_s = (1 - MARGIN) * median(before_s)
-    return sum(step_s < limit_s for step_s in steps_s) >= len(steps_s) - 1
+    return 5 * sum(step_s < limit_s for step_s in steps_s) >= 4 * len(steps_s)
 
 
 class Cutting:
-    """Tries one other cut, and takes back what has not made the step shorter.
+    """Tries one other cut, and takes back what has not made steps shorter.
+
+    Five steps with each, and where those of the other one are shorter five more with each, as a network and a machine
+    may have been slower for all of the first five.
 
     Attributes:
         settled: whether nothing is tried any more.
@@ -74,8 +75,9 @@ class Cutting:
         """`nbytes`: of all gradients."""
         self._nbytes, self._watch = nbytes, Watch()
         self._taken_s: list[float] = []
-        self._before_s: list[float] = []  # steps of the first cut, while another one is tried
-        self._tried = ""
+        self._first_s: list[float] = []  # steps of the first cut
+        self._other_s: list[float] = []  # and of the one that is tried
+        self._other, self._why = 0, ""
         self.settled, self.reason = False, ""
 
     def step(self, waited_s: float, taken_s: float) -> list[float]:
@@ -87,16 +89,20 @@ class Cutting:
         """Return into how many buckets to cut, of `buckets` now; 0: as at first. The same on all ranks."""
         waited_s, steps_s = agreed(of_ranks)
         self._watch, self._taken_s = Watch(), []
-        if self._before_s:
-            self.settled = True
-            compared = f"a step of {1e3 * median(steps_s):.1f} ms, {1e3 * median(self._before_s):.1f} before"
-            is_worth_it = is_shorter(steps_s, self._before_s)
-            self.reason = f"{self._tried}: {compared}" + ("" if is_worth_it else ", so they were taken back")
-            return buckets if is_worth_it else 0
-        wanted = number_of_buckets(waited_s, self._nbytes)
-        self._tried = f"{wanted} buckets, as {1e3 * waited_s:.1f} ms of the exchange were waited for"
-        if wanted <= buckets:
-            self.settled, self.reason = True, f"{buckets} buckets: {1e3 * waited_s:.1f} ms were waited for"
-            return buckets
-        self._before_s = steps_s
-        return wanted
+        if not self._other:
+            self._other = number_of_buckets(waited_s, self._nbytes)
+            self._why = f"{self._other} buckets, as {1e3 * waited_s:.1f} ms of the exchange were waited for"
+            if self._other <= buckets:
+                self.settled, self.reason = True, f"{buckets} buckets: {1e3 * waited_s:.1f} ms were waited for"
+                return buckets
+        if len(self._first_s) == len(self._other_s):
+            self._first_s += steps_s
+            return self._other
+        self._other_s += steps_s
+        is_worth_it = is_shorter(steps_s, self._first_s[-STEPS:])
+        if is_worth_it and len(self._other_s) == STEPS:
+            return 0  # once more
+        self.settled = True
+        compared = f"a step of {1e3 * median(self._other_s):.1f} ms, {1e3 * median(self._first_s):.1f} before"
+        self.reason = f"{self._why}: {compared}" + ("" if is_worth_it else ", so they were taken back")
+        return buckets if is_worth_it else 0

@@ -35,8 +35,8 @@ LONG_S = 25 * BUCKET_S
 SETTINGS = Settings(cuts=True, adapt=True, check_every=1, timeout_s=120.0)
 TRIED = 4
 """Buckets."""
-LENGTH = 60
-"""Steps, of which a search takes some twenty at most."""
+LENGTH = 80
+"""Steps, of which a search takes some twenty at most, and cuts four times six."""
 
 
 def trained(
@@ -65,7 +65,7 @@ def longer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
     def agreed(of_ranks: Sequence[Sequence[float]]) -> tuple[float, list[float]]:
         assert len(of_ranks) == 2
         times.asked = getattr(times, "asked", 0) + 1
-        return LONG_S, [{1: 1.0, 2: 2.0 if request.param else 0.5}[times.asked]] * STEPS
+        return LONG_S, [1.0 if times.asked % 2 else 2.0 if request.param else 0.5] * STEPS
 
     monkeypatch.setattr(cutting, "agreed", agreed)
     return bool(request.param)
@@ -87,7 +87,7 @@ def test_gradients_are_cut_anew_between_two_steps(hosts: tuple[int, ...], longer
     elif longer:
         assert [count for count, _ in runs] == [1, TRIED, 1]
     else:
-        assert [count for count, _ in runs] == [1, TRIED]
+        assert [count for count, _ in runs] == [1, TRIED, 1, TRIED]
     assert runs[0][1] >= STEPS
 
 
@@ -115,7 +115,7 @@ def test_buckets_go_on_as_was_chosen_before_they_were_cut_anew() -> None:
 def test_a_set_threshold_and_a_checkpoint_keep_their_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is rounded in blocks depends on the cut: a resumed job goes on with that of the checkpoint."""
     monkeypatch.setattr(cutting, "number_of_buckets", lambda waited_s, nbytes: TRIED)
-    monkeypatch.setattr(cutting, "agreed", lambda ranks: (LONG_S, 1.0))
+    monkeypatch.setattr(cutting, "agreed", lambda ranks: (LONG_S, [1.0] * STEPS))
     request = Request(COMPRESSORS["half"])
 
     def body(engine: InProcessEngine, settings: Settings, state: dict | None = None) -> tuple[list[int], dict]:
