@@ -40,7 +40,7 @@ def plans_of(inputs: Inputs) -> dict[str, tuple[Plan, float]]:
 def _problem(inputs: Inputs, made: Made, size: int) -> tuple[Planned, Problem]:
     fused = fuse(inputs.model, cut(inputs.model, size))
     allowed = Constraints(only=tuple(str(option) for option in made.runs))
-    problem = Problem(fused.model, inputs.system, inputs.profile, allowed, in_flight=inputs.system.in_flight)
+    problem = Problem(fused.model, inputs.system, inputs.profile, allowed, in_flight=inputs.in_flight(made.engine))
     plain = problem.uniform(problem.options[problem.uncompressed])
     return Planned(fused, problem, Chosen(plain, problem.end_ns(plain), "FP32")), problem
 

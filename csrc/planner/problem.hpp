@@ -41,9 +41,8 @@ using Strategy = std::vector<Option>;  // by tensor
 class Problem {
   public:
     // backward: durations by tensor, in backward order. size: of each tensor, a row of `prices`. options: kinds of
-    // tasks, by option. lane: by kind. prices: durations by size and kind; a task of duration 0 is left out. tracks: how
-    // many latencies may pass at a time.
-    // Throws std::invalid_argument where an index or a duration is out of range.
+    // tasks, by option. lane: by kind. prices: durations by size and kind; a task of duration 0 is left out. tracks:
+    // how many latencies may pass at a time. Throws std::invalid_argument where an index or a duration is out of range.
     Problem(const std::vector<Nanoseconds>& backward, std::vector<std::int32_t> size,
             const std::vector<std::vector<std::int32_t>>& options, const std::vector<std::int32_t>& lane,
             const std::vector<std::vector<Nanoseconds>>& prices, std::int32_t tracks);

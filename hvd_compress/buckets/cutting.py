@@ -103,6 +103,7 @@ class Cutting:
         if is_worth_it and len(self._other_s) == STEPS:
             return 0  # once more
         self.settled = True
-        compared = f"a step of {1e3 * median(self._other_s):.1f} ms, {1e3 * median(self._first_s):.1f} before"
+        before_s = median(self._first_s[-STEPS:])
+        compared = f"a step of {1e3 * median(steps_s):.1f} ms, {1e3 * before_s:.1f} before"
         self.reason = f"{self._why}: {compared}" + ("" if is_worth_it else ", so they were taken back")
         return buckets if is_worth_it else 0

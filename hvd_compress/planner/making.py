@@ -62,6 +62,10 @@ class Inputs:
         _check_payload(files["compressor"], profile, compressor, max(tensor.numel for tensor in model.tensors))
         return cls(files, model, system, profile, compressor)
 
+    def in_flight(self, engine: EngineName | None) -> int:
+        """Return how many buckets a job exchanges at a time: as the profile says, of its own engine; else one."""
+        return self.system.in_flight if engine in (None, self.system.engine) or self.system.engine is None else 1
+
     def runs(self, engine: EngineName) -> dict[Option, Run]:
         """Return what a job can run. Raises PlanError where that is nothing but what is not compressed."""
         found = runnable(self.compressor, self.system, engine, self.profile.devices)
@@ -160,12 +164,10 @@ def make(
     if not names:
         raise PlanError(f"no option that can be run is left: {asked}")
     allowed = replace(asked, only=tuple(sorted(names)))
-    arguments = inputs.model, inputs.system, inputs.profile
+    arguments, in_flight = (inputs.model, inputs.system, inputs.profile), inputs.in_flight(engine)
     plain = replace(allowed, most_compressions=0, least_compressions=0)
-    dense = plan(
-        *arguments, plain, fusion=fusion, policies=(start,), budget_s=budget_s / 4, in_flight=inputs.system.in_flight
-    )
-    found = plan(*arguments, allowed, fusion=fusion, budget_s=3 * budget_s / 4, in_flight=inputs.system.in_flight)
+    dense = plan(*arguments, plain, fusion=fusion, policies=(start,), budget_s=budget_s / 4, in_flight=in_flight)
+    found = plan(*arguments, allowed, fusion=fusion, budget_s=3 * budget_s / 4, in_flight=in_flight)
     best = dense if dense.end_ns < found.end_ns else found
     complete = dense.complete and found.complete
     return _settled(Made(replace(best, complete=complete), dense, runs, inputs.model, engine))

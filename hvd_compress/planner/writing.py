@@ -85,7 +85,7 @@ def strategy_of(plan: Plan, inputs: Inputs) -> tuple[Problem, tuple[int, ...]]:
     names = [_option(at, entry) for at, entry in enumerate(plan.buckets)]
     allowed = Constraints(only=tuple(sorted(set(names))))
     fused = fuse(inputs.model, cuts)
-    problem = Problem(fused.model, inputs.system, inputs.profile, allowed, in_flight=inputs.system.in_flight)
+    problem = Problem(fused.model, inputs.system, inputs.profile, allowed, in_flight=inputs.in_flight(plan.engine))
     return problem, tuple(problem.number(by_name(name)) for name in names)
 
 

@@ -25,7 +25,7 @@ def save(session: Session, rank: int, world_size: int) -> dict[str, Any]:
     return {
         "step": session.step,
         "loss_scale": session.loss_scale.scale,
-        "buckets": [list(layout.names) for layout in session.layouts],
+        "buckets": [list(layout.names) for layout in session.layouts] if session.cuts_stand else [],
         "choice": session.policy.chosen() if session.policy is not None else session.resumes_as,
         "remembers": bool(residuals or states),
         "ranks": {_name(rank, world_size): {"residuals": residuals, "states": states}},

@@ -59,6 +59,7 @@ class Session:
         replicas: what checks that replicas are equal, if anything; a front end that knows parameters sets it.
         resumes_with: names by bucket, as they were cut when the checkpoint was saved that was loaded; empty where none
             was, and after open() where ranks have loaded others.
+        cuts_stand: whether no other cut of the gradients is being tried, which a checkpoint would keep for good.
         resumes_as: what the policy had chosen then, as `DecisionPolicy.chosen`.
         learning_rates: gives those of the coming steps, where a front end knows the optimizer.
         unsent: names of parameters that are to have no gradient, since the last exchange has sent nothing of them; the
@@ -102,6 +103,7 @@ class Session:
         self.ccr = CcrMeasurement(settings.ccr)
         self.replicas: ReplicaCheck | None = None
         self.resumes_with: tuple[tuple[str, ...], ...] = ()
+        self.cuts_stand = True
         self.resumes_as = ""
         self.learning_rates: Callable[[], Sequence[float]] = tuple
         self.unsent: frozenset[str] = frozenset()

@@ -101,6 +101,7 @@ Status magnitude_curve(ConstArray x, std::int64_t n, std::int64_t* counts, doubl
     if (workspace.bytes < curve_workspace_bytes(n)) return Status::kWorkspaceTooSmall;
     static_assert(kSampleBins <= kCurveBins && kSampleShift >= kCurveShift,
                   "a sample's bins are whole bins of a curve");
+    static_assert(kCurveAll / 131072 * kOwnBins >= kAllSampleBins, "a sample's slices lie in those of the curve");
     return dispatch(x.dtype, [&](auto tag) {
         using T = typename decltype(tag)::Type;
         const CurveKernels& kernels = curve_kernels();

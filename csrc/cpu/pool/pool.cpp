@@ -17,7 +17,8 @@ std::atomic<int> wanted_threads{1};
 // A worker looks this often for the next loop before it sleeps: the loops of one kernel follow each other closely.
 constexpr int kSpins = 2000;
 
-// A worker that sleeps begins so long after it was called: a loop that the caller ends sooner is left to it.
+// A worker that sleeps begins so long after it was called: a loop of many parts that the caller ends sooner is left to
+// it. Of few parts the first is too long to be tried.
 constexpr std::chrono::microseconds kWaking{60};
 
 // Parts are divided into so many ranges at most, one a thread: what a thread works on lies together in memory, which

@@ -102,6 +102,7 @@ class Reducer:
         self._was_sparse: set[str] = set()
         self._is_set_up = False
         self._order: list[str] = []  # of dense gradients
+        self._first_cut: Sequence[Layout] = ()
         self._cutting: Cutting | None = None  # while it may be cut anew
         self._ended_s = perf_counter()
 
@@ -150,15 +151,16 @@ class Reducer:
                 parameter = self._parameters[name]
                 self.session.submit(number, parameter.grad if parameter.grad is not None else no_rows(parameter))
             report = self.session.end_step(start_s)
+            rows = [self.session.result(number) for number, _ in enumerate(self._sparse, start=len(self._buckets))]
             if self._cutting is not None:
-                self._consider(self._cutting, report)
+                self._consider(self._cutting, report)  # from here on buckets may have other numbers
             self._ended_s = perf_counter()
             for bucket in self._buckets:
                 bucket.give_back(self._shaped, self.session.unsent)
-            for number, name in enumerate(self._sparse, start=len(self._buckets)):
+            for name, result in zip(self._sparse, rows, strict=True):
                 parameter = self._parameters[name]
                 if parameter.grad is not None or parameter.requires_grad:
-                    parameter.grad = self.session.result(number)
+                    parameter.grad = result
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
             self.session.fail(error)
             raise
@@ -215,10 +217,12 @@ class Reducer:
         )
         self._order = order
         if self._may_cut and not parts:
-            resumed = cut_as(self.session.resumes_with, layouts)
+            dense = [names for names in self.session.resumes_with if not set(names) <= set(self._sparse)]
+            resumed = cut_as(dense, layouts)
             layouts = layouts if resumed is None else resumed
             if resumed is None:
                 self._cutting = Cutting(sum(layout.nbytes for layout in layouts))
+            self.session.cuts_stand = self._cutting is None
         self._set_buckets(layouts)
         self._is_set_up = True
 
@@ -259,7 +263,7 @@ class Reducer:
             for bucket in self._buckets:
                 bucket.take_results(buckets)
         if cutting.settled:
-            self._cutting = None
+            self._cutting, self.session.cuts_stand = None, True
             if self.session.engine.rank == 0:
                 log.info("hvd_compress: gradients travel in %d buckets: %s", len(self._buckets), cutting.reason)
 

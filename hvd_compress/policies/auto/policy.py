@@ -48,6 +48,10 @@ class Auto(PolicySettings):
         return AutoPolicy(request, Family(request, candidates(self.quality, self.kind, factors)))
 
 
+OTHER_BUCKETS = "; chosen for other buckets of these gradients"
+"""Behind the reason of a choice, however often gradients were cut anew since."""
+
+
 class AutoPolicy(TellingPolicy):
     """Chooses one of several arms by real steps. Where nothing may be measured, the one with the fewest bytes."""
 
@@ -141,7 +145,7 @@ class AutoPolicy(TellingPolicy):
         same = [number for number, arm in enumerate(self._arms) if (arm.name, arm.way) == (before.name, before.way)]
         if same:
             chooser.keep(same[0])
-            self._arm, self._kept = same[0], f"{reason}; chosen for other buckets of these gradients"
+            self._arm, self._kept = same[0], reason.removesuffix(OTHER_BUCKETS) + OTHER_BUCKETS
 
     def _go_on(self) -> list[Arm]:
         """Return what another process has chosen; nothing where buckets, request or engine are others."""

@@ -34,7 +34,9 @@ void check_parts(std::int64_t parts) {
 void check_asleep(std::chrono::microseconds each) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     std::vector<std::thread::id> by(400);
+    std::vector<int> runs(400, 0);
     parallel_for(400, [&](std::int64_t part) {
+        ++runs[static_cast<std::size_t>(part)];
         const auto end = std::chrono::steady_clock::now() + each;
         while (std::chrono::steady_clock::now() < end) std::this_thread::yield();
         by[static_cast<std::size_t>(part)] = std::this_thread::get_id();
@@ -44,6 +46,7 @@ void check_asleep(std::chrono::microseconds each) {
         expect(id != std::thread::id{}, "every part runs after a sleep");
         others = others || id != std::this_thread::get_id();
     }
+    for (const int count : runs) expect(count == 1, "every part runs once after a sleep");
     if (each.count() > 0) expect(others, "workers that sleep are called for a long loop");
 }
 

@@ -14,6 +14,7 @@ from hvd_compress.buckets.cutting import (
     MOST,
     STEPS,
     Cutting,
+    agreed,
     is_shorter,
     number_of_buckets,
 )
@@ -101,6 +102,15 @@ def test_steps_that_vary_keep_a_cut_that_is_longer_out() -> None:
     ]
     assert sum(kept[:2000]) < 20
     assert sum(kept[2000:]) > 1500
+
+
+def test_of_a_rank_its_least_wait_counts_and_of_a_step_the_slowest_rank() -> None:
+    one = Cutting(MANY)
+    one.step(9.0, 9.0)
+    for number in range(STEPS - 1):
+        one.step(LONG_S + number % 2, 0.3)
+    assert one.step(LONG_S + 1.0, 0.3) == [LONG_S, *[0.3] * STEPS]
+    assert agreed([[0.1, 1.0, 4.0], [0.2, 3.0, 2.0]]) == (0.1, [3.0, 4.0])
 
 
 def test_what_is_hidden_already_stays() -> None:

@@ -56,18 +56,23 @@ def trained(
     return counts, own - flat_residual(optimizer, parameters), results
 
 
-@pytest.fixture(params=[False, True], ids=["shorter", "longer"])
-def longer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether steps with the cut that is tried take longer; all figures of steps are given."""
+def give_times(monkeypatch: pytest.MonkeyPatch, longer: bool) -> None:
+    """Let steps with the cut that is tried take longer or less long; all figures of steps are given."""
     monkeypatch.setattr(cutting, "number_of_buckets", lambda waited_s, nbytes: TRIED)
     times = threading.local()  # a rank is a thread
 
     def agreed(of_ranks: Sequence[Sequence[float]]) -> tuple[float, list[float]]:
         assert len(of_ranks) == 2
         times.asked = getattr(times, "asked", 0) + 1
-        return LONG_S, [1.0 if times.asked % 2 else 2.0 if request.param else 0.5] * STEPS
+        return LONG_S, [1.0 if times.asked % 2 else 2.0 if longer else 0.5] * STEPS
 
     monkeypatch.setattr(cutting, "agreed", agreed)
+
+
+@pytest.fixture(params=[False, True], ids=["shorter", "longer"])
+def longer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether steps with the cut that is tried take longer."""
+    give_times(monkeypatch, request.param)
     return bool(request.param)
 
 
@@ -109,31 +114,69 @@ def test_buckets_go_on_as_was_chosen_before_they_were_cut_anew() -> None:
     assert seen == other
     place = next(number for number, (count, _, _) in enumerate(seen) if count == TRIED)
     assert seen[place][1] == seen[place - 1][1]
-    assert seen[place][2] == f"{seen[place - 1][2]}; chosen for other buckets of these gradients"
+    chosen = f"{seen[place - 1][2]}; chosen for other buckets of these gradients"
+    assert {reason for _, _, reason in seen[place:]} == {chosen}, "told once, however often they are cut"
 
 
 def test_a_set_threshold_and_a_checkpoint_keep_their_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is rounded in blocks depends on the cut: a resumed job goes on with that of the checkpoint."""
-    monkeypatch.setattr(cutting, "number_of_buckets", lambda waited_s, nbytes: TRIED)
-    monkeypatch.setattr(cutting, "agreed", lambda ranks: (LONG_S, [1.0] * STEPS))
+    give_times(monkeypatch, longer=False)
     request = Request(COMPRESSORS["half"])
 
-    def body(engine: InProcessEngine, settings: Settings, state: dict | None = None) -> tuple[list[int], dict]:
+    def body(
+        engine: InProcessEngine, settings: Settings, steps: int, state: dict | None = None
+    ) -> tuple[list[int], dict]:
         parameters = make_parameters(SHAPES)
         optimizer = make_optimizer(parameters, request, lambda: engine, engine.rank, 2, settings=settings)
         if state is not None:
             optimizer.load_state_dict(state)
         counts = []
-        for step in range(STEPS + 3):
+        for step in range(steps):
             optimizer.zero_grad()
             backward(parameters, engine.rank, step)
             optimizer.step()
             counts.append(len(optimizer.decisions))
         return counts, optimizer.state_dict()
 
-    fixed = run_ranks(2, lambda engine: body(engine, replace(SETTINGS, cuts=False)), hosts=(0, 1))
-    assert fixed[0][0] == (STEPS + 3) * [1]
-    first = run_ranks(2, lambda engine: body(engine, SETTINGS), hosts=(0, 1))
-    assert first[0][0][-1] == TRIED
-    again = run_ranks(2, lambda engine: body(engine, SETTINGS, first[engine.rank][1]), hosts=(0, 1))
-    assert again[0][0] == again[1][0] == (STEPS + 3) * [TRIED]
+    few = STEPS + 3
+    fixed = run_ranks(2, lambda engine: body(engine, replace(SETTINGS, cuts=False), few), hosts=(0, 1))
+    assert fixed[0][0] == few * [1]
+    tried = run_ranks(2, lambda engine: body(engine, SETTINGS, few), hosts=(0, 1))
+    assert tried[0][0][-1] == TRIED
+    again = run_ranks(2, lambda engine: body(engine, SETTINGS, few, tried[engine.rank][1]), hosts=(0, 1))
+    assert again[0][0][0] == again[1][0][0] == 1, "a cut that was being tried is no choice"
+    settled = run_ranks(2, lambda engine: body(engine, SETTINGS, LENGTH), hosts=(0, 1))
+    assert settled[0][0][-1] == TRIED
+    again = run_ranks(2, lambda engine: body(engine, SETTINGS, few, settled[engine.rank][1]), hosts=(0, 1))
+    assert again[0][0] == again[1][0] == few * [TRIED]
+
+
+def test_sparse_gradients_keep_their_results_where_others_are_cut_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are exchanged behind the buckets, whose number changes within the step; a checkpoint knows both."""
+    give_times(monkeypatch, longer=False)
+
+    def body(engine: InProcessEngine, steps: int, state: dict | None = None) -> tuple[list[int], dict]:
+        parameters = make_parameters({**SHAPES, "first table": (7, 3), "second table": (5, 2)})
+        request = Request(COMPRESSORS["dense"])
+        optimizer = make_optimizer(parameters, request, lambda: engine, engine.rank, 2, settings=SETTINGS)
+        if state is not None:
+            optimizer.load_state_dict(state)
+        counts = []
+        for step in range(steps):
+            optimizer.zero_grad()
+            backward({name: parameters[name] for name in SHAPES}, engine.rank, step)
+            for number, name in enumerate(("first table", "second table"), start=1):
+                row = torch.tensor([engine.rank + number])
+                torch.nn.functional.embedding(row, parameters[name], sparse=True).sum().mul(number).backward()
+            optimizer.synchronize()
+            for number, name in enumerate(("first table", "second table"), start=1):
+                expected = torch.zeros_like(parameters[name])
+                expected[number : number + 2] = number / 2
+                assert torch.equal(parameters[name].grad.to_dense(), expected), f"{name}, step {step}"
+            counts.append(sum(1 for names in optimizer.decisions if not set(names) & {"first table", "second table"}))
+        return counts, optimizer.state_dict()
+
+    first = run_ranks(2, lambda engine: body(engine, LENGTH), hosts=(0, 1))
+    assert [count for count, _ in groupby(first[0][0])] == [1, TRIED, 1, TRIED]
+    again = run_ranks(2, lambda engine: body(engine, 3, first[engine.rank][1]), hosts=(0, 1))
+    assert again[0][0] == 3 * [TRIED]
