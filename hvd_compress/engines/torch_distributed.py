@@ -22,6 +22,9 @@ _SUM_DTYPES = {
     "mpi": (torch.float32, torch.float64, *_INTS),
 }
 BACKENDS = tuple(_SUM_DTYPES)
+LATER_S = 10.0
+"""By how much a group's own limit is later than that of who waits for a step, and says which rank has not arrived: the
+group, whose limit begins with a collective, within the backward pass, does not know."""
 OWNERS_BYTES = 1 << 20
 """Up to this size an allreduce over gloo goes to owners of shards and back: gloo's own ring waits 2(N-1) times for the
 line (benchmarks/results/netlab.md)."""
@@ -43,7 +46,7 @@ class TorchEngine(PairwiseEngine):
         group: whose ranks; `ranks` (numbers in the job) can be given in its place.
         backend: "gloo", "nccl" or "mpi"; by default that of `group`, and of several NCCL where there is a GPU.
         device: this rank's GPU, for NCCL; by default the one that the group is bound to, or torch's current one.
-        timeout_s: how long a collective may take, by default torch's own limit.
+        timeout_s: how long a collective may take, and LATER_S more, by default torch's own limit.
         shared: use `group` itself, with its backend; the caller launches nothing else on it meanwhile.
         control: with NCCL, an engine over gloo and the same ranks that nobody else uses; by default a new one.
 
@@ -109,7 +112,7 @@ class TorchEngine(PairwiseEngine):
         return self._device
 
     def _new_group(self, ranks: Sequence[int], backend: str) -> dist.ProcessGroup:
-        timeout = timedelta(seconds=self._timeout_s) if self._timeout_s is not None else None
+        timeout = timedelta(seconds=self._timeout_s + LATER_S) if self._timeout_s is not None else None
         if backend == "mpi" and len(ranks) < self.job_size:
             raise UnsupportedError("torch makes groups over MPI with all ranks of the job at once: use backend='gloo'")
         try:

@@ -9,9 +9,6 @@ from typing import Any
 from hvd_compress.errors import ConfigError
 from hvd_compress.native.module import compiled
 
-MOST_TRACKS = 8
-"""kMostTracks in csrc/planner/problem.hpp."""
-
 
 @dataclass(frozen=True)
 class Found:

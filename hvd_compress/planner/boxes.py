@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hvd_compress.native.planner import MOST_TRACKS, Span
+from hvd_compress.native.planner import Span
 from hvd_compress.planner.options import PlacedTask
 from hvd_compress.planner.problem import LANES, Problem
+from hvd_compress.planner.profiles import MOST_TRACKS
 from hvd_compress.planner.table import LATENCY
 
 COMPUTATION = "computation"

@@ -13,7 +13,6 @@ from hvd_compress import schema
 from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.engines.names import EngineName
 from hvd_compress.errors import PlanError
-from hvd_compress.native.planner import MOST_TRACKS
 
 MODEL, COMPRESSOR, SYSTEM = "model.json", "compressor.json", "system.json"
 """The files of a folder with a whole profile."""
@@ -25,6 +24,8 @@ PROGRESS = "progress.json"
 
 MOST_ELEMENTS, MOST_BYTES, LONGEST_US, MOST_RANKS, MOST_BYTES_PER_S = 1 << 40, 1e15, 1e10, 1 << 20, 1e18
 """Beyond anything that there is, and small enough that what is computed from it fits the planner's 64 bits."""
+MOST_TRACKS = 8
+"""Buckets in flight: kMostTracks in csrc/planner/problem.hpp, and as many as HVD_COMPRESS_IN_FLIGHT may ask for."""
 Elements = Annotated[int, Field(ge=1, le=MOST_ELEMENTS)]
 Micros = Annotated[float, Field(ge=0, le=LONGEST_US)]
 Bytes = Annotated[float, Field(ge=0, le=MOST_BYTES)]

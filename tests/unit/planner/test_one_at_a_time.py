@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hvd_compress.native.planner import MOST_TRACKS
 from hvd_compress.planner import chrome_trace
 from hvd_compress.planner.baselines import upper_bound
 from hvd_compress.planner.boxes import COLLECTIVES, ROWS, boxes
@@ -18,7 +17,7 @@ from hvd_compress.planner.options import Constraints, by_name
 from hvd_compress.planner.planning import plan
 from hvd_compress.planner.prices import Prices
 from hvd_compress.planner.problem import Problem
-from hvd_compress.planner.profiles import Link
+from hvd_compress.planner.profiles import MOST_TRACKS, Link
 from hvd_compress.planner.table import LANES, option_table
 from hvd_compress.planner.writing import strategy_of, to_plan
 from hvd_compress.schemes.tree.counts import steps
