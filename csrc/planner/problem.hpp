@@ -11,7 +11,7 @@ using Nanoseconds = std::int64_t;
 
 // What serves one task after the other. Training and compression on its device contend for kTraining; kHost is the CPU
 // beside a GPU; the links within a host and across hosts are two. A task of kLatency runs on the track of its tensor,
-// kLatency + tensor % tracks: so many latencies may pass at the same time.
+// kLatency + tensor % tracks: as many latencies as tracks may pass at the same time.
 enum Lane : std::int32_t { kTraining, kHost, kWithin, kAcross, kLatency };
 constexpr int kMostTracks = 8;
 constexpr int kLanes = kLatency + kMostTracks;

@@ -75,9 +75,8 @@ class Cutting:
         """`nbytes`: of all gradients."""
         self._nbytes, self._watch = nbytes, Watch()
         self._taken_s: list[float] = []
-        self._first_s: list[float] = []  # steps of the first cut
-        self._other_s: list[float] = []  # and of the one that is tried
-        self._other, self._why = 0, ""
+        self._before_s: list[float] = []  # steps of the first cut, while the other one is looked at
+        self._other, self._why, self._is_second = 0, "", False
         self.settled, self.reason = False, ""
 
     def step(self, waited_s: float, taken_s: float) -> list[float]:
@@ -95,15 +94,14 @@ class Cutting:
             if self._other <= buckets:
                 self.settled, self.reason = True, f"{buckets} buckets: {1e3 * waited_s:.1f} ms were waited for"
                 return buckets
-        if len(self._first_s) == len(self._other_s):
-            self._first_s += steps_s
+        if not self._before_s:
+            self._before_s = steps_s
             return self._other
-        self._other_s += steps_s
-        is_worth_it = is_shorter(steps_s, self._first_s[-STEPS:])
-        if is_worth_it and len(self._other_s) == STEPS:
-            return 0  # once more
+        is_worth_it = is_shorter(steps_s, self._before_s)
+        if is_worth_it and not self._is_second:
+            self._before_s, self._is_second = [], True
+            return 0
         self.settled = True
-        before_s = median(self._first_s[-STEPS:])
-        compared = f"a step of {1e3 * median(steps_s):.1f} ms, {1e3 * before_s:.1f} before"
+        compared = f"a step of {1e3 * median(steps_s):.1f} ms, {1e3 * median(self._before_s):.1f} before"
         self.reason = f"{self._why}: {compared}" + ("" if is_worth_it else ", so they were taken back")
         return buckets if is_worth_it else 0

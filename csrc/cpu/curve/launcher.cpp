@@ -18,7 +18,7 @@ Place slice_of(std::int64_t slice, std::int64_t slices, std::int64_t n) {
     return {begin, slice + 1 == slices ? n : n * (slice + 1) / slices / kCurveGroup * kCurveGroup};
 }
 
-std::int64_t slices_of(std::int64_t n) { return std::clamp<std::int64_t>(n / 131072, 1, kSlices); }
+constexpr std::int64_t slices_of(std::int64_t n) { return std::clamp<std::int64_t>(n / 131072, 1, kSlices); }
 
 // The curve that is to be drawn from the bins of the bulk, of which a count stands for four elements, and of the tail.
 struct Curve {
@@ -101,7 +101,7 @@ Status magnitude_curve(ConstArray x, std::int64_t n, std::int64_t* counts, doubl
     if (workspace.bytes < curve_workspace_bytes(n)) return Status::kWorkspaceTooSmall;
     static_assert(kSampleBins <= kCurveBins && kSampleShift >= kCurveShift,
                   "a sample's bins are whole bins of a curve");
-    static_assert(kCurveAll / 131072 * kOwnBins >= kAllSampleBins, "a sample's slices lie in those of the curve");
+    static_assert(slices_of(kCurveAll + 1) * kOwnBins >= kAllSampleBins, "a sample's slices lie in those of the curve");
     return dispatch(x.dtype, [&](auto tag) {
         using T = typename decltype(tag)::Type;
         const CurveKernels& kernels = curve_kernels();

@@ -14,7 +14,8 @@ namespace {
 
 std::atomic<int> wanted_threads{1};
 
-// A worker looks this often for the next loop before it sleeps: the loops of one kernel follow each other closely.
+// A worker looks this often for the next loop before it sleeps: the loops of one kernel follow each other closely. A
+// caller looks as often for the end of its workers.
 constexpr int kSpins = 2000;
 
 // A worker that sleeps begins so long after it was called: a loop of many parts that the caller ends sooner is left to

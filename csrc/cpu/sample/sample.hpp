@@ -15,7 +15,7 @@ struct Bracket {
     Key low, high;
 };
 
-// Of so many blocks each: for fewer, clearing bins of its own takes as long as a part's work.
+// Blocks of a slice: for fewer, clearing bins of its own takes as long as a part's work.
 constexpr std::int64_t kBlocksPerSampleSlice = 512;
 constexpr std::int64_t kMaxSampleSlices = 4;
 constexpr std::int64_t kAllSampleBins = kMaxSampleSlices * kSampleBins;

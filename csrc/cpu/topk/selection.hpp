@@ -55,7 +55,7 @@ struct Passes {
 Passes passes_over(ConstArray x) noexcept;  // x stays as it is
 Passes passes_from(Array out) noexcept;     // zeros take the places of what is selected; selected as fp32
 
-// Whether so many vectors hold a candidate that to skip the others costs more, in branches predicted wrongly, than it
+// Whether enough vectors hold a candidate that to skip the others costs more, in branches predicted wrongly, than it
 // saves: from one vector in eight on.
 inline bool many(std::int64_t n, std::int64_t k) { return k > n / 200; }
 
