@@ -54,6 +54,7 @@ class Engine(ABC):
         library: what moves the bytes, with its version.
         ranks: by rank its number in the whole job, and `job_size` how many that has.
         in_flight: buckets that are best exchanged at a time among hosts, so that the line works while one waits.
+        tracks_asked: how many a user asks for instead (HVD_COMPRESS_IN_FLIGHT).
         calls: one Call a collective until somebody takes them with `take_calls`.
         running: whether a collective runs now.
         pending: which, in words, for the message of a timeout; `place` says for what rank, step and bucket.
@@ -69,6 +70,7 @@ class Engine(ABC):
     ranks: Sequence[int]
     job_size: int
     in_flight: int = 2
+    tracks_asked: int | None = None
     capabilities: Capabilities
 
     calls: list[Call] = in_ledger()
@@ -109,10 +111,17 @@ class Engine(ABC):
         return self._hosts
 
     @property
+    def among_hosts(self) -> bool:
+        """Whether a network lies between ranks. The same on all; false before `locate`."""
+        return self._hosts is not None and len(set(self._hosts)) > 1
+
+    @property
     def tracks(self) -> int:
-        """How many buckets are exchanged at a time where a user says no number: several among hosts, so that the line
-        works while one waits."""
-        return self.in_flight if len(set(self.hosts)) > 1 and self.capabilities.splits else 1
+        """How many buckets are exchanged at a time: as a user says, or several among hosts, so that the line works
+        while one waits."""
+        if self.tracks_asked is not None:
+            return self.tracks_asked
+        return self.in_flight if self.among_hosts and self.capabilities.splits else 1
 
     @property
     def piece_bytes(self) -> int | None:

@@ -44,9 +44,10 @@ class MpiEngine(PairwiseEngine):
 
     The constructor is collective over those ranks. It makes four communicators, one for each algorithm of allreduce,
     and tries them, so `capabilities.algorithms` holds what was seen to run; the algorithms of broadcast and all-gather
-    live on the same communicators (`mpi_algorithms.CARRIER`). No memory is copied on the way to MPI. Allreduce and
-    broadcast take tensors of any size, the other verbs up to 2^31 - 1 elements over all ranks (UnsupportedError above).
-    An allreduce among ranks of one host goes in pieces (`piece_bytes`), a large one among hosts around a ring.
+    live on the same communicators (`mpi_algorithms.CARRIER`). No memory is copied on the way to MPI, but by an
+    all-to-all within one host. Allreduce and broadcast take tensors of any size, the other verbs up to 2^31 - 1
+    elements over all ranks (UnsupportedError above). An allreduce among ranks of one host goes in pieces
+    (`piece_bytes`), a large one among hosts around a ring.
 
     Raises UnsupportedError without MPI_THREAD_MULTIPLE, ConfigError where this rank is not in `ranks`.
     """
@@ -76,7 +77,7 @@ class MpiEngine(PairwiseEngine):
     @property
     def piece_bytes(self) -> int | None:
         """Within one host a collective costs microseconds, and a large one waits for memory and page faults."""
-        return PIECE_BYTES if self._hosts is not None and len(set(self._hosts)) == 1 else None
+        return PIECE_BYTES if self._hosts is not None and not self.among_hosts else None
 
     def _carrier(self, verb: str, algorithm: str) -> MPI.Intracomm:
         """Return the communicator on which Open MPI runs `algorithm` for `verb`."""

@@ -149,7 +149,7 @@ class TorchEngine(PairwiseEngine):
 
     def _swap(self, received: Sequence[torch.Tensor], sent: Sequence[torch.Tensor]) -> None:
         if self.backend != "gloo":
-            # Which posts its messages between pairs at once itself.
+            # The backend's own all-to-all posts the messages of all pairs at once.
             incoming = [_bytes_of(tensor) for tensor in received]
             outgoing = [_bytes_of(tensor) for tensor in sent]
             incoming[self.rank] = outgoing[self.rank] = outgoing[self.rank][:0]

@@ -73,13 +73,13 @@ class _InFlight:
 
 
 class Pipeline:
-    """Two threads: one compresses and decompresses, one launches all collectives, in the order of bucket numbers.
+    """A thread that compresses and decompresses, and one for each track that launches collectives.
 
-    With several tracks each has a thread that launches collectives: bucket n's are launched on track n % tracks, so
-    that they run beside those of its neighbours, in an order that is the same on all ranks.
+    Bucket n's collectives are launched on track n % tracks, in the order of bucket numbers, so that they run beside
+    those of its neighbours, in an order that is the same on all ranks.
 
-    An exchange that is light has all its phases in the latter; one that sends nothing does not come there: it has them
-    in the former, or, being light, in the calling thread.
+    An exchange that is light has all its phases in its track's thread; one that sends nothing does not come there: it
+    has them in the thread of kernels, or, being light, in the calling thread.
 
     After the first failure nothing is launched any more: ranks would disagree on which collective comes next.
     """
@@ -109,12 +109,11 @@ class Pipeline:
         connect: Callable[[], Engine],
         agree: Callable[[Engine], T],
         measuring_s: float = 0.0,
-        tracks: Callable[[Engine], int] = lambda _: 1,
     ) -> T:
         """Create the engine, then run `agree` on it, in the thread that will launch the collectives.
 
-        `measuring_s`: what that may take to measure, beside what ranks may let each other wait. `tracks`: how many
-        buckets may be exchanged at the same time; asked when ranks have agreed, and the same on all.
+        `measuring_s`: what that may take to measure, beside what ranks may let each other wait. When ranks have agreed,
+        as many tracks are made as the engine says.
 
         A ConfigError or UnsupportedError of either must be one that every rank raises: no collective is left unfinished
         then, and the engine is not abandoned, so that all ranks get to say what is wrong.
@@ -129,7 +128,7 @@ class Pipeline:
                 self._engine.place = f"rank {self._engine.rank}, first step, handshake"
                 with located(self._engine.place):
                     agreed = agree(self._engine)
-                    self._lay(tracks(self._engine))
+                    self._lay(self._engine.tracks)
                     return agreed
             except (ConfigError, UnsupportedError) as error:
                 self._failure = str(error) or type(error).__name__  # an interrupt has no words
@@ -261,7 +260,7 @@ class Pipeline:
             )
 
     def stop(self) -> None:
-        """Let both threads end, when what has left was exchanged: other ranks take part in it.
+        """Let all threads end, when what has left was exchanged: other ranks take part in it.
 
         Where they do not, within LEFT_LIMIT_S, that is a failure.
         """

@@ -162,7 +162,7 @@ class Session:
         """
         agree_on = partial(self._agree, order=order, sparse=sparse, options=options, by_rows=by_rows)
         settings = self._settings
-        agreement = self._pipeline.connect(self._connect, agree_on, settings.calibration_s, self._in_flight)
+        agreement = self._pipeline.connect(self._connect, agree_on, settings.calibration_s)
         assert self.policy is not None
         self.step = agreement.step
         self.resumes_with = self.resumes_with if agreement.resumes else ()
@@ -171,15 +171,12 @@ class Session:
         self._observers.opened(self._request, self._parameters, exchanges)
         return agreement
 
-    def _in_flight(self, engine: Engine) -> int:
-        """How many buckets may be exchanged at a time."""
-        return engine.tracks if self._settings.in_flight is None else self._settings.in_flight
-
     def _agree(
         self, engine: Engine, order: Sequence[str], sparse: Sequence[str], options: str, by_rows: bool
     ) -> Agreement:
         """Shake hands; then what the engine cannot do of what all have asked for is an error, on every rank alike."""
         self._engine, settings, parameters = engine, self._settings, self._parameters
+        engine.tracks_asked = settings.in_flight
         self.policy = policy_for(self._request, settings, engine.world_size)
         words = {
             "the version of hvd_compress": __version__,

@@ -68,9 +68,14 @@ def test_with_two_buckets_in_flight(misfortune: str, message: str, monkeypatch: 
         check_failed(job, message)
 
 
-@pytest.mark.parametrize(("engine", "asked", "then"), [("mpi", "", 10), ("mpi", "0", 0), ("horovod", "", 0)])
-def test_horovods_thread_gives_way_where_gradients_travel_without_it(engine: str, asked: str, then: int) -> None:
-    job = launch("mpirun", "nice", engine, HVD_COMPRESS_HOROVOD_NICENESS=asked)
+@pytest.mark.parametrize(
+    ("engine", "hosts", "asked", "then"),
+    [("mpi", 2, "", 10), ("mpi", 2, "0", 0), ("horovod", 2, "", 0), ("mpi", 1, "", 0)],
+)
+def test_horovods_thread_gives_way_where_gradients_travel_without_it(
+    engine: str, hosts: int, asked: str, then: int
+) -> None:
+    job = launch("mpirun", "nice", engine, str(hosts), HVD_COMPRESS_HOROVOD_NICENESS=asked)
     assert job.status == 0, job.output
     for rank in range(2):
         assert f"rank {rank}: [0], then {[0, then] if then else [0]}" in job.output

@@ -206,15 +206,21 @@ class GradientHook:
         self._step = []
 
     def _advise(self) -> None:
-        """Say once, on rank 0, where DDP cuts gradients into so few buckets that steps wait for them among hosts."""
+        """Say once, on rank 0, where DDP cuts gradients into so few buckets that steps wait for them among hosts.
+
+        Collective, in the last step that is watched: what counts is the wait of the rank that waits for no other.
+        """
         session, report = self.session, self.session.last_step
         if self._watch is None or report is None or self._steps <= FIRST_CUT_STEPS or session.holds_back:
             return
         if self._watch.add(report.wait_s):
-            waited_s, layouts, self._watch = self._watch.least_s, session.layouts, None
+            least_s, layouts, self._watch = self._watch.least_s, session.layouts, None
+            if not session.engine.among_hosts:
+                return
+            waited_s = min(of_rank[0] for of_rank in session.gather_figures([least_s]))
             nbytes = sum(layout.nbytes for layout in layouts)
             wanted = number_of_buckets(waited_s, nbytes)
-            if session.engine.rank == 0 and len(set(session.engine.hosts)) > 1 and wanted > len(layouts):
+            if session.engine.rank == 0 and wanted > len(layouts):
                 tell_bucket_cap(len(layouts), nbytes, waited_s, wanted)
 
     @property

@@ -121,7 +121,8 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
 def _connect(name: str, process_set: Any, niceness: int) -> Engine:
     """Choose the engine; where gradients travel among hosts without Horovod's threads, these give way to training."""
     engine = choose_engine(name, process_set)
-    if not isinstance(engine, HorovodEngine) and len(set(engine.locate())) > 1:
+    engine.locate()
+    if not isinstance(engine, HorovodEngine) and engine.among_hosts:
         give_way(niceness)
     return engine
 

@@ -243,7 +243,7 @@ class Reducer:
             and (settings.profile, settings.ccr) == (None, None)
             and not self._options.groups
             and session.policy.cuttable
-            and len(set(session.engine.hosts)) > 1
+            and session.engine.among_hosts
         )
 
     def _consider(self, cutting: Cutting, report: StepReport) -> None:

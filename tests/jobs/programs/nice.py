@@ -1,6 +1,6 @@
 """What niceness have the threads of a rank, before and after it has exchanged gradients?
 
-usage: nice.py ENGINE
+usage: nice.py ENGINE HOSTS
 """
 
 import os
@@ -17,7 +17,7 @@ def niceness() -> list[int]:
     return sorted({os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in os.listdir("/proc/self/task")})
 
 
-base.host_identity = lambda: f"host {hvd.rank()}"  # ranks of one machine
+base.host_identity = lambda: f"host {hvd.rank() % int(sys.argv[2])}"  # ranks of one machine
 hvd.init()
 Path(os.environ["JOB_FOLDER"], f"{hvd.rank()}.pid").write_text(str(os.getpid()))
 before = niceness()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -27,6 +28,17 @@ def measured(hosts: tuple[int, ...], budget_s: float = 0.05) -> list[SystemProfi
 
 def verbs(link: object) -> set[str]:
     return {curve.verb for curve in link.curves if curve.algorithm == "auto"}
+
+
+def test_a_profile_tells_how_many_buckets_are_in_flight() -> None:
+    """As the engine would have them, or as a user has asked for."""
+
+    def profile(engine: InProcessEngine, asked: int | None) -> int | None:
+        engine.tracks_asked = asked
+        return measure_system(engine, 0.01).in_flight
+
+    for asked, found in ((None, 2), (1, 1), (4, 4)):
+        assert run_ranks(2, partial(profile, asked=asked), hosts=(0, 1)) == [found] * 2
 
 
 def test_within_and_across_are_measured_in_groups_of_their_own() -> None:

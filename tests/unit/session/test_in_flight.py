@@ -40,8 +40,9 @@ class Meets(Exchange):
 
 
 def laid(tracks: int, timeout_s: float = PATIENCE_S) -> Pipeline:
-    pipeline = Pipeline(timeout_s)
-    pipeline.connect(lambda: InProcessWorld(2).engine(0), lambda engine: None, PATIENCE_S, lambda _: tracks)
+    pipeline, engine = Pipeline(timeout_s), InProcessWorld(2).engine(0)
+    engine.tracks_asked = tracks
+    pipeline.connect(lambda: engine, lambda engine: None, PATIENCE_S)
     return pipeline
 
 

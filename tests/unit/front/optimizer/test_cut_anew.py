@@ -14,6 +14,7 @@ from hvd_compress.buckets import cutting
 from hvd_compress.buckets.cutting import BUCKET_S, STEPS
 from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.front.optimizer.reducer import ReduceOptions
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import (
@@ -94,6 +95,38 @@ def test_gradients_are_cut_anew_between_two_steps(hosts: tuple[int, ...], longer
     else:
         assert [count for count, _ in runs] == [1, TRIED, 1, TRIED]
     assert runs[0][1] >= STEPS
+
+
+@pytest.mark.parametrize(
+    ("request_", "settings", "options"),
+    [
+        (Request(COMPRESSORS["int4"]), replace(SETTINGS, cuts=False), ReduceOptions()),
+        (Request(COMPRESSORS["int4"]), replace(SETTINGS, adapt=False), ReduceOptions()),
+        (Request(COMPRESSORS["int4"]), SETTINGS, ReduceOptions(groups=(tuple(SHAPES)[:2],))),
+        (Compression.covap(interval=2), SETTINGS, ReduceOptions()),
+    ],
+    ids=["a threshold is set", "ADAPT=0", "groups", "covap"],
+)
+def test_gradients_stay_as_somebody_else_has_cut_them(
+    request_: Request, settings: Settings, options: ReduceOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_times(monkeypatch, longer=False)
+
+    def body(engine: InProcessEngine) -> list[int]:
+        parameters = make_parameters(SHAPES)
+        optimizer = make_optimizer(
+            parameters, request_, lambda: engine, engine.rank, 2, settings=settings, options=options
+        )
+        counts = []
+        for step in range(LENGTH):
+            optimizer.zero_grad()
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+            counts.append(len(optimizer.decisions))
+        return counts
+
+    counts = run_ranks(2, body, hosts=(0, 1))
+    assert counts[0] == counts[1] == LENGTH * counts[0][:1]
 
 
 @pytest.mark.usefixtures("longer")
