@@ -12,6 +12,7 @@ mean), and the rest: threads, buckets that leave late, and what the line does no
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import sys
@@ -133,7 +134,8 @@ def of_ranks(value: float) -> list[float]:
 @click.option("--methods", default="ddp,ddp-fp16,dense,bf16,int4,int4-ddp", show_default=True)
 @click.option("--rounds", default=8, show_default=True)
 @click.option("--window", default=4, show_default=True, help="Steps.")
-def main(latency: str, bandwidth: str, task: str, methods: str, rounds: int, window: int) -> None:
+@click.option("--rows", type=click.Path(path_type=Path), help="A file to which each row of the table is added as JSON.")
+def main(latency: str, bandwidth: str, task: str, methods: str, rounds: int, window: int, rows: Path | None) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
     hvd.init()
     torch.set_num_threads(1)
@@ -144,10 +146,10 @@ def main(latency: str, bandwidth: str, task: str, methods: str, rounds: int, win
         while training.taken < 3 or (training.choosing and training.taken < MOST_CHOOSING):
             training.step()
         training.forget()
-    rows = in_turns([training.step for training in trainings], rounds, window, slowest)
+    taken = in_turns([training.step for training in trainings], rounds, window, slowest)
     link, alone = Link.parse(latency, bandwidth), trainings[0]
     backward_s = slowest(statistics.median(alone.backward_s))
-    alone_s = statistics.median(row[0] for row in rows)
+    alone_s = statistics.median(row[0] for row in taken)
     if hvd.rank() == 0:
         print(
             f"{hvd.size()} hosts, {link}, {task}; {1e3 * alone_s:.1f} ms of computing, {1e3 * backward_s:.1f} backward"
@@ -167,18 +169,22 @@ def main(latency: str, bandwidth: str, task: str, methods: str, rounds: int, win
         wire_s = training.sent_bytes / link.bytes_per_s
         trips = 0 if not wire_s else 1 if training.sent_bytes and _in_one_round(training) else 2
         floor_s = alone_s + max(0.0, wire_s - backward_s) + trips * link.latency_s
-        floors = [row[place] / (row[0] + max(0.0, wire_s - backward_s) + trips * link.latency_s) for row in rows]
+        floors = [row[place] / (row[0] + max(0.0, wire_s - backward_s) + trips * link.latency_s) for row in taken]
         computes = of_ranks(statistics.median(training.forward_s) + statistics.median(training.backward_s))
         kernels_s = statistics.median(training.compress_s) if training.compress_s else 0.0
         ranks_s = 0.0 if training.method.front_end == DDP else max(computes) - statistics.mean(computes)
-        step_s = statistics.median(row[place] for row in rows)
+        step_s = statistics.median(row[place] for row in taken)
         if hvd.rank() == 0:
-            above = _cell(floors), _cell([row[place] / row[1] for row in rows])
+            above = _cell(floors), _cell([row[place] / row[1] for row in taken])
             sent, rest_s = 1e-6 * training.sent_bytes, step_s - floor_s - kernels_s - ranks_s
             numbers = [f"{1e3 * each:.1f}" for each in (wire_s, floor_s, step_s)]
             parts = [f"{1e3 * each:.1f}" for each in (kernels_s, ranks_s, rest_s)]
             cells = training.method.label, str(training.buckets or ""), f"{sent:.2f}", *numbers, *above, *parts
             print(f"| {' | '.join(cells)} |", flush=True)
+            if rows is not None and place:
+                found = {"method": training.method.name, "buckets": training.buckets, "floors": floors}
+                with rows.open("a") as file:
+                    file.write(json.dumps({**found, "floor_s": floor_s, "step_s": step_s, "alone_s": alone_s}) + "\n")
     dist.barrier()
     dist.destroy_process_group()
 

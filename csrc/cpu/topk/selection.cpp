@@ -51,8 +51,7 @@ Layout::Layout(std::int64_t n, std::int64_t k) noexcept {
     const bool sampled = n >= kMinSampled;
     chunks = divided_up(n, kChunk);
     slices = std::clamp<std::int64_t>(divided_up(n, kSliceElements), 1, kMaxSlices);
-    // More candidates than that: not worth setting apart.
-    capacity = sampled ? std::min(n, 2 * k + n / 64 + kFewest) : 0;
+    capacity = sampled ? candidates_room(n, k) : 0;
     const std::int64_t room = sampled ? capacity + kSlack : 0;
     bytes = 0;
     table = take(&bytes, chunks * static_cast<std::int64_t>(sizeof(Row)));

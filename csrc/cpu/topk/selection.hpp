@@ -20,7 +20,6 @@ namespace hvd_compress::cpu {
 
 constexpr std::int64_t kMaxSlices = 16;  // that count side by side, each into bins of its own
 constexpr std::int64_t kSliceElements = 65536;
-constexpr std::int64_t kFewest = 1024;       // candidates, for whom there is room whatever n and k are
 constexpr std::int64_t kSliceKeys = 16384;   // of the bracket: clearing and adding a slice's bins takes as long
 constexpr std::int64_t kMinSampled = 16384;  // fewer elements are not worth a sample
 

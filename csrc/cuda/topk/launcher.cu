@@ -47,7 +47,7 @@ struct Workplace {
         bins = parts.take<std::uint32_t>(bin_count);
         all_bins = bins + kDigits * kDigitBins;
         sample = parts.take<std::uint32_t>(kSampleBins);
-        found.capacity = std::min(n, 2 * k + n / 64);  // more are not worth setting apart
+        found.capacity = candidates_room(n, k);
         found.indices = parts.take<std::int32_t>(found.capacity);
         found.values = parts.take<float>(found.capacity);
         bytes = parts.bytes();

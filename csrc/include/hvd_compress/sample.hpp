@@ -24,6 +24,13 @@ HVD_COMPRESS_HD inline std::int64_t sample_blocks(std::int64_t n) {
     return dense > sparse ? dense : sparse;
 }
 
+// Candidates for the k largest of n for whom there is room: more are not worth setting apart, and of few elements a
+// sample guesses worse.
+HVD_COMPRESS_HD inline std::int64_t candidates_room(std::int64_t n, std::int64_t k) {
+    const std::int64_t room = 2 * k + n / 64 + 1024;
+    return room < n ? room : n;
+}
+
 // Spreads its argument over all 32 bits (the finaliser of MurmurHash3), so that no pattern in memory meets the
 // sample's.
 HVD_COMPRESS_HD inline std::uint32_t scattered(std::uint32_t x) {
