@@ -172,7 +172,7 @@ class Settings:
         threshold = _number("HOROVOD_FUSION_THRESHOLD", DEFAULT_FUSION_THRESHOLD_BYTES)
         timeout_s = _number("HVD_COMPRESS_TIMEOUT_S", DEFAULT_TIMEOUT_S)
         if threshold < 0 or threshold != int(threshold):
-            raise ConfigError(f"HOROVOD_FUSION_THRESHOLD = {threshold} is not a number of bytes, 0 or more")
+            raise ConfigError(f"HOROVOD_FUSION_THRESHOLD = {threshold:g} is not a number of bytes, 0 or more")
         if timeout_s <= 0:
             raise ConfigError(f"HVD_COMPRESS_TIMEOUT_S = {timeout_s} is not a time in seconds, above 0")
         timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
@@ -187,10 +187,11 @@ class Settings:
         profile = ProfileSettings.from_environment()
         check = _whole("HVD_COMPRESS_CHECK_EVERY", DEFAULT_CHECK_EVERY, 0)
         ccr = CcrSettings.from_environment()
-        in_flight = _number("HVD_COMPRESS_IN_FLIGHT", 0)
-        if in_flight not in range(1, MOST_IN_FLIGHT + 1) and os.environ.get("HVD_COMPRESS_IN_FLIGHT", "").strip():
+        in_flight = os.environ.get("HVD_COMPRESS_IN_FLIGHT", "").strip()
+        if in_flight and in_flight not in map(str, range(1, MOST_IN_FLIGHT + 1)):
             raise ConfigError(
-                f"HVD_COMPRESS_IN_FLIGHT = {in_flight:g} is not a number of buckets, 1 to {MOST_IN_FLIGHT}"
+                f"HVD_COMPRESS_IN_FLIGHT = {in_flight!r} is not a number of buckets, 1 to {MOST_IN_FLIGHT}; unset it "
+                "for what the engine does best"
             )
         niceness = _number("HVD_COMPRESS_HOROVOD_NICENESS", DEFAULT_HOROVOD_NICENESS)
         if niceness not in range(20):
@@ -208,7 +209,7 @@ class Settings:
             profile=profile,
             check_every=check,
             ccr=ccr,
-            in_flight=int(in_flight) or None,
+            in_flight=int(in_flight) if in_flight else None,
             horovod_niceness=int(niceness),
         )
 

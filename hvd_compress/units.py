@@ -56,7 +56,9 @@ def _parse(text: str, what: str, units: dict[str, float], example: str, suffix: 
         raise ConfigError(f"{what} {text!r} is not a number with a unit, such as {example}")
     number, written = float(match[1]), match[2]
     if not written:
-        raise ConfigError(f"{what} {text!r} has no unit: write it as {example}")
+        raise ConfigError(
+            f"{what} {text!r} has no unit: write it as {text.strip()}{next(iter(re.findall('[a-z]+$', example)), '')}"
+        )
     unit = written.lower().removesuffix(suffix)
     if unit not in units or "B" in written:
         bits = "; bits a second, not bytes" if units is _BITS_PER_S else ""

@@ -27,6 +27,25 @@ def number_of_buckets(waited_s: float, nbytes: int) -> int:
     return max(1, min(MOST, round(math.sqrt(max(0.0, waited_s) / BUCKET_S)), nbytes // LEAST_BYTES))
 
 
+def ddp_cap(sizes: Sequence[int], buckets: int, wanted: int) -> tuple[float, int]:
+    """Return a `bucket_cap_mb`, in MiB, and how many buckets DDP makes with it; (0.0, buckets) where not more than now.
+
+    It closes a bucket when that holds the cap or more.
+
+    Args:
+        sizes: bytes of each gradient, in the order in which they are ready.
+        buckets: how many there are now.
+        wanted: how many there should be.
+    """
+    cap_mib = float(f"{sum(sizes) / wanted / 2**20:.2g}")
+    made, size = 0, 0
+    for number, nbytes in enumerate(sizes, start=1):
+        size += nbytes
+        if size >= cap_mib * 2**20 or number == len(sizes):
+            made, size = made + 1, 0
+    return (cap_mib, made) if made > buckets else (0.0, buckets)
+
+
 @dataclass
 class Watch:
     """What steps with one cut have waited for their exchange on this rank."""
@@ -90,9 +109,9 @@ class Cutting:
         self._watch, self._taken_s = Watch(), []
         if not self._other:
             self._other = number_of_buckets(waited_s, self._nbytes)
-            self._why = f"{self._other} buckets, as {1e3 * waited_s:.1f} ms of the exchange were waited for"
+            self._why = f"as {1e3 * waited_s:.1f} ms of the exchange were waited for"
             if self._other <= buckets:
-                self.settled, self.reason = True, f"{buckets} buckets: {1e3 * waited_s:.1f} ms were waited for"
+                self.settled, self.reason = True, self._why
                 return buckets
         if not self._before_s:
             self._before_s = steps_s
@@ -102,6 +121,10 @@ class Cutting:
             self._before_s, self._is_second = [], True
             return 0
         self.settled = True
-        compared = f"a step of {1e3 * median(steps_s):.1f} ms, {1e3 * median(self._before_s):.1f} before"
-        self.reason = f"{self._why}: {compared}" + ("" if is_worth_it else ", so they were taken back")
+        compared = f"a step took {1e3 * median(steps_s):.1f} ms, and {1e3 * median(self._before_s):.1f} before"
+        self.reason = (
+            f"{self._why}: {compared}"
+            if is_worth_it
+            else f"{self._other} were tried, {self._why}, and taken back: {compared}"
+        )
         return buckets if is_worth_it else 0

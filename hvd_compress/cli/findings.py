@@ -87,8 +87,8 @@ def idle_horovod(horovod_found: Result, torch_found: Result) -> list[Finding]:
     if cycle_ms > 1.0:
         return [Finding(name, "ok", f"HOROVOD_CYCLE_TIME={cycle}")]
     hint = (
-        "where ranks train on all cores, try HOROVOD_CYCLE_TIME=20 with engine mpi; Horovod's own operations take up "
-        "to as many milliseconds more then"
+        "where ranks train on all cores of one host, try HOROVOD_CYCLE_TIME=20 with engine mpi (among hosts its thread "
+        "gives way by itself); Horovod's own operations take up to as many milliseconds more then"
     )
     return [Finding(name, "note", f"compares notes over all ranks every {cycle_ms:g} ms, and polls meanwhile", hint)]
 

@@ -109,10 +109,7 @@ class HorovodEngine(Engine):
         raise AssertionError("capabilities leave gather out")
 
     def _no_split(self) -> str:
-        return (
-            "the Horovod engine cannot be split into smaller groups: launch the job with mpirun, and pass engine='mpi' "
-            "to the compression"
-        )
+        return "the Horovod engine cannot be split into smaller groups: pass engine='mpi' to the compression"
 
     def abandon(self) -> None:
         fail_at_exit(lambda: None)

@@ -103,7 +103,7 @@ class TorchEngine(PairwiseEngine):
         if self.backend == "nccl":
             raise UnsupportedError(
                 "NCCL exchanges one bucket at a time, as communicators that run together can wait for each other for "
-                "ever: leave HVD_COMPRESS_IN_FLIGHT at 1"
+                "ever: unset HVD_COMPRESS_IN_FLIGHT"
             )
         return super().twin()
 

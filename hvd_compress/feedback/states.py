@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.warned import warn_caller
 
 _CPU = torch.device("cpu")
 
@@ -291,10 +291,9 @@ def _fitting(key: Key, kept: torch.Tensor | None, otherwise: torch.Tensor) -> to
     if kept is None:
         return otherwise
     if kept.shape != otherwise.shape:
-        warnings.warn(
+        warn_caller(
             f"the {key[0]} of parameter {key[1]!r} is remembered with shape {tuple(kept.shape)} and starts anew with "
-            f"{tuple(otherwise.shape)}: the compression has other settings",
-            stacklevel=2,
+            f"{tuple(otherwise.shape)}: the compression has other settings"
         )
         return otherwise
     return kept.to(otherwise.device, otherwise.dtype)

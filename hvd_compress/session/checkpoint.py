@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.states import RESULT_SUM
 from hvd_compress.session.session import Session
+from hvd_compress.warned import warn_caller
 
 
 def save(session: Session, rank: int, world_size: int) -> dict[str, Any]:
@@ -57,18 +57,16 @@ def load(session: Session, saved: Mapping[str, Any], numels: Mapping[str, int], 
     residuals, states = saved["ranks"][whose]["residuals"], saved["ranks"][whose]["states"]
     if whose != name:
         if saved["remembers"] or residuals:
-            warnings.warn(
+            warn_caller(
                 f"residuals of {whose} are not loaded on {name}, which starts from zero: save and load one checkpoint "
-                "a rank to keep them",
-                stacklevel=4,
+                "a rank to keep them"
             )
         residuals = {}
         states = {kind: {n: t for n, t in own.items() if n in numels} for kind, own in states.items()}
     elif saved["remembers"] and not residuals and not states:
-        warnings.warn(
+        warn_caller(
             f"the checkpoint of step {saved['step']} holds no residuals for {name}, which starts from zero: load what "
-            "state_dict() returned as a whole",
-            stacklevel=4,
+            "state_dict() returned as a whole"
         )
     if session.last_step is not None:  # an epoch goes on that these are not of
         states = {kind: own for kind, own in states.items() if kind != RESULT_SUM}

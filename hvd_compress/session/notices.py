@@ -27,17 +27,17 @@ def tell_one_rank() -> None:
     )
 
 
-def tell_bucket_cap(buckets: int, nbytes: int, waited_s: float, wanted: int) -> None:
+def tell_bucket_cap(buckets: int, nbytes: int, waited_s: float, cap_mib: float, made: int) -> None:
     """DDP's buckets are so few that a step waits for their exchange."""
     log.warning(
-        "hvd_compress: DDP has put %.3g MB of gradients into %d buckets, and a step waits %.3g ms for their exchange: "
-        "DistributedDataParallel(model, bucket_cap_mb=%.1f) makes about %d, of which more travel beside the backward "
-        "pass",
+        "hvd_compress: DDP has put %.3g MB of gradients into %d bucket%s, and a step waits %.3g ms for their exchange: "
+        "DistributedDataParallel(model, bucket_cap_mb=%.2g) makes %d, of which more travel beside the backward pass",
         1e-6 * nbytes,
         buckets,
+        "s" * (buckets != 1),
         1e3 * waited_s,
-        nbytes / wanted / 2**20,
-        wanted,
+        cap_mib,
+        made,
     )
 
 

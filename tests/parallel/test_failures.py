@@ -243,7 +243,7 @@ def test_two_steps_for_one_backward_pass() -> None:
 
 
 def test_step_after_synchronize_without_skip() -> None:
-    """Twice is what Horovod does, too; it warns, and so do we."""
+    """Twice is what Horovod does, too; it warns, and so do we, where nothing is remembered."""
     model = small_model()
     optimizer = wrap(model)
     loss(model, 0).backward()

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hvd_compress.buckets.cutting import Watch, number_of_buckets
+from hvd_compress.buckets.cutting import Watch, ddp_cap, number_of_buckets
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import cut_as
 from hvd_compress.engines.arrivals import Arrivals
@@ -218,10 +218,11 @@ class GradientHook:
             if not session.engine.among_hosts:
                 return
             waited_s = min(of_rank[0] for of_rank in session.gather_figures([least_s]))
-            nbytes = sum(layout.nbytes for layout in layouts)
-            wanted = number_of_buckets(waited_s, nbytes)
-            if session.engine.rank == 0 and wanted > len(layouts):
-                tell_bucket_cap(len(layouts), nbytes, waited_s, wanted)
+            sizes = [numel * layout.dtype.itemsize for layout in layouts for numel in layout.segments]
+            wanted = number_of_buckets(waited_s, sum(sizes))
+            cap_mib, made = ddp_cap(sizes, len(layouts), wanted)
+            if session.engine.rank == 0 and made > len(layouts):
+                tell_bucket_cap(len(layouts), sum(sizes), waited_s, cap_mib, made)
 
     @property
     def _resumes(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from hvd_compress.policies.ccr import Ccr
 from hvd_compress.request.decision import Decision
 from hvd_compress.session.report import StepReport
 from hvd_compress.settings import DEFAULT_CCR_STEPS
+from hvd_compress.warned import warn_caller
 
 STATE_KEY = "hvd_compress"
 
@@ -61,6 +61,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self._delay = dict.fromkeys(watched, passes)
         self._should_synchronize = True
         self._dirty = False
+        self._synchronized = False  # by the program, and step() has not applied the results yet
         self._hooking = threading.RLock()
         self._rolls_out = False
         self._retired = False
@@ -121,27 +122,22 @@ class ReducingOptimizer(torch.optim.Optimizer):
         Raises:
             ConfigError: in the first step, if ranks differ in settings or parameters.
             UnsupportedError: a parameter is trained that was not when the optimizer was wrapped.
-            UsageError: another optimizer was wrapped over these parameters later, or a gradient was dropped or
-                replaced after backward(), while it was exchanged.
+            UsageError: another optimizer was wrapped over these parameters later; a gradient was dropped or replaced
+                after backward(), while it was exchanged; or what compression remembers would be added a second time.
             CommunicationError: a collective failed or a rank did not answer; names rank, bucket, step and collective.
         """
         if self._retired:
             raise replaced("synchronize()")
         if self._reducer is not None:
-            if not self._dirty and self._reducer.holds_results():
-                warnings.warn(
-                    "gradients are exchanged again although no backward pass has run since the last exchange; "
-                    "call step() once for each backward pass, and after synchronize() within skip_synchronize()",
-                    stacklevel=3,
-                )
             try:
+                self._check_again()
                 self._check_parameters()
             except BaseException as error:
                 self._reducer.fail(error)  # other ranks may wait for this one: it must be able to end
                 raise
             self._reducer.finish()
         self._delay = dict.fromkeys(self._delay, self.backward_passes_per_step)
-        self._dirty = False
+        self._dirty, self._synchronized = False, True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -173,6 +169,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         if self._should_synchronize:
             self.synchronize()
         result = super().step(closure)
+        self._synchronized = False
         self._wrapped._opt_called = True  # type: ignore[attr-defined]  # a scheduler made before wrapping asks for it
         return result if loss is None else loss
 
@@ -232,6 +229,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients; not allowed while they are being exchanged."""
         self._require_rest("zero_grad()", _OTHER_LOSS)
+        self._synchronized = False
         super().zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
@@ -354,6 +352,23 @@ class ReducingOptimizer(torch.optim.Optimizer):
                 f"call synchronize() first, on every rank, if this step is to be dropped{hint}"
             )
 
+    def _check_again(self) -> None:
+        """Results that are exchanged again are averaged again, which changes nothing; but what compression remembers is
+        added to them, which fits neither results that were unscaled nor those that were clipped."""
+        assert self._reducer is not None
+        if self._dirty or not self._reducer.holds_results():
+            return
+        if self._synchronized and self._reducer.session.error_feedback:
+            raise UsageError(
+                "step() after synchronize() would exchange gradients again, perhaps clipped or unscaled by now, "
+                "together with what compression remembers of them as they were: call step(), or "
+                "scaler.step(optimizer), within `with optimizer.skip_synchronize():`, on every rank"
+            )
+        warn_caller(
+            "gradients are exchanged again although no backward pass has run since the last exchange; "
+            "call step() once for each backward pass, and after synchronize() within skip_synchronize()"
+        )
+
     def _gradient_comes(self, parameter: torch.Tensor) -> None:
         if self._delay[parameter] <= 0:
             raise UsageError(
@@ -366,7 +381,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         if not self._dirty:
             self._check_parameters()  # while nothing of this step is on its way
             self._require_rollout()
-        self._dirty = True
+        self._dirty, self._synchronized = True, False
         self._delay[parameter] -= 1
         if self._delay[parameter] == 0:
             assert self._reducer is not None

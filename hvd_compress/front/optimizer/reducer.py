@@ -265,7 +265,8 @@ class Reducer:
         if cutting.settled:
             self._cutting, self.session.cuts_stand = None, True
             if self.session.engine.rank == 0:
-                log.info("hvd_compress: gradients travel in %d buckets: %s", len(self._buckets), cutting.reason)
+                found = f"{len(self._buckets)} bucket{'s' * (len(self._buckets) != 1)}"
+                log.info("hvd_compress: gradients travel in %s: %s", found, cutting.reason)
 
     def _groups(self, order: Sequence[str]) -> Sequence[Sequence[str]]:
         groups = self._options.groups

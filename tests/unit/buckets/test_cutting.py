@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from hvd_compress.buckets.cutting import (
     BUCKET_S,
@@ -15,6 +16,7 @@ from hvd_compress.buckets.cutting import (
     STEPS,
     Cutting,
     agreed,
+    ddp_cap,
     is_shorter,
     number_of_buckets,
 )
@@ -58,7 +60,7 @@ def tried(*steps_s: float) -> Cutting:
         wanted = one.decide([watched(one, 0.01 if number else LONG_S, taken_s), [2.0, *[taken_s] * STEPS]], buckets)
         assert number == len(steps_s) - 1 or wanted == (0 if number % 2 else 5)
     assert one.settled
-    assert wanted == (0 if one.reason.endswith("so they were taken back") else 5)
+    assert wanted == (0 if "taken back" in one.reason else 5)
     return one
 
 
@@ -67,14 +69,45 @@ def test_a_cut_that_makes_steps_shorter_stays() -> None:
     figures = watched(one, LONG_S, 0.3)
     assert figures == [LONG_S, *[0.3] * STEPS]
     assert one.decide([figures, [2.0, *[0.31] * STEPS]], 1) == 5, "the rank that waits least counts: others wait for it"
-    reason = "5 buckets, as 50.0 ms of the exchange were waited for: a step of 200.0 ms, 300.0 before"
+    reason = "as 50.0 ms of the exchange were waited for: a step took 200.0 ms, and 300.0 before"
     assert tried(0.3, 0.2, 0.3, 0.2).reason == reason
 
 
 @pytest.mark.parametrize("steps_s", [(0.3, 0.299), (0.3, 0.4), (0.3, 0.2, 0.2, 0.2), (0.3, 0.2, 0.1, 0.3)])
 def test_a_cut_that_does_not_make_steps_shorter_is_taken_back(steps_s: tuple[float, ...]) -> None:
     """At once, or when the first cut is looked at again, and steps are shorter by it, too."""
-    assert tried(*steps_s).reason.endswith("so they were taken back")
+    reason = "5 were tried, as 50.0 ms of the exchange were waited for, and taken back: a step took "
+    assert tried(*steps_s).reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("sizes_mib", "buckets", "wanted", "expected"),
+    [
+        ([1.0] * 8, 2, 4, (2.0, 4)),
+        ([1.0] * 8, 4, 4, (0.0, 4)),
+        ([2.25] * 6, 2, 8, (1.7, 6)),
+        ([2.25] * 6, 6, 7, (0.0, 6)),  # as small as its gradients: no cap makes more
+        ([0.1, 7.0, 0.1], 2, 8, (0.9, 2)),
+        ([7.0], 1, 8, (0.0, 1)),
+        ([0.3, 0.3, 0.3, 0.3, 0.3], 1, 3, (0.5, 3)),
+    ],
+)
+def test_what_ddp_makes_of_a_cap(
+    sizes_mib: list[float], buckets: int, wanted: int, expected: tuple[float, int]
+) -> None:
+    found = ddp_cap([int(each * 2**20) for each in sizes_mib], buckets, wanted)
+    assert found == (expected if expected[1] > buckets else (0.0, buckets))
+
+
+def test_ddp_makes_as_many_buckets_of_a_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's own rule says, which DDP applies to gradients in the order in which they are ready."""
+    draw = random.Random(1)
+    for _ in range(50):
+        numels = [draw.randint(1, 400_000) for _ in range(draw.randint(1, 30))]
+        cap_mib, made = ddp_cap([4 * numel for numel in numels], 0, draw.randint(1, 8))
+        tensors = [torch.empty(numel, device="meta") for numel in numels]
+        torchs, _ = dist._compute_bucket_assignment_by_size(tensors, [int(cap_mib * 2**20)])
+        assert len(torchs) == made
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ PAYLOAD = ("--payload", "1%")
         (("--world-size", 1, "--bandwidth", "1gbit", *PAYLOAD), "with one rank nothing is communicated"),
         (("--world-size", 0, "--bandwidth", "1gbit", *PAYLOAD), "--world-size"),
         (("--world-size", 2, "--bandwidth", "0gbit", *PAYLOAD), "must be more than zero"),
-        (("--world-size", 2, "--bandwidth", "10", *PAYLOAD), "bandwidth '10' has no unit: write it as 5gbit"),
+        (("--world-size", 2, "--bandwidth", "10", *PAYLOAD), "bandwidth '10' has no unit: write it as 10gbit"),
         ((*NETWORK, *PAYLOAD, "--latency", "-1ms"), "must be a finite number that is not negative"),
         ((*NETWORK, *PAYLOAD, "--encode", "-45ms"), "encode '-45ms' must be a finite number that is not negative"),
         ((*NETWORK, *PAYLOAD, "--encode", "45"), "encode '45' has no unit: write it as 45ms"),

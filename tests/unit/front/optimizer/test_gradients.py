@@ -370,3 +370,35 @@ def test_float64_that_is_not_compressed_is_told_once(
     assert len(caplog.records) == told
     for record in caplog.records:
         assert record.getMessage().startswith("hvd_compress: 1 of 2 parameters are float64 (b first) and travel dense")
+
+
+@pytest.mark.parametrize("compressor", ["int4", "dense"])
+def test_step_after_synchronize_does_not_add_again_what_is_remembered(compressor: str) -> None:
+    """It would be added to gradients that were clipped, or unscaled. What remembers nothing warns, as Horovod does."""
+    parameters, optimizer = on_engine(alone(), REQUESTS[compressor])
+    for step in range(2):
+        optimizer.zero_grad()
+        backward(parameters, 0, step)
+        optimizer.synchronize()
+        if step == 0:
+            with optimizer.skip_synchronize():
+                optimizer.step()
+    if compressor == "int4":
+        with pytest.raises(UsageError, match="perhaps clipped or unscaled by now"):
+            optimizer.step()
+    else:
+        with pytest.warns(UserWarning, match="exchanged again") as told:
+            optimizer.step()
+        assert {each.filename for each in told} == {__file__}, "the line of the program is named"
+
+
+@pytest.mark.filterwarnings("ignore:gradients are exchanged again:UserWarning")
+def test_a_rank_that_has_no_gradient_of_its_own_goes_on() -> None:
+    """It keeps the memory of gradients, as zeros, and has no backward pass in this step."""
+    parameters, optimizer = on_engine(alone(), REQUESTS["int4"])
+    backward(parameters, 0, 0)
+    optimizer.synchronize()
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    optimizer.step()
