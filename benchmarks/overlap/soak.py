@@ -3,8 +3,9 @@ r"""Train long with several buckets in flight, until the end or a misfortune of 
     mpirun -np 4 --map-by :OVERSUBSCRIBE --bind-to none python benchmarks/overlap/soak.py none 10000
     mpirun -np 3 --map-by :OVERSUBSCRIBE --bind-to none python benchmarks/overlap/soak.py "is killed" 5000
 
-MISFORTUNE is none, "is killed", "is stopped" or nan: gradients that are not finite in every 1000th step. Eight buckets
-by int4, four in flight, replicas compared in every 100th step. Prints a line a thousand steps.
+STEP is that of the misfortune, or how many there are. MISFORTUNE is none, "is killed", "is stopped" or nan: gradients
+that are not finite in every 1000th step. Eight buckets by int4, four in flight, replicas compared in every 100th step.
+Prints a line a thousand steps.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main(misfortune: str, step: int) -> None:
         torch.optim.SGD(model.parameters(), lr=1e-4), model.named_parameters(), hvd.Compression.int4()
     )
     unlucky = hvd.rank() == hvd.size() - 1
-    for number in range(STEPS):
+    for number in range(STEPS if misfortune.startswith("is") else step):
         if unlucky and number == step and misfortune.startswith("is"):
             os.kill(os.getpid(), signal.SIGKILL if misfortune == "is killed" else signal.SIGSTOP)
         optimizer.zero_grad()

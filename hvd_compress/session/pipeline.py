@@ -119,7 +119,7 @@ class Pipeline:
         then, and the engine is not abandoned, so that all ranks get to say what is wrong.
         """
 
-        self._refuse_after_failure()
+        self.refuse_after_failure()
 
         def call() -> T:
             try:
@@ -200,7 +200,7 @@ class Pipeline:
             bucket = self._in_flight[number][0]
             label, engine = bucket.label, bucket.track.engine
             answers.append(self._wait(self._wait(communicated, deadline, label, engine), deadline, label, engine))
-        self._refuse_after_failure()
+        self.refuse_after_failure()
         assert len(self._communicated) == len(self._in_flight), "a bucket is missing"
         buckets = [self._in_flight[number][0] for number in range(len(self._in_flight))]
         for bucket in buckets:
@@ -237,7 +237,7 @@ class Pipeline:
             self._engine.place = label
             try:
                 with located(label):
-                    self._refuse_after_failure()
+                    self.refuse_after_failure()
                 with located(lambda: f"{label}, {self._engine.pending}"):
                     return call(self._engine)
             except BaseException as error:
@@ -253,7 +253,8 @@ class Pipeline:
 
         return taken
 
-    def _refuse_after_failure(self) -> None:
+    def refuse_after_failure(self) -> None:
+        """Raise CommunicationError, with the words of the first failure, where an error has ended all exchanges."""
         if self._failure is not None:
             raise CommunicationError(
                 f"nothing is exchanged any more, since an earlier exchange failed: {self._failure}"
@@ -318,7 +319,7 @@ class Pipeline:
             else:
                 self._encode(bucket)
             with located(bucket.label):
-                self._refuse_after_failure()
+                self.refuse_after_failure()
             with located(lambda: f"{bucket.label}, {engine.pending}"), bucket.lane.communicating():
                 bucket.communicate = _span(partial(bucket.exchange.communicate, engine))
                 bucket.calls = tuple(engine.take_calls())

@@ -411,8 +411,10 @@ class Session:
         self._begun_s, self._returned_s = None, perf_counter()
         return self.last_step
 
-    def gather_figures(self, figures: Sequence[float]) -> list[list[float]]:
+    def gather_figures(self, figures: Sequence[float], what: str = "figures of the program") -> list[list[float]]:
         """Return the figures of all ranks, which bring as many; between two steps. Collective.
+
+        `what` they are is told where a rank does not come.
 
         Raises UsageError before the first step, when ranks have not met; ConfigError where figures are no numbers, and
         on all ranks alike where one brings more than another.
@@ -423,7 +425,7 @@ class Session:
             raise ConfigError(f"figures must be numbers: {error}") from None
         if self.policy is None:
             raise UsageError("ranks have not met before their first step: call it after that")
-        ranks = self._pipeline.begin(partial(_gathered, mine), f"step {self.step}, figures of the program")()
+        ranks = self._pipeline.begin(partial(_gathered, mine), f"step {self.step}, {what}")()
         if len({len(rank) for rank in ranks}) > 1:
             raise ConfigError(
                 f"ranks bring {', '.join(str(len(rank)) for rank in ranks)} figures: bring as many on each"
@@ -468,6 +470,10 @@ class Session:
         finite = self.last_step is not None and self.last_step.finite
         wanted = self.policy.rollouts if self.policy is not None and finite else None
         return wanted.due if wanted is not None else ""
+
+    def refuse_after_failure(self) -> None:
+        """Raise CommunicationError, with the words of the first failure, where an error has ended all exchanges."""
+        self._pipeline.refuse_after_failure()
 
     @property
     def failed(self) -> bool:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvd_compress.errors import ConfigError
 from hvd_compress.events.history import Event
 from hvd_compress.schemes.phases import PhaseSpans, Span
 from hvd_compress.timeline.array_file import JsonArrayFile
@@ -42,17 +41,15 @@ class Timeline:
     """
 
     def __init__(self, path: Path, rank: int, engine: str, start_s: float) -> None:
-        """`start_s`: where times are counted from, by time.perf_counter().
-
-        Raises ConfigError where the file cannot be written.
-        """
+        """`start_s`: where times are counted from, by time.perf_counter()."""
         self._path, self._engine, self._start_s = path, engine, start_s
         self._processes: dict[tuple[int, str], int] = {}  # by number and name: DDP makes its buckets anew
         self._current: dict[int, int] = {}
+        self._file: JsonArrayFile | None = None
         try:
-            self._file: JsonArrayFile | None = JsonArrayFile(path)
-        except OSError as error:
-            raise ConfigError(f"HVD_COMPRESS_TIMELINE: cannot write {path}: {error.strerror}") from None
+            self._file = JsonArrayFile(path)
+        except OSError as error:  # of this rank alone: what hinders it before was told in the handshake
+            warnings.warn(f"the timeline {path} is not written: {error}", RuntimeWarning, stacklevel=2)
         ago_s = time.perf_counter() - start_s
         since = {"start_time_since_epoch_in_micros": int((time.time() - ago_s) * 1e6)}
         self._write([*_process(TRAINING, f"training, rank {rank}", ("STEP",), **since)])

@@ -346,7 +346,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
             self._reducer.handle.follow_loss_scale(scaler)
 
     def _require_rest(self, call: str, hint: str = "") -> None:
-        if self._dirty:
+        if self._dirty and self._reducer is not None:
+            self._reducer.session.refuse_after_failure()
             raise UsageError(
                 f"{call} after backward() and before step() or synchronize(): gradients are being exchanged; "
                 f"call synchronize() first, on every rank, if this step is to be dropped{hint}"

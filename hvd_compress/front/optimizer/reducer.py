@@ -216,11 +216,11 @@ class Reducer:
             order, self.handle.slots, self._settings.fusion_threshold_bytes, self._groups(order), parts
         )
         self._order = order
-        if self._may_cut and not parts:
+        if self._keeps_cut and not parts:
             dense = [names for names in self.session.resumes_with if not set(names) <= set(self._sparse)]
             resumed = cut_as(dense, layouts)
             layouts = layouts if resumed is None else resumed
-            if resumed is None:
+            if resumed is None and self._may_cut:
                 self._cutting = Cutting(sum(layout.nbytes for layout in layouts))
             self.session.cuts_stand = self._cutting is None
         self._set_buckets(layouts)
@@ -233,18 +233,17 @@ class Reducer:
         self._number_of = {name: number for number, layout in enumerate(layouts) for name in layout.names}
 
     @property
+    def _keeps_cut(self) -> bool:
+        """Whether nobody else has a say in how gradients are cut, so that a checkpoint's cut is taken over."""
+        settings, policy = self._settings, self.session.policy
+        assert policy is not None
+        recorded = (settings.profile, settings.ccr) != (None, None)
+        return settings.cuts and not recorded and not self._options.groups and policy.cuttable
+
+    @property
     def _may_cut(self) -> bool:
-        """Whether nobody else has a say in how gradients are cut, and an exchange takes long enough to be hidden."""
-        settings, session = self._settings, self.session
-        assert session.policy is not None
-        return (
-            settings.cuts
-            and settings.adapt
-            and (settings.profile, settings.ccr) == (None, None)
-            and not self._options.groups
-            and session.policy.cuttable
-            and session.engine.among_hosts
-        )
+        """Whether gradients may be cut anew: where an exchange takes long enough to be hidden."""
+        return self._keeps_cut and self._settings.adapt and self.session.engine.among_hosts
 
     def _consider(self, cutting: Cutting, report: StepReport) -> None:
         """A step is over: perhaps cut its results, and all that follow, anew. All ranks come by here."""
@@ -255,7 +254,7 @@ class Reducer:
         if not figures:
             return
         before = len(self._buckets)
-        wanted = cutting.decide(self.session.gather_figures(figures), before)
+        wanted = cutting.decide(self.session.gather_figures(figures, "into how many buckets to cut"), before)
         if wanted != before:
             layouts = plan_so_many(self._order, self.handle.slots, wanted) if wanted else self._first_cut
             buckets = self._buckets

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 
 import pytest
@@ -180,8 +181,10 @@ def test_a_set_threshold_and_a_checkpoint_keep_their_cut(monkeypatch: pytest.Mon
     assert again[0][0][0] == again[1][0][0] == 1, "a cut that was being tried is no choice"
     settled = run_ranks(2, lambda engine: body(engine, SETTINGS, LENGTH), hosts=(0, 1))
     assert settled[0][0][-1] == TRIED
-    again = run_ranks(2, lambda engine: body(engine, SETTINGS, few, settled[engine.rank][1]), hosts=(0, 1))
-    assert again[0][0] == again[1][0] == few * [TRIED]
+    for settings in (SETTINGS, replace(SETTINGS, adapt=False)):
+        resumed = partial(body, settings=settings, steps=few)
+        again = run_ranks(2, lambda engine: resumed(engine, state=settled[engine.rank][1]), hosts=(0, 1))  # noqa: B023
+        assert again[0][0] == again[1][0] == few * [TRIED]
 
 
 def test_sparse_gradients_keep_their_results_where_others_are_cut_anew(monkeypatch: pytest.MonkeyPatch) -> None:
