@@ -1,7 +1,8 @@
 """Into how many buckets gradients are cut: found once, from what the first steps have waited for their exchange.
 
 More buckets hide more of an exchange behind the backward pass, and each takes time of threads and kernels: of E seconds
-that are waited for, n buckets leave about E / n, and cost n times BUCKET_S.
+that are waited for, n buckets leave about E / n, and cost n times BUCKET_S. Where ranks share cores they cost more, so
+that fewer are tried when so many were not worth it.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def is_shorter(steps_s: Sequence[float], before_s: Sequence[float]) -> bool:
 
 
 class Cutting:
-    """Tries one other cut, and takes back what has not made steps shorter.
+    """Tries another cut, perhaps a second one of fewer buckets, and takes back what has not made steps shorter.
 
     Five steps with each, and where those of the other one are shorter five more with each, as a network and a machine
     may have been slower for all of the first five.
@@ -96,6 +97,8 @@ class Cutting:
         self._taken_s: list[float] = []
         self._before_s: list[float] = []  # steps of the first cut, while the other one is looked at
         self._other, self._why, self._is_second = 0, "", False
+        self._first = 0  # numbers of buckets
+        self._tried: list[int] = []
         self.settled, self.reason = False, ""
 
     def step(self, waited_s: float, taken_s: float) -> list[float]:
@@ -108,6 +111,7 @@ class Cutting:
         waited_s, steps_s = agreed(of_ranks)
         self._watch, self._taken_s = Watch(), []
         if not self._other:
+            self._first = buckets
             self._other = number_of_buckets(waited_s, self._nbytes)
             self._why = f"as {1e3 * waited_s:.1f} ms of the exchange were waited for"
             if self._other <= buckets:
@@ -120,11 +124,16 @@ class Cutting:
         if is_worth_it and not self._is_second:
             self._before_s, self._is_second = [], True
             return 0
+        self._tried.append(self._other)
+        fewer = round(math.sqrt(self._other))
+        if not is_worth_it and len(self._tried) == 1 and fewer > self._first:
+            self._other, self._before_s, self._is_second = fewer, [], False
+            return 0
         self.settled = True
         compared = f"a step took {1e3 * median(steps_s):.1f} ms, and {1e3 * median(self._before_s):.1f} before"
         self.reason = (
             f"{self._why}: {compared}"
             if is_worth_it
-            else f"{self._other} were tried, {self._why}, and taken back: {compared}"
+            else f"{' and '.join(map(str, self._tried))} were tried, {self._why}, and taken back: {compared}"
         )
         return buckets if is_worth_it else 0
