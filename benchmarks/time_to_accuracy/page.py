@@ -49,6 +49,10 @@ HOW = """\
   compression can save; what is above it is bytes, latency and kernels. It is the same work on all networks: where it
   takes longer on one of them, that is what sharing two cores costs there, most where latency is short and threads that
   poll are busy. Where other work shares the machine, the intervals are wide.
+- Until 26 November 2026 each host of the lab was a session, among which Linux divides cores: a thread that polls on one
+  host took 0.3 to 1.4 s of another's training at a time. With one method a job, and hosts in one session, a step of
+  `int4()` takes 0.24 (convnet) to 0.32 (transformer) of DDP's dense at 100 Mbit/s, 5 ms, and stands beside its floor in
+  [A step and its floor](overlap.md).
 - "In DDP": hvd_compress's hook in a DDP model, over torch.distributed.
 """
 CLAIMED = """\
