@@ -13,7 +13,7 @@ import torch
 
 from hvd_compress.cost import wire
 from hvd_compress.engines.calls import Call, Ledger, Timed, in_ledger
-from hvd_compress.engines.hosts import host_identity, numbered, share_cores, usable_cores
+from hvd_compress.engines.hosts import host_identity, numbered
 from hvd_compress.engines.names import ALGORITHMS, ALLGATHERS, BROADCASTS, ENGINES, KNOWN
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError, known_are
 
@@ -55,8 +55,6 @@ class Engine(ABC):
         ranks: by rank its number in the whole job, and `job_size` how many that has.
         in_flight: buckets that are best exchanged at a time among hosts, so that the line works while one waits.
         tracks_asked: how many a user asks for instead (HVD_COMPRESS_IN_FLIGHT).
-        shares_cores: whether on some host more ranks run than there are cores for them; found out by `locate`, and the
-            same on all ranks.
         calls: one Call a collective until somebody takes them with `take_calls`.
         running: whether a collective runs now.
         pending: which, in words, for the message of a timeout; `place` says for what rank, step and bucket.
@@ -73,7 +71,6 @@ class Engine(ABC):
     job_size: int
     in_flight: int = 2
     tracks_asked: int | None = None
-    shares_cores: bool
     capabilities: Capabilities
 
     calls: list[Call] = in_ledger()
@@ -89,7 +86,6 @@ class Engine(ABC):
         self._is_twin = False
         self._groups: dict[str, Engine | None] = {}
         self._hosts: tuple[int, ...] | None = None
-        self.shares_cores = False
         self._closed = False
 
     @property
@@ -138,9 +134,7 @@ class Engine(ABC):
     def locate(self) -> tuple[int, ...]:
         """Find out which ranks share a host, and return `hosts`. Collective; it belongs to no step."""
         if self._hosts is None:
-            names, cores = zip(*self.allgather_json((host_identity(), usable_cores())), strict=True)
-            self.shares_cores = share_cores(names, cores)
-            self._hosts = numbered(names)
+            self._hosts = numbered(self.allgather_json(host_identity()))
             self.capabilities = replace(self.capabilities, hosts=self._hosts)
         return self._hosts
 
@@ -170,7 +164,7 @@ class Engine(ABC):
         child = self._split(members)
         self._adopt(child)
         if self._hosts is not None:
-            child._hosts, child.shares_cores = numbered([self._hosts[rank] for rank in members]), self.shares_cores
+            child._hosts = numbered([self._hosts[rank] for rank in members])
             child.capabilities = replace(child.capabilities, hosts=child._hosts)
         return child
 
@@ -191,8 +185,7 @@ class Engine(ABC):
         self._twins.append(twin)
         twin._is_twin = True
         if self._hosts is not None:
-            twin._hosts, twin.shares_cores = self._hosts, self.shares_cores
-            twin.capabilities = replace(twin.capabilities, hosts=self._hosts)
+            twin._hosts, twin.capabilities = self._hosts, replace(twin.capabilities, hosts=self._hosts)
         return twin
 
     def group(self, name: str, color: int | None) -> Engine | None:

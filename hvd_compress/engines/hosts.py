@@ -1,14 +1,11 @@
-"""Which machine a process runs on, and on which of its cores."""
+"""Which machine a process runs on."""
 
 from __future__ import annotations
 
-import os
 import socket
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -23,28 +20,6 @@ def host_identity() -> str:
     except OSError:
         boot = ""
     return f"{socket.gethostname()} {boot}"
-
-
-def usable_cores() -> list[int]:
-    """Return the numbers of the cores that this process may run on; nothing where the system does not tell.
-
-    Of a container with a limit on processor time (cgroup v2) as many as that pays for.
-    """
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    try:
-        quota, period = _LIMIT.read_text().split()
-    except OSError:
-        return cores
-    return cores if quota == "max" else cores[: max(1, int(quota) // int(period))]
-
-
-def share_cores(names: Sequence[object], cores: Sequence[Sequence[int]]) -> bool:
-    """Return whether on some host more ranks run than there are cores for them, by rank its host and its cores."""
-    ranks = Counter(names)
-    of_host: defaultdict[object, set[int]] = defaultdict(set)
-    for name, own in zip(names, cores, strict=True):
-        of_host[name].update(own)
-    return any(0 < len(found) < ranks[name] for name, found in of_host.items())
 
 
 def numbered(names: Sequence[object]) -> tuple[int, ...]:

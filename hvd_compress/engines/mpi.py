@@ -85,9 +85,8 @@ class MpiEngine(PairwiseEngine):
 
     @property
     def _sleeps(self) -> bool:
-        """Whether to wait asleep: among hosts, and where a rank that polls has the core of one that computes. The same
-        on all ranks, as calls that block match no others."""
-        return self.among_hosts or self.shares_cores
+        """Whether to wait asleep: among hosts. The same on all ranks, as calls that block match no others."""
+        return self.among_hosts
 
     def _swap(self, received: Sequence[torch.Tensor], sent: Sequence[torch.Tensor]) -> None:
         inbox = [self._comm.Irecv(_to_move(m), s) for s, _ in self.partners() for m in mpi_hosts.messages(received[s])]
