@@ -51,7 +51,7 @@ HOW = """\
   poll are busy. Where other work shares the machine, the intervals are wide.
 - Until 26 November 2026 each host of the lab was a session, among which Linux divides cores: a thread that polls on one
   host took 0.3 to 1.4 s of another's training at a time. With one method a job, and hosts in one session, a step of
-  `int4()` takes 0.24 (convnet) to 0.32 (transformer) of DDP's dense at 100 Mbit/s, 5 ms, and stands beside its floor in
+  `int4()` takes 0.24 (convnet) and 0.30 (transformer) of DDP's dense at 100 Mbit/s, 5 ms; it stands beside its floor in
   [A step and its floor](overlap.md).
 - "In DDP": hvd_compress's hook in a DDP model, over torch.distributed.
 """
