@@ -11,6 +11,8 @@ from hvd_compress.errors import ConfigError
 from hvd_compress.extras import needed, require
 from hvd_compress.planner.boxes import ROWS, Box
 
+LEGEND = 180
+"""Characters of a row of the legend, on a figure of the usual width."""
 FEW = 20
 """Tensors up to this number have a colour of their own; more of them have colours by their order."""
 CHARACTER = 0.0055
@@ -137,7 +139,9 @@ class _Colors:
             patches = [
                 Patch(color=self.of(n)[0], label=f"{n}: {_short(name)}") for n, name in sorted(self._names.items())
             ]
-            figure.legend(handles=patches, loc="outside lower center", ncols=min(5, len(patches) or 1), frameon=False)
+            longest = max((len(str(patch.get_label())) for patch in patches), default=1)
+            columns = max(1, min(5, LEGEND // longest, len(patches)))
+            figure.legend(handles=patches, loc="outside lower center", ncols=columns, frameon=False)
         else:
             bar = ScalarMappable(Normalize(0, self._most), self._map)
             figure.colorbar(bar, ax=list(axes), label="tensor or bucket, in backward order", pad=0.01, fraction=0.02)
