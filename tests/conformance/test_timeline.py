@@ -151,3 +151,20 @@ def test_a_disk_that_fills_up_ends_the_timeline_and_not_the_training(
     with pytest.warns(RuntimeWarning, match=r"timeline .* ends here: .*No space left"):
         run_ranks(1, lambda engine: train(engine, tmp_path / "trace.json", Request(TopK(0.05), "star", "ring")))
     assert len(json.loads((tmp_path / "trace.json").read_text())) == 20
+
+
+def test_a_disk_that_is_full_ends_no_training_on_one_rank_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handshake has asked whether the file can be opened; that it has no room is seen later, by its rank."""
+
+    def full(file: JsonArrayFile, path: Path) -> None:
+        if "rank 1" in str(path):
+            raise OSError(28, "No space left on device")
+        begin(file, path)
+
+    begin = JsonArrayFile.__init__
+    monkeypatch.setattr(JsonArrayFile, "__init__", full)
+    with pytest.warns(RuntimeWarning, match=r"timeline .*rank 1.* is not written: .*No space left"):
+        run_ranks(2, lambda engine: train(engine, tmp_path / "rank {rank}", Request(TopK(0.05), "star", "ring")))
+    assert json.loads((tmp_path / "rank 0").read_text())

@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "hvd_compress"
 
 ALLOWED = {
     "errors": set(),
+    "warned": set(),
     "units": {"errors"},
     "schema": {"errors"},
     "planner": {
@@ -97,7 +98,7 @@ ALLOWED = {
     "payload": {"errors"},
     "extras": {"errors"},
     "native": {"native", "_native", "errors"},
-    "feedback": {"buckets.layout", "errors", "feedback"},
+    "feedback": {"buckets.layout", "errors", "feedback", "warned"},
     "buckets": {"buckets", "errors"},
     "devices": {"devices", "errors"},
     "cost": {"cost", "__version__", "engines.base", "engines.layout", "engines.names", "errors"},
@@ -164,6 +165,7 @@ ALLOWED = {
         "schemes",
         "settings",
         "timeline",
+        "warned",
     },
 }
 """What the modules of a room may import of this package."""

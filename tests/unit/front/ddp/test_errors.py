@@ -14,7 +14,6 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,10 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 import hvd_compress.ddp as hc
-from hvd_compress.buckets.cutting import STEPS, Watch
-from hvd_compress.buckets.layout import Layout
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
-from hvd_compress.front.ddp.hook import GradientHook
 from tests.harness import remembered
 from tests.unit.front.ddp.job import end_of_ranks, run_ranks
 from tests.unit.front.ddp.training import batch, check_ranks_equal, compressed, loss_of, make_model, optimizer_of
@@ -276,20 +272,3 @@ def test_a_process_ends_though_a_rank_is_missing() -> None:
     assert done.returncode == 1
     assert "CommunicationError: rank 0, step 2" in done.stderr
     assert "rank 1 has not arrived" in done.stderr
-
-
-@pytest.mark.parametrize(("waited_s", "hosts", "told"), [(0.05, (0, 1), 1), (0.001, (0, 1), 0), (0.05, (0, 0), 0)])
-def test_buckets_that_are_too_few_are_told_once(waited_s: float, hosts: tuple[int, ...], told: int, caplog) -> None:
-    """By a hook of which the rest is left out: hosts of one machine are one."""
-    hook = object.__new__(GradientHook)
-    report = SimpleNamespace(wait_s=waited_s)
-    engine = SimpleNamespace(rank=0, hosts=hosts)
-    layouts = [Layout.of(1 << 18), Layout.of(6 << 18)]
-    hook.session = SimpleNamespace(last_step=report, layouts=layouts, engine=engine, holds_back=False)
-    hook._watch, hook._steps = Watch(), 3
-    for _ in range(3 * STEPS):
-        hook._advise()
-    assert len(caplog.messages) == told
-    for message in caplog.messages:
-        assert "7.34 MB of gradients into 2 buckets, and a step waits 50 ms" in message
-        assert "bucket_cap_mb=1.4) makes about 5" in message
