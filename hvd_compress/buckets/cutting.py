@@ -2,7 +2,7 @@
 
 More buckets hide more of an exchange behind the backward pass, and each takes time of threads and kernels: of E seconds
 that are waited for, n buckets leave about E / n, and cost n times BUCKET_S. Where ranks share cores they cost more, so
-that fewer are tried when so many were not worth it.
+that fewer are tried when that number was not worth it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,11 @@ def number_of_buckets(waited_s: float, nbytes: int) -> int:
     return max(1, min(MOST, round(math.sqrt(max(0.0, waited_s) / BUCKET_S)), nbytes // LEAST_BYTES))
 
 
-def ddp_cap(sizes: Sequence[int], buckets: int, wanted: int) -> tuple[float, int]:
-    """Return a `bucket_cap_mb`, in MiB, and how many buckets DDP makes with it; (0.0, buckets) where not more than now.
+def ddp_cap(sizes: Sequence[int], wanted: int) -> tuple[float, int]:
+    """Return a `bucket_cap_mb`, in MiB, for a number of buckets, and how many DDP makes with it.
 
-    It closes a bucket when that holds the cap or more.
-
-    Args:
-        sizes: bytes of each gradient, in the order in which they are ready.
-        buckets: how many there are now.
-        wanted: how many there should be.
+    It closes a bucket when that holds the cap or more. `sizes`: bytes of each gradient, in the order in which they are
+    ready.
     """
     cap_mib = float(f"{sum(sizes) / wanted / 2**20:.2g}")
     made, size = 0, 0
@@ -44,7 +40,7 @@ def ddp_cap(sizes: Sequence[int], buckets: int, wanted: int) -> tuple[float, int
         size += nbytes
         if size >= cap_mib * 2**20 or number == len(sizes):
             made, size = made + 1, 0
-    return (cap_mib, made) if made > buckets else (0.0, buckets)
+    return cap_mib, made
 
 
 @dataclass

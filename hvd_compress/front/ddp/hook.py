@@ -220,7 +220,7 @@ class GradientHook:
             waited_s = min(of_rank[0] for of_rank in session.gather_figures([least_s], "how long steps wait"))
             sizes = [numel * layout.dtype.itemsize for layout in layouts for numel in layout.segments]
             wanted = number_of_buckets(waited_s, sum(sizes))
-            cap_mib, made = ddp_cap(sizes, len(layouts), wanted)
+            cap_mib, made = ddp_cap(sizes, wanted)
             if session.engine.rank == 0 and made > len(layouts):
                 tell_bucket_cap(len(layouts), sum(sizes), waited_s, cap_mib, made)
 

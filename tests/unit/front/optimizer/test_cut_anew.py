@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -15,6 +15,7 @@ from hvd_compress.buckets import cutting
 from hvd_compress.buckets.cutting import BUCKET_S, STEPS
 from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.front.optimizer.reducer import ReduceOptions
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
@@ -56,6 +57,19 @@ def trained(
         counts.append(len(optimizer.decisions))
         results = results + engine.world_size * flat_gradient(parameters)
     return counts, own - flat_residual(optimizer, parameters), results
+
+
+def stepped(
+    optimizer: ReducingOptimizer, parameters: Mapping[str, torch.nn.Parameter], rank: int, steps: int
+) -> list[int]:
+    """Take steps; return the number of buckets behind each."""
+    counts = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        backward(parameters, rank, step)
+        optimizer.step()
+        counts.append(len(optimizer.decisions))
+    return counts
 
 
 def give_times(monkeypatch: pytest.MonkeyPatch, longer: bool) -> None:
@@ -118,13 +132,7 @@ def test_gradients_stay_as_somebody_else_has_cut_them(
         optimizer = make_optimizer(
             parameters, request_, lambda: engine, engine.rank, 2, settings=settings, options=options
         )
-        counts = []
-        for step in range(LENGTH):
-            optimizer.zero_grad()
-            backward(parameters, engine.rank, step)
-            optimizer.step()
-            counts.append(len(optimizer.decisions))
-        return counts
+        return stepped(optimizer, parameters, engine.rank, LENGTH)
 
     counts = run_ranks(2, body, hosts=(0, 1))
     assert counts[0] == counts[1] == LENGTH * counts[0][:1]
@@ -164,13 +172,7 @@ def test_a_set_threshold_and_a_checkpoint_keep_their_cut(monkeypatch: pytest.Mon
         optimizer = make_optimizer(parameters, request, lambda: engine, engine.rank, 2, settings=settings)
         if state is not None:
             optimizer.load_state_dict(state)
-        counts = []
-        for step in range(steps):
-            optimizer.zero_grad()
-            backward(parameters, engine.rank, step)
-            optimizer.step()
-            counts.append(len(optimizer.decisions))
-        return counts, optimizer.state_dict()
+        return stepped(optimizer, parameters, engine.rank, steps), optimizer.state_dict()
 
     few = STEPS + 3
     fixed = run_ranks(2, lambda engine: body(engine, replace(SETTINGS, cuts=False), few), hosts=(0, 1))
@@ -181,9 +183,12 @@ def test_a_set_threshold_and_a_checkpoint_keep_their_cut(monkeypatch: pytest.Mon
     assert again[0][0][0] == again[1][0][0] == 1, "a cut that was being tried is no choice"
     settled = run_ranks(2, lambda engine: body(engine, SETTINGS, LENGTH), hosts=(0, 1))
     assert settled[0][0][-1] == TRIED
+
+    def resumed(engine: InProcessEngine, settings: Settings) -> tuple[list[int], dict]:
+        return body(engine, settings, few, settled[engine.rank][1])
+
     for settings in (SETTINGS, replace(SETTINGS, adapt=False)):
-        resumed = partial(body, settings=settings, steps=few)
-        again = run_ranks(2, lambda engine: resumed(engine, state=settled[engine.rank][1]), hosts=(0, 1))  # noqa: B023
+        again = run_ranks(2, partial(resumed, settings=settings), hosts=(0, 1))
         assert again[0][0] == again[1][0] == few * [TRIED]
 
 
