@@ -38,7 +38,7 @@ CPP_SOURCES = $(shell find csrc tests -name '*.hpp' -o -name '*.cpp' -o -name '*
 # Jobs first: they wait much, beside tests that compute. Whoever runs out of tests takes some of another's.
 SERIAL_TESTS = $(wildcard tests/jobs tests/unit tests/native tests/conformance)
 
-.PHONY: help setup native wheel demo test lint types unit conformance sanitize fuzz test-parallel test-benchmarks time-to-accuracy format gpu-check clean
+.PHONY: help setup native wheel demo test lint types unit conformance sanitize mutate-cuda fuzz test-parallel test-benchmarks time-to-accuracy format gpu-check clean
 
 help: ## print this
 	@echo "Targets:"
@@ -57,6 +57,9 @@ demo: native ## train on the bundled digits with 4 ranks and compare the compres
 
 sanitize: native ## tests of kernels and decoders with AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 	@exec python tools/sanitize.py
+
+mutate-cuda: native ## leave out each barrier and each atomic of the CUDA kernels, and see what the player finds (10 minutes)
+	@exec python tools/mutate_cuda.py
 
 fuzz: native ## look for payloads that no decoder bears, by coverage, with sanitizers, for FUZZ_S seconds
 	@exec python tools/fuzz.py

@@ -1,4 +1,5 @@
-"""Run the tests of kernels and decoders with sanitizers: memory, undefined behaviour, data races in the pool."""
+"""Run the tests of kernels and decoders with sanitizers: memory, undefined behaviour, data races in the pool and, with
+the player, in the CUDA kernels."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import outcomes
+import player
 import progress
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,7 +33,7 @@ def main() -> None:
     BUILD.mkdir(parents=True, exist_ok=True)
     LOG.unlink(missing_ok=True)
     failures, results = [], outcomes.wanted()
-    for name, part in (("ThreadSanitizer", _threads), ("AddressSanitizer", _memory)):
+    for name, part in (("ThreadSanitizer", _threads), ("player", _player), ("AddressSanitizer", _memory)):
         folder = results / name if results else None
         try:
             part(folder)
@@ -51,22 +53,28 @@ def _threads(_: Path | None) -> None:
     progress.run("the pool under ThreadSanitizer", [program], LOG, os.environ | {"TSAN_OPTIONS": "halt_on_error=1"})
 
 
+def _player(results: Path | None) -> None:
+    player.build(LOG)
+    tests = [sys.executable, "-m", "pytest", *_options(results), "tests/player"]
+    progress.run("the CUDA kernels with all threads at once", tests, LOG)
+
+
+def _options(results: Path | None) -> list[str]:
+    """Of pytest, which leaves its results in a folder, if there is one."""
+    # worksteal: the levels of one test on one worker, which keeps what they are compared with
+    options = ["-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal"]
+    return [*options, f"--junitxml={results}/results.xml"] if results else options
+
+
 def _memory(results: Path | None) -> None:
-    """The tests of the kernels and of malformed payloads. They leave their results in a folder, if there is one."""
+    """The tests of the kernels and of malformed payloads."""
     package, variables = sanitized(LOG)
     tests = [
         sys.executable,
         "-c",
         RUN_TESTS,
         package,
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        "2",
-        "--dist",
-        "worksteal",  # the levels of one test on one worker, which keeps what they are compared with
-        *([f"--junitxml={results}/results.xml"] if results else []),
+        *_options(results),
         "tests/native",
         "--ignore=tests/native/test_gil.py",  # it would only wait
         "tests/conformance/test_malformed.py",

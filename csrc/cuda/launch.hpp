@@ -6,6 +6,14 @@
 
 namespace hvd_compress::cuda {
 
+// Of a launch whose blocks go through tiles in turns, so many blocks at most: enough to fill a large GPU. For tests
+// few, so that there is a second turn.
+#ifdef HVD_COMPRESS_FIBERS
+constexpr std::int64_t kMostBlocks = 2;
+#else
+constexpr std::int64_t kMostBlocks = 1024;
+#endif
+
 constexpr std::int64_t divided_up(std::int64_t n, std::int64_t by) { return n / by + (n % by != 0); }
 
 #ifdef __CUDACC__
@@ -24,6 +32,22 @@ void launch(const Kernel& kernel, std::int64_t blocks, Stream stream) {
 }
 
 inline Status launch_status() { return cudaGetLastError() == cudaSuccess ? Status::kOk : Status::kLaunchFailed; }
+
+#elif defined(HVD_COMPRESS_FIBERS)
+
+template <class Kernel>
+void run(const void* kernel, void* shared, std::int64_t index, std::int64_t blocks) {
+    (*static_cast<const Kernel*>(kernel))(Block<Kernel::kThreads>{index, blocks},
+                                          *static_cast<typename Kernel::Shared*>(shared));
+}
+
+template <class Kernel>
+void launch(const Kernel& kernel, std::int64_t blocks, Stream) {
+    fibers::launch(__PRETTY_FUNCTION__, Kernel::kThreads, blocks, sizeof(typename Kernel::Shared), &run<Kernel>,
+                   &kernel);
+}
+
+inline Status launch_status() { return Status::kOk; }
 
 #else
 

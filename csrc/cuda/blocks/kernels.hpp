@@ -406,7 +406,7 @@ struct SumBlocks {
             good &= magnitude(x) < Traits<float>::kInfinityKey || (!whole && spot.at(part) + j >= n);
         });
         store<whole>(out, spot, n, v);
-        if (!good) *finite = 0;  // by several threads, perhaps, but the same
+        if (!good) store_same(finite, 0);
     }
 };
 

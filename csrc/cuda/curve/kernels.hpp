@@ -70,8 +70,7 @@ struct CountMagnitudes {
                 }
             }
         });
-        const std::uint32_t all_zeros = block.exclusive_sum(zeros, shared.scratch);
-        block.sync();
+        const std::uint32_t all_zeros = block.exclusive_sum(zeros, shared.scratch);  // a sync() of the window, too
         block.each([&](int t) {
             if (t == 0 && all_zeros != 0) atomic_add(&bins[0], all_zeros);
             for (int i = t; i < kWindow; i += kThreads) {

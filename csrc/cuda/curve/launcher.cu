@@ -41,7 +41,7 @@ Status magnitude_curve(ConstArray x, std::int64_t n, std::int64_t* counts, doubl
         }
         using Kernel = CountMagnitudes<T>;
         // Few blocks, as each has a window to clear and to hand over, but enough to fill a large GPU.
-        const std::int64_t blocks = std::min<std::int64_t>(divided_up(n, Kernel::kThreads * kWide * 4), 1024);
+        const std::int64_t blocks = std::min(divided_up(n, Kernel::kThreads * kWide * 4), kMostBlocks);
         launch(Kernel{source, at.low, at.bins}, blocks, stream);
         launch(DrawCurve{at.bins, at.low, counts, shares}, 1, stream);
         return launch_status();

@@ -40,7 +40,7 @@ struct Accumulated {
                 HVD_COMPRESS_UNROLL
                 for (int j = 0; j < kWide; ++j) good &= Traits<float>::key(v[round][j]) < Traits<float>::kInfinityKey;
             }
-            if (!good) *finite = 0;  // by several threads, perhaps, but the same
+            if (!good) store_same(finite, 0);
         });
     }
 

@@ -27,7 +27,7 @@ struct Bisection {
     }
 };
 
-// The largest of the keys is then in keys[0]. Their number is a power of two.
+// The largest of the keys is then in keys[0], for thread 0. Their number is a power of two.
 template <class B>
 HVD_COMPRESS_TILE void largest_key(const B& block, Key* keys, int count) {
     for (int width = count / 2; width > 0; width /= 2) {
@@ -36,7 +36,6 @@ HVD_COMPRESS_TILE void largest_key(const B& block, Key* keys, int count) {
             if (t < width && keys[t + width] > keys[t]) keys[t] = keys[t + width];
         });
     }
-    block.sync();
 }
 
 // sums[block], and the largest key of a block; what is corrected is written.

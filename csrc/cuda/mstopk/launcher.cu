@@ -37,7 +37,7 @@ Status select(const Source& source, std::int64_t n, std::int64_t k, int rounds, 
     if (k == 0) return launch_status();
     launch(BeginBisection{at.sums, at.tops, n, k, at.bisection, at.state}, 1, stream);
     using Kernel = CountThresholds<Source>;
-    const std::int64_t blocks = std::min<std::int64_t>(divided_up(n, Kernel::kThreads * kWide * 4), 1024);
+    const std::int64_t blocks = std::min(divided_up(n, Kernel::kThreads * kWide * 4), kMostBlocks);
     for (int done = 0; done < std::max(rounds, kKeyRounds); done += kRoundsAtOnce) {
         launch(Kernel{source, rounds, done, at.bisection}, blocks, stream);
         launch(Bisect{k, rounds, done, at.bisection, at.state}, 1, stream);

@@ -62,7 +62,7 @@ struct CorrectForNorm {
         });
     }
 
-    // The largest of the lanes, none of them below zero, comes to lanes[0]; NaN is larger than all.
+    // The largest of the lanes, none of them below zero, comes to lanes[0], for thread 0; NaN is larger than all.
     template <class B>
     static HVD_COMPRESS_TILE void largest_lane(const B& block, double* lanes, int count) {
         for (int width = count / 2; width > 0; width /= 2) {
@@ -71,7 +71,6 @@ struct CorrectForNorm {
                 if (t < width && !(lanes[t + width] <= lanes[t]) && lanes[t] == lanes[t]) lanes[t] = lanes[t + width];
             });
         }
-        block.sync();
     }
 };
 

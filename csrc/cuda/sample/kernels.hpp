@@ -55,8 +55,7 @@ HVD_COMPRESS_TILE Walked walk(const B& block, WalkShared& shared, const std::uin
         before[t] = own[t];
         if (t == 0) shared.result = {-1, 0};
     });
-    block.sync();
-    block.exclusive_sum(before, shared.scratch);
+    block.exclusive_sum(before, shared.scratch);  // a sync() of the result, too
     block.each([&](int t) {
         std::int64_t above = before[t];
         if (wanted <= above || wanted > above + own[t]) return;

@@ -15,7 +15,7 @@ HVD_COMPRESS_TILE std::int64_t sign_at(std::int64_t tile, int round, int t) {
     return tile * kSumBlock + (round * kSignThreads + t) * kWide;
 }
 
-// Adds lanes pairwise; the sum is then in lanes[0]. The number of lanes is a power of two.
+// Adds lanes pairwise; the sum is then in lanes[0], for thread 0. The number of lanes is a power of two.
 template <class B>
 HVD_COMPRESS_TILE void add_lanes(const B& block, double* lanes, int count) {
     for (int width = count / 2; width > 0; width /= 2) {
@@ -24,7 +24,6 @@ HVD_COMPRESS_TILE void add_lanes(const B& block, double* lanes, int count) {
             if (t < width) lanes[t] += lanes[t + width];
         });
     }
-    block.sync();
 }
 
 HVD_COMPRESS_TILE float without_sent(float v, float scale) { return v - (v < 0.0f ? -scale : scale); }

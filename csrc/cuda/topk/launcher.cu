@@ -17,9 +17,6 @@ constexpr std::int64_t kMinSampled = 16384;  // fewer elements are not worth a s
 // of them, and the launches 40 us. Reckoned, not measured; `make gpu-check` measures both on either side of it.
 constexpr std::int64_t kQueueMaxNumel = 131072;
 
-// Where a launch is not needed as a rule, so many blocks at most look whether it is.
-constexpr std::int64_t kBlocksToAsk = 1024;
-
 std::atomic<int> forced_way{static_cast<int>(TopkWay::kAuto)};
 
 TopkWay way_for(std::int64_t n, std::int64_t k) {
@@ -70,7 +67,7 @@ Status select(Source source, std::int64_t n, std::int64_t k, std::int32_t* indic
         return launch_status();
     }
     const Workplace at(workspace.data, n, k);
-    const std::int64_t few = std::min(at.tiles, kBlocksToAsk);
+    const std::int64_t few = std::min(at.tiles, kMostBlocks);
     launch(Begin{at.state, at.bins, at.sample, at.bin_count, kSampleBins, k}, 16, stream);
     if (way == TopkWay::kBracket) {
         launch_sample(source, n, k, at.sample, &at.state->low, stream);

@@ -163,9 +163,7 @@ struct Queue {
             if (before[t] < wanted && wanted <= before[t] + own[t]) shared.at = {kQueueBins - 1 - t, before[t]};
         });
         block.sync();
-        const Walked at = shared.at;
-        block.sync();
-        return at;
+        return shared.at;
     }
 };
 
