@@ -44,7 +44,7 @@ class SimulatedRank:
     def __init__(self, compressor: Compressor, layout: Layout, rank: int, ranks: int) -> None:
         self._compressor, self._layout, self._rank, self._ranks = compressor, layout, rank, ranks
         self.gradient = torch.zeros(layout.numel)
-        residual = Residual(*(torch.zeros(layout.numel) for _ in range(2))) if compressor.error_feedback else None
+        residual = Residual.zeros(layout.numel) if compressor.error_feedback else None
         self.state = BucketState(residual, dict(compressor.new_state(layout, torch.device("cpu"))))
 
     def rounds(self, step: int) -> Rounds:

@@ -8,9 +8,28 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors.base import FeedbackCompressor, Round, packed_spans
+from hvd_compress.compressors.base import FeedbackCompressor, Input, Round, packed_spans
 from hvd_compress.errors import PayloadError
+from hvd_compress.feedback.states import Kept
 from hvd_compress.payload import Payload
+
+
+@dataclass(frozen=True)
+class SentSigns:
+    """What a step sent of the corrected gradient that it has left: of each span its signs times a scale.
+
+    Attributes:
+        spans: of the bucket.
+        scales: (len(spans),) fp32.
+    """
+
+    spans: tuple[slice, ...]
+    scales: torch.Tensor
+
+    def __call__(self, corrected: torch.Tensor) -> None:
+        for span, scale in zip(self.spans, self.scales, strict=True):
+            own = corrected[span]
+            own -= torch.where(own < 0, -scale, scale)
 
 
 @dataclass(frozen=True)
@@ -39,6 +58,25 @@ class EFSign(FeedbackCompressor):
         for (span, place), scale in zip(parts, found["scales"], strict=True):
             into = found["bits"][place], scale
             native.sign_accumulate(gradient[span], residual[span], out=pending[span], into=into)
+        return found
+
+    def encode(self, work: Input) -> Payload:
+        """One pass: the corrected gradient is left, and what was sent of it subtracted where the next step reads it."""
+        residual = work.state.residual
+        if residual is None or not residual.may_owe or work.coefficient != 1:
+            return super().encode(work)
+        parts = list(packed_spans(work.layout, self.layerwise, 1))
+        spans, owed = tuple(span for span, _ in parts), residual.kept.owed
+        if isinstance(owed, SentSigns) and owed.spans == spans:
+            kept, sent = residual.kept.memory, owed.scales
+        else:
+            kept, sent = residual.current, work.gradient.new_zeros(len(parts), dtype=torch.float32)
+        fields = {"bits": (parts[-1][1].stop, torch.uint8), "scales": (len(parts), torch.float32)}
+        found, out = Payload.allocate(fields, work.layout.numel, work.gradient.device), residual.following.memory
+        for (span, place), before, scale in zip(parts, sent, found["scales"], strict=True):
+            into = found["bits"][place], scale
+            native.sign_accumulate_kept(work.gradient[span], kept[span], before, out=out[span], into=into)
+        residual.following = Kept(out, SentSigns(spans, found["scales"].clone()))
         return found
 
     def add_to(self, out: torch.Tensor, payload: Payload, scale: float, layout: Layout) -> None:

@@ -25,20 +25,61 @@ RESULT_SUM = f"{GRADIENT_UNITS}result.sum"
 """The kind of a sum of results over steps, (numel,) fp32, which a policy compares: kept beside compressors' states."""
 
 
+Owed = Callable[[torch.Tensor], None]
+"""Subtracts, in place, what was sent of a corrected gradient: what is left is the residual."""
+
+
 @dataclass
+class Kept:
+    """Memory of a residual.
+
+    Attributes:
+        memory: (numel,) fp32: the residual or, where something is owed, the corrected gradient.
+        owed: what turns that into the residual, when somebody asks for it.
+    """
+
+    memory: torch.Tensor
+    owed: Owed | None = None
+
+    def settled(self) -> torch.Tensor:
+        if self.owed is not None:
+            self.owed(self.memory)
+            self.owed = None
+        return self.memory
+
+
 class Residual:
     """The residual of one bucket, and the buffer in which a step prepares its successor.
 
     A step reads `current` and writes `pending`; commit() exchanges the two. Until then nothing has changed, so a step
     that ends in a non-finite gradient or an error leaves the residual as it was. Both are fp32, (numel,), and lie where
     the bucket is compressed.
+
+    Attributes:
+        kept, following: the same two, for a compressor that spares a pass over memory by leaving what it sent to be
+            subtracted when the next step reads it.
+        may_owe: whether it may: not where this is a part of another residual, which would not know of it.
     """
 
-    current: torch.Tensor
-    pending: torch.Tensor
+    def __init__(self, current: torch.Tensor, pending: torch.Tensor, may_owe: bool = False) -> None:
+        self.kept, self.following, self.may_owe = Kept(current), Kept(pending), may_owe
+
+    @classmethod
+    def zeros(cls, numel: int, device: torch.device = _CPU) -> Residual:
+        """Return that of a bucket before its first step."""
+        current, pending = (torch.zeros(numel, dtype=torch.float32, device=device) for _ in range(2))
+        return cls(current, pending, may_owe=True)
+
+    @property
+    def current(self) -> torch.Tensor:
+        return self.kept.settled()
+
+    @property
+    def pending(self) -> torch.Tensor:
+        return self.following.settled()
 
     def commit(self) -> None:
-        self.current, self.pending = self.pending, self.current
+        self.kept, self.following = self.following, self.kept
 
     def square_norm(self) -> torch.Tensor:
         """Return ||current||^2, as a tensor () of float64; 65,536 elements stand for more."""
@@ -154,7 +195,7 @@ class States:
 
     def _bind_residual(self, layout: Layout, device: torch.device) -> Residual:
         """Give the parameters of a bucket their place in one flat buffer, with what is remembered of them."""
-        residual = Residual(*(torch.zeros(layout.numel, dtype=torch.float32, device=device) for _ in range(2)))
+        residual = Residual.zeros(layout.numel, device)
         start = 0
         for name, length in zip(layout.names, layout.segments, strict=True):
             kept = self._read(name)

@@ -77,8 +77,8 @@ class Bench:
         self._drawn = self._home.clone()
         self._evicted = torch.zeros(EVICTED_BYTES // 4, device=device)
         self._gradient = self._home if device == home else _pinned(numel, home)
-        kept = [torch.zeros(numel, device=device) for _ in range(2)] if compressor.error_feedback else []
-        self._state = BucketState(Residual(*kept) if kept else None, dict(compressor.new_state(self._layout, device)))
+        residual = Residual.zeros(numel, device) if compressor.error_feedback else None
+        self._state = BucketState(residual, dict(compressor.new_state(self._layout, device)))
         self._out = torch.zeros(numel, device=device)
         self._step = 0
         self._payload = self._encoded()

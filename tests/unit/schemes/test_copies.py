@@ -55,7 +55,8 @@ def test_codes_are_written_where_they_leave(compressor: Compressor) -> None:
 @pytest.mark.parametrize("layerwise", [False, True])
 def test_signs_are_written_where_they_leave(layerwise: bool) -> None:
     compressor = EFSign(layerwise)
-    assert copied(AllGather(compressor), compressor, 3) <= HEADER_BYTES
+    kept = 4 * len(LAYOUT.shapes)  # scales, by which the next step makes the residual
+    assert copied(AllGather(compressor), compressor, 3) <= HEADER_BYTES + kept
 
 
 def test_what_is_selected_is_copied_once() -> None:
