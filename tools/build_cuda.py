@@ -19,6 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = "libhvd_compress_cuda.so"
 LOG = ROOT / "build" / "cuda" / "ptxas.log"
 """What ptxas says of every kernel: registers, and what it spills."""
+CUBINS = ROOT / "build" / "cuda" / "cubins"
+"""The machine code of each source for READ_ARCHITECTURE, for tests that read it."""
+READ_ARCHITECTURE = 90
 
 ARCHITECTURES = (80, 90, 100)
 # No contraction into fused multiply-add, as on the CPU: twins agree to the bit.
@@ -59,9 +62,12 @@ def build(target: Path) -> bool:
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
             shutil.copy2(LOG, folder)
+            shutil.copytree(CUBINS, Path(folder, CUBINS.name))
             shutil.copy2(built, folder)  # last: where it is, all is
             shutil.copytree(folder, kept, dirs_exist_ok=True)
     shutil.copy2(kept / LOG.name, LOG)
+    shutil.rmtree(CUBINS, ignore_errors=True)
+    shutil.copytree(kept / CUBINS.name, CUBINS)
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(kept / LIBRARY, target)
     return True
@@ -91,14 +97,25 @@ def _cache() -> Path:
 
 def _compile(nvcc: str, flags: Sequence[str], library: Path) -> str:
     """Return what ptxas said."""
-    commands = []
-    for source in sorted((ROOT / "csrc/cuda").rglob("*.cu")):
-        name = "_".join(source.relative_to(ROOT / "csrc/cuda").with_suffix("").parts)
-        commands.append([nvcc, *flags, "-I", ROOT / "csrc/include", "-c", source, "-o", LOG.parent / f"{name}.o"])
+    shutil.rmtree(CUBINS, ignore_errors=True)
+    CUBINS.mkdir()
+    sources = sorted((ROOT / "csrc/cuda").rglob("*.cu"))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        reports = list(pool.map(_run, commands))
-    _run([nvcc, "-shared", "-cudart", "static", *(command[-1] for command in commands), "-o", library])
+        reports, objects = zip(*pool.map(lambda source: _compile_one(nvcc, flags, source), sources), strict=True)
+    _run([nvcc, "-shared", "-cudart", "static", *objects, "-o", library])
     return "".join(reports)
+
+
+def _compile_one(nvcc: str, flags: Sequence[str], source: Path) -> tuple[str, Path]:
+    """Return what ptxas said, and the object; leave its cubin."""
+    name = "_".join(source.relative_to(ROOT / "csrc/cuda").with_suffix("").parts)
+    made = LOG.parent / f"{name}.o"
+    with tempfile.TemporaryDirectory(dir=LOG.parent) as folder:
+        keep = ["--keep", "--keep-dir", folder]
+        report = _run([nvcc, *flags, *keep, "-I", ROOT / "csrc/include", "-c", source, "-o", made])
+        for cubin in Path(folder).glob(f"*_{READ_ARCHITECTURE}.cubin"):
+            shutil.copy2(cubin, CUBINS / f"{name}.cubin")
+    return report, made
 
 
 def _run(command: Sequence[object]) -> str:

@@ -35,7 +35,7 @@ class Played:
     Attributes:
         results: checksums, by the case and the name of the result.
         findings: "race in tile.hpp:28 of topk/kernels.hpp:150", each once.
-        places: of barriers and atomics in the code, by address: "barrier" or "atomic".
+        places: of what orders memory in the code, by address: "barrier", "atomic" or "ticket".
     """
 
     results: dict[str, str]
@@ -63,18 +63,18 @@ def play(name: str, *options: str, timeout_s: float | None = None) -> Played:
         raise PlayerError(
             f"{words} ended with exit code {ended.returncode}: {ended.stdout[-500:]}{ended.stderr[-500:]}"
         )
-    results, found, places = {}, {}, {}
+    results, found, places = {}, [], {}
     for line in ended.stdout.splitlines():
         kind, _, rest = line.partition(" ")
         if kind == "result":
             result, _, checksum = rest.rpartition(" ")
             results[result] = checksum
-        elif kind in ("barrier", "atomic"):
+        elif kind in ("barrier", "atomic", "ticket"):
             places[int(rest, 16)] = kind
         elif match := FINDING.match(line):
-            found[int(match["place"], 16)] = match["what"]
-    chains = chains_of(BUILD / name, found)
-    findings = sorted({f"{what} in {' of '.join(chains[place][:3])}" for place, what in found.items()})
+            found.append((match["what"], int(match["place"], 16)))
+    chains = chains_of(BUILD / name, {place for _, place in found})
+    findings = sorted({f"{what} in {' of '.join(chains[place][:3])}" for what, place in found})
     return Played(results, findings, places)
 
 

@@ -16,20 +16,57 @@ namespace hvd_compress::cuda {
 
 #if defined(__CUDACC__) || defined(HVD_COMPRESS_FIBERS)
 
+// A variable that every thread has for itself.
+template <class T>
+class Own {
+  public:
+#ifdef HVD_COMPRESS_FIBERS
+    Own() { std::memset(static_cast<void*>(&value_), 0xa5, sizeof value_); }  // nothing to rely on
+#endif
+    HVD_COMPRESS_TILE T& operator[](int) { return value_; }
+
+  private:
+    T value_;
+};
+
+// 32 threads of a block, which learn from each other without memory.
+class Warp {
+  public:
+    template <class T>
+    using Each = Own<T>;
+
+    int index;  // within its block
+
+    // Calls step(lane) for each of its threads.
+    template <class Step>
+    HVD_COMPRESS_TILE void each(Step step) const {
+        step(static_cast<int>(thread_index() % 32));
+    }
+    // Bit `lane` says what that one has.
+    HVD_COMPRESS_TILE std::uint32_t ballot(Each<bool>& x) const { return cuda::ballot(x[0]); }
+
+    template <class T>
+    HVD_COMPRESS_TILE T sum(Each<T>& x) const {
+        T own = x[0];
+        for (int distance = 16; distance > 0; distance /= 2) own += shuffle_xor(own, distance);
+        return own;
+    }
+    // Replaces every thread's x by the sum of those up to it.
+    template <class T>
+    HVD_COMPRESS_TILE void inclusive_sum(Each<T>& x) const {
+        const int lane = static_cast<int>(thread_index() % 32);
+        for (int distance = 1; distance < 32; distance *= 2) {
+            const T before = shuffle_up(x[0], distance);
+            if (lane >= distance) x[0] += before;
+        }
+    }
+};
+
 template <int threads>
 class Block {
   public:
     template <class T>
-    class Each {
-      public:
-#ifdef HVD_COMPRESS_FIBERS
-        Each() { std::memset(static_cast<void*>(&value_), 0xa5, sizeof value_); }  // nothing to rely on
-#endif
-        HVD_COMPRESS_TILE T& operator[](int) { return value_; }
-
-      private:
-        T value_;
-    };
+    using Each = Own<T>;
 
 #ifdef __CUDACC__
     const std::int64_t index = blockIdx.x, count = gridDim.x;
@@ -41,9 +78,24 @@ class Block {
     HVD_COMPRESS_TILE void each(Step step) const {
         step(static_cast<int>(thread_index()));
     }
+    // Calls step(warp) for each warp. Within it none of the block's other functions is called.
+    template <class Step>
+    HVD_COMPRESS_TILE void each_warp(Step step) const {
+        step(Warp{static_cast<int>(thread_index() / 32)});
+    }
     HVD_COMPRESS_TILE void sync() const { barrier(); }
 
-    // Replaces every thread's x by the sum of those before it; returns the sum of all. `scratch` has 32 elements.
+    // Whether `expected` - 1 other blocks have come here before, all of whose writes are then there. `arrived` is 0
+    // before the first, `flag` shared.
+    HVD_COMPRESS_TILE bool is_last(std::uint32_t* arrived, std::int64_t expected, std::uint32_t* flag) const {
+        barrier();
+        if (thread_index() == 0) *flag = take_ticket(arrived) + 1 == static_cast<std::uint32_t>(expected);
+        barrier();
+        return *flag != 0;
+    }
+
+    // Replaces every thread's x by the sum of those before it; returns the sum of all. `scratch` has 32 elements, and
+    // may be used again after a sync().
     template <class T>
     HVD_COMPRESS_TILE T exclusive_sum(Each<T>& x, T* scratch) const {
         static_assert(threads % 32 == 0 && threads <= 1024);
@@ -55,9 +107,7 @@ class Block {
         if (warp == 0) scratch[lane] = inclusive_sum(lane < threads / 32 ? scratch[lane] : T{0}, lane);
         barrier();
         x[0] = up_to_here - own + (warp > 0 ? scratch[warp - 1] : T{0});
-        const T total = scratch[threads / 32 - 1];
-        barrier();  // scratch may be used again
-        return total;
+        return scratch[threads / 32 - 1];
     }
 
     // Replaces every thread's x by the largest of `width` neighbours: a power of two up to 64, the first neighbour's
@@ -94,28 +144,66 @@ class Block {
 // did in the same step then comes out differently.
 inline bool backwards = false;
 
+template <class T, int threads>
+class Owned {
+  public:
+    // As a register's first content: nothing to rely on.
+    Owned() { std::memset(static_cast<void*>(values_), 0xa5, sizeof values_); }
+    T& operator[](int thread) { return values_[thread]; }
+
+  private:
+    T values_[threads];
+};
+
+class Warp {
+  public:
+    template <class T>
+    using Each = Owned<T, 32>;
+
+    int index;
+
+    template <class Step>
+    void each(Step step) const {
+        const bool turned = backwards;  // which another call may change meanwhile
+        for (int lane = 0; lane < 32; ++lane) step(turned ? 31 - lane : lane);
+    }
+    std::uint32_t ballot(Each<bool>& x) const {
+        std::uint32_t bits = 0;
+        for (int lane = 0; lane < 32; ++lane) bits |= static_cast<std::uint32_t>(x[lane]) << lane;
+        return bits;
+    }
+    template <class T>
+    T sum(Each<T>& x) const {
+        T total{0};
+        for (int lane = 0; lane < 32; ++lane) total += x[lane];
+        return total;
+    }
+    template <class T>
+    void inclusive_sum(Each<T>& x) const {
+        for (int lane = 1; lane < 32; ++lane) x[lane] += x[lane - 1];
+    }
+};
+
 template <int threads>
 class Block {
   public:
     template <class T>
-    class Each {
-      public:
-        // As a register's first content: nothing to rely on.
-        Each() { std::memset(static_cast<void*>(values_), 0xa5, sizeof values_); }
-        T& operator[](int thread) { return values_[thread]; }
-
-      private:
-        T values_[threads];
-    };
+    using Each = Owned<T, threads>;
 
     std::int64_t index, count;
 
     template <class Step>
     void each(Step step) const {
-        const bool turned = backwards;  // which another call may change meanwhile
+        const bool turned = backwards;
         for (int thread = 0; thread < threads; ++thread) step(turned ? threads - 1 - thread : thread);
     }
+    template <class Step>
+    void each_warp(Step step) const {
+        const bool turned = backwards;
+        for (int warp = 0; warp < threads / 32; ++warp) step(Warp{turned ? threads / 32 - 1 - warp : warp});
+    }
     void sync() const {}
+    bool is_last(std::uint32_t* arrived, std::int64_t expected, std::uint32_t*) const { return ++*arrived == expected; }
 
     template <class T>
     T exclusive_sum(Each<T>& x, T*) const {

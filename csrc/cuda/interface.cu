@@ -10,10 +10,7 @@
 #include "hvd_compress/sign.hpp"
 #include "hvd_compress/threshold.hpp"
 #include "hvd_compress/topk.hpp"
-
-#ifndef __CUDACC__
-#include "block.hpp"
-#endif
+#include "launch.hpp"
 
 #define HVD_COMPRESS_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -44,7 +41,11 @@ HVD_COMPRESS_EXPORT int hvd_compress_device_count() {
 
 #ifndef __CUDACC__
 HVD_COMPRESS_EXPORT void hvd_compress_set_backwards(int backwards) { cuda::backwards = backwards != 0; }
+HVD_COMPRESS_EXPORT int hvd_compress_launches() { return cuda::launches; }
 #endif
+
+// After a call that says kLaunchFailed, in the same thread.
+HVD_COMPRESS_EXPORT const char* hvd_compress_launch_error() { return cuda::launch_error; }
 
 HVD_COMPRESS_EXPORT void hvd_compress_topk_force(int way) { cuda::topk_force(static_cast<cuda::TopkWay>(way)); }
 

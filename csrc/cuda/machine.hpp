@@ -35,10 +35,19 @@ template <class T>
 HVD_COMPRESS_TILE T shuffle_xor(T x, int distance) {
     return __shfl_xor_sync(0xffffffffu, x, distance);
 }
+HVD_COMPRESS_TILE std::uint32_t ballot(bool x) { return __ballot_sync(0xffffffffu, x); }
 
 template <class T>
 HVD_COMPRESS_TILE T atomic_add(T* at, T value) {
     return atomicAdd(at, value);
+}
+// How many threads have taken one before. What this block did before its last barrier is done for whoever takes one
+// later, and what those did who took one earlier is done for this block after its next barrier.
+HVD_COMPRESS_TILE std::uint32_t take_ticket(std::uint32_t* at) {
+    __threadfence();
+    const std::uint32_t before = atomicAdd(at, 1u);
+    __threadfence();
+    return before;
 }
 HVD_COMPRESS_TILE void atomic_or(std::uint32_t* at, std::uint32_t bits) { atomicOr(at, bits); }
 HVD_COMPRESS_TILE void atomic_min(Count* at, Count value) { atomicMin(at, value); }
@@ -65,16 +74,16 @@ template <class T>
 HVD_COMPRESS_TILE T shuffle_xor(T x, int distance) {
     return shuffled(x, static_cast<int>(thread_index() % 32) ^ distance);
 }
+HVD_COMPRESS_TILE std::uint32_t ballot(bool x) { return fibers::ballot(x); }
 
 template <class T>
 HVD_COMPRESS_TILE T atomic_add(T* at, T value) {
     return fibers::atomic_add(at, value);
 }
+HVD_COMPRESS_TILE std::uint32_t take_ticket(std::uint32_t* at) { return fibers::take_ticket(at); }
 HVD_COMPRESS_TILE void atomic_or(std::uint32_t* at, std::uint32_t bits) { fibers::atomic_or(at, bits); }
 HVD_COMPRESS_TILE void atomic_min(Count* at, Count value) { fibers::atomic_min(at, value); }
 HVD_COMPRESS_TILE void store_same(std::int32_t* at, std::int32_t value) { fibers::store_same(at, value); }
-HVD_COMPRESS_TILE int ones(std::uint32_t bits) { return __builtin_popcount(bits); }
-HVD_COMPRESS_TILE std::uint32_t larger_of(std::uint32_t a, std::uint32_t b) { return b > a ? b : a; }
 
 #else
 
@@ -87,8 +96,12 @@ T atomic_add(T* at, T value) {
 inline void atomic_or(std::uint32_t* at, std::uint32_t bits) { *at |= bits; }
 inline void atomic_min(Count* at, Count value) { *at = value < *at ? value : *at; }
 inline void store_same(std::int32_t* at, std::int32_t value) { *at = value; }
-inline int ones(std::uint32_t bits) { return __builtin_popcount(bits); }
 
+#endif
+
+#ifndef __CUDACC__
+HVD_COMPRESS_TILE int ones(std::uint32_t bits) { return __builtin_popcount(bits); }
+HVD_COMPRESS_TILE std::uint32_t larger_of(std::uint32_t a, std::uint32_t b) { return b > a ? b : a; }
 #endif
 
 }  // namespace hvd_compress::cuda

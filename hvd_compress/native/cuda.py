@@ -23,13 +23,12 @@ LIBRARY = Path(__file__).resolve().parent.parent / "libhvd_compress_cuda.so"
 TOPK_WAYS = ("auto", "queue", "bracket", "radix")
 """enum TopkWay of csrc/include/hvd_compress/topk.hpp."""
 
-_OK = 0
+_OK, _LAUNCH_FAILED = 0, 7
 _STATUS = {
     1: "a dtype, or a pair of dtypes, that it has no code for",
     2: "a size out of range",
     3: "more elements than int32 indices reach",
     4: "too small a workspace",
-    7: "CUDA refused to run a kernel",
 }
 _POINTER, _INT, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 
@@ -119,6 +118,7 @@ class Kernels:
         for name, parameters in _WORKSPACES.items():
             function = getattr(library, f"hvd_compress_{name}")
             function.argtypes, function.restype = parameters, ctypes.c_size_t
+        library.hvd_compress_launch_error.restype = ctypes.c_char_p
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         if name in _WORKSPACES:
@@ -208,6 +208,9 @@ class Kernels:
         # The library has a CUDA runtime of its own, which takes the context that torch's has made the thread's current.
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
             status = function(*arguments, self._stream())
+        if status == _LAUNCH_FAILED:
+            error = self._library.hvd_compress_launch_error().decode()
+            raise RuntimeError(f"{name} on {self._device}: CUDA refused to run a kernel: {error}")
         if status != _OK:
             raise RuntimeError(f"{name} on {self._device} refused its arguments: {_STATUS.get(status, status)}")
 

@@ -17,15 +17,15 @@ ENTRY = re.compile(
     r" *(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads\n"
     r"ptxas info *: Used (?P<registers>\d+) registers"
 )
-BUDGETS = {"Collect": 80, "walk": 64, "Correct": 64, "QuantizeBlocks": 100, "SumBlocks": 80}
-"""Registers of a thread, for kernels whose name holds the word: 80 leave room for 3 blocks of 256 threads, 100
-for 2."""
+BUDGETS = {"QuantizeBlocks": 128, "CountReaching": 80, "AddNumbers": 80, "Queue": 80, "DrawRow": 168, "SumRow": 80}
+"""Registers of a thread, of kernels whose name holds the word: 64 leave room for 4 blocks of 256 threads, 80 for 3, 128
+for 2. The curve's rows are drawn by 32 blocks, and the queue is one."""
 BUDGET = 64
 
 KERNELS = {
-    "Begin", "Sample", "ChooseLow", "Collect", "CountAll", "ChooseBin", "Queue", "CountDigit", "ChooseDigit", "Rank",
-    "PlaceTiles", "Emit", "Correct", "Average", "SubtractSent", "AddSigns", "SetFinite", "Accumulated",
-    "CountReaching", "PlaceCounts", "EmitReaching", "ClearCounts", "CountMagnitudes", "DrawCurve",
+    "Begin", "Sample", "ChooseLow", "ChooseRange", "Collect", "CountAll", "Queue", "CountDigit", "Rank", "Emit",
+    "Correct", "Average", "SubtractSent", "AddSigns", "SetFinite", "Accumulated",
+    "CountReaching", "PlaceCounts", "EmitReaching", "ClearCounts", "CountMagnitudes", "SumRow", "DrawRow",
     "CorrectForNorm", "FindNorm", "Quantize", "AddNumbers",
     "SumMagnitudes", "BeginBisection", "CountThresholds", "Bisect", "AddLists", "AtIndices",
     "QuantizeBlocks", "SumBlocks", "ClearWords", "SetBits", "CountOnes", "EmitIndices",

@@ -33,7 +33,7 @@ HVD_COMPRESS_TILE void load(const T* x, Spot spot, std::int64_t n, Values& v) {
     HVD_COMPRESS_UNROLL
     for (int part = 0; part < kParts; ++part) {
         const std::int64_t i = spot.at(part);
-        load(x, i, whole ? i + kWide : n, whole, v[part]);
+        load<whole>(x, i, n, v[part]);
     }
 }
 
@@ -42,17 +42,7 @@ HVD_COMPRESS_TILE void store(T* x, Spot spot, std::int64_t n, const Values& v) {
     HVD_COMPRESS_UNROLL
     for (int part = 0; part < kParts; ++part) {
         const std::int64_t i = spot.at(part);
-        store(x, i, whole ? i + kWide : n, whole, v[part]);
-    }
-}
-
-// Calls f(v, part, j) for all values.
-template <class F>
-HVD_COMPRESS_TILE void for_each_value(Values& v, const F& f) {
-    HVD_COMPRESS_UNROLL
-    for (int part = 0; part < kParts; ++part) {
-        HVD_COMPRESS_UNROLL
-        for (int j = 0; j < kWide; ++j) f(v[part][j], part, j);
+        store<whole>(x, i, n, v[part]);
     }
 }
 

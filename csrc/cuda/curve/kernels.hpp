@@ -26,9 +26,12 @@ struct ClearCounts {
     }
 };
 
+constexpr int kCurveRounds = 8;
+using CurveTile = Tile<256, kCurveRounds>;
+
 template <class T>
 struct CountMagnitudes {
-    static constexpr int kThreads = 256;
+    static constexpr int kThreads = 256, kResidentBlocks = 4;
     struct Shared {
         std::uint32_t window[kWindow];
         std::uint32_t scratch[32];
@@ -50,22 +53,35 @@ struct CountMagnitudes {
             for (int i = t; i < kWindow; i += kThreads) shared.window[i] = 0;
         });
         block.sync();
+        const std::int64_t tiles = (source.n + CurveTile::kNumel - 1) / CurveTile::kNumel;
         block.each([&](int t) {
-            const std::int64_t stride = block.count * kThreads * kWide;
-            for (std::int64_t i = (block.index * kThreads + t) * kWide; i < source.n; i += stride) {
-                float v[kWide];
-                source.read(i, v);
-                const bool chosen = is_chosen(i);  // and so are its neighbours, being four from a multiple of four on
+            for (std::int64_t index = block.index; index < tiles; index += block.count) {
+                const CurveTile tile{index};
+                float v[kCurveRounds][kWide];
+                source.read(tile, t, v);
                 HVD_COMPRESS_UNROLL
-                for (int j = 0; j < kWide; ++j) {
-                    const Key bin = (to_bits(v[j]) & 0x7fffffffu) >> kCurveShift;
-                    if (i + j >= source.n || (bin < first_of_tail && !chosen)) continue;
-                    if (bin == 0) {
-                        ++zeros[t];  // there may be many, which would wait for each other
-                    } else if (bin - start < kWindow) {
-                        atomic_add(&shared.window[bin - start], 1u);
-                    } else {
-                        atomic_add(&bins[bin], 1u);
+                for (int round = 0; round < kCurveRounds; ++round) {
+                    const std::int64_t i = tile.at(round, t);
+                    std::uint32_t magnitudes[kWide], largest = 0;
+                    HVD_COMPRESS_UNROLL
+                    for (int j = 0; j < kWide; ++j) {
+                        magnitudes[j] = to_bits(v[round][j]) & 0x7fffffffu;
+                        largest = larger_of(largest, magnitudes[j]);
+                    }
+                    // Its neighbours are chosen with it, being four from a multiple of four on.
+                    const bool chosen = is_chosen(i);
+                    if (i >= source.n || (largest >> kCurveShift < first_of_tail && !chosen)) continue;
+                    HVD_COMPRESS_UNROLL
+                    for (int j = 0; j < kWide; ++j) {
+                        const Key bin = magnitudes[j] >> kCurveShift;
+                        if (i + j >= source.n || (bin < first_of_tail && !chosen)) continue;
+                        if (bin == 0) {
+                            ++zeros[t];  // there may be many, which would wait for each other
+                        } else if (bin - start < kWindow) {
+                            atomic_add(&shared.window[bin - start], 1u);
+                        } else {
+                            atomic_add(&bins[bin], 1u);
+                        }
                     }
                 }
             }
@@ -80,67 +96,137 @@ struct CountMagnitudes {
     }
 };
 
-// One block: each thread has a part of the curve, first to add up, then to write.
-struct DrawCurve {
-    static constexpr int kThreads = kCurveRows * kCurveRow;
-    struct Shared {
-        double squares[kThreads + 1], square_rows[kCurveRows];
-        std::int64_t counts[kThreads], count_rows[kCurveRows];
+// A row of the curve: its parts, bin by bin.
+constexpr int kRowParts = static_cast<int>(kCurveRow), kPartBins = static_cast<int>(kCurvePart);
+constexpr int kRowBins = kRowParts * kPartBins;
+constexpr int kDrawThreads = 256;
+
+struct RowTotal {
+    double squares;
+    std::int64_t count;
+};
+
+struct RowShared {
+    // One more than there are bins: threads that each go through a part meet no other's bank.
+    double squares[kRowParts][kPartBins + 1];
+    std::int64_t counts[kRowParts][kPartBins + 1];
+    double part_squares[kRowParts + 1];
+    std::int64_t part_counts[kRowParts];
+};
+
+// What the elements of each bin add to ||x||^2, and the sums of each part, in the order of the header.
+template <class B>
+HVD_COMPRESS_TILE void sum_parts(const B& block, RowShared& shared, const std::uint32_t* bins, const Key* low) {
+    const std::int64_t first_of_tail = *low >> kCurveShift;
+    block.each([&](int t) {
+        for (int b = t; b < kRowBins; b += kDrawThreads) {
+            const std::int64_t bin = kCurveBins - 1 - (block.index * kRowBins + b);
+            const std::int64_t count = static_cast<std::int64_t>(bins[bin]) * (bin < first_of_tail ? 4 : 1);
+            shared.counts[b / kPartBins][b % kPartBins] = count;
+            shared.squares[b / kPartBins][b % kPartBins] =
+                count == 0 ? 0.0 : curve_square(bin) * static_cast<double>(count);
+        }
+    });
+    block.sync();
+    block.each([&](int t) {
+        if (t >= kRowParts) return;
+        double squares = 0.0;
+        std::int64_t count = 0;
+        for (int b = 0; b < kPartBins; ++b) {
+            squares += shared.squares[t][b];
+            count += shared.counts[t][b];
+        }
+        shared.part_squares[t] = squares;
+        shared.part_counts[t] = count;
+    });
+    block.sync();
+}
+
+// A block for each row: its total.
+struct SumRow {
+    static constexpr int kThreads = kDrawThreads;
+    using Shared = RowShared;
+    const std::uint32_t* bins;
+    const Key* low;
+    RowTotal* totals;
+
+    template <class B>
+    HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
+        sum_parts(block, shared, bins, low);
+        block.each([&](int t) {
+            if (t != 0) return;
+            totals[block.index].squares = sums_before(shared.part_squares, kRowParts);
+            totals[block.index].count = sums_before(shared.part_counts, kRowParts);
+        });
+    }
+};
+
+// A block for each row writes its part of the curve.
+struct DrawRow {
+    static constexpr int kThreads = kDrawThreads;
+    struct Shared : RowShared {
+        RowTotal before[kCurveRows];  // the row
         double all;
     };
     const std::uint32_t* bins;
     const Key* low;
+    const RowTotal* totals;
     std::int64_t* counts;
     double* shares;
 
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
-        const std::int64_t first_of_tail = *low >> kCurveShift;
-        const auto each_of = [&](std::int64_t part, auto body) {
-            for (std::int64_t b = part * kCurvePart; b < (part + 1) * kCurvePart; ++b) {
-                const std::int64_t bin = kCurveBins - 1 - b;
-                const std::int64_t count = static_cast<std::int64_t>(bins[bin]) * (bin < first_of_tail ? 4 : 1);
-                body(b, count, count == 0 ? 0.0 : curve_square(bin) * static_cast<double>(count));
+        sum_parts(block, shared, bins, low);
+        block.each([&](int t) {
+            if (t == 0) sum_rows(shared, block.index);
+        });
+        block.sync();
+        block.each([&](int t) {
+            if (t >= kRowParts) return;
+            double squares = shared.part_squares[t];
+            std::int64_t count = shared.part_counts[t];
+            for (int b = 0; b < kPartBins; ++b) {
+                squares += shared.squares[t][b];
+                count += shared.counts[t][b];
+                shared.squares[t][b] = squares;
+                shared.counts[t][b] = count;
             }
-        };
-        block.each([&](int t) {
-            double squares = 0.0;
-            std::int64_t found = 0;
-            each_of(t, [&](std::int64_t, std::int64_t count, double square) {
-                squares += square;
-                found += count;
-            });
-            shared.squares[t] = squares;
-            shared.counts[t] = found;
         });
-        block.sync();
-        block.each([&](int t) {
-            if (t >= kCurveRows) return;
-            shared.square_rows[t] = sums_before(shared.squares + t * kCurveRow, kCurveRow);
-            shared.count_rows[t] = sums_before(shared.counts + t * kCurveRow, kCurveRow);
-        });
-        block.sync();
-        block.each([&](int t) {
-            if (t != 0) return;
-            shared.squares[kThreads] = shared.all = sums_before(shared.square_rows, kCurveRows);
-            sums_before(shared.count_rows, kCurveRows);
-            counts[0] = 0;
-            shares[0] = 0.0;
-        });
-        block.sync();
-        block.each([&](int t) { shared.squares[t] += shared.square_rows[t / kCurveRow]; });
         block.sync();
         const double all = shared.all;
         block.each([&](int t) {
-            double sum = shared.squares[t];
-            std::int64_t found = shared.counts[t] + shared.count_rows[t / kCurveRow];
-            each_of(t, [&](std::int64_t b, std::int64_t count, double square) {
-                found += count;
-                sum += square;
-                counts[b + 1] = all == 0.0 ? 1 : found;
-                shares[b + 1] = all == 0.0 ? 1.0 : curve_share(sum, shared.squares[t + 1], all);
-            });
+            for (int b = t; b < kRowBins; b += kDrawThreads) {
+                const int part = b / kPartBins;
+                const std::int64_t at = block.index * kRowBins + b + 1;
+                counts[at] = all == 0.0 ? 1 : shared.counts[part][b % kPartBins];
+                shares[at] = all == 0.0
+                                 ? 1.0
+                                 : curve_share(shared.squares[part][b % kPartBins], shared.part_squares[part + 1], all);
+            }
+            if (block.index != 0 || t != 0) return;
+            counts[0] = 0;
+            shares[0] = 0.0;
         });
+    }
+
+  private:
+    // Sums of parts and rows become what lies before each part; behind the last one, before what follows.
+    HVD_COMPRESS_TILE void sum_rows(Shared& shared, std::int64_t row) const {
+        double squares = 0.0;
+        std::int64_t count = 0;
+        for (std::int64_t r = 0; r < kCurveRows; ++r) {
+            shared.before[r] = {squares, count};
+            squares += totals[r].squares;
+            count += totals[r].count;
+        }
+        shared.all = squares;
+        sums_before(shared.part_squares, kRowParts);
+        sums_before(shared.part_counts, kRowParts);
+        for (int part = 0; part < kRowParts; ++part) {
+            shared.part_squares[part] += shared.before[row].squares;
+            shared.part_counts[part] += shared.before[row].count;
+        }
+        shared.part_squares[kRowParts] = row + 1 < kCurveRows ? shared.before[row + 1].squares : squares;
     }
 };
 

@@ -11,6 +11,7 @@ namespace {
 struct Workplace {
     std::uint32_t *bins, *sample;
     Key* low;
+    RowTotal* totals;
     std::size_t bytes;
 
     explicit Workplace(void* start) {
@@ -18,6 +19,7 @@ struct Workplace {
         bins = parts.take<std::uint32_t>(kCurveBins);
         sample = parts.take<std::uint32_t>(kSampleBins);
         low = parts.take<Key>(1);
+        totals = parts.take<RowTotal>(kCurveRows);
         bytes = parts.bytes();
     }
 };
@@ -37,13 +39,15 @@ Status magnitude_curve(ConstArray x, std::int64_t n, std::int64_t* counts, doubl
         launch(ClearCounts{at.bins, at.sample, at.low}, divided_up(kCurveBins, ClearCounts::kThreads), stream);
         if (n > kCurveAll) {
             const auto tail = static_cast<std::int64_t>(kCurveTail * static_cast<double>(n));
-            launch_sample(source, n, tail, at.sample, at.low, stream);
+            launch_sample(source, n, at.sample, stream);
+            launch(ChooseLow{at.low, at.sample, SampledRanks(n, tail).upper}, 1, stream);
         }
         using Kernel = CountMagnitudes<T>;
-        // Few blocks, as each has a window to clear and to hand over, but enough to fill a large GPU.
-        const std::int64_t blocks = std::min(divided_up(n, Kernel::kThreads * kWide * 4), kMostBlocks);
+        // No more blocks than there is room for, as each has a window to clear and to hand over.
+        const std::int64_t blocks = std::min(divided_up(n, CurveTile::kNumel), resident_blocks<Kernel>());
         launch(Kernel{source, at.low, at.bins}, blocks, stream);
-        launch(DrawCurve{at.bins, at.low, counts, shares}, 1, stream);
+        launch(SumRow{at.bins, at.low, at.totals}, kCurveRows, stream);
+        launch(DrawRow{at.bins, at.low, at.totals, counts, shares}, kCurveRows, stream);
         return launch_status();
     });
 }

@@ -61,7 +61,7 @@ struct CountOnes {
     };
     const std::uint32_t* words;
     std::int64_t high_words;
-    std::int64_t* rows;
+    Count* rows;
 
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
@@ -88,7 +88,8 @@ struct EmitIndices {
     const std::uint32_t* words;
     std::int64_t count, n;
     EliasFano code;
-    const std::int64_t *rows, *total;
+    const Count* rows;
+    const std::int64_t* total;
     std::int32_t* indices;
     Fault fault;
 
@@ -128,7 +129,7 @@ struct EmitIndices {
             }
         });
         block.exclusive_sum(sums, shared.scratch);
-        const std::int64_t first = rows[block.index], found = *total;
+        const std::int64_t first = static_cast<std::int64_t>(rows[block.index]), found = *total;
         block.each([&](int t) {
             std::int64_t i = first + sums[t];
             for (int j = 0; j < kCodeWords; ++j) {

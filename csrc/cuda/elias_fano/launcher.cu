@@ -35,7 +35,7 @@ Status elias_fano_decode(const std::uint32_t* words, std::int64_t count, std::in
     if (workspace.bytes < elias_fano_workspace_bytes(n, count)) return Status::kWorkspaceTooSmall;
     const EliasFano code = elias_fano(n, count);
     std::int64_t* const total = static_cast<std::int64_t*>(workspace.data);
-    std::int64_t* const rows = total + 1;
+    Count* const rows = reinterpret_cast<Count*>(total + 1);
     launch(CountOnes{words, code.high_words, rows}, tiles(code), stream);
     launch(PlaceCounts{rows, tiles(code), total}, 1, stream);
     launch(EmitIndices{words, count, n, code, rows, total, indices, fault}, tiles(code), stream);

@@ -20,9 +20,8 @@ struct SetFinite {
 
 template <class Source>
 struct Accumulated {
-    static constexpr int kThreads = 256;
-    static constexpr int kRounds = 4;
-    static constexpr int kTile = kThreads * kRounds * kWide;
+    static constexpr int kThreads = 256, kRounds = 4;
+    using Elements = Tile<kThreads, kRounds>;
     struct Shared {};
     Source source;
     std::int32_t* finite;
@@ -32,21 +31,11 @@ struct Accumulated {
         block.each([&](int t) {
             float v[kRounds][kWide];
             bool good = true;
-            HVD_COMPRESS_UNROLL
-            for (int round = 0; round < kRounds; ++round) source.read(at(block.index, round, t), v[round]);
-            HVD_COMPRESS_UNROLL
-            for (int round = 0; round < kRounds; ++round) {
-                source.write(at(block.index, round, t), v[round]);
-                HVD_COMPRESS_UNROLL
-                for (int j = 0; j < kWide; ++j) good &= Traits<float>::key(v[round][j]) < Traits<float>::kInfinityKey;
-            }
+            source.read(Elements{block.index}, t, v);
+            source.write(Elements{block.index}, t, v);
+            for_each_value(v, [&](float x, int, int) { good &= Traits<float>::key(x) < Traits<float>::kInfinityKey; });
             if (!good) store_same(finite, 0);
         });
-    }
-
-  private:
-    static HVD_COMPRESS_TILE std::int64_t at(std::int64_t tile, int round, int t) {
-        return tile * kTile + (round * kThreads + t) * kWide;
     }
 };
 

@@ -13,7 +13,7 @@ Status accumulate(ConstArray grad, ConstArray residual, Array out, std::int64_t 
         using Source = Fed<typename decltype(grad_tag)::Type, typename decltype(residual_tag)::Type>;
         using Kernel = Accumulated<Source>;
         launch(SetFinite{finite}, 1, stream);
-        launch(Kernel{Source(grad, residual, out, n), finite}, divided_up(n, Kernel::kTile), stream);
+        launch(Kernel{Source(grad, residual, out, n), finite}, divided_up(n, Kernel::Elements::kNumel), stream);
         return launch_status();
     });
 }

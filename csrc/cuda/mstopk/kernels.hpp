@@ -54,16 +54,12 @@ struct SumMagnitudes {
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
         block.each([&](int t) {
-            HVD_COMPRESS_UNROLL
-            for (int round = 0; round < kSignRounds; ++round) {
-                float v[kWide];
-                source.read(sign_at(block.index, round, t), v);
-                source.write(sign_at(block.index, round, t), v);
-                HVD_COMPRESS_UNROLL
-                for (int j = 0; j < kWide; ++j) {
-                    shared.magnitudes[(round * kThreads + t) * kWide + j] = from_bits(to_bits(v[j]) & 0x7fffffffu);
-                }
-            }
+            float v[kSignRounds][kWide];
+            source.read(SignTile{block.index}, t, v);
+            source.write(SignTile{block.index}, t, v);
+            for_each_value(v, [&](float x, int round, int j) {
+                shared.magnitudes[SignTile::place(round, t) + j] = from_bits(to_bits(x) & 0x7fffffffu);
+            });
         });
         block.sync();
         block.each([&](int t) {
@@ -124,10 +120,14 @@ struct BeginBisection {
             bisection->low = 0.0;
             bisection->high = 1.0;
             bisection->finite = shared.tops[0] < Traits<float>::kInfinityKey;
-            *state = {0, k, kUnreachable, 0, kUnreachable, 0, 0};
+            *state = first_state(k);
+            state->stage = Stage::kAll;
         });
     }
 };
+
+constexpr int kThresholdRounds = 4;
+using ThresholdTile = Tile<256, kThresholdRounds>;
 
 template <class Source>
 struct CountThresholds {
@@ -150,20 +150,20 @@ struct CountThresholds {
         });
         block.sync();
         block.each([&](int t) {
-            const std::int64_t stride = block.count * kThreads * kWide;
-            for (std::int64_t i = (block.index * kThreads + t) * kWide; i < source.n; i += stride) {
-                float v[kWide];
-                source.read_left(i, v);
-                HVD_COMPRESS_UNROLL
-                for (int j = 0; j < kWide; ++j) {
-                    const Key key = Traits<float>::key(v[j]);
-                    if (i + j >= source.n || key < shared.thresholds[1]) continue;
+            const std::int64_t tiles = (source.n + ThresholdTile::kNumel - 1) / ThresholdTile::kNumel;
+            for (std::int64_t index = block.index; index < tiles; index += block.count) {
+                const ThresholdTile tile{index};
+                float v[kThresholdRounds][kWide];
+                source.read_left(tile, t, v);
+                for_each_value(v, [&](float x, int round, int j) {
+                    const Key key = Traits<float>::key(x);
+                    if (tile.at(round, t) + j >= source.n || key < shared.thresholds[1]) return;
                     int number = 0;
                     for (int step = kThresholds / 2; step > 0; step /= 2) {
                         number += key >= shared.thresholds[number + step] ? step : 0;
                     }
                     atomic_add(&shared.counts[number], 1u);
-                }
+                });
             }
         });
         block.sync();
@@ -176,22 +176,32 @@ struct CountThresholds {
 // The next rounds of bisection, from their counts.
 struct Bisect {
     static constexpr int kThreads = kThresholds;
-    struct Shared {};
+    struct Shared {
+        std::uint32_t scratch[32];
+        std::int64_t reached[kThresholds];  // elements that reach a threshold
+    };
     std::int64_t k;
     int rounds, done;
     Bisection* bisection;
     State* state;
 
     template <class B>
-    HVD_COMPRESS_TILE void operator()(const B& block, Shared&) const {
+    HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
+        typename B::template Each<std::uint32_t> own, above;
+        block.each([&](int t) { above[t] = own[t] = bisection->counts[kThresholds - 1 - t]; });
+        block.exclusive_sum(above, shared.scratch);
+        block.each([&](int t) {
+            shared.reached[kThresholds - 1 - t] = std::int64_t{above[t]} + own[t];
+            bisection->counts[kThresholds - 1 - t] = 0;
+        });
+        block.sync();
         block.each([&](int t) {
             if (t != 0) return;
             const int left = bisection->left(rounds, done);
             int low = 0, high = kThresholds;
             for (int round = 0; round < left && round < kRoundsAtOnce; ++round) {
                 const int middle = (low + high) / 2;
-                std::int64_t reached = 0;
-                for (int number = middle; number < kThresholds; ++number) reached += bisection->counts[number];
+                const std::int64_t reached = shared.reached[middle];
                 if (reached <= k) {
                     high = middle;
                     state->first = bisection->threshold(middle);
@@ -205,8 +215,6 @@ struct Bisect {
             bisection->low = start + size * low / kThresholds;
             bisection->high = start + size * high / kThresholds;
         });
-        block.sync();
-        block.each([&](int t) { bisection->counts[t] = 0; });
     }
 };
 

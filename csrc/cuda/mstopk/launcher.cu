@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "../launch.hpp"
+#include "../topk/launch.hpp"
 #include "hvd_compress/dispatch.hpp"
 #include "kernels.hpp"
 
@@ -12,18 +12,18 @@ struct Workplace {
     State* state;
     double* sums;
     Key* tops;
-    TileRow* rows;
+    Ranks* ranks;
     std::int64_t tiles;
     std::size_t bytes;
 
     Workplace(void* start, std::int64_t n) {
         Parts parts(start);
-        tiles = divided_up(n, kTopkTile);
+        tiles = divided_up(n, TopkTile::kNumel);
         bisection = parts.take<Bisection>(1);
         state = parts.take<State>(1);
         sums = parts.take<double>(divided_up(n, kSumBlock));
         tops = parts.take<Key>(divided_up(n, kSumBlock));
-        rows = parts.take<TileRow>(tiles);
+        ranks = parts.take<Ranks>(tiles);
         bytes = parts.bytes();
     }
 };
@@ -37,15 +37,13 @@ Status select(const Source& source, std::int64_t n, std::int64_t k, int rounds, 
     if (k == 0) return launch_status();
     launch(BeginBisection{at.sums, at.tops, n, k, at.bisection, at.state}, 1, stream);
     using Kernel = CountThresholds<Source>;
-    const std::int64_t blocks = std::min(divided_up(n, Kernel::kThreads * kWide * 4), kMostBlocks);
+    const std::int64_t blocks = std::min(divided_up(n, ThresholdTile::kNumel), resident_blocks<Kernel>());
     for (int done = 0; done < std::max(rounds, kKeyRounds); done += kRoundsAtOnce) {
         launch(Kernel{source, rounds, done, at.bisection}, blocks, stream);
         launch(Bisect{k, rounds, done, at.bisection, at.state}, 1, stream);
     }
-    const Elements<Source> elements{source, at.state, at.rows, {}, n, k};
-    launch(Rank<Source>{elements, at.rows}, at.tiles, stream);
-    launch(PlaceTiles{at.state, at.rows, at.tiles}, 1, stream);
-    launch(Emit<Source, S>{elements, indices, selected}, at.tiles, stream);
+    const Elements<Source> elements{source, at.state, nullptr, {}, n, at.tiles};
+    launch_emit(elements, at.state, at.ranks, k, indices, selected, stream);
     return launch_status();
 }
 

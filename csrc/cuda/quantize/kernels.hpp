@@ -30,14 +30,9 @@ struct CorrectForNorm {
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
         block.each([&](int t) {
             float v[kSignRounds][kWide];
-            HVD_COMPRESS_UNROLL
-            for (int round = 0; round < kSignRounds; ++round) source.read(sign_at(block.index, round, t), v[round]);
-            HVD_COMPRESS_UNROLL
-            for (int round = 0; round < kSignRounds; ++round) {
-                source.write(sign_at(block.index, round, t), v[round]);
-                HVD_COMPRESS_UNROLL
-                for (int j = 0; j < kWide; ++j) shared.values[(round * kThreads + t) * kWide + j] = v[round][j];
-            }
+            source.read(SignTile{block.index}, t, v);
+            source.write(SignTile{block.index}, t, v);
+            for_each_value(v, [&](float x, int round, int j) { shared.values[SignTile::place(round, t) + j] = x; });
         });
         block.sync();
         block.each([&](int t) {
@@ -208,18 +203,16 @@ struct AddNumbers {
         const float unit = *norm / static_cast<float>(quantize_levels(bits));
         const int each = 8 / bits, top = 32 - bits;
         block.each([&](int t) {
-            for (int round = 0; round < kSignRounds; ++round) {
-                const std::int64_t i = sign_at(block.index, round, t);
-                if (i >= n) return;
-                float v[kWide];
-                load(out, i, n, aligned, v);
-                for (int j = 0; j < kWide && i + j < n; ++j) {
-                    const std::uint32_t byte = packed[(i + j) / each];
-                    const std::uint32_t raised = byte << (top - (i + j) % each * bits);
-                    v[j] += weight * (static_cast<float>(static_cast<std::int32_t>(raised) >> top) * unit);
-                }
-                store(out, i, n, aligned, v);
-            }
+            const SignTile tile{block.index};
+            float v[kSignRounds][kWide];
+            in_tile(tile, n, aligned, [&](auto whole) { load<decltype(whole)::value>(out, tile, t, n, v); });
+            for_each_value(v, [&](float& x, int round, int j) {
+                const std::int64_t i = tile.at(round, t) + j;
+                const std::uint32_t byte = i < n ? packed[i / each] : 0u;
+                const std::uint32_t raised = byte << (top - i % each * bits);
+                x += weight * (static_cast<float>(static_cast<std::int32_t>(raised) >> top) * unit);
+            });
+            in_tile(tile, n, aligned, [&](auto whole) { store<decltype(whole)::value>(out, tile, t, n, v); });
         });
     }
 };

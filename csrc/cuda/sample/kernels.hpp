@@ -9,7 +9,7 @@ namespace hvd_compress::cuda {
 
 using Key = std::uint32_t;
 
-// Counts the sampled elements by their keys' upper bits.
+// Counts the sampled elements by their keys' upper bits, but for zeros.
 template <class Source>
 struct Sample {
     static constexpr int kThreads = 256;
@@ -24,9 +24,13 @@ struct Sample {
             const std::int64_t number = block.index * kThreads + t;  // of four elements
             const std::int64_t of = number / (kSampledBlock / kWide);
             if (of >= blocks) return;
-            float v[kWide];
-            source.read(sampled_block(of, stride) + number % (kSampledBlock / kWide) * kWide, v);
-            for (int j = 0; j < kWide; ++j) atomic_add(&bins[Traits<float>::key(v[j]) >> kSampleShift], 1u);
+            const std::int64_t first = sampled_block(of, stride) + number % (kSampledBlock / kWide) * kWide;
+            float v[1][kWide];
+            source.read(Tile<1, 1>{first / kWide}, 0, v);
+            for_each_value(v, [&](float x, int, int) {
+                const Key bin = Traits<float>::key(x) >> kSampleShift;
+                if (bin != 0) atomic_add(&bins[bin], 1u);  // nobody asks for zeros, which may be many
+            });
         });
     }
 };
@@ -34,7 +38,7 @@ struct Sample {
 constexpr int kWalkThreads = 1024;
 
 // The bin, from the last one down, that holds the element of rank `wanted`, counted from 1, and how many lie in the
-// bins above it; -1 if there are not as many. The number of bins is a multiple of kWalkThreads.
+// bins above it; -1 if there are not as many. The number of bins is a multiple of that of threads.
 struct Walked {
     std::int64_t bin, above;
 };
@@ -44,10 +48,10 @@ struct WalkShared {
     Walked result;
 };
 
-template <class B>
+template <int threads, class B>
 HVD_COMPRESS_TILE Walked walk(const B& block, WalkShared& shared, const std::uint32_t* bins, std::int64_t bin_count,
                               std::int64_t wanted) {
-    const std::int64_t each = bin_count / kWalkThreads;
+    const std::int64_t each = bin_count / threads;
     typename B::template Each<std::uint32_t> own, before;
     block.each([&](int t) {
         own[t] = 0;
@@ -78,7 +82,7 @@ struct ChooseLow {
 
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
-        const Walked found = walk(block, shared, sample, kSampleBins, wanted);
+        const Walked found = walk<kThreads>(block, shared, sample, kSampleBins, wanted);
         block.each([&](int t) {
             if (t == 0 && found.bin > 0) *low = static_cast<Key>(found.bin) << kSampleShift;
         });

@@ -7,15 +7,24 @@
 
 namespace hvd_compress::cuda {
 
-// Guesses the key above which at least the k largest lie. `bins` (kSampleBins) are zero.
+// Counts a sample of n elements by their keys. `bins` (kSampleBins) are zero.
 template <class Source>
-void launch_sample(const Source& source, std::int64_t n, std::int64_t k, std::uint32_t* bins, Key* low, Stream stream) {
+void launch_sample(const Source& source, std::int64_t n, std::uint32_t* bins, Stream stream) {
     const std::int64_t blocks = sample_blocks(n), quarters = blocks * (kSampledBlock / kWide);
     launch(Sample<Source>{source, blocks, n / blocks, bins}, divided_up(quarters, Sample<Source>::kThreads), stream);
-    const double expected =
-        static_cast<double>(blocks * kSampledBlock) * static_cast<double>(k) / static_cast<double>(n);
-    const double upper = std::ceil(expected + sample_margin(expected));
-    launch(ChooseLow{low, bins, static_cast<std::int64_t>(upper)}, 1, stream);
 }
+
+// The ranks in the sample between which the k-th largest of n elements probably lies: at least k lie above the key of
+// the lower one, fewer above that of the upper one.
+struct SampledRanks {
+    std::int64_t lower, upper;
+
+    SampledRanks(std::int64_t n, std::int64_t k) {
+        const auto sampled = static_cast<double>(sample_blocks(n) * kSampledBlock);
+        const double expected = sampled * static_cast<double>(k) / static_cast<double>(n);
+        upper = static_cast<std::int64_t>(std::ceil(expected + sample_margin(expected)));
+        lower = static_cast<std::int64_t>(std::floor(expected - sample_margin(expected)));
+    }
+};
 
 }  // namespace hvd_compress::cuda

@@ -16,12 +16,15 @@ struct Scaled {
         : x(static_cast<T*>(array.data)), factor(by), n(numel), aligned(is_aligned(x)) {}
 
     // Beyond the end 0 * factor, which is finite wherever a product within is.
-    HVD_COMPRESS_TILE void read(std::int64_t i, float (&v)[kWide]) const {
-        load(x, i, n, aligned, v);
-        HVD_COMPRESS_UNROLL
-        for (int j = 0; j < kWide; ++j) v[j] = to_float(from_float<T>(v[j] * factor));
+    template <int threads, int rounds>
+    HVD_COMPRESS_TILE void read(Tile<threads, rounds> tile, int t, float (&v)[rounds][kWide]) const {
+        in_tile(tile, n, aligned, [&](auto whole) { load<decltype(whole)::value>(x, tile, t, n, v); });
+        for_each_value(v, [&](float& value, int, int) { value = to_float(from_float<T>(value * factor)); });
     }
-    HVD_COMPRESS_TILE void write(std::int64_t i, const float (&v)[kWide]) const { store(x, i, n, aligned, v); }
+    template <int threads, int rounds>
+    HVD_COMPRESS_TILE void write(Tile<threads, rounds> tile, int t, const float (&v)[rounds][kWide]) const {
+        in_tile(tile, n, aligned, [&](auto whole) { store<decltype(whole)::value>(x, tile, t, n, v); });
+    }
 };
 
 }  // namespace hvd_compress::cuda

@@ -12,7 +12,7 @@ Status scale(Array x, std::int64_t n, float factor, std::int32_t* finite, Stream
         using Source = Scaled<typename decltype(tag)::Type>;
         using Kernel = Accumulated<Source>;
         launch(SetFinite{finite}, 1, stream);
-        launch(Kernel{Source(x, factor, n), finite}, divided_up(n, Kernel::kTile), stream);
+        launch(Kernel{Source(x, factor, n), finite}, divided_up(n, Kernel::Elements::kNumel), stream);
         return launch_status();
     });
 }

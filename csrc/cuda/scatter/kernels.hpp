@@ -28,18 +28,36 @@ HVD_COMPRESS_TILE bool is_good(const std::int32_t* indices, std::int64_t j, std:
     return index >= 0 && index < n && !(ascending && j > 0 && indices[j - 1] >= index);
 }
 
-// The position of the first index that is not below `limit`.
-HVD_COMPRESS_TILE std::int64_t lower_bound(const SparseList& list, std::int64_t limit) {
-    std::int64_t low = 0, high = list.count;
-    while (low < high) {
-        const std::int64_t middle = (low + high) / 2;
-        if (list.indices[middle] < limit) {
-            low = middle + 1;
-        } else {
-            high = middle;
+// The positions of the first index that is not below `limit`, for two limits. A warp tries 32 positions at once: each
+// try waits for memory, and four are enough for a million.
+struct Searched {
+    std::uint32_t low[2];
+};
+HVD_COMPRESS_TILE Searched lower_bounds(const Warp& warp, const SparseList& list, const std::int64_t (&limits)[2]) {
+    const auto count = static_cast<std::uint32_t>(list.count);
+    Searched at{};
+    std::uint32_t high[2] = {count, count};
+    while (at.low[0] < high[0] || at.low[1] < high[1]) {
+        std::uint32_t step[2];
+        typename Warp::template Each<bool> below[2];
+        HVD_COMPRESS_UNROLL
+        for (int which = 0; which < 2; ++which) {
+            step[which] = (high[which] - at.low[which] + 32) / 33;
+            warp.each([&](int lane) {
+                const std::uint32_t tried = at.low[which] + (lane + 1) * step[which] - 1;
+                below[which][lane] = tried < high[which] && list.indices[tried] < limits[which];
+            });
+        }
+        HVD_COMPRESS_UNROLL
+        for (int which = 0; which < 2; ++which) {
+            const auto found = static_cast<std::uint32_t>(ones(warp.ballot(below[which])));
+            if (step[which] == 0) continue;  // nothing is left
+            at.low[which] += found * step[which];
+            const std::uint32_t next = at.low[which] + step[which] - 1;  // was tried, unless all 32 are below
+            if (found < 32 && next < high[which]) high[which] = next;
         }
     }
-    return low;
+    return at;
 }
 
 // A tile of the output is kept near while all lists add to it, one after the other.
@@ -48,12 +66,14 @@ HVD_COMPRESS_TILE std::int64_t lower_bound(const SparseList& list, std::int64_t 
 // the list; where they do not, as in a list that is not sorted, the tile looks at all of it.
 template <class V, class T>
 struct AddLists {
-    static constexpr int kThreads = 256;
-    static constexpr int kTile = 8192;
-    static constexpr int kRounds = kTile / kThreads / kWide;
+    static constexpr int kThreads = 256, kResidentBlocks = 4;
+    static constexpr int kRounds = 8;
+    static constexpr int kAhead = 8;  // lists whose first entries are on their way before the first is added
+    using Elements = Tile<kThreads, kRounds>;
+    static constexpr int kTile = Elements::kNumel;
     struct Shared {
         float sums[kTile];
-        std::int64_t place[2 * kListsAtOnce];  // where each list begins and ends in this tile
+        std::uint32_t place[2 * kListsAtOnce];  // where each list begins and ends in this tile
     };
     Lists lists;
     T* out;
@@ -62,51 +82,105 @@ struct AddLists {
     bool clear, aligned;
     Fault fault;
 
+    // What is added where in the tile; nothing where `place` is below 0.
+    struct Entry {
+        int place;
+        float summand;
+    };
+    struct Entries {
+        Entry of[kAhead];
+    };
+    // A list's part in this tile, or all of it where it does not ascend: then nothing is added.
+    struct Part {
+        std::uint32_t begin, end;
+        bool apart;
+    };
+
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
-        const std::int64_t start = block.index * kTile, stop = start + kTile < n ? start + kTile : n;
-        block.each([&](int t) {
-            // Searching waits for memory at each step, so as many threads as there are answers search at once.
-            if (t < 2 * lists.count) shared.place[t] = lower_bound(lists.list[t / 2], t % 2 == 0 ? start : stop);
-            HVD_COMPRESS_UNROLL
-            for (int round = 0; round < kRounds; ++round) {
-                const int own = (round * kThreads + t) * kWide;
-                float v[kWide] = {};
-                if (!clear) load(out, start + own, n, aligned, v);
-                HVD_COMPRESS_UNROLL
-                for (int j = 0; j < kWide; ++j) shared.sums[own + j] = v[j];
+        const Elements tile{block.index};
+        const std::int64_t start = tile.start(), stop = start + kTile < n ? start + kTile : n;
+        block.each_warp([&](const Warp& warp) {
+            for (std::int64_t list = warp.index; list < lists.count; list += kThreads / 32) {
+                const Searched at = lower_bounds(warp, lists.list[list], {start, stop});
+                warp.each([&](int lane) {
+                    if (lane == 0) shared.place[2 * list] = at.low[0];
+                    if (lane == 1) shared.place[2 * list + 1] = at.low[1];
+                });
             }
         });
+        block.each([&](int t) {
+            float v[kRounds][kWide] = {};
+            if (!clear)
+                in_tile(tile, n, aligned, [&](auto whole) { load<decltype(whole)::value>(out, tile, t, n, v); });
+            for_each_value(v, [&](float x, int round, int j) { shared.sums[Elements::place(round, t) + j] = x; });
+        });
         block.sync();
-        for (std::int64_t list = 0; list < lists.count; ++list) {
-            const SparseList own = lists.list[list];
-            const V* const values = static_cast<const V*>(own.values);
-            std::int64_t begin = shared.place[2 * list], end = shared.place[2 * list + 1];
-            const bool apart = begin > end || (start == 0 && begin != 0) || (stop == n && end != own.count);
-            if (apart) begin = 0, end = own.count;
+        for (std::int64_t first = 0; first < lists.count; first += kAhead) add(block, shared, first, start, stop);
+        block.each([&](int t) {
+            in_tile(tile, n, aligned, [&](auto whole) {
+                HVD_COMPRESS_UNROLL
+                for (int round = 0; round < kRounds; ++round) {
+                    float v[kWide];
+                    HVD_COMPRESS_UNROLL
+                    for (int j = 0; j < kWide; ++j) v[j] = shared.sums[Elements::place(round, t) + j];
+                    store<decltype(whole)::value>(out, tile.at(round, t), n, v);
+                }
+            });
+        });
+    }
+
+  private:
+    // The lists from `first` on, one after the other.
+    template <class B>
+    HVD_COMPRESS_TILE void add(const B& block, Shared& shared, std::int64_t first, std::int64_t start,
+                               std::int64_t stop) const {
+        typename B::template Each<Entries> ahead;
+        block.each([&](int t) {
+            HVD_COMPRESS_UNROLL
+            for (int which = 0; which < kAhead; ++which) {
+                ahead[t].of[which] = {-1, 0.0f};
+                if (first + which >= lists.count) continue;
+                const Part part = part_of(shared, first + which, start, stop);
+                if (part.begin + t < part.end) ahead[t].of[which] = entry(first + which, part, part.begin + t, start);
+            }
+        });
+        HVD_COMPRESS_UNROLL
+        for (int which = 0; which < kAhead; ++which) {
+            if (first + which >= lists.count) break;
+            const Part part = part_of(shared, first + which, start, stop);
             block.each([&](int t) {
-                for (std::int64_t j = begin + t; j < end; j += kThreads) {
-                    if (!is_good(own.indices, j, n, true)) {
-                        note(fault, lists.first + list, j);
-                        continue;
-                    }
-                    const std::int64_t place = own.indices[j] - start;
-                    if (apart || place < 0 || place >= kTile) continue;
-                    shared.sums[place] = to_float(from_float<T>(shared.sums[place] + scale * to_float(values[j])));
+                add(shared, ahead[t].of[which]);
+                for (std::uint32_t j = part.begin + kThreads + t; j < part.end; j += kThreads) {
+                    add(shared, entry(first + which, part, j, start));
                 }
             });
             block.sync();
         }
-        block.each([&](int t) {
-            HVD_COMPRESS_UNROLL
-            for (int round = 0; round < kRounds; ++round) {
-                const int own = (round * kThreads + t) * kWide;
-                float v[kWide];
-                HVD_COMPRESS_UNROLL
-                for (int j = 0; j < kWide; ++j) v[j] = shared.sums[own + j];
-                store(out, start + own, n, aligned, v);
-            }
-        });
+    }
+
+    HVD_COMPRESS_TILE void add(Shared& shared, const Entry& own) const {
+        if (own.place < 0) return;
+        shared.sums[own.place] = to_float(from_float<T>(shared.sums[own.place] + own.summand));
+    }
+
+    HVD_COMPRESS_TILE Part part_of(const Shared& shared, std::int64_t list, std::int64_t start,
+                                   std::int64_t stop) const {
+        const auto count = static_cast<std::uint32_t>(lists.list[list].count);
+        const std::uint32_t begin = shared.place[2 * list], end = shared.place[2 * list + 1];
+        const bool apart = begin > end || (start == 0 && begin != 0) || (stop == n && end != count);
+        return apart ? Part{0, count, true} : Part{begin, end, false};
+    }
+
+    HVD_COMPRESS_TILE Entry entry(std::int64_t number, const Part& part, std::uint32_t j, std::int64_t start) const {
+        const SparseList& list = lists.list[number];
+        if (!is_good(list.indices, j, n, true)) {
+            note(fault, lists.first + number, j);
+            return {-1, 0.0f};
+        }
+        const std::int64_t place = list.indices[j] - start;
+        if (part.apart || place < 0 || place >= kTile) return {-1, 0.0f};
+        return {static_cast<int>(place), scale * to_float(static_cast<const V*>(list.values)[j])};
     }
 };
 

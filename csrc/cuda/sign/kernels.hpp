@@ -8,12 +8,8 @@ namespace hvd_compress::cuda {
 
 constexpr int kSignThreads = 256;
 constexpr int kSignRounds = static_cast<int>(kSumBlock) / kSignThreads / kWide;
-static_assert(kSignThreads * kSignRounds * kWide == kSumBlock, "a tile is a block of the sum");
-
-// The element that a thread of a tile begins with in a round.
-HVD_COMPRESS_TILE std::int64_t sign_at(std::int64_t tile, int round, int t) {
-    return tile * kSumBlock + (round * kSignThreads + t) * kWide;
-}
+using SignTile = Tile<kSignThreads, kSignRounds>;
+static_assert(SignTile::kNumel == kSumBlock, "a tile is a block of the sum");
 
 // Adds lanes pairwise; the sum is then in lanes[0], for thread 0. The number of lanes is a power of two.
 template <class B>
@@ -36,16 +32,18 @@ struct FedKept : Fed<G, R> {
     FedKept(ConstArray grad_array, ConstArray kept, const float* scale, Array out_array, std::int64_t numel)
         : Fed<G, R>(grad_array, kept, out_array, numel), kept_scale(scale) {}
 
-    HVD_COMPRESS_TILE void read(std::int64_t i, float (&v)[kWide]) const {
+    template <int threads, int rounds>
+    HVD_COMPRESS_TILE void read(Tile<threads, rounds> tile, int t, float (&v)[rounds][kWide]) const {
+        float g[rounds][kWide];
+        in_tile(tile, this->n, this->aligned, [&](auto whole) {
+            load<decltype(whole)::value>(this->grad, tile, t, this->n, g);
+            load<decltype(whole)::value>(this->residual, tile, t, this->n, v);
+        });
         const float sent = *kept_scale;
-        float g[kWide];
-        load(this->grad, i, this->n, this->aligned, g);
-        load(this->residual, i, this->n, this->aligned, v);
-        HVD_COMPRESS_UNROLL
-        for (int j = 0; j < kWide; ++j) {
-            const float residual = to_float(from_float<R>(without_sent(v[j], sent)));
-            v[j] = to_float(from_float<R>(residual + g[j]));
-        }
+        for_each_value(v, [&](float& x, int round, int j) {
+            const float residual = to_float(from_float<R>(without_sent(x, sent)));
+            x = to_float(from_float<R>(residual + g[round][j]));
+        });
     }
 };
 
@@ -68,19 +66,19 @@ struct Correct {
         });
         block.sync();
         block.each([&](int t) {
+            const SignTile tile{block.index};
             float v[kSignRounds][kWide];
-            HVD_COMPRESS_UNROLL
-            for (int round = 0; round < kSignRounds; ++round) source.read(sign_at(block.index, round, t), v[round]);
+            source.read(tile, t, v);
+            source.write(tile, t, v);
             HVD_COMPRESS_UNROLL
             for (int round = 0; round < kSignRounds; ++round) {
-                const std::int64_t i = sign_at(block.index, round, t);
-                const int own = (round * kThreads + t) * kWide;
+                const int own = SignTile::place(round, t);
                 std::uint32_t positive = 0;
-                source.write(i, v[round]);
                 HVD_COMPRESS_UNROLL
                 for (int j = 0; j < kWide; ++j) {
                     shared.magnitudes[own + j] = from_bits(to_bits(v[round][j]) & 0x7fffffffu);
-                    positive |= static_cast<std::uint32_t>(!(v[round][j] < 0.0f) && i + j < source.n) << j;
+                    positive |= static_cast<std::uint32_t>(!(v[round][j] < 0.0f) && tile.at(round, t) + j < source.n)
+                                << j;
                 }
                 atomic_or(&shared.bits[own / 32], positive << own % 32);
             }
@@ -147,18 +145,13 @@ struct SubtractSent {
 
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared&) const {
-        const std::int64_t tile = block.count - 1 - block.index;
-        const float sent = *scale;
+        const SignTile tile{block.count - 1 - block.index};
         block.each([&](int t) {
             float v[kSignRounds][kWide];
-            HVD_COMPRESS_UNROLL
-            for (int round = 0; round < kSignRounds; ++round) load(x, sign_at(tile, round, t), n, aligned, v[round]);
-            HVD_COMPRESS_UNROLL
-            for (int round = 0; round < kSignRounds; ++round) {
-                HVD_COMPRESS_UNROLL
-                for (int j = 0; j < kWide; ++j) v[round][j] = without_sent(v[round][j], sent);
-                store(x, sign_at(tile, round, t), n, aligned, v[round]);
-            }
+            in_tile(tile, n, aligned, [&](auto whole) { load<decltype(whole)::value>(x, tile, t, n, v); });
+            const float sent = *scale;
+            for_each_value(v, [&](float& value, int, int) { value = without_sent(value, sent); });
+            in_tile(tile, n, aligned, [&](auto whole) { store<decltype(whole)::value>(x, tile, t, n, v); });
         });
     }
 };
@@ -176,22 +169,19 @@ struct AddSigns {
 
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared&) const {
-        const float step = weight * *scale;
+        const SignTile tile{block.index};
         block.each([&](int t) {
             float v[kSignRounds][kWide];
+            std::uint32_t own[kSignRounds] = {};
             HVD_COMPRESS_UNROLL
             for (int round = 0; round < kSignRounds; ++round) {
-                load(out, sign_at(block.index, round, t), n, aligned, v[round]);
+                const std::int64_t i = tile.at(round, t);
+                if (i < n) own[round] = bits[i / 8] >> i % 8;
             }
-            HVD_COMPRESS_UNROLL
-            for (int round = 0; round < kSignRounds; ++round) {
-                const std::int64_t i = sign_at(block.index, round, t);
-                if (i >= n) break;
-                const std::uint32_t own = bits[i / 8] >> i % 8;
-                HVD_COMPRESS_UNROLL
-                for (int j = 0; j < kWide; ++j) v[round][j] += (own >> j & 1u) != 0 ? step : -step;
-                store(out, i, n, aligned, v[round]);
-            }
+            in_tile(tile, n, aligned, [&](auto whole) { load<decltype(whole)::value>(out, tile, t, n, v); });
+            const float step = weight * *scale;
+            for_each_value(v, [&](float& x, int round, int j) { x += (own[round] >> j & 1u) != 0 ? step : -step; });
+            in_tile(tile, n, aligned, [&](auto whole) { store<decltype(whole)::value>(out, tile, t, n, v); });
         });
     }
 };

@@ -1,6 +1,7 @@
 // All elements from some magnitude on: count those of each tile, place the tiles, hand them out.
 #pragma once
 
+#include "../places.hpp"
 #include "../tile.hpp"
 #include "hvd_compress/threshold.hpp"
 
@@ -8,8 +9,8 @@ namespace hvd_compress::cuda {
 
 constexpr int kSelectThreads = 256;
 constexpr int kSelectRounds = 4;
-constexpr int kSelectTile = kSelectThreads * kSelectRounds * kWide;
-constexpr int kSelectWords = kSelectTile / 32;
+using SelectTile = Tile<kSelectThreads, kSelectRounds>;
+constexpr int kSelectWords = SelectTile::kNumel / 32;
 
 struct SelectShared {
     std::uint32_t mask[kSelectWords], before[kSelectWords], scratch[32];
@@ -35,18 +36,22 @@ struct FedByMomentum {
           aligned(is_aligned(grad) && is_aligned(residual) && is_aligned(momentum.velocity) &&
                   is_aligned(momentum.out) && is_aligned(out)) {}
 
-    HVD_COMPRESS_TILE void read(std::int64_t i, float (&v)[kWide]) const {
-        float g[kWide], own[kWide];
-        load(grad, i, n, aligned, g);
-        load(momentum.velocity, i, n, aligned, own);
-        HVD_COMPRESS_UNROLL
-        for (int j = 0; j < kWide; ++j) own[j] = momentum.factor * own[j] + g[j];
-        store(momentum.out, i, n, aligned, own);
-        load(residual, i, n, aligned, v);
-        HVD_COMPRESS_UNROLL
-        for (int j = 0; j < kWide; ++j) v[j] = v[j] + own[j];
+    template <int threads, int rounds>
+    HVD_COMPRESS_TILE void read(Tile<threads, rounds> tile, int t, float (&v)[rounds][kWide]) const {
+        float g[rounds][kWide], own[rounds][kWide];
+        in_tile(tile, n, aligned, [&](auto whole) {
+            load<decltype(whole)::value>(grad, tile, t, n, g);
+            load<decltype(whole)::value>(momentum.velocity, tile, t, n, own);
+            load<decltype(whole)::value>(residual, tile, t, n, v);
+        });
+        for_each_value(own, [&](float& x, int round, int j) { x = momentum.factor * x + g[round][j]; });
+        for_each_value(v, [&](float& x, int round, int j) { x = x + own[round][j]; });
+        in_tile(tile, n, aligned, [&](auto whole) { store<decltype(whole)::value>(momentum.out, tile, t, n, own); });
     }
-    HVD_COMPRESS_TILE void write(std::int64_t i, const float (&v)[kWide]) const { store(out, i, n, aligned, v); }
+    template <int threads, int rounds>
+    HVD_COMPRESS_TILE void write(Tile<threads, rounds> tile, int t, const float (&v)[rounds][kWide]) const {
+        in_tile(tile, n, aligned, [&](auto whole) { store<decltype(whole)::value>(out, tile, t, n, v); });
+    }
 };
 
 // What one of the two above has left: elements that are handed out become 0.
@@ -58,8 +63,12 @@ struct Taken {
     Taken(float* data, float* velocity_data, std::int64_t numel)
         : x(data), velocity_out(velocity_data), n(numel), aligned(is_aligned(x)) {}
 
-    HVD_COMPRESS_TILE void read(std::int64_t i, float (&v)[kWide]) const { load(x, i, n, aligned, v); }
-    HVD_COMPRESS_TILE void write(std::int64_t, const float (&)[kWide]) const {}
+    template <int threads, int rounds>
+    HVD_COMPRESS_TILE void read(Tile<threads, rounds> tile, int t, float (&v)[rounds][kWide]) const {
+        in_tile(tile, n, aligned, [&](auto whole) { load<decltype(whole)::value>(x, tile, t, n, v); });
+    }
+    template <int threads, int rounds>
+    HVD_COMPRESS_TILE void write(Tile<threads, rounds>, int, const float (&)[rounds][kWide]) const {}
     HVD_COMPRESS_TILE void set(std::int64_t i, float value) const {
         x[i] = value;
         if (velocity_out != nullptr) velocity_out[i] = value;
@@ -75,25 +84,23 @@ struct Reaching {
     // word.
     template <class B, class Values>
     HVD_COMPRESS_TILE std::uint32_t mark(const B& block, SelectShared& shared, Values& v) const {
-        const std::int64_t start = block.index * kSelectTile;
+        const SelectTile tile{block.index};
         typename B::template Each<std::uint32_t> sums;
         block.each([&](int t) {
             if (t < kSelectWords) shared.mask[t] = 0;
         });
         block.sync();
         block.each([&](int t) {
+            source.read(tile, t, v[t].v);
+            source.write(tile, t, v[t].v);
             HVD_COMPRESS_UNROLL
             for (int round = 0; round < kSelectRounds; ++round) {
-                source.read(start + (round * kSelectThreads + t) * kWide, v[t].v[round]);
-            }
-            HVD_COMPRESS_UNROLL
-            for (int round = 0; round < kSelectRounds; ++round) {
-                const int own = (round * kSelectThreads + t) * kWide;
-                source.write(start + own, v[t].v[round]);
+                const int own = SelectTile::place(round, t);
                 std::uint32_t bits = 0;
                 HVD_COMPRESS_UNROLL
                 for (int j = 0; j < kWide; ++j) {
-                    const bool reaches = Traits<float>::key(v[t].v[round][j]) >= low && start + own + j < source.n;
+                    const bool reaches =
+                        Traits<float>::key(v[t].v[round][j]) >= low && tile.at(round, t) + j < source.n;
                     bits |= static_cast<std::uint32_t>(reaches) << j;
                 }
                 if (bits != 0) atomic_or(&shared.mask[own / 32], bits << own % 32);
@@ -119,7 +126,7 @@ struct CountReaching {
     static constexpr int kThreads = kSelectThreads;
     using Shared = SelectShared;
     Reaching<Source> reaching;
-    std::int64_t* rows;
+    Count* rows;
 
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
@@ -131,34 +138,18 @@ struct CountReaching {
     }
 };
 
-// Replaces each tile's count by those of the tiles before it; one block, and each thread for as many tiles.
+// Replaces each tile's count by those of the tiles before it.
 struct PlaceCounts {
-    static constexpr int kThreads = 1024;
-    struct Shared {
-        Count scratch[32];
-    };
-    std::int64_t* rows;
+    static constexpr int kThreads = kPlaceThreads;
+    using Shared = PlaceShared;
+    Count* rows;
     std::int64_t tiles;
     std::int64_t* count;
 
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
-        const std::int64_t each = (tiles + kThreads - 1) / kThreads;
-        typename B::template Each<Count> sums;
+        const Count total = place(block, shared, rows, tiles);
         block.each([&](int t) {
-            sums[t] = 0;
-            for (std::int64_t tile = t * each; tile < (t + 1) * each && tile < tiles; ++tile) {
-                sums[t] += static_cast<Count>(rows[tile]);
-            }
-        });
-        const Count total = block.exclusive_sum(sums, shared.scratch);
-        block.each([&](int t) {
-            std::int64_t before = static_cast<std::int64_t>(sums[t]);
-            for (std::int64_t tile = t * each; tile < (t + 1) * each && tile < tiles; ++tile) {
-                const std::int64_t own = rows[tile];
-                rows[tile] = before;
-                before += own;
-            }
             if (t == 0) *count = static_cast<std::int64_t>(total);
         });
     }
@@ -169,7 +160,7 @@ struct EmitReaching {
     static constexpr int kThreads = kSelectThreads;
     using Shared = SelectShared;
     Reaching<Source> reaching;
-    const std::int64_t* rows;
+    const Count* rows;
     std::int64_t limit;  // what there is room for, should someone have written to x meanwhile
     std::int32_t* indices;
     T* values;
@@ -178,11 +169,12 @@ struct EmitReaching {
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
         typename B::template Each<SelectValues> v;
         reaching.mark(block, shared, v);
-        const std::int64_t start = block.index * kSelectTile, first = rows[block.index];
+        const std::int64_t start = SelectTile{block.index}.start();
+        const auto first = static_cast<std::int64_t>(rows[block.index]);
         block.each([&](int t) {
             HVD_COMPRESS_UNROLL
             for (int round = 0; round < kSelectRounds; ++round) {
-                const int own = (round * kSelectThreads + t) * kWide;
+                const int own = SelectTile::place(round, t);
                 const std::uint32_t mask = shared.mask[own / 32];
                 HVD_COMPRESS_UNROLL
                 for (int j = 0; j < kWide; ++j) {

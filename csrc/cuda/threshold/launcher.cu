@@ -16,8 +16,8 @@ Status check(std::int64_t n, Workspace workspace) {
 
 template <class Source>
 Status count_reaching(const Source& source, float tau, std::int64_t* count, Workspace workspace, Stream stream) {
-    const std::int64_t tiles = divided_up(source.n, kSelectTile);
-    std::int64_t* const rows = static_cast<std::int64_t*>(workspace.data);
+    const std::int64_t tiles = divided_up(source.n, SelectTile::kNumel);
+    Count* const rows = static_cast<Count*>(workspace.data);
     launch(CountReaching<Source>{{source, lowest_key(tau)}, rows}, tiles, stream);
     launch(PlaceCounts{rows, tiles, count}, 1, stream);
     return launch_status();
@@ -26,16 +26,16 @@ Status count_reaching(const Source& source, float tau, std::int64_t* count, Work
 template <class Source, class T>
 Status emit_reaching(const Source& source, float tau, std::int64_t count, std::int32_t* indices, T* values,
                      Workspace workspace, Stream stream) {
-    const std::int64_t* const rows = static_cast<const std::int64_t*>(workspace.data);
+    const Count* const rows = static_cast<const Count*>(workspace.data);
     launch(EmitReaching<Source, T>{{source, lowest_key(tau)}, rows, count, indices, values},
-           divided_up(source.n, kSelectTile), stream);
+           divided_up(source.n, SelectTile::kNumel), stream);
     return launch_status();
 }
 
 }  // namespace
 
 std::size_t threshold_workspace_bytes(std::int64_t n) noexcept {
-    return n > 0 ? static_cast<std::size_t>(divided_up(n, kSelectTile)) * sizeof(std::int64_t) : 0;
+    return n > 0 ? static_cast<std::size_t>(divided_up(n, SelectTile::kNumel)) * sizeof(Count) : 0;
 }
 
 Status threshold_count(ConstArray x, std::int64_t n, float tau, std::int64_t* count, Workspace workspace,

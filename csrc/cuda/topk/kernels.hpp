@@ -1,37 +1,59 @@
 // The steps of one selection of the k largest; launcher.cu says in which order. None of them waits for the host: what
 // one step finds out lies in State, and a step that is not needed ends at once.
+//
+// The key of the k-th largest is found by two digits of 12 bits of how far it lies above the beginning of a range of at
+// most 2^24 keys. Candidates are counted by the first digit as they are collected.
 #pragma once
 
+#include "../places.hpp"
 #include "../sample/kernels.hpp"
 
 namespace hvd_compress::cuda {
 
 constexpr int kTopkThreads = 256;
 constexpr int kTopkRounds = 4;
-constexpr int kTopkTile = kTopkThreads * kTopkRounds * kWide;
-constexpr int kTopkWords = kTopkTile / 32;  // of a mask with a bit for each element of a tile
-constexpr Key kUnreachable = 0x80000000u;   // above every key
+using TopkTile = Tile<kTopkThreads, kTopkRounds>;
+constexpr int kTopkWords = TopkTile::kNumel / 32;  // of a mask with a bit for each element of a tile
+constexpr int kTopkWarps = kTopkThreads / 32;      // and tiles of a block, where a warp has one
+constexpr Key kUnreachable = 0x80000000u;          // above every key
 
 constexpr int kDigitBits = 12;
 constexpr int kDigitBins = 1 << kDigitBits;
-constexpr int kFirstShift = 31 - kDigitBits;         // of a key of 31 bits
-constexpr int kDigitShifts[] = {kFirstShift, 7, 0};  // the last digit has 7
+constexpr int kBinShift = 31 - kDigitBits;                // of a key of 31 bits: what elements are counted by at first
+constexpr Key kWidestRange = Key{1} << (2 * kDigitBits);  // that two digits tell apart
+
+// Where the k-th largest is looked for: among candidates of the sampled range, among those of a bin of all elements, or
+// among all elements, since that bin has too many.
+enum class Stage : std::uint32_t { kSampled, kCollected, kAll };
 
 struct State {
-    Count found;          // candidates, those without room included
-    std::int64_t wanted;  // how many are still wanted of the elements with this prefix; at the end: of the last ones
-    Key low;              // candidates are the elements with at least this key
-    Key prefix;           // the threshold's key, as far as it is known
-    Key first, last;      // at the end all elements from `first` on are selected, and the first `wanted` from `last` on
-    std::uint32_t again;  // whether candidates are to be collected from what the first pass has left
+    Count found;  // candidates, those without room included; from bit 32 on those of them above the range
+    std::int64_t
+        wanted;       // how many are still wanted of those that the digits so far leave; at the end: of the last ones
+    Key low, high;    // candidates are all elements from `low` on; the range is low..high - 1
+    Key base;         // the first key that the first digit leaves
+    Key first, last;  // at the end all elements from `first` on are selected, and the first `wanted` from `last` on
+    Stage stage;
+    std::uint32_t arrived[5];  // blocks of the launches whose last one goes on alone
+
+    HVD_COMPRESS_TILE std::int64_t candidates() const { return static_cast<std::int64_t>(found & 0xffffffffu); }
+    HVD_COMPRESS_TILE std::int64_t above() const { return static_cast<std::int64_t>(found >> 32); }
 };
 
-// A tile's candidates; how many of its elements lie above the threshold or are equal to it; and where its part of the
-// result begins, and how many of the equal ones are in it.
+HVD_COMPRESS_TILE State first_state(std::int64_t k) {
+    return {0, k, kUnreachable, kUnreachable, 0, kUnreachable, 0, Stage::kSampled, {}};
+}
+
+// A tile's candidates.
 struct TileRow {
-    std::int64_t first, position;
-    std::uint32_t count, above, equal, ties;
+    std::uint32_t first, count;
 };
+
+// How many of a tile's elements lie above the threshold, and from bit 32 on how many are equal to it; then how many of
+// the tiles before.
+using Ranks = Count;
+HVD_COMPRESS_TILE std::uint32_t above_of(Ranks ranks) { return static_cast<std::uint32_t>(ranks & 0xffffffffu); }
+HVD_COMPRESS_TILE std::uint32_t equal_of(Ranks ranks) { return static_cast<std::uint32_t>(ranks >> 32); }
 
 struct Candidates {
     std::int32_t* indices;
@@ -39,10 +61,16 @@ struct Candidates {
     std::int64_t capacity;
 };
 
-// Whether the candidates hold the k largest. If not, all elements are looked at.
+// Whether the candidates of the sampled range hold the k largest, and the range the k-th. If not, all elements are
+// looked at.
 HVD_COMPRESS_TILE bool are_enough(const State& state, std::int64_t k, std::int64_t capacity) {
-    return state.found >= static_cast<Count>(k) && state.found <= static_cast<Count>(capacity);
+    return state.candidates() >= k && state.candidates() <= capacity && state.above() < k;
 }
+
+// Bins of the three counts of a selection.
+struct DigitBins {
+    std::uint32_t *all, *first, *second;
+};
 
 struct Begin {
     static constexpr int kThreads = 1024;
@@ -57,123 +85,40 @@ struct Begin {
             for (std::int64_t i = block.index * kThreads + t; i < bin_count; i += block.count * kThreads) bins[i] = 0;
             for (std::int64_t i = block.index * kThreads + t; i < sample_count; i += block.count * kThreads)
                 sample[i] = 0;
-            if (block.index == 0 && t == 0) *state = {0, k, kUnreachable, 0, kUnreachable, 0, 0};
+            if (block.index == 0 && t == 0) *state = first_state(k);
         });
     }
 };
 
-struct TileShared {
-    std::uint32_t mask[kTopkWords], before[kTopkWords];
-    std::uint32_t scratch[32];
-    std::int64_t first;
-};
-
-// Sets each tile's candidates apart, with zeros in their place: in the pass that corrects or, `again`, from its
-// results.
-template <class Source, bool again>
-struct Collect {
-    static constexpr int kThreads = kTopkThreads;
-    using Shared = TileShared;
-    Source source;
+// The range of keys in which the k-th largest probably lies: from the bin of the sampled element of rank `upper` to
+// that of rank `lower`, which is below 1 where there is none.
+struct ChooseRange {
+    static constexpr int kThreads = kWalkThreads;
+    using Shared = WalkShared;
     State* state;
-    TileRow* rows;
-    Candidates found;
-    std::int64_t tiles;
-
-    struct Values {
-        float v[kTopkRounds][kWide];
-    };
+    const std::uint32_t* sample;
+    std::int64_t upper, lower;
 
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
-        if (again && state->again == 0) return;
-        const Key low = state->low;
-        for (std::int64_t tile = block.index; tile < tiles; tile += block.count) {
-            collect(block, shared, tile, low);
-            block.sync();
-        }
-    }
-
-  private:
-    template <class B>
-    HVD_COMPRESS_TILE void collect(const B& block, Shared& shared, std::int64_t tile, Key low) const {
-        const std::int64_t start = tile * kTopkTile;
-        typename B::template Each<Values> kept;
-        typename B::template Each<std::uint32_t> sums;
-        block.each([&](int t) {
-            if (t < kTopkWords) shared.mask[t] = 0;
-        });
+        const Walked least = walk<kThreads>(block, shared, sample, kSampleBins, upper);
         block.sync();
+        const Walked most = walk<kThreads>(block, shared, sample, kSampleBins, lower);
         block.each([&](int t) {
-            HVD_COMPRESS_UNROLL
-            for (int round = 0; round < kTopkRounds; ++round) {
-                if constexpr (again) {
-                    source.read_left(at(start, round, t), kept[t].v[round]);
-                } else {
-                    source.read(at(start, round, t), kept[t].v[round]);
-                }
-            }
-            HVD_COMPRESS_UNROLL
-            for (int round = 0; round < kTopkRounds; ++round) {
-                float left[kWide];
-                std::uint32_t bits = 0;
-                HVD_COMPRESS_UNROLL
-                for (int j = 0; j < kWide; ++j) {
-                    const float value = kept[t].v[round][j];
-                    const bool apart = Traits<float>::key(value) >= low;  // never beyond the end: low is not 0
-                    bits |= static_cast<std::uint32_t>(apart) << j;
-                    left[j] = apart ? 0.0f : value;
-                }
-                if constexpr (!again) source.write(at(start, round, t), left);
-                if (bits != 0) atomic_or(&shared.mask[word(round, t)], bits << shift(t));
-            }
-        });
-        block.sync();
-        block.each([&](int t) { sums[t] = t < kTopkWords ? ones(shared.mask[t]) : 0; });
-        const std::uint32_t total = block.exclusive_sum(sums, shared.scratch);
-        block.each([&](int t) {
-            if (t < kTopkWords) shared.before[t] = sums[t];
-            if (t != 0) return;
-            shared.first = static_cast<std::int64_t>(atomic_add(&state->found, static_cast<Count>(total)));
-            const bool fits = shared.first + total <= found.capacity;
-            rows[tile] = {shared.first, 0, fits ? total : 0, 0, 0, 0};
-        });
-        block.sync();
-        const std::int64_t first = shared.first;
-        const bool fits = first + total <= found.capacity;
-        block.each([&](int t) {
-            HVD_COMPRESS_UNROLL
-            for (int round = 0; round < kTopkRounds; ++round) {
-                const std::uint32_t mask = shared.mask[word(round, t)];
-                HVD_COMPRESS_UNROLL
-                for (int j = 0; j < kWide; ++j) {
-                    const int bit = shift(t) + j;
-                    if ((mask >> bit & 1u) == 0) continue;
-                    const std::int64_t i = at(start, round, t) + j;
-                    // It is there only where it has not been written yet: what is collected goes, what has no room
-                    // comes back.
-                    if (fits == again) source.set(i, again ? 0.0f : kept[t].v[round][j]);
-                    if (!fits) continue;
-                    const std::int64_t place =
-                        first + shared.before[word(round, t)] + ones(mask & ((std::uint32_t{1} << bit) - 1));
-                    found.indices[place] = static_cast<std::int32_t>(i);
-                    found.values[place] = kept[t].v[round][j];
-                }
-            }
+            if (t != 0 || least.bin <= 0) return;
+            const Key low = static_cast<Key>(least.bin) << kSampleShift;
+            const Key end = most.bin < 0 || lower < 1 ? kUnreachable : static_cast<Key>(most.bin + 1) << kSampleShift;
+            state->low = low;
+            state->high = end - low < kWidestRange ? end : low + kWidestRange;
         });
     }
-
-    // Element, word and bit of what a thread looks at: neighbouring threads have neighbouring elements.
-    static HVD_COMPRESS_TILE std::int64_t at(std::int64_t start, int round, int t) {
-        return start + (round * kTopkThreads + t) * kWide;
-    }
-    static HVD_COMPRESS_TILE int word(int round, int t) { return (round * kTopkThreads + t) * kWide / 32; }
-    static HVD_COMPRESS_TILE int shift(int t) { return t * kWide % 32; }
 };
 
-// Bins of the keys' first digit, as a block counts them.
+// Bins as a block counts them, and what its last one needs to walk them.
 struct DigitShared {
     std::uint32_t bins[kDigitBins];
+    WalkShared walk;
+    std::uint32_t is_last;
 };
 
 template <class B>
@@ -194,26 +139,172 @@ HVD_COMPRESS_TILE void add_bins(const B& block, const DigitShared& shared, std::
     });
 }
 
-// The first of the radix selection's two passes: corrects, and counts all elements by their first digit. Where that is
-// done, after the bracket has missed the k largest, its candidates go back instead, and what is left is counted.
+// From the counts of the range by the first digit: which one that of the k-th largest is.
+template <class B>
+HVD_COMPRESS_TILE void choose_first_digit(const B& block, WalkShared& shared, State* state, const std::uint32_t* bins,
+                                          std::int64_t wanted) {
+    const Walked at = walk<kTopkThreads>(block, shared, bins, kDigitBins, wanted);
+    block.each([&](int t) {
+        if (t != 0) return;
+        state->base = state->low + (static_cast<Key>(at.bin) << kDigitBits);
+        state->wanted = wanted - at.above;
+    });
+}
+
+struct CollectShared {
+    std::uint32_t mask[kTopkWords], before[kTopkWords];
+    std::uint32_t scratch[32];
+    std::int64_t first;
+    std::uint32_t above;
+    WalkShared walk;
+    std::uint32_t is_last;
+};
+
+// Sets each tile's candidates apart, with zeros in their place: in the pass that corrects or, `again`, from its
+// results.
+template <class Source, bool again>
+struct Collect {
+    static constexpr int kThreads = kTopkThreads, kResidentBlocks = 4;
+    using Shared = CollectShared;
+    Source source;
+    State* state;
+    TileRow* rows;
+    Candidates found;
+    std::uint32_t* bins;  // of the first digit
+    std::int64_t tiles, k;
+
+    struct Values {
+        float v[kTopkRounds][kWide];
+    };
+
+    template <class B>
+    HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
+        if (again && state->stage != Stage::kCollected) return;
+        const Key low = state->low, high = state->high;
+        for (std::int64_t tile = block.index; tile < tiles; tile += block.count) {
+            collect(block, shared, tile, low, high);
+            block.sync();
+        }
+        if constexpr (again) {
+            if (!block.is_last(&state->arrived[1], block.count, &shared.is_last)) return;
+            choose_first_digit(block, shared.walk, state, bins, k - state->above());
+        }
+    }
+
+  private:
+    template <class B>
+    HVD_COMPRESS_TILE void collect(const B& block, Shared& shared, std::int64_t index, Key low, Key high) const {
+        const TopkTile tile{index};
+        typename B::template Each<Values> kept;
+        typename B::template Each<std::uint32_t> sums;
+        block.each([&](int t) {
+            if (t < kTopkWords) shared.mask[t] = 0;
+            if (t == 0) shared.above = 0;
+        });
+        block.sync();
+        block.each([&](int t) {
+            if constexpr (again) {
+                source.read_left(tile, t, kept[t].v);
+            } else {
+                source.read(tile, t, kept[t].v);
+            }
+            std::uint32_t apart = 0, above = 0;  // a bit for each element; how many lie above the range
+            for_each_value(kept[t].v, [&](float value, int round, int j) {
+                const Key key = Traits<float>::key(value);
+                if (key < low) return;  // as is what lies beyond the end: low is not 0
+                apart |= std::uint32_t{1} << (round * kWide + j);
+                if (key >= high) {
+                    ++above;
+                } else {
+                    atomic_add(&bins[(key - low) >> kDigitBits], 1u);
+                }
+            });
+            HVD_COMPRESS_UNROLL
+            for (int round = 0; round < kTopkRounds; ++round) {
+                const std::uint32_t bits = apart >> round * kWide & ((1u << kWide) - 1);
+                if (bits != 0) atomic_or(&shared.mask[word(round, t)], bits << shift(t));
+            }
+            if constexpr (!again) {
+                float left[kTopkRounds][kWide];
+                for_each_value(left, [&](float& value, int round, int j) {
+                    value = (apart >> (round * kWide + j) & 1u) != 0 ? 0.0f : kept[t].v[round][j];
+                });
+                source.write(tile, t, left);
+            }
+            if (above != 0) atomic_add(&shared.above, above);
+        });
+        block.sync();
+        block.each([&](int t) { sums[t] = t < kTopkWords ? ones(shared.mask[t]) : 0; });
+        const std::uint32_t total = block.exclusive_sum(sums, shared.scratch);
+        block.each([&](int t) {
+            if (t < kTopkWords) shared.before[t] = sums[t];
+            if (t != 0) return;
+            const Count own = total | static_cast<Count>(shared.above) << 32;
+            shared.first = static_cast<std::int64_t>(atomic_add(&state->found, own) & 0xffffffffu);
+            const bool fits = shared.first + total <= found.capacity;
+            rows[index] = {static_cast<std::uint32_t>(shared.first), fits ? total : 0};
+        });
+        block.sync();
+        const std::int64_t first = shared.first;
+        const bool fits = first + total <= found.capacity;
+        block.each([&](int t) {
+            HVD_COMPRESS_UNROLL
+            for (int round = 0; round < kTopkRounds; ++round) {
+                const std::uint32_t mask = shared.mask[word(round, t)];
+                HVD_COMPRESS_UNROLL
+                for (int j = 0; j < kWide; ++j) {
+                    const int bit = shift(t) + j;
+                    if ((mask >> bit & 1u) == 0) continue;
+                    const std::int64_t i = tile.at(round, t) + j;
+                    // It is there only where it has not been written yet: what is collected goes, what has no room
+                    // comes back.
+                    if (fits == again) source.set(i, again ? 0.0f : kept[t].v[round][j]);
+                    if (!fits) continue;
+                    const std::int64_t place =
+                        first + shared.before[word(round, t)] + ones(mask & ((std::uint32_t{1} << bit) - 1));
+                    found.indices[place] = static_cast<std::int32_t>(i);
+                    found.values[place] = kept[t].v[round][j];
+                }
+            }
+        });
+    }
+
+    static HVD_COMPRESS_TILE int word(int round, int t) { return TopkTile::place(round, t) / 32; }
+    static HVD_COMPRESS_TILE int shift(int t) { return t * kWide % 32; }
+};
+
+// The first of the radix selection's two passes: corrects, and counts all elements by their keys' first bits. Where
+// that is done, after the sampled range has missed the k-th largest, candidates go back instead, and what is left is
+// counted; where it has not, one block finds the first digit.
+//
+// From the counts: where the bin begins that holds the k-th largest. From there on candidates are collected; not so if
+// there is no room for as many, or if it is the bin of zeros, which reaches beyond the last element.
 template <class Source, bool again>
 struct CountAll {
     static constexpr int kThreads = kTopkThreads;
     using Shared = DigitShared;
     Source source;
-    const State* state;
+    State* state;
     const TileRow* rows;
     Candidates found;
     std::int64_t tiles, n, k;
-    std::uint32_t* bins;
+    DigitBins bins;
 
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
-        if (again && are_enough(*state, k, found.capacity)) return;
+        if constexpr (again) {
+            if (are_enough(*state, k, found.capacity)) {
+                if (block.index == 0) choose_first_digit(block, shared.walk, state, bins.first, k - state->above());
+                return;
+            }
+        }
         clear_bins(block, shared);
-        for (std::int64_t tile = block.index; tile < tiles; tile += block.count) {
+        typename B::template Each<std::uint32_t> zeros;  // there may be many, which would wait for each other
+        block.each([&](int t) { zeros[t] = 0; });
+        for (std::int64_t index = block.index; index < tiles; index += block.count) {
+            const TopkTile tile{index};
             if constexpr (again) {
-                const TileRow row = rows[tile];
+                const TileRow row = rows[index];
                 block.each([&](int t) {
                     for (std::uint32_t j = t; j < row.count; j += kThreads) {
                         source.set(found.indices[row.first + j], found.values[row.first + j]);
@@ -222,45 +313,44 @@ struct CountAll {
                 block.sync();
             }
             block.each([&](int t) {
-                for (int round = 0; round < kTopkRounds; ++round) {
-                    const std::int64_t i = tile * kTopkTile + (round * kThreads + t) * kWide;
-                    float v[kWide];
-                    if constexpr (again) {
-                        source.read_left(i, v);
-                    } else {
-                        source.read(i, v);
-                        source.write(i, v);
-                    }
-                    HVD_COMPRESS_UNROLL
-                    for (int j = 0; j < kWide; ++j) {
-                        if (i + j < n) atomic_add(&shared.bins[Traits<float>::key(v[j]) >> kFirstShift], 1u);
-                    }
+                float v[kTopkRounds][kWide];
+                if constexpr (again) {
+                    source.read_left(tile, t, v);
+                } else {
+                    source.read(tile, t, v);
+                    source.write(tile, t, v);
                 }
+                for_each_value(v, [&](float x, int round, int j) {
+                    if (tile.at(round, t) + j >= n) return;
+                    const Key bin = Traits<float>::key(x) >> kBinShift;
+                    if (bin == 0) {
+                        ++zeros[t];
+                    } else {
+                        atomic_add(&shared.bins[bin], 1u);
+                    }
+                });
             });
         }
-        add_bins(block, shared, bins);
-    }
-};
-
-// From the counts of all elements: where the bin begins that holds the k-th largest. From there on, they are collected
-// again; not so if there is no room for as many, or if it is the bin of zeros, which reaches beyond the last element.
-struct ChooseBin {
-    static constexpr int kThreads = kWalkThreads;
-    using Shared = WalkShared;
-    State* state;
-    const std::uint32_t* bins;
-    std::int64_t k, capacity;
-
-    template <class B>
-    HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
-        if (are_enough(*state, k, capacity)) return;
-        const Walked at = walk(block, shared, bins, kDigitBins, k);
         block.each([&](int t) {
-            if (t != 0) return;
-            state->found = 0;
-            const bool fits = at.bin > 0 && at.above + bins[at.bin] <= capacity;
-            state->low = fits ? static_cast<Key>(at.bin) << kFirstShift : kUnreachable;
-            state->again = 1;
+            if (zeros[t] != 0) atomic_add(&shared.bins[0], zeros[t]);
+        });
+        add_bins(block, shared, bins.all);
+        if (block.is_last(&state->arrived[0], block.count, &shared.is_last)) choose_bin(block, shared);
+    }
+
+  private:
+    template <class B>
+    HVD_COMPRESS_TILE void choose_bin(const B& block, Shared& shared) const {
+        const Walked at = walk<kThreads>(block, shared.walk, bins.all, kDigitBins, k);
+        block.each([&](int t) {
+            for (int bin = t; bin < kDigitBins; bin += kThreads) bins.first[bin] = 0;  // of the sampled range
+            if (t != 0 || k == 0) return;
+            const std::int64_t candidates = at.above + bins.all[at.bin];
+            const bool fits = at.bin > 0 && candidates <= found.capacity;
+            state->found = fits ? 0 : static_cast<Count>(at.above) << 32;
+            state->low = static_cast<Key>(at.bin) << kBinShift;
+            state->high = static_cast<Key>(at.bin + 1) << kBinShift;
+            state->stage = fits ? Stage::kCollected : Stage::kAll;
         });
     }
 };
@@ -272,185 +362,179 @@ struct Elements {
     const State* state;
     const TileRow* rows;
     Candidates found;
-    std::int64_t n, k;
+    std::int64_t n, tiles;
 
-    HVD_COMPRESS_TILE bool are_all() const { return !are_enough(*state, k, found.capacity); }
+    HVD_COMPRESS_TILE bool are_all() const { return state->stage == Stage::kAll; }
     HVD_COMPRESS_TILE std::int64_t count(std::int64_t tile, bool all) const {
         if (!all) return rows[tile].count;
-        return n - tile * kTopkTile < kTopkTile ? n - tile * kTopkTile : kTopkTile;
+        return n - tile * TopkTile::kNumel < TopkTile::kNumel ? n - tile * TopkTile::kNumel : TopkTile::kNumel;
     }
-    HVD_COMPRESS_TILE float value(std::int64_t tile, std::int64_t j, bool all) const {
-        return all ? source.left(tile * kTopkTile + j) : found.values[rows[tile].first + j];
+    // Where a tile's first element lies, among all or the candidates.
+    HVD_COMPRESS_TILE std::int64_t first(std::int64_t tile, bool all) const {
+        return all ? tile * TopkTile::kNumel : rows[tile].first;
     }
-    HVD_COMPRESS_TILE std::int64_t index(std::int64_t tile, std::int64_t j, bool all) const {
-        return all ? tile * kTopkTile + j : found.indices[rows[tile].first + j];
-    }
+    HVD_COMPRESS_TILE float value(std::int64_t i, bool all) const { return all ? source.left(i) : found.values[i]; }
+    HVD_COMPRESS_TILE std::int64_t index(std::int64_t i, bool all) const { return all ? i : found.indices[i]; }
 };
 
-// Counts the elements whose upper digits are those of the threshold by their next digit.
-template <class Source>
+// Counts the elements of the range by their first digit, where all are looked at, or those with the first digit by the
+// second; the last block chooses.
+template <class Source, bool first>
 struct CountDigit {
     static constexpr int kThreads = kTopkThreads;
+    static constexpr std::int64_t kEach = 4 * kThreads;  // candidates of a block, at least
     using Shared = DigitShared;
     Elements<Source> elements;
-    int shift, bits;
+    State* state;
     std::uint32_t* bins;
+    std::int64_t k;
 
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
         const bool all = elements.are_all();
-        const Key prefix = elements.state->prefix;
+        if (first && !all) return;
+        // Candidates lie together, whatever tile they are from.
+        const std::int64_t total = all ? elements.n : state->candidates(), parts = (total + kEach - 1) / kEach;
+        const std::int64_t blocks = parts < block.count ? (parts > 0 ? parts : 1) : block.count;
+        if (block.index >= blocks) return;
+        const Key begin = first ? state->low : state->base;
+        const Key size = first ? state->high - begin : Key{1} << kDigitBits;
         clear_bins(block, shared);
         block.each([&](int t) {
-            // Candidates lie together, whatever tile they are from.
-            const std::int64_t total = all ? elements.n : static_cast<std::int64_t>(elements.state->found);
-            for (std::int64_t i = block.index * kThreads + t; i < total; i += block.count * kThreads) {
-                const Key key = Traits<float>::key(all ? elements.source.left(i) : elements.found.values[i]);
-                if (static_cast<std::uint64_t>(key) >> (shift + bits) != prefix) continue;
-                atomic_add(&shared.bins[key >> shift & ((Key{1} << bits) - 1)], 1u);
+            for (std::int64_t i = block.index * kThreads + t; i < total; i += blocks * kThreads) {
+                const Key above = Traits<float>::key(elements.value(i, all)) - begin;
+                if (above < size) atomic_add(&shared.bins[first ? above >> kDigitBits : above], 1u);
             }
         });
         add_bins(block, shared, bins);
+        if (!block.is_last(&state->arrived[first ? 2 : 3], blocks, &shared.is_last)) return;
+        if constexpr (first) {
+            choose_first_digit(block, shared.walk, state, bins, k - state->above());
+        } else {
+            const Walked at = walk<kThreads>(block, shared.walk, bins, kDigitBins, state->wanted);
+            block.each([&](int t) {
+                if (t != 0) return;
+                state->last = state->base + static_cast<Key>(at.bin);
+                state->first = state->last + 1;
+                state->wanted -= at.above;
+            });
+        }
     }
 };
 
-struct ChooseDigit {
-    static constexpr int kThreads = kWalkThreads;
-    using Shared = WalkShared;
-    State* state;
-    const std::uint32_t* bins;
-    int bits;
-
-    template <class B>
-    HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
-        const Walked found = walk(block, shared, bins, kDigitBins, state->wanted);
-        block.each([&](int t) {
-            if (t != 0) return;
-            state->prefix = state->prefix << bits | static_cast<Key>(found.bin);
-            state->wanted -= found.above;
-            state->last = state->prefix;  // both mean something once the last digit is known
-            state->first = state->prefix + 1;
-        });
-    }
-};
-
-// Two counts in one word: of elements that are selected for sure, and of those of which the first ones are.
-HVD_COMPRESS_TILE std::uint32_t rank_of(Key key, const State& state) {
-    if (key >= state.first) return 1;
-    return key >= state.last ? 1u << 16 : 0;
-}
-
+// A warp for each tile counts its elements that are selected for sure, and those of which the first ones are; the last
+// block says how many lie before each tile.
 template <class Source>
 struct Rank {
-    static constexpr int kThreads = kTopkThreads;
+    static constexpr int kThreads = kPlaceThreads, kTiles = kThreads / 32;
     struct Shared {
-        std::uint32_t scratch[32];
+        PlaceShared place;
+        std::uint32_t is_last;
     };
     Elements<Source> elements;
-    TileRow* rows;
+    State* state;
+    Ranks* ranks;
 
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
         const bool all = elements.are_all();
-        const State state = *elements.state;
-        const std::int64_t count = elements.count(block.index, all);
-        typename B::template Each<std::uint32_t> both;
-        block.each([&](int t) {
-            both[t] = 0;
-            for (std::int64_t j = t; j < count; j += kThreads) {
-                both[t] += rank_of(Traits<float>::key(elements.value(block.index, j, all)), state);
-            }
+        const Key first = state->first, last = state->last;
+        block.each_warp([&](const Warp& warp) {
+            const std::int64_t tile = block.index * kTiles + warp.index;
+            if (tile >= elements.tiles) return;
+            const std::int64_t begin = elements.first(tile, all), count = elements.count(tile, all);
+            typename Warp::template Each<std::uint32_t> both;
+            warp.each([&](int lane) {
+                std::uint32_t above = 0, reaching = 0;
+#ifdef __CUDACC__
+#pragma unroll 4
+#endif
+                for (std::int64_t j = lane; j < count; j += 32) {
+                    const Key key = Traits<float>::key(elements.value(begin + j, all));
+                    above += key >= first;
+                    reaching += key >= last;
+                }
+                both[lane] = above | (reaching - above) << 16;
+            });
+            const std::uint32_t total = warp.sum(both);
+            warp.each([&](int lane) {
+                if (lane == 0) ranks[tile] = (total & 0xffffu) | static_cast<Ranks>(total >> 16) << 32;
+            });
         });
-        const std::uint32_t total = block.exclusive_sum(both, shared.scratch);
-        block.each([&](int t) {
-            if (t != 0) return;
-            rows[block.index].above = total & 0xffffu;
-            rows[block.index].equal = total >> 16;
-        });
+        if (!block.is_last(&state->arrived[4], block.count, &shared.is_last)) return;
+        place(block, shared.place, ranks, elements.tiles);
     }
 };
 
-// Where each tile's part of the result begins: one block, and each thread for as many tiles.
-struct PlaceTiles {
-    static constexpr int kThreads = 1024;
-    struct Shared {
-        Count scratch[32];
-    };
-    const State* state;
-    TileRow* rows;
-    std::int64_t tiles;
-
-    template <class B>
-    HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
-        const std::int64_t each = (tiles + kThreads - 1) / kThreads, ties = state->wanted;
-        typename B::template Each<Count> above, equal;
-        block.each([&](int t) {
-            above[t] = equal[t] = 0;
-            for (std::int64_t tile = t * each; tile < (t + 1) * each && tile < tiles; ++tile) {
-                above[t] += rows[tile].above;
-                equal[t] += rows[tile].equal;
-            }
-        });
-        block.exclusive_sum(above, shared.scratch);
-        block.exclusive_sum(equal, shared.scratch);
-        block.each([&](int t) {
-            std::int64_t more = static_cast<std::int64_t>(above[t]), same = static_cast<std::int64_t>(equal[t]);
-            for (std::int64_t tile = t * each; tile < (t + 1) * each && tile < tiles; ++tile) {
-                TileRow& row = rows[tile];
-                row.position = more + (same < ties ? same : ties);
-                const std::int64_t left = same < ties ? ties - same : 0;
-                row.ties = static_cast<std::uint32_t>(left < row.equal ? left : row.equal);
-                more += row.above;
-                same += row.equal;
-            }
-        });
-    }
-};
-
-// Hands out a tile's part of the result; with zeros in their place where it comes from all elements, and candidates
-// that are not wanted going back where not.
+// A warp hands out a tile's part of the result; with zeros in their place where it comes from all elements, and
+// candidates that are not wanted going back where not.
 template <class Source, class S>
 struct Emit {
     static constexpr int kThreads = kTopkThreads;
-    struct Shared {
-        std::uint32_t scratch[32];
-    };
+    static constexpr int kRounds = 4;  // of 32 elements that are read at once
+    struct Shared {};
     Elements<Source> elements;
+    const Ranks* ranks;
+    std::int64_t k;
     std::int32_t* indices;
     S* selected;
 
+    struct Values {
+        float v[kRounds];
+    };
+
     template <class B>
-    HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
+    HVD_COMPRESS_TILE void operator()(const B& block, Shared&) const {
+        block.each_warp([&](const Warp& warp) {
+            const std::int64_t tile = block.index * kTopkWarps + warp.index;
+            if (tile < elements.tiles) emit(warp, tile);
+        });
+    }
+
+  private:
+    HVD_COMPRESS_TILE void emit(const Warp& warp, std::int64_t tile) const {
         const bool all = elements.are_all();
-        const State state = *elements.state;
-        const TileRow row = elements.rows[block.index];
-        const std::int64_t count = elements.count(block.index, all);
-        std::uint32_t above_before = 0, equal_before = 0;
-        for (std::int64_t start = 0; start < count; start += kThreads) {
-            typename B::template Each<std::uint32_t> both;
-            block.each([&](int t) {
-                const std::int64_t j = start + t;
-                both[t] = j < count ? rank_of(Traits<float>::key(elements.value(block.index, j, all)), state) : 0;
-            });
-            const std::uint32_t total = block.exclusive_sum(both, shared.scratch);
-            block.each([&](int t) {
-                const std::int64_t j = start + t;
-                if (j >= count) return;
-                const float value = elements.value(block.index, j, all);
-                const std::uint32_t rank = rank_of(Traits<float>::key(value), state);
-                const std::uint32_t above = above_before + (both[t] & 0xffffu), equal = equal_before + (both[t] >> 16);
-                const std::int64_t index = elements.index(block.index, j, all);
-                if (rank == 1 || (rank != 0 && equal < row.ties)) {
-                    const std::int64_t place = row.position + above + (equal < row.ties ? equal : row.ties);
-                    indices[place] = static_cast<std::int32_t>(index);
-                    selected[place] = from_float<S>(value);
-                    if (all) elements.source.set(index, 0.0f);
-                } else if (!all) {
-                    elements.source.set(index, value);
+        const Key first = elements.state->first, last = elements.state->last;
+        const std::int64_t begin = elements.first(tile, all), count = elements.count(tile, all);
+        const std::int64_t ties = elements.state->wanted;
+        std::int64_t above = above_of(ranks[tile]), equal = equal_of(ranks[tile]);
+        for (std::int64_t start = 0; start < count; start += 32 * kRounds) {
+            typename Warp::template Each<Values> own;
+            warp.each([&](int lane) {
+                HVD_COMPRESS_UNROLL
+                for (int round = 0; round < kRounds; ++round) {
+                    const std::int64_t j = start + round * 32 + lane;
+                    own[lane].v[round] = j < count ? elements.value(begin + j, all) : 0.0f;
                 }
             });
-            above_before += total & 0xffffu;
-            equal_before += total >> 16;
+            HVD_COMPRESS_UNROLL
+            for (int round = 0; round < kRounds; ++round) {
+                const std::int64_t from = start + round * 32;
+                typename Warp::template Each<bool> is_above, is_equal;
+                warp.each([&](int lane) {
+                    const Key key = Traits<float>::key(own[lane].v[round]);
+                    is_above[lane] = from + lane < count && key >= first;
+                    is_equal[lane] = from + lane < count && key >= last && key < first;
+                });
+                const std::uint32_t sure = warp.ballot(is_above), tied = warp.ballot(is_equal);
+                warp.each([&](int lane) {
+                    if (from + lane >= count) return;
+                    const std::uint32_t before = (std::uint32_t{1} << lane) - 1;
+                    const std::int64_t same = equal + ones(tied & before), i = begin + from + lane;
+                    const std::int64_t index = elements.index(i, all);
+                    if (is_above[lane] || (is_equal[lane] && same < ties)) {
+                        const std::int64_t place = above + ones(sure & before) + (same < ties ? same : ties);
+                        if (place >= k) return;  // someone has written to the input meanwhile
+                        indices[place] = static_cast<std::int32_t>(index);
+                        selected[place] = from_float<S>(own[lane].v[round]);
+                        if (all) elements.source.set(index, 0.0f);
+                    } else if (!all) {
+                        elements.source.set(index, own[lane].v[round]);
+                    }
+                });
+                above += ones(sure);
+                equal += ones(tied);
+            }
         }
     }
 };

@@ -1,11 +1,11 @@
 #include <algorithm>
 #include <atomic>
-#include <iterator>
 
 #include "../launch.hpp"
 #include "../sample/launch.hpp"
 #include "hvd_compress/dispatch.hpp"
 #include "hvd_compress/topk.hpp"
+#include "launch.hpp"
 #include "queue.hpp"
 
 namespace hvd_compress::cuda {
@@ -29,20 +29,23 @@ TopkWay way_for(std::int64_t n, std::int64_t k) {
 struct Workplace {
     State* state;
     TileRow* rows;
-    std::uint32_t *bins, *all_bins, *sample;
+    Ranks* ranks;
+    DigitBins bins;
+    std::uint32_t* sample;
     Candidates found;
     std::int64_t tiles, bin_count;
     std::size_t bytes;
 
     Workplace(void* start, std::int64_t n, std::int64_t k) {
         Parts parts(start);
-        constexpr std::int64_t kDigits = std::size(kDigitShifts);
-        tiles = divided_up(n, kTopkTile);
+        tiles = divided_up(n, TopkTile::kNumel);
         state = parts.take<State>(1);
         rows = parts.take<TileRow>(tiles);
-        bin_count = (kDigits + 1) * kDigitBins;
-        bins = parts.take<std::uint32_t>(bin_count);
-        all_bins = bins + kDigits * kDigitBins;
+        ranks = parts.take<Ranks>(tiles);
+        bin_count = 3 * kDigitBins;
+        bins.all = parts.take<std::uint32_t>(bin_count);
+        bins.first = bins.all + kDigitBins;
+        bins.second = bins.first + kDigitBins;
         sample = parts.take<std::uint32_t>(kSampleBins);
         found.capacity = candidates_room(n, k);
         found.indices = parts.take<std::int32_t>(found.capacity);
@@ -52,12 +55,12 @@ struct Workplace {
 };
 
 // Steps 1 to 3 find candidates, 4 the k largest among them, 5 hands them out in the order of their indices.
-// 1. Bracket: a sample says from where on the k largest lie; one pass corrects and collects from there on.
+// 1. Bracket: a sample says between which keys the k-th largest lies; one pass corrects, and collects from there on.
 //    12 bytes an fp32 element, and about 40 for each of the k.
-// 1. Or radix, without a sample: one pass corrects, and counts by the keys' first digit.
+// 1. Or radix, without a sample: one pass corrects, and counts by the keys' first 12 bits.
 // 2. Where the sample has misled, the radix selection begins after all, on what the first pass has left: 4 bytes.
-// 3. Radix: what begins with the digits of the k-th largest or with larger ones is collected: 4 bytes.
-// If even that is too much, as where most elements are equal, step 4 and 5 look at all elements: 24 bytes.
+// 3. Radix: what begins with the bits of the k-th largest or with larger ones is collected: 4 bytes.
+// If even that is too much, as where most elements are equal, step 4 and 5 look at all elements: 16 bytes.
 template <class S, class Source>
 Status select(Source source, std::int64_t n, std::int64_t k, std::int32_t* indices, S* selected, Workspace workspace,
               Stream stream) {
@@ -68,29 +71,23 @@ Status select(Source source, std::int64_t n, std::int64_t k, std::int32_t* indic
     }
     const Workplace at(workspace.data, n, k);
     const std::int64_t few = std::min(at.tiles, kMostBlocks);
-    launch(Begin{at.state, at.bins, at.sample, at.bin_count, kSampleBins, k}, 16, stream);
+    launch(Begin{at.state, at.bins.all, at.sample, at.bin_count, kSampleBins, k}, 16, stream);
     if (way == TopkWay::kBracket) {
-        launch_sample(source, n, k, at.sample, &at.state->low, stream);
-        launch(Collect<Source, false>{source, at.state, at.rows, at.found, at.tiles}, at.tiles, stream);
-        launch(CountAll<Source, true>{source, at.state, at.rows, at.found, at.tiles, n, k, at.all_bins}, few, stream);
+        const SampledRanks ranks(n, k);
+        launch_sample(source, n, at.sample, stream);
+        launch(ChooseRange{at.state, at.sample, ranks.upper, ranks.lower}, 1, stream);
+        launch(Collect<Source, false>{source, at.state, at.rows, at.found, at.bins.first, at.tiles, k}, at.tiles,
+               stream);
+        launch(CountAll<Source, true>{source, at.state, at.rows, at.found, at.tiles, n, k, at.bins}, few, stream);
     } else {
-        launch(CountAll<Source, false>{source, at.state, at.rows, at.found, at.tiles, n, k, at.all_bins}, few, stream);
+        launch(CountAll<Source, false>{source, at.state, at.rows, at.found, at.tiles, n, k, at.bins}, few, stream);
         if (k == 0) return launch_status();
     }
-    launch(ChooseBin{at.state, at.all_bins, k, at.found.capacity}, 1, stream);
-    launch(Collect<Source, true>{source, at.state, at.rows, at.found, at.tiles}, few, stream);
-    const Elements<Source> elements{source, at.state, at.rows, at.found, n, k};
-    int known = 31;
-    for (std::size_t digit = 0; digit < std::size(kDigitShifts); ++digit) {
-        const int shift = kDigitShifts[digit], bits = known - shift;
-        std::uint32_t* const bins = at.bins + digit * kDigitBins;
-        launch(CountDigit<Source>{elements, shift, bits, bins}, few, stream);
-        launch(ChooseDigit{at.state, bins, bits}, 1, stream);
-        known = shift;
-    }
-    launch(Rank<Source>{elements, at.rows}, at.tiles, stream);
-    launch(PlaceTiles{at.state, at.rows, at.tiles}, 1, stream);
-    launch(Emit<Source, S>{elements, indices, selected}, at.tiles, stream);
+    launch(Collect<Source, true>{source, at.state, at.rows, at.found, at.bins.first, at.tiles, k}, few, stream);
+    const Elements<Source> elements{source, at.state, at.rows, at.found, n, at.tiles};
+    launch(CountDigit<Source, true>{elements, at.state, at.bins.first, k}, few, stream);
+    launch(CountDigit<Source, false>{elements, at.state, at.bins.second, k}, few, stream);
+    launch_emit(elements, at.state, at.ranks, k, indices, selected, stream);
     return launch_status();
 }
 

@@ -10,7 +10,8 @@
 namespace hvd_compress::cuda {
 
 constexpr int kQueueThreads = 512;
-constexpr int kQueueTile = kQueueThreads * kWide;
+using QueueTile = Tile<kQueueThreads, 1>;
+constexpr int kQueueTile = QueueTile::kNumel;
 constexpr int kQueueRoom = 2 * kQueueTile;
 constexpr int kQueueEach = kQueueRoom / kQueueThreads;
 constexpr std::int64_t kQueueMaxK = kQueueRoom - kQueueTile;  // k stay, and a tile joins them
@@ -57,28 +58,26 @@ struct Queue {
     template <class B>
     HVD_COMPRESS_TILE int join(const B& block, Shared& shared, std::int64_t start, int count, Key least) const {
         struct Four {
-            float v[kWide];
+            float v[1][kWide];
         };
+        const QueueTile tile{start / kQueueTile};
         typename B::template Each<Four> own;
         typename B::template Each<std::uint32_t> place;
         block.each([&](int t) {
-            const std::int64_t i = start + t * kWide;
-            source.read(i, own[t].v);
-            source.write(i, own[t].v);
+            source.read(tile, t, own[t].v);
+            source.write(tile, t, own[t].v);
             place[t] = 0;
-            HVD_COMPRESS_UNROLL
-            for (int j = 0; j < kWide; ++j) place[t] += joins(own[t].v[j], i + j, least);
+            for_each_value(own[t].v, [&](float x, int, int j) { place[t] += joins(x, tile.at(0, t) + j, least); });
         });
         const std::uint32_t total = block.exclusive_sum(place, shared.scratch);
         block.each([&](int t) {
-            const std::int64_t i = start + t * kWide;
             std::uint32_t at = count + place[t];
-            HVD_COMPRESS_UNROLL
-            for (int j = 0; j < kWide; ++j) {
-                if (!joins(own[t].v[j], i + j, least)) continue;
-                shared.values[at] = own[t].v[j];
-                shared.indices[at++] = static_cast<std::int32_t>(i + j);
-            }
+            for_each_value(own[t].v, [&](float x, int, int j) {
+                const std::int64_t i = tile.at(0, t) + j;
+                if (!joins(x, i, least)) return;
+                shared.values[at] = x;
+                shared.indices[at++] = static_cast<std::int32_t>(i);
+            });
         });
         block.sync();
         return static_cast<int>(total);

@@ -1,7 +1,7 @@
 // Element types, their conversion to and from fp32 (round to nearest even), and their order by magnitude.
 //
-// Host and device code share these, so that twins agree to the bit. No branch depends on data: loops over them
-// vectorise.
+// Host and device code share these, so that twins agree to the bit; where a GPU has an instruction for the same, its
+// code has that, whose NaN is another one. No branch depends on data: loops over them vectorise.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +42,11 @@ HVD_COMPRESS_HD inline float to_float(float value) { return value; }
 HVD_COMPRESS_HD inline float to_float(BFloat16 value) { return from_bits(std::uint32_t{value.bits} << 16); }
 
 HVD_COMPRESS_HD inline float to_float(Half value) {
+#ifdef __CUDA_ARCH__
+    float exact;  // one instruction, where what follows is ten
+    asm("cvt.f32.f16 %0, %1;" : "=f"(exact) : "h"(value.bits));
+    return exact;
+#else
     const std::uint32_t sign = std::uint32_t{value.bits & 0x8000u} << 16;
     const std::uint32_t magnitude = value.bits & 0x7fffu;
     // Exponents are biased by 15 there and by 127 here; Inf and NaN have all exponent bits set in both.
@@ -50,6 +55,7 @@ HVD_COMPRESS_HD inline float to_float(Half value) {
     // A subnormal is a whole number of 2^-24, which fp32 holds as a normal number.
     const std::uint32_t subnormal = to_bits(static_cast<float>(static_cast<int>(magnitude)) * 0x1p-24f);
     return from_bits(sign | (magnitude < 0x0400u ? subnormal : normal));
+#endif
 }
 
 template <class T>
@@ -62,16 +68,27 @@ HVD_COMPRESS_HD inline float from_float<float>(float value) {
 
 template <>
 HVD_COMPRESS_HD inline BFloat16 from_float<BFloat16>(float value) {
+#ifdef __CUDA_ARCH__
+    BFloat16 rounded_by_machine;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded_by_machine.bits) : "f"(value));
+    return rounded_by_machine;
+#else
     const std::uint32_t bits = to_bits(value);
     // Half a unit of the last place kept, or just less where that place is even: ties go to even, a carry to Inf.
     const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     const std::uint32_t quiet_nan = (bits >> 16) | 0x0040u;
     const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
     return BFloat16{static_cast<std::uint16_t>(is_nan ? quiet_nan : rounded)};
+#endif
 }
 
 template <>
 HVD_COMPRESS_HD inline Half from_float<Half>(float value) {
+#ifdef __CUDA_ARCH__
+    Half rounded_by_machine;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(rounded_by_machine.bits) : "f"(value));
+    return rounded_by_machine;
+#else
     const std::uint32_t bits = to_bits(value);
     const std::uint32_t sign = (bits >> 16) & 0x8000u;
     const std::uint32_t magnitude = bits & 0x7fffffffu;
@@ -83,6 +100,7 @@ HVD_COMPRESS_HD inline Half from_float<Half>(float value) {
     const std::uint32_t finite = magnitude < (113u << 23) ? subnormal : normal;
     const std::uint32_t quiet_nan = 0x7e00u | ((magnitude >> 13) & 0x03ffu);
     return Half{static_cast<std::uint16_t>(sign | (magnitude > 0x7f800000u ? quiet_nan : finite))};
+#endif
 }
 
 // What a kernel must know of an element type: `Key` orders by magnitude, as the bits without the sign do by

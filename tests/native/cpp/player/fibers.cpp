@@ -39,6 +39,7 @@ struct Block {
     Stamp since = 0;
     void* shared = nullptr;
     std::size_t shared_offset = 0;
+    std::vector<Stamp> acquired;
     int in_barrier = 0, over = 0;
     std::uintptr_t barrier = 0;  // where its first thread waits
     bool runs = false;
@@ -135,13 +136,17 @@ class Player {
     }
 
     void exchange(const void* mine, void* other, std::size_t bytes, int lane) {
-        Fiber& own = *now_;
-        const unsigned turn = own.warp->turn % 2;
-        std::memcpy(own.sent[turn], mine, bytes);
-        ++own.warp->in_shuffle;
-        own.state = State::kInShuffle;
-        leave();
-        std::memcpy(other, (&own - own.thread % kWarp + lane)->sent[turn], bytes);
+        const unsigned turn = send(mine, bytes);
+        std::memcpy(other, first_of_warp()[lane].sent[turn], bytes);
+    }
+
+    std::uint32_t ballot(bool x) {
+        const unsigned turn = send(&x, sizeof x);
+        std::uint32_t all = 0;
+        for (int lane = 0; lane < kWarp; ++lane) {
+            all |= static_cast<std::uint32_t>(first_of_warp()[lane].sent[turn][0]) << lane;
+        }
+        return all;
     }
 
     template <class T, class F>
@@ -157,6 +162,14 @@ class Player {
         return before;
     }
 
+    std::uint32_t take_ticket(std::uint32_t* at, std::uintptr_t place) {
+        meet(place, "ticket");
+        Block& block = *now_->block;
+        if (!is_left_out(place)) block.acquired = races_.take_ticket(block.number, block.since);
+        access(at, sizeof *at, place, true, true);
+        return (*at)++;
+    }
+
     void access(const void* data, std::size_t bytes, std::uintptr_t place, bool writes, bool atomic,
                 std::size_t alignment = 1) {
         if (now_ == nullptr) return;
@@ -166,7 +179,7 @@ class Player {
         const std::size_t offset = at - reinterpret_cast<std::uintptr_t>(memory_);
         if (offset >= kMemoryBytes) return elsewhere(at, place, writes);
         const Accessor who{now_->block->since + static_cast<Stamp>(now_->thread), now_->block->since,
-                           now_->block->number};
+                           now_->block->number, &now_->block->acquired};
         const bool ordered = writes ? races_.write(who, offset, bytes, atomic) : races_.read(who, offset, bytes);
         if (!ordered) find("race", place);
     }
@@ -187,6 +200,18 @@ class Player {
     }
 
   private:
+    // Waits until all of the warp have sent, and returns where they have.
+    unsigned send(const void* mine, std::size_t bytes) {
+        Fiber& own = *now_;
+        const unsigned turn = own.warp->turn % 2;
+        std::memcpy(own.sent[turn], mine, bytes);
+        ++own.warp->in_shuffle;
+        own.state = State::kInShuffle;
+        leave();
+        return turn;
+    }
+    Fiber* first_of_warp() { return now_ - now_->thread % kWarp; }
+
     // xorshift64*
     std::size_t draw(std::size_t below) {
         random_ ^= random_ >> 12;
@@ -222,6 +247,7 @@ class Player {
         Block& block = blocks_[slot];
         std::memset(block.shared, kPoison, shared_bytes);
         races_.forget(block.shared_offset, shared_bytes);
+        block.acquired.clear();
         block.index = index, block.number = number, block.in_barrier = block.over = 0, block.runs = true;
         block.since = races_.begin_epoch(number, threads_);
         for (int thread = 0; thread < threads_; ++thread) {
@@ -345,6 +371,7 @@ void barrier() { the_player().barrier(HVD_COMPRESS_PLACE); }
 void exchange(const void* mine, void* other, std::size_t bytes, int lane) {
     the_player().exchange(mine, other, bytes, lane);
 }
+std::uint32_t ballot(bool x) { return the_player().ballot(x); }
 std::uint32_t atomic_add(std::uint32_t* at, std::uint32_t value) {
     return the_player().atomic(at, HVD_COMPRESS_PLACE, [=](std::uint32_t before) { return before + value; });
 }
@@ -357,6 +384,7 @@ std::uint32_t atomic_or(std::uint32_t* at, std::uint32_t bits) {
 Count atomic_min(Count* at, Count value) {
     return the_player().atomic(at, HVD_COMPRESS_PLACE, [=](Count before) { return std::min(before, value); });
 }
+std::uint32_t take_ticket(std::uint32_t* at) { return the_player().take_ticket(at, HVD_COMPRESS_PLACE); }
 void store_same(std::int32_t* at, std::int32_t value) {
     the_player().access(at, sizeof *at, HVD_COMPRESS_PLACE, true, true);
     *at = value;

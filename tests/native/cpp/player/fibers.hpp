@@ -23,10 +23,16 @@ void barrier();
 // As __shfl_sync() of a full warp: `other` becomes the `bytes` of `mine` of a lane.
 void exchange(const void* mine, void* other, std::size_t bytes, int lane);
 
+// As __ballot_sync() of a full warp.
+std::uint32_t ballot(bool x);
+
 std::uint32_t atomic_add(std::uint32_t* at, std::uint32_t value);
 Count atomic_add(Count* at, Count value);
 std::uint32_t atomic_or(std::uint32_t* at, std::uint32_t bits);
 Count atomic_min(Count* at, Count value);
+
+// As an atomic addition of 1 between two fences of the device.
+std::uint32_t take_ticket(std::uint32_t* at);
 
 // Stores what other threads store at the same time, too.
 void store_same(std::int32_t* at, std::int32_t value);
@@ -57,7 +63,7 @@ struct Totals {
 };
 Totals totals();
 
-// Prints "barrier 0x4012ab KERNEL" or "atomic ..." for all places that were met.
+// Prints "barrier 0x4012ab", "atomic ..." or "ticket ..." for all places that were met.
 void print_places();
 }  // namespace player
 

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -21,6 +22,7 @@ Races::Races(std::size_t bytes) {
 void Races::begin_launch() {
     launch_ = next_;
     blocks_.clear();
+    released_.clear();
 }
 
 Stamp Races::begin_epoch(std::uint32_t block, int threads) {
@@ -34,6 +36,12 @@ Stamp Races::begin_epoch(std::uint32_t block, int threads) {
     return first;
 }
 
+std::vector<Stamp> Races::take_ticket(std::uint32_t block, Stamp since) {
+    released_.resize(std::max(released_.size(), std::size_t{block} + 1));
+    released_[block] = since;
+    return released_;
+}
+
 void Races::forget(std::size_t offset, std::size_t bytes) {
     std::memset(static_cast<void*>(cells_ + offset), 0, bytes * sizeof(Cell));
 }
@@ -41,7 +49,9 @@ void Races::forget(std::size_t offset, std::size_t bytes) {
 bool Races::is_unordered(Stamp stamp, const Accessor& who) const {
     stamp &= ~kAtomic;
     if (stamp < launch_ || stamp == who.stamp) return false;
-    return stamp >= who.since || blocks_[(stamp - launch_) / kStep] != who.block;
+    const std::uint32_t block = blocks_[(stamp - launch_) / kStep];
+    if (block == who.block) return stamp >= who.since;
+    return block >= who.acquired->size() || stamp >= (*who.acquired)[block];
 }
 
 bool Races::read(const Accessor& who, std::size_t offset, std::size_t bytes) {

@@ -14,6 +14,7 @@ struct Accessor {
     Stamp stamp;  // of the thread, now
     Stamp since;  // of its block's first thread: what is below was before its last barrier
     std::uint32_t block;
+    const std::vector<Stamp>* acquired;  // of each block: what is below was before this one's ticket
 };
 
 class Races {
@@ -25,6 +26,9 @@ class Races {
 
     // Stamps for the threads of a block, from now to its next barrier: the first one.
     Stamp begin_epoch(std::uint32_t block, int threads);
+
+    // A block takes a ticket: what lies below `since` of it is released, and what blocks have released, returned.
+    std::vector<Stamp> take_ticket(std::uint32_t block, Stamp since);
 
     // Memory from `offset` on is as if nobody had used it.
     void forget(std::size_t offset, std::size_t bytes);
@@ -47,6 +51,7 @@ class Races {
     Cell* cells_;
     Stamp launch_ = kStep, next_ = kStep;
     std::vector<std::uint32_t> blocks_;  // of each kStep stamps of this launch
+    std::vector<Stamp> released_;        // of each block
 };
 
 }  // namespace hvd_compress::fibers
