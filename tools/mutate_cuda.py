@@ -1,7 +1,7 @@
 """Test the player: leave out each barrier and each atomic of the CUDA kernels, and see whether it finds that.
 
-python tools/mutate_cuda.py [WORD...]: those whose line holds a word, or all. What survives is redundant, or hides from the
-tests; docs/gpu-kernels.md says what became of it.
+python tools/mutate_cuda.py [WORD...]: those whose line holds a word, or all. What survives is redundant or hides from
+the tests; docs/gpu-kernels.md says what became of it.
 """
 
 from __future__ import annotations
