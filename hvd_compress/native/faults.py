@@ -57,6 +57,14 @@ def forget_pending() -> None:
         faults.forget()
 
 
+def is_capturing(device: torch.device) -> bool:
+    """Whether the calling thread captures a CUDA graph on this device. torch looks at its current device alone."""
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
 class Faults:
     """The first bad index that kernels of one device were given since the last check.
 
@@ -109,7 +117,7 @@ class Faults:
             self._first.fill_(_NONE)
 
     def _refuse_capture(self, what: str) -> None:
-        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if is_capturing(self._device):
             raise UsageError(
                 f"{what} while a CUDA graph is captured; run the work once before its capture, as torch.cuda.graph "
                 "asks, and check after its replay"

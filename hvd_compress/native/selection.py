@@ -20,6 +20,7 @@ from hvd_compress.native.checks import (
     outputs,
     written,
 )
+from hvd_compress.native.faults import is_capturing
 from hvd_compress.native.module import CODES, fed, memory, on, prepare, scratch
 
 
@@ -249,7 +250,7 @@ def _accumulated(
 
 
 def _checked_tau(name: str, tau: float, x: torch.Tensor) -> float:
-    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+    if x.is_cuda and is_capturing(x.device):
         raise UnsupportedError(f"no CUDA graph can hold {name}: the size of its result is not known before")
     tau = checked_float("tau", tau)
     if math.isnan(tau):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -81,5 +82,6 @@ def test_every_device_is_asked() -> None:
 
 def test_a_capture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
     with pytest.raises(UsageError, match="take is called for the first time on cuda:0 while a CUDA graph is captured"):
         Faults(torch.device("cuda", 0)).place("take", 4)
