@@ -32,13 +32,13 @@ from hvd_compress.compressors import (
     Threshold,
     TopK,
 )
-from hvd_compress.devices import lane_for
+from hvd_compress.devices import Lanes
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld
 from hvd_compress.errors import ConfigError
 from hvd_compress.front.optimizer.named_parameters import name_parameters, trainable
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer, wrap
-from hvd_compress.front.optimizer.reducer import LaneMaker, ReduceOptions, Reducer
+from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
 from hvd_compress.policies import PlanFile, Warmup
 from hvd_compress.policies.plan_schema import Plan, Treatment
 from hvd_compress.policies.plan_settings import settings_of
@@ -224,7 +224,7 @@ def make_optimizer(
     options: ReduceOptions | None = None,
     settings: Settings | None = None,
     passes: int = 1,
-    make_lane: LaneMaker = lane_for,
+    lanes: Lanes | None = None,
     **sgd: float,
 ) -> ReducingOptimizer:
     """An SGD optimizer that reduces over the engine that `connect` creates."""
@@ -232,7 +232,7 @@ def make_optimizer(
     names = name_parameters(optimizer, parameters.items())
     settings = settings or Settings(fusion_threshold_bytes=600, timeout_s=60)  # three buckets with SHAPES
     named = {name: parameter for parameter, name in trainable(names).items()}
-    reducer = Reducer(named, request, connect, options or ReduceOptions(), settings, make_lane)
+    reducer = Reducer(named, request, connect, options or ReduceOptions(), settings, lanes)
     return wrap(optimizer, names, reducer, passes, rank, size)
 
 

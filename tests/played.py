@@ -9,12 +9,14 @@ So a read that is not ordered after its write gives poison, NaN or an index of -
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
+from hvd_compress.devices import Lanes
 from hvd_compress.devices.device import DeviceLane
 from hvd_compress.devices.lane import Lane
 from hvd_compress.devices.offload import OffloadLane
@@ -52,10 +54,41 @@ class PlayedMoment:
     place: int
 
 
-class PlayedStreams(Streams):
-    """Streams whose device is the memory of the host. `log` says what was asked for, in order, and by which thread."""
+class PlayedGpus:
+    """The GPUs of a process, as CUDA tells them apart: each thread has a current one, number 0 until it sets another.
+
+    Attributes:
+        touched: by the name of a thread, on which GPUs it has called something.
+    """
 
     def __init__(self) -> None:
+        self.touched: defaultdict[str, set[int]] = defaultdict(set)
+        self._local = threading.local()
+
+    def set_device(self, number: int) -> None:
+        self._local.number = number
+
+    @property
+    def current(self) -> int:
+        return getattr(self._local, "number", 0)
+
+    def touch(self) -> None:
+        """Call what works on the current GPU: it has a context from then on."""
+        self.touched[threading.current_thread().name].add(self.current)
+
+
+class PlayedStreams(Streams):
+    """Streams whose device is the memory of the host.
+
+    Attributes:
+        log: what was asked for, in order, the stream, and the name of the thread.
+        kept: of which memory the allocator was told, and the stream.
+        gpus, number: which GPU it is, if there are several. Each method counts as a call on the thread's current one,
+            though torch sets the right one in some: threads of the exchange have to set it once for all.
+    """
+
+    def __init__(self, gpus: PlayedGpus | None = None, number: int = 0) -> None:
+        self.gpus, self.number = gpus or PlayedGpus(), number
         self.device = torch.device("cpu")
         self.outbound, self.inbound = PlayedStream("outbound"), PlayedStream("inbound")
         self.training = PlayedStream("training", eager=True)
@@ -66,6 +99,7 @@ class PlayedStreams(Streams):
         self._lock = threading.RLock()
 
     def current(self) -> PlayedStream:
+        self.gpus.touch()
         return getattr(self._local, "stream", self.training)
 
     @contextmanager
@@ -120,17 +154,21 @@ class PlayedStreams(Streams):
             stream.give(lambda: _check_unchanged(source, content))
 
     def pinned(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        self.gpus.touch()
         memory = torch.zeros(numel, dtype=dtype)
         self._pinned[memory.untyped_storage().data_ptr()] = memory
         return memory
 
     def zeros(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        self.gpus.touch()
         return torch.zeros(numel, dtype=dtype)
 
     def keep(self, tensor: torch.Tensor, stream: PlayedStream) -> None:
+        self.gpus.touch()
         self.kept.append((tensor, stream))
 
     def _note(self, what: str, stream: PlayedStream) -> None:
+        self.gpus.touch()
         self.log.append((what, stream.name, threading.current_thread().name))
 
 
@@ -152,9 +190,15 @@ def _check_unchanged(source: torch.Tensor, content: torch.Tensor) -> None:
 LANES: dict[str, Callable[[Streams], Lane]] = {"direct": DeviceLane, "staged": StagedLane, "offload": OffloadLane}
 
 
-def lane_maker(
-    kind: Callable[[Streams], Lane], streams: PlayedStreams | None = None
-) -> Callable[[torch.device, str, Sequence[str]], Lane]:
-    """Return what gives every bucket a lane of this kind, all on the same streams."""
-    shared = PlayedStreams() if streams is None else streams
-    return lambda device, compression, engine_takes: kind(shared)
+class PlayedLanes(Lanes):
+    """Gives every bucket a lane of one kind, all on the same streams, and threads the device of these."""
+
+    def __init__(self, kind: Callable[[Streams], Lane], streams: PlayedStreams | None = None) -> None:
+        self._kind, self._streams = kind, streams or PlayedStreams()
+
+    def lane_for(self, gradients: torch.device, compression: str, engine_takes: Sequence[str]) -> Lane:
+        return self._kind(self._streams)
+
+    def set_device(self, gradients: Iterable[torch.device]) -> None:
+        if tuple(gradients):
+            self._streams.gpus.set_device(self._streams.number)

@@ -66,7 +66,7 @@ class Handle:
         self.parameters = dict(parameters)
         check_devices(self.parameters, request)
         self.slots, self.devices = slots_of(self.parameters)
-        self.session = Session(self.slots, request, settings, connect, **options)
+        self.session = Session(self.slots, request, settings, connect, devices=self.devices.values(), **options)
         self.session.replicas = ReplicaCheck(self.parameters, settings.check_every)
         self.session.ccr.profiler = CcrProfiler(self.parameters)
         if settings.ccr is not None:

@@ -53,8 +53,8 @@ ANSWER_S = 10.0
 class _Track:
     """A thread that launches collectives one after the other, on an engine of its own."""
 
-    def __init__(self, number: int) -> None:
-        self.worker = Worker(f"hvd-compress-collectives{f'-{number}' if number else ''}")
+    def __init__(self, number: int, begin_thread: Callable[[], None]) -> None:
+        self.worker = Worker(f"hvd-compress-collectives{f'-{number}' if number else ''}", begin_thread)
         self.engine: Engine
 
 
@@ -84,12 +84,21 @@ class Pipeline:
     After the first failure nothing is launched any more: ranks would disagree on which collective comes next.
     """
 
-    def __init__(self, timeout_s: float, arrivals: Arrivals | None = None) -> None:
-        """`arrivals` tells which ranks a timeout was spent on; without it nothing is known of them."""
+    def __init__(
+        self, timeout_s: float, arrivals: Arrivals | None = None, begin_thread: Callable[[], None] = lambda: None
+    ) -> None:
+        """Start the threads.
+
+        Args:
+            timeout_s: how long ranks may let each other wait.
+            arrivals: tells which ranks a timeout was spent on; without it nothing is known of them.
+            begin_thread: the first call in each thread that launches kernels or collectives.
+        """
         self._arrivals, self._waits = arrivals or Arrivals(), 0
         self._messenger: Worker | None = None  # from the first long wait on
-        self._kernels = Worker("hvd-compress-kernels")
-        self._tracks = [_Track(0)]
+        self._begin_thread = begin_thread
+        self._kernels = Worker("hvd-compress-kernels", begin_thread)
+        self._tracks = [_Track(0, begin_thread)]
         self._collectives = self._tracks[0].worker
         self._timeout_s = timeout_s
         # In words: the exception's traceback would keep alive whoever was called, the optimizer included.
@@ -153,7 +162,7 @@ class Pipeline:
         self._tracks[0].engine = self._engine
         if self._engine.world_size > 1:
             for number in range(1, tracks):
-                track = _Track(number)
+                track = _Track(number, self._begin_thread)
                 self._tracks.append(track)
                 track.engine = self._engine.twin()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path as FilePath
@@ -16,7 +16,7 @@ from hvd_compress.buckets.plan import Part, Slot
 from hvd_compress.compressors import Cast
 from hvd_compress.cost import wire
 from hvd_compress.cost.paths import Path
-from hvd_compress.devices import Lane, lane_for
+from hvd_compress.devices import Lanes
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError, ReplicaError, UsageError, located, received
@@ -35,9 +35,6 @@ from hvd_compress.session.profiling import CcrMeasurement, Profiling
 from hvd_compress.session.replicas import ReplicaCheck
 from hvd_compress.session.report import Exchanged, StepReport
 from hvd_compress.settings import Settings
-
-LaneMaker = Callable[[torch.device, str, Sequence[str]], Lane]
-"""Takes where gradients lie, the kind of device that compresses, and the kinds whose memory the engine takes."""
 
 
 class Session:
@@ -75,7 +72,8 @@ class Session:
         *,
         average: bool = True,
         predivide_factor: float = 1.0,
-        make_lane: LaneMaker = lane_for,
+        devices: Iterable[torch.device] = (),
+        lanes: Lanes | None = None,
         arrivals: Arrivals | None = None,
     ) -> None:
         """Nothing is communicated yet.
@@ -86,12 +84,14 @@ class Session:
             connect: creates the engine; called once, in the communication thread, by open().
             average: divide the sum over ranks by their number.
             predivide_factor: gradients are divided by it before the sum and multiplied by it after.
+            devices: where gradients lie; threads of the exchange begin on the first GPU among them.
+            lanes: gives buckets their lanes, and threads their device.
             arrivals: by what ranks tell each other who waits, for the message of a timeout.
         """
         self._parameters = parameters
         self._request, self._settings, self._connect = request, settings, connect
-        self._average, self._predivide_factor, self._make_lane = average, predivide_factor, make_lane
-        self._pipeline = Pipeline(settings.timeout_s, arrivals)
+        self._average, self._predivide_factor, self._lanes = average, predivide_factor, lanes or Lanes()
+        self._pipeline = Pipeline(settings.timeout_s, arrivals, partial(self._lanes.set_device, tuple(devices)))
         self._engine: Engine
         self._exchanges: list[SessionBucket] = []
         self.states = States()
@@ -231,7 +231,7 @@ class Session:
         for number, (layout, decision) in enumerate(zip(layouts, decisions, strict=True)):
             known = before.get(number)
             if known is None or known.layout != layout:
-                lane = self._make_lane(devices[layout.place], decision.device, self._engine.capabilities.devices)
+                lane = self._lanes.lane_for(devices[layout.place], decision.device, self._engine.capabilities.devices)
                 known = SessionBucket(number, layout, decision, lane, self.states, self._allocates_sum, self._goes_on)
             elif known.launched:
                 self._later[number] = decision

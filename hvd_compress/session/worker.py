@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
+Task = Callable[["Future[None]"], None]
+"""Takes what came of the first call in the thread."""
 
 
 class Worker:
@@ -18,10 +20,11 @@ class Worker:
     from ending.
     """
 
-    def __init__(self, name: str) -> None:
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+    def __init__(self, name: str, begin: Callable[[], None] = lambda: None) -> None:
+        """`begin` is the first call in the thread; where it raises, so does every later one."""
+        self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=_run, args=(self._queue,), name=name, daemon=True)
+        self._thread = threading.Thread(target=_run, args=(begin, self._queue), name=name, daemon=True)
         self._thread.start()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
@@ -29,11 +32,13 @@ class Worker:
         future: Future[T] = Future()
         stopped = self._stopped
 
-        def task() -> None:
+        def task(begun: Future[None]) -> None:
             if stopped.is_set():
                 future.cancel()
-                return
-            _run_into(future, call)
+            elif (error := begun.exception()) is not None:
+                future.set_exception(error)
+            else:
+                _run_into(future, call)
 
         self._queue.put(task)
         return future
@@ -70,7 +75,8 @@ def _run_into(future: Future[T], call: Callable[[], T]) -> None:
         future.set_exception(error)
 
 
-def _run(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+def _run(begin: Callable[[], None], tasks: queue.SimpleQueue[Task | None]) -> None:
+    begun = ran(begin)
     while (task := tasks.get()) is not None:
-        task()
+        task(begun)
         del task  # it holds buckets and results, which must not live until the next one comes

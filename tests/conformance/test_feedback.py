@@ -29,7 +29,7 @@ from tests.harness import (
     on_engine,
     remembered,
 )
-from tests.played import LANES, lane_maker
+from tests.played import LANES, PlayedLanes
 
 STEPS, SIZE = 6, 3
 SCHEDULE = FeedbackSchedule(0.5, 0.25, 2)
@@ -153,7 +153,7 @@ def test_what_is_not_sent_waits_with_its_residual_shrunk(shard: bool) -> None:
 @pytest.mark.parametrize("name", ["topk-allgather", "topk-star", "topk-var", "int8", "powersgd", "covap"])
 def test_every_lane_gives_the_bits_of_the_cpu(name: str, kind: str) -> None:
     expected = run_ranks(SIZE, lambda engine: observe(engine, scheduled(name)))
-    found = run_ranks(SIZE, lambda engine: observe(engine, scheduled(name), make_lane=lane_maker(LANES[kind])))
+    found = run_ranks(SIZE, lambda engine: observe(engine, scheduled(name), lanes=PlayedLanes(LANES[kind])))
     for history, other in zip(expected, found, strict=True):
         for seen, again in zip(history, other, strict=True):
             assert torch.equal(seen.result, again.result)

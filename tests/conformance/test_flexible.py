@@ -25,7 +25,7 @@ from hvd_compress.request.request import Request
 from hvd_compress.schemes import Observed
 from hvd_compress.settings import Settings
 from tests.harness import backward, flat_gradient, flat_residual, gradient, make_optimizer, make_parameters, on_engine
-from tests.played import LANES, lane_maker
+from tests.played import LANES, PlayedLanes
 
 STEPS, RANKS, NUMEL = 60, 4, 2000
 SHAPES = {"weight": (60, 200), "bias": (200,), "other": (90, 100)}
@@ -136,7 +136,7 @@ def test_on_a_device_with_streams_the_same_is_seen(kind: str, monkeypatch: pytes
 
     expected = run_ranks(2, body)
     monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path / "fresh"))  # curves of the first run may not fit the second
-    assert run_ranks(2, lambda engine: body(engine, make_lane=lane_maker(LANES[kind]))) == expected
+    assert run_ranks(2, lambda engine: body(engine, lanes=PlayedLanes(LANES[kind]))) == expected
     assert len(expected[0]) == 2
 
 
@@ -330,7 +330,7 @@ def test_on_a_device_with_streams_the_same_workers_are_seen(kind: str) -> None:
         return learn(engine, "artopk", lambda step: ONE_HOLDS_MOST[:2], 80, **lanes)[1]
 
     expected = run_ranks(2, body)
-    assert run_ranks(2, lambda engine: body(engine, make_lane=lane_maker(LANES[kind]))) == expected
+    assert run_ranks(2, lambda engine: body(engine, lanes=PlayedLanes(LANES[kind]))) == expected
     assert expected[0]
 
 

@@ -35,7 +35,7 @@ from tests.harness import (
     on_engine,
     place,
 )
-from tests.played import LANES, PlayedStreams, lane_maker
+from tests.played import LANES, PlayedGpus, PlayedLanes, PlayedStreams
 
 STEPS, SIZE, FEW = 4, 3, 2
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -44,13 +44,18 @@ History = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def train(
-    engine: InProcessEngine, request: Request, make_lane: object = None, dtype: torch.dtype = torch.float32
+    engine: InProcessEngine,
+    request: Request,
+    lanes: object = None,
+    dtype: torch.dtype = torch.float32,
+    in_flight: int | None = None,
 ) -> History:
     """Return result and residuals of each step."""
-    lanes = {} if make_lane is None else {"make_lane": make_lane}
+    options = {} if lanes is None else {"lanes": lanes}
     parameters = make_parameters(dtype=dtype)
+    settings = Settings(600, 60, in_flight=in_flight)
     optimizer = make_optimizer(
-        parameters, request, lambda: engine, engine.rank, engine.world_size, settings=Settings(600, 60), **lanes
+        parameters, request, lambda: engine, engine.rank, engine.world_size, settings=settings, **options
     )
     history = []
     for step in range(STEPS):
@@ -103,7 +108,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_every_lane_gives_the_bits_of_the_cpu(on_device: OnDevice) -> None:
     request, dtype = Request(TABLE[on_device.name], on_device.scheme), on_device.dtype
     expected = on_the_cpu(request, FEW, dtype)
-    found = run_ranks(FEW, lambda engine: train(engine, request, lane_maker(LANES[on_device.kind]), dtype))
+    found = run_ranks(FEW, lambda engine: train(engine, request, PlayedLanes(LANES[on_device.kind]), dtype))
     assert same(found, expected)
     assert expected[0][-1][0].isfinite().all()
 
@@ -120,7 +125,7 @@ def test_so_it_is_with_options(option: Case, kind: str) -> None:
 def by_option(option: Case, lane: Callable[[Streams], Lane] | None = None, timeout_s: float = 60.0) -> list[History]:
     def body(engine: InProcessEngine) -> History:
         place(engine, option.hosts)
-        return train(engine, option.request, None if lane is None else lane_maker(lane))
+        return train(engine, option.request, None if lane is None else PlayedLanes(lane))
 
     return run_ranks(option.size, body, timeout_s)
 
@@ -143,9 +148,9 @@ def test_a_finite_answer_may_stay_on_the_device(monkeypatch: pytest.MonkeyPatch)
     accumulate = native.accumulate
     expected = on_the_cpu(REQUESTS["topk-star"], SIZE)
     monkeypatch.setattr(native, "accumulate", lambda *a, **k: torch.tensor(accumulate(*a, **k)))
-    assert same(run_ranks(SIZE, lambda engine: train(engine, REQUESTS["topk-star"], lane_maker(StagedLane))), expected)
+    assert same(run_ranks(SIZE, lambda engine: train(engine, REQUESTS["topk-star"], PlayedLanes(StagedLane))), expected)
     monkeypatch.setattr(native, "accumulate", lambda *a, **k: torch.tensor(accumulate(*a, **k) and False))
-    spoilt = run_ranks(SIZE, lambda engine: train(engine, REQUESTS["topk-star"], lane_maker(StagedLane)))
+    spoilt = run_ranks(SIZE, lambda engine: train(engine, REQUESTS["topk-star"], PlayedLanes(StagedLane)))
     for history in spoilt:
         assert history[0][0].isnan().any()
         assert not history[-1][1].any(), "a residual changed"
@@ -153,10 +158,10 @@ def test_a_finite_answer_may_stay_on_the_device(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("kind", LANES)
 def test_sparse_gradients(kind: str) -> None:
-    def body(engine: InProcessEngine, make_lane: object = None) -> torch.Tensor:
+    def body(engine: InProcessEngine, lanes: object = None) -> torch.Tensor:
         parameters = {"table": torch.nn.Parameter(torch.zeros(9, 4)), "dense": torch.nn.Parameter(torch.zeros(4))}
-        lanes = {} if make_lane is None else {"make_lane": make_lane}
-        optimizer = make_optimizer(parameters, REQUESTS["topk-allgather"], lambda: engine, engine.rank, SIZE, **lanes)
+        options = {} if lanes is None else {"lanes": lanes}
+        optimizer = make_optimizer(parameters, REQUESTS["topk-allgather"], lambda: engine, engine.rank, SIZE, **options)
         for step in range(3):
             rows = torch.tensor([engine.rank, engine.rank + step, 8])
             looked_up = torch.nn.functional.embedding(rows, parameters["table"], sparse=True)
@@ -168,7 +173,7 @@ def test_sparse_gradients(kind: str) -> None:
     # Rows need no compression, so they take no lane that brings it to the CPU.
     lane = StagedLane if kind == "offload" else LANES[kind]
     expected = run_ranks(SIZE, body)
-    found = run_ranks(SIZE, lambda engine: body(engine, lane_maker(lane)))
+    found = run_ranks(SIZE, lambda engine: body(engine, PlayedLanes(lane)))
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
@@ -228,7 +233,7 @@ class ArrivesTooEarly(StagedLane):
 def test_the_played_device_shows_every_missing_event(fault: Callable[[Streams], Lane], name: str) -> None:
     """Or the tests above would prove nothing."""
     check_it_shows(
-        lambda: run_ranks(2, lambda engine: train(engine, REQUESTS[name], lane_maker(fault)), timeout_s=10),
+        lambda: run_ranks(2, lambda engine: train(engine, REQUESTS[name], PlayedLanes(fault)), timeout_s=10),
         on_the_cpu(REQUESTS[name], 2),
     )
 
@@ -250,7 +255,7 @@ def check_it_shows(run: Callable[[], list[History]], expected: list[History]) ->
 def test_only_the_thread_of_the_collectives_waits(name: str) -> None:
     def body(engine: InProcessEngine) -> list[tuple[str, str, str]]:
         streams = PlayedStreams()
-        train(engine, REQUESTS[name], lane_maker(StagedLane, streams))
+        train(engine, REQUESTS[name], PlayedLanes(StagedLane, streams))
         return streams.log
 
     for log in run_ranks(2, body):
@@ -259,6 +264,36 @@ def test_only_the_thread_of_the_collectives_waits(name: str) -> None:
         orders = [(what, stream) for what, stream, _ in log]
         buckets = orders.count(("mark", "training"))
         assert orders.count(("after training", "outbound")) == buckets == orders.count(("after inbound", "training"))
+
+
+@pytest.mark.parametrize("users", [3, 0], ids=["users thread on GPU 3", "users thread on GPU 0"])
+@pytest.mark.parametrize("kind", LANES)
+@pytest.mark.parametrize("name", ["topk-star", "efsign", "dense"])
+def test_threads_of_a_rank_on_gpu_3_touch_no_other(name: str, kind: str, users: int) -> None:
+    """A new thread is on GPU 0, where each rank would make a context. The user's thread stays where it is."""
+
+    def body(engine: InProcessEngine) -> dict[str, set[int]]:
+        gpus = PlayedGpus()
+        gpus.set_device(users)
+        train(engine, REQUESTS[name], PlayedLanes(LANES[kind], PlayedStreams(gpus, 3)), in_flight=2)
+        assert gpus.current == users
+        return gpus.touched
+
+    for touched in run_ranks(2, body):
+        of_exchange = {thread for thread in touched if thread.startswith("hvd-compress")}
+        collectives = () if kind == "offload" else ("collectives", "collectives-1")  # the whole bucket is on the host
+        assert of_exchange == {f"hvd-compress-{each}" for each in ("kernels", *collectives)}
+        assert {gpu for thread in of_exchange for gpu in touched[thread]} == {3}
+        assert {gpu for thread in touched.keys() - of_exchange for gpu in touched[thread]} == {users}
+
+
+@pytest.mark.parametrize("kind", LANES)
+@pytest.mark.parametrize("name", ["topk-star", "efsign", "dense"])
+def test_two_ranks_share_a_gpu(name: str, kind: str) -> None:
+    """And its two streams, as optimizers of one process do: the work of one only queues behind that of the other."""
+    shared = PlayedStreams(PlayedGpus(), 3)
+    found = run_ranks(2, lambda engine: train(engine, REQUESTS[name], PlayedLanes(LANES[kind], shared)))
+    assert same(found, on_the_cpu(REQUESTS[name], 2))
 
 
 @pytest.mark.parametrize(("name", "crossings"), [("topk-allgather", 1 + 2), ("topk-star", 2), ("efsign", 1 + 2)])
@@ -274,7 +309,7 @@ def test_only_the_payload_crosses_the_bus(name: str, crossings: int) -> None:
 
 def crossed(engine: InProcessEngine, name: str, kind: str) -> tuple[int, int, int]:
     """Return the bytes over the bus in the second step, those of all payloads, and the number of buckets."""
-    parameters, optimizer = on_engine(engine, REQUESTS[name], make_lane=lane_maker(LANES[kind]))
+    parameters, optimizer = on_engine(engine, REQUESTS[name], lanes=PlayedLanes(LANES[kind]))
     for step in range(2):
         backward(parameters, engine.rank, step)
         optimizer.step()

@@ -11,7 +11,7 @@ from hvd_compress.engines import select
 from hvd_compress.settings import Settings
 from tests.harness import REQUESTS, backward, flat_gradient, flat_residual, make_optimizer, make_parameters
 from tests.parallel.training import assert_same_on_all_ranks
-from tests.played import lane_maker
+from tests.played import PlayedLanes
 
 STEPS = 4
 
@@ -38,7 +38,7 @@ def train(name: str, engine: str, **lanes: object) -> tuple[torch.Tensor, torch.
 def test_staged_buffers_give_the_bits_of_the_cpu(name: str, engine: str) -> None:
     expected, remembered, crossed = train(name, engine)
     assert crossed == 0
-    found, residual, crossed = train(name, engine, make_lane=lane_maker(StagedLane))
+    found, residual, crossed = train(name, engine, lanes=PlayedLanes(StagedLane))
     assert crossed > 0
     assert torch.equal(found, expected)
     assert torch.equal(residual, remembered)

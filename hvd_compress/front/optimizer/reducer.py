@@ -17,7 +17,7 @@ from hvd_compress.buckets.cutting import Cutting
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import cut_as, plan_buckets, plan_so_many
 from hvd_compress.buckets.under_way import UnderWay, stand_in
-from hvd_compress.devices import lane_for
+from hvd_compress.devices import Lanes
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError, UsageError
@@ -25,7 +25,6 @@ from hvd_compress.front.handle import Handle
 from hvd_compress.request.request import Request
 from hvd_compress.schemes.sparse_rows import no_rows
 from hvd_compress.session.report import StepReport
-from hvd_compress.session.session import LaneMaker
 from hvd_compress.settings import Settings
 
 log = logging.getLogger("hvd_compress")
@@ -68,7 +67,7 @@ class Reducer:
         connect: Callable[[], Engine],
         options: ReduceOptions,
         settings: Settings,
-        make_lane: LaneMaker = lane_for,
+        lanes: Lanes | None = None,
         arrivals: Arrivals | None = None,
     ) -> None:
         """Nothing is communicated yet.
@@ -77,6 +76,7 @@ class Reducer:
             parameters: by name, in an order that is the same on all ranks.
             request: what the user asked for.
             connect: creates the engine; called once, in the communication thread, at the end of the first step.
+            lanes: of the session.
             arrivals: by what ranks tell each other who waits, for the message of a timeout.
 
         Raises:
@@ -90,7 +90,7 @@ class Reducer:
             connect,
             average=options.average,
             predivide_factor=options.predivide_factor,
-            make_lane=make_lane,
+            lanes=lanes,
             arrivals=arrivals,
         )
         self.session, self._parameters = self.handle.session, self.handle.parameters

@@ -7,7 +7,7 @@ import torch
 from hvd_compress.devices.device import DeviceLane
 from hvd_compress.devices.staged import StagedLane
 from tests.harness import REQUESTS, alone, backward, make_optimizer, on_engine
-from tests.played import PlayedStream, PlayedStreams, lane_maker
+from tests.played import PlayedLanes, PlayedStream, PlayedStreams
 
 
 def test_gradients_of_several_streams_are_waited_for_on_each() -> None:
@@ -27,7 +27,7 @@ def test_gradients_of_several_streams_are_waited_for_on_each() -> None:
 
 def test_the_allocator_is_told_of_every_stream_that_uses_memory_of_another() -> None:
     streams = PlayedStreams()
-    parameters, optimizer = on_engine(alone(), REQUESTS["topk-star"], make_lane=lane_maker(StagedLane, streams))
+    parameters, optimizer = on_engine(alone(), REQUESTS["topk-star"], lanes=PlayedLanes(StagedLane, streams))
     backward(parameters, 0, 0)
     optimizer.step()
     for bucket in optimizer._reducer.session._exchanges:
@@ -40,7 +40,7 @@ def test_sparse_results_are_kept_for_the_training() -> None:
     streams = PlayedStreams()
     table = torch.nn.Parameter(torch.zeros(9, 4))
     parameters = {"table": table}
-    optimizer = make_optimizer(parameters, REQUESTS["dense"], alone, 0, 1, make_lane=lane_maker(StagedLane, streams))
+    optimizer = make_optimizer(parameters, REQUESTS["dense"], alone, 0, 1, lanes=PlayedLanes(StagedLane, streams))
     torch.nn.functional.embedding(torch.tensor([1, 3]), table, sparse=True).sum().backward()
     optimizer.synchronize()
     kept = {tensor.data_ptr() for tensor, stream in streams.kept if stream is streams.training}

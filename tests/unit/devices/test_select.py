@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hvd_compress.buckets.plan import slots_of
-from hvd_compress.devices import HOST, lane_for
+from hvd_compress.devices import HOST, Lanes
 from hvd_compress.devices.cuda import CudaStreams
 from hvd_compress.devices.device import DeviceLane
 from hvd_compress.devices.offload import OffloadLane
@@ -24,7 +24,7 @@ CUDA = torch.device("cuda", 0)
 
 
 def test_the_cpu_needs_no_streams() -> None:
-    assert lane_for(torch.device("cpu"), "cpu", ("cpu",)) is HOST
+    assert Lanes().lane_for(torch.device("cpu"), "cpu", ("cpu",)) is HOST
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_gpu_that_torch_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_device_that_is_neither_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="gradients on meta cannot be compressed"):
-        lane_for(torch.device("meta"), "cpu", ("cpu",))
+        Lanes().lane_for(torch.device("meta"), "cpu", ("cpu",))
     parameter = torch.nn.Parameter(torch.empty(3, device="meta"))
     with pytest.raises(UnsupportedError, match="parameter 'p' is on meta, and gradients are compressed on the CPU or"):
         name_parameters(torch.optim.SGD([parameter], lr=0.1), [("p", parameter)])
