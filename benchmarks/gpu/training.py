@@ -25,6 +25,7 @@ from typing import Any
 import click
 import torch
 import torch.distributed as dist
+from page import training as table
 from torch import nn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +51,6 @@ REQUESTS = {
 }
 DTYPES = (torch.float32, torch.bfloat16)
 STEPS = 4
-LIMIT_S = 500.0
 
 
 @click.command(help=__doc__)
@@ -61,9 +61,10 @@ LIMIT_S = 500.0
 @click.option("--repetitions", default=20, show_default=True, type=click.IntRange(min=1), help="Of what is timed.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all figures to this file.")
 @click.option("--transport", type=click.Choice(["gloo", "mpi"]), help="One of them only.")
+@click.option("--limit-s", default=500.0, show_default=True, help="Seconds that ranks may take over a transport.")
 @click.option("--folder", hidden=True, type=click.Path(path_type=Path), help="This process is a rank.")
 @click.option("--rank", hidden=True, type=int)
-def main(folder: Path | None, rank: int | None, json_file: Path | None, **options: Any) -> None:
+def main(folder: Path | None, rank: int | None, json_file: Path | None, limit_s: float, **options: Any) -> None:
     if folder is not None:
         be_rank(folder, rank, **options)
         return
@@ -71,10 +72,13 @@ def main(folder: Path | None, rank: int | None, json_file: Path | None, **option
         raise click.ClickException("torch sees no GPU here; --device cpu plays this without one")
     chosen = options.pop("transport")
     transports = [chosen] if chosen else available_transports()
-    report = {transport: run(transport, **options) for transport in transports}
+    report = {transport: run(transport, limit_s, **options) for transport in transports}
     click.echo(page(report))
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=1) + "\n")
+    different = [text for found in report.values() for text in found["different"]]
+    if different:
+        raise click.ClickException("; ".join(different))
 
 
 def available_transports() -> list[str]:
@@ -83,7 +87,7 @@ def available_transports() -> list[str]:
     return ["gloo", "mpi"] if mpi else ["gloo"]
 
 
-def run(transport: str, **options: Any) -> dict[str, Any]:
+def run(transport: str, limit_s: float, **options: Any) -> dict[str, Any]:
     """Run all ranks over a transport and return what rank 0 found. Raises ClickException where any rank failed."""
     with tempfile.TemporaryDirectory(prefix="hvd_compress-training-") as folder:
         call = [sys.executable, __file__, f"--folder={folder}", f"--transport={transport}"]
@@ -96,14 +100,14 @@ def run(transport: str, **options: Any) -> dict[str, Any]:
         root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # as in a container
         environment = os.environ | root
         started = [subprocess.Popen(command, start_new_session=True, env=environment) for command in commands]
-        _wait_for(started, transport)
+        _wait_for(started, transport, limit_s)
         found: dict[str, Any] = json.loads((Path(folder) / "report.json").read_text())
         return found
 
 
-def _wait_for(processes: list[subprocess.Popen[bytes]], transport: str) -> None:
+def _wait_for(processes: list[subprocess.Popen[bytes]], transport: str, limit_s: float) -> None:
     """One that fails takes the others with it: they would wait for it."""
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + limit_s
     try:
         while any(process.poll() is None for process in processes):
             failed = [process.returncode for process in processes if process.poll()]
@@ -117,7 +121,7 @@ def _wait_for(processes: list[subprocess.Popen[bytes]], transport: str) -> None:
                 process.wait()
     codes = [process.returncode for process in processes]
     if any(codes):
-        raise click.ClickException(f"ranks over {transport} ended with status {codes} (limit {LIMIT_S:g} s)")
+        raise click.ClickException(f"ranks over {transport} ended with status {codes} (limit {limit_s:g} s)")
 
 
 def be_rank(
@@ -128,11 +132,20 @@ def be_rank(
     engine = _connect(transport, folder, rank, ranks)
     place = torch.device(device)
     requests = {name: request for name, request in REQUESTS.items() if place.type != "cpu" or request.device == "auto"}
-    equal = sum(compare(engine, place, name, request, numel) for name, request in requests.items())
+    compared = [compare(engine, place, name, request, numel) for name, request in requests.items()]
+    different = engine.allgather_json([text for _, texts in compared for text in texts])
     figures = [measure(engine, place, name, request, width, repetitions) for name, request in requests.items()]
     if engine.rank == 0:
         card = torch.cuda.get_device_name(place) if place.type == "cuda" else "CPU"
-        facts = {"device": card, "torch": torch.__version__, "ranks": ranks, "equal": equal, "figures": figures}
+        facts = {
+            "device": card,
+            "torch": torch.__version__,
+            "ranks": ranks,
+            "transport": transport,
+            "equal": sum(equal for equal, _ in compared),
+            "different": [text for texts in different for text in texts],
+            "figures": figures,
+        }
         (folder / "report.json").write_text(json.dumps(facts))
     engine.allgather(torch.zeros(1))  # nobody leaves before all have finished
     if transport == "gloo":
@@ -156,22 +169,28 @@ def _connect(transport: str, folder: Path, rank: int | None, ranks: int) -> Engi
     return TorchEngine()
 
 
-def compare(engine: Engine, device: torch.device, name: str, request: Request, numel: int) -> int:
-    """Reduce the same gradients on the CPU and on the device; return how many results were equal."""
-    equal, on_cpu = 0, replace(request, device="auto")
+def compare(engine: Engine, device: torch.device, name: str, request: Request, numel: int) -> tuple[int, list[str]]:
+    """Reduce the same gradients on the CPU and on the device.
+
+    Returns:
+        how many results were equal; and those that were not, in words: the first of each dtype, as later ones follow.
+    """
+    equal, different, on_cpu = 0, [], replace(request, device="auto")
     for dtype in DTYPES:
         expected = reduced(engine, torch.device("cpu"), on_cpu, dtype, numel)
         found = reduced(engine, device, request, dtype, numel)
+        wrong = []
         for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
             for what, a, b in zip(("gradient", "residual"), ours, theirs, strict=True):
-                if not torch.equal(a.view(torch.uint8), b.view(torch.uint8)):
-                    wrong = int((a != b).sum())
-                    raise click.ClickException(
-                        f"rank {engine.rank}, {name}, {dtype}: the {what} of step {step} differs from the CPU's in "
-                        f"{wrong} of {a.numel()} elements"
-                    )
-                equal += 1
-    return equal
+                if torch.equal(a.view(torch.uint8), b.view(torch.uint8)):
+                    equal += 1
+                    continue
+                wrong.append(
+                    f"rank {engine.rank}, {name}, {dtype}: the {what} of step {step} differs from the CPU's in "
+                    f"{int((a != b).sum())} of {a.numel()} elements"
+                )
+        different += wrong[:1]
+    return equal, different
 
 
 def reduced(
@@ -281,25 +300,7 @@ def _finish(device: torch.device) -> None:
 
 def page(report: dict[str, Any]) -> str:
     """Return the report as Markdown."""
-    lines = []
-    for transport, found in report.items():
-        lines += [
-            f"## {found['ranks']} ranks on one {found['device']}, over {transport}",
-            "",
-            f"torch {found['torch']}; {found['equal']} reduced gradients and residuals equal to the CPU's, bit by bit. "
-            "A step of 6 square layers: hidden is the share of the exchange that the backward pass covered.",
-            "",
-            "| compression | backward ms | exchange ms | both ms | hidden | over the bus | of the gradient |",
-            "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-        ]
-        for f in found["figures"]:
-            share = f["bus_bytes"] / f["dense_gradient_bytes"]
-            lines.append(
-                f"| {f['compression']} | {f['backward_ms']:.2f} | {f['exchange_ms']:.2f} | {f['both_ms']:.2f} | "
-                f"{f['hidden']:.0%} | {f['bus_bytes']:,} B | {share:.1%} |"
-            )
-        lines.append("")
-    return "\n".join(lines)
+    return "\n".join(line for found in report.values() for line in table(found))
 
 
 if __name__ == "__main__":

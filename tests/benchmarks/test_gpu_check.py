@@ -1,19 +1,24 @@
-"""The check of the CUDA kernels, as far as it goes without a GPU: its inputs and calls are good, and it sees faults."""
+"""The check of the CUDA kernels as a command, as far as it goes without a GPU: every part runs, and no failure of one
+hides the others."""
 
 from __future__ import annotations
 
-import os
+import importlib
+import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-import click
 import pytest
 import torch
 from click.testing import CliRunner
 
-from hvd_compress import native
-from tests.benchmarks.scripts import load
+from tests.benchmarks.scripts import FOLDER, load
+
+GPU = FOLDER / "gpu"
 
 
 @pytest.fixture
@@ -21,81 +26,160 @@ def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return load("gpu/check.py", monkeypatch)
 
 
-def test_the_cpu_agrees_with_itself(check: ModuleType) -> None:
-    assert check.parity(torch.device("cpu"), rounds=6, largest=16_384) > 500
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, str(GPU / "check.py"), *options]
+    return subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
 
 
-def test_a_difference_is_told(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    topk, calls = native.topk, []
-
-    def wrong_every_other_time(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        indices, values = topk(x, k)
-        calls.append(k)
-        return indices, values + len(calls) % 2
-
-    monkeypatch.setattr(native, "topk", wrong_every_other_time)
-    with pytest.raises(click.ClickException, match="topk, auto differs in result 1: seed 0"):
-        check.parity(torch.device("cpu"), rounds=1)
+def test_every_part_runs_on_a_cpu_against_itself(tmp_path: Path) -> None:
+    """All of it but the build, so that no slip is found on a GPU that is lent for minutes."""
+    ended = run("run", "--device=cpu", "--scale=tiny", f"--out={tmp_path}")
+    assert ended.returncode == 0, ended.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"gpu-cpu.md", "report.json", "log.txt"}
+    parts = json.loads((tmp_path / "report.json").read_text())["parts"]
+    outcomes = {(name, item): outcome for name, part in parts.items() for item, outcome in part["items"].items()}
+    assert {(name, item) for name, item in outcomes if "value" not in outcomes[name, item]} <= {
+        ("build", "kernels"), ("training", "over mpi"), ("training", "the example"),
+    }  # fmt: skip
+    assert list(parts) == ["build", "parity", "large", "timings", "graphs", "queue", "training"]
+    page = (tmp_path / "gpu-cpu.md").read_text()
+    for line in (
+        "| build | 1 |  | 1 |", "| accumulate | 72 | 3 | 3 |", "| topk_accumulate, ratio 0.001, 64 MiB | 16,384 |",
+        "The tail of topk_accumulate, 64 MiB (16,384 elements", "| 4,096 | 64 |", "## 2 ranks on one CPU, over gloo",
+    ):  # fmt: skip
+        assert line in page, line
 
 
 def test_without_a_gpu_it_says_so(check: ModuleType) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU: make gpu-check says more")
-    result = CliRunner().invoke(check.main)
-    assert result.exit_code == 1
-    assert "torch sees no GPU here" in result.output
+    for command in ("run", "sanitizers"):
+        result = CliRunner().invoke(check.main, [command])
+        assert result.exit_code == 1
+        assert "torch sees no GPU here" in result.output
 
 
-def report(**changes: object) -> dict[str, object]:
-    figure = {
-        "kernel": "topk_accumulate", "ms": 0.4, "floor_ms": 0.28, "times_floor": 1.43, "of_bandwidth": 0.7,
-        "bound_ms": 0.45, "within": False, "torch_ms": 9.0, "cub_ms": 1.5, "copy_tb_s": 4.3,
+PROGRAM = """\
+import os, sys, time
+sys.path.insert(0, {folder!r})
+from pathlib import Path
+from items import FaultyError, LeftOutError, work
+
+def differ(): raise ValueError("differs")
+def lack(): raise LeftOutError("no mpirun")
+def fault(): raise FaultyError("missed", 7)
+def crash(): print("illegal address", flush=True); os._exit(9)
+def hang(): time.sleep(60)
+
+options = dict(word.lstrip("-").split("=", 1) for word in sys.argv[3:])
+items = {{name: {{"good": int, "long": lambda: time.sleep(1)}}.get(name.rstrip("0123456789")) or globals()[name]
+         for name in {names!r}}}
+usable = lambda: os._exit(5) if {lost} else None
+sys.exit(not work(items, Path(options["journal"]), options["after"], usable))
+"""
+
+
+@pytest.fixture
+def running(check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Return what runs the part "parity" with other items, and gives the report."""
+    running, reports, parts = (importlib.import_module(name) for name in ("running", "report", "parts"))
+    facts = {"card": "H200", "torch": "2", "cuda": "13", "scale": "full", "command": "check"}
+
+    def start(*names: str, limit_s: float | None = None, lost: bool = False, item_s: float = 3.0) -> Any:
+        program = tmp_path / "program.py"
+        program.write_text(PROGRAM.format(folder=str(GPU), names=names, lost=lost))
+        monkeypatch.setattr(running, "CHECK", program)
+        monkeypatch.setitem(parts.PARTS, "parity", parts.Part(1.0, item_s, lambda place: {}))
+        report = reports.Report(tmp_path / "out", facts)
+        running.Runner(report, [], limit_s).run("parity")
+        return report
+
+    return start
+
+
+def outcomes(report: Any) -> dict[str, tuple[str, object]]:
+    items = json.loads((report.log.parent / "report.json").read_text())["parts"]["parity"]["items"]
+    kinds = ("failure", "left_out", "value")
+    return {name: next((kind, item[kind]) for kind in kinds if kind in item) for name, item in items.items()}
+
+
+def test_a_failure_hides_no_other_item(running: Any) -> None:
+    report = running("differ", "good1", "lack", "fault", "good2")
+    assert outcomes(report) == {
+        "differ": ("failure", "ValueError: differs"), "good1": ("value", 0), "lack": ("left_out", "no mpirun"),
+        "fault": ("failure", "missed"), "good2": ("value", 0),
     }  # fmt: skip
-    other = {**figure, "kernel": "mstopk", "bound_ms": None, "within": True, "cub_ms": None}
-    return {
-        "card": "H200", "torch": "2", "parity": 3, "graphs": 5, "sanitizers": {"memcheck": "clean"}, "training": "ran",
-        "figures": [figure, other], "queue": [{"numel": 65536.0, "k": 64.0, "queue": 0.02, "bracket": 0.05}],
-    } | changes  # fmt: skip
+    assert report.failures == ["parity, differ: ValueError: differs", "parity, fault: missed"]
+    page = report.page.read_text()
+    assert "- parity, differ: ValueError: differs" in page
+    assert "- parity, lack: no mpirun" in page
+    assert "| parity | 5 | 2 | 1 |" in page
 
 
-def test_the_page_names_every_kernel(check: ModuleType) -> None:
-    page = check.page(report())
-    assert "| topk_accumulate | 0.400 | 0.280 | 70% | 0.45 ! | 9.00 | 1.50 |" in page
-    assert "| mstopk | 0.400 | 0.280 | 70% |  | 9.00 |  |" in page
-    assert "| 65,536 | 64 | 0.020 | 0.050 |" in page
+def test_a_process_that_ends_or_hangs_costs_one_item(running: Any) -> None:
+    report = running("good1", "crash", "good2", "hang", "good3", item_s=1.5)
+    assert outcomes(report) == {
+        "good1": ("value", 0), "crash": ("failure", "the process ended with status 9: illegal address"),
+        "good2": ("value", 0), "hang": ("failure", "no end within 1.5 s: silent"), "good3": ("value", 0),
+    }  # fmt: skip
 
 
-def test_what_is_known_so_far_is_written(check: ModuleType, tmp_path: Path) -> None:
-    early = report(sanitizers=dict.fromkeys(check.SANITIZERS, check.NOT_YET), queue=[], training=check.NOT_YET)
-    page = check.write(early, tmp_path / "results", tmp_path / "raw")
-    assert page.name == "gpu-h200.md"
-    assert (tmp_path / "raw" / "gpu-h200.json").exists()
-    assert [path.name for path in page.parent.iterdir()] == [page.name]
-    assert check.NOT_YET in page.read_text()
+def test_where_the_device_is_lost_another_process_goes_on(running: Any) -> None:
+    assert outcomes(running("differ", "good1", lost=True)) == {
+        "differ": ("failure", "ValueError: differs"),
+        "good1": ("value", 0),
+    }
 
 
-def test_a_sanitizer_or_a_training_that_fails_fails_the_check(check: ModuleType) -> None:
-    assert check.faults(report()) == []
-    assert check.faults(report(sanitizers={"racecheck": "not run: no compute-sanitizer on PATH"})) == []
-    assert check.faults(report(sanitizers={"racecheck": "exit code 9: hazard"})) == ["racecheck: exit code 9: hazard"]
-    assert check.faults(report(training="exit code 1: lost")) == ["exit code 1: lost"]
-    assert check.faults(report(training="equal; the example: exit code 1: lost"))
+def test_a_part_that_cannot_begin_is_told(running: Any) -> None:
+    report = running("no_such_function")
+    assert report.failures == ["parity: the process ended with status 1: KeyError: 'no_such_function'"]
 
 
-def test_without_mpirun_it_still_trains(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over Gloo, which any torch has."""
-    ran: list[list[str]] = []
-    monkeypatch.setattr(check.shutil, "which", lambda *arguments, **options: None)
-    monkeypatch.setattr(check, "_outcome", lambda words, *rest: ran.append(words) or "equal")
-    assert check.train() == "equal; the example: not run: no mpirun on PATH"
-    assert [Path(words[1]).name for words in ran] == ["training.py"]
+def test_at_the_limit_the_rest_is_left_out_and_the_report_is_there(running: Any) -> None:
+    begun_s = time.monotonic()
+    report = running("good1", "long1", "hang", "good2", limit_s=8.0, item_s=60.0)  # 5 s are for the end
+    assert time.monotonic() - begun_s < 8.0
+    assert outcomes(report) == {
+        "good1": ("value", 0), "long1": ("value", None), "hang": ("left_out", "the time was up"),
+        "good2": ("left_out", "the time was up"),
+    }  # fmt: skip
+    assert report.failures == []
+
+
+def test_a_part_is_not_begun_without_the_time_that_it_needs(running: Any) -> None:
+    report = running("good1", limit_s=5.5)
+    assert report.found["parts"]["parity"] == {"items": {}, "left_out": "0 s were left, and it needs 1"}
+    assert "| parity |  |  | 0 s were left, and it needs 1 |  |" in report.page.read_text()
+
+
+def test_a_report_goes_on_with_that_of_the_same_card(check: ModuleType, tmp_path: Path) -> None:
+    reports = importlib.import_module("report")
+    facts = {"card": "H200", "torch": "2", "cuda": "13", "scale": "full", "command": "check"}
+    first = reports.Report(tmp_path, facts)
+    first.begin("parity")
+    first.item("parity", "topk", {"value": 3, "seconds": 1.0})
+    assert reports.Report(tmp_path, facts, goes_on=True).found == first.found
+    assert reports.Report(tmp_path, {**facts, "card": "H100"}, goes_on=True).found["parts"] == {}
+    assert reports.Report(tmp_path, facts).found["parts"] == {}
+
+
+def test_a_page_that_cannot_be_written_ends_nothing(check: ModuleType, tmp_path: Path) -> None:
+    facts = {"card": "H200", "torch": "2", "cuda": "13", "scale": "full", "command": "check"}
+    report = importlib.import_module("report").Report(tmp_path, facts)
+    report.begin("queue")
+    report.item("queue", "4,096 elements", {"value": 3})  # no rows
+    assert report.page.read_text() == (
+        "This page cannot be written: TypeError: 'int' object is not iterable. See report.json.\n"
+    )
 
 
 def test_a_failing_command_is_told_by_its_last_line(check: ModuleType) -> None:
+    commands, said = importlib.import_module("commands"), []
     words = [sys.executable, "-c", "import sys; print('first'); sys.exit('last')"]
-    assert check._outcome(words, dict(os.environ), "clean").startswith("exit code 1: ")
-    assert check._outcome([sys.executable, "-c", ""], dict(os.environ), "clean") == "clean"
-
-
-def test_without_cccl_there_is_no_cub(check: ModuleType, tmp_path: Path) -> None:
-    assert check.build_cub(tmp_path) is None
+    with pytest.raises(commands.CommandError, match=r"python.*: exit status 1: last"):
+        commands.require(words, say=said.append)
+    assert "".join(said) == "first\nlast\n"
+    sleeping = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)"]
+    ended = commands.run(sleeping, limit_s=2.0, alone=True, say=said.append)
+    assert (ended.status, ended.told) == (None, "ended at its limit: begun")

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from types import ModuleType
 
-import click
 import pytest
 import torch
 from click.testing import CliRunner
@@ -42,14 +41,36 @@ def test_a_difference_is_told(training: ModuleType, monkeypatch: pytest.MonkeyPa
         calls.append(arguments)
         return [(gradient + len(calls) % 2, residual) for gradient, residual in reduced(*arguments)]
 
-    def body(engine: object) -> int:
+    def body(engine: object) -> tuple[int, list[str]]:
         request: Request = training.REQUESTS["topk, STAR"]
-        return int(training.compare(engine, CPU, "star", request, 2003))
+        return training.compare(engine, CPU, "star", request, 2003)
 
-    assert run_ranks(1, body) == [2 * len(training.DTYPES) * training.STEPS]
+    every = 2 * len(training.DTYPES) * training.STEPS
+    assert run_ranks(1, body) == [(every, [])]
     monkeypatch.setattr(training, "reduced", wrong_every_other_time)
-    with pytest.raises(click.ClickException, match=r"rank 0, star, torch\.float32: the gradient of step 0 differs"):
-        run_ranks(1, body)
+    ((equal, different),) = run_ranks(1, body)
+    assert equal == every // 2  # residuals
+    assert [text.split(" differs")[0] for text in different] == [
+        f"rank 0, star, {dtype}: the gradient of step 0" for dtype in training.DTYPES
+    ]
+
+
+def test_a_report_with_a_difference_is_written_and_fails(
+    training: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = {
+        "device": "CPU", "torch": "2", "ranks": 2, "transport": "gloo", "equal": 3, "figures": [],
+        "different": ["rank 1, star: the gradient differs"],
+    }  # fmt: skip
+    limits: list[float] = []
+    monkeypatch.setattr(training, "run", lambda transport, limit_s, **options: limits.append(limit_s) or found)
+    file = tmp_path / "report.json"
+    arguments = ["--device=cpu", "--transport=gloo", "--limit-s=7", f"--json={file}"]
+    result = CliRunner().invoke(training.main, arguments)
+    assert result.exit_code == 1
+    assert limits == [7.0]
+    assert "Error: rank 1, star: the gradient differs" in result.output
+    assert json.loads(file.read_text()) == {"gloo": found}
 
 
 def test_without_a_gpu_it_says_so(training: ModuleType) -> None:

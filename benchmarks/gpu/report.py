@@ -1,0 +1,106 @@
+"""What a check has found, as JSON, as a page and as a log: one folder, complete after each item."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from page import page
+
+SAID = re.compile(r" *\d+\.\d s  ")
+"""How lines begin that the check itself has added to the log."""
+
+
+class Report:
+    """Keeps what was found, and writes it.
+
+    Attributes:
+        log: what was said, and what the processes of parts have printed.
+        found: `facts` of the machine; `parts` by name, with `seconds`, `items` by name, and a `failure` or why it was
+            `left_out`. An item has `seconds`, and a `value`, a `failure` or why it was `left_out`.
+    """
+
+    def __init__(self, folder: Path, facts: dict[str, Any], goes_on: bool = False) -> None:
+        """`goes_on`: add to the report that lies in the folder, if it is of the same machine."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._begun_s = folder, time.monotonic()
+        self.log, self._json = folder / "log.txt", folder / "report.json"
+        before = json.loads(self._json.read_text()) if goes_on and self._json.exists() else None
+        if before is None or before["facts"]["card"] != facts["card"]:
+            before = None
+            self.log.write_text("")
+        self.found: dict[str, Any] = {"facts": facts, "parts": {}} if before is None else before
+        self.write()
+
+    @property
+    def page(self) -> Path:
+        card = str(self.found["facts"]["card"]).lower().replace(" ", "-").replace("/", "-")
+        return self._folder / f"gpu-{card}.md"
+
+    def write(self) -> None:
+        """Write a draft first: the machine may be taken away in the middle."""
+        for file, text in ((self._json, json.dumps(self.found, indent=1) + "\n"), (self.page, self._written())):
+            draft = file.with_name(f"{file.name}.draft")
+            draft.write_text(text)
+            draft.replace(file)
+
+    def _written(self) -> str:
+        try:
+            return page(self.found)
+        except Exception as error:  # the parts are to run all the same, and the JSON has what they find
+            return f"This page cannot be written: {type(error).__name__}: {error}. See {self._json.name}.\n"
+
+    def say(self, text: str) -> None:
+        line = f"{time.monotonic() - self._begun_s:6.1f} s  {text}"
+        click.echo(line)
+        with self.log.open("a") as log:
+            log.write(line + "\n")
+
+    def last_line(self, start: int) -> str:
+        """Return what a process has printed last, from a byte of the log on."""
+        printed = self.log.read_bytes()[start:].decode(errors="replace").splitlines()
+        lines = [line.strip() for line in printed if line.strip() and not SAID.match(line)]
+        return lines[-1] if lines else "silent"
+
+    def begin(self, part: str) -> None:
+        self.found["parts"][part] = {"items": {}}
+        self.say(part)
+        self.write()
+
+    def item(self, part: str, name: str, outcome: dict[str, Any]) -> None:
+        self.found["parts"][part]["items"][name] = outcome
+        if "failure" in outcome:
+            told = f"FAILED: {outcome['failure']}"
+        else:
+            told = f"left out: {outcome['left_out']}" if "left_out" in outcome else "good"
+        seconds = f" ({outcome['seconds']:.1f} s)" if "seconds" in outcome else ""
+        self.say(f"  {part}, {name}: {told}{seconds}")
+        self.write()
+
+    def end(self, part: str, seconds: float) -> None:
+        self.found["parts"][part]["seconds"] = seconds
+        self.say(f"{part}: {seconds:.1f} s")
+        self.write()
+
+    def leave_out(self, part: str, reason: str) -> None:
+        self.found["parts"].setdefault(part, {"items": {}})["left_out"] = reason
+        self.say(f"{part}: left out: {reason}")
+        self.write()
+
+    def fail(self, part: str, failure: str) -> None:
+        self.found["parts"][part]["failure"] = failure
+        self.say(f"{part}: FAILED: {failure}")
+        self.write()
+
+    @property
+    def failures(self) -> list[str]:
+        """Return what has failed, in words."""
+        found = []
+        for name, part in self.found["parts"].items():
+            found += [f"{name}: {part['failure']}"] if "failure" in part else []
+            found += [f"{name}, {item}: {o['failure']}" for item, o in part["items"].items() if "failure" in o]
+        return found
