@@ -111,8 +111,13 @@ native: setup ## rebuild the native extension where csrc changed
 wheel: setup ## build a wheel into dist/, and try it in an environment of its own with torch alone (5.3 GB in build/)
 	@exec python tools/build_wheel.py
 
-gpu-check: ## build, compare, sanitize and measure the CUDA kernels on this machine's GPU, with the python on PATH
-	@exec $${PYTHON:-python3} benchmarks/gpu/check.py
+gpu-check: ## build, compare, measure and sanitize the CUDA kernels on this machine's GPU, with the python on PATH
+	@python=$${PYTHON:-python3}; out=build/gpu-check; status=0; \
+	rm -rf $$out; \
+	$$python benchmarks/gpu/check.py run --out $$out || status=1; \
+	$$python benchmarks/gpu/check.py sanitizers --out $$out --each-s 1800 || status=1; \
+	! ls $$out/gpu-*.md > /dev/null 2>&1 || cp $$out/gpu-*.md benchmarks/results/; \
+	exit $$status
 
 clean: ## remove .venv and everything built; the cache of Horovod wheels stays
 	@rm -rf .venv build dist *.egg-info hvd_compress/_native*.so hvd_compress/netlab/netlab_relay .pytest_cache .mypy_cache .ruff_cache .hypothesis
