@@ -12,6 +12,7 @@ bound that is missed is only marked.
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 import time
 from pathlib import Path
@@ -62,7 +63,7 @@ def main() -> None: ...
 @headers_option
 def run(out: Path, limit_s: float | None, names: tuple[str, ...], scale: str, device: str, headers: Path) -> None:
     """Build, compare, time, capture and train."""
-    _require_gpu(device)
+    _begin(device)
     report = Report(out.resolve(), facts(device, scale))
     limit_s = None if limit_s is None else limit_s - (time.monotonic() - BEGUN_S)
     runner = Runner(report, [f"--device={device}", f"--scale={scale}", f"--cccl={headers.resolve()}"], limit_s)
@@ -78,7 +79,7 @@ def run(out: Path, limit_s: float | None, names: tuple[str, ...], scale: str, de
 @click.option("--tool", "tools", type=click.Choice(list(TOOLS)), multiple=True, help="These alone.  [default: all]")
 def sanitizers(out: Path, each_s: float, tools: tuple[str, ...]) -> None:
     """Run small inputs under compute-sanitizer; build before, where `run` has not."""
-    _require_gpu("cuda")
+    _begin("cuda")
     report = Report(out.resolve(), facts("cuda", "sanitized"), goes_on=True)
     if not is_built():
         Runner(report, [], None).run("build")
@@ -126,7 +127,9 @@ def require_usable(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def _require_gpu(device: str) -> None:
+def _begin(device: str) -> None:
+    """Let SIGTERM end what was started, too. Raises ClickException without a GPU."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if device == "cuda" and not torch.cuda.is_available():
         raise click.ClickException("torch sees no GPU here; run this on a machine that has one")
 

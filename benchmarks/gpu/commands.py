@@ -50,11 +50,11 @@ def run(
     Args:
         environment: added to this process's.
         limit_s: seconds after which it is killed.
-        alone: whether it has a session of its own, so that what it has started is killed with it.
+        alone: whether it has a process group of its own, so that what it has started is killed with it.
         say: takes each line of its output; without it they are printed.
     """
     with subprocess.Popen(
-        words, cwd=ROOT, env={**os.environ, **(environment or {})}, start_new_session=alone,
+        words, cwd=ROOT, env={**os.environ, **(environment or {})}, preexec_fn=os.setpgrp if alone else None,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
     ) as process:  # fmt: skip
         killed = threading.Event()

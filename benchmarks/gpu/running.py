@@ -97,7 +97,7 @@ class Runner:
             words.append(f"--left-s={self.left_s:.1f}")
         printed_before = self._report.log.stat().st_size
         with self._report.log.open("a") as log:
-            started = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+            started = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log, preexec_fn=os.setpgrp)
         process = Process(after, time.monotonic())
         try:
             while started.poll() is None and not (process.cut or process.hung):

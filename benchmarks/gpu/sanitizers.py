@@ -50,7 +50,9 @@ def sanitize(
     program = shutil.which("compute-sanitizer")
     if program is None:
         raise LeftOutError("no compute-sanitizer on PATH")
-    chosen = TOOLS[tool] if "--kernel-regex" in require([program, "--help"], say=lambda line: None) else []
+    chosen = (
+        TOOLS[tool] if "--kernel-regex" in require([program, "--help"], limit_s=60.0, say=lambda line: None) else []
+    )
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder, "journal")
         words = [program, "--tool", tool, *chosen, "--error-exitcode", str(FAULT_STATUS), sys.executable, str(CHECK)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from click.testing import CliRunner
@@ -50,13 +52,26 @@ def test_every_part_runs_on_a_cpu_against_itself(tmp_path: Path) -> None:
         assert line in page, line
 
 
-def test_without_a_gpu_it_says_so(check: ModuleType) -> None:
+def test_without_a_gpu_it_says_so(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU: make gpu-check says more")
+    monkeypatch.setattr(check.signal, "signal", lambda *arguments: None)
     for command in ("run", "sanitizers"):
         result = CliRunner().invoke(check.main, [command])
         assert result.exit_code == 1
         assert "torch sees no GPU here" in result.output
+
+
+def test_who_ends_it_ends_what_it_has_started(tmp_path: Path) -> None:
+    words = [sys.executable, str(GPU / "check.py"), "run", "--device=cpu", "--part=parity", f"--out={tmp_path}"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        assert any("good" in line for line in started.stdout)  # a minute of work is left
+        (part,) = psutil.Process(started.pid).children()
+        started.terminate()
+        assert started.wait(20) == 128 + signal.SIGTERM
+    assert not part.is_running()
+    assert "value" in json.loads((tmp_path / "report.json").read_text())["parts"]["parity"]["items"].popitem()[1]
 
 
 PROGRAM = """\

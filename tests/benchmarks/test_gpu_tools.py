@@ -110,7 +110,7 @@ def test_each_tool_is_told_of_whatever_becomes_of_the_others(
         return "clean"
 
     monkeypatch.setattr(check, "sanitize", sanitize)
-    monkeypatch.setattr(check, "_require_gpu", lambda device: None)
+    monkeypatch.setattr(check, "_begin", lambda device: None)
     monkeypatch.setattr(check, "is_built", lambda: True)
     monkeypatch.setattr(check, "facts", lambda device, scale: {
         "card": "H200", "torch": "2", "cuda": "13", "scale": scale, "command": "check",
@@ -169,7 +169,7 @@ def test_sanitizers_build_where_nothing_is_built(
     (package / building.LIBRARY).unlink()
     facts = {"card": "H200", "torch": "2", "cuda": "13", "scale": "full", "command": "check"}
     monkeypatch.setattr(check.Runner, "run", lambda self, name: parts.append(name))
-    monkeypatch.setattr(check, "_require_gpu", lambda device: None)
+    monkeypatch.setattr(check, "_begin", lambda device: None)
     monkeypatch.setattr(check, "facts", lambda device, scale: facts)
     monkeypatch.setattr(check, "sanitize", lambda *arguments: "clean")
     assert CliRunner().invoke(check.main, ["sanitizers", f"--out={tmp_path}"]).exit_code == 0
