@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import cast
 
@@ -147,15 +148,16 @@ def measure_compressor(
     if not sizes or min(sizes) < 1 or "training" not in devices:
         raise ConfigError(f"cannot measure a compressor at sizes {list(sizes)} on devices {list(devices)}")
     home, found, nbytes = devices["training"], {}, dict[int, float]()
-    for name, device in devices.items():
-        clock = make_clock(home)
-        curves: tuple[dict[int, float], dict[int, float]] = ({}, {})
-        for size in sorted(set(sizes)):
-            bench = Bench(payloads, size, home, device)
-            for curve, seconds in zip(curves, _means(bench, clock, budget_s / len(sizes)), strict=True):
-                curve[size] = seconds
-            nbytes[size] = bench.payload_bytes
-        found[name] = DeviceTimes(compress=_times(curves[0]), decompress=_times(curves[1]))
+    with torch.cuda.device(home) if home.type == "cuda" else nullcontext():  # another one may be current
+        for name, device in devices.items():
+            clock = make_clock(home)
+            curves: tuple[dict[int, float], dict[int, float]] = ({}, {})
+            for size in sorted(set(sizes)):
+                bench = Bench(payloads, size, home, device)
+                for curve, seconds in zip(curves, _means(bench, clock, budget_s / len(sizes)), strict=True):
+                    curve[size] = seconds
+                nbytes[size] = bench.payload_bytes
+            found[name] = DeviceTimes(compress=_times(curves[0]), decompress=_times(curves[1]))
     return CompressorProfile(
         compressor=settings_of(compressor), payload=_payload_size(nbytes), devices=found, source=source
     )

@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -161,14 +161,12 @@ class JobProfile:
 
     def _measure_compressor(self, rank: int, source: str) -> CompressorProfile | None:
         devices: dict[Device, torch.device] = {"training": self._device}
-        on_gpu = self._device.type == "cuda"
-        if on_gpu:
+        if self._device.type == "cuda":
             if rank > 0:
                 return None
             devices["host"] = torch.device("cpu")
         sizes = sizes_of([max(1, torch.Size(shape).numel()) for shape in self._shapes.values()])
-        with torch.cuda.device(self._device) if on_gpu else nullcontext():
-            return measure_compressor(self._compressor, sizes, devices, budget_s=self._budget_s, source=source)
+        return measure_compressor(self._compressor, sizes, devices, budget_s=self._budget_s, source=source)
 
     def _source(self, engine: Engine) -> str:
         where = f"rank 0 of {engine.world_size} on {len(set(engine.hosts))} host(s), engine {engine.name}"
