@@ -56,7 +56,9 @@ def step(
     def body(engine: InProcessEngine) -> Seen:
         gradient = draw(engine.rank).to(dtype)
         before = 0.01 * gradient.float().nan_to_num(0, 0, 0).flip(0) if residual is None else residual(engine.rank)
-        state = BucketState(Residual(before, torch.full_like(before, 7.0)) if compressor.error_feedback else None)
+        state = BucketState(
+            Residual(before, torch.full_like(before, 7.0), may_defer=True) if compressor.error_feedback else None
+        )
         corrected = gradient.float() + before if compressor.error_feedback else gradient.float()
         layout = Layout.of(gradient.numel(), dtype=dtype)
         factor = 1 / size if scale is None else scale

@@ -20,7 +20,7 @@ BUILD = ROOT / "build" / f"native-{sys.implementation.cache_tag}"  # where setup
 CLEAN, FOUND = 0, 66
 """Exit statuses of a program that plays."""
 FINDING = re.compile(
-    r"^(?P<what>race|misaligned|divergent-barrier|another-threads-register|hosts-memory) 0x(?P<place>\w+)"
+    r"^(?P<what>race|misaligned|divergent-\w+|another-threads-register|hosts-memory|beyond-memory) 0x(?P<place>\w+)"
 )
 
 
@@ -34,7 +34,7 @@ class Played:
 
     Attributes:
         results: checksums, by the case and the name of the result.
-        findings: "race in tile.hpp:28 of topk/kernels.hpp:150", each once.
+        findings: "race in tile.hpp:28 of topk/collect.hpp:150", each once.
         places: of what orders memory in the code, by address: "barrier", "atomic" or "ticket".
     """
 

@@ -63,7 +63,9 @@ def measure(engine: Engine, way: Path, compressor: TopK, values: torch.Tensor, r
     steps = []
     for step in range(repetitions + 1):
         buffer.copy_(values)
-        work = Work(buffer, layout, step, 0, 1 / engine.world_size, BucketState(Residual(residual, pending)))
+        work = Work(
+            buffer, layout, step, 0, 1 / engine.world_size, BucketState(Residual(residual, pending, may_defer=True))
+        )
         exchange = scheme.exchange(work, engine.rank, engine.world_size)
         encode_s = in_turn(exchange.encode)
         together()

@@ -21,7 +21,7 @@ template <class T>
 class Own {
   public:
 #ifdef HVD_COMPRESS_FIBERS
-    Own() { std::memset(static_cast<void*>(&value_), 0xa5, sizeof value_); }  // nothing to rely on
+    Own() { std::memset(static_cast<void*>(&value_), fibers::poison(), sizeof value_); }  // nothing to rely on
 #endif
     HVD_COMPRESS_TILE T& operator[](int) { return value_; }
 

@@ -15,7 +15,6 @@ struct PlaceShared {
 // stretch of neighbouring rows, and reads 32 at once.
 template <class B>
 HVD_COMPRESS_TILE Count place(const B& block, PlaceShared& shared, Count* rows, std::int64_t count) {
-    constexpr int kWarps = kPlaceThreads / 32;
     const std::int64_t each = (count + kPlaceThreads - 1) / kPlaceThreads * 32;
     block.each_warp([&](const Warp& warp) {
         const std::int64_t begin = warp.index * each, end = begin + each < count ? begin + each : count;
@@ -47,7 +46,6 @@ HVD_COMPRESS_TILE Count place(const B& block, PlaceShared& shared, Count* rows, 
     });
     Count all = 0;
     for (const Count total : shared.totals) all += total;
-    static_assert(kWarps == sizeof shared.totals / sizeof(Count));
     return all;
 }
 

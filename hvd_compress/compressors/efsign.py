@@ -10,13 +10,13 @@ from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import FeedbackCompressor, Input, Round, packed_spans
 from hvd_compress.errors import PayloadError
-from hvd_compress.feedback.states import Kept
+from hvd_compress.feedback.states import Residual
 from hvd_compress.payload import Payload
 
 
 @dataclass(frozen=True)
 class SentSigns:
-    """What a step sent of the corrected gradient that it has left: of each span its signs times a scale.
+    """What a step sent of a corrected gradient: of each span its signs times a scale.
 
     Attributes:
         spans: of the bucket.
@@ -26,10 +26,14 @@ class SentSigns:
     spans: tuple[slice, ...]
     scales: torch.Tensor
 
-    def __call__(self, corrected: torch.Tensor) -> None:
+    def subtracted(self, corrected: torch.Tensor, part: slice) -> torch.Tensor:
+        first, last, _ = part.indices(corrected.numel())
+        found = corrected[first:last].clone()
         for span, scale in zip(self.spans, self.scales, strict=True):
-            own = corrected[span]
-            own -= torch.where(own < 0, -scale, scale)
+            own = found[max(span.start - first, 0) : max(span.stop - first, 0)]
+            if own.numel():
+                own -= torch.where(own < 0, -scale, scale)
+        return found
 
 
 @dataclass(frozen=True)
@@ -52,9 +56,7 @@ class EFSign(FeedbackCompressor):
     def compress_feedback(
         self, gradient: torch.Tensor, residual: torch.Tensor, pending: torch.Tensor, layout: Layout
     ) -> Payload:
-        parts = list(packed_spans(layout, self.layerwise, 1))
-        fields = {"bits": (parts[-1][1].stop, torch.uint8), "scales": (len(parts), torch.float32)}
-        found = Payload.allocate(fields, layout.numel, gradient.device)
+        parts, found = self._allocated(gradient, layout)
         for (span, place), scale in zip(parts, found["scales"], strict=True):
             into = found["bits"][place], scale
             native.sign_accumulate(gradient[span], residual[span], out=pending[span], into=into)
@@ -62,22 +64,35 @@ class EFSign(FeedbackCompressor):
 
     def encode(self, work: Input) -> Payload:
         """One pass: the corrected gradient is left, and what was sent of it subtracted where the next step reads it."""
-        residual = work.state.residual
-        if residual is None or not residual.may_owe or work.coefficient != 1:
+        residual, gradient = work.state.residual, work.gradient
+        if residual is None or not residual.may_defer or work.coefficient != 1:
             return super().encode(work)
-        parts = list(packed_spans(work.layout, self.layerwise, 1))
-        spans, owed = tuple(span for span, _ in parts), residual.kept.owed
-        if isinstance(owed, SentSigns) and owed.spans == spans:
-            kept, sent = residual.kept.memory, owed.scales
+        parts, found = self._allocated(gradient, work.layout)
+        spans, before = tuple(span for span, _ in parts), residual.kept.deferred
+        kept, out = residual.memory
+        if isinstance(before, SentSigns) and before.spans == spans:
+            sent = before.scales
         else:
-            kept, sent = residual.current, work.gradient.new_zeros(len(parts), dtype=torch.float32)
-        fields = {"bits": (parts[-1][1].stop, torch.uint8), "scales": (len(parts), torch.float32)}
-        found, out = Payload.allocate(fields, work.layout.numel, work.gradient.device), residual.following.memory
-        for (span, place), before, scale in zip(parts, sent, found["scales"], strict=True):
+            kept, sent = residual.current, torch.zeros_like(found["scales"])
+        for (span, place), was, scale in zip(parts, sent, found["scales"], strict=True):
             into = found["bits"][place], scale
-            native.sign_accumulate_kept(work.gradient[span], kept[span], before, out=out[span], into=into)
-        residual.following = Kept(out, SentSigns(spans, found["scales"].clone()))
+            native.sign_accumulate_kept(gradient[span], kept[span], was, out=out[span], into=into)
+        residual.defer(SentSigns(spans, self._kept_scales(residual, found["scales"])))
         return found
+
+    @staticmethod
+    def _kept_scales(residual: Residual, scales: torch.Tensor) -> torch.Tensor:
+        """Copy scales out of what leaves, into memory that lives as long as the residual's: any stream may read it."""
+        replaced = residual.replaced
+        if isinstance(replaced, SentSigns) and replaced.scales.shape == scales.shape:
+            return replaced.scales.copy_(scales)
+        return scales.clone()
+
+    def _allocated(self, gradient: torch.Tensor, layout: Layout) -> tuple[list[tuple[slice, slice]], Payload]:
+        """Return spans of elements, each with that of its bytes, and a payload to write to."""
+        parts = list(packed_spans(layout, self.layerwise, 1))
+        fields = {"bits": (parts[-1][1].stop, torch.uint8), "scales": (len(parts), torch.float32)}
+        return parts, Payload.allocate(fields, layout.numel, gradient.device)
 
     def add_to(self, out: torch.Tensor, payload: Payload, scale: float, layout: Layout) -> None:
         bits, scales = payload["bits"], payload["scales"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -25,27 +26,31 @@ RESULT_SUM = f"{GRADIENT_UNITS}result.sum"
 """The kind of a sum of results over steps, (numel,) fp32, which a policy compares: kept beside compressors' states."""
 
 
-Owed = Callable[[torch.Tensor], None]
-"""Subtracts, in place, what was sent of a corrected gradient: what is left is the residual."""
+class Deferred(Protocol):
+    """What a step sent of a corrected gradient that it has left in a residual's memory."""
+
+    def subtracted(self, corrected: torch.Tensor, part: slice) -> torch.Tensor:
+        """Return the residual of a part of the bucket, in new memory. corrected: (numel,) fp32."""
+        ...
 
 
-@dataclass
-class Kept:
+@dataclass(frozen=True)
+class Buffer:
     """Memory of a residual.
 
     Attributes:
-        memory: (numel,) fp32: the residual or, where something is owed, the corrected gradient.
-        owed: what turns that into the residual, when somebody asks for it.
+        memory: (numel,) fp32: the residual or, with `deferred`, the corrected gradient.
+        deferred: what is still to be subtracted of it.
     """
 
     memory: torch.Tensor
-    owed: Owed | None = None
+    deferred: Deferred | None = None
 
-    def settled(self) -> torch.Tensor:
-        if self.owed is not None:
-            self.owed(self.memory)
-            self.owed = None
-        return self.memory
+    def read(self, part: slice | None = None) -> torch.Tensor:
+        """Return the residual, or a part of it: the memory itself, or new memory where something is subtracted."""
+        if self.deferred is not None:
+            return self.deferred.subtracted(self.memory, part or slice(None))
+        return self.memory if part is None else self.memory[part]
 
 
 class Residual:
@@ -55,31 +60,60 @@ class Residual:
     that ends in a non-finite gradient or an error leaves the residual as it was. Both are fp32, (numel,), and lie where
     the bucket is compressed.
 
+    A compressor may leave the corrected gradient, and the subtraction of what was sent to the step that reads it next:
+    a pass over memory less (defer()). Whoever else reads in the meantime, in whatever thread, gets the residual and
+    changes nothing.
+
     Attributes:
-        kept, following: the same two, for a compressor that spares a pass over memory by leaving what it sent to be
-            subtracted when the next step reads it.
-        may_owe: whether it may: not where this is a part of another residual, which would not know of it.
+        kept: of `current`.
+        may_defer: whether a compressor may: not where this is a part of another residual, which would not know of it.
     """
 
-    def __init__(self, current: torch.Tensor, pending: torch.Tensor, may_owe: bool = False) -> None:
-        self.kept, self.following, self.may_owe = Kept(current), Kept(pending), may_owe
+    def __init__(self, current: torch.Tensor, pending: torch.Tensor, may_defer: bool = False) -> None:
+        self.kept, self._next, self.may_defer = Buffer(current), Buffer(pending), may_defer
+        self._is_left = False  # whether this step has deferred something
 
     @classmethod
     def zeros(cls, numel: int, device: torch.device = _CPU) -> Residual:
         """Return that of a bucket before its first step."""
         current, pending = (torch.zeros(numel, dtype=torch.float32, device=device) for _ in range(2))
-        return cls(current, pending, may_owe=True)
+        return cls(current, pending, may_defer=True)
 
     @property
     def current(self) -> torch.Tensor:
-        return self.kept.settled()
+        """Only to be read: a copy, where something is deferred."""
+        return self.kept.read()
 
     @property
     def pending(self) -> torch.Tensor:
-        return self.following.settled()
+        """What is written to it becomes the residual."""
+        if self._is_left:
+            self._next.memory.copy_(self._next.read())
+        self._next, self._is_left = Buffer(self._next.memory), False
+        return self._next.memory
+
+    @property
+    def memory(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of both, whatever it holds."""
+        return self.kept.memory, self._next.memory
+
+    @property
+    def replaced(self) -> Deferred | None:
+        """What was deferred in the memory that the next step writes to: it may be used again."""
+        return self._next.deferred
+
+    def defer(self, deferred: Deferred) -> None:
+        """`memory[1]` holds corrected, and becomes the residual by this subtraction."""
+        self._next, self._is_left = Buffer(self._next.memory, deferred), True
+
+    def settle(self) -> torch.Tensor:
+        """Return `current` as memory to write to. For who writes between steps."""
+        if self.kept.deferred is not None:
+            self.kept = Buffer(self.kept.memory.copy_(self.kept.read()))
+        return self.kept.memory
 
     def commit(self) -> None:
-        self.kept, self.following = self.following, self.kept
+        self.kept, self._next, self._is_left = self._next, self.kept, False
 
     def square_norm(self) -> torch.Tensor:
         """Return ||current||^2, as a tensor () of float64; 65,536 elements stand for more."""
@@ -200,7 +234,7 @@ class States:
         for name, length in zip(layout.names, layout.segments, strict=True):
             kept = self._read(name)
             if kept is not None:
-                residual.current[start : start + length] = kept
+                residual.settle()[start : start + length] = kept
             self._waiting.pop(name, None)
             self._places[name] = (residual, start, start + length)
             start += length
@@ -256,7 +290,7 @@ class States:
             value = residuals.get(name)
             if name in self._places:
                 place, start, stop = self._places[name]
-                place.current[start:stop] = 0 if value is None else value.reshape(-1)
+                place.settle()[start:stop] = 0 if value is None else value.reshape(-1)
             elif value is not None:
                 self._waiting[name] = value.detach().reshape(-1).to(_CPU, torch.float32, copy=True)
         self._load_own({(kind, name): tensor for kind, tensors in own.items() for name, tensor in tensors.items()})
@@ -277,7 +311,7 @@ class States:
         def restore() -> None:
             # By name: steps may have given parameters other buckets, or a bucket another compressor.
             for name, (residual, start, stop) in self._places.items():
-                residual.current[start:stop] = kept.get(name, 0.0)  # there may have been none
+                residual.settle()[start:stop] = kept.get(name, 0.0)  # there may have been none
             for state in self._buckets.values():
                 for key, tensor in state.current.items():
                     if key in own and own[key].shape == tensor.shape:
@@ -293,7 +327,7 @@ class States:
         for waiting in self._waiting.values():
             waiting.mul_(factor)
         for residual, start, stop in self._places.values():
-            residual.current[start:stop].mul_(factor)
+            residual.settle()[start:stop].mul_(factor)
         for own in (self._unclaimed, *(state.current for state in self._buckets.values())):
             own.update({key: factor * tensor for key, tensor in own.items() if key[0].startswith(GRADIENT_UNITS)})
 
@@ -304,7 +338,7 @@ class States:
     def _read(self, name: str) -> torch.Tensor | None:
         if name in self._places:
             residual, start, stop = self._places[name]
-            return residual.current[start:stop]
+            return residual.kept.read(slice(start, stop))
         return self._waiting.get(name)
 
 

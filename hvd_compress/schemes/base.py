@@ -153,8 +153,10 @@ def send_residual(compressor: Compressor, work: Work) -> None:
 
     Nothing is remembered afterwards but what rounding to the gradient's dtype takes.
     """
+    if compressor.error_feedback:
+        return
     gradient, residual, pending = work.gradient, work.residual, work.pending
-    if compressor.error_feedback or residual is None or pending is None:
+    if residual is None or pending is None:
         return
     if gradient.dtype == residual.dtype:
         native.accumulate(gradient, residual, out=gradient)

@@ -188,7 +188,7 @@ class SessionBucket:
         if self.flat is not None and self.flat.data_ptr() == flat.data_ptr():
             return
         residual = self.state.residual
-        kept = (residual.current, residual.pending) if residual is not None else ()
+        kept = residual.memory if residual is not None else ()
         self.flat, self._workspace = flat, self.lane.workspace(flat, *kept)
 
     @property

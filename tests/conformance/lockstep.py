@@ -32,7 +32,7 @@ class Exchanged:
 
 def fresh(compressor: Compressor, layout: Layout) -> BucketState:
     """Return what a rank remembers of a bucket before its first step."""
-    residual = Residual(torch.zeros(layout.numel), torch.zeros(layout.numel)) if compressor.error_feedback else None
+    residual = Residual.zeros(layout.numel) if compressor.error_feedback else None
     return BucketState(residual, dict(compressor.new_state(layout, CPU)))
 
 

@@ -82,7 +82,9 @@ class Guarded:
         compressor = TABLE[name]
         drawn = torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(self.rank))
         zeros = torch.zeros(LAYOUT.numel)
-        residual = Residual(self.buffer(zeros), self.buffer(zeros)) if compressor.error_feedback else None
+        residual = (
+            Residual(self.buffer(zeros), self.buffer(zeros), may_defer=True) if compressor.error_feedback else None
+        )
         state = BucketState(residual, dict(compressor.new_state(LAYOUT, CPU)))
         hosts = tuple(range(SIZE))
         return Work(self.buffer(drawn), LAYOUT, step, 0, 1 / SIZE, state, self.rank, hosts=hosts)

@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 FUNCTION = re.compile(r"^\.text\.(\S+):\n(.*?)(?=^\.text\.|\Z)", re.MULTILINE | re.DOTALL)
-INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)\s*(.*?);")
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)\s*(.*?);|^(\.L_x_\d+):", re.MULTILINE)
+LABEL = "label"
 REGISTER = re.compile(r"\bR(\d+)\b")
 NO_RESULT = ("ST", "RED", "ATOM", "BAR", "EXIT", "BRA")
 WIDTHS = {8: (".64", 2), 16: (".128", 4)}
@@ -23,7 +24,7 @@ class Function:
 
     Attributes:
         name: mangled.
-        instructions: (opcode, operands), in the order of their addresses.
+        instructions: (opcode, operands), in the order of their addresses; LABEL where a branch may lead.
     """
 
     name: str
@@ -35,6 +36,8 @@ class Function:
         pending: set[int] = set()
         most = 0
         for opcode, operands in self.instructions:
+            if opcode == LABEL:  # from elsewhere, nothing is under way
+                pending = set()
             named = [int(number) for number in REGISTER.findall(operands)]
             is_load = opcode.startswith("LDG") and suffix in opcode
             used = named if opcode.startswith(NO_RESULT) else named[1:]
@@ -53,7 +56,8 @@ def functions(cubin: Path) -> Iterator[Function]:
     """Disassemble all kernels of a cubin."""
     text = subprocess.run([_nvdisasm(), "-c", cubin], capture_output=True, text=True, check=True).stdout
     for name, body in FUNCTION.findall(text):
-        yield Function(name, INSTRUCTION.findall(body))
+        found = INSTRUCTION.findall(body)
+        yield Function(name, [(LABEL, "") if label else (opcode, operands) for opcode, operands, label in found])
 
 
 def _nvdisasm() -> Path:

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../sign/kernels.hpp"
-#include "../topk/kernels.hpp"
+#include "../topk/state.hpp"
 #include "hvd_compress/mstopk.hpp"
 
 namespace hvd_compress::cuda {

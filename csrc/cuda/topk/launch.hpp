@@ -1,7 +1,7 @@
 #pragma once
 
 #include "../launch.hpp"
-#include "kernels.hpp"
+#include "emit.hpp"
 
 namespace hvd_compress::cuda {
 

@@ -3,6 +3,7 @@
 
 #include "../launch.hpp"
 #include "../sample/launch.hpp"
+#include "collect.hpp"
 #include "hvd_compress/dispatch.hpp"
 #include "hvd_compress/topk.hpp"
 #include "launch.hpp"

@@ -5,7 +5,7 @@
 // once. Each element is read and written once, by one multiprocessor, which pays where launches take longer than that.
 #pragma once
 
-#include "kernels.hpp"
+#include "digits.hpp"
 
 namespace hvd_compress::cuda {
 

@@ -8,10 +8,12 @@ import torch
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Input
-from hvd_compress.compressors.efsign import EFSign
+from hvd_compress.compressors.efsign import EFSign, SentSigns
 from hvd_compress.compressors.topk import TopK
 from hvd_compress.feedback.states import BucketState, Residual, States
 from hvd_compress.payload import Payload
+from hvd_compress.schemes.allgather import AllGather
+from hvd_compress.schemes.base import Work
 
 LAYOUT = Layout.of(700, (30, 41), 3, 5000)
 STEPS = 5
@@ -57,7 +59,47 @@ def test_steps_of_a_bucket_take_one_pass(monkeypatch: pytest.MonkeyPatch) -> Non
     for number in range(STEPS):
         step(EFSign(), state, number)
         assert state.residual is not None
-        assert state.residual.kept.owed is not None
+        assert state.residual.kept.deferred is not None
+
+
+def test_its_scheme_does_not_ask_for_the_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take more passes than are spared."""
+    monkeypatch.setattr(SentSigns, "subtracted", None)
+    state = States().bind(LAYOUT)
+    for number in range(STEPS):
+        work = Work(gradient(number), LAYOUT, number, 0, 0.5, state)
+        AllGather(EFSign()).exchange(work, 0, 2).encode()
+        state.commit()
+        assert state.residual is not None
+        assert state.residual.kept.deferred is not None
+
+
+def test_who_reads_the_residual_changes_nothing() -> None:
+    """A checkpoint may be written by another thread, while a step reads the same memory."""
+    states = States()
+    state = states.bind(LAYOUT)
+    step(EFSign(), state, 0)
+    assert state.residual is not None
+    before, deferred = state.residual.kept.memory.clone(), state.residual.kept.deferred
+    states.state_dict()
+    states.keep()
+    state.residual.square_norm()
+    assert torch.equal(state.residual.kept.memory, before)
+    assert state.residual.kept.deferred is deferred
+
+
+def test_what_a_step_leaves_can_be_read_in_it() -> None:
+    """By a probe: then it is the residual."""
+    state, other = States().bind(LAYOUT), in_two_passes()
+    for number in range(STEPS):
+        for own in (state, other):
+            EFSign().encode(Input(gradient(number), LAYOUT, number, 0, 1.0, own))
+        assert state.residual is not None
+        assert other.residual is not None
+        assert torch.equal(state.residual.pending, other.residual.pending)
+        state.commit()
+        other.commit()
+    assert torch.equal(current(state), current(other))
 
 
 def test_the_residual_can_be_read_between_steps() -> None:

@@ -54,7 +54,9 @@ def steps(
     """
     rank, size = engine.rank, engine.world_size
     layout = Layout(LAYOUT.names, LAYOUT.shapes, dtype)
-    residual = Residual(torch.zeros(NUMEL) if first is None else first.clone(), torch.full((NUMEL,), 77.0))
+    residual = Residual(
+        torch.zeros(NUMEL) if first is None else first.clone(), torch.full((NUMEL,), 77.0), may_defer=True
+    )
     state = BucketState(residual, dict(compressor.new_state(layout, torch.device("cpu"))))
     built = schemes.build(compressor, Path(scheme))
     for step in range(count):

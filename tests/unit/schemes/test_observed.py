@@ -29,7 +29,7 @@ def work(rank: int, dtype: torch.dtype = torch.float32, ks: tuple[int, ...] | No
     generator = torch.Generator().manual_seed(rank)
     gradient = (torch.randn(NUMEL, generator=generator) ** 3).to(dtype)
     residual = torch.randn(NUMEL, generator=generator)
-    state = BucketState(Residual(residual, torch.full((NUMEL,), torch.nan)))
+    state = BucketState(Residual(residual, torch.full((NUMEL,), torch.nan), may_defer=True))
     return Work(gradient, Layout.of(NUMEL, dtype=dtype), 0, 0, 0.5, state, probe=Probe(ks=ks))
 
 

@@ -29,7 +29,7 @@ def make_work(rank: int, step: int = 0) -> Work:
         step=step,
         bucket=0,
         scale=1 / SIZE,
-        state=BucketState(Residual(torch.zeros(NUMEL), torch.empty(NUMEL))),
+        state=BucketState(Residual.zeros(NUMEL)),
     )
 
 

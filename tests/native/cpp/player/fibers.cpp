@@ -28,9 +28,10 @@ constexpr std::size_t kStackBytes = std::size_t{256} << 10;
 constexpr std::size_t kMemoryBytes = std::size_t{512} << 20;
 constexpr std::size_t kWidest = 16;  // bytes of a shuffle
 constexpr int kTurnsPerYield = 16;   // an atomic is followed by another thread's turn once in so many times
-constexpr unsigned char kPoison = 0xa5;
-constexpr int kFailed = 66;  // the program's exit status
+constexpr std::size_t kGap = 256;    // bytes behind what is allocated, which nobody may use
+constexpr int kFailed = 66;          // the program's exit status
 
+enum class Use { kRead, kWrite, kAdd };
 enum class State { kRuns, kInBarrier, kInShuffle, kOver };
 
 struct Block {
@@ -39,7 +40,7 @@ struct Block {
     Stamp since = 0;
     void* shared = nullptr;
     std::size_t shared_offset = 0;
-    std::vector<Stamp> acquired;
+    Released acquired, acquires;  // by its threads now, and from its next barrier on
     int in_barrier = 0, over = 0;
     std::uintptr_t barrier = 0;  // where its first thread waits
     bool runs = false;
@@ -47,6 +48,7 @@ struct Block {
 
 struct Warp {
     int in_shuffle = 0;
+    std::uintptr_t shuffle = 0;  // where its first thread waits
     unsigned turn = 0;
 };
 
@@ -74,7 +76,11 @@ char* map(std::size_t bytes) {
 
 class Player {
   public:
-    Player() : memory_(map(kMemoryBytes)), races_(kMemoryBytes), fibers_(kBlocksAtOnce * kMostThreads) {
+    Player()
+        : memory_(map(kMemoryBytes)),
+          given_(map(kMemoryBytes)),
+          races_(kMemoryBytes),
+          fibers_(kBlocksAtOnce * kMostThreads) {
         char* const stacks = map(fibers_.size() * kStackBytes);
         for (std::size_t i = 0; i < fibers_.size(); ++i) fibers_[i].stack = stacks + i * kStackBytes;
     }
@@ -86,18 +92,20 @@ class Player {
     player::Totals totals() const { return {findings_, turns_, accesses_}; }
 
     void* allocate(std::size_t bytes) {
-        const std::size_t offset = (used_ + 255) / 256 * 256;
+        const std::size_t offset = (used_ + kGap + 255) / 256 * 256;
         if (offset + bytes > kMemoryBytes) {
             std::fputs("the device's memory is full\n", stderr);
             std::exit(1);
         }
         used_ = offset + bytes;
-        std::memset(memory_ + offset, kPoison, bytes);
+        std::memset(memory_ + offset, poison(), bytes);
+        std::memset(given_ + offset, 1, bytes);
         races_.forget(offset, bytes);
         return memory_ + offset;
     }
 
-    void free_all() { used_ = 0; }
+    void free_all() { free_from(0); }
+    unsigned char poison() const { return static_cast<unsigned char>(0x5a + random_ % 64); }
 
     void launch(const char* name, int threads, std::int64_t count, std::size_t shared_bytes, Body* body,
                 const void* kernel) {
@@ -122,7 +130,7 @@ class Player {
             if (std::none_of(blocks_, blocks_ + kBlocksAtOnce, [](const Block& block) { return block.runs; })) break;
             give_turns();
         }
-        used_ = used;
+        free_from(used);
     }
 
     void barrier(std::uintptr_t place) {
@@ -135,13 +143,13 @@ class Player {
         leave();
     }
 
-    void exchange(const void* mine, void* other, std::size_t bytes, int lane) {
-        const unsigned turn = send(mine, bytes);
+    void exchange(const void* mine, void* other, std::size_t bytes, int lane, std::uintptr_t place) {
+        const unsigned turn = send(mine, bytes, place);
         std::memcpy(other, first_of_warp()[lane].sent[turn], bytes);
     }
 
-    std::uint32_t ballot(bool x) {
-        const unsigned turn = send(&x, sizeof x);
+    std::uint32_t ballot(bool x, std::uintptr_t place) {
+        const unsigned turn = send(&x, sizeof x, place);
         std::uint32_t all = 0;
         for (int lane = 0; lane < kWarp; ++lane) {
             all |= static_cast<std::uint32_t>(first_of_warp()[lane].sent[turn][0]) << lane;
@@ -154,10 +162,10 @@ class Player {
         meet(place, "atomic");
         const bool left_out = is_left_out(place);
         if (draw(kTurnsPerYield) == 0) leave();
-        if (left_out) access(at, sizeof *at, place, false, false);
+        if (left_out) access(at, sizeof *at, place, Use::kRead);
         const T before = *at;
         if (left_out) leave();
-        access(at, sizeof *at, place, true, !left_out);
+        access(at, sizeof *at, place, left_out ? Use::kWrite : Use::kAdd);
         *at = f(before);
         return before;
     }
@@ -165,29 +173,31 @@ class Player {
     std::uint32_t take_ticket(std::uint32_t* at, std::uintptr_t place) {
         meet(place, "ticket");
         Block& block = *now_->block;
-        if (!is_left_out(place)) block.acquired = races_.take_ticket(block.number, block.since);
-        access(at, sizeof *at, place, true, true);
+        if (!is_left_out(place)) block.acquires = races_.take_ticket(at, block.number, block.since);
+        access(at, sizeof *at, place, Use::kAdd);
         return (*at)++;
     }
 
-    void access(const void* data, std::size_t bytes, std::uintptr_t place, bool writes, bool atomic,
-                std::size_t alignment = 1) {
+    void access(const void* data, std::size_t bytes, std::uintptr_t place, Use use, std::size_t alignment = 1) {
         if (now_ == nullptr) return;
         ++accesses_;
         const auto at = reinterpret_cast<std::uintptr_t>(data);
         if (at % alignment != 0) find("misaligned", place);
         const std::size_t offset = at - reinterpret_cast<std::uintptr_t>(memory_);
-        if (offset >= kMemoryBytes) return elsewhere(at, place, writes);
+        if (offset >= kMemoryBytes) return elsewhere(at, place, use != Use::kRead);
+        if (bytes > 0 && (given_[offset] == 0 || given_[offset + bytes - 1] == 0)) find("beyond-memory", place);
         const Accessor who{now_->block->since + static_cast<Stamp>(now_->thread), now_->block->since,
                            now_->block->number, &now_->block->acquired};
-        const bool ordered = writes ? races_.write(who, offset, bytes, atomic) : races_.read(who, offset, bytes);
+        const bool ordered = use == Use::kRead    ? races_.read(who, offset, bytes)
+                             : use == Use::kWrite ? races_.write(who, offset, bytes)
+                                                  : races_.add(who, offset, bytes);
         if (!ordered) find("race", place);
     }
 
     void find(const char* what, std::uintptr_t place) {
         ++findings_;
         if (found_.insert({what, place}).second) {
-            std::printf("%s %#zx thread %d of block %lld of %lld, %s\n", what, place, now_ ? now_->thread : -1,
+            std::printf("%s 0x%zx thread %d of block %lld of %lld, %s\n", what, place, now_ ? now_->thread : -1,
                         now_ ? static_cast<long long>(now_->block->index) : -1LL, static_cast<long long>(count_),
                         name_);
             std::fflush(stdout);
@@ -196,16 +206,22 @@ class Player {
     }
 
     void print_places() const {
-        for (const auto& [place, what] : met_) std::printf("%s %#zx\n", what, place);
+        for (const auto& [place, what] : met_) std::printf("%s 0x%zx\n", what, place);
     }
 
   private:
+    void free_from(std::size_t offset) {
+        std::memset(given_ + offset, 0, used_ - offset);
+        used_ = offset;
+    }
+
     // Waits until all of the warp have sent, and returns where they have.
-    unsigned send(const void* mine, std::size_t bytes) {
+    unsigned send(const void* mine, std::size_t bytes, std::uintptr_t place) {
         Fiber& own = *now_;
         const unsigned turn = own.warp->turn % 2;
         std::memcpy(own.sent[turn], mine, bytes);
-        ++own.warp->in_shuffle;
+        if (own.warp->in_shuffle++ == 0) own.warp->shuffle = place;
+        if (own.warp->shuffle != place) find("divergent-shuffle", place);
         own.state = State::kInShuffle;
         leave();
         return turn;
@@ -245,9 +261,10 @@ class Player {
 
     void begin(int slot, std::int64_t index, std::uint32_t number, std::size_t shared_bytes) {
         Block& block = blocks_[slot];
-        std::memset(block.shared, kPoison, shared_bytes);
+        std::memset(block.shared, poison(), shared_bytes);
         races_.forget(block.shared_offset, shared_bytes);
         block.acquired.clear();
+        block.acquires.clear();
         block.index = index, block.number = number, block.in_barrier = block.over = 0, block.runs = true;
         block.since = races_.begin_epoch(number, threads_);
         for (int thread = 0; thread < threads_; ++thread) {
@@ -284,6 +301,11 @@ class Player {
         for (const Block& block : blocks_) {
             if (block.runs && block.in_barrier > 0) return block.barrier;
         }
+        for (const auto& warps : warps_) {
+            for (const Warp& warp : warps) {
+                if (warp.in_shuffle > 0) return warp.shuffle;
+            }
+        }
         return 0;
     }
 
@@ -297,6 +319,7 @@ class Player {
     void end_barrier(Block& block) {
         block.in_barrier = 0;
         block.since = races_.begin_epoch(block.number, threads_);
+        block.acquired = block.acquires;
         Fiber* const first = &fibers_[static_cast<std::size_t>((&block - blocks_) * kMostThreads)];
         for (int thread = 0; thread < threads_; ++thread) first[thread].state = State::kRuns;
     }
@@ -326,7 +349,7 @@ class Player {
 
     static constexpr std::size_t kMostArgumentBytes = 32768;
 
-    char* memory_;
+    char *memory_, *given_;  // the second says of each byte whether it is allocated
     std::size_t used_ = 0;
     Races races_;
     std::vector<Fiber> fibers_;
@@ -369,9 +392,10 @@ void Player::run() {
 int thread() { return the_player().now()->thread; }
 void barrier() { the_player().barrier(HVD_COMPRESS_PLACE); }
 void exchange(const void* mine, void* other, std::size_t bytes, int lane) {
-    the_player().exchange(mine, other, bytes, lane);
+    the_player().exchange(mine, other, bytes, lane, HVD_COMPRESS_PLACE);
 }
-std::uint32_t ballot(bool x) { return the_player().ballot(x); }
+unsigned char poison() { return the_player().poison(); }
+std::uint32_t ballot(bool x) { return the_player().ballot(x, HVD_COMPRESS_PLACE); }
 std::uint32_t atomic_add(std::uint32_t* at, std::uint32_t value) {
     return the_player().atomic(at, HVD_COMPRESS_PLACE, [=](std::uint32_t before) { return before + value; });
 }
@@ -386,7 +410,7 @@ Count atomic_min(Count* at, Count value) {
 }
 std::uint32_t take_ticket(std::uint32_t* at) { return the_player().take_ticket(at, HVD_COMPRESS_PLACE); }
 void store_same(std::int32_t* at, std::int32_t value) {
-    the_player().access(at, sizeof *at, HVD_COMPRESS_PLACE, true, true);
+    the_player().access(at, sizeof *at, HVD_COMPRESS_PLACE, Use::kAdd);
     *at = value;
 }
 void launch(const char* name, int threads, std::int64_t blocks, std::size_t shared_bytes, Body* body,
@@ -409,29 +433,27 @@ void print_places() { the_player().print_places(); }
 // What -fsanitize=thread makes of the accesses of a kernel (GCC's and LLVM's interface, in the place of their runtime).
 using namespace hvd_compress::fibers;
 
-#define HVD_COMPRESS_TOUCHED(name, bytes, writes)                                                                     \
-    void __tsan_##name##bytes(void* at) { the_player().access(at, bytes, HVD_COMPRESS_PLACE, writes, false, bytes); } \
-    void __tsan_unaligned_##name##bytes(void* at) { the_player().access(at, bytes, HVD_COMPRESS_PLACE, writes, false); }
+#define HVD_COMPRESS_TOUCHED(name, bytes, use)                                                                   \
+    void __tsan_##name##bytes(void* at) { the_player().access(at, bytes, HVD_COMPRESS_PLACE, Use::use, bytes); } \
+    void __tsan_unaligned_##name##bytes(void* at) { the_player().access(at, bytes, HVD_COMPRESS_PLACE, Use::use); }
 
 extern "C" {
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
-HVD_COMPRESS_TOUCHED(read, 1, false)
-HVD_COMPRESS_TOUCHED(read, 2, false)
-HVD_COMPRESS_TOUCHED(read, 4, false)
-HVD_COMPRESS_TOUCHED(read, 8, false)
-HVD_COMPRESS_TOUCHED(read, 16, false)
-HVD_COMPRESS_TOUCHED(write, 1, true)
-HVD_COMPRESS_TOUCHED(write, 2, true)
-HVD_COMPRESS_TOUCHED(write, 4, true)
-HVD_COMPRESS_TOUCHED(write, 8, true)
-HVD_COMPRESS_TOUCHED(write, 16, true)
-void __tsan_read_range(void* at, std::size_t bytes) {
-    the_player().access(at, bytes, HVD_COMPRESS_PLACE, false, false);
-}
+HVD_COMPRESS_TOUCHED(read, 1, kRead)
+HVD_COMPRESS_TOUCHED(read, 2, kRead)
+HVD_COMPRESS_TOUCHED(read, 4, kRead)
+HVD_COMPRESS_TOUCHED(read, 8, kRead)
+HVD_COMPRESS_TOUCHED(read, 16, kRead)
+HVD_COMPRESS_TOUCHED(write, 1, kWrite)
+HVD_COMPRESS_TOUCHED(write, 2, kWrite)
+HVD_COMPRESS_TOUCHED(write, 4, kWrite)
+HVD_COMPRESS_TOUCHED(write, 8, kWrite)
+HVD_COMPRESS_TOUCHED(write, 16, kWrite)
+void __tsan_read_range(void* at, std::size_t bytes) { the_player().access(at, bytes, HVD_COMPRESS_PLACE, Use::kRead); }
 void __tsan_write_range(void* at, std::size_t bytes) {
-    the_player().access(at, bytes, HVD_COMPRESS_PLACE, true, false);
+    the_player().access(at, bytes, HVD_COMPRESS_PLACE, Use::kWrite);
 }
 // Of std::atomic, which the host's side of a launcher uses.
 int __tsan_atomic32_load(const volatile int* at, int) { return *at; }

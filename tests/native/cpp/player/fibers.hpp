@@ -23,6 +23,9 @@ void barrier();
 // As __shfl_sync() of a full warp: `other` becomes the `bytes` of `mine` of a lane.
 void exchange(const void* mine, void* other, std::size_t bytes, int lane);
 
+// What memory and registers hold before something is written to them, in every byte: another value in each run.
+unsigned char poison();
+
 // As __ballot_sync() of a full warp.
 std::uint32_t ballot(bool x);
 

@@ -272,6 +272,25 @@ void quantize(const Layout& layout, Norm norm_kind, int bits, Kind kind, std::in
     fed.out.print("sum");
 }
 
+// Without a residual, from more ranks than addresses travel with a small launch.
+void many_blocks(const Layout& layout, std::int64_t n) {
+    const BlockFormat format{4, 128, BlockFit::kMax};
+    const Tensor grad(layout.grad, drawn(n, Kind::kNormal, 1), layout.offset), sum(layout.wide, n, layout.offset);
+    const Device<std::uint8_t> codes(block_code_bytes(n, 4)), again(block_code_bytes(n, 4));
+    const Device<std::uint16_t> units(block_count(n, 128)), units_again(block_count(n, 128));
+    const Device<std::int32_t> finite(1);
+    const ConstArray nothing{nullptr, DType::kFloat32};
+    check(cuda::block_quantize(grad.read(), nothing, {nullptr, DType::kFloat32}, n, format, nullptr, codes.data,
+                               units.data, nullptr));
+    codes.print("codes");
+    const std::vector<BlockCodes> sources(40, BlockCodes{codes.data, units.data});
+    check(cuda::block_sum(sources.data(), 40, n, format, 0.025f, sum.write(), finite.data, nullptr));
+    sum.print("sum");
+    check(cuda::block_sum_quantize(grad.read(), sources.data(), 40, 40, {nullptr, DType::kFloat32}, n, format, nullptr,
+                                   again.data, units_again.data, nullptr));
+    again.print("codes of sum");
+}
+
 void blocks(const Layout& layout, BlockFormat format, bool random, Kind kind, std::int64_t n) {
     constexpr int kRanks = 3;
     const RandomKey key{5, 6, 7};
@@ -350,9 +369,31 @@ void scatter(const Layout& layout, bool good, std::int64_t n) {
     out.print("out");
 }
 
-void elias_fano(bool good, std::int64_t n) {
+// More lists than one launch is told of, some of them empty, with values of the dtype of the result.
+void many_lists(const Layout& layout, std::int64_t n) {
     const Faults faults;
-    const Device<std::int32_t> indices = some_indices(n, 3);
+    const Tensor out(layout.grad, n, layout.offset);
+    std::vector<SparseList> lists;
+    for (unsigned rank = 0; rank < 70; ++rank) {
+        const Device<std::int32_t> indices = some_indices(rank % 9 == 0 ? 0 : n, rank);
+        const auto count = static_cast<std::int64_t>(indices.count);
+        lists.push_back({indices.data, Tensor(layout.grad, drawn(count, Kind::kNormal, rank), 0).data, count});
+    }
+    check(cuda::scatter_lists(lists.data(), 70, layout.grad, out.write(), n, 0.2f, true, faults.fault(), nullptr));
+    out.print("lists");
+    faults.first.print("fault");
+}
+
+// `dense` indices are so close that none of their bits is low.
+Device<std::int32_t> dense_indices(std::int64_t n) {
+    const Device<std::int32_t> indices(n - n / 4);
+    for (std::size_t i = 0; i < indices.count; ++i) indices.data[i] = static_cast<std::int32_t>(i + i / 3);
+    return indices;
+}
+
+void elias_fano(bool good, std::int64_t n, bool dense = false) {
+    const Faults faults;
+    const Device<std::int32_t> indices = dense ? dense_indices(n) : some_indices(n, 3);
     const auto count = static_cast<std::int64_t>(indices.count);
     if (!good) indices.data[count / 2] = 0;
     const EliasFano code = hvd_compress::elias_fano(n, count);
@@ -427,6 +468,29 @@ std::vector<Case> all_cases() {
             }
             add("ternary/" + name, [=] { blocks(layout, {2, 256, BlockFit::kTernary}, false, kind, kNumel); });
         }
+        // Around the ends of what there is: no element, fewer than a warp has threads, none selected, all selected.
+        for (const std::int64_t n : {0, 1, 31, 20011}) {
+            const std::string name = own + "/" + std::to_string(n);
+            for (const std::int64_t k : {std::int64_t{0}, n / 2, n}) {
+                add("topk-ends/" + name + "/" + std::to_string(k), [=] {
+                    topk(layout, TopkWay::kRadix, Kind::kTies, n, k);
+                    mstopk(layout, Kind::kTies, n, k);
+                });
+            }
+            if (n > 31) continue;
+            add("ends/" + name, [=] {
+                sign(layout, Kind::kNormal, n);
+                quantize(layout, Norm::kL2, 8, Kind::kNormal, n);
+                accumulate(layout, Kind::kNormal, n);
+                threshold(layout, true, Kind::kNormal, n);
+                curve(layout, Kind::kNormal, n);
+                many_lists(layout, n);
+            });
+        }
+        add("sign/zeros/" + own, [=] { sign(layout, Kind::kZeros, kNumel); });
+        add("quantize-zeros/" + own, [=] { quantize(layout, Norm::kMax, 8, Kind::kZeros, kNumel); });
+        add("many-blocks/" + own, [=] { many_blocks(layout, kNumel); });
+        add("many-lists/" + own, [=] { many_lists(layout, kNumel); });
         add("topk-misled/" + own, [=] { topk(layout, TopkWay::kBracket, Kind::kMisleading, kNumel, 300); });
         add("threshold-momentum/" + own, [=] { threshold(layout, true, Kind::kNormal, kNumel); });
         add("scatter/" + own, [=] { scatter(layout, true, kNumel); });
@@ -437,7 +501,10 @@ std::vector<Case> all_cases() {
     add("topk-bracket/large", [] { topk(kLayouts[5], TopkWay::kBracket, Kind::kWide, kLarge, 40000); });
     add("curve/large", [] { curve(kLayouts[0], Kind::kWide, 1100003); });
     add("threshold/large", [] { threshold(kLayouts[0], false, Kind::kNormal, kLarge); });
+    add("curve/large-bf16", [] { curve(kLayouts[4], Kind::kNormal, 1100003); });
     add("elias-fano", [] { elias_fano(true, 400003); });
+    add("elias-fano-dense", [] { elias_fano(true, 4000, true); });
+    add("elias-fano-nothing", [] { elias_fano(true, 0); });
     add("elias-fano-bad", [] { elias_fano(false, 400003); });
     return cases;
 }

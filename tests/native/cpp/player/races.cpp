@@ -28,7 +28,7 @@ void Races::begin_launch() {
 Stamp Races::begin_epoch(std::uint32_t block, int threads) {
     const Stamp first = next_;
     next_ += static_cast<Stamp>(threads);
-    if (next_ >= kAtomic) {
+    if (next_ >= ~Stamp{0} - 4096) {
         std::fputs("too many barriers for one run: play fewer cases at once\n", stderr);
         std::exit(1);
     }
@@ -36,42 +36,78 @@ Stamp Races::begin_epoch(std::uint32_t block, int threads) {
     return first;
 }
 
-std::vector<Stamp> Races::take_ticket(std::uint32_t block, Stamp since) {
-    released_.resize(std::max(released_.size(), std::size_t{block} + 1));
-    released_[block] = since;
-    return released_;
+const Released& Races::take_ticket(const void* at, std::uint32_t block, Stamp since) {
+    Released& released = released_[at];
+    released.resize(std::max(released.size(), std::size_t{block} + 1));
+    released[block] = since;
+    return released;
 }
 
 void Races::forget(std::size_t offset, std::size_t bytes) {
     std::memset(static_cast<void*>(cells_ + offset), 0, bytes * sizeof(Cell));
 }
 
+bool Races::is_of(Stamp stamp, const Accessor& who) const {
+    return stamp >= launch_ && blocks_[(stamp - launch_) / kStep] == who.block;
+}
+
 bool Races::is_unordered(Stamp stamp, const Accessor& who) const {
-    stamp &= ~kAtomic;
     if (stamp < launch_ || stamp == who.stamp) return false;
     const std::uint32_t block = blocks_[(stamp - launch_) / kStep];
     if (block == who.block) return stamp >= who.since;
     return block >= who.acquired->size() || stamp >= (*who.acquired)[block];
 }
 
+bool Races::are_unordered(const Users& users, const Accessor& who) const {
+    bool unordered = false;
+    for (const auto& pair : users.of) {
+        for (const Stamp stamp : pair) unordered |= is_unordered(stamp, who);
+    }
+    return unordered;
+}
+
+void Races::note(Users& users, const Accessor& who) const {
+    // The pair of this block; else one that no block has in this launch.
+    for (auto& pair : users.of) {
+        if (!is_of(pair[0], who)) continue;
+        if (pair[0] == who.stamp || pair[1] == who.stamp) return;
+        const bool both = is_unordered(pair[0], who);
+        pair[both] = who.stamp;
+        if (!both) pair[1] = 0;
+        return;
+    }
+    for (auto& pair : users.of) {
+        if (pair[0] >= launch_) continue;
+        pair[0] = who.stamp;
+        pair[1] = 0;
+        return;
+    }
+}
+
 bool Races::read(const Accessor& who, std::size_t offset, std::size_t bytes) {
     bool ordered = true;
     for (Cell* cell = cells_ + offset; cell < cells_ + offset + bytes; ++cell) {
-        ordered &= !is_unordered(cell->writer, who);
-        if (cell->readers[0] == who.stamp || cell->readers[1] == who.stamp) continue;
-        // The one that goes is ordered before this one, if one of them is.
-        const bool second = is_unordered(cell->readers[0], who);
-        cell->readers[second] = who.stamp;
+        ordered &= !is_unordered(cell->writer, who) && !are_unordered(cell->adders, who);
+        note(cell->readers, who);
     }
     return ordered;
 }
 
-bool Races::write(const Accessor& who, std::size_t offset, std::size_t bytes, bool atomic) {
+bool Races::write(const Accessor& who, std::size_t offset, std::size_t bytes) {
     bool ordered = true;
     for (Cell* cell = cells_ + offset; cell < cells_ + offset + bytes; ++cell) {
-        ordered &= (atomic && (cell->writer & kAtomic) != 0) || !is_unordered(cell->writer, who);
-        for (const Stamp reader : cell->readers) ordered &= !is_unordered(reader, who);
-        cell->writer = who.stamp | (atomic ? kAtomic : 0);
+        ordered &= !is_unordered(cell->writer, who) && !are_unordered(cell->adders, who);
+        ordered &= !are_unordered(cell->readers, who);
+        cell->writer = who.stamp;
+    }
+    return ordered;
+}
+
+bool Races::add(const Accessor& who, std::size_t offset, std::size_t bytes) {
+    bool ordered = true;
+    for (Cell* cell = cells_ + offset; cell < cells_ + offset + bytes; ++cell) {
+        ordered &= !is_unordered(cell->writer, who) && !are_unordered(cell->readers, who);
+        note(cell->adders, who);
     }
     return ordered;
 }

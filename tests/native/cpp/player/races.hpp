@@ -1,8 +1,9 @@
-// Who last read and wrote each byte of the device's memory, and whether that was ordered before who does it now.
+// Who last used each byte of the device's memory, and whether that was ordered before who does it now.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <vector>
 
 namespace hvd_compress::fibers {
@@ -10,11 +11,14 @@ namespace hvd_compress::fibers {
 // A thread between two barriers. Threads of a block have neighbouring stamps, those of a later time larger ones.
 using Stamp = std::uint32_t;
 
+// Of each block: what is below was released.
+using Released = std::vector<Stamp>;
+
 struct Accessor {
     Stamp stamp;  // of the thread, now
     Stamp since;  // of its block's first thread: what is below was before its last barrier
     std::uint32_t block;
-    const std::vector<Stamp>* acquired;  // of each block: what is below was before this one's ticket
+    const Released* acquired;  // before its last barrier
 };
 
 class Races {
@@ -27,31 +31,39 @@ class Races {
     // Stamps for the threads of a block, from now to its next barrier: the first one.
     Stamp begin_epoch(std::uint32_t block, int threads);
 
-    // A block takes a ticket: what lies below `since` of it is released, and what blocks have released, returned.
-    std::vector<Stamp> take_ticket(std::uint32_t block, Stamp since);
+    // A block takes a ticket at an address: what lies below `since` of it is released to who takes a later one there.
+    // Returns what it acquires: what was released there before.
+    const Released& take_ticket(const void* at, std::uint32_t block, Stamp since);
 
     // Memory from `offset` on is as if nobody had used it.
     void forget(std::size_t offset, std::size_t bytes);
 
     // Whether the access is ordered after all others that it does not get on with.
     bool read(const Accessor& who, std::size_t offset, std::size_t bytes);
-    bool write(const Accessor& who, std::size_t offset, std::size_t bytes, bool atomic);
+    bool write(const Accessor& who, std::size_t offset, std::size_t bytes);
+    bool add(const Accessor& who, std::size_t offset, std::size_t bytes);  // an atomic
 
   private:
-    // Of all readers since the last write two are known: of different threads, if there were two, and the first one of
-    // another block, if there was one.
-    struct Cell {
-        Stamp writer, readers[2];
+    // Of all who did the same, two threads each of two blocks, where there are as many whom nothing orders: one of them
+    // is another one than who comes next, and one of another block.
+    struct Users {
+        Stamp of[2][2];
     };
-    static constexpr Stamp kAtomic = 1u << 31;
+    struct Cell {
+        Stamp writer;
+        Users readers, adders;
+    };
     static constexpr int kStep = 32;  // of stamps: a block has a multiple of so many threads
 
     bool is_unordered(Stamp stamp, const Accessor& who) const;
+    bool are_unordered(const Users& users, const Accessor& who) const;
+    bool is_of(Stamp stamp, const Accessor& who) const;
+    void note(Users& users, const Accessor& who) const;
 
     Cell* cells_;
     Stamp launch_ = kStep, next_ = kStep;
     std::vector<std::uint32_t> blocks_;  // of each kStep stamps of this launch
-    std::vector<Stamp> released_;        // of each block
+    std::map<const void*, Released> released_;
 };
 
 }  // namespace hvd_compress::fibers
