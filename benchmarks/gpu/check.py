@@ -64,7 +64,7 @@ def main() -> None: ...
 def run(out: Path, limit_s: float | None, names: tuple[str, ...], scale: str, device: str, headers: Path) -> None:
     """Build, compare, time, capture and train."""
     _begin(device)
-    report = Report(out.resolve(), facts(device, scale))
+    report = Report(out.resolve(), facts(device, scale), goes_on=bool(names))
     limit_s = None if limit_s is None else limit_s - (time.monotonic() - BEGUN_S)
     runner = Runner(report, [f"--device={device}", f"--scale={scale}", f"--cccl={headers.resolve()}"], limit_s)
     for name in PARTS:
@@ -75,7 +75,9 @@ def run(out: Path, limit_s: float | None, names: tuple[str, ...], scale: str, de
 
 @main.command(SANITIZERS)
 @out_option
-@click.option("--each-s", default=120.0, show_default=True, help="Seconds that each tool may take.")
+@click.option(
+    "--each-s", type=click.FloatRange(min=1), default=120.0, show_default=True, help="Seconds that each tool may take."
+)
 @click.option("--tool", "tools", type=click.Choice(list(TOOLS)), multiple=True, help="These alone.  [default: all]")
 def sanitizers(out: Path, each_s: float, tools: tuple[str, ...]) -> None:
     """Run small inputs under compute-sanitizer; build before, where `run` has not."""
@@ -146,7 +148,7 @@ def facts(device: str, scale: str) -> dict[str, str]:
 
 
 def _end(report: Report) -> None:
-    failures = report.failures
+    failures = report.failures or ([] if report.has_run else ["nothing has run"])
     for failure in failures:
         report.say(f"FAILED: {failure}")
     report.say(f"{report.page}: {len(failures) or 'no'} failure{'s' * (len(failures) != 1)}")

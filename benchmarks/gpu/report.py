@@ -26,15 +26,34 @@ class Report:
 
     def __init__(self, folder: Path, facts: dict[str, Any], goes_on: bool = False) -> None:
         """`goes_on`: add to the report that lies in the folder, if it is of the same machine."""
-        folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._begun_s = folder, time.monotonic()
         self.log, self._json = folder / "log.txt", folder / "report.json"
-        before = json.loads(self._json.read_text()) if goes_on and self._json.exists() else None
-        if before is None or before["facts"]["card"] != facts["card"]:
-            before = None
-            self.log.write_text("")
-        self.found: dict[str, Any] = {"facts": facts, "parts": {}} if before is None else before
-        self.write()
+        self.found: dict[str, Any] = {"facts": facts, "parts": {}}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not (goes_on and self._continues(facts)):
+                self._set_aside()
+            self.write()
+        except OSError as error:
+            raise click.ClickException(f"--out {folder} cannot be written: {error}") from error
+
+    def _continues(self, facts: dict[str, Any]) -> bool:
+        """Take over the report that lies in the folder, if it is of the same machine."""
+        try:
+            before = json.loads(self._json.read_text())
+            if before["facts"]["card"] != facts["card"]:
+                return False
+            self.found = {"facts": before["facts"], "parts": dict(before["parts"])}
+        except (FileNotFoundError, ValueError, LookupError, TypeError):  # none, or one that a transfer has cut off
+            return False
+        return True
+
+    def _set_aside(self) -> None:
+        """Minutes of a GPU that was lent cannot be had again: what an earlier check has found stays, as FILE.before."""
+        for file in (self.log, self._json, *self._folder.glob("gpu-*.md")):
+            if file.exists():
+                file.replace(file.with_name(f"{file.name}.before"))
+        self.log.write_text("")
 
     @property
     def page(self) -> Path:
@@ -57,8 +76,11 @@ class Report:
     def say(self, text: str) -> None:
         line = f"{time.monotonic() - self._begun_s:6.1f} s  {text}"
         click.echo(line)
-        with self.log.open("a") as log:
-            log.write(line + "\n")
+        try:
+            with self.log.open("a") as log:
+                log.write(line + "\n")
+        except OSError as error:  # a full disk: the parts are to run all the same
+            click.echo(f"{self.log}: {error}", err=True)
 
     def last_line(self, start: int) -> str:
         """Return what a process has printed last, from a byte of the log on."""
@@ -95,6 +117,15 @@ class Report:
         self.found["parts"][part]["failure"] = failure
         self.say(f"{part}: FAILED: {failure}")
         self.write()
+
+    @property
+    def has_run(self) -> bool:
+        """Whether anything was looked at."""
+        return any(
+            "value" in item or "failure" in item
+            for part in self.found["parts"].values()
+            for item in part["items"].values()
+        )
 
     @property
     def failures(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 import torch
@@ -29,10 +30,12 @@ class SentSigns:
     def subtracted(self, corrected: torch.Tensor, part: slice) -> torch.Tensor:
         first, last, _ = part.indices(corrected.numel())
         found = corrected[first:last].clone()
-        for span, scale in zip(self.spans, self.scales, strict=True):
-            own = found[max(span.start - first, 0) : max(span.stop - first, 0)]
-            if own.numel():
-                own -= torch.where(own < 0, -scale, scale)
+        # Of those spans alone that the part meets: all parameters of a bucket may be read one by one.
+        begin = bisect_right(self.spans, first, key=lambda span: span.stop)
+        end = bisect_left(self.spans, last, key=lambda span: span.start)
+        for span, scale in zip(self.spans[begin:end], self.scales[begin:end], strict=True):
+            own = found[max(span.start - first, 0) : span.stop - first]
+            own -= torch.where(own < 0, -scale, scale)
         return found
 
 

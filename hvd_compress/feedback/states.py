@@ -115,6 +115,10 @@ class Residual:
     def commit(self) -> None:
         self.kept, self._next, self._is_left = self._next, self.kept, False
 
+    def discard(self) -> None:
+        """What the step has left means nothing."""
+        self._is_left = False
+
     def square_norm(self) -> torch.Tensor:
         """Return ||current||^2, as a tensor () of float64; 65,536 elements stand for more."""
         whole = self.current
@@ -161,6 +165,8 @@ class BucketState:
 
     def discard(self) -> None:
         """A gradient was not finite: the step is not to count."""
+        if self.residual is not None:
+            self.residual.discard()
         self.spare.update(self.pending)
         self.pending.clear()
 

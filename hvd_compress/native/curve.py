@@ -40,7 +40,7 @@ class GainCurve:
         """
         if torch.as_tensor(k).is_floating_point():
             raise ConfigError(f"k = {k} is not a number of elements; for a ratio pass int(ratio * numel)")
-        at = _filled(k, self.counts.device)
+        at = _indices(k, self.counts.device)
         at = at.clamp(min=0).minimum(self.counts[-1])
         above = torch.searchsorted(self.counts, at).clamp(min=1)
         low, high = self.counts[above - 1], self.counts[above]
@@ -67,12 +67,15 @@ def gain_curve(x: torch.Tensor) -> GainCurve:
     return GainCurve(counts, shares)
 
 
-def _filled(k: torch.Tensor | Sequence[int] | int, device: torch.device) -> torch.Tensor:
-    """Numbers travel with the launches that fill a tensor; a copy of pageable memory would make the host wait."""
-    if isinstance(k, torch.Tensor):
-        return k.to(device, torch.int64, non_blocking=True)
+def _indices(k: torch.Tensor | Sequence[int] | int, device: torch.device) -> torch.Tensor:
+    """Return k as int64 on a device: numbers by launches that fill, as the host would wait for a copy to a GPU."""
+    if device.type == "cpu" or isinstance(k, torch.Tensor):
+        return torch.as_tensor(k, dtype=torch.int64).to(device, non_blocking=True)
+    return _filled(k, device)
+
+
+def _filled(k: Sequence[int] | int, device: torch.device) -> torch.Tensor:
     if isinstance(k, Sequence):
-        return (
-            torch.stack([_filled(one, device) for one in k]) if k else torch.empty(0, dtype=torch.int64, device=device)
-        )
+        whole = torch.empty(len(k), dtype=torch.int64, device=device)
+        return torch.stack([_filled(one, device) for one in k]) if k else whole
     return torch.full((), k, dtype=torch.int64, device=device)

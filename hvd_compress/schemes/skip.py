@@ -50,7 +50,7 @@ def keep(work: Work, part: slice) -> None:
     assert work.state.residual is not None
     assert work.residual is not None
     assert work.pending is not None
-    pending, before = work.pending[part], work.state.residual.current[part]
+    pending, before = work.pending[part], work.state.residual.kept.read(part)
     finite = native.accumulate(work.gradient[part], work.residual[part], out=pending)
     if finite is not True:  # of a GPU it is a tensor, into which the host does not look
         kept = torch.as_tensor(finite, dtype=torch.bool, device=pending.device)

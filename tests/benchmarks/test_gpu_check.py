@@ -177,6 +177,7 @@ def test_a_report_goes_on_with_that_of_the_same_card(check: ModuleType, tmp_path
     assert reports.Report(tmp_path, facts, goes_on=True).found == first.found
     assert reports.Report(tmp_path, {**facts, "card": "H100"}, goes_on=True).found["parts"] == {}
     assert reports.Report(tmp_path, facts).found["parts"] == {}
+    assert json.loads((tmp_path / "report.json.before").read_text())["facts"]["card"] == "H100", "minutes of a GPU"
 
 
 def test_a_page_that_cannot_be_written_ends_nothing(check: ModuleType, tmp_path: Path) -> None:

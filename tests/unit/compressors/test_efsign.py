@@ -148,3 +148,15 @@ def test_a_residual_that_decays_is_read_as_it_is() -> None:
             EFSign().encode(Input(gradient(number), LAYOUT, number, 0, 1.0, own, coefficient=0.5))
             own.commit()
     assert torch.equal(current(state), current(other))
+
+
+def test_reading_parameters_one_by_one_looks_at_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout.of(*[7] * 400)
+    states = States()
+    state = states.bind(layout)
+    EFSign().encode(Input(torch.randn(layout.numel), layout, 0, 0, 1.0, state))
+    state.commit()
+    counted, where = [], torch.where
+    monkeypatch.setattr(torch, "where", lambda *arguments: counted.append(1) or where(*arguments))
+    states.state_dict()
+    assert len(counted) == len(layout.names)
