@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import peers
 import torch
 from case import FP32, Case, Cases, Data
 from cases_of_indices import at_indices, codes, scatters
@@ -12,6 +11,7 @@ from cub import CubTopk
 from scales import Scale
 
 from hvd_compress import native
+from hvd_compress.bench import peers
 
 BOUNDS_MS = {
     "topk_accumulate, ratio 0.01": 0.45,
@@ -21,7 +21,7 @@ BOUNDS_MS = {
 }
 """What kernels may take on an H200 for 100 M elements."""
 TIMES_TORCH = {"topk_accumulate, ratio 0.01": 15.0}
-"""So many times as fast as torch's operations a kernel has to be, on any GPU."""
+"""The least speed of a kernel in units of that of torch's operations, on any GPU."""
 
 
 def cases(scale: Scale, device: torch.device, cub: CubTopk | None) -> Cases:

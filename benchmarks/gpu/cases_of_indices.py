@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-import peers
 from case import FP32, Case, Cases, Data, Run
 
 from hvd_compress import native
+from hvd_compress.bench import peers
 
 LISTS = 8
 SECTOR = 32

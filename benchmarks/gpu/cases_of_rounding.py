@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-import peers
 import torch
 from case import FP32, Case, Cases, Data
 
 from hvd_compress import native
+from hvd_compress.bench import peers
 
 SOURCES = 4
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import peers
 import torch
 from calls import forced
 from case import FP32, Case, Cases, Data
 
 from hvd_compress import native
+from hvd_compress.bench import peers
 
 
 def selections(large: Data, bucket: Data) -> Cases:

@@ -27,12 +27,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from building import is_built  # noqa: E402
-from items import LeftOutError, work  # noqa: E402
+from items import outcome_of, work  # noqa: E402
 from page import SANITIZERS  # noqa: E402
 from parts import CCCL, PARTS, Place  # noqa: E402
 from report import Report  # noqa: E402
 from running import Runner  # noqa: E402
-from sanitizers import TOOLS, FaultsError, sanitize  # noqa: E402
+from sanitizers import TOOLS, sanitize  # noqa: E402
 from scales import SCALES  # noqa: E402
 
 OUT = ROOT / "build" / "gpu-check"
@@ -96,14 +96,7 @@ def sanitizers(out: Path, each_s: float, tools: tuple[str, ...]) -> None:
 def _outcome(report: Report, tool: str, each_s: float) -> dict[str, Any]:
     begun_s = time.monotonic()
     with report.log.open("a") as log:
-        try:
-            outcome = {"value": sanitize(tool, each_s, log.write)}
-        except LeftOutError as reason:
-            outcome = {"left_out": str(reason)}
-        except FaultsError as faults:
-            outcome = {"failure": str(faults)}
-        except Exception as error:  # the others are to run all the same
-            outcome = {"failure": f"{type(error).__name__}: {error}"}
+        outcome = outcome_of(lambda: sanitize(tool, each_s, log.write))
     return {"seconds": time.monotonic() - begun_s, **outcome}
 
 

@@ -21,7 +21,7 @@ class FaultyError(Exception):
     """An item has come to its end, and what it found is not as it should be.
 
     Attributes:
-        value: what it found all the same.
+        value: what it found all the same; None without.
     """
 
     def __init__(self, message: str, value: object) -> None:
@@ -45,7 +45,7 @@ def work(items: Mapping[str, Item], journal: Path, after: str, require_usable: C
     for name in names[begin:]:
         _note(journal, begin=name)
         begun_s = time.perf_counter()
-        outcome = _outcome(items[name])
+        outcome = outcome_of(items[name])
         _note(journal, end=name, outcome={"seconds": time.perf_counter() - begun_s, **outcome})
         if "failure" in outcome:
             good = False
@@ -53,14 +53,15 @@ def work(items: Mapping[str, Item], journal: Path, after: str, require_usable: C
     return good
 
 
-def _outcome(item: Item) -> dict[str, object]:
+def outcome_of(item: Item) -> dict[str, object]:
     """Return the value of an item, or in words why it has none. The one place where what items raise is caught."""
     try:
         return {"value": item()}
     except LeftOutError as reason:
         return {"left_out": str(reason)}
     except FaultyError as error:
-        return {"failure": str(error), "value": error.value}
+        value = {} if error.value is None else {"value": error.value}
+        return {"failure": str(error), **value}
     except Exception as error:
         traceback.print_exc()
         return {"failure": f"{type(error).__name__}: {error}"}

@@ -31,7 +31,7 @@ def page(report: Mapping[str, Any]) -> str:
 
 
 def _table(heads: list[str], rows: Iterable[list[str]], left: int = 1) -> list[str]:
-    """Return a table with so many columns of text, all others of numbers."""
+    """Return a table whose first `left` columns hold text, all others numbers."""
     rules = ["---" if place < left else "---:" for place in range(len(heads))]
     return [_row(heads), _row(rules), *map(_row, rows), ""]
 

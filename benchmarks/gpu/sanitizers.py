@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from commands import Ended, require, run
-from items import LeftOutError, notes
+from items import FaultyError, LeftOutError, notes
 
 CHECK = Path(__file__).with_name("check.py")
 OURS = "hvd_compress"
@@ -29,8 +29,11 @@ FAULT = re.compile(
 """How a tool begins to tell of a fault; an error of a call of CUDA is told by the program itself."""
 
 
-class FaultsError(Exception):
+class FaultsError(FaultyError):
     """What a tool says of our kernels."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, None)
 
 
 def sanitize(

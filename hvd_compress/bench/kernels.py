@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from hvd_compress import native
+from hvd_compress.bench import peers
 from hvd_compress.bench.timing import fixed_threads, timed
 
 RATIOS = (0.001, 0.01, 0.1)
@@ -176,20 +177,24 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
             "topk_accumulate",
             ratio,
             _bind(native.topk_accumulate, grad, residual, k, into=into),
-            _bind(_torch_topk_accumulate, grad, residual, k),
+            _bind(peers.topk_accumulate, grad, residual, k),
             restore,
         )
     for ratio in RATIOS:
         k = max(1, int(ratio * numel))
-        yield Case("topk", ratio, _bind(native.topk, grad, k, into=_memory(k)), _bind(_torch_topk, grad, k), nothing)
+        yield Case("topk", ratio, _bind(native.topk, grad, k, into=_memory(k)), _bind(peers.topk, grad, k), nothing)
     k = max(1, numel // 100)
     tau = float(native.topk(grad, k)[1].abs().min())
     yield Case(
-        "threshold_select", 0.01, _bind(native.threshold_select, grad, tau), _bind(_torch_threshold, grad, tau), nothing
+        "threshold_select",
+        0.01,
+        _bind(native.threshold_select, grad, tau),
+        _bind(peers.threshold_select, grad, tau),
+        nothing,
     )
     out = torch.empty_like(grad)
     yield from _fed_threshold_cases(grad, residual, out, restore)
-    yield Case("gain_curve", None, _bind(native.gain_curve, grad), _bind(_torch_gain_curve, grad), nothing)
+    yield Case("gain_curve", None, _bind(native.gain_curve, grad), _bind(peers.gain_curve, grad), nothing)
     yield Case(
         "sign_accumulate",
         None,
@@ -220,7 +225,7 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
             f"quantize_accumulate/{width}",
             None,
             _bind(native.quantize_accumulate, grad, residual, width, **key, into=(packed, one)),
-            _bind(_torch_quantize, grad, residual, width),
+            _bind(peers.quantize_accumulate, grad, residual, width),
             restore,
         )
     yield Case(
@@ -232,20 +237,20 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
     )
     yield from _block_cases(grad, residual, out, restore)
     yield Case(
-        "accumulate", None, _bind(native.accumulate, grad, residual), _bind(_torch_accumulate, grad, residual), restore
+        "accumulate", None, _bind(native.accumulate, grad, residual), _bind(peers.accumulate, grad, residual), restore
     )
-    yield Case("scale", None, _bind(native.scale, out, 1.0), _bind(_torch_scale, out), nothing)
+    yield Case("scale", None, _bind(native.scale, out, 1.0), _bind(peers.scale, out, 1.0), nothing)
     indices = native.topk(grad, k)[0]
-    yield Case("gather", 0.01, _bind(native.gather, grad, indices), _bind(_torch_gather, grad, indices.long()), nothing)
+    yield Case("gather", 0.01, _bind(native.gather, grad, indices), _bind(peers.gather, grad, indices.long()), nothing)
     yield Case(
         "take",
         0.01,
         _bind(native.take, residual, indices),
-        _bind(_torch_take, residual, indices.long()),
+        _bind(peers.take, residual, indices.long()),
         restore,
     )
     values = native.gather(grad, indices)
-    for scatter, peer in ((native.scatter_add, _torch_scatter_add), (native.scatter_set, _torch_scatter_set)):
+    for scatter, peer in ((native.scatter_add, peers.scatter_add), (native.scatter_set, peers.scatter_set)):
         yield Case(
             scatter.__name__,
             0.01,
@@ -258,22 +263,22 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
         "elias_fano_encode",
         0.01,
         _bind(native.elias_fano_encode, indices, numel),
-        _bind(_torch_encode, indices, numel),
+        _bind(peers.elias_fano_encode, indices, numel),
         nothing,
     )
     yield Case(
         "elias_fano_decode",
         0.01,
         _bind(native.elias_fano_decode, words, numel, k),
-        _bind(_torch_decode, words, numel, k),
+        _bind(peers.elias_fano_decode, words, numel, k),
         nothing,
     )
-    yield Case("mstopk", 0.01, _bind(native.mstopk, grad, k), _bind(_torch_topk, grad, k), nothing)
+    yield Case("mstopk", 0.01, _bind(native.mstopk, grad, k), _bind(peers.topk, grad, k), nothing)
     yield Case(
         "mstopk_accumulate",
         0.01,
         _bind(native.mstopk_accumulate, grad, residual, k),
-        _bind(_torch_topk_accumulate, grad, residual, k),
+        _bind(peers.topk_accumulate, grad, residual, k),
         restore,
     )
     lists = [native.topk(grad.roll(101 * rank), k) for rank in range(LISTS)]
@@ -281,14 +286,14 @@ def _cases(grad: torch.Tensor, residual: torch.Tensor, restore: Callable[[], obj
         "scatter_lists",
         0.01,
         _bind(native.scatter_lists, lists, out, 1 / LISTS),
-        _bind(_torch_scatter, lists, out),
+        _bind(peers.scatter_lists, lists, out, False),
         nothing,
     )
     yield Case(
         "scatter_lists/clear",
         0.01,
         _bind(native.scatter_lists, lists, out, 1 / LISTS, True),
-        _bind(_torch_scatter_onto_zeros, lists, out),
+        _bind(peers.scatter_lists, lists, out, True),
         nothing,
     )
 
@@ -303,7 +308,7 @@ def _fed_threshold_cases(
         added = grad if own is None else torch.add(grad, own.velocity, alpha=own.factor)
         tau = float(native.topk(residual + added, k)[1].abs().min())
         arguments = (grad, residual, tau, out, own)
-        run, peer = _bind(native.threshold_accumulate, *arguments), _bind(_torch_fed_threshold, *arguments)
+        run, peer = _bind(native.threshold_accumulate, *arguments), _bind(peers.threshold_accumulate, *arguments)
         yield Case(name, 0.01, run, peer, restore)
 
 
@@ -365,70 +370,8 @@ def _memory(k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty(k, dtype=torch.int32), torch.empty(k)
 
 
-def _torch_accumulate(grad: torch.Tensor, residual: torch.Tensor) -> object:
-    residual.add_(grad)
-    return residual.isfinite().all()
-
-
-def _torch_scale(x: torch.Tensor) -> object:
-    return x.mul_(1.0).isfinite().all()
-
-
-def _torch_gather(x: torch.Tensor, indices: torch.Tensor) -> object:
-    return x[indices]
-
-
-def _torch_take(x: torch.Tensor, indices: torch.Tensor) -> object:
-    values = x[indices]
-    x[indices] = 0.0
-    return values
-
-
-def _torch_scatter_add(indices: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> object:
-    return out.index_add_(0, indices, values, alpha=0.1)
-
-
-def _torch_scatter_set(indices: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> object:
-    return out.index_copy_(0, indices, 0.1 * values)
-
-
 def _torch_dequantize(q: torch.Tensor, out: torch.Tensor) -> object:
     return out.add_(q, alpha=0.01)
-
-
-def _torch_topk(x: torch.Tensor, k: int) -> object:
-    return torch.topk(x.abs(), k, sorted=False)
-
-
-def _torch_topk_accumulate(grad: torch.Tensor, residual: torch.Tensor, k: int) -> object:
-    residual.add_(grad)
-    indices = torch.topk(residual.abs(), k, sorted=False).indices
-    values = residual[indices]
-    residual[indices] = 0.0
-    return indices, values
-
-
-def _torch_fed_threshold(
-    grad: torch.Tensor, residual: torch.Tensor, tau: float, out: torch.Tensor, momentum: native.Momentum | None
-) -> object:
-    added = grad
-    if momentum is not None:
-        added = torch.add(grad, momentum.velocity, alpha=momentum.factor, out=momentum.out)
-    torch.add(residual, added, out=out)
-    (indices,) = (out.abs() >= tau).nonzero(as_tuple=True)
-    values = out[indices]
-    for left in (out,) if momentum is None else (out, momentum.out):
-        left[indices] = 0.0
-    return indices, values
-
-
-def _torch_threshold(x: torch.Tensor, tau: float) -> object:
-    indices = (x.abs() >= tau).nonzero().reshape(-1)
-    return indices, x[indices]
-
-
-def _torch_gain_curve(x: torch.Tensor) -> object:
-    return torch.cumsum(torch.sort(x.square(), descending=True).values, 0)
 
 
 def _torch_sign(grad: torch.Tensor, residual: torch.Tensor) -> object:
@@ -443,14 +386,6 @@ def _torch_sign_add(bits: torch.Tensor, scale: float, out: torch.Tensor) -> obje
     masks = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
     signs = (bits.unsqueeze(1) & masks).ne(0).reshape(-1)[: out.numel()]
     return out.add_(torch.where(signs, 0.1 * scale, -0.1 * scale))
-
-
-def _torch_quantize(grad: torch.Tensor, residual: torch.Tensor, bits: int) -> object:
-    residual.add_(grad)
-    unit = residual.norm() / (2 ** (bits - 1) - 1)
-    whole = (residual.abs() / unit + torch.rand_like(residual)).floor() * residual.sign()
-    residual.sub_(whole * unit)
-    return whole.to(torch.int8)
 
 
 def _rows(x: torch.Tensor, form: native.BlockFormat) -> torch.Tensor:
@@ -481,29 +416,3 @@ def _torch_block_sum_quantize(
 ) -> object:
     _torch_block_sum(sources, form, rest)
     return _torch_blocks(own, rest, form)
-
-
-def _torch_scatter(lists: list[tuple[torch.Tensor, torch.Tensor]], out: torch.Tensor) -> object:
-    for indices, values in lists:
-        out.index_add_(0, indices, values, alpha=1 / LISTS)
-    return out
-
-
-def _torch_encode(indices: torch.Tensor, numel: int) -> object:
-    """A byte for each bit: torch packs none."""
-    low_bits = native.EliasFano(numel, indices.numel()).low_bits
-    places = torch.arange(indices.numel())
-    high = torch.zeros(indices.numel() + (numel - 1 >> low_bits), dtype=torch.uint8)
-    high[(indices >> low_bits) + places] = 1
-    return high, indices & (1 << low_bits) - 1
-
-
-def _torch_decode(words: torch.Tensor, numel: int, count: int) -> object:
-    """The high bits alone: unpacked to a byte each, and where they are ones."""
-    high_words = words[: words.numel() - -(-count * native.EliasFano(numel, count).low_bits // 32)]
-    ones = (high_words.unsqueeze(1) >> torch.arange(32)).bitwise_and_(1).reshape(-1).nonzero().reshape(-1)
-    return ones - torch.arange(ones.numel())
-
-
-def _torch_scatter_onto_zeros(lists: list[tuple[torch.Tensor, torch.Tensor]], out: torch.Tensor) -> object:
-    return _torch_scatter(lists, out.zero_())

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from hvd_compress import native
+from hvd_compress.bench import peers
 from hvd_compress.native import module
 from tests.benchmarks.scripts import load
 from tests.native.conftest import BUILD, PlayedByCpu
@@ -182,7 +183,7 @@ def test_every_case_is_timed_beside_its_peer(gpu: Gpu, tiny: Any) -> None:
 
 def test_peers_compute_what_kernels_do(gpu: Gpu, tiny: Any) -> None:
     """Or they would be no peers: the sums that both leave are close."""
-    peers, data = gpu("peers"), gpu("case").Data(4096, CPU, None)
+    data = gpu("case").Data(4096, CPU, None)
     grad, residual, k = data.grads[0], data.residuals[0], data.k(0.01)
     ours, theirs = residual.clone(), residual.clone()
     native.topk_accumulate(grad, ours, k)

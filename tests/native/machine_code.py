@@ -15,7 +15,7 @@ LABEL = "label"
 REGISTER = re.compile(r"\bR(\d+)\b")
 NO_RESULT = ("ST", "RED", "ATOM", "BAR", "EXIT", "BRA")
 WIDTHS = {8: (".64", 2), 16: (".128", 4)}
-"""What a load of so many bytes is called, and the registers that it fills."""
+"""By the width of a load in bytes: the suffix of its opcode, and the registers that it fills."""
 
 
 @dataclass(frozen=True)

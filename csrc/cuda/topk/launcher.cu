@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::int64_t kMinSampled = 16384;  // fewer elements are not worth a sample
 
-// Up to so many elements one block is done before many blocks and a dozen launches are: it takes about 0.1 us for 1024
-// of them, and the launches 40 us. Reckoned, not measured; `make gpu-check` measures both on either side of it.
+// Up to this number of elements one block is done before many blocks and ten launches are: it takes about 0.1 us for
+// 1024 of them, and the launches 40 us. Reckoned, not measured; `make gpu-check` measures both on either side of it.
 constexpr std::int64_t kQueueMaxNumel = 131072;
 
 std::atomic<int> forced_way{static_cast<int>(TopkWay::kAuto)};

@@ -27,12 +27,11 @@ constexpr Key kWidestRange = Key{1} << (2 * kDigitBits);  // that two digits tel
 enum class Stage : std::uint32_t { kSampled, kCollected, kAll };
 
 struct State {
-    Count found;  // candidates, those without room included; from bit 32 on those of them above the range
-    std::int64_t
-        wanted;       // how many are still wanted of those that the digits so far leave; at the end: of the last ones
-    Key low, high;    // candidates are all elements from `low` on; the range is low..high - 1
-    Key base;         // the first key that the first digit leaves
-    Key first, last;  // at the end all elements from `first` on are selected, and the first `wanted` from `last` on
+    Count found;          // candidates, those without room included; from bit 32 on those of them above the range
+    std::int64_t wanted;  // how many are wanted of those that the digits so far leave; at the end: of the last ones
+    Key low, high;        // candidates are all elements from `low` on; the range is low..high - 1
+    Key base;             // the first key that the first digit leaves
+    Key first, last;      // at the end all elements from `first` on are selected, and the first `wanted` from `last` on
     Stage stage;
     std::uint32_t arrived[5];  // blocks of the launches whose last one goes on alone
 

@@ -27,7 +27,7 @@ constexpr int kBlocksAtOnce = 2, kWarp = 32, kMostThreads = 1024;
 constexpr std::size_t kStackBytes = std::size_t{256} << 10;
 constexpr std::size_t kMemoryBytes = std::size_t{512} << 20;
 constexpr std::size_t kWidest = 16;  // bytes of a shuffle
-constexpr int kTurnsPerYield = 16;   // an atomic is followed by another thread's turn once in so many times
+constexpr int kTurnsPerYield = 16;   // one in this many atomics is followed by another thread's turn
 constexpr std::size_t kGap = 256;    // bytes behind what is allocated, which nobody may use
 constexpr int kFailed = 66;          // the program's exit status
 

@@ -53,7 +53,7 @@ class Races {
         Stamp writer;
         Users readers, adders;
     };
-    static constexpr int kStep = 32;  // of stamps: a block has a multiple of so many threads
+    static constexpr int kStep = 32;  // of stamps: the number of a block's threads is a multiple of it
 
     bool is_unordered(Stamp stamp, const Accessor& who) const;
     bool are_unordered(const Users& users, const Accessor& who) const;
