@@ -54,7 +54,7 @@ def run(lab: Lab, *program: str) -> subprocess.CompletedProcess[str]:
 
 
 def said(lab: Lab, *program: str) -> list[str]:
-    """What the ranks have printed, without what mpirun warns of, as that it could not put a child into a group in time."""
+    """Return what ranks have printed, without what mpirun may warn of, such as a lost race for setpgid."""
     return lab.run(program, timeout_s=LIMIT_S, **PIPES | {"stderr": None}).stdout.splitlines()
 
 
