@@ -16,4 +16,5 @@ PYBIND11_MODULE(_native, module) {
     bind_mstopk(module);
     bind_elias_fano(module);
     bind_planner(module);
+    bind_embedding(module);
 }

@@ -146,6 +146,16 @@ ALLOWED = {
         "schemes",
         "settings",
     },
+    "embedding": {
+        "embedding",
+        "engines.base",
+        "engines.leave",
+        "engines.select",
+        "errors",
+        "native.embedding",
+        "session.worker",
+        "settings",
+    },
     "optim": {"optim", "compression", "errors", "request"},
     "session": {
         "session",
@@ -280,7 +290,7 @@ def test_no_policy_is_told_by_its_class() -> None:
 
 def test_what_lies_below_a_front_end_knows_no_modules() -> None:
     """Nor optimizers: a session takes tensors."""
-    for path in modules("front/", "torch.py", "ddp.py", "optim/"):
+    for path in modules("front/", "torch.py", "ddp.py", "optim/", "embedding/"):
         text = path.read_text()
         assert "torch.nn" not in text, path
         assert "torch.optim" not in text.replace("neither Horovod nor torch.optim", ""), path

@@ -1,0 +1,106 @@
+"""What a row of an embedding consists of, and how the rows of several tables are numbered in one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from hvd_compress.embedding.optimizers import RowOptimizer
+from hvd_compress.errors import ConfigError
+
+Initial = Callable[[torch.Tensor], torch.Tensor]
+"""From ids of rows, int64 (n,), to their values (n, dim). It must depend on the ids alone."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Several tables of one width as one: row i of table t has the id offsets[t] + i.
+
+    A record is a row, the state of its optimizer, and in debug mode the step that has changed it last, plus one.
+
+    Attributes:
+        name: of the embedding, in messages and files.
+        sizes: rows of each table.
+        dim: elements of a row.
+    """
+
+    name: str
+    sizes: tuple[int, ...]
+    dim: int
+    optimizer: RowOptimizer
+    seed: int = 0
+    initial: Initial | None = None
+    debug: bool = False
+    offsets: torch.Tensor = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for table, size in enumerate(self.sizes):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ConfigError(f"table {table} of {self.name} has {size!r} rows: a whole number, 1 or more, please")
+        if not self.sizes or isinstance(self.dim, bool) or not isinstance(self.dim, int) or self.dim < 1:
+            raise ConfigError(f"{self.name} needs one table at least, and rows of 1 element or more, not {self.dim!r}")
+        starts = np.concatenate([[0], np.cumsum(self.sizes[:-1], dtype=np.int64)]).astype(np.int64)
+        object.__setattr__(self, "offsets", torch.from_numpy(starts))
+
+    @property
+    def rows(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def row_width(self) -> int:
+        """Numbers of a row as it travels to those that only read it."""
+        return self.dim + self.debug
+
+    @property
+    def record_width(self) -> int:
+        return self.row_width + self.optimizer.state_width(self.dim)
+
+    def row(self, records: torch.Tensor) -> torch.Tensor:
+        return records[:, : self.dim]
+
+    def state(self, records: torch.Tensor) -> torch.Tensor:
+        return records[:, self.row_width :]
+
+    def versions(self, records: torch.Tensor) -> torch.Tensor:
+        assert self.debug
+        return records[:, self.dim]
+
+    def initialise(self, records: torch.Tensor, rows: torch.Tensor) -> None:
+        """Write the initial records of rows, by their ids."""
+        if self.initial is not None:
+            values = self.initial(rows)
+            if values.shape != (rows.numel(), self.dim):
+                shape = tuple(values.shape)
+                raise ConfigError(f"initial values of {self.name} are {shape}, not ({rows.numel()}, {self.dim})")
+            self.row(records).copy_(values)
+        else:
+            self.row(records).copy_(self._uniform(rows))
+        self.optimizer.initialise(self.state(records))
+        if self.debug:
+            self.versions(records).zero_()
+
+    def update(self, records: torch.Tensor, gradients: torch.Tensor, step: int) -> None:
+        """Update records in place by the gradients (n, dim) of a step, from 0 on."""
+        self.optimizer.update(self.row(records), self.state(records), gradients, step + 1)
+        if self.debug:
+            self.versions(records).fill_(step + 1)
+
+    def _uniform(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return values between -1 / sqrt(n) and 1 / sqrt(n), n the rows of the table, as DLRM has them: 24 bits of
+        splitmix64 (Steele et al. 2014) at the place of each element."""
+        table = torch.searchsorted(self.offsets, rows, right=True) - 1
+        bound = torch.tensor(self.sizes, dtype=torch.float64)[table].rsqrt().to(torch.float32).unsqueeze(1)
+        places = rows.numpy().astype(np.uint64)[:, None] * np.uint64(self.dim) + np.arange(self.dim, dtype=np.uint64)
+        mixed = places + np.uint64((self.seed * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) % 2**64)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+        mixed ^= mixed >> np.uint64(31)
+        unit = torch.from_numpy((mixed >> np.uint64(40)).astype(np.float32)) * 2.0**-23 - 1.0
+        return unit * bound
+
+
+def as_sizes(sizes: int | Sequence[int]) -> tuple[int, ...]:
+    return (sizes,) if isinstance(sizes, int) else tuple(sizes)

@@ -1,0 +1,103 @@
+"""What members send each other in an exchange: two all-to-alls a lane, whose lengths all know from the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from hvd_compress.embedding.cache import Cache
+from hvd_compress.embedding.layout import Layout
+from hvd_compress.embedding.servers import Shard
+from hvd_compress.engines.base import Engine
+from hvd_compress.errors import PayloadError
+from hvd_compress.native.embedding import Lane, Lists
+
+
+class Parts:
+    """The parts of an all-to-all while several embeddings add to them: blocks of float32 rows, by member."""
+
+    def __init__(self, members: int) -> None:
+        self._sent: list[list[torch.Tensor]] = [[] for _ in range(members)]
+        self._lengths = [0] * members
+
+    def send(self, rows: torch.Tensor, lengths: Sequence[int]) -> None:
+        """Send the first rows of (n, width) to the first member, and so on."""
+        for sent, block in zip(self._sent, torch.split(rows, list(lengths)), strict=True):
+            sent.append(block.reshape(-1))
+
+    def expect(self, lengths: Sequence[int], width: int) -> None:
+        self._lengths = [so_far + more * width for so_far, more in zip(self._lengths, lengths, strict=True)]
+
+    def exchange(self, engine: Engine) -> Received:
+        parts = [torch.cat(blocks) if blocks else torch.empty(0) for blocks in self._sent]
+        return Received(engine.alltoall(parts, self._lengths))
+
+
+class Received:
+    """What an all-to-all brought, to be taken in the order in which it was sent."""
+
+    def __init__(self, parts: Sequence[torch.Tensor]) -> None:
+        self._parts, self._taken = parts, [0] * len(parts)
+
+    def take(self, lengths: Sequence[int], width: int) -> list[torch.Tensor]:
+        """Return blocks (n, width), by member."""
+        blocks = []
+        for member, length in enumerate(lengths):
+            begin, self._taken[member] = self._taken[member], self._taken[member] + length * width
+            blocks.append(self._parts[member][begin : self._taken[member]].view(length, width))
+        return blocks
+
+    def check_empty(self) -> None:
+        for member, (part, taken) in enumerate(zip(self._parts, self._taken, strict=True)):
+            if part.numel() != taken:
+                raise PayloadError(f"rank {member} sent {part.numel()} numbers where {taken} were planned")
+
+
+def send_updates(parts: Parts, lane: Lane, cache: Cache, gradients: torch.Tensor, layout: Layout) -> None:
+    """Send gradients (n, dim) by position, and records that are returned, to owners."""
+    parts.send(gradients.index_select(0, lane.gradients.all), lane.gradients.lengths)
+    parts.expect(lane.gradients_from.lengths, layout.dim)
+    send_records(parts, lane.records, lane.records_from, cache)
+
+
+def send_records(parts: Parts, slots: Lists, rows_from: Lists, cache: Cache) -> None:
+    parts.send(cache.read(slots.all), slots.lengths)
+    parts.expect(rows_from.lengths, cache.layout.record_width)
+
+
+def take_updates(received: Received, lane: Lane, shard: Shard, trainers: int, step: int) -> None:
+    """Update the shard by the mean over ranks: gradients are added in the order of ranks, from zero on."""
+    sums = torch.zeros(lane.updated.numel(), shard.layout.dim)
+    for places, block in zip(
+        lane.gradients_from.split(), received.take(lane.gradients_from.lengths, shard.layout.dim), strict=True
+    ):
+        sums.index_add_(0, places, block)
+    shard.update(lane.updated, sums.div_(trainers), step)
+    take_records(received, lane.records_from, shard)
+
+
+def take_records(received: Received, rows_from: Lists, shard: Shard) -> None:
+    for rows, block in zip(rows_from.split(), received.take(rows_from.lengths, shard.layout.record_width), strict=True):
+        shard.write(rows, block)
+
+
+def send_rows(parts: Parts, lane: Lane, shard: Shard) -> None:
+    """Send rows, with and without states, to those that use them next."""
+    layout = shard.layout
+    parts.send(shard.read(lane.rows_to.all)[:, : layout.row_width], lane.rows_to.lengths)
+    parts.expect(lane.rows_into.lengths, layout.row_width)
+    parts.send(shard.read(lane.records_to.all), lane.records_to.lengths)
+    parts.expect(lane.records_into.lengths, layout.record_width)
+
+
+def take_rows(received: Received, lane: Lane, cache: Cache) -> None:
+    layout = cache.layout
+    for slots, block in _blocks(received, lane.rows_into, layout.row_width):
+        cache.write_rows(slots, block)
+    for slots, block in _blocks(received, lane.records_into, layout.record_width):
+        cache.write(slots, block)
+
+
+def _blocks(received: Received, lists: Lists, width: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    return zip(lists.split(), received.take(lists.lengths, width), strict=True)

@@ -1,0 +1,230 @@
+"""Embeddings whose rows come from a cache: modules that a model uses as those of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from hvd_compress.embedding.cache import Versions
+from hvd_compress.embedding.layout import Initial, Layout, as_sizes
+from hvd_compress.embedding.optimizers import SGD, RowOptimizer
+from hvd_compress.embedding.servers import Shard
+from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.native.embedding import UniqueRows
+
+Ids = torch.Tensor | Sequence[torch.Tensor]
+
+
+class Used:
+    """The rows that a batch uses on this rank.
+
+    Attributes:
+        rows: their ids, distinct, int64 (u,).
+        values: (u, dim), what the forward pass reads and the backward pass gives a gradient; set while the batch is
+            trained on.
+    """
+
+    def __init__(self, ids: Sequence[torch.Tensor], flat: Sequence[torch.Tensor]) -> None:
+        """`ids`: tensors of the batch; `flat`: the same as ids of rows, int64, one-dimensional."""
+        self.rows, positions = UniqueRows().collect(torch.cat(list(flat)))
+        parts = torch.split(positions, [each.numel() for each in flat])
+        self._known = [(each, each._version, part.view(each.shape)) for each, part in zip(ids, parts, strict=True)]
+        self._finder: UniqueRows | None = None
+        self.values: torch.Tensor | None = None
+
+    def known(self, ids: torch.Tensor) -> torch.Tensor | None:
+        """Return the positions of a tensor of the batch itself, which were found before."""
+        for each, version, positions in self._known:
+            if each is ids and each._version == version:
+                return positions
+        return None
+
+    def find(self, rows: torch.Tensor) -> tuple[torch.Tensor, int | None]:
+        """Return the positions of any of the batch's rows, and where the first stands that is none of them."""
+        if self._finder is None:
+            self._finder = UniqueRows()
+            self._finder.collect(self.rows)
+        return self._finder.find(rows)
+
+
+class CachedEmbedding(torch.nn.Module):
+    """Rows by their ids, as torch.nn.Embedding, of tables that need not fit into a rank's memory.
+
+    Several tables of one width are one module: the last dimension of the ids is then that of the tables. It has no
+    parameters: a Lookahead brings the rows of each batch and takes their gradients, whose mean over ranks its own
+    optimizer applies before the next batch.
+
+    Attributes:
+        optimizer: of the rows. Its learning rate may change between batches, on all ranks alike.
+        steps: how many batches have been trained on.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int | Sequence[int],
+        embedding_dim: int,
+        *,
+        optimizer: RowOptimizer | None = None,
+        seed: int = 0,
+        initial: Initial | None = None,
+        folder: str | Path | None = None,
+        name: str = "embedding",
+    ) -> None:
+        """
+        Args:
+            num_embeddings: rows of the table, or of each.
+            embedding_dim: elements of a row.
+            optimizer: SGD(0.01) by default.
+            seed: of the initial values, uniform between -1 / sqrt(n) and 1 / sqrt(n) in a table of n rows.
+            initial: gives other initial values, from ids of rows (n,) to (n, embedding_dim). Row i of table t has
+                the id i plus the rows of all tables before it. It must depend on the ids alone.
+            folder: where this rank's rows are files, mapped into memory, instead of memory.
+            name: in messages, files and checkpoints; different for each embedding of a model.
+
+        Raises:
+            ConfigError: an argument has no meaning.
+        """
+        super().__init__()
+        self.layout = Layout(name, as_sizes(num_embeddings), embedding_dim, optimizer or SGD(0.01), seed, initial)
+        self.folder = None if folder is None else Path(folder)
+        self.shard: Shard | None = None
+        self.versions = Versions()
+        self.steps = 0
+        self._used: Used | None = None
+
+    @property
+    def optimizer(self) -> RowOptimizer:
+        return self.layout.optimizer
+
+    def extra_repr(self) -> str:
+        return f"{list(self.layout.sizes)}, {self.layout.dim}, {self.layout.optimizer}"
+
+    def flat_rows(self, ids: Ids, where: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return the tensors of the ids in a batch, and for each the ids of rows, int64, one-dimensional.
+
+        Raises:
+            ConfigError: they are no ids of these tables; it names `where`, the table and the position.
+        """
+        if not isinstance(ids, torch.Tensor):
+            raise ConfigError(f"{where}: the ids of {self.layout.name} are {type(ids).__name__}, not a tensor")
+        return [ids], [self._rows(ids, where)]
+
+    def _rows(self, ids: torch.Tensor, where: str, table: int | None = None) -> torch.Tensor:
+        """`table`: the one that all ids are of; else the last dimension tells it."""
+        layout = self.layout
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise ConfigError(f"{where}: the ids of {layout.name} are {ids.dtype}: int64 or int32, please")
+        if table is None and len(layout.sizes) > 1 and (ids.dim() == 0 or ids.shape[-1] != len(layout.sizes)):
+            raise ConfigError(
+                f"{where}: the ids of {layout.name} are {tuple(ids.shape)}, and the last dimension is not its "
+                f"{len(layout.sizes)} tables"
+            )
+        ids = ids.detach().to("cpu", torch.int64)
+        table = 0 if len(layout.sizes) == 1 else table
+        sizes = torch.tensor(layout.sizes if table is None else layout.sizes[table])
+        wrong = (ids < 0) | (ids >= sizes)
+        if wrong.any():
+            position = tuple(wrong.nonzero()[0].tolist())
+            of = position[-1] if table is None else table
+            raise ConfigError(
+                f"{where}: id {int(ids[position])} at {position} is none of table {of} of {layout.name}, which has "
+                f"{layout.sizes[of]} rows"
+            )
+        return (ids + (layout.offsets if table is None else layout.offsets[table])).reshape(-1)
+
+    def use(self, used: Used | None) -> None:
+        """Let the forward pass read these rows: called by a Lookahead."""
+        self._used = used
+
+    def positions(self, ids: torch.Tensor, table: int | None = None) -> torch.Tensor:
+        """Return where in `values` the rows of ids stand, in the shape of the ids.
+
+        Raises:
+            UsageError: no Lookahead has brought a batch, or an id is not in it.
+        """
+        if self._used is None:
+            raise UsageError(
+                f"{self.layout.name} has no rows: call it within the loop over a Lookahead, for its batches"
+            )
+        known = self._used.known(ids)
+        if known is not None:
+            return known
+        positions, missing = self._used.find(self._rows(ids, "forward", table))
+        if missing is not None:
+            place = tuple(int(each) for each in torch.unravel_index(torch.tensor(missing), ids.shape))
+            raise UsageError(
+                f"id {int(ids[place])} at {place} of {self.layout.name} is none of those that its Lookahead has seen "
+                "in this batch: let it see all ids that the forward pass uses"
+            )
+        return positions.view(ids.shape).to(ids.device)
+
+    @property
+    def values(self) -> torch.Tensor:
+        assert self._used is not None
+        assert self._used.values is not None
+        return self._used.values
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return rows (*ids.shape, dim) of ids, int64 or int32; of several tables (..., tables, dim)."""
+        return functional.embedding(self.positions(ids), self.values)
+
+
+class CachedEmbeddingBag(CachedEmbedding):
+    """Sums or means of rows, as torch.nn.EmbeddingBag; otherwise as CachedEmbedding."""
+
+    def __init__(
+        self,
+        num_embeddings: int | Sequence[int],
+        embedding_dim: int,
+        *,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        **settings: Any,
+    ) -> None:
+        """`mode`: "sum" or "mean"; `settings` as CachedEmbedding's. Raises ConfigError for another mode."""
+        super().__init__(num_embeddings, embedding_dim, **settings)
+        if mode not in ("sum", "mean"):
+            raise ConfigError(f"mode {mode!r} of {self.layout.name} is neither 'sum' nor 'mean'")
+        self.mode, self.include_last_offset = mode, include_last_offset
+
+    def flat_rows(self, ids: Ids, where: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        tables = len(self.layout.sizes)
+        if tables == 1 and isinstance(ids, torch.Tensor):
+            return super().flat_rows(ids, where)
+        if isinstance(ids, torch.Tensor) or len(ids) != tables:
+            raise ConfigError(
+                f"{where}: {self.layout.name} takes a sequence of ids, a tensor for each of its {tables} tables"
+            )
+        return list(ids), [self._rows(each, where, table) for table, each in enumerate(ids)]
+
+    def forward(
+        self,
+        input: Ids,
+        offsets: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
+        per_sample_weights: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
+    ) -> torch.Tensor:
+        """Return (bags, dim) for arguments as those of torch.nn.EmbeddingBag; with several tables each argument is a
+        sequence of them, one a table, and the result (bags, tables, dim)."""
+        if isinstance(input, torch.Tensor):
+            return self._bags(input, offsets, per_sample_weights)
+        tables = range(len(input))
+        each = [_each(argument, len(input)) for argument in (offsets, per_sample_weights)]
+        return torch.stack([self._bags(input[table], each[0][table], each[1][table], table) for table in tables], dim=1)
+
+    def _bags(self, input: torch.Tensor, offsets: Any, weights: Any, table: int | None = None) -> torch.Tensor:
+        return functional.embedding_bag(
+            self.positions(input, table),
+            self.values,
+            offsets,
+            mode=self.mode,
+            per_sample_weights=weights,
+            include_last_offset=self.include_last_offset,
+        )
+
+
+def _each(argument: Any, tables: int) -> Sequence[Any]:
+    return [None] * tables if argument is None else argument
