@@ -92,9 +92,10 @@ void bind_embedding(pybind11::module_& module) {
                  return unique.collect(pointer<const std::int64_t>(ids), count, pointer<std::int64_t>(rows),
                                        pointer<std::int64_t>(positions));
              })
-        .def("find", [](const UniqueRows& unique, Address ids, std::int64_t count, Address positions) {
+        .def("find", [](const UniqueRows& unique, Address ids, std::int64_t count, Address rows, Address positions) {
             ReleasedGil released;
-            return unique.find(pointer<const std::int64_t>(ids), count, pointer<std::int64_t>(positions));
+            return unique.find(pointer<const std::int64_t>(ids), count, pointer<const std::int64_t>(rows),
+                               pointer<std::int64_t>(positions));
         });
 }
 

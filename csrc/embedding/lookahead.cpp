@@ -6,8 +6,8 @@
 namespace hvd_compress::embedding {
 namespace {
 
-constexpr std::int64_t kAhead = 16;  // rows whose entries are on their way from memory
-constexpr int kCritical = 0, kLater = 1;
+constexpr std::size_t kAhead = 16;  // what is on its way from memory, in rows
+enum : std::int32_t { kCritical, kLater };
 
 void clear(std::vector<Indices>& lists, std::int32_t members) {
     lists.resize(static_cast<std::size_t>(members));
@@ -31,13 +31,16 @@ void for_each_member(const std::uint64_t* set, std::int32_t words, Function func
 
 Lookahead::Lookahead(Rules rules)
     : rules_(std::move(rules)),
+      owners_(static_cast<std::int64_t>(rules_.owners.size())),
       words_((rules_.members + 63) / 64),
       trainers_(static_cast<std::size_t>(words_)),
+      batches_(2),
       occupied_(static_cast<std::size_t>(rules_.members)) {
     for (const std::int32_t member : rules_.trainers) trainers_[member / 64] |= std::uint64_t{1} << (member % 64);
 }
 
 std::int32_t Lookahead::only(Ranks set) const {
+    if (words_ == 1) return (*set & (*set - 1)) == 0 && *set != 0 ? __builtin_ctzll(*set) : -1;
     std::int32_t found = -1;
     for (std::int32_t word = 0; word < words_; ++word) {
         if (set[word] == 0) continue;
@@ -47,72 +50,97 @@ std::int32_t Lookahead::only(Ranks set) const {
     return found;
 }
 
+Lookahead::Ranks Lookahead::users(const Batch& of, const Use& use) const {
+    return words_ == 1 ? &use.ranks : of.ranks.data() + (&use - of.uses.data()) * words_;
+}
+
+// The members that have the row in their caches for this use.
+Lookahead::Ranks Lookahead::holders(const Batch& of, const Use& use) const {
+    return rules_.replicated ? trainers_.data() : users(of, use);
+}
+
+// For one batch more in the ring.
+void Lookahead::make_room() {
+    const std::int32_t oldest = std::max(step_, 0);
+    if (static_cast<std::size_t>(added_ - oldest) < batches_.size()) return;
+    std::vector<Batch> larger(2 * batches_.size());
+    for (std::int32_t number = oldest; number < added_; ++number)
+        larger[static_cast<std::size_t>(number) & (larger.size() - 1)] = std::move(batch(number));
+    batches_ = std::move(larger);
+}
+
 void Lookahead::add(const std::int64_t* rows, const std::vector<std::int64_t>& offsets) {
-    const std::int64_t number = added_++;
-    Batch made;
-    if (!spare_.empty()) {
-        made = std::move(spare_.back());
-        spare_.pop_back();
-    }
+    make_room();
+    const std::int32_t number = added_++;
+    Batch& made = batch(number);
+    const auto members = static_cast<std::size_t>(rules_.members);
     made.uses.clear();
     made.ranks.clear();
     made.mine.clear();
+    made.first = std::max(step_, 0);
+    made.from.assign(static_cast<std::size_t>(number - made.first + 1) * members, 0);
+    made.slots.assign(members, 0);
+    made.uses.reserve(static_cast<std::size_t>(offsets.back()));
+    links_.clear();
     for (std::int32_t member = 0; member < rules_.members; ++member) {
-        const std::int64_t end = offsets[static_cast<std::size_t>(member) + 1];
-        for (std::int64_t i = offsets[static_cast<std::size_t>(member)]; i < end; ++i) {
+        const auto end = static_cast<std::size_t>(offsets[static_cast<std::size_t>(member) + 1]);
+        for (auto i = static_cast<std::size_t>(offsets[static_cast<std::size_t>(member)]); i < end; ++i) {
             if (i + kAhead < end) table_.prefetch(rows[i + kAhead]);
-            if (free_entries_.empty()) {
-                free_entries_.push_back(static_cast<std::int32_t>(entries_.size()));
-                entries_.push_back({});
-            }
-            const std::int32_t fresh = free_entries_.back(), entry = table_.find_or_insert(rows[i], fresh);
-            Entry& known = entries_[static_cast<std::size_t>(entry)];
-            if (entry == fresh) {
-                free_entries_.pop_back();
-                known = {kNever, 0, -1};
-            }
-            if (known.batch != number) {
+            RowTable::Slot& last = table_.at(rows[i], made.first);
+            const bool is_new = last.batch != number;
+            if (is_new) {
                 const auto use = static_cast<std::int32_t>(made.uses.size());
-                made.uses.push_back({rows[i], known.batch, kNever, 0, entry, -1});
-                made.ranks.resize(made.ranks.size() + static_cast<std::size_t>(words_));
-                if (known.batch != kNever) {
-                    Use& before = batch(known.batch).uses[static_cast<std::size_t>(known.use)];
-                    before.next = number;
-                    before.next_use = use;
-                }
-                known.batch = number;
-                known.use = use;
+                const std::int32_t since = last.batch == kNever ? 0 : number - last.batch;
+                made.uses.push_back({rows[i], 0, 0, -1, -1, static_cast<std::int16_t>(since), 0});
+                if (words_ > 1) made.ranks.resize(made.ranks.size() + static_cast<std::size_t>(words_));
+                if (since > 0) links_.push_back({last.batch, last.use, use});
+                last.batch = number;
+                last.use = use;
             }
-            made.ranks[static_cast<std::size_t>(known.use * words_ + member / 64)] |= std::uint64_t{1} << (member % 64);
-            if (member == rules_.member) made.mine.push_back(known.use);
+            Use& use = made.uses[static_cast<std::size_t>(last.use)];
+            std::uint64_t* ranks = words_ == 1 ? &use.ranks : made.ranks.data() + last.use * words_;
+            ranks[member / 64] |= std::uint64_t{1} << (member % 64);
+            if (member == rules_.member) {
+                use.position = static_cast<std::int32_t>(made.mine.size());
+                made.mine.push_back(last.use);
+            }
+            // Element 0 is for rows that no batch of the window uses before.
+            const std::int32_t from = use.since == 0 ? 0 : number - use.since - made.first + 1;
+            std::int32_t* const slots = made.from.data() + static_cast<std::size_t>(from) * members;
+            if (!rules_.replicated)
+                ++slots[member];
+            else if (is_new)
+                for_each_member(trainers_.data(), words_, [&](std::int32_t holder) { ++slots[holder]; });
         }
     }
-    batches_.push_back(std::move(made));
-}
-
-std::int64_t Lookahead::fill() {
-    exchange_.overflows = -1;
-    while (admitted_ + 1 < added_ && admitted_ < step_ + rules_.lookahead && admit(admitted_ + 1)) ++admitted_;
-    return admitted_;
+    for (std::size_t i = 0; i < made.from.size(); ++i) made.slots[i % members] += made.from[i];
+    for (std::size_t i = 0; i < links_.size(); ++i) {
+        if (i + kAhead < links_.size()) {
+            const Link& coming = links_[i + kAhead];
+            __builtin_prefetch(&batch(coming.batch).uses[static_cast<std::size_t>(coming.use)], 1);
+        }
+        Use& before = batch(links_[i].batch).uses[static_cast<std::size_t>(links_[i].use)];
+        before.until = static_cast<std::int16_t>(number - links_[i].batch);
+        before.next_use = links_[i].to;
+    }
 }
 
 // Whether the slots for a batch fit everywhere until it is trained, beside those that are promised.
-bool Lookahead::admit(std::int64_t number) {
+bool Lookahead::admit(std::int32_t number) {
     const auto members = static_cast<std::size_t>(rules_.members);
     const Batch& candidate = batch(number);
-    std::vector<std::vector<std::int64_t>> more(static_cast<std::size_t>(number - step_ + 1),
-                                                std::vector<std::int64_t>(members));  // by exchange, from step_ on
-    for (std::size_t use = 0; use < candidate.uses.size(); ++use) {
-        const std::int64_t at = std::max(candidate.uses[use].previous, step_);
-        for_each_member(holders(candidate, static_cast<std::int64_t>(use)), words_, [&](std::int32_t member) {
-            ++more[static_cast<std::size_t>(at - step_)][static_cast<std::size_t>(member)];
-            --more.back()[static_cast<std::size_t>(member)];
-        });
+    const auto exchanges = static_cast<std::size_t>(number - step_);  // from step_ to the one before its step
+    changes_.resize(std::max(changes_.size(), exchanges), std::vector<std::int64_t>(members));
+    std::vector<std::vector<std::int64_t>> more(exchanges, std::vector<std::int64_t>(members));
+    for (std::size_t from = 0; from * members < candidate.from.size(); ++from) {
+        const std::int32_t previous = from == 0 ? kNever : candidate.first + static_cast<std::int32_t>(from) - 1;
+        for (std::size_t member = 0; member < members; ++member)
+            more[static_cast<std::size_t>(std::max(previous, step_) - step_)][member] +=
+                candidate.from[from * members + member];
     }
-    changes_.resize(std::max(changes_.size(), more.size() - 1), std::vector<std::int64_t>(members));
     for (std::size_t member = 0; member < members; ++member) {
         std::int64_t slots = occupied_[member];
-        for (std::size_t at = 0; at < more.size(); ++at) {
+        for (std::size_t at = 0; at < exchanges; ++at) {
             slots += more[at][member] + (at > 0 ? changes_[at - 1][member] : 0);
             if (slots > rules_.cache_rows) {
                 exchange_.overflows = static_cast<std::int64_t>(member);
@@ -123,77 +151,136 @@ bool Lookahead::admit(std::int64_t number) {
     }
     for (std::size_t member = 0; member < members; ++member) {
         occupied_[member] += more[0][member];
-        for (std::size_t at = 1; at < more.size(); ++at) changes_[at - 1][member] += more[at][member];
+        for (std::size_t at = 1; at < exchanges; ++at) changes_[at - 1][member] += more[at][member];
+        changes_[exchanges - 1][member] -= candidate.slots[member];
     }
     return true;
 }
 
-// The member that keeps a row from one use to the next, as it alone has both; or -1.
-std::int32_t Lookahead::keeper(const Batch& of, std::int64_t index) const {
-    const Use& use = of.uses[static_cast<std::size_t>(index)];
-    const std::int32_t alone = only(holders(of, index));
-    return alone >= 0 && admitted(use.next) && only(next_holders(use)) == alone ? alone : -1;
+std::int64_t Lookahead::fill() {
+    exchange_.overflows = -1;
+    while (admitted_ + 1 < added_ && admitted_ < step_ + rules_.lookahead && admit(admitted_ + 1)) ++admitted_;
+    return admitted_;
 }
 
-Lane& Lookahead::lane_of(const Use& use) {
-    const bool now = admitted(use.next) && (use.next == step_ + 1 || !rules_.delayed);
-    return exchange_.lanes[now ? kCritical : kLater];
-}
-
-void Lookahead::release(Entry& entry) {
-    if (entry.slot < 0) return;
-    free_slots_.push_back(entry.slot);
-    entry.slot = -1;
-    --exchange_.occupied;
-}
-
-// A rank that has updated a row returns it.
-void Lookahead::returned(const Use& use, std::int32_t from, Lane& lane) {
-    const auto owners = static_cast<std::int64_t>(rules_.owners.size());
-    const std::int32_t owner = rules_.owners[static_cast<std::size_t>(use.row % owners)];
-    if (from == rules_.member)
-        lane.records[static_cast<std::size_t>(owner)].push_back(entries_[static_cast<std::size_t>(use.entry)].slot);
-    if (owner == rules_.member) lane.records_from[static_cast<std::size_t>(from)].push_back(use.row / owners);
-}
-
-// What the step has made of a row: who sends what to its owner.
-void Lookahead::collect(const Use& use, std::int64_t index) {
-    const Batch& of = batches_.front();
-    Lane& lane = lane_of(use);
-    const std::int32_t alone = only(holders(of, index)), position = positions_[static_cast<std::size_t>(index)];
-    if (alone >= 0) {
-        if (alone == rules_.member) exchange_.alone.push_back(position);
-        if (keeper(of, index) < 0) returned(use, alone, lane);
-        return;
-    }
-    const auto owners = static_cast<std::int64_t>(rules_.owners.size());
-    const std::int32_t owner = rules_.owners[static_cast<std::size_t>(use.row % owners)];
-    if (position >= 0) lane.gradients[static_cast<std::size_t>(owner)].push_back(position);
-    if (owner != rules_.member) return;
-    for_each_member(ranks(of, index), words_, [&](std::int32_t member) {
-        lane.gradients_from[static_cast<std::size_t>(member)].push_back(static_cast<std::int64_t>(lane.updated.size()));
-    });
-    lane.updated.push_back(use.row / owners);
-}
-
-// Its owner sends a row to those that use it next.
-void Lookahead::deliver(const Use& use, Ranks to, Lane& lane) {
-    const auto owners = static_cast<std::int64_t>(rules_.owners.size());
-    const std::int32_t owner = rules_.owners[static_cast<std::size_t>(use.row % owners)];
+// Its owner sends a row to those that use it in a batch.
+void Lookahead::deliver(const Batch& of, Use& use, Lane& lane) {
+    const Ranks to = holders(of, use);
+    const std::int32_t from = owner(use);
     const bool alone = only(to) >= 0;
-    if (owner == rules_.member)
+    if (from == rules_.member)
         for_each_member(to, words_, [&](std::int32_t member) {
-            (alone ? lane.records_to : lane.rows_to)[static_cast<std::size_t>(member)].push_back(use.row / owners);
+            (alone ? lane.records_to : lane.rows_to)[static_cast<std::size_t>(member)].push_back(row_of_shard(use));
         });
     if (!has(to, rules_.member)) return;
-    Entry& entry = entries_[static_cast<std::size_t>(use.entry)];
-    if (entry.slot < 0) {
+    if (use.slot < 0) {
         if (free_slots_.empty()) free_slots_.push_back(static_cast<std::int32_t>(exchange_.occupied));
-        entry.slot = free_slots_.back();
+        use.slot = free_slots_.back();
         free_slots_.pop_back();
         ++exchange_.occupied;
     }
-    (alone ? lane.records_into : lane.rows_into)[static_cast<std::size_t>(owner)].push_back(entry.slot);
+    (alone ? lane.records_into : lane.rows_into)[static_cast<std::size_t>(from)].push_back(use.slot);
+}
+
+void Lookahead::count(const Use& use, const Fate& fate, Told* told) {
+    Counts& counts = exchange_.counts;
+    const bool stays = fate.next != nullptr, next_step = use.until == 1;
+    counts.single_user += fate.alone >= 0;
+    counts.kept += fate.kept;
+    counts.sync_now += stays && !fate.kept && next_step;
+    counts.sync_later += stays && !fate.kept && !next_step;
+    counts.evicted += !stays;
+    if (told == nullptr) return;
+    if (fate.alone >= 0) told->single_user.push_back(use.row);
+    (fate.kept   ? told->kept
+     : !stays    ? told->evicted
+     : next_step ? told->sync_now
+                 : told->sync_later)
+        .push_back(use.row);
+    if (stays) {
+        told->ttl_rows.push_back(use.row);
+        told->ttl.push_back(step_ + use.until);
+    }
+}
+
+// What this member does with a row that the step has used: who sends what to its owner, and who has it next.
+void Lookahead::finish(const Batch& of, Use& use, const Fate& fate) {
+    const std::int32_t to = owner(use);
+    const auto lane_number = fate.now ? kCritical : kLater;
+    Lane& lane = exchange_.lanes[static_cast<std::size_t>(lane_number)];
+    if (fate.alone == rules_.member) {
+        exchange_.alone.push_back(use.position);
+        if (!fate.kept) lane.records[static_cast<std::size_t>(to)].push_back(use.slot);
+    }
+    if (fate.alone >= 0) {
+        if (!fate.kept && to == rules_.member)
+            lane.records_from[static_cast<std::size_t>(fate.alone)].push_back(row_of_shard(use));
+    } else {
+        if (use.position >= 0) lane.gradients[static_cast<std::size_t>(to)].push_back(use.position);
+        if (to == rules_.member) {
+            const auto place = static_cast<std::int64_t>(lane.updated.size());
+            for_each_member(users(of, use), words_, [&](std::int32_t member) {
+                lane.gradients_from[static_cast<std::size_t>(member)].push_back(place);
+            });
+            lane.updated.push_back(row_of_shard(use));
+        }
+    }
+    if (fate.kept)
+        fate.next->since = static_cast<std::int16_t>(-fate.next->since);
+    else if (fate.next != nullptr)
+        deliveries_.push_back({step_ + use.until, use.next_use, lane_number});
+    if (use.slot < 0) return;
+    if (fate.next != nullptr && has(holders(batch(step_ + use.until), *fate.next), rules_.member)) {
+        fate.next->slot = use.slot;
+    } else {
+        free_slots_.push_back(use.slot);
+        --exchange_.occupied;
+    }
+}
+
+void Lookahead::finish_step(Told* told) {
+    Batch& of = batch(step_);
+    const auto count_of = of.uses.size();
+    exchange_.counts.used = static_cast<std::int64_t>(count_of);
+    std::vector<Use*> batches;  // from this one on, as far as they are admitted
+    for (std::int32_t number = step_; number <= admitted_; ++number) batches.push_back(batch(number).uses.data());
+    const auto ahead = static_cast<std::int16_t>(admitted_ - step_);
+    for (std::size_t index = 0; index < count_of; ++index) {
+        if (index + kAhead < count_of) {
+            const Use& coming = of.uses[index + kAhead];
+            if (coming.until <= ahead)
+                __builtin_prefetch(batches[static_cast<std::size_t>(coming.until)] + coming.next_use, 1);
+        }
+        Use& use = of.uses[index];
+        const bool stays = use.until != 0 && use.until <= ahead;
+        Fate fate;
+        fate.next = stays ? batches[static_cast<std::size_t>(use.until)] + use.next_use : nullptr;
+        fate.now = stays && (use.until == 1 || !rules_.delayed);
+        const Ranks ranks = holders(of, use), next = stays ? holders(batch(step_ + use.until), *fate.next) : nullptr;
+        fate.alone = only(ranks);
+        fate.kept = stays && fate.alone >= 0 && only(next) == fate.alone;
+        count(use, fate, told);
+        if (has(ranks, rules_.member) || owner(use) == rules_.member || (stays && has(next, rules_.member)))
+            finish(of, use, fate);
+    }
+    for (const Delivery& delivery : deliveries_) {  // when all slots are free that will be
+        Batch& to = batch(delivery.batch);
+        deliver(to, to.uses[static_cast<std::size_t>(delivery.use)],
+                exchange_.lanes[static_cast<std::size_t>(delivery.lane)]);
+    }
+}
+
+// What no cache has of a batch that is admitted now.
+void Lookahead::prefetch(std::int32_t number, Told* told) {
+    Batch& of = batch(number);
+    Lane& lane = exchange_.lanes[number == step_ + 1 ? kCritical : kLater];
+    const std::int32_t latest = number - std::max(step_, 0);  // a later use sends it to this one
+    for (Use& use : of.uses) {
+        if (use.since != 0 && use.since <= latest) continue;
+        ++exchange_.counts.prefetched;
+        if (told != nullptr) told->prefetched.push_back(use.row);
+        if (has(holders(of, use), rules_.member) || owner(use) == rules_.member) deliver(of, use, lane);
+    }
 }
 
 const Exchange& Lookahead::plan(Told* told) {
@@ -201,72 +288,17 @@ const Exchange& Lookahead::plan(Told* told) {
     exchange_.alone.clear();
     exchange_.slots.clear();
     exchange_.counts = {};
+    deliveries_.clear();
     fill();
-    if (step_ + 1 < added_ && admitted_ == step_) return exchange_;
+    const bool goes_on = step_ + 1 < added_;
+    if (goes_on && admitted_ == step_) return exchange_;
     exchange_.overflows = -1;
 
-    Counts& counts = exchange_.counts;
-    const auto tell = [&](std::int64_t& number, Indices Told::* list, std::int64_t row) {
-        ++number;
-        if (told != nullptr) (told->*list).push_back(row);
-    };
-    if (step_ >= 0) {
-        const Batch& of = batches_.front();
-        const auto count = static_cast<std::int64_t>(of.uses.size());
-        counts.used = count;
-        positions_.assign(of.uses.size(), -1);
-        for (std::size_t position = 0; position < of.mine.size(); ++position)
-            positions_[static_cast<std::size_t>(of.mine[position])] = static_cast<std::int32_t>(position);
-        for (std::int64_t index = 0; index < count; ++index) {
-            const Use& use = of.uses[static_cast<std::size_t>(index)];
-            collect(use, index);
-            const std::int32_t kept = keeper(of, index);
-            if (only(holders(of, index)) >= 0) tell(counts.single_user, &Told::single_user, use.row);
-            if (kept >= 0) {
-                batch(use.next).uses[static_cast<std::size_t>(use.next_use)].keeper = kept;
-                tell(counts.kept, &Told::kept, use.row);
-            } else if (!admitted(use.next)) {
-                tell(counts.evicted, &Told::evicted, use.row);
-            } else if (use.next == step_ + 1) {
-                tell(counts.sync_now, &Told::sync_now, use.row);
-            } else {
-                tell(counts.sync_later, &Told::sync_later, use.row);
-            }
-            if (told != nullptr && admitted(use.next)) {
-                told->ttl_rows.push_back(use.row);
-                told->ttl.push_back(use.next);
-            }
-            Entry& entry = entries_[static_cast<std::size_t>(use.entry)];
-            if (!admitted(use.next) || !has(next_holders(use), rules_.member)) release(entry);
-            if (use.next == kNever) {
-                table_.erase(use.row);
-                free_entries_.push_back(use.entry);
-            }
-        }
-        for (std::int64_t index = 0; index < count; ++index) {
-            const Use& use = of.uses[static_cast<std::size_t>(index)];
-            if (admitted(use.next) && keeper(of, index) < 0) deliver(use, next_holders(use), lane_of(use));
-        }
-    }
-    for (std::int64_t number = delivered_ + 1; number <= admitted_; ++number) {
-        const Batch& of = batch(number);
-        Lane& lane = exchange_.lanes[number == step_ + 1 ? kCritical : kLater];
-        for (std::size_t index = 0; index < of.uses.size(); ++index) {
-            const Use& use = of.uses[index];
-            if (use.previous != kNever && use.previous >= std::max(step_, std::int64_t{0})) continue;
-            deliver(use, holders(of, static_cast<std::int64_t>(index)), lane);
-            tell(counts.prefetched, &Told::prefetched, use.row);
-        }
-    }
-    if (step_ >= 0) {
-        spare_.push_back(std::move(batches_.front()));
-        batches_.pop_front();
-        ++first_;
-    }
-    if (step_ + 1 < added_)
+    if (step_ >= 0) finish_step(told);
+    for (std::int32_t number = delivered_ + 1; number <= admitted_; ++number) prefetch(number, told);
+    if (goes_on)
         for (const std::int32_t use : batch(step_ + 1).mine)
-            exchange_.slots.push_back(
-                entries_[static_cast<std::size_t>(batch(step_ + 1).uses[static_cast<std::size_t>(use)].entry)].slot);
+            exchange_.slots.push_back(batch(step_ + 1).uses[static_cast<std::size_t>(use)].slot);
     exchange_.admitted = delivered_ = admitted_;
     ++step_;
     if (!changes_.empty()) {
@@ -279,15 +311,12 @@ const Exchange& Lookahead::plan(Told* told) {
 void Lookahead::kept(std::vector<Indices>* slots, std::vector<Indices>* rows_from) const {
     clear(*slots, rules_.members);
     clear(*rows_from, rules_.members);
-    const auto owners = static_cast<std::int64_t>(rules_.owners.size());
-    for (std::int64_t number = step_; number <= admitted_; ++number)
+    for (std::int32_t number = std::max(step_, 0); number <= admitted_; ++number)
         for (const Use& use : batch(number).uses) {
-            if (use.keeper < 0) continue;
-            const auto owner = static_cast<std::size_t>(rules_.owners[static_cast<std::size_t>(use.row % owners)]);
-            if (use.keeper == rules_.member)
-                (*slots)[owner].push_back(entries_[static_cast<std::size_t>(use.entry)].slot);
-            if (static_cast<std::int32_t>(owner) == rules_.member)
-                (*rows_from)[static_cast<std::size_t>(use.keeper)].push_back(use.row / owners);
+            if (use.since >= 0) continue;
+            const std::int32_t keeper = only(holders(batch(number), use)), home = owner(use);
+            if (keeper == rules_.member) (*slots)[static_cast<std::size_t>(home)].push_back(use.slot);
+            if (home == rules_.member) (*rows_from)[static_cast<std::size_t>(keeper)].push_back(row_of_shard(use));
         }
 }
 

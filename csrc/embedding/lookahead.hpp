@@ -15,6 +15,9 @@
 // with a lookahead of L batches, a fetch for batch x follows what step x - L has written back.
 //
 // A batch is admitted if no cache overflows until it is trained: this is how the lookahead falls.
+//
+// The time of a batch does not depend on how many are looked ahead; most of it is what comes from memory, so what is
+// needed soon is asked for early, and what concerns other members alone is only counted.
 #pragma once
 
 #include <array>
@@ -22,6 +25,7 @@
 #include <deque>
 #include <vector>
 
+#include "divisor.hpp"
 #include "row_table.hpp"
 
 namespace hvd_compress::embedding {
@@ -88,7 +92,6 @@ class Lookahead {
 
     // Adds the next batch: the distinct rows of member m are rows[offsets[m]] to rows[offsets[m + 1]].
     void add(const std::int64_t* rows, const std::vector<std::int64_t>& offsets);
-    std::int64_t added() const { return added_; }
 
     // Plans the exchange behind the next step; the first call is for exchange -1. The batch of the step that follows
     // must have been added if there is one. Where that does not fit into a cache, `overflows` says so, and there is no
@@ -103,63 +106,76 @@ class Lookahead {
     void kept(std::vector<Indices>* slots, std::vector<Indices>* rows_from) const;
 
   private:
-    static constexpr std::int64_t kNever = -1;
+    static constexpr std::int32_t kNever = RowTable::kNever;
 
     struct Use {  // of a row by a batch
         std::int64_t row;
-        std::int64_t previous, next;  // batches, or kNever
-        std::int32_t next_use;        // its index there
-        std::int32_t entry;
-        std::int32_t keeper;  // member that has kept the row since `previous`, or -1
+        std::uint64_t ranks;    // where one word holds all members
+        std::int32_t next_use;  // its index in the batch that uses it next
+        std::int32_t position;  // among the rows of this member's batch, or -1
+        std::int32_t slot;      // of this member's cache, or -1
+        // How many batches after the last one and before the next one that use it; 0: there is none in the window.
+        // Negative where the one rank that uses it has kept it since the last one.
+        std::int16_t since, until;
     };
-    struct Entry {           // of a row that a batch uses that is to be trained
-        std::int64_t batch;  // the last one
-        std::int32_t use;
-        std::int32_t slot;  // of this member, or -1
-    };
+    static_assert(sizeof(Use) == 32, "half a line of the cache");
     struct Batch {
         std::vector<Use> uses;
-        std::vector<std::uint64_t> ranks;  // words_ of each use
+        std::vector<std::uint64_t> ranks;  // words_ of each use, where one word does not hold all members
         std::vector<std::int32_t> mine;    // uses, by position
+        std::vector<std::int32_t> from;    // how many slots follow each earlier batch, from `first` on, by member
+        std::int32_t first = 0;
+        std::vector<std::int32_t> slots;  // that its rows take, by member
+    };
+    struct Link {
+        std::int32_t batch, use, to;
+    };
+    struct Delivery {
+        std::int32_t batch, use, lane;
+    };
+    struct Fate {            // of a row behind a step
+        Use* next;           // by an admitted batch, or null
+        std::int32_t alone;  // the member that alone has used it, or -1
+        bool kept, now;
     };
     using Ranks = const std::uint64_t*;
 
-    Batch& batch(std::int64_t number) { return batches_[static_cast<std::size_t>(number - first_)]; }
-    const Batch& batch(std::int64_t number) const { return batches_[static_cast<std::size_t>(number - first_)]; }
-    Ranks ranks(const Batch& of, std::int64_t use) const { return of.ranks.data() + use * words_; }
-    Ranks holders(const Batch& of, std::int64_t use) const {
-        return rules_.replicated ? trainers_.data() : ranks(of, use);
+    Batch& batch(std::int32_t number) { return batches_[static_cast<std::size_t>(number) & (batches_.size() - 1)]; }
+    const Batch& batch(std::int32_t number) const {
+        return batches_[static_cast<std::size_t>(number) & (batches_.size() - 1)];
     }
+    Ranks users(const Batch& of, const Use& use) const;
+    Ranks holders(const Batch& of, const Use& use) const;
     bool has(Ranks set, std::int32_t member) const { return set[member / 64] >> (member % 64) & 1; }
     std::int32_t only(Ranks set) const;  // the one member of a set, or -1
-    Ranks next_holders(const Use& use) const { return holders(batch(use.next), use.next_use); }
-    std::int32_t keeper(const Batch& of, std::int64_t index) const;
-    bool admitted(std::int64_t number) const { return number != kNever && number <= admitted_; }
+    std::int64_t row_of_shard(const Use& use) const { return owners_.quotient(use.row); }
+    std::int32_t owner(const Use& use) const {
+        return rules_.owners[static_cast<std::size_t>(owners_.remainder(use.row))];
+    }
 
-    bool admit(std::int64_t number);
-    void collect(const Use& use, std::int64_t index);
-    void returned(const Use& use, std::int32_t from, Lane& lane);
-    void deliver(const Use& use, Ranks to, Lane& lane);
-    void release(Entry& entry);
-    Lane& lane_of(const Use& use);
+    void make_room();
+    bool admit(std::int32_t number);
+    void finish_step(Told* told);
+    void finish(const Batch& of, Use& use, const Fate& fate);
+    void count(const Use& use, const Fate& fate, Told* told);
+    void prefetch(std::int32_t number, Told* told);
+    void deliver(const Batch& of, Use& use, Lane& lane);
 
     Rules rules_;
+    Divisor owners_;
     std::int32_t words_;
     std::vector<std::uint64_t> trainers_;
     RowTable table_;
-    std::vector<Entry> entries_;
-    std::vector<std::int32_t> free_entries_;
-    std::deque<Batch> batches_;
-    std::vector<Batch> spare_;
-    std::int64_t first_ = 0;                         // the number of batches_.front()
-    std::int64_t added_ = 0;                         // batches
-    std::int64_t step_ = -1;                         // of the exchange that is planned
-    std::int64_t admitted_ = -1;                     // the last batch that is
-    std::int64_t delivered_ = -1;                    // the same, as of the last exchange
+    std::vector<Batch> batches_;                     // a ring: number modulo a power of two
+    std::int32_t added_ = 0;                         // batches
+    std::int32_t step_ = -1;                         // of the exchange that is planned
+    std::int32_t admitted_ = -1;                     // the last batch that is
+    std::int32_t delivered_ = -1;                    // the same, as of the last exchange
     std::vector<std::int64_t> occupied_;             // slots, by member, behind exchange step_
     std::deque<std::vector<std::int64_t>> changes_;  // of them, by member, in exchanges from step_ + 1 on
     std::vector<std::int32_t> free_slots_;
-    std::vector<std::int32_t> positions_;  // of this member's rows, by use of the batch
+    std::vector<Link> links_;
+    std::vector<Delivery> deliveries_;
     Exchange exchange_;
 };
 

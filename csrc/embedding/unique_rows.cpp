@@ -12,47 +12,54 @@ constexpr int kSmallestBits = 10;
 
 }  // namespace
 
-void UniqueRows::reserve(std::int64_t count) {
-    int bits = kSmallestBits;
-    while ((std::int64_t{1} << bits) < 2 * count) ++bits;
-    if ((std::size_t{1} << bits) > slots_.size()) {
-        slots_.assign(std::size_t{1} << bits, Slot{});
-        mask_ = slots_.size() - 1;
-        shift_ = 64 - bits;
-        turn_ = 0;
-    }
-    if (++turn_ == 0) {  // after 2^32 batches
-        std::fill(slots_.begin(), slots_.end(), Slot{});
-        turn_ = 1;
+// Empty, with room for so many rows: four places each, or more where an earlier batch has needed them.
+void UniqueRows::resize(std::int64_t rows) {
+    int bits = std::max(kSmallestBits, 64 - shift_);
+    while ((std::int64_t{1} << bits) < 4 * rows) ++bits;
+    places_.assign(std::size_t{1} << bits, 0);
+    mask_ = places_.size() - 1;
+    shift_ = 64 - bits;
+}
+
+void UniqueRows::enlarge(const std::int64_t* rows, std::int32_t distinct) {
+    resize(distinct);
+    for (std::int32_t place = 1; place <= distinct; ++place) {
+        std::size_t at = hashed(rows[place - 1], shift_);
+        while (places_[at] != 0) at = (at + 1) & mask_;
+        places_[at] = place;
     }
 }
 
 std::int64_t UniqueRows::collect(const std::int64_t* ids, std::int64_t count, std::int64_t* rows,
                                  std::int64_t* positions) {
-    reserve(count);
+    resize(0);
     std::int32_t distinct = 0;
     for (std::int64_t i = 0; i < count; ++i) {
-        if (i + kAhead < count) __builtin_prefetch(&slots_[hashed(ids[i + kAhead], shift_)]);
+        if (i + kAhead < count) __builtin_prefetch(&places_[hashed(ids[i + kAhead], shift_)], 1);
         const std::int64_t row = ids[i];
         std::size_t at = hashed(row, shift_);
-        while (slots_[at].turn == turn_ && slots_[at].row != row) at = (at + 1) & mask_;
-        if (slots_[at].turn != turn_) {
-            slots_[at] = {row, turn_, distinct};
+        while (places_[at] != 0 && rows[places_[at] - 1] != row) at = (at + 1) & mask_;
+        if (places_[at] == 0) {
             rows[distinct++] = row;
+            places_[at] = distinct;
+            positions[i] = distinct - 1;
+            if (2 * static_cast<std::size_t>(distinct) > places_.size()) enlarge(rows, distinct);
+        } else {
+            positions[i] = places_[at] - 1;
         }
-        positions[i] = slots_[at].position;
     }
     return distinct;
 }
 
-std::int64_t UniqueRows::find(const std::int64_t* ids, std::int64_t count, std::int64_t* positions) const {
+std::int64_t UniqueRows::find(const std::int64_t* ids, std::int64_t count, const std::int64_t* rows,
+                              std::int64_t* positions) const {
     for (std::int64_t i = 0; i < count; ++i) {
-        if (slots_.empty()) return i;
-        if (i + kAhead < count) __builtin_prefetch(&slots_[hashed(ids[i + kAhead], shift_)]);
+        if (places_.empty()) return i;
+        if (i + kAhead < count) __builtin_prefetch(&places_[hashed(ids[i + kAhead], shift_)]);
         std::size_t at = hashed(ids[i], shift_);
-        while (slots_[at].turn == turn_ && slots_[at].row != ids[i]) at = (at + 1) & mask_;
-        if (slots_[at].turn != turn_) return i;
-        positions[i] = slots_[at].position;
+        while (places_[at] != 0 && rows[places_[at] - 1] != ids[i]) at = (at + 1) & mask_;
+        if (places_[at] == 0) return i;
+        positions[i] = places_[at] - 1;
     }
     return -1;
 }

@@ -12,23 +12,18 @@ class UniqueRows {
     // distinct.
     std::int64_t collect(const std::int64_t* ids, std::int64_t count, std::int64_t* rows, std::int64_t* positions);
 
-    // Positions of ids among the rows of the last collect(). Returns where the first id stands that is none of them,
-    // else -1.
-    std::int64_t find(const std::int64_t* ids, std::int64_t count, std::int64_t* positions) const;
+    // Positions of ids among `rows`, the result of the last collect(). Returns where the first id stands that is none
+    // of them, else -1.
+    std::int64_t find(const std::int64_t* ids, std::int64_t count, const std::int64_t* rows,
+                      std::int64_t* positions) const;
 
   private:
-    struct Slot {
-        std::int64_t row = 0;
-        std::uint32_t turn = 0;  // of collect(): what an earlier one has left is free
-        std::int32_t position = 0;
-    };
+    void resize(std::int64_t rows);
+    void enlarge(const std::int64_t* rows, std::int32_t distinct);
 
-    void reserve(std::int64_t count);
-
-    std::vector<Slot> slots_;
+    std::vector<std::int32_t> places_;  // positions from 1 on; 0: none
     std::size_t mask_ = 0;
     int shift_ = 64;
-    std::uint32_t turn_ = 0;
 };
 
 }  // namespace hvd_compress::embedding

@@ -8,7 +8,7 @@ from enum import IntEnum
 import torch
 
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import PayloadError, UsageError
+from hvd_compress.errors import ConfigError, PayloadError, UsageError
 
 
 class Kind(IntEnum):
@@ -19,8 +19,8 @@ class Kind(IntEnum):
     """Its loader has no more batches."""
     LEFT = 2
     """Its program has left the loop over them."""
-    SERVER = 3
-    """It never has any."""
+    FAILED = 3
+    """Its loader has failed, or ids of its batch are wrong."""
 
 
 class Coming:
@@ -40,16 +40,23 @@ class Coming:
         self.closed = False
         self.failure: UsageError | None = None
 
-    def gather(self, kind: Kind, rows: Sequence[torch.Tensor] = ()) -> list[tuple[torch.Tensor, list[int]]] | None:
+    def gather(
+        self, kind: Kind, rows: Sequence[torch.Tensor] = (), why: str = ""
+    ) -> list[tuple[torch.Tensor, list[int]]] | None:
         """Return for each embedding the distinct rows of all ranks, one after the other, and how many each rank has;
-        None where no batch has come.
+        None where no batch has come. `why`: of Kind.FAILED.
 
-        Raises UsageError, on all ranks alike, where some have left the loop and others have not.
+        Raises, on all ranks alike: UsageError where some have left the loop and others have not; ConfigError, in the
+        words of the rank that has failed, where one has.
         """
-        rows = rows or [torch.empty(0, dtype=torch.int64)] * self._embeddings
-        header = torch.tensor([kind, *(each.numel() for each in rows)], dtype=self._dtype)
-        messages = self._engine.allgather(torch.cat([header, *(each.to(self._dtype) for each in rows)]))
+        blocks = [*rows] or [torch.empty(0, dtype=torch.int64)] * self._embeddings
+        words = torch.tensor(list(why.encode()), dtype=self._dtype)
+        header = torch.tensor([kind, *(each.numel() for each in blocks)], dtype=self._dtype)
+        messages = self._engine.allgather(torch.cat([header, *(each.to(self._dtype) for each in blocks), words]))
         kinds = [Kind(int(message[0])) for message in messages]
+        for failed, message in zip(kinds, messages, strict=True):
+            if failed is Kind.FAILED:
+                raise ConfigError(bytes(message[1 + self._embeddings :].tolist()).decode())
         if not self._is_batch(kinds):
             self.closed = True
             return None
@@ -57,12 +64,12 @@ class Coming:
         gathered: list[list[torch.Tensor]] = [[] for _ in range(self._embeddings)]
         for rank, message in enumerate(messages):
             lengths = message[1 : 1 + self._embeddings].tolist()
-            blocks = message[1 + self._embeddings :]
-            if sum(lengths) != blocks.numel():
-                raise PayloadError(f"rank {rank} tells {blocks.numel()} rows of its next batch, and lengths {lengths}")
-            for of, block in zip(gathered, torch.split(blocks, lengths), strict=True):
+            told = message[1 + self._embeddings :]
+            if sum(lengths) != told.numel():
+                raise PayloadError(f"rank {rank} tells {told.numel()} rows of its next batch, and lengths {lengths}")
+            for of, block in zip(gathered, torch.split(told, lengths), strict=True):
                 of.append(block.to(torch.int64))
-        return [(torch.cat(blocks), [block.numel() for block in blocks]) for blocks in gathered]
+        return [(torch.cat(of), [block.numel() for block in of]) for of in gathered]
 
     def _is_batch(self, kinds: Sequence[Kind]) -> bool:
         ranks = {kind: [rank for rank, told in enumerate(kinds) if told == kind] for kind in Kind}

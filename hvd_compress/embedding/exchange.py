@@ -73,12 +73,12 @@ class Exchanger:
         self._later: Parts | None = None
         self._planned: list[Exchange] = []
 
-    def gather(self, kind: Kind, rows: Sequence[torch.Tensor] = ()) -> bool:
+    def gather(self, kind: Kind, rows: Sequence[torch.Tensor] = (), why: str = "") -> bool:
         """Tell all ranks the distinct rows of this rank's next batch, and plan with those of all. Collective.
 
-        Return whether a batch has come.
+        Return whether a batch has come. Raises as Coming.gather.
         """
-        gathered = self.coming.gather(kind, rows)
+        gathered = self.coming.gather(kind, rows, why)
         if gathered is None:
             return False
         number = self.coming.batches - 1

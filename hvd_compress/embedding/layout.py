@@ -11,6 +11,8 @@ import torch
 from hvd_compress.embedding.optimizers import RowOptimizer
 from hvd_compress.errors import ConfigError
 
+MOST_ROWS = 2**47 - 1
+"""Of all tables of an embedding; the planner divides them by a multiplication."""
 Initial = Callable[[torch.Tensor], torch.Tensor]
 """From ids of rows, int64 (n,), to their values (n, dim). It must depend on the ids alone."""
 
@@ -40,6 +42,8 @@ class Layout:
         for table, size in enumerate(self.sizes):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ConfigError(f"table {table} of {self.name} has {size!r} rows: a whole number, 1 or more, please")
+        if sum(self.sizes) > MOST_ROWS:
+            raise ConfigError(f"{self.name} has {sum(self.sizes)} rows: {MOST_ROWS} at most")
         if not self.sizes or isinstance(self.dim, bool) or not isinstance(self.dim, int) or self.dim < 1:
             raise ConfigError(f"{self.name} needs one table at least, and rows of 1 element or more, not {self.dim!r}")
         starts = np.concatenate([[0], np.cumsum(self.sizes[:-1], dtype=np.int64)]).astype(np.int64)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,8 +24,11 @@ from hvd_compress.native.embedding import Counts, NativeLookahead
 from hvd_compress.session.worker import Worker
 from hvd_compress.settings import Settings
 
+T = TypeVar("T")
 MOST_AHEAD = 200
 """Batches, where the cache would hold more: beyond it nothing is gained (Bagpipe, table 5.3)."""
+MOST_LOOKAHEAD = 10_000
+"""Batches that can be asked for; the planner counts them in 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +113,9 @@ class Lookahead:
         self.collect()
         self._open()
         self._pass = current = _Pass(self, self._exchanger())
-        while (batch := current.next_batch()) is not None:
+        while (batch := self._guarded(current.next_batch)) is not None:
             yield batch.given
-        current.end()
+        self._guarded(current.end)
 
     def collect(self) -> None:
         """Let owners have all rows as the last batch has left them, and end an iteration that was left early.
@@ -121,9 +125,25 @@ class Lookahead:
         Raises:
             UsageError: the loop was left behind different batches.
         """
+        for module in self.modules:
+            if module.lost:
+                raise UsageError(
+                    f"{module.layout.name} lacks rows that were in caches when training failed ({module.lost}): load a "
+                    "checkpoint"
+                )
         if self._pass is not None:
-            self._pass.leave()
+            self._guarded(self._pass.leave)
             self._pass = None
+
+    def _guarded(self, call: Callable[[], T]) -> T:
+        """After an error nobody knows where the latest rows are."""
+        try:
+            return call()
+        except Exception as error:
+            for module in self.modules:
+                module.lost = str(error)
+            self._pass = None
+            raise
 
     def close(self) -> None:
         """End the thread of exchanges. Collective; no iteration is possible any more."""
@@ -252,16 +272,20 @@ class _Pass:
             self._owner.lookahead = len(self._pulled)
 
     def _gather(self) -> None:
-        """Pull a batch, and tell all ranks what it uses."""
-        number = self._step + 1 + len(self._pulled)
-        where = f"rank {self.exchanger.engine.rank}, batch {number}"
+        """Pull a batch, and tell all ranks what it uses; or that there is none, and why."""
+        where = f"rank {self.exchanger.engine.rank}, batch {self._step + 1 + len(self._pulled)}"
+        modules = self._owner.modules
         try:
             given = next(self._batches)
+            ids = [module.flat_rows(self._owner.ids_of(given, index), where) for index, module in enumerate(modules)]
         except StopIteration:
             self._gathered = self._submit(partial(self.exchanger.gather, Kind.END))
             return
-        modules = self._owner.modules
-        ids = [module.flat_rows(self._owner.ids_of(given, index), where) for index, module in enumerate(modules)]
+        except Exception as error:
+            why = str(error) if isinstance(error, ConfigError) else f"{where}: {type(error).__name__}: {error}"
+            with suppress(ConfigError):  # what all others get is the words of this one
+                self._wait(self._submit(partial(self.exchanger.gather, Kind.FAILED, why=why)))
+            raise
         batch = _Batch(given, ids)
         self._pulled.append(batch)
         self._gathered = self._submit(partial(self._tell, batch))
@@ -328,7 +352,7 @@ class _Pass:
     def leave(self) -> None:
         """The program is behind the loop, wherever it has left it."""
         if self._over or not self._ahead:
-            return
+            return  # nothing has begun, or all is over
         self._over = True
         if self._current is not None and self._step >= 0:
             self._exchange()
@@ -391,8 +415,9 @@ def _check(
     else:
         numbers["cache_rows"] = cache_rows
     for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ConfigError(f"{name} = {number!r} is not a whole number, 1 or more")
+        most = MOST_LOOKAHEAD if name == "lookahead" else 2**31 - 1
+        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
+            raise ConfigError(f"{name} = {number!r} is not a whole number from 1 to {most}")
 
 
 def _connect(name: str) -> Engine:

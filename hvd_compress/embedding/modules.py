@@ -61,6 +61,7 @@ class CachedEmbedding(torch.nn.Module):
     Attributes:
         optimizer: of the rows. Its learning rate may change between batches, on all ranks alike.
         steps: how many batches have been trained on.
+        lost: why the tables lack rows, if they do.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class CachedEmbedding(torch.nn.Module):
         self.folder = None if folder is None else Path(folder)
         self.shard: Shard | None = None
         self.versions = Versions()
+        self.lost = ""
         self.steps = 0
         self._used: Used | None = None
 

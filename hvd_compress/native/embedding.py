@@ -169,6 +169,7 @@ class UniqueRows:
 
     def __init__(self) -> None:
         self._native = compiled.EmbeddingUniqueRows()
+        self.rows = torch.empty(0, dtype=torch.int64)
 
     def collect(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the distinct rows of `ids` (n,), int64, in the order of their first use, and each id's position."""
@@ -176,7 +177,8 @@ class UniqueRows:
         assert ids.is_contiguous()
         rows, positions = torch.empty_like(ids), torch.empty_like(ids)
         count = self._native.collect(ids.data_ptr(), ids.numel(), rows.data_ptr(), positions.data_ptr())
-        return rows[:count].clone(), positions
+        self.rows = rows[:count].clone()
+        return self.rows, positions
 
     def find(self, ids: torch.Tensor) -> tuple[torch.Tensor, int | None]:
         """Return the position of each id among the rows that were collected last, and where the first id stands that
@@ -184,5 +186,5 @@ class UniqueRows:
         assert ids.dtype == torch.int64
         assert ids.is_contiguous()
         positions = torch.empty_like(ids)
-        missing = self._native.find(ids.data_ptr(), ids.numel(), positions.data_ptr())
+        missing = self._native.find(ids.data_ptr(), ids.numel(), self.rows.data_ptr(), positions.data_ptr())
         return positions, None if missing < 0 else missing
