@@ -165,6 +165,7 @@ class Lookahead:
                 module.layout = layout
                 module.shard = Shard(layout, engine.rank, engine.world_size, module.folder)
         self._caches = [Cache(module.layout, rows) for module, rows in zip(self.modules, self._cache_rows, strict=True)]
+        engine.locate()
         self._engine, self._worker = engine, Worker("hvd_compress embedding")
         at_end(self, self._worker.stop, 10.0)
 
