@@ -6,8 +6,12 @@
 namespace hvd_compress::embedding {
 namespace {
 
-constexpr std::size_t kAhead = 16;  // what is on its way from memory, in rows
+constexpr std::int64_t kAhead = 16;  // what is on its way from memory, in rows
 enum : std::int32_t { kCritical, kLater };
+constexpr int kBucketBits = 10;
+constexpr std::int32_t kBuckets = 1 << kBucketBits;  // parts of the table of rows
+
+std::int32_t bucket_of(std::int64_t row) { return static_cast<std::int32_t>(hashed(row, 64 - kBucketBits)); }
 
 void clear(std::vector<Indices>& lists, std::int32_t members) {
     lists.resize(static_cast<std::size_t>(members));
@@ -69,6 +73,51 @@ void Lookahead::make_room() {
     batches_ = std::move(larger);
 }
 
+// Tells the last use of each row of a batch which one comes next.
+void Lookahead::link(std::int32_t number) {
+    const auto count = static_cast<std::int64_t>(links_.size());
+    for (std::int64_t i = 0; i < count; ++i) {
+        if (i + kAhead < count) {
+            const Link& coming = links_[static_cast<std::size_t>(i + kAhead)];
+            __builtin_prefetch(&batch(coming.batch).uses[static_cast<std::size_t>(coming.use)], 1);
+        }
+        const Link& link = links_[static_cast<std::size_t>(i)];
+        Use& last = batch(link.batch).uses[static_cast<std::size_t>(link.use)];
+        last.until = static_cast<std::int16_t>(number - link.batch);
+        last.next_use = link.to;
+    }
+    links_.clear();
+}
+
+// A member's batch `number` uses a row.
+void Lookahead::use_row(Batch& made, std::int32_t number, std::int64_t row, std::int32_t member) {
+    RowTable::Slot& last = table_.at(row, made.first);
+    const bool is_new = last.batch != number;
+    if (is_new) {
+        const auto use = static_cast<std::int32_t>(made.uses.size());
+        const std::int32_t since = last.batch == kNever ? 0 : number - last.batch;
+        made.uses.push_back({row, 0, 0, -1, -1, static_cast<std::int16_t>(since), 0});
+        if (words_ > 1) made.ranks.resize(made.ranks.size() + static_cast<std::size_t>(words_));
+        if (since > 0) links_.push_back({last.batch, last.use, use});
+        last.batch = number;
+        last.use = use;
+    }
+    Use& use = made.uses[static_cast<std::size_t>(last.use)];
+    std::uint64_t* ranks = words_ == 1 ? &use.ranks : made.ranks.data() + last.use * words_;
+    ranks[member / 64] |= std::uint64_t{1} << (member % 64);
+    if (member == rules_.member) {
+        use.position = static_cast<std::int32_t>(made.mine.size());
+        made.mine.push_back(last.use);
+    }
+    // Element 0 is for rows that no batch of the window uses before.
+    const std::int32_t from = use.since == 0 ? 0 : number - use.since - made.first + 1;
+    std::int32_t* const slots = made.from.data() + from * rules_.members;
+    if (!rules_.replicated)
+        ++slots[member];
+    else if (is_new)
+        for_each_member(trainers_.data(), words_, [&](std::int32_t holder) { ++slots[holder]; });
+}
+
 void Lookahead::add(const std::int64_t* rows, const std::vector<std::int64_t>& offsets) {
     make_room();
     const std::int32_t number = added_++;
@@ -81,48 +130,19 @@ void Lookahead::add(const std::int64_t* rows, const std::vector<std::int64_t>& o
     made.from.assign(static_cast<std::size_t>(number - made.first + 1) * members, 0);
     made.slots.assign(members, 0);
     made.uses.reserve(static_cast<std::size_t>(offsets.back()));
-    links_.clear();
-    for (std::int32_t member = 0; member < rules_.members; ++member) {
-        const auto end = static_cast<std::size_t>(offsets[static_cast<std::size_t>(member) + 1]);
-        for (auto i = static_cast<std::size_t>(offsets[static_cast<std::size_t>(member)]); i < end; ++i) {
-            if (i + kAhead < end) table_.prefetch(rows[i + kAhead]);
-            RowTable::Slot& last = table_.at(rows[i], made.first);
-            const bool is_new = last.batch != number;
-            if (is_new) {
-                const auto use = static_cast<std::int32_t>(made.uses.size());
-                const std::int32_t since = last.batch == kNever ? 0 : number - last.batch;
-                made.uses.push_back({rows[i], 0, 0, -1, -1, static_cast<std::int16_t>(since), 0});
-                if (words_ > 1) made.ranks.resize(made.ranks.size() + static_cast<std::size_t>(words_));
-                if (since > 0) links_.push_back({last.batch, last.use, use});
-                last.batch = number;
-                last.use = use;
+    // Ranks take turns, so that rows which share lines of the table are looked up together.
+    cursors_.assign(offsets.begin(), offsets.end() - 1);
+    for (std::int32_t bucket = 0; bucket < kBuckets; ++bucket)
+        for (std::int32_t member = 0; member < rules_.members; ++member) {
+            std::int64_t& at = cursors_[static_cast<std::size_t>(member)];
+            const std::int64_t end = offsets[static_cast<std::size_t>(member) + 1];
+            for (; at < end && bucket_of(rows[at]) <= bucket; ++at) {
+                if (at + kAhead < end) table_.prefetch(rows[at + kAhead]);
+                use_row(made, number, rows[at], member);
             }
-            Use& use = made.uses[static_cast<std::size_t>(last.use)];
-            std::uint64_t* ranks = words_ == 1 ? &use.ranks : made.ranks.data() + last.use * words_;
-            ranks[member / 64] |= std::uint64_t{1} << (member % 64);
-            if (member == rules_.member) {
-                use.position = static_cast<std::int32_t>(made.mine.size());
-                made.mine.push_back(last.use);
-            }
-            // Element 0 is for rows that no batch of the window uses before.
-            const std::int32_t from = use.since == 0 ? 0 : number - use.since - made.first + 1;
-            std::int32_t* const slots = made.from.data() + static_cast<std::size_t>(from) * members;
-            if (!rules_.replicated)
-                ++slots[member];
-            else if (is_new)
-                for_each_member(trainers_.data(), words_, [&](std::int32_t holder) { ++slots[holder]; });
         }
-    }
+    link(number);
     for (std::size_t i = 0; i < made.from.size(); ++i) made.slots[i % members] += made.from[i];
-    for (std::size_t i = 0; i < links_.size(); ++i) {
-        if (i + kAhead < links_.size()) {
-            const Link& coming = links_[i + kAhead];
-            __builtin_prefetch(&batch(coming.batch).uses[static_cast<std::size_t>(coming.use)], 1);
-        }
-        Use& before = batch(links_[i].batch).uses[static_cast<std::size_t>(links_[i].use)];
-        before.until = static_cast<std::int16_t>(number - links_[i].batch);
-        before.next_use = links_[i].to;
-    }
 }
 
 // Whether the slots for a batch fit everywhere until it is trained, beside those that are promised.
@@ -246,8 +266,8 @@ void Lookahead::finish_step(Told* told) {
     for (std::int32_t number = step_; number <= admitted_; ++number) batches.push_back(batch(number).uses.data());
     const auto ahead = static_cast<std::int16_t>(admitted_ - step_);
     for (std::size_t index = 0; index < count_of; ++index) {
-        if (index + kAhead < count_of) {
-            const Use& coming = of.uses[index + kAhead];
+        if (index + static_cast<std::size_t>(kAhead) < count_of) {
+            const Use& coming = of.uses[index + static_cast<std::size_t>(kAhead)];
             if (coming.until <= ahead)
                 __builtin_prefetch(batches[static_cast<std::size_t>(coming.until)] + coming.next_use, 1);
         }

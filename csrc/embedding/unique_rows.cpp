@@ -30,6 +30,19 @@ void UniqueRows::enlarge(const std::int64_t* rows, std::int32_t distinct) {
     }
 }
 
+// Puts rows into the order of their places, which is that of their hashes.
+void UniqueRows::order(std::int64_t* rows, std::int32_t distinct) {
+    first_order_.assign(rows, rows + distinct);
+    moved_.resize(static_cast<std::size_t>(distinct));
+    std::int32_t next = 0;
+    for (std::int32_t& place : places_) {
+        if (place == 0) continue;
+        rows[next] = first_order_[static_cast<std::size_t>(place - 1)];
+        moved_[static_cast<std::size_t>(place - 1)] = next;
+        place = ++next;
+    }
+}
+
 std::int64_t UniqueRows::collect(const std::int64_t* ids, std::int64_t count, std::int64_t* rows,
                                  std::int64_t* positions) {
     resize(0);
@@ -48,6 +61,8 @@ std::int64_t UniqueRows::collect(const std::int64_t* ids, std::int64_t count, st
             positions[i] = places_[at] - 1;
         }
     }
+    order(rows, distinct);
+    for (std::int64_t i = 0; i < count; ++i) positions[i] = moved_[static_cast<std::size_t>(positions[i])];
     return distinct;
 }
 

@@ -1,4 +1,5 @@
-// The distinct rows of a batch, in the order of their first use, and the position among them of each id.
+// The distinct rows of a batch, nearly in the order of their hashes, and the position among them of each id. So rows
+// that lie near each other in a table of rows come together: Lookahead::add takes them so from all ranks.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,11 @@ class UniqueRows {
     void resize(std::int64_t rows);
     void enlarge(const std::int64_t* rows, std::int32_t distinct);
 
+    void order(std::int64_t* rows, std::int32_t distinct);
+
     std::vector<std::int32_t> places_;  // positions from 1 on; 0: none
+    std::vector<std::int64_t> first_order_;
+    std::vector<std::int32_t> moved_;  // to which position, from each in the order of the first use
     std::size_t mask_ = 0;
     int shift_ = 64;
 };

@@ -121,7 +121,10 @@ class NativeLookahead:
         )
 
     def add(self, rows: torch.Tensor, lengths: Sequence[int]) -> None:
-        """Add the next batch: the distinct rows of each member, `lengths` of them, int64, one after the other."""
+        """Add the next batch: the distinct rows of each member, `lengths` of them, int64, one after the other.
+
+        It is fastest where each member's rows are in the order of UniqueRows.
+        """
         offsets = [0]
         for length in lengths:
             offsets.append(offsets[-1] + length)
@@ -172,7 +175,7 @@ class UniqueRows:
         self.rows = torch.empty(0, dtype=torch.int64)
 
     def collect(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the distinct rows of `ids` (n,), int64, in the order of their first use, and each id's position."""
+        """Return the distinct rows of `ids` (n,), int64, nearly in the order of hashes, and each id's position."""
         assert ids.dtype == torch.int64
         assert ids.is_contiguous()
         rows, positions = torch.empty_like(ids), torch.empty_like(ids)
