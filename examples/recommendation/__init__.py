@@ -1,0 +1,1 @@
+"""Recommendation models, and batches for them: from Criteo's files, a generator, or Debian's package index."""
