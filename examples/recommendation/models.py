@@ -100,7 +100,8 @@ class DeepCross(Recommender):
     """A cross network between two MLPs (Wang et al. 2017; 2021, "stacked").
 
     The full size has 2,718,609 parameters, as in Table 5.2. The table does not name the cross network's layers: two of
-    rank 8 over 27 vectors of 48 elements have the 44,064 parameters that the MLPs leave, as would 17 of Wang et al. 2017.
+    rank 8 over 27 vectors of 48 elements have the 44,064 parameters that the MLPs leave. So have 17 layers as
+    those of Wang et al. 2017.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -120,8 +121,8 @@ class DeepCross(Recommender):
 class DeepFM(Recommender):
     """A factorisation machine beside an MLP with batch normalisation, both over the vectors (Guo et al. 2017).
 
-    The full size has 88,719 parameters. Table 5.2 has 33,851,283: it counts the 33,762,577 rows of `linear`, one for each
-    of Criteo's ids, and has no weights for the 13 numerical features.
+    The full size has 88,719 parameters. Table 5.2 has 33,851,283: it counts the 33,762,577 rows of `linear`, one for
+    each of Criteo's ids, and has no weights for the 13 numerical features.
     """
 
     takes_linear = True
