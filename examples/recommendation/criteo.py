@@ -35,7 +35,7 @@ class Criteo:
     All ranks read all bytes, and each parses its own lines. All have equally many batches, of equal sizes: up to
     world_size * batch_size - 1 lines at the end are left out. Each iteration begins with the first file.
 
-    A category's id is 0 where it is missing, else 1 + value mod (rows - 1). With this hashing trick different categories
+    A category's id is 0 where it is missing, else 1 + value mod (rows - 1). With this hashing trick, several categories
     may share a row, but none has the row of the missing ones.
     """
 
