@@ -27,6 +27,7 @@ from recommendation.criteo_fields import (
 )
 
 READ_BYTES = 1 << 19
+LONGEST_LINE_BYTES = 1 << 16
 
 
 class Criteo:
@@ -99,6 +100,8 @@ class Criteo:
                 end = content.rfind(b"\n") + 1
                 if end == 0:
                     rest += content
+                    if len(rest) > LONGEST_LINE_BYTES:
+                        raise ConfigError(f"{path}, line {number}, column 1: no line of Criteo's is this long")
                     continue
                 fields = self._split(rest + content[:end], number, path)
                 rest, number = content[end:], number + len(fields.numbers)

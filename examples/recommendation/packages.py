@@ -1,9 +1,9 @@
 """Debian's package index as a data set: predict a package's section from the names that it depends on.
 
-Every machine with Debian or Ubuntu has one. The dependencies are tokens of a bag, and their popularity is skewed as that
-of words: Debian 12 (main, amd64) has 63,440 records with 287,172 tokens. 35,514 of these are distinct, and the most
-popular 1 % are 49.8 % of all. A token is the name of an alternative in Depends or Pre-Depends, with its ":any", as often
-as it stands there. With Recommends there are 317,770 tokens.
+Every machine with Debian or Ubuntu has one. The dependencies are tokens of a bag. Their popularity is skewed as that of
+words: Debian 12 (main, amd64) has 63,440 records with 287,172 tokens. 35,514 of these are distinct. The most popular
+1 % of them are 49.8 % of all tokens. A token is the name of an alternative in Depends or Pre-Depends, with its ":any",
+as often as it stands there. With Recommends there are 317,770 tokens.
 """
 
 from __future__ import annotations
