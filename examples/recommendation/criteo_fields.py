@@ -86,7 +86,7 @@ def split_fields(text: Bytes, first_number: int, columns: int, path: Path) -> Fi
 def parse_integers(fields: Fields, first_column: int) -> npt.NDArray[np.float32]:
     """Return log(x + 1) of decimal integers, and 0 for empty fields and negative ones, as DLRM does."""
     text, starts, ends = fields.text, fields.starts, fields.ends
-    negative = (text[np.minimum(starts, len(text) - 1)] == MINUS) & (starts < ends)
+    negative = text[starts] == MINUS
     first = starts + negative
     lengths = ends - first
     what = f"an integer of at most {LONGEST_INTEGER} characters"

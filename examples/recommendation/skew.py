@@ -11,6 +11,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from hvd_compress.errors import ConfigError
+
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
@@ -30,6 +32,9 @@ class Zipf:
     """Rank i, from 1, has a probability in proportion to i^-alpha; alpha = 0 is uniform (Bagpipe, 5.4.3)."""
 
     def __init__(self, alpha: float) -> None:
+        """Raises ConfigError for an alpha below 0."""
+        if not alpha >= 0:
+            raise ConfigError(f"alpha = {alpha} of Zipf's distribution must be 0 or more")
         self.alpha = alpha
 
     def draw(self, uniform: Floats, rows: int) -> Integers:
@@ -38,11 +43,13 @@ class Zipf:
         cumulative = _zipf_sums(self.alpha, min(rows, EXACT_RANKS))
         exact = cumulative[-1]
         start = EXACT_RANKS + 0.5
-        mass = uniform * (exact + (_integral(self.alpha, start, rows + 0.5) if rows > EXACT_RANKS else 0.0))
+        tail = _integral(self.alpha, start, rows + 0.5) if rows > EXACT_RANKS else 0.0
+        mass = uniform * (exact + tail)
         ranks = np.searchsorted(cumulative, mass, side="right")
         behind = mass >= exact
         if rows > EXACT_RANKS and behind.any():
-            ranks[behind] = np.rint(_inverse_integral(self.alpha, start, mass[behind] - exact)) - 1
+            ends = _inverse_integral(self.alpha, start, np.minimum(mass[behind] - exact, tail))
+            ranks[behind] = np.rint(ends) - 1
         return _below(ranks.astype(np.int64), rows)
 
 
@@ -55,6 +62,9 @@ class Top:
     """
 
     def __init__(self, share: float, fraction: float = 0.01, decay: float = 5.0) -> None:
+        """Raises ConfigError for a share or a fraction outside [0, 1], or a decay that is not positive."""
+        if not (0 <= share <= 1 and 0 <= fraction <= 1 and decay > 0):
+            raise ConfigError(f"share {share}, fraction {fraction}, decay {decay}: the first two are within [0, 1]")
         self.share, self.fraction, self.decay = share, fraction, decay
 
     def draw(self, uniform: Floats, rows: int) -> Integers:
@@ -70,6 +80,11 @@ class Head:
     """The `rows` most popular rows take the `share` of all draws, by Zipf's distribution; the others are uniform."""
 
     def __init__(self, rows: int, share: float, alpha: float) -> None:
+        """Raises ConfigError for no rows, a share outside (0, 1], or an alpha below 0."""
+        if rows < 1 or not 0 < share <= 1:
+            raise ConfigError(
+                f"a head of {rows} rows with the share {share} needs 1 row or more, and a share in (0, 1]"
+            )
         self.rows, self.share, self.zipf = rows, share, Zipf(alpha)
 
     def draw(self, uniform: Floats, rows: int) -> Integers:

@@ -1,0 +1,72 @@
+"""Short runs of examples/train_dlrm.py."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from recommendation.models import MODELS
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+SCRIPT = EXAMPLES / "train_dlrm.py"
+SHORT = ["--steps", "40", "--lookahead", "5", "--report-every", "20", "--scale", "0.001"]
+
+
+def run(*words: object, launch: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *launch, SCRIPT, *map(str, words)],
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def losses(output: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
+
+
+def rows_a_step(output: str) -> dict[str, int]:
+    (line,) = re.findall(r"rows a step over all ranks: (.*)", output)
+    return {name: int(count.replace(",", "")) for name, count in (each.split() for each in line.split(", "))}
+
+
+def test_one_rank_trains_with_horovod():
+    done = run(*SHORT, "--compression", "topk", "--ratio", "0.1")
+    assert done.returncode == 0, done.stderr
+    assert "58,929 dense parameters on 1 rank(s)" in done.stdout
+    assert re.search(r"40 steps, [\d.]+ steps/s", done.stdout)
+    first, last, test = losses(done.stdout)
+    assert test < first
+    rows = rows_a_step(done.stdout)
+    assert rows["used"] > rows["prefetched"] > 0
+    assert re.search(r"test: loss [\d.]+, AUC 0\.\d+", done.stdout)
+    assert 0 < last < 1
+
+
+def test_two_ranks_train_deepfm_by_torchrun():
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = run(*SHORT, "--model", "deepfm", "--ddp", launch=launch)
+    assert done.returncode == 0, done.stderr
+    assert "35,471 dense parameters on 2 rank(s)" in done.stdout
+    assert len(losses(done.stdout)) == 3
+    rows = rows_a_step(done.stdout)
+    assert rows["used"] > rows["single_user"] > 0
+    assert rows["sync_now"] > 0
+
+
+def test_a_malformed_file_is_one_clear_sentence(tmp_path: Path):
+    path = tmp_path / "train.txt"
+    path.write_text("0\t1\n")
+    done = run("--data", path, "--batch-size", "2")
+    assert done.returncode == 2
+    assert f"rank 0: {path}, line 1, column 3" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_names_the_models():
+    done = run("--help")
+    assert done.returncode == 0, done.stderr
+    assert f"[{'|'.join(MODELS)}]" in done.stdout

@@ -1,0 +1,142 @@
+"""The generator: distributions, what a batch depends on, and that labels can be learned."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from recommendation import skew
+from recommendation.skew import Head, Top, Zipf
+from recommendation.synthetic import KAGGLE_ROWS, Permutation, Synthetic, criteo_like
+
+from hvd_compress.errors import ConfigError
+
+DRAWS = 100_000
+SKEWS = [Zipf(0), Zipf(0.5), Zipf(1), Zipf(1.5), Zipf(5), Top(0.4), Top(0.0), Top(1.0), Head(20, 0.9, 0.4)]
+
+
+def uniform(count: int = DRAWS) -> np.ndarray:
+    return np.random.default_rng(0).random(count)
+
+
+class TestSkew:
+    @pytest.mark.parametrize("rows", [1, 3, 1000, 200_000])
+    @pytest.mark.parametrize("distribution", SKEWS, ids=lambda each: f"{type(each).__name__}{vars(each)}")
+    def test_ranks_are_those_of_the_table(self, distribution, rows):
+        numbers = np.concatenate([uniform(), [0.0, np.nextafter(1, 0), 0.4, 0.9, np.nextafter(0.4, 0)]])
+        ranks = distribution.draw(numbers, rows)
+        assert ranks.dtype == np.int64
+        assert ranks.shape == numbers.shape
+        assert ranks.min() >= 0
+        assert ranks.max() < rows
+
+    @pytest.mark.parametrize("alpha", [0, 0.5, 1, 2, 5])
+    def test_zipf_has_the_probabilities_of_its_formula(self, alpha):
+        weights = np.arange(1, 1001) ** -float(alpha)
+        counts = np.bincount(Zipf(alpha).draw(uniform(), 1000), minlength=1000)
+        expected = DRAWS * weights / weights.sum()
+        assert np.abs(counts - expected).max() < 5 * np.sqrt(expected.max()) + 1
+
+    @pytest.mark.parametrize("alpha", [0.5, 1.0, 1.2])
+    def test_the_integral_goes_on_where_the_sum_ends(self, monkeypatch, alpha):
+        exact = Zipf(alpha).draw(uniform(), 50_000)
+        monkeypatch.setattr(skew, "EXACT_RANKS", 100)
+        short = Zipf(alpha).draw(uniform(), 50_000)
+        assert (short[exact < 100] == exact[exact < 100]).mean() > 0.999
+        assert np.abs(short - exact).max() <= 1
+
+    @pytest.mark.parametrize("alpha", [0, 1, 5])
+    def test_a_batch_of_a_large_table_takes_milliseconds(self, alpha):
+        table = Synthetic([10_000_000], Zipf(alpha), batch_size=16_384, steps=1)
+        table.batch(0)
+        start = time.perf_counter()
+        table.batch(1)
+        assert time.perf_counter() - start < 0.5
+
+    @pytest.mark.parametrize("share", [0.01, 0.4, 0.9])
+    def test_the_first_percent_takes_its_share(self, share):
+        ranks = Top(share).draw(uniform(), 100_000)
+        assert (ranks < 1000).mean() == pytest.approx(share, abs=0.01)
+        first, second = ((ranks >= start) & (ranks < start + 500) for start in (0, 500))
+        assert first.sum() > 5 * second.sum()
+        rest = ranks[ranks >= 1000]
+        assert np.median(rest) == pytest.approx(50_500, rel=0.05)
+
+    @pytest.mark.parametrize(
+        ("kind", "values"), [(Zipf, (-1,)), (Top, (1.1,)), (Top, (0.5, 2)), (Head, (0, 0.5, 1)), (Head, (5, 0, 1))]
+    )
+    def test_what_is_no_distribution_is_refused(self, kind, values):
+        with pytest.raises(ConfigError):
+            kind(*values)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 12, 1000, 10_131_227])
+def test_a_permutation_has_each_row_once_and_spreads_the_first(rows):
+    ids = Permutation(rows, 3).ids(np.arange(min(rows, 100_000)))
+    assert len(np.unique(ids)) == len(ids)
+    assert ids.min() >= 0
+    assert ids.max() < rows
+    if rows >= 1000:
+        owners = np.bincount(ids[:800] % 8, minlength=8)  # of the most popular rows
+        assert owners.min() > 60
+
+
+class TestBatches:
+    @staticmethod
+    def equal(one, other) -> bool:
+        return all(torch.equal(*parts) for parts in zip(one, other, strict=True))
+
+    def test_a_batch_depends_on_seed_step_and_rank_alone(self):
+        def source(**change):
+            return criteo_like(0.001, **{"batch_size": 32, "steps": 4, "seed": 5, "rank": 1, **change})
+
+        batches = list(source())
+        assert len(batches) == len(source()) == 4
+        assert all(map(self.equal, batches, source()))
+        assert self.equal(batches[3], source().batch(3))
+        assert all(map(self.equal, batches[2:], source(first_step=2, steps=2)))
+        for other in (source(seed=6).batch(3), source(rank=0).batch(3), batches[2]):
+            assert not torch.equal(batches[3].ids, other.ids)
+            assert not torch.equal(batches[3].dense, other.dense)
+
+    def test_shapes_and_values(self):
+        batch = criteo_like(0.001, batch_size=512, steps=1).batch(0)
+        assert (batch.labels.shape, batch.dense.shape, batch.ids.shape) == ((512,), (512, 13), (512, 26))
+        assert (batch.labels.dtype, batch.dense.dtype, batch.ids.dtype) == (torch.float32, torch.float32, torch.int64)
+        assert (batch.dense >= 0).all()
+        assert 0.02 < (batch.dense == 0).float().mean() < 0.2
+        assert 0.15 < batch.labels.mean() < 0.4
+
+    def test_labels_follow_the_hidden_model(self):
+        source = criteo_like(0.01, batch_size=4096, steps=1)
+        batch = source.batch(0)
+        probabilities = torch.from_numpy(source.probabilities(batch.dense.numpy(), batch.ids.numpy()))
+        order = probabilities.argsort()
+        for part in order.chunk(4):
+            assert batch.labels[part].mean().item() == pytest.approx(probabilities[part].mean().item(), abs=0.05)
+        assert batch.labels[order[-500:]].mean() > batch.labels[order[:500]].mean() + 0.4
+
+
+def test_a_batch_of_eight_ranks_has_the_rows_that_the_paper_tells():
+    """Section 5.2.3: 65K embeddings an iteration, 48K without those that one trainer uses."""
+    assert sum(KAGGLE_ROWS) == 33_762_577
+    starts = np.concatenate([[0], np.cumsum(KAGGLE_ROWS)[:-1]])
+    ranks = [criteo_like(batch_size=2048, steps=1, rank=rank).batch(0).ids.numpy() + starts for rank in range(8)]
+    rows, users = np.unique(np.concatenate([np.unique(ids) for ids in ranks]), return_counts=True)
+    assert len(rows) == pytest.approx(65_000, rel=0.02)
+    assert (users > 1).sum() == pytest.approx(48_000, rel=0.02)
+    assert (users == 1).mean() == pytest.approx(0.26, abs=0.015)
+
+
+def test_a_smaller_scale_keeps_the_shares():
+    sources = [criteo_like(0.05, batch_size=102, steps=3, rank=rank) for rank in range(8)]
+    starts = np.concatenate([[0], np.cumsum(sources[0].tables)[:-1]])
+    assert sum(sources[0].tables) == pytest.approx(0.05 * 33_762_577, rel=0.01)
+    for batches in islice(zip(*sources, strict=True), 3):
+        rows = [np.unique(batch.ids.numpy() + starts) for batch in batches]
+        _, users = np.unique(np.concatenate(rows), return_counts=True)
+        assert len(users) == pytest.approx(0.05 * 65_000, rel=0.05)
+        assert (users == 1).mean() == pytest.approx(0.26, abs=0.05)
