@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hvd_compress.errors import ConfigError
 from recommendation.batch import Batch
 from recommendation.skew import Head, Skew
 
@@ -51,7 +52,12 @@ class Synthetic:
             batch_size: of one rank.
             seed: the same on all ranks.
             first_step: number of the first batch, where training goes on.
+
+        Raises:
+            ConfigError: a table has no rows, there is no table, or a batch has no examples.
         """
+        if not tables or min(tables) < 1 or batch_size < 1:
+            raise ConfigError(f"tables of {list(tables)} rows and batches of {batch_size}: 1 or more of each, please")
         self.tables, self.skew, self.numerical = tuple(tables), skew, numerical
         self.batch_size, self.steps, self.first_step = batch_size, steps, first_step
         self.seed, self.rank = seed, rank
@@ -101,9 +107,17 @@ class Permutation:
 
 
 def criteo_like(
-    scale: float = 1.0, *, batch_size: int, steps: int, seed: int = 0, rank: int = 0, first_step: int = 0
+    scale: float = 1.0,
+    *,
+    batch_size: int,
+    steps: int,
+    skew: Skew | None = None,
+    seed: int = 0,
+    rank: int = 0,
+    first_step: int = 0,
 ) -> Synthetic:
-    """Return data with the tables of Criteo's Kaggle data, their rows times `scale`, and a skew as Bagpipe measured it.
+    """Return data with the tables of Criteo's Kaggle data, their rows times `scale`, and a skew as Bagpipe measured it,
+    or another one: section 5.4.3 varies it.
 
     With scale 1, a batch of 16,384 examples over 8 ranks has about 65,000 distinct rows, and one rank alone uses 26 %
     of them (5.2.3: a replicated cache synchronises 65K embeddings, LRPP 48K, without those that one rank uses). With
@@ -112,7 +126,7 @@ def criteo_like(
     Criteo's.
     """
     tables = [max(min(rows, 4), round(rows * scale)) for rows in KAGGLE_ROWS]
-    skew = Head(max(1, round(4200 * scale)), share=0.955, alpha=0.4)
+    skew = skew or Head(max(1, round(4200 * scale)), share=0.955, alpha=0.4)
     return Synthetic(tables, skew, batch_size=batch_size, steps=steps, seed=seed, rank=rank, first_step=first_step)
 
 

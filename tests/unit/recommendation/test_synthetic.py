@@ -110,6 +110,15 @@ class TestBatches:
         assert 0.02 < (batch.dense == 0).float().mean() < 0.2
         assert 0.15 < batch.labels.mean() < 0.4
 
+    def test_the_skew_can_be_another(self):
+        few, many = (criteo_like(0.01, batch_size=512, steps=1, skew=Top(share)).batch(0) for share in (0.99, 0.01))
+        assert len(few.ids[:, 2].unique()) < 0.8 * len(many.ids[:, 2].unique())
+
+    @pytest.mark.parametrize("change", [{"tables": []}, {"tables": [3, 0]}, {"batch_size": 0}])
+    def test_no_tables_rows_or_examples_are_refused(self, change):
+        with pytest.raises(ConfigError, match="1 or more"):
+            Synthetic(**{"tables": [3], "skew": Zipf(1), "batch_size": 4, "steps": 1, **change})
+
     def test_labels_follow_the_hidden_model(self):
         source = criteo_like(0.01, batch_size=4096, steps=1)
         batch = source.batch(0)
