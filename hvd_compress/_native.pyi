@@ -242,7 +242,7 @@ class PlannerProblem:
 _Array = npt.NDArray[np.int64]
 _Lists = tuple[_Array, list[int]]
 _Lane = tuple[_Lists, _Lists, _Array, _Lists, _Lists, _Lists, _Lists, _Lists, _Lists]
-_Exchange = tuple[_Lane, _Lane, _Array, _Array, int, int, int, int, tuple[int, int, int, int, int, int, int]]
+_Exchange = tuple[_Lane, _Lane, _Array, _Array, int, int, int, int, tuple[int, int, int, int, int, int, int, int]]
 
 class EmbeddingLookahead:
     def __init__(

@@ -40,11 +40,11 @@ pybind11::tuple tuple(const Lane& lane) {
 
 pybind11::tuple tuple(const Exchange& exchange) {
     const Counts& counts = exchange.counts;
-    return pybind11::make_tuple(tuple(exchange.lanes[0]), tuple(exchange.lanes[1]), numpy_array(exchange.alone),
-                                numpy_array(exchange.slots), exchange.admitted, exchange.occupied, exchange.overflows,
-                                exchange.overflow_rows,
-                                pybind11::make_tuple(counts.used, counts.single_user, counts.kept, counts.sync_now,
-                                                     counts.sync_later, counts.evicted, counts.prefetched));
+    return pybind11::make_tuple(
+        tuple(exchange.lanes[0]), tuple(exchange.lanes[1]), numpy_array(exchange.alone), numpy_array(exchange.slots),
+        exchange.admitted, exchange.occupied, exchange.overflows, exchange.overflow_rows,
+        pybind11::make_tuple(counts.used, counts.single_user, counts.kept, counts.sync_now, counts.sync_later,
+                             counts.evicted, counts.prefetched, counts.urgent));
 }
 
 pybind11::tuple tuple(const Told& told) {

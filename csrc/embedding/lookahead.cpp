@@ -298,6 +298,7 @@ void Lookahead::prefetch(std::int32_t number, Told* told) {
     for (Use& use : of.uses) {
         if (use.since != 0 && use.since <= latest) continue;
         ++exchange_.counts.prefetched;
+        exchange_.counts.urgent += number == step_ + 1;
         if (told != nullptr) told->prefetched.push_back(use.row);
         if (has(holders(of, use), rules_.member) || owner(use) == rules_.member) deliver(of, use, lane);
     }

@@ -67,6 +67,7 @@ struct Counts {
     std::int64_t sync_later = 0;   // used again in a later one that is admitted, and not kept
     std::int64_t evicted = 0;      // in none that is admitted
     std::int64_t prefetched = 0;   // rows that no cache had of the batches that were admitted
+    std::int64_t urgent = 0;       // of these by the next step
 };
 
 struct Exchange {

@@ -63,5 +63,9 @@ class Versions:
                     f"{expected - 1} changed it: please report this as a defect of hvd_compress"
                 )
 
+    def forget(self) -> None:
+        """Rows were loaded: they are as no step of this program has changed them."""
+        self._last.clear()
+
     def used(self, rows: torch.Tensor, step: int) -> None:
         self._last.update(dict.fromkeys(rows.tolist(), step + 1))

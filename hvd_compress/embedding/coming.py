@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
 
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import ConfigError, PayloadError, UsageError
+from hvd_compress.errors import ConfigError, UsageError
 
 
 class Kind(IntEnum):
@@ -23,12 +24,22 @@ class Kind(IntEnum):
     """Its loader has failed, or ids of its batch are wrong."""
 
 
+@dataclass(frozen=True)
+class Gathered:
+    """Which rows all ranks use of an embedding in a batch: one rank's after the other, `lengths` of them each."""
+
+    rows: torch.Tensor
+    lengths: list[int]
+
+
 class Coming:
     """Gathers what all ranks tell. All methods that communicate are collective.
 
+    A message has as much room as the longest one before has taken, and an eighth more, so that no round is needed for
+    lengths; what does not fit follows.
+
     Attributes:
         batches: how many have been gathered.
-        closed: whether no more will come.
         failure: why ranks have not equally many batches, to be raised when they have trained on the last one of all.
     """
 
@@ -36,40 +47,51 @@ class Coming:
         """`rows`: of the largest embedding, by which all ranks know how wide an id is."""
         self._engine, self._embeddings = engine, embeddings
         self._dtype = torch.int32 if rows < 2**31 else torch.int64
+        self._room = 0
         self.batches = 0
-        self.closed = False
         self.failure: UsageError | None = None
 
-    def gather(
-        self, kind: Kind, rows: Sequence[torch.Tensor] = (), why: str = ""
-    ) -> list[tuple[torch.Tensor, list[int]]] | None:
-        """Return for each embedding the distinct rows of all ranks, one after the other, and how many each rank has;
-        None where no batch has come. `why`: of Kind.FAILED.
+    def gather(self, kind: Kind, rows: Sequence[torch.Tensor] = (), why: str = "") -> list[Gathered] | None:
+        """Return what all ranks tell of each embedding; None where no batch has come. `why`: of Kind.FAILED.
 
         Raises, on all ranks alike: UsageError where some have left the loop and others have not; ConfigError, in the
         words of the rank that has failed, where one has.
         """
-        blocks = [*rows] or [torch.empty(0, dtype=torch.int64)] * self._embeddings
+        own = [*rows] or [torch.empty(0, dtype=torch.int64)] * self._embeddings
         words = torch.tensor(list(why.encode()), dtype=self._dtype)
-        header = torch.tensor([kind, *(each.numel() for each in blocks)], dtype=self._dtype)
-        messages = self._engine.allgather(torch.cat([header, *(each.to(self._dtype) for each in blocks), words]))
-        kinds = [Kind(int(message[0])) for message in messages]
-        for failed, message in zip(kinds, messages, strict=True):
+        header = torch.tensor([kind, len(words), *(each.numel() for each in own)], dtype=self._dtype)
+        headers, bodies = self._exchange(header, torch.cat([words, *(each.to(self._dtype) for each in own)]))
+        kinds = [Kind(int(each[0])) for each in headers]
+        for failed, body in zip(kinds, bodies, strict=True):
             if failed is Kind.FAILED:
-                raise ConfigError(bytes(message[1 + self._embeddings :].tolist()).decode())
+                raise ConfigError(bytes(body.tolist()).decode())
         if not self._is_batch(kinds):
-            self.closed = True
             return None
         self.batches += 1
-        gathered: list[list[torch.Tensor]] = [[] for _ in range(self._embeddings)]
-        for rank, message in enumerate(messages):
-            lengths = message[1 : 1 + self._embeddings].tolist()
-            told = message[1 + self._embeddings :]
-            if sum(lengths) != told.numel():
-                raise PayloadError(f"rank {rank} tells {told.numel()} rows of its next batch, and lengths {lengths}")
-            for of, block in zip(gathered, torch.split(told, lengths), strict=True):
-                of.append(block.to(torch.int64))
-        return [(torch.cat(of), [block.numel() for block in of]) for of in gathered]
+        lengths = [each[2:].tolist() for each in headers]
+        blocks = [torch.split(body, each) for body, each in zip(bodies, lengths, strict=True)]
+        return [
+            Gathered(torch.cat([of[index] for of in blocks]).to(torch.int64), [each[index] for each in lengths])
+            for index in range(self._embeddings)
+        ]
+
+    def _exchange(self, header: torch.Tensor, body: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return the headers and the bodies of all ranks."""
+        size = header.numel()
+        message = header.new_zeros(size + self._room)
+        message[:size] = header
+        message[size : size + body.numel()] = body[: self._room]
+        world = self._engine.world_size
+        first = self._engine.allgather(message, [message.numel()] * world)
+        headers = [each[:size] for each in first]
+        lengths = [int(each[1:].sum()) for each in headers]
+        bodies = [each[size:][:length] for each, length in zip(first, lengths, strict=True)]
+        left = [max(0, length - self._room) for length in lengths]
+        if any(left):
+            rest = self._engine.allgather(body[self._room :].contiguous(), left)
+            bodies = [torch.cat(both) for both in zip(bodies, rest, strict=True)]
+        self._room = max(lengths) * 9 // 8
+        return headers, bodies
 
     def _is_batch(self, kinds: Sequence[Kind]) -> bool:
         ranks = {kind: [rank for rank, told in enumerate(kinds) if told == kind] for kind in Kind}

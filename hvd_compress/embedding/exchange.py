@@ -1,14 +1,16 @@
-"""Exchanges between steps, of all embeddings of a loader together: what each rank does, in one thread."""
+"""Exchanges between steps, of all embeddings of a loader together: what each rank does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 
 import torch
 
 from hvd_compress.embedding.cache import Cache, Versions
-from hvd_compress.embedding.coming import Coming, Kind
+from hvd_compress.embedding.coming import Coming, Gathered, Kind
 from hvd_compress.embedding.layout import Layout
 from hvd_compress.embedding.messages import (
     Parts,
@@ -20,9 +22,9 @@ from hvd_compress.embedding.messages import (
     take_updates,
 )
 from hvd_compress.embedding.servers import Shard
-from hvd_compress.engines.base import Engine
+from hvd_compress.engines.base import Call, Engine
 from hvd_compress.errors import ConfigError
-from hvd_compress.native.embedding import Counts, Exchange, NativeLookahead
+from hvd_compress.native.embedding import Counts, Exchange, Lane, NativeLookahead
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,23 @@ class Roles:
         return cls(tuple(range(world_size)), tuple(range(world_size)))
 
 
+@dataclass(frozen=True)
+class Engines:
+    """Three over the same ranks, each for a thread of its own: what is told of batches, and the lanes of exchanges."""
+
+    told: Engine
+    critical: Engine
+    later: Engine
+
+
 @dataclass
 class Part:
     """One embedding on one rank.
 
     Attributes:
         slots: of the rows of the coming batch, by position, once the critical lane of an exchange is through.
-        rows: ids of the distinct rows of this rank's batches that are not trained yet, by the number of the batch.
-        exchanged: counts of the last exchange.
+        used: in the debug mode, the rows that all ranks use in each batch that is not trained yet.
+        counts: of the last exchange.
     """
 
     layout: Layout
@@ -53,104 +64,152 @@ class Part:
     planner: NativeLookahead
     versions: Versions | None = None
     slots: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    rows: dict[int, torch.Tensor] = field(default_factory=dict)
-    gathered: dict[int, torch.Tensor] = field(default_factory=dict)
-    exchanged: Counts | None = None
+    used: deque[torch.Tensor] = field(default_factory=deque)
+    counts: Counts | None = None
+
+
+@dataclass
+class Moved:
+    """What this rank has sent for a step, in bytes, and how long the collectives took, with waiting for other ranks.
+
+    Attributes:
+        told: which rows its batch uses.
+        critical: what the next step waits for.
+        later: what moves behind it.
+    """
+
+    told_bytes: int = 0
+    critical_bytes: int = 0
+    later_bytes: int = 0
+    told_s: float = 0.0
+    critical_s: float = 0.0
+    later_s: float = 0.0
+
+    def record(self, what: str, calls: Sequence[Call]) -> None:
+        setattr(self, f"{what}_bytes", sum(call.sent_bytes for call in calls))
+        setattr(self, f"{what}_s", sum(call.seconds for call in calls))
+
+
+@dataclass
+class _Later:
+    """What is left of an exchange when its critical lane is through."""
+
+    step: int
+    planned: list[Exchange]
+    updates: Parts
 
 
 class Exchanger:
-    """Does this rank's part of what moves between steps. One thread calls it, in the same order on all ranks.
+    """Does this rank's part of what moves between steps.
+
+    Three threads call it, each its own methods: gather(); add(), fill(), critical() and collect(); later(). On all
+    ranks each thread does the same in the same order. The other lane of an exchange may run beside the critical lane
+    of the next one, as no row is in both; but the rows that the latter prefetches may have been returned in the
+    former, which then comes first. It is over when the step after the next begins.
 
     Attributes:
         step: of the exchange that comes next; -1 before the first step.
+        moved: by the last exchange that is through.
     """
 
-    def __init__(self, engine: Engine, roles: Roles, parts: Sequence[Part], first_step: int = 0) -> None:
+    def __init__(self, engines: Engines, roles: Roles, parts: Sequence[Part], first_step: int = 0) -> None:
         """`first_step`: how many steps the embeddings have been trained before."""
-        self.engine, self.roles, self.parts = engine, roles, parts
-        self.coming = Coming(engine, len(parts), max(part.layout.rows for part in parts))
+        self.engines, self.roles, self.parts = engines, roles, parts
+        self.coming = Coming(engines.told, len(parts), max(part.layout.rows for part in parts))
         self.step, self._first_step = -1, first_step
-        self._later: Parts | None = None
-        self._planned: list[Exchange] = []
+        self.moved = Moved()
+        self._laters: SimpleQueue[_Later] = SimpleQueue()
 
-    def gather(self, kind: Kind, rows: Sequence[torch.Tensor] = (), why: str = "") -> bool:
-        """Tell all ranks the distinct rows of this rank's next batch, and plan with those of all. Collective.
+    @property
+    def rank(self) -> int:
+        return self.engines.told.rank
 
-        Return whether a batch has come. Raises as Coming.gather.
-        """
-        gathered = self.coming.gather(kind, rows, why)
-        if gathered is None:
-            return False
-        number = self.coming.batches - 1
-        for index, (part, (of_all, lengths)) in enumerate(zip(self.parts, gathered, strict=True)):
-            part.planner.add(of_all, lengths)
-            if rows:
-                part.rows[number] = rows[index]
+    def gather(self, kind: Kind, rows: Sequence[torch.Tensor] = (), why: str = "") -> list[Gathered] | None:
+        """Coming.gather()."""
+        with self.engines.told.aside() as calls:
+            gathered = self.coming.gather(kind, rows, why)
+        self.moved.record("told", calls)
+        return gathered
+
+    def add(self, gathered: Sequence[Gathered]) -> None:
+        """Plan with the next batch."""
+        for part, of_all in zip(self.parts, gathered, strict=True):
+            part.planner.add(of_all.rows, of_all.lengths)
             if part.versions is not None:
-                part.gathered[number] = of_all
-        return True
+                part.used.append(of_all.rows)
 
     def fill(self) -> int:
         """Return the number of the last batch that fits into the caches by now."""
         return min(part.planner.fill() for part in self.parts)
 
-    def critical(self, gradients: Sequence[torch.Tensor | None]) -> None:
+    def critical(self, gradients: Sequence[torch.Tensor | None], earlier: Callable[[], object]) -> None:
         """Exchange what the next step needs. Collective; later() follows.
 
-        `gradients` (n, dim): of the rows of this rank's batch, by position; None for none.
+        Args:
+            gradients: (n, dim), of the rows of this rank's batch, by position; None for none.
+            earlier: waits until later() is over for the exchange before.
 
         Raises ConfigError, on all ranks alike, where the next batch does not fit into a cache.
         """
+        step = self._first_step + self.step
         if self.step >= 0:
             for part in self.parts:
-                part.rows.pop(self.step, None)
                 if part.versions is not None:
-                    part.versions.used(part.gathered.pop(self.step), self._first_step + self.step)
-        self._planned = [part.planner.plan() for part in self.parts]
-        now, self._later = Parts(self.engine.world_size), Parts(self.engine.world_size)
-        for part, planned, given in zip(self.parts, self._planned, gradients, strict=True):
-            _check_fits(part, planned, self.step + 1)
+                    part.versions.used(part.used.popleft(), step)
+        planned = [part.planner.plan() for part in self.parts]
+        for part, each in zip(self.parts, planned, strict=True):
+            _check_fits(part, each, self.step + 1)
+        world = self.engines.critical.world_size
+        now, then = Parts(world), Parts(world)
+        for part, each, given in zip(self.parts, planned, gradients, strict=True):
             own = given if given is not None else torch.zeros(part.slots.numel(), part.layout.dim)
-            if planned.alone.numel():
-                mean = own.index_select(0, planned.alone).add_(0.0).div_(len(self.roles.trainers))
-                part.cache.update(part.slots.index_select(0, planned.alone), mean, self._first_step + self.step)
+            if each.alone.numel():
+                mean = own.index_select(0, each.alone).add_(0.0).div_(len(self.roles.trainers))
+                part.cache.update(part.slots.index_select(0, each.alone), mean, step)
             # What leaves in the other lane is taken now: its slots may be filled in this one.
-            send_updates(now, planned.critical, part.cache, own, part.layout)
-            send_updates(self._later, planned.later, part.cache, own, part.layout)
-        self._lane(now, "critical")
-        for part, planned in zip(self.parts, self._planned, strict=True):
-            part.slots, part.exchanged = planned.slots, planned.counts
-
-    def later(self) -> None:
-        """Exchange what steps behind the next one need, and return what is evicted. Collective."""
-        assert self._later is not None
-        self._lane(self._later, "later")
-        self._later = None
+            send_updates(now, each.critical, part.cache, own, part.layout)
+            send_updates(then, each.later, part.cache, own, part.layout)
+        if any(each.counts.urgent for each in planned):
+            earlier()
+        with self.engines.critical.aside() as calls:
+            self._exchange(self.engines.critical, now, [each.critical for each in planned], step)
+        self.moved.record("critical", calls)
+        for part, each in zip(self.parts, planned, strict=True):
+            part.slots, part.counts = each.slots, each.counts
+        self._laters.put(_Later(step, planned, then))
         self.step += 1
 
+    def later(self) -> None:
+        """Exchange what steps behind the next one need, and return what is evicted. Collective, behind critical()."""
+        left = self._laters.get_nowait()
+        with self.engines.later.aside() as calls:
+            self._exchange(self.engines.later, left.updates, [each.later for each in left.planned], left.step)
+        self.moved.record("later", calls)
+
     def collect(self) -> None:
-        """Bring home what ranks keep: owners have all rows as the last step has left them. Collective; later() came
-        before, and nothing else changes."""
-        parts = Parts(self.engine.world_size)
+        """Bring home what ranks keep: owners have all rows as the last step has left them. Collective, behind later();
+        nothing else changes."""
+        engine = self.engines.critical
+        parts = Parts(engine.world_size)
         kept = [part.planner.kept() for part in self.parts]
         for part, (slots, rows_from) in zip(self.parts, kept, strict=True):
             send_records(parts, slots, rows_from, part.cache)
-        received = parts.exchange(self.engine)
+        with engine.aside():
+            received = parts.exchange(engine)
         for part, (_, rows_from) in zip(self.parts, kept, strict=True):
             take_records(received, rows_from, part.shard)
         received.check_empty()
 
-    def _lane(self, updates: Parts, lane: str) -> None:
-        received = updates.exchange(self.engine)
-        lanes = [getattr(planned, lane) for planned in self._planned]
-        rows = Parts(self.engine.world_size)
-        for part, planned in zip(self.parts, lanes, strict=True):
-            take_updates(received, planned, part.shard, len(self.roles.trainers), self._first_step + self.step)
-            send_rows(rows, planned, part.shard)
+    def _exchange(self, engine: Engine, updates: Parts, lanes: Sequence[Lane], step: int) -> None:
+        received = updates.exchange(engine)
+        rows = Parts(engine.world_size)
+        for part, lane in zip(self.parts, lanes, strict=True):
+            take_updates(received, lane, part.shard, len(self.roles.trainers), step)
+            send_rows(rows, lane, part.shard)
         received.check_empty()
-        received = rows.exchange(self.engine)
-        for part, planned in zip(self.parts, lanes, strict=True):
-            take_rows(received, planned, part.cache)
+        received = rows.exchange(engine)
+        for part, lane in zip(self.parts, lanes, strict=True):
+            take_rows(received, lane, part.cache)
         received.check_empty()
 
 

@@ -52,7 +52,7 @@ class Lane(NamedTuple):
 class Counts(NamedTuple):
     """How many rows an exchange is about, over all members: of the batch that was trained on those that are `used`,
     `single_user` of them by one rank alone, `kept` of these by the same for its next use; the rest is synchronised now,
-    later, or evicted. `prefetched`: rows of admitted batches that no cache had.
+    later, or evicted. `prefetched`: rows of admitted batches that no cache had, `urgent` ones of the next step.
     """
 
     used: int
@@ -62,6 +62,7 @@ class Counts(NamedTuple):
     sync_later: int
     evicted: int
     prefetched: int
+    urgent: int
 
 
 class Told(NamedTuple):

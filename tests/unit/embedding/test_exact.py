@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +24,7 @@ from hvd_compress.embedding import (
     RowwiseAdagrad,
     Rules,
 )
+from hvd_compress.embedding.exchange import Exchanger
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from tests.unit.embedding.reference import SynchronousTable
 
@@ -216,3 +219,27 @@ def test_several_tables_in_one() -> None:
         lambda module, ids, rank: loss_of(module(ids, [each] * 3), rank),
     )
     assert torch.equal(records[used][:, :4], table.records[used][:, :4])
+
+
+@pytest.mark.parametrize("slow", ["gather", "critical", "later"])
+@pytest.mark.parametrize("spare", [0, 6])
+def test_threads_that_fall_behind(monkeypatch: pytest.MonkeyPatch, slow: str, spare: int) -> None:
+    """With caches so small that rows are fetched again right behind their return."""
+    plain, delays = getattr(Exchanger, slow), random.Random(1)
+
+    def late(self: Exchanger, *arguments: Any, **settings: Any) -> Any:
+        time.sleep(delays.choice([0.0, 0.002, 0.01]))
+        return plain(self, *arguments, **settings)
+
+    monkeypatch.setattr(Exchanger, slow, late)
+    generator = torch.Generator().manual_seed(3)
+    batches = [[zipf(12, 0.5, 6, generator) for _ in range(3)] for _ in range(60)]
+    check(
+        3,
+        batches,
+        lambda: CachedEmbedding(12, 2, optimizer=Adagrad(0.1)),
+        most_rows(batches) + spare,
+        4,
+        lambda module, ids, rank: loss_of(module(ids), rank),
+        lambda table, ids, rank: loss_of(functional.embedding(ids, table), rank),
+    )

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_compress.native.embedding import Counts, Exchange, Lane, Lists, NativeLookahead, UniqueRows
+from hvd_compress.native.embedding import Exchange, Lane, Lists, NativeLookahead, UniqueRows
 
 Batch = list[list[int]]
 """Distinct rows, by rank."""
@@ -192,9 +192,11 @@ def test_what_the_planner_tells_of_a_step(steps: list[Batch], ahead: int) -> Non
         expected = brute_force(steps, step, ahead)
         found = {name: set(getattr(plan.told, name).tolist()) for name in expected}
         assert found == expected
+        next_rows = {row for rows in steps[step + 1] for row in rows} if step + 1 < len(steps) else set()
         assert plan.counts._asdict() == {
             "used": len({row for rows in steps[step] for row in rows}),
             "prefetched": len(plan.told.prefetched),
+            "urgent": len(set(plan.told.prefetched.tolist()) & next_rows),
         } | {name: len(rows) for name, rows in expected.items()}
         stays = {row for rows in steps[step] for row in rows} - expected["evicted"]
         assert set(plan.told.ttl_rows.tolist()) == stays
@@ -241,9 +243,8 @@ def test_a_batch_that_no_cache_holds() -> None:
         assert member.planner.plan().overflows == (1, 3)
 
 
-def test_lists() -> None:
+def test_lists_of_members() -> None:
     assert [each.tolist() for each in Lists(torch.arange(3), [1, 0, 2]).split()] == [[0], [], [1, 2]]
-    assert Counts(1, 0, 0, 0, 0, 1, 0).used == 1
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,0 +1,184 @@
+r"""A step of DLRM by several ways to keep its embedding rows, over an emulated network.
+
+    hvd-compress netlab run --hosts 4 --latency 5ms --bandwidth 100mbit -- python benchmarks/embedding/lab.py
+    hvd-compress netlab run --hosts 4 --latency 5ms --bandwidth 100mbit -- \
+        python benchmarks/embedding/lab.py --methods resident,L=1,L=5,L=10,L=50,L=100
+
+The small model on the generator with Criteo's tables and skew, in windows of steps, in turns, in one job. All methods
+share the dense part, whose gradients travel by `--compression`. The floor is resident: each rank has the rows that it
+uses, and nothing of them is synchronised. The peer is sharded: what TorchRec does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "600")
+
+import click
+import torch
+from torch.nn import functional
+
+import hvd_compress.torch as hvd
+from hvd_compress.embedding import CachedEmbedding, Lookahead, RowwiseAdagrad, Rules
+from hvd_compress.embedding.baselines import Baseline, ReplicatedTable, Resident, RowSharded
+from hvd_compress.engines.base import Engine
+from hvd_compress.engines.select import choose_engine
+
+sys.path += [str(Path(__file__).resolve().parents[2] / "examples"), str(Path(__file__).resolve().parents[1])]
+from recommendation.batch import Batch
+from recommendation.models import MODELS
+from recommendation.sizes import SMALL
+from recommendation.synthetic import criteo_like
+from turns import in_turns, median_with_interval
+
+BASELINES: dict[str, type[Baseline]] = {
+    "resident": Resident,
+    "sharded": RowSharded,
+    "replicated-table": ReplicatedTable,
+}
+RULES = {"replicated-cache": Rules(delayed=False, replicated=True), "not-delayed": Rules(delayed=False)}
+PERIOD = 128
+"""Batches that are drawn before, and used in turns."""
+
+
+class Training:
+    """This rank's part of a training, with one way to keep rows."""
+
+    def __init__(
+        self, method: str, batches: list[Batch], dense: Dense, tables: tuple[int, ...], cache_rows: int
+    ) -> None:
+        self.method, self.dense = method, dense
+        self.embedding = CachedEmbedding(tables, 16, optimizer=RowwiseAdagrad(0.05), name=method)
+        endless = itertools.cycle(batches)
+        self.engine: Engine | None = None
+        self.loader: Any
+        if method in BASELINES:
+            self.engine = choose_engine("auto").control
+            self.engine.locate()
+            self.loader = BASELINES[method](endless, {2: self.embedding}, self.engine)
+        else:
+            ahead = int(method.removeprefix("L=")) if method.startswith("L=") else 50
+            rules = RULES.get(method, Rules())
+            self.loader = Lookahead(endless, {2: self.embedding}, cache_rows=cache_rows, lookahead=ahead, rules=rules)
+        self.batches: Iterator[Batch] = iter(self.loader)
+        self.critical: list[int] = []
+        self.other: list[int] = []
+        self.waited_s: list[float] = []
+        self.lanes_s: list[tuple[float, float, float]] = []
+
+    def step(self) -> None:
+        start_s = time.perf_counter()
+        batch = next(self.batches)
+        self.waited_s.append(time.perf_counter() - start_s)
+        self.dense.step(batch, self.embedding)
+        if self.engine is not None:
+            self.critical.append(sum(call.sent_bytes for call in self.engine.take_calls()))
+            self.other.append(0)
+            self.lanes_s.append((0.0, 0.0, 0.0))
+        else:
+            moved = self.loader.moved
+            self.critical.append(moved.critical_bytes)
+            self.other.append(moved.later_bytes + moved.told_bytes)
+            self.lanes_s.append((moved.critical_s, moved.later_s, moved.told_s))
+
+
+class Dense:
+    """The model without embeddings, and its optimizer."""
+
+    def __init__(self, compression: str) -> None:
+        torch.manual_seed(1)
+        self.model = MODELS["dlrm"](SMALL["dlrm"])
+        self.optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(self.model.parameters(), lr=0.01),
+            named_parameters=self.model.named_parameters(),
+            compression=getattr(hvd.Compression, compression)(),
+        )
+
+    def step(self, batch: Batch, embedding: CachedEmbedding) -> None:
+        self.optimizer.zero_grad()
+        logits = self.model(batch.dense, embedding(batch.ids))
+        functional.binary_cross_entropy_with_logits(logits, batch.labels).backward()
+        self.optimizer.step()
+
+
+def slowest(seconds: float) -> float:
+    return max(hvd.allgather_object(seconds))
+
+
+@click.command(help=__doc__)
+@click.option(
+    "--methods", default="resident,sharded,L=50,not-delayed,replicated-cache,replicated-table", show_default=True
+)
+@click.option("--batch-size", default=128, show_default=True, help="Of a rank.")
+@click.option("--scale", default=0.03, show_default=True, help="Of the tables' rows.")
+@click.option("--cache-rows", default=400_000, show_default=True)
+@click.option("--compression", default="int8", show_default=True, help="Of the dense part.")
+@click.option("--rounds", default=8, show_default=True)
+@click.option("--window", default=8, show_default=True, help="Steps.")
+@click.option("--rows", type=click.Path(path_type=Path), help="A file to which each row of the table is added as JSON.")
+def main(
+    methods: str,
+    batch_size: int,
+    scale: float,
+    cache_rows: int,
+    compression: str,
+    rounds: int,
+    window: int,
+    rows: Path | None,
+) -> None:
+    hvd.init()
+    torch.set_num_threads(1)
+    source = criteo_like(scale, batch_size=batch_size, steps=PERIOD, rank=hvd.rank())
+    batches = list(source)
+    dense = Dense(compression)
+    names = methods.split(",")
+    trainings = [Training(name, batches, dense, source.tables, cache_rows) for name in names]
+    for training in trainings:
+        for _ in range(10):
+            training.step()
+    taken = in_turns([training.step for training in trainings], rounds, window, slowest)
+    if hvd.rank() == 0:
+        parameters = sum(each.numel() for each in dense.model.parameters())
+        print(f"{hvd.size()} ranks, {batch_size} examples each, {parameters} dense parameters by {compression}")
+        heads = (
+            "rows by",
+            "step, ms",
+            "of resident (95 %)",
+            "of sharded (95 %)",
+            "waited, ms",
+            "critical, later, ids, ms",
+        )
+        print(f"| {' | '.join((*heads, 'critical, kB', 'behind, kB'))} |\n|" + " --- |" * 8)
+        peers = [names.index(name) if name in names else None for name in ("resident", "sharded")]
+        for place, training in enumerate(trainings):
+            ratios = ["" if peer is None else _cell([row[place] / row[peer] for row in taken]) for peer in peers]
+            step_s = statistics.median(row[place] for row in taken)
+            sent = [f"{1e-3 * statistics.median(each[15:]):.0f}" for each in (training.critical, training.other)]
+            waited = f"{1e3 * statistics.median(training.waited_s[15:]):.1f}"
+            lanes = ", ".join(
+                f"{1e3 * statistics.median(each):.1f}" for each in zip(*training.lanes_s[15:], strict=True)
+            )
+            cells = training.method, f"{1e3 * step_s:.1f}", *ratios, waited, lanes, *sent
+            print(f"| {' | '.join(cells)} |", flush=True)
+            if rows is not None:
+                with rows.open("a") as file:
+                    file.write(json.dumps({"method": training.method, "taken": [row[place] for row in taken]}) + "\n")
+
+
+def _cell(ratios: list[float]) -> str:
+    middle, low, high = median_with_interval(ratios)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""One iteration over a loader: step t trains on batch t, while rows move for those around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from hvd_compress.embedding.coming import Gathered, Kind
+from hvd_compress.embedding.exchange import Exchanger
+from hvd_compress.embedding.modules import CachedEmbedding, Used
+from hvd_compress.embedding.threads import Threads
+from hvd_compress.errors import ConfigError, UsageError
+
+T = TypeVar("T")
+Told = Future["list[Gathered] | None"]
+Ids = Callable[[Any, int], Any]
+"""From a batch, and the number of an embedding, to its ids."""
+
+
+class Batch:
+    """A batch of the user's loader.
+
+    Attributes:
+        given: the batch itself.
+        used: what it uses of each embedding; there when all ranks are told.
+        told: what all ranks use; None for the end.
+    """
+
+    told: Told
+
+    def __init__(self, given: Any, ids: Sequence[tuple[list[torch.Tensor], list[torch.Tensor]]]) -> None:
+        """`ids`: of each embedding, as CachedEmbedding.flat_rows() gives them."""
+        self.given, self._ids = given, ids
+        self.used: list[Used] = []
+
+    def rows(self) -> list[torch.Tensor]:
+        """Find what the batch uses, and return the distinct rows of each embedding."""
+        self.used = [Used(*each) for each in self._ids]
+        return [each.rows for each in self.used]
+
+
+class Steps:
+    """What happens between batches, in the order that all ranks follow.
+
+    The exchange behind step t is planned with the batches up to t + L, so batch t + L is told to all ranks while step t
+    is trained on, and before exchange t.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        ids: Ids,
+        modules: list[CachedEmbedding],
+        exchanger: Exchanger,
+        threads: Threads,
+        backward_passes: int,
+    ) -> None:
+        self._batches, self._ids, self._modules = batches, ids, modules
+        self.exchanger, self._threads, self._backward_passes = exchanger, threads, backward_passes
+        self._step = -1  # that is trained on
+        self._coming: list[Batch] = []
+        self._last_told: Told | None = None
+        self._unplanned: list[Told] = []
+        self._ended = self._over = False
+        self._exchanged = -2  # the last exchange that was handed over
+        self._critical: list[Future[None]] = []  # that nobody has waited for, and so on
+        self._later: list[Future[None]] = []
+        self._current: Batch | None = None
+        self._passes_left: list[int] = []  # of each embedding
+
+    def look_ahead(self, most: int, until_full: bool) -> int:
+        """Pull the first batches: `most` of them, or fewer where caches are full. Return how many."""
+        while not self._ended and len(self._coming) < most:
+            self._tell()
+            if self._told_last() is None:
+                break
+            if until_full and self._wait(self._submit("critical", self._fill())) < len(self._coming) - 1:
+                break
+        return len(self._coming)
+
+    def next_batch(self) -> Batch | None:
+        """Return the batch of the next step, once its rows are there; None behind the last one."""
+        self._exchange()
+        if not self._ended and (self._last_told is None or self._told_last() is not None):
+            self._tell()
+        self._wait_for(self._critical, 0)
+        self._wait_for(self._later, 1)  # that of this exchange may take as long as the next step
+        self._end_step()
+        self._step += 1
+        if not self._coming or self._wait(self._coming[0].told) is None:
+            return None
+        self._current = self._coming.pop(0)
+        self._begin(self._current)
+        return self._current
+
+    def end(self) -> None:
+        """All batches have been trained on. Raises UsageError where ranks have different numbers of them."""
+        self._over = True
+        self._wait_for(self._later, 0)
+        if self.exchanger.coming.failure is not None:
+            raise self.exchanger.coming.failure
+
+    def synchronize(self) -> None:
+        """Let owners have all rows as the batch has left them that is trained on; the next one follows."""
+        if not self._over:
+            self._collect()
+
+    def _collect(self) -> None:
+        if self._current is not None:
+            self._exchange()
+        self._wait_for(self._critical, 0)
+        self._wait_for(self._later, 0)
+        if self._exchanged >= -1:
+            self._wait(self._submit("critical", self.exchanger.collect))
+        self._end_step()
+
+    def leave(self) -> None:
+        """The program is behind the loop, wherever it has left it."""
+        if self._over:
+            return
+        self._over = True
+        if self._current is not None:
+            self._exchange()
+        if not self._ended and self._last_told is not None and self._told_last() is not None:
+            self._wait(self._submit("told", partial(self.exchanger.gather, Kind.LEFT)))
+        self._collect()
+
+    def _tell(self) -> None:
+        """Pull a batch, and tell all ranks what it uses; or that there is none, and why."""
+        where = f"rank {self.exchanger.rank}, batch {self._step + 1 + len(self._coming)}"
+        try:
+            given = next(self._batches)
+            ids = [module.flat_rows(self._ids(given, at), where) for at, module in enumerate(self._modules)]
+        except StopIteration:
+            self._last_told = self._submit("told", partial(self.exchanger.gather, Kind.END))
+            return
+        except Exception as error:
+            why = str(error) if isinstance(error, ConfigError) else f"{where}: {type(error).__name__}: {error}"
+            with suppress(ConfigError):  # what all others get is the words of this one
+                self._wait(self._submit("told", partial(self.exchanger.gather, Kind.FAILED, why=why)))
+            raise
+        batch = Batch(given, ids)
+        batch.told = self._last_told = self._submit("told", lambda: self.exchanger.gather(Kind.BATCH, batch.rows()))
+        self._coming.append(batch)
+        self._unplanned.append(batch.told)
+
+    def _told_last(self) -> list[Gathered] | None:
+        """Return what was told last; None where no more batches come."""
+        assert self._last_told is not None
+        told = self._wait(self._last_told)
+        self._ended = told is None
+        return told
+
+    def _begin(self, batch: Batch) -> None:
+        """Let the forward pass read the batch's rows, and the exchange begin behind its backward passes."""
+        self._passes_left = [self._backward_passes] * len(batch.used)
+        for at, (module, used, part) in enumerate(zip(self._modules, batch.used, self.exchanger.parts, strict=True)):
+            if part.versions is not None:
+                versions = part.layout.versions(part.cache.read(part.slots))
+                part.versions.check(part.layout, used.rows, versions, module.steps)
+            used.values = part.cache.rows(part.slots).requires_grad_()
+            used.values.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(self._backward_pass, at)
+            )
+            module.use(used)
+
+    def _backward_pass(self, at: int, _: torch.Tensor) -> None:
+        self._passes_left[at] -= 1
+        if max(self._passes_left) <= 0:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        """Hand over the exchange behind the step that is trained on, once."""
+        if self._exchanged >= self._step:
+            return
+        self._exchanged = self._step
+        gradients: list[torch.Tensor | None] = [None] * len(self._modules)
+        if self._current is not None:
+            gradients = [None if each.values is None else each.values.grad for each in self._current.used]
+        told, self._unplanned = self._unplanned, []
+        before = self._later[-1].result if self._later else lambda: None
+
+        def critical() -> None:
+            self._plan(told)
+            self.exchanger.critical(gradients, before)
+
+        through = self._submit("critical", critical)
+
+        def later() -> None:
+            through.result()
+            self.exchanger.later()
+
+        self._critical.append(through)
+        self._later.append(self._submit("later", later))
+
+    def _fill(self) -> Callable[[], int]:
+        told, self._unplanned = self._unplanned, []
+
+        def fill() -> int:
+            self._plan(told)
+            return self.exchanger.fill()
+
+        return fill
+
+    def _plan(self, told: Sequence[Told]) -> None:
+        for each in told:
+            gathered = each.result()
+            if gathered is not None:
+                self.exchanger.add(gathered)
+
+    def _end_step(self) -> None:
+        """The step's exchange is on its way, and its rows are not used any more."""
+        if any(left < 0 for left in self._passes_left):
+            raise UsageError(
+                f"step {self._step}: an embedding had another backward pass behind the {self._backward_passes} that "
+                "were announced, when its gradients had left: pass backward_passes= to Lookahead"
+            )
+        for module in self._modules:
+            module.steps += self._current is not None
+            module.use(None)
+        self._current = None
+
+    def _submit(self, thread: str, call: Callable[[], T]) -> Future[T]:
+        return self._threads.submit(thread, call)
+
+    def _wait(self, future: Future[T]) -> T:
+        return self._threads.wait(future, self._step)
+
+    def _wait_for(self, futures: list[Future[None]], left: int) -> None:
+        """Wait for all but the last ones."""
+        while len(futures) > left:
+            self._wait(futures.pop(0))

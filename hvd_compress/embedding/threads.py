@@ -1,0 +1,82 @@
+"""The threads of a Lookahead, one for each of its engines, and how the program waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
+from typing import TypeVar
+
+from hvd_compress.embedding.exchange import Engines
+from hvd_compress.engines.base import Engine
+from hvd_compress.engines.leave import at_end
+from hvd_compress.errors import CommunicationError, ConfigError, UsageError, located
+from hvd_compress.session.worker import Worker
+
+T = TypeVar("T")
+_END_S = 10.0
+
+
+class Threads:
+    """Runs calls in the order in which they are handed over, those for each engine in a thread of its own."""
+
+    def __init__(self, engines: Engines, timeout_s: float) -> None:
+        self.engines, self._timeout_s = engines, timeout_s
+        self._workers = {name: Worker(f"hvd_compress embedding {name}") for name in ("told", "critical", "later")}
+        self._end = at_end(self, _stop, tuple(self._workers.values()))
+
+    def submit(self, name: str, call: Callable[[], T]) -> Future[T]:
+        """Run a call in the thread `name`, an attribute of Engines."""
+        return self._workers[name].submit(partial(_run, getattr(self.engines, name), call))
+
+    def wait(self, future: Future[T], step: int) -> T:
+        """Return a call's result.
+
+        Raises what it has raised, with rank and step; CommunicationError where other ranks do not answer in time.
+        """
+        rank = self.engines.told.rank
+        with located(f"rank {rank}, step {step}, embedding rows"):
+            try:
+                return future.result(self._timeout_s)
+            except FutureTimeoutError:
+                pending = [each.pending for each in _all(self.engines) if each.running]
+                self.abandon(f"no answer from other ranks within {self._timeout_s:g} s")
+                raise CommunicationError(
+                    f"no answer from other ranks within {self._timeout_s:g} s (HVD_COMPRESS_TIMEOUT_S), in "
+                    f"{', '.join(pending) or 'no collective'}"
+                ) from None
+
+    def abandon(self, why: str) -> None:
+        """Nothing more is exchanged."""
+        for engine in _all(self.engines):
+            if engine.lost is None:
+                engine.lost = why
+                engine.abandon()
+
+    def stop(self) -> None:
+        """End the threads, behind what they are doing."""
+        self._end()
+
+
+def _all(engines: Engines) -> tuple[Engine, ...]:
+    return engines.told, engines.critical, engines.later
+
+
+def _stop(workers: tuple[Worker, ...]) -> None:
+    for worker in workers:
+        worker.stop(_END_S)
+
+
+def _run(engine: Engine, call: Callable[[], T]) -> T:
+    """What all ranks refuse alike leaves the engine as it is; anything else may have left a collective unfinished."""
+    if engine.lost is not None:
+        raise CommunicationError(engine.lost)
+    try:
+        return call()
+    except (ConfigError, UsageError):
+        raise
+    except Exception as error:
+        engine.lost = engine.lost or f"an earlier exchange of embedding rows failed: {error}"
+        engine.abandon()
+        raise
