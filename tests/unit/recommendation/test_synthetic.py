@@ -24,7 +24,7 @@ def uniform(count: int = DRAWS) -> np.ndarray:
 
 class TestSkew:
     @pytest.mark.parametrize("rows", [1, 3, 1000, 200_000])
-    @pytest.mark.parametrize("distribution", SKEWS, ids=lambda each: f"{type(each).__name__}{vars(each)}")
+    @pytest.mark.parametrize("distribution", SKEWS, ids=lambda each: type(each).__name__)
     def test_ranks_are_those_of_the_table(self, distribution, rows):
         numbers = np.concatenate([uniform(), [0.0, np.nextafter(1, 0), 0.4, 0.9, np.nextafter(0.4, 0)]])
         ranks = distribution.draw(numbers, rows)
