@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from pathlib import Path
 
 import numpy as np
@@ -31,21 +33,25 @@ class Shard:
         self.layout, self.number, self.owners = layout, number, owners
         self.rows = max(0, -(-(layout.rows - number) // owners))
         if folder is None:
+            self._file: MappedFile | None = None
             self.records = torch.zeros(self.rows, layout.record_width)
             self.used = torch.zeros(self.rows, dtype=torch.bool)
         else:
             name = f"{layout.name}.{number + 1}-of-{owners}"
-            self.records = _mapped(folder / f"{name}.rows", (self.rows, layout.record_width), torch.float32)
-            self.used = _mapped(folder / f"{name}.used", (self.rows,), torch.bool)
+            self._file = MappedFile(folder / f"{name}.rows", (self.rows, layout.record_width), torch.float32)
+            self.records = self._file.tensor
+            self.used = MappedFile(folder / f"{name}.used", (self.rows,), torch.bool).tensor
 
     def read(self, rows: torch.Tensor) -> torch.Tensor:
         """Return a copy of the records of these rows, by their numbers within the shard, int64 (n,)."""
+        self._fetch(rows)
         self._initialise(rows)
         return self.records.index_select(0, rows)
 
     def write(self, rows: torch.Tensor, records: torch.Tensor) -> None:
         """Take records (n, record_width) that another rank has updated."""
         if rows.numel():
+            self._fetch(rows)
             self.records.index_copy_(0, rows, records)
             self.used[rows] = True
 
@@ -56,6 +62,10 @@ class Shard:
             self.layout.update(records, gradients, step)
             self.records.index_copy_(0, rows, records)
 
+    def _fetch(self, rows: torch.Tensor) -> None:
+        if self._file is not None:
+            self._file.fetch(rows)
+
     def _initialise(self, rows: torch.Tensor) -> None:
         fresh = rows[~self.used[rows]]
         if fresh.numel():
@@ -65,18 +75,41 @@ class Shard:
             self.used[fresh] = True
 
 
-def _mapped(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    numel = int(np.prod(shape))
-    size_bytes = numel * dtype.itemsize
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and path.stat().st_size != size_bytes:
-            raise ConfigError(
-                f"{path} has {path.stat().st_size} bytes where this table's shard has {size_bytes}: it is of other "
-                "tables, or of another number of owners; name another folder, or remove it"
-            )
-        if numel == 0:
-            return torch.zeros(shape, dtype=dtype)
-        return torch.from_file(str(path), shared=True, size=numel, dtype=dtype).view(shape)
-    except (OSError, RuntimeError) as error:
-        raise ConfigError(f"cannot map {path}, {size_bytes} bytes of a table: {error}") from error
+class MappedFile:
+    """A file as a tensor. What is read of it is pages here and there, so nothing around them is read ahead.
+
+    Attributes:
+        tensor: shares the file's memory.
+    """
+
+    def __init__(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Raises ConfigError where the file is there and has another size, or cannot be made."""
+        numel = int(np.prod(shape))
+        size_bytes = numel * dtype.itemsize
+        self._row_bytes = size_bytes // max(1, shape[0])
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("r+b" if path.exists() else "w+b") as file:
+                found = os.fstat(file.fileno()).st_size
+                if found not in (0, size_bytes):
+                    raise ConfigError(
+                        f"{path} has {found} bytes where this table's shard has {size_bytes}: it is of other tables, or "
+                        "of another number of owners; name another folder, or remove it"
+                    )
+                file.truncate(max(size_bytes, 1))
+                self._memory = mmap.mmap(file.fileno(), max(size_bytes, 1))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot map {path}, {size_bytes} bytes of a table: {error}") from error
+        self._memory.madvise(mmap.MADV_RANDOM)
+        self.tensor = (
+            torch.frombuffer(self._memory, dtype=dtype, count=numel).view(shape)
+            if numel
+            else torch.zeros(shape, dtype=dtype)
+        )
+
+    def fetch(self, rows: torch.Tensor) -> None:
+        """Let the system read the pages of rows (n,) side by side; touched one by one, each would wait for the disk."""
+        first = torch.div(rows * self._row_bytes, mmap.PAGESIZE, rounding_mode="floor")
+        last = torch.div((rows + 1) * self._row_bytes - 1, mmap.PAGESIZE, rounding_mode="floor")
+        for page in torch.unique(torch.cat([first, last])).tolist():
+            self._memory.madvise(mmap.MADV_WILLNEED, page * mmap.PAGESIZE, mmap.PAGESIZE)
