@@ -108,7 +108,7 @@ class MappedFile:
         )
 
     def fetch(self, rows: torch.Tensor) -> None:
-        """Let the system read the pages of rows (n,) side by side; touched one by one, each would wait for the disk."""
+        """Let the system read the pages of rows (n,) side by side: each would wait for the disk by itself."""
         first = torch.div(rows * self._row_bytes, mmap.PAGESIZE, rounding_mode="floor")
         last = torch.div((rows + 1) * self._row_bytes - 1, mmap.PAGESIZE, rounding_mode="floor")
         for page in torch.unique(torch.cat([first, last])).tolist():
