@@ -93,8 +93,8 @@ class MappedFile:
                 found = os.fstat(file.fileno()).st_size
                 if found not in (0, size_bytes):
                     raise ConfigError(
-                        f"{path} has {found} bytes where this table's shard has {size_bytes}: it is of other tables, or "
-                        "of another number of owners; name another folder, or remove it"
+                        f"{path} has {found} bytes where this table's shard has {size_bytes}: it is of other tables, "
+                        "or of another number of owners; name another folder, or remove it"
                     )
                 file.truncate(max(size_bytes, 1))
                 self._memory = mmap.mmap(file.fileno(), max(size_bytes, 1))
