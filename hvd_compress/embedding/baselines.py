@@ -124,17 +124,8 @@ class ReplicatedTable(Baseline):
             apply_mean(module.layout, _shard(module), ids, [block.view(-1, width) for block in blocks], module.steps)
 
 
-class Resident(Baseline):
+class Resident(ReplicatedTable):
     """Each rank has the rows that it uses, and nothing is synchronised: no embedding is faster, and none as wrong."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        for module in self.modules:
-            module.shard = module.shard or Shard(module.layout, 0, 1)
-
-    def fetch(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        pairs = zip(self.modules, rows, strict=True)
-        return [module.layout.row(_shard(module).read(mine)).clone() for module, mine in pairs]
 
     def update(self, rows: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
         for module, mine, own in zip(self.modules, rows, gradients, strict=True):

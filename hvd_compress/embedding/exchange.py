@@ -94,7 +94,7 @@ class Moved:
 class _Later:
     """What is left of an exchange when its critical lane is through."""
 
-    step: int
+    step: int | None
     planned: list[Exchange]
     updates: Parts
 
@@ -112,8 +112,8 @@ class Exchanger:
         moved: by the last exchange that is through.
     """
 
-    def __init__(self, engines: Engines, roles: Roles, parts: Sequence[Part], first_step: int = 0) -> None:
-        """`first_step`: how many steps the embeddings have been trained before."""
+    def __init__(self, engines: Engines, roles: Roles, parts: Sequence[Part], first_step: int | None) -> None:
+        """`first_step`: how many steps the embeddings have been trained before; None: rows are only read."""
         self.engines, self.roles, self.parts = engines, roles, parts
         self.coming = Coming(engines.told, len(parts), max(part.layout.rows for part in parts))
         self.step, self._first_step = -1, first_step
@@ -151,19 +151,23 @@ class Exchanger:
 
         Raises ConfigError, on all ranks alike, where the next batch does not fit into a cache.
         """
-        step = self._first_step + self.step
+        step = None if self._first_step is None else self._first_step + self.step
         if self.step >= 0:
             for part in self.parts:
                 if part.versions is not None:
-                    part.versions.used(part.used.popleft(), step)
+                    used = part.used.popleft()
+                    if step is not None:
+                        part.versions.used(used, step)
         planned = [part.planner.plan() for part in self.parts]
         for part, each in zip(self.parts, planned, strict=True):
             _check_fits(part, each, self.step + 1)
         world = self.engines.critical.world_size
         now, then = Parts(world), Parts(world)
         for part, each, given in zip(self.parts, planned, gradients, strict=True):
-            own = given if given is not None else torch.zeros(part.slots.numel(), part.layout.dim)
-            if each.alone.numel():
+            own = given
+            if given is None and step is not None:
+                own = torch.zeros(part.slots.numel(), part.layout.dim)
+            if own is not None and step is not None and each.alone.numel():
                 mean = own.index_select(0, each.alone).add_(0.0).div_(len(self.roles.trainers))
                 part.cache.update(part.slots.index_select(0, each.alone), mean, step)
             # What leaves in the other lane is taken now: its slots may be filled in this one.
@@ -200,7 +204,7 @@ class Exchanger:
             take_records(received, rows_from, part.shard)
         received.check_empty()
 
-    def _exchange(self, engine: Engine, updates: Parts, lanes: Sequence[Lane], step: int) -> None:
+    def _exchange(self, engine: Engine, updates: Parts, lanes: Sequence[Lane], step: int | None) -> None:
         received = updates.exchange(engine)
         rows = Parts(engine.world_size)
         for part, lane in zip(self.parts, lanes, strict=True):

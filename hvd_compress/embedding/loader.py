@@ -64,6 +64,7 @@ class Lookahead:
         cache_rows: int | Mapping[str, int],
         lookahead: int | None = None,
         backward_passes: int = 1,
+        trains: bool = True,
         engine: str | Engine = "auto",
         debug: bool = False,
         rules: Rules = Rules(),
@@ -76,6 +77,7 @@ class Lookahead:
             cache_rows: slots of this rank's cache, of each embedding, or by their names; the rows of a batch at least.
             lookahead: L, 1 or more; by default as many as the cache holds when training begins, up to MOST_AHEAD.
             backward_passes: of each batch; rows start to move when that many have been.
+            trains: whether batches change the rows; an evaluation takes False.
             engine: its name, or one that exists.
             debug: check that no row is read as it was before its last update, at the cost of a look at each in Python.
 
@@ -84,7 +86,7 @@ class Lookahead:
         """
         self._loader, self._keys, self.modules = loader, list(embeddings), list(embeddings.values())
         self._wanted, self._debug, self._rules, self._asked = lookahead, debug, rules, engine
-        self._backward_passes = backward_passes
+        self._backward_passes, self._trains = backward_passes, trains
         _check(embeddings, cache_rows, lookahead, backward_passes)
         names = [module.layout.name for module in self.modules]
         self._cache_rows = [cache_rows[name] if isinstance(cache_rows, Mapping) else cache_rows for name in names]
@@ -107,15 +109,28 @@ class Lookahead:
         return Moved() if self._steps is None else self._steps.exchanger.moved
 
     def __iter__(self) -> Iterator[Any]:
+        self._end_others()
         self.collect()
         threads = self._threads = self._threads or self._open()
         steps = self._steps = Steps(
-            iter(self._loader), self._ids, self.modules, self._exchanger(threads), threads, self._backward_passes
+            iter(self._loader),
+            self._ids,
+            self.modules,
+            self._exchanger(threads),
+            threads,
+            self._backward_passes,
+            self._trains,
         )
+        for module in self.modules:
+            module.user = self
         found = self._guarded(partial(steps.look_ahead, self._wanted or MOST_AHEAD, self._wanted is None))
         self.lookahead = self.lookahead or found or None
         while (batch := self._guarded(steps.next_batch)) is not None:
             yield batch.given
+            if self._steps is not steps:
+                raise UsageError(
+                    "another iteration over the same embeddings has ended this one: run one after the other"
+                )
         self._guarded(steps.end)
 
     def collect(self) -> None:
@@ -130,6 +145,9 @@ class Lookahead:
         if self._steps is not None:
             self._guarded(self._steps.leave)
             self._steps = None
+        for module in self.modules:
+            if module.user is self:
+                module.user = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank has of the tables, as the batch before has left them. Collective, behind a batch's
@@ -138,6 +156,7 @@ class Lookahead:
         It differs from rank to rank: save one file a rank. The memory for a copy of the rows that were used is needed.
         """
         self._require_rows()
+        self._end_others()
         if self._threads is None:
             self._threads = self._open()
         if self._steps is not None:
@@ -167,6 +186,12 @@ class Lookahead:
                     f"{module.layout.name} lacks rows that were in caches when training failed ({module.lost}): load a "
                     "checkpoint"
                 )
+
+    def _end_others(self) -> None:
+        """Let owners have the rows that another Lookahead over the same embeddings keeps. Collective."""
+        for module in self.modules:
+            if module.user not in (None, self):
+                module.user.collect()
 
     def close(self) -> None:
         """End the threads of exchanges. Collective; no iteration is possible any more."""
@@ -203,6 +228,7 @@ class Lookahead:
     def _offer(self) -> dict[str, Any]:
         """What must be the same on all ranks, by its name in messages."""
         found: dict[str, Any] = {
+            "trains": self._trains,
             "lookahead": self._wanted,
             "debug": self._debug,
             "rules": repr(self._rules),
@@ -236,7 +262,7 @@ class Lookahead:
             )
             versions = module.versions if module.layout.debug else None
             parts.append(Part(module.layout, _shard(module), cache, planner, versions))
-        return Exchanger(threads.engines, roles, parts, self.modules[0].steps)
+        return Exchanger(threads.engines, roles, parts, self.modules[0].steps if self._trains else None)
 
     def _ids(self, batch: Any, at: int) -> Any:
         key = self._keys[at]

@@ -54,10 +54,11 @@ class Received:
                 raise PayloadError(f"rank {member} sent {part.numel()} numbers where {taken} were planned")
 
 
-def send_updates(parts: Parts, lane: Lane, cache: Cache, gradients: torch.Tensor, layout: Layout) -> None:
-    """Send gradients (n, dim) by position, and records that are returned, to owners."""
-    parts.send(gradients.index_select(0, lane.gradients.all), lane.gradients.lengths)
-    parts.expect(lane.gradients_from.lengths, layout.dim)
+def send_updates(parts: Parts, lane: Lane, cache: Cache, gradients: torch.Tensor | None, layout: Layout) -> None:
+    """Send gradients (n, dim) by position, and records that are returned, to owners. None: all ranks only read."""
+    if gradients is not None:
+        parts.send(gradients.index_select(0, lane.gradients.all), lane.gradients.lengths)
+        parts.expect(lane.gradients_from.lengths, layout.dim)
     send_records(parts, lane.records, lane.records_from, cache)
 
 
@@ -66,15 +67,21 @@ def send_records(parts: Parts, slots: Lists, rows_from: Lists, cache: Cache) -> 
     parts.expect(rows_from.lengths, cache.layout.record_width)
 
 
-def take_updates(received: Received, lane: Lane, shard: Shard, trainers: int, step: int) -> None:
-    """Update the shard by the mean over ranks: gradients are added in the order of ranks, from zero on."""
+def take_updates(received: Received, lane: Lane, shard: Shard, trainers: int, step: int | None) -> None:
+    """Update the shard by the mean over ranks: gradients are added in the order of ranks, from zero on. `step` is None
+    where all ranks only read."""
+    if step is not None:
+        _take_gradients(received, lane, shard, trainers, step)
+    take_records(received, lane.records_from, shard)
+
+
+def _take_gradients(received: Received, lane: Lane, shard: Shard, trainers: int, step: int) -> None:
     sums = torch.zeros(lane.updated.numel(), shard.layout.dim)
     for places, block in zip(
         lane.gradients_from.split(), received.take(lane.gradients_from.lengths, shard.layout.dim), strict=True
     ):
         sums.index_add_(0, places, block)
     shard.update(lane.updated, sums.div_(trainers), step)
-    take_records(received, lane.records_from, shard)
 
 
 def take_records(received: Received, rows_from: Lists, shard: Shard) -> None:

@@ -62,6 +62,7 @@ class CachedEmbedding(torch.nn.Module):
         optimizer: of the rows. Its learning rate may change between batches, on all ranks alike.
         steps: how many batches have been trained on.
         lost: why the tables lack rows, if they do.
+        user: the Lookahead whose iteration has rows of the tables in its caches, if there is one.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class CachedEmbedding(torch.nn.Module):
         self.shard: Shard | None = None
         self.versions = Versions()
         self.lost = ""
+        self.user: Any = None
         self.steps = 0
         self._used: Used | None = None
 

@@ -59,9 +59,11 @@ class Steps:
         exchanger: Exchanger,
         threads: Threads,
         backward_passes: int,
+        trains: bool,
     ) -> None:
         self._batches, self._ids, self._modules = batches, ids, modules
-        self.exchanger, self._threads, self._backward_passes = exchanger, threads, backward_passes
+        self.exchanger, self._threads = exchanger, threads
+        self._backward_passes, self._trains = backward_passes, trains
         self._step = -1  # that is trained on
         self._coming: list[Batch] = []
         self._last_told: Told | None = None
@@ -163,10 +165,12 @@ class Steps:
             if part.versions is not None:
                 versions = part.layout.versions(part.cache.read(part.slots))
                 part.versions.check(part.layout, used.rows, versions, module.steps)
-            used.values = part.cache.rows(part.slots).requires_grad_()
-            used.values.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(self._backward_pass, at)
-            )
+            used.values = part.cache.rows(part.slots)
+            if self._trains:
+                used.values.requires_grad_()
+                used.values.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    partial(self._backward_pass, at)
+                )
             module.use(used)
 
     def _backward_pass(self, at: int, _: torch.Tensor) -> None:
@@ -180,7 +184,7 @@ class Steps:
             return
         self._exchanged = self._step
         gradients: list[torch.Tensor | None] = [None] * len(self._modules)
-        if self._current is not None:
+        if self._current is not None and self._trains:
             gradients = [None if each.values is None else each.values.grad for each in self._current.used]
         told, self._unplanned = self._unplanned, []
         before = self._later[-1].result if self._later else lambda: None
@@ -221,7 +225,7 @@ class Steps:
                 "were announced, when its gradients had left: pass backward_passes= to Lookahead"
             )
         for module in self._modules:
-            module.steps += self._current is not None
+            module.steps += self._trains and self._current is not None
             module.use(None)
         self._current = None
 

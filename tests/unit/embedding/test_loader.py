@@ -111,6 +111,40 @@ def test_two_loaders_share_an_embedding() -> None:
     assert torch.equal(table(modules), expected(embedding(), steps))
 
 
+def test_an_evaluation_within_an_epoch_reads_the_latest_rows_and_changes_none() -> None:
+    """By another Lookahead, whose iteration ends the one that was left."""
+
+    def body(engine: InProcessEngine) -> tuple[CachedEmbedding, torch.Tensor]:
+        module = embedding(optimizer=Adam(0.1))
+        training = loader_of(batches_of(engine.rank, 9), module, engine, debug=True)
+        train(training, module, 5)
+        testing = loader_of([torch.arange(0, 10), torch.arange(10, 20)], module, engine, debug=True, trains=False)
+        seen = torch.cat([module(rows) for rows in testing])
+        assert not seen.requires_grad
+        assert module.steps == 5
+        train(training, module)
+        training.close()
+        testing.close()
+        return module, seen
+
+    found = run_ranks(2, body)
+    each = [[batches_of(rank, 9)[step] for rank in range(2)] for step in range(9)]
+    make = lambda: CachedEmbedding(20, 2, optimizer=Adam(0.1))  # noqa: E731
+    for _, seen in found:
+        assert torch.equal(seen, expected(make(), each[:5])[:, :2])
+    assert torch.equal(table([module for module, _ in found])[:, :2], expected(make(), each[:5] + each)[:, :2])
+
+
+def test_two_iterations_at_once() -> None:
+    def body(engine: InProcessEngine) -> None:
+        module = embedding()
+        first, second = (loader_of(batches_of(0, 4), module, engine) for _ in range(2))
+        with pytest.raises(UsageError, match="another iteration over the same embeddings has ended this one"):
+            list(zip(first, second, strict=True))
+
+    run_ranks(1, body)
+
+
 def test_several_backward_passes() -> None:
     def body(engine: InProcessEngine) -> CachedEmbedding:
         module = embedding()
