@@ -138,7 +138,7 @@ def main(
 ) -> None:
     hvd.init()
     torch.set_num_threads(1)
-    source = criteo_like(scale, batch_size=batch_size, steps=PERIOD, rank=hvd.rank())
+    source = criteo_like(scale, batch_size=batch_size, steps=PERIOD, rank=hvd.rank(), world_size=hvd.size())
     batches = list(source)
     dense = Dense(compression)
     names = methods.split(",")

@@ -40,7 +40,9 @@ def seconds(call: Callable[[], object]) -> float:
 @click.option("--steps", default=40, show_default=True)
 def main(ranks: int, batch_size: int, lookaheads: str, steps: int) -> None:
     torch.set_num_threads(1)
-    sources = [criteo_like(batch_size=batch_size // ranks, steps=1, rank=rank) for rank in range(ranks)]
+    sources = [
+        criteo_like(batch_size=batch_size // ranks, steps=1, rank=rank, world_size=ranks) for rank in range(ranks)
+    ]
     offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(sources[0].tables)[:-1]]))
     batches = [
         [(source.batch(step).ids + offsets).reshape(-1).contiguous() for source in sources] for step in range(PERIOD)

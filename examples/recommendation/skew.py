@@ -24,8 +24,12 @@ relative error is alpha (alpha + 1) / (24 rank^2), below 1e-9 for alpha up to 5.
 class Skew(Protocol):
     """A distribution over the rows of a table."""
 
-    def draw(self, uniform: Floats, rows: int) -> Integers:
-        """Return popularity ranks in [0, rows), int64, for numbers from [0, 1), of the same shape."""
+    def draw(self, uniform: Floats, rows: int, pool_key: int = 0) -> Integers:
+        """Return popularity ranks in [0, rows), int64, for numbers from [0, 1), of the same shape.
+
+        Args:
+            pool_key: of a table and a batch, equal on all ranks, for distributions that change with the batch.
+        """
 
 
 class Zipf:
@@ -37,7 +41,7 @@ class Zipf:
             raise ConfigError(f"alpha = {alpha} of Zipf's distribution must be 0 or more")
         self.alpha = alpha
 
-    def draw(self, uniform: Floats, rows: int) -> Integers:
+    def draw(self, uniform: Floats, rows: int, pool_key: int = 0) -> Integers:
         if self.alpha == 0:
             return _below((uniform * rows).astype(np.int64), rows)
         cumulative = _zipf_sums(self.alpha, min(rows, EXACT_RANKS))
@@ -67,7 +71,7 @@ class Top:
             raise ConfigError(f"share {share}, fraction {fraction}, decay {decay}: the first two are within [0, 1]")
         self.share, self.fraction, self.decay = share, fraction, decay
 
-    def draw(self, uniform: Floats, rows: int) -> Integers:
+    def draw(self, uniform: Floats, rows: int, pool_key: int = 0) -> Integers:
         head = round(rows * self.fraction)
         if head == 0:  # the table is too small to have one
             return Zipf(0).draw(uniform, rows)
@@ -87,7 +91,7 @@ class Head:
             )
         self.rows, self.share, self.zipf = rows, share, Zipf(alpha)
 
-    def draw(self, uniform: Floats, rows: int) -> Integers:
+    def draw(self, uniform: Floats, rows: int, pool_key: int = 0) -> Integers:
         if rows <= self.rows:
             return self.zipf.draw(uniform, rows)
         ranks = self.zipf.draw(np.minimum(uniform / self.share, 1.0), self.rows)

@@ -16,6 +16,7 @@ from recommendation.batch import Batch
 from recommendation.criteo import Criteo
 from recommendation.packages import NUMERICAL as PACKAGE_NUMERICAL
 from recommendation.packages import Bags, load_packages
+from recommendation.skew import Skew
 from recommendation.synthetic import KAGGLE_ROWS, Synthetic, criteo_like
 
 TEST_BATCHES = 20
@@ -48,11 +49,12 @@ class Source:
         return len(self.tables)
 
 
-def synthetic(scale: float, batch_size: int, steps: int, seed: int, ranks: Ranks) -> Source:
-    """Generated data with the tables of Criteo's, their rows times `scale`."""
+def synthetic(scale: float, batch_size: int, steps: int, seed: int, ranks: Ranks, skew: Skew | None = None) -> Source:
+    """Generated data with the tables of Criteo's, their rows times `scale`, and a skew like theirs or another one."""
 
     def part(first_step: int, steps: int) -> Synthetic:
-        return criteo_like(scale, batch_size=batch_size, steps=steps, seed=seed, rank=ranks.rank, first_step=first_step)
+        place = {"rank": ranks.rank, "world_size": ranks.size, "first_step": first_step}
+        return criteo_like(scale, batch_size=batch_size, steps=steps, skew=skew, seed=seed, **place)
 
     train = part(0, steps)
     return Source(f"generated data, {scale:g} of Criteo's rows", train.tables, train, part(steps, TEST_BATCHES))

@@ -11,9 +11,9 @@ import torch
 
 from hvd_compress.errors import ConfigError
 from recommendation.batch import Batch
-from recommendation.skew import Head, Skew
-
-Hashes = npt.NDArray[np.uint64]
+from recommendation.bursts import Bursts
+from recommendation.skew import Skew
+from recommendation.splitmix import GAMMA, Hashes, mix
 
 KAGGLE_ROWS = (
     *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
@@ -73,10 +73,11 @@ class Synthetic:
     def batch(self, step: int) -> Batch:
         """Draw this rank's batch of a step."""
         generator = np.random.default_rng([self.seed, 0, step, self.rank])
+        pool_keys = np.random.default_rng([self.seed, 3, step]).integers(2**63, size=len(self.tables)).tolist()
         ids = np.empty((self.batch_size, len(self.tables)), np.int64)
         for table, permutation in enumerate(self._permutations):
             uniform = generator.random(self.batch_size)
-            ids[:, table] = permutation.ids(self.skew.draw(uniform, permutation.rows))
+            ids[:, table] = permutation.ids(self.skew.draw(uniform, permutation.rows, pool_keys[table]))
         dense = np.log1p(np.exp(generator.standard_normal((self.batch_size, self.numerical), np.float32)))
         dense[generator.random(dense.shape, np.float32) < 0.1] = 0  # as missing ones
         clicks = generator.random(self.batch_size, np.float32) < self.probabilities(dense, ids)
@@ -114,28 +115,44 @@ def criteo_like(
     skew: Skew | None = None,
     seed: int = 0,
     rank: int = 0,
+    world_size: int = 8,
     first_step: int = 0,
 ) -> Synthetic:
     """Return data with the tables of Criteo's Kaggle data, their rows times `scale`, and a skew as Bagpipe measured it,
     or another one: section 5.4.3 varies it.
 
-    With scale 1, a batch of 16,384 examples over 8 ranks has about 65,000 distinct rows, and one rank alone uses 26 %
-    of them (5.2.3: a replicated cache synchronises 65K embeddings, LRPP 48K, without those that one rank uses). With
-    scale s, batches of s * 16,384 examples have about the same shares. The paper gives no distribution. This one has
-    two free numbers, rows and share of the head, fitted to these two figures; its first rows are less popular than
-    Criteo's.
+    The paper gives no distribution. It gives counts of rows, for batches of 16,384 examples over 8 ranks. The five
+    numbers of the skew are fitted to these (scale 1, thousands of distinct rows, 192 bytes each in table 5.3):
+
+        section    rows                                           paper   here
+        5.2.3      of a batch (replicated cache)                     65     65
+        5.2.3      of them used by several ranks (LRPP)              48     48
+        5.2.3      needed in the next step (delayed sync)          22.7   22.7
+        table 5.3  of 5 batches                                     206    217
+        table 5.3  of 10 batches                                    347    373
+        table 5.3  of 50 batches                                  1,225  1,292
+        table 5.3  of 100 batches                                 2,138  2,180
+        table 5.3  of 200 batches                                 3,753  3,667
+        table 5.3  of 300 batches                                 5,226  4,961
+
+    No distribution with independent draws has the first three: a row that a batch uses several times, the next batch
+    would use, too. With scale s, batches of s * 16,384 examples have about the same shares: at 0.05, the counts are
+    within 4 % of s times those of scale 1; at 0.01, within 15 %, as the smallest tables do not shrink. The rows of
+    the head follow the scale, and the slots of the pool follow batch_size * world_size.
+
+    Args:
+        world_size: ranks that train on a batch of each step.
     """
     tables = [max(min(rows, 4), round(rows * scale)) for rows in KAGGLE_ROWS]
-    skew = skew or Head(max(1, round(4200 * scale)), share=0.955, alpha=0.4)
+    head = max(1, round(1140 * scale))
+    slots = max(1, round(5400 / 16_384 * batch_size * world_size))
+    skew = skew or Bursts(head, share=0.276, alpha=0.6, slots=slots, decay=14)
     return Synthetic(tables, skew, batch_size=batch_size, steps=steps, seed=seed, rank=rank, first_step=first_step)
 
 
 def _values(ids: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.float32]:
-    """Return a fixed number in [-1, 1) for each id of each table: 24 bits of splitmix64 (Steele et al. 2014)."""
+    """Return a fixed number in [-1, 1) for each id of each table: 24 bits of its hash."""
     tables = np.arange(ids.shape[1], dtype=np.uint64) + np.uint64((seed * 1_000 + 1) % 2**64)
-    mixed: Hashes = ids.astype(np.uint64) + tables * np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    mixed ^= mixed >> np.uint64(31)
-    values: npt.NDArray[np.float32] = (mixed >> np.uint64(40)).astype(np.float32) * np.float32(2**-23) - np.float32(1)
+    hashes: Hashes = mix(ids.astype(np.uint64) + tables * np.uint64(GAMMA))
+    values: npt.NDArray[np.float32] = (hashes >> np.uint64(40)).astype(np.float32) * np.float32(2**-23) - np.float32(1)
     return values

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
-from itertools import islice
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from recommendation import skew
+from recommendation.bursts import Bursts
 from recommendation.skew import Head, Top, Zipf
 from recommendation.synthetic import KAGGLE_ROWS, Permutation, Synthetic, criteo_like
 
 from hvd_compress.errors import ConfigError
+from hvd_compress.native.embedding import NativeLookahead, UniqueRows
 
 DRAWS = 100_000
 SKEWS = [Zipf(0), Zipf(0.5), Zipf(1), Zipf(1.5), Zipf(5), Top(0.4), Top(0.0), Top(1.0), Head(20, 0.9, 0.4)]
+SKEWS += [Bursts(20, 0.3, 0.6, 50, 14), Bursts(1, 0.5, 0, 1, 0.1), Bursts(3, 1, 1, 4, 1)]
 
 
 def uniform(count: int = DRAWS) -> np.ndarray:
@@ -23,7 +27,7 @@ def uniform(count: int = DRAWS) -> np.ndarray:
 
 
 class TestSkew:
-    @pytest.mark.parametrize("rows", [1, 3, 1000, 200_000])
+    @pytest.mark.parametrize("rows", [1, 3, 21, 24, 1000, 200_000])
     @pytest.mark.parametrize("distribution", SKEWS, ids=lambda each: type(each).__name__)
     def test_ranks_are_those_of_the_table(self, distribution, rows):
         numbers = np.concatenate([uniform(), [0.0, np.nextafter(1, 0), 0.4, 0.9, np.nextafter(0.4, 0)]])
@@ -66,11 +70,56 @@ class TestSkew:
         assert np.median(rest) == pytest.approx(50_500, rel=0.05)
 
     @pytest.mark.parametrize(
-        ("kind", "values"), [(Zipf, (-1,)), (Top, (1.1,)), (Top, (0.5, 2)), (Head, (0, 0.5, 1)), (Head, (5, 0, 1))]
+        ("kind", "values"),
+        [
+            *((Zipf, (-1,)), (Top, (1.1,)), (Top, (0.5, 2)), (Head, (0, 0.5, 1)), (Head, (5, 0, 1))),
+            *((Bursts, (0, 0.5, 1, 5, 1)), (Bursts, (5, 0.5, 1, 0, 1)), (Bursts, (5, 0.5, 1, 5, 0))),
+        ],
     )
     def test_what_is_no_distribution_is_refused(self, kind, values):
         with pytest.raises(ConfigError):
             kind(*values)
+
+
+class TestBursts:
+    BURSTS = Bursts(20, share=0.3, alpha=0.6, slots=50, decay=3)
+    ROWS = 50_020
+
+    def tail(self, key: int, bursts: Bursts = BURSTS, rows: int = ROWS) -> np.ndarray:
+        """The distinct ranks that are not of the head."""
+        ranks = bursts.draw(uniform(5000), rows, key)
+        return np.unique(ranks[ranks >= bursts.head])
+
+    def test_the_head_takes_its_share_and_the_pool_the_rest(self):
+        ranks = self.BURSTS.draw(uniform(), self.ROWS)
+        assert (ranks < 20).mean() == pytest.approx(0.3, abs=0.01)
+        _, counts = np.unique(ranks[ranks >= 20], return_counts=True)
+        assert len(counts) == 50
+        assert counts / DRAWS == pytest.approx(0.7 / 50, rel=0.15)
+
+    def test_ranks_of_one_batch_share_its_pool(self):
+        pool = self.tail(7)
+        other = self.BURSTS.draw(np.random.default_rng(1).random(5000), self.ROWS, 7)
+        assert (pool == np.unique(other[other >= 20])).all()
+        assert np.isin(pool, self.tail(8)).mean() < 0.5
+
+    def test_a_row_comes_back_as_often_as_its_slot_has_rows(self):
+        batches = 2000
+        rows, uses = np.unique(np.concatenate([self.tail(key) for key in range(batches)]), return_counts=True)
+        slots = (rows - 20) % 50
+        for slot in (5, 10, 25, 40, 49):
+            of_slot = uses[slots == slot]
+            period = min(int(((slot + 0.5) / 50) ** -3), 1000)
+            assert of_slot.sum() == batches
+            assert len(of_slot) == pytest.approx(period, rel=0.15)
+            assert of_slot.std() < 2 * np.sqrt(of_slot.mean())
+
+    def test_a_small_table_has_fewer_slots_that_are_as_popular(self):
+        ranks = self.BURSTS.draw(uniform(), 20 + 40)
+        _, counts = np.unique(ranks[ranks >= 20], return_counts=True)
+        assert len(counts) == 10
+        assert counts / DRAWS == pytest.approx(0.7 / 50, rel=0.15)
+        assert len(np.unique(np.concatenate([self.tail(key, rows=60) for key in range(200)]))) <= 40
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 12, 1000, 10_131_227])
@@ -129,23 +178,56 @@ class TestBatches:
         assert batch.labels[order[-500:]].mean() > batch.labels[order[:500]].mean() + 0.4
 
 
-def test_a_batch_of_eight_ranks_has_the_rows_that_the_paper_tells():
-    """Section 5.2.3: 65K embeddings an iteration, 48K without those that one trainer uses."""
+class Rows(NamedTuple):
+    """Means over steps, in thousands, and distinct rows of the first batches by their number."""
+
+    used: float
+    multi_user: float
+    sync_now: float
+    kept: float
+    windows: dict[int, float]
+
+
+def rows_of(scale: float, batch_size: int, steps: int, windows: Sequence[int] = ()) -> Rows:
+    """Count the rows of 8 ranks, divided by `scale`."""
+    sources = [criteo_like(scale, batch_size=batch_size, steps=steps, rank=rank, world_size=8) for rank in range(8)]
+    starts = torch.tensor([0, *sources[0].tables[:-1]]).cumsum(0)
+    members = list(range(8))
+    planner = NativeLookahead(8, 0, members, members, cache_rows=1_000_000, lookahead=2)
+    seen, distinct, counts = np.zeros(sum(sources[0].tables), bool), [], []
+    for batches in zip(*sources, strict=True):
+        rows = [UniqueRows().collect((batch.ids + starts).flatten())[0] for batch in batches]
+        planner.add(torch.cat(rows), [len(each) for each in rows])
+        seen[torch.cat(rows)] = True
+        distinct.append(seen.sum() / scale / 1000)
+    for _ in range(steps):
+        counts.append(planner.plan().counts)
+    means = np.mean([(each.used, each.used - each.single_user, each.sync_now, each.kept) for each in counts[1:]], 0)
+    return Rows(*means / scale / 1000, {batches: distinct[batches - 1] for batches in windows})
+
+
+def test_eight_ranks_use_the_rows_that_the_paper_tells():
+    """Section 5.2.3: 65K embeddings an iteration, 48K without those that one trainer uses, 22.7K used in the next."""
     assert sum(KAGGLE_ROWS) == 33_762_577
-    starts = np.concatenate([[0], np.cumsum(KAGGLE_ROWS)[:-1]])
-    ranks = [criteo_like(batch_size=2048, steps=1, rank=rank).batch(0).ids.numpy() + starts for rank in range(8)]
-    rows, users = np.unique(np.concatenate([np.unique(ids) for ids in ranks]), return_counts=True)
-    assert len(rows) == pytest.approx(65_000, rel=0.02)
-    assert (users > 1).sum() == pytest.approx(48_000, rel=0.02)
-    assert (users == 1).mean() == pytest.approx(0.26, abs=0.015)
+    rows = rows_of(1, 2048, steps=10, windows=(1, 5, 10))
+    assert rows.used == pytest.approx(65, rel=0.02)
+    assert rows.multi_user == pytest.approx(48, rel=0.02)
+    assert rows.sync_now == pytest.approx(22.7, rel=0.02)
+    assert rows.kept < 0.01 * rows.used
+    assert rows.windows[1] == pytest.approx(65, rel=0.02)
+    assert rows.windows[5] == pytest.approx(206, rel=0.1)
+    assert rows.windows[10] == pytest.approx(347, rel=0.1)
+
+
+def test_the_pool_grows_with_the_batch():
+    once, twice = (rows_of(0.05, batch_size, steps=10) for batch_size in (102, 204))
+    assert twice.used - twice.sync_now == pytest.approx(2 * (once.used - once.sync_now), rel=0.1)
 
 
 def test_a_smaller_scale_keeps_the_shares():
-    sources = [criteo_like(0.05, batch_size=102, steps=3, rank=rank) for rank in range(8)]
-    starts = np.concatenate([[0], np.cumsum(sources[0].tables)[:-1]])
-    assert sum(sources[0].tables) == pytest.approx(0.05 * 33_762_577, rel=0.01)
-    for batches in islice(zip(*sources, strict=True), 3):
-        rows = [np.unique(batch.ids.numpy() + starts) for batch in batches]
-        _, users = np.unique(np.concatenate(rows), return_counts=True)
-        assert len(users) == pytest.approx(0.05 * 65_000, rel=0.05)
-        assert (users == 1).mean() == pytest.approx(0.26, abs=0.05)
+    rows = rows_of(0.05, 102, steps=200, windows=(5, 10, 50, 100, 200))
+    assert rows.used == pytest.approx(65, rel=0.05)
+    assert rows.multi_user == pytest.approx(48, rel=0.05)
+    assert rows.sync_now == pytest.approx(22.7, rel=0.05)
+    paper = {5: 206, 10: 347, 50: 1225, 100: 2138, 200: 3753}  # table 5.3, 192 bytes a row
+    assert rows.windows == pytest.approx(paper, rel=0.1)
