@@ -22,6 +22,7 @@ from images.ranks import Ranks
 from recommendation import sources
 from recommendation.embedding_model import Settings
 from recommendation.models import MODELS
+from recommendation.skew import Skew, Top, Zipf
 from recommendation.training import train
 from torch import nn
 
@@ -29,6 +30,8 @@ from hvd_compress.errors import ConfigError, UnsupportedError
 
 Compress = Callable[[Any], Any]
 Distributed = tuple[nn.Module, torch.optim.Optimizer]
+GENERATED = ((), ("synthetic",))
+"""Values of --data."""
 
 
 def by_horovod(compress: Compress) -> tuple[Ranks, Callable[[nn.Module, float], Distributed]]:
@@ -64,6 +67,16 @@ def by_ddp(compress: Compress) -> tuple[Ranks, Callable[[nn.Module, float], Dist
     return train_ddp.start("cpu"), distribute
 
 
+def skew_of(zipf: float | None, top: float | None, data: tuple[str, ...]) -> Skew | None:
+    """Return the skew of generated data that the options ask for; None for one like Criteo's."""
+    if zipf is not None and top is not None:
+        raise click.UsageError("--zipf and --top are two skews: give one of them")
+    skew = Zipf(zipf) if zipf is not None else Top(top) if top is not None else None
+    if skew is not None and data not in GENERATED:
+        raise click.UsageError("--zipf and --top are for generated data; --data has a skew of its own")
+    return skew
+
+
 @click.command(help=__doc__)
 @click.option("--model", type=click.Choice(list(MODELS)), default="dlrm", show_default=True)
 @click.option("--full", is_flag=True, help="Sizes of Bagpipe's Table 5.2; vectors of 48 elements, not 16.")
@@ -74,6 +87,8 @@ def by_ddp(compress: Compress) -> tuple[Ranks, Callable[[nn.Module, float], Dist
     default=0.01,
     help="Of Criteo's table sizes. [default: 0.01]",
 )
+@click.option("--zipf", type=float, metavar="ALPHA", help="Exponent of Zipf's distribution of generated rows.")
+@click.option("--top", type=float, metavar="SHARE", help="Of the draws that 1 % of the generated rows take.")
 @click.option("--batch-size", type=click.IntRange(2), default=128, show_default=True, help="Of one rank.")
 @click.option("--steps", type=click.IntRange(1), default=300, show_default=True)
 @click.option("--compression", type=click.Choice(list(METHODS)), default="none", show_default=True)
@@ -89,6 +104,8 @@ def by_ddp(compress: Compress) -> tuple[Ranks, Callable[[nn.Module, float], Dist
 def main(
     data: tuple[str, ...],
     scale: float,
+    zipf: float | None,
+    top: float | None,
     batch_size: int,
     steps: int,
     compression: str,
@@ -100,12 +117,16 @@ def main(
     def compress(compressions: Any) -> Any:
         return build_compression(compressions, compression, ratio=ratio, engine=engine)
 
+    try:  # before the job is joined, as click's own checks
+        skew = skew_of(zipf, top, data)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
     ranks, distribute = (by_ddp if ddp else by_horovod)(compress)
     ranks.share_cores()
     seed = settings["seed"]
     try:
-        if data in ((), ("synthetic",)):
-            source = sources.synthetic(scale, batch_size, steps, seed, ranks)
+        if data in GENERATED:
+            source = sources.synthetic(scale, batch_size, steps, seed, ranks, skew)
         elif data == ("packages",):
             source = sources.packages(batch_size, steps, seed, ranks)
         else:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from recommendation.models import MODELS
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -63,6 +64,33 @@ def test_a_malformed_file_is_one_clear_sentence(tmp_path: Path):
     done = run("--data", path, "--batch-size", "2")
     assert done.returncode == 2
     assert f"rank 0: {path}, line 1, column 3" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_skew_of_generated_rows_can_be_asked_for():
+    short = (*SHORT, "--steps", "10")
+    used = {}
+    for skew in ("--zipf", 0), ("--zipf", 3), ("--top", 0.9):
+        done = run(*short, *skew)
+        assert done.returncode == 0, done.stderr
+        used[skew] = rows_a_step(done.stdout)["used"]
+    assert used["--zipf", 3] < used["--top", 0.9] < used["--zipf", 0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--zipf", 1, "--top", 0.5), "two skews: give one"),
+        (("--zipf", 1, "--data", "packages"), "are for generated data"),
+        (("--top", 0.5, "--data", "train.txt"), "are for generated data"),
+        (("--zipf", -1), "must be 0 or more"),
+        (("--top", 2), "share 2.0"),
+    ],
+)
+def test_skews_that_make_no_sense_are_refused(words, message):
+    done = run(*words)
+    assert done.returncode == 2
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
