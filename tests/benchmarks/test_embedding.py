@@ -20,6 +20,13 @@ def test_the_planner() -> None:
     assert [line.split()[1] for line in table.splitlines()[-2:]] == ["1", "4"]
 
 
+def test_what_a_step_waits_for() -> None:
+    words = ["--ranks", "2", "--batch-size", "512", "--scale", "0.03", "--steps", "3", "--lookahead", "4"]
+    table = ran(sys.executable, str(FOLDER / "embedding" / "critical.py"), *words)
+    critical = [float(line.split("|")[2]) for line in table.splitlines()[-4:]]
+    assert critical == sorted(critical, reverse=True)
+
+
 def test_steps_by_every_way_to_keep_rows() -> None:
     words = ["--batch-size", "16", "--scale", "0.002", "--rounds", "2", "--window", "2"]
     job = ["mpirun", "-np", "2", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", sys.executable]
