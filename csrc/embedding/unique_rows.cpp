@@ -12,7 +12,7 @@ constexpr int kSmallestBits = 10;
 
 }  // namespace
 
-// Empty, with room for so many rows: four places each, or more where an earlier batch has needed them.
+// Empty, with four places for each row, or more where an earlier batch has needed them.
 void UniqueRows::resize(std::int64_t rows) {
     int bits = std::max(kSmallestBits, 64 - shift_);
     while ((std::int64_t{1} << bits) < 4 * rows) ++bits;

@@ -9,8 +9,8 @@ from hvd_compress.errors import CommunicationError
 
 
 class Cache:
-    """Slots for records. It takes no lock: between two steps the exchange's thread alone has it; during a step the
-    training thread reads the slots of its batch, and the other writes to those of later batches.
+    """Slots for records. It takes no lock, as the planner keeps threads on different slots: during a step the training
+    thread reads those of its batch, and the threads of the two lanes write to those of the next one and of later ones.
 
     Attributes:
         records: float32 (cache_rows, layout.record_width). The states in slots of rows that owners update are unused.

@@ -172,10 +172,15 @@ class Lookahead:
         Raises:
             ConfigError: it is of other tables, or states of ranks are missing.
         """
+        if not any(module.lost for module in self.modules):
+            self._end_others()
+            self.collect()
         if self._threads is None:
             self._threads = self._open()
-        self._steps = None
         for module in self.modules:
+            if module.user is not None:  # and has failed: what it has begun must not come behind what is loaded
+                module.user.drain()
+                module.user = None
             name = module.layout.name
             load(module, _shard(module), [state[name] for state in states if name in state])
 
@@ -192,6 +197,12 @@ class Lookahead:
         for module in self.modules:
             if module.user not in (None, self):
                 module.user.collect()
+
+    def drain(self) -> None:
+        """Wait for what an iteration that has failed has begun, and forget it."""
+        if self._threads is not None:
+            self._threads.drain()
+        self._steps = None
 
     def close(self) -> None:
         """End the threads of exchanges. Collective; no iteration is possible any more."""

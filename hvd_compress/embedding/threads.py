@@ -54,6 +54,18 @@ class Threads:
                 engine.lost = why
                 engine.abandon()
 
+    def drain(self) -> None:
+        """Wait until the threads have done what was handed over, however it has ended.
+
+        Raises CommunicationError where a collective does not end.
+        """
+        for name, worker in self._workers.items():
+            try:
+                worker.submit(lambda: None).result(self._timeout_s)
+            except FutureTimeoutError:
+                pending = getattr(self.engines, name).pending
+                raise CommunicationError(f"an exchange of embedding rows does not end, in {pending}") from None
+
     def stop(self) -> None:
         """End the threads, behind what they are doing."""
         self._end()

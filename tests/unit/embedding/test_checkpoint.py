@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hvd_compress.embedding import Adam, CachedEmbedding, Lookahead
+from hvd_compress.embedding.servers import Shard
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
 from tests.unit.embedding.test_loader import batches_of, table
@@ -81,6 +82,35 @@ def test_states_that_do_not_fit() -> None:
             loader_of(CachedEmbedding(20, 2)).load_state_dict(state, other)
 
     run_ranks(1, body)
+
+
+@pytest.mark.parametrize("by_another", [False, True])
+def test_rows_in_caches_do_not_come_behind_what_is_loaded(by_another: bool) -> None:
+    """A loop was left, and its kept rows are newer than the state."""
+
+    def body(engine: InProcessEngine) -> bool:
+        module = CachedEmbedding(20, 2, optimizer=Adam(0.05))
+
+        def loader_of() -> Lookahead:
+            batches = batches_of(engine.rank, STEPS)
+            return Lookahead(batches, {lambda ids: ids: module}, cache_rows=20, lookahead=8, engine=engine)
+
+        loader = loader_of()
+        state = loader.state_dict()
+        for step, ids in enumerate(loader):
+            (module(ids) ** 2).sum().backward()
+            if step == SAVED:
+                break
+        (loader_of() if by_another else loader).load_state_dict(state)
+        loader.collect()
+        assert module.shard is not None
+        assert module.steps == 0
+        untouched = CachedEmbedding(20, 2, optimizer=Adam(0.05))
+        fresh = Shard(untouched.layout, engine.rank, engine.world_size)
+        rows = torch.arange(fresh.rows)
+        return torch.equal(module.shard.read(rows), fresh.read(rows))
+
+    assert all(run_ranks(2, body))
 
 
 def test_after_an_error_a_checkpoint_is_loaded() -> None:
