@@ -16,11 +16,12 @@ class Chooser:
 
     Attributes:
         changed: whether the network should be measured again; `again()` answers it.
+        hidden: whether the first arm was chosen as its exchanges are hidden but for less than `MARGIN` of a step.
     """
 
     def __init__(self, weights: Sequence[float], predicted: Sequence[float]) -> None:
         self.search = Search(weights, predicted)
-        self.changed = False
+        self.changed = self.hidden = False
         self._detector: Detector | None = None
         self._window: list[StepTimes] = []
         self._step_s = 0.0  # of the last window
@@ -87,7 +88,7 @@ class Chooser:
         if arm == 0 and len(first) == 2 and self.search.choice is None:
             least = min(first, key=lambda each: each.whole_s)
             if least.waited_s <= MARGIN * least.whole_s:
-                self.search.choice = 0  # nothing that sends less could save more
+                self.search.choice, self.hidden = 0, True  # nothing that sends less could save more
         if self.settled:
             self._begin_watching()
 
@@ -107,7 +108,7 @@ class Chooser:
         """
         assert self._detector is not None
         self._chosen_before, self._threshold = same, 2 * self._detector.threshold
-        self.search, self.changed = Search(weights, predicted), False
+        self.search, self.changed, self.hidden = Search(weights, predicted), False, False
         self._window, self._step_s = [], 0.0
         if self.settled:
             self._detector = None

@@ -199,11 +199,15 @@ class AutoPolicy(TellingPolicy):
         waits = [f"{arms[arm].name} {1e3 * chooser.not_hidden_s(arm):.3g} ms" for arm in reversed(others)]
         if 0 not in (*others, self._arm):
             waits.append(f"{arms[0].name} {1e3 * arms[0].predicted:.3g} ms by measured curves")
+        if not waits:  # the first arm alone was tried
+            nearest = min(arms[1:], key=lambda arm: arm.predicted)
+            waits.append(f"{nearest.name} {1e3 * nearest.predicted:.3g} ms by measured curves")
         own_s = chooser.not_hidden_s(self._arm)
         less = ", ".join(arms[arm].name for arm in reversed(others) if chooser.not_hidden_s(arm) < own_s)
         found = [
             f"{arms[self._arm].way}, {1e3 * own_s:.3g} ms a step not hidden",
             ", ".join(waits),
+            f"less than {MARGIN:.0%} of a step: nothing that sends less could save more" if chooser.hidden else "",
             f"less than {MARGIN:.0%} of a step, or nothing for certain, is saved by {less}" if less else "",
             self._choices.loss(arms[self._arm].candidate) if self._arm else "",
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -292,3 +293,22 @@ def test_a_reason_says_why_what_waits_for_less_was_not_taken() -> None:
         f"dense, 100 ms a step not hidden; {other} 95 ms; less than 3% of a step, or nothing for certain, is saved by "
         f"{other}"
     )
+
+
+@pytest.mark.parametrize(("waited_s", "other_s"), [(0.001, 0.12), (0.1, 9.0)])
+def test_a_reason_says_why_nothing_else_was_tried(waited_s: float, other_s: float) -> None:
+    """Exchanges are hidden, or collectives of others alone would take longer."""
+    policy = AutoPolicy(Request(Cast()), Family(Request(Cast()), candidates("near")))
+    layout = Layout.of(1000)
+    policy._arms = make_arms(policy._choices, policy._request, [layout], 4, CAN, None)[:2]
+    policy._arms = [
+        replace(arm, predicted=predicted) for arm, predicted in zip(policy._arms, (0.1, other_s), strict=True)
+    ]
+    policy._chooser = chooser = Chooser([1.0, 1.0], [0.1, other_s])
+    while not chooser.settled:
+        assert chooser.next() == 0
+        chooser.record([(0, StepTimes(0.4 + waited_s, 0.3 + waited_s, waited_s, 0.1))])
+    told = f"dense, {1e3 * waited_s:.3g} ms a step not hidden; {policy._arms[1].name} {1e3 * other_s:.3g} ms by measured curves"
+    if waited_s < 0.01:
+        told += "; less than 3% of a step: nothing that sends less could save more"
+    assert policy._reason(chooser) == told
