@@ -308,7 +308,8 @@ def test_a_reason_says_why_nothing_else_was_tried(waited_s: float, other_s: floa
     while not chooser.settled:
         assert chooser.next() == 0
         chooser.record([(0, StepTimes(0.4 + waited_s, 0.3 + waited_s, waited_s, 0.1))])
-    told = f"dense, {1e3 * waited_s:.3g} ms a step not hidden; {policy._arms[1].name} {1e3 * other_s:.3g} ms by measured curves"
+    told = f"dense, {1e3 * waited_s:.3g} ms a step not hidden; "
+    told += f"{policy._arms[1].name} {1e3 * other_s:.3g} ms by measured curves"
     if waited_s < 0.01:
         told += "; less than 3% of a step: nothing that sends less could save more"
     assert policy._reason(chooser) == told
