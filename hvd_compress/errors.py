@@ -46,6 +46,10 @@ class PayloadError(HvdCompressError, ValueError):
     """Bytes that came from another rank are not a valid payload."""
 
 
+class JournalError(HvdCompressError, OSError):
+    """A journal of embedding rows cannot be written, or what is read is none. The message names the file."""
+
+
 class ReplicaError(HvdCompressError, RuntimeError):
     """Replicas are not equal any more: each rank trains a model of its own. The message names rank and parameter."""
 

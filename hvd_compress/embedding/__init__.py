@@ -9,6 +9,7 @@
 docs/embedding.md says when, how and at what cost.
 """
 
+from hvd_compress.embedding.journal import Journal
 from hvd_compress.embedding.loader import Lookahead, Rules
 from hvd_compress.embedding.modules import CachedEmbedding, CachedEmbeddingBag
 from hvd_compress.embedding.optimizers import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
@@ -19,6 +20,7 @@ __all__ = [
     "Adam",
     "CachedEmbedding",
     "CachedEmbeddingBag",
+    "Journal",
     "Lookahead",
     "RowOptimizer",
     "RowwiseAdagrad",

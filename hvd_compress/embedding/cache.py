@@ -35,12 +35,13 @@ class Cache:
         """Take rows (n, row_width) without states."""
         self.records[:, : self.layout.row_width].index_copy_(0, slots, rows)
 
-    def update(self, slots: torch.Tensor, gradients: torch.Tensor, step: int) -> None:
-        """Update rows that no other rank uses."""
+    def update(self, slots: torch.Tensor, gradients: torch.Tensor, step: int) -> torch.Tensor:
+        """Update rows that no other rank uses, and return their records."""
+        records = self.read(slots)
         if slots.numel():
-            records = self.read(slots)
             self.layout.update(records, gradients, step)
             self.write(slots, records)
+        return records
 
 
 class Versions:

@@ -19,11 +19,11 @@ def state_of(module: CachedEmbedding, shard: Shard) -> dict[str, Any]:
     rows = shard.used.nonzero().flatten()
     records, layout = shard.read(rows), module.layout
     return {
-        "tables": _identity(module),
+        "tables": identity_of(module),
         "steps": module.steps,
         "owners": shard.owners,
         "number": shard.number,
-        "rows": rows * shard.owners + shard.number,
+        "rows": shard.ids(rows),
         "values": layout.row(records).clone(),
         "states": layout.state(records).clone(),
     }
@@ -37,8 +37,8 @@ def load(module: CachedEmbedding, shard: Shard, states: Sequence[State]) -> None
     """
     name = module.layout.name
     for state in states:
-        if state["tables"] != _identity(module):
-            raise ConfigError(f"the state of {name} is of {state['tables']}, and this is {_identity(module)}")
+        if state["tables"] != identity_of(module):
+            raise ConfigError(f"the state of {name} is of {state['tables']}, and this is {identity_of(module)}")
         if state["steps"] != states[0]["steps"]:
             raise ConfigError(
                 f"states of {name} are of steps {states[0]['steps']} and {state['steps']}: load those of one"
@@ -64,6 +64,6 @@ def load(module: CachedEmbedding, shard: Shard, states: Sequence[State]) -> None
     module.lost = ""
 
 
-def _identity(module: CachedEmbedding) -> str:
+def identity_of(module: CachedEmbedding) -> str:
     layout = module.layout
     return f"{layout.name}: {list(layout.sizes)} x {layout.dim}, seed {layout.seed}, {type(layout.optimizer).__name__}"

@@ -11,6 +11,7 @@ import torch
 
 from hvd_compress.embedding.cache import Cache, Versions
 from hvd_compress.embedding.coming import Coming, Gathered, Kind
+from hvd_compress.embedding.journal import Journal
 from hvd_compress.embedding.layout import Layout
 from hvd_compress.embedding.messages import (
     Parts,
@@ -55,6 +56,7 @@ class Part:
     Attributes:
         slots: of the rows of the coming batch, by position, once the critical lane of an exchange is through.
         used: in the debug mode, the rows that all ranks use in each batch that is not trained yet.
+        own: where there is a journal, those that this rank uses.
         counts: of the last exchange.
     """
 
@@ -65,6 +67,7 @@ class Part:
     versions: Versions | None = None
     slots: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     used: deque[torch.Tensor] = field(default_factory=deque)
+    own: deque[torch.Tensor] = field(default_factory=deque)
     counts: Counts | None = None
 
 
@@ -112,9 +115,17 @@ class Exchanger:
         moved: by the last exchange that is through.
     """
 
-    def __init__(self, engines: Engines, roles: Roles, parts: Sequence[Part], first_step: int | None) -> None:
+    def __init__(
+        self,
+        engines: Engines,
+        roles: Roles,
+        parts: Sequence[Part],
+        first_step: int | None,
+        journal: Journal | None = None,
+    ) -> None:
         """`first_step`: how many steps the embeddings have been trained before; None: rows are only read."""
         self.engines, self.roles, self.parts = engines, roles, parts
+        self._journal = None if first_step is None else journal
         self.coming = Coming(engines.told, len(parts), max(part.layout.rows for part in parts))
         self.step, self._first_step = -1, first_step
         self.moved = Moved()
@@ -137,6 +148,8 @@ class Exchanger:
             part.planner.add(of_all.rows, of_all.lengths)
             if part.versions is not None:
                 part.used.append(of_all.rows)
+            if self._journal is not None:
+                part.own.append(torch.split(of_all.rows, of_all.lengths)[self.rank])
 
     def fill(self) -> int:
         """Return the number of the last batch that fits into the caches by now."""
@@ -151,7 +164,7 @@ class Exchanger:
 
         Raises ConfigError, on all ranks alike, where the next batch does not fit into a cache.
         """
-        step = None if self._first_step is None else self._first_step + self.step
+        step = None if self._first_step is None or self.step < 0 else self._first_step + self.step
         if self.step >= 0:
             for part in self.parts:
                 if part.versions is not None:
@@ -163,23 +176,27 @@ class Exchanger:
             _check_fits(part, each, self.step + 1)
         world = self.engines.critical.world_size
         now, then = Parts(world), Parts(world)
-        for part, each, given in zip(self.parts, planned, gradients, strict=True):
+        for at, (part, each, given) in enumerate(zip(self.parts, planned, gradients, strict=True)):
             own = given
             if given is None and step is not None:
                 own = torch.zeros(part.slots.numel(), part.layout.dim)
             if own is not None and step is not None and each.alone.numel():
                 mean = own.index_select(0, each.alone).add_(0.0).div_(len(self.roles.trainers))
-                part.cache.update(part.slots.index_select(0, each.alone), mean, step)
+                records = part.cache.update(part.slots.index_select(0, each.alone), mean, step)
+                if self._journal is not None:
+                    self._journal.write("critical", step + 1, at, part.own[0].index_select(0, each.alone), records)
             # What leaves in the other lane is taken now: its slots may be filled in this one.
             send_updates(now, each.critical, part.cache, own, part.layout)
             send_updates(then, each.later, part.cache, own, part.layout)
         if any(each.counts.urgent for each in planned):
             earlier()
         with self.engines.critical.aside() as calls:
-            self._exchange(self.engines.critical, now, [each.critical for each in planned], step)
+            self._exchange("critical", now, [each.critical for each in planned], step)
         self.moved.record("critical", calls)
         for part, each in zip(self.parts, planned, strict=True):
             part.slots, part.counts = each.slots, each.counts
+            if self.step >= 0 and self._journal is not None:
+                part.own.popleft()
         self._laters.put(_Later(step, planned, then))
         self.step += 1
 
@@ -187,7 +204,7 @@ class Exchanger:
         """Exchange what steps behind the next one need, and return what is evicted. Collective, behind critical()."""
         left = self._laters.get_nowait()
         with self.engines.later.aside() as calls:
-            self._exchange(self.engines.later, left.updates, [each.later for each in left.planned], left.step)
+            self._exchange("later", left.updates, [each.later for each in left.planned], left.step)
         self.moved.record("later", calls)
 
     def collect(self) -> None:
@@ -204,17 +221,22 @@ class Exchanger:
             take_records(received, rows_from, part.shard)
         received.check_empty()
 
-    def _exchange(self, engine: Engine, updates: Parts, lanes: Sequence[Lane], step: int | None) -> None:
+    def _exchange(self, name: str, updates: Parts, lanes: Sequence[Lane], step: int | None) -> None:
+        engine: Engine = getattr(self.engines, name)
         received = updates.exchange(engine)
         rows = Parts(engine.world_size)
-        for part, lane in zip(self.parts, lanes, strict=True):
-            take_updates(received, lane, part.shard, len(self.roles.trainers), step)
+        for at, (part, lane) in enumerate(zip(self.parts, lanes, strict=True)):
+            updated = take_updates(received, lane, part.shard, len(self.roles.trainers), step)
+            if self._journal is not None and updated is not None and step is not None:
+                self._journal.write(name, step + 1, at, part.shard.ids(lane.updated), updated)
             send_rows(rows, lane, part.shard)
         received.check_empty()
         received = rows.exchange(engine)
         for part, lane in zip(self.parts, lanes, strict=True):
             take_rows(received, lane, part.cache)
         received.check_empty()
+        if self._journal is not None and step is not None:
+            self._journal.end(name, step + 1)
 
 
 def _check_fits(part: Part, planned: Exchange, step: int) -> None:

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import torch
 
 from hvd_compress.embedding.cache import Cache
-from hvd_compress.embedding.checkpoint import load, state_of
+from hvd_compress.embedding.checkpoint import identity_of, load, state_of
 from hvd_compress.embedding.exchange import Engines, Exchanger, Moved, Part, Roles
+from hvd_compress.embedding.journal import Gather, Journal
 from hvd_compress.embedding.modules import CachedEmbedding
 from hvd_compress.embedding.servers import Shard
 from hvd_compress.embedding.steps import Steps
@@ -67,6 +68,7 @@ class Lookahead:
         trains: bool = True,
         engine: str | Engine = "auto",
         debug: bool = False,
+        journal: Journal | None = None,
         rules: Rules = Rules(),
     ) -> None:
         """Nothing is communicated before the first iteration.
@@ -79,6 +81,7 @@ class Lookahead:
             backward_passes: of each batch; rows start to move when that many have been.
             trains: whether batches change the rows; an evaluation takes False.
             engine: its name, or one that exists.
+            journal: where each step is written, so that a job which is killed goes on behind it: see restore().
             debug: check that no row is read as it was before its last update, at the cost of a look at each in Python.
 
         Raises:
@@ -86,7 +89,7 @@ class Lookahead:
         """
         self._loader, self._keys, self.modules = loader, list(embeddings), list(embeddings.values())
         self._wanted, self._debug, self._rules, self._asked = lookahead, debug, rules, engine
-        self._backward_passes, self._trains = backward_passes, trains
+        self._backward_passes, self._trains, self._journal = backward_passes, trains, journal
         _check(embeddings, cache_rows, lookahead, backward_passes)
         names = [module.layout.name for module in self.modules]
         self._cache_rows = [cache_rows[name] if isinstance(cache_rows, Mapping) else cache_rows for name in names]
@@ -112,6 +115,9 @@ class Lookahead:
         self._end_others()
         self.collect()
         threads = self._threads = self._threads or self._open()
+        journal = self._journal if self._trains else None
+        if journal is not None:
+            self._told(partial(journal.start, self._steps_trained(), *self._journals()))
         steps = self._steps = Steps(
             iter(self._loader),
             self._ids,
@@ -131,6 +137,8 @@ class Lookahead:
                 raise UsageError(
                     "another iteration over the same embeddings has ended this one: run one after the other"
                 )
+            if journal is not None:
+                self._guarded(partial(self._keep, journal, steps))
         self._guarded(steps.end)
 
     def collect(self) -> None:
@@ -184,6 +192,52 @@ class Lookahead:
             name = module.layout.name
             load(module, _shard(module), [state[name] for state in states if name in state])
 
+    def restore(self) -> int:
+        """Go on behind the last step that the journals of all ranks have: rows and the dense part are as it has left
+        them. Collective, before the first iteration. Return how many steps are trained, 0 where there is no journal.
+
+        The loader must begin with the batch that follows.
+
+        Raises:
+            UsageError: this Lookahead has no journal.
+            ConfigError: it is of other tables, or of another number of ranks.
+            JournalError: its files cannot be read.
+        """
+        if self._journal is None:
+            raise UsageError("restore() needs a journal: pass journal= to Lookahead")
+        self._threads = self._threads or self._open()
+        shards, gather = self._journals()[1:]
+        found = self._told(partial(self._journal.restore, shards, gather))
+        if found is None:
+            return 0
+        for module in self.modules:
+            module.steps, module.lost = found, ""
+            module.versions.forget()
+        return found
+
+    def _keep(self, journal: Journal, steps: Steps) -> None:
+        """Behind a step: its dense part is written, and every so often a base begun."""
+        trained = self._steps_trained() + 1
+        journal.keep(trained)
+        if trained % journal.every == 0:
+            steps.synchronize()
+            self._told(partial(journal.turn, trained, *self._journals()))
+
+    def _steps_trained(self) -> int:
+        return self.modules[0].steps
+
+    def _journals(self) -> tuple[Callable[[], int], list[Shard], Gather]:
+        """What a journal needs of the tables and of other ranks."""
+        assert self._threads is not None
+        shards = [_shard(module) for module in self.modules]
+        return self._steps_trained, shards, self._threads.engines.told.allgather_json
+
+    def _told(self, call: Callable[[], T]) -> T:
+        """Run what ranks tell each other aside of batches."""
+        assert self._threads is not None
+        future = self._threads.submit("told", call)
+        return self._guarded(partial(self._threads.wait, future, self._steps_trained()))
+
     def _require_rows(self) -> None:
         for module in self.modules:
             if module.lost:
@@ -208,6 +262,8 @@ class Lookahead:
         """End the threads of exchanges. Collective; no iteration is possible any more."""
         self.collect()
         if self._threads is not None:
+            if self._journal is not None:
+                self._journal.close()
             self._threads.stop()
             if not isinstance(self._asked, Engine):
                 for engine in (self._threads.engines.later, self._threads.engines.critical, self._threads.engines.told):
@@ -234,6 +290,8 @@ class Lookahead:
                 module.shard = Shard(module.layout, engines.told.rank, engines.told.world_size, module.folder)
         sizes = zip(self.modules, self._cache_rows, strict=True)
         self._caches = [Cache(module.layout, rows) for module, rows in sizes]
+        if self._journal is not None:
+            self._journal.open(engines.told.rank, engines.told.world_size, [identity_of(each) for each in self.modules])
         return Threads(engines, self._settings.timeout_s)
 
     def _offer(self) -> dict[str, Any]:
@@ -244,6 +302,7 @@ class Lookahead:
             "debug": self._debug,
             "rules": repr(self._rules),
             "cache_rows": self._cache_rows,
+            "journal": None if self._journal is None else self._journal.every,
         }
         for module in self.modules:
             layout = module.layout
@@ -273,7 +332,7 @@ class Lookahead:
             )
             versions = module.versions if module.layout.debug else None
             parts.append(Part(module.layout, _shard(module), cache, planner, versions))
-        return Exchanger(threads.engines, roles, parts, self.modules[0].steps if self._trains else None)
+        return Exchanger(threads.engines, roles, parts, self._steps_trained() if self._trains else None, self._journal)
 
     def _ids(self, batch: Any, at: int) -> Any:
         key = self._keys[at]

@@ -67,21 +67,21 @@ def send_records(parts: Parts, slots: Lists, rows_from: Lists, cache: Cache) -> 
     parts.expect(rows_from.lengths, cache.layout.record_width)
 
 
-def take_updates(received: Received, lane: Lane, shard: Shard, trainers: int, step: int | None) -> None:
-    """Update the shard by the mean over ranks: gradients are added in the order of ranks, from zero on. `step` is None
-    where all ranks only read."""
-    if step is not None:
-        _take_gradients(received, lane, shard, trainers, step)
+def take_updates(received: Received, lane: Lane, shard: Shard, trainers: int, step: int | None) -> torch.Tensor | None:
+    """Update the shard by the mean over ranks: gradients are added in the order of ranks, from zero on. Return the
+    records that were updated. `step` is None where all ranks only read."""
+    updated = None if step is None else _take_gradients(received, lane, shard, trainers, step)
     take_records(received, lane.records_from, shard)
+    return updated
 
 
-def _take_gradients(received: Received, lane: Lane, shard: Shard, trainers: int, step: int) -> None:
+def _take_gradients(received: Received, lane: Lane, shard: Shard, trainers: int, step: int) -> torch.Tensor:
     sums = torch.zeros(lane.updated.numel(), shard.layout.dim)
     for places, block in zip(
         lane.gradients_from.split(), received.take(lane.gradients_from.lengths, shard.layout.dim), strict=True
     ):
         sums.index_add_(0, places, block)
-    shard.update(lane.updated, sums.div_(trainers), step)
+    return shard.update(lane.updated, sums.div_(trainers), step)
 
 
 def take_records(received: Received, rows_from: Lists, shard: Shard) -> None:

@@ -55,12 +55,17 @@ class Shard:
             self.records.index_copy_(0, rows, records)
             self.used[rows] = True
 
-    def update(self, rows: torch.Tensor, gradients: torch.Tensor, step: int) -> None:
-        """Update distinct rows by gradients (n, dim) of a step."""
+    def update(self, rows: torch.Tensor, gradients: torch.Tensor, step: int) -> torch.Tensor:
+        """Update distinct rows by gradients (n, dim) of a step, and return their records."""
+        records = self.read(rows)
         if rows.numel():
-            records = self.read(rows)
             self.layout.update(records, gradients, step)
             self.records.index_copy_(0, rows, records)
+        return records
+
+    def ids(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the ids of rows of this shard."""
+        return rows * self.owners + self.number
 
     def _fetch(self, rows: torch.Tensor) -> None:
         if self._file is not None:
@@ -70,7 +75,7 @@ class Shard:
         fresh = rows[~self.used[rows]]
         if fresh.numel():
             records = torch.zeros(fresh.numel(), self.layout.record_width)
-            self.layout.initialise(records, fresh * self.owners + self.number)
+            self.layout.initialise(records, self.ids(fresh))
             self.records.index_copy_(0, fresh, records)
             self.used[fresh] = True
 

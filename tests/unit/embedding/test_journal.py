@@ -1,0 +1,251 @@
+"""A journal brings back the last step that all ranks have, wherever processes were killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hvd_compress.embedding import Adagrad, CachedEmbedding, Journal, Lookahead
+from hvd_compress.embedding.frames import FrameWriter, cut, read
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.errors import ConfigError, JournalError, UsageError
+from tests.unit.embedding.test_loader import batches_of, table
+
+STEPS = 23
+
+
+class Trained:
+    """One rank's training: an embedding, and a layer on top whose gradients are summed over ranks."""
+
+    def __init__(self, engine: InProcessEngine, where: Path | None, every: int = 5, **settings: Any) -> None:
+        self.engine = engine
+        self.module = CachedEmbedding(20, 2, optimizer=Adagrad(0.05), **settings)
+        self.top = torch.nn.Linear(2, 1)
+        with torch.no_grad():
+            self.top.weight.fill_(0.5)
+            self.top.bias.zero_()
+        self.journal = None if where is None else Journal(where, {"top": self.top}, every=every)
+
+    def loader(self, first: int, **settings: Any) -> Lookahead:
+        batches = batches_of(self.engine.rank, STEPS)[first:]
+        settings = {"cache_rows": 20, "lookahead": 3, "debug": True, "journal": self.journal} | settings
+        return Lookahead(batches, {lambda batch: batch: self.module}, engine=self.engine, **settings)
+
+    def train(self, until: int = STEPS, restores: bool = False) -> int:
+        """Return with how many steps it began."""
+        loader = self.loader(0)
+        first = loader.restore() if restores else 0
+        loader._loader = batches_of(self.engine.rank, STEPS)[first:]
+        for step, ids in enumerate(loader, start=first + 1):
+            (self.top(self.module(ids)) ** 2).sum().backward()
+            gradient = self.top.weight.grad
+            assert gradient is not None
+            with torch.no_grad():
+                self.top.weight -= 0.01 * sum(self.engine.allgather(gradient.view(-1), [2] * self.engine.world_size))
+            self.top.zero_grad()
+            if step == until:
+                break
+        loader.close()
+        return first
+
+
+def in_ranks(world: int, body: Callable[[InProcessEngine], Any]) -> list[Any]:
+    return run_ranks(world, body)
+
+
+def whole(world: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def body(engine: InProcessEngine) -> Trained:
+        trained = Trained(engine, None)
+        trained.train()
+        return trained
+
+    return rows_of(in_ranks(world, body))
+
+
+def rows_of(ranks: list[Trained]) -> tuple[torch.Tensor, torch.Tensor]:
+    records = table([each.module for each in ranks])
+    return torch.cat([records[:, :2], records[:, 3:]], dim=1), ranks[0].top.weight.detach()
+
+
+def killed(folder: Path, draw: random.Random, world: int) -> None:
+    """Do to files what kills at any moment do: each ends somewhere within the last steps."""
+    newest = max((path for path in folder.glob("from-*")), key=lambda path: int(path.name[5:]))
+    for path in sorted(newest.iterdir()):
+        if path.name.startswith("base"):
+            if len(list(folder.glob("from-*"))) > 1 and draw.random() < 0.3:
+                path.rename(path.with_name(f"{path.name}.partial"))
+            continue
+        size, ends = path.stat().st_size, read(path).ends
+        least = sorted(ends.values())[-3] if len(ends) > 2 else 0
+        os.truncate(path, draw.randint(least, size))
+
+
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("seed", range(6))
+def test_any_moment(tmp_path: Path, world: int, seed: int) -> None:
+    draw = random.Random(seed)
+    expected = whole(world)
+    moments = sorted(draw.sample(range(2, STEPS), 3))
+
+    def body(engine: InProcessEngine, until: int) -> tuple[Trained, int]:
+        trained = Trained(engine, tmp_path)
+        return trained, trained.train(until, restores=True)
+
+    least = 0
+    for moment in moments:
+        firsts = [first for _, first in in_ranks(world, lambda engine, moment=moment: body(engine, moment))]
+        assert set(firsts) == {firsts[0]}
+        assert firsts[0] >= least
+        killed(tmp_path, draw, world)
+        least = min(firsts[0] + 1, moment) - 3
+    found = in_ranks(world, lambda engine: body(engine, STEPS))
+    assert found[0][1] >= moments[-1] - 4
+    rows, weight = rows_of([trained for trained, _ in found])
+    assert torch.equal(rows, expected[0])
+    assert torch.equal(weight, expected[1])
+
+
+def test_old_bases_are_removed(tmp_path: Path) -> None:
+    def body(engine: InProcessEngine) -> None:
+        Trained(engine, tmp_path, every=4).train()
+
+    in_ranks(2, body)
+    steps = sorted(int(path.name[5:]) for path in tmp_path.glob("from-*"))
+    assert steps
+    assert steps[0] >= 8, "what is older than two bases is gone"
+    assert len(list(tmp_path.glob("dense.*"))) <= 2 * 9
+
+
+def test_rows_in_files(tmp_path: Path) -> None:
+    """They are as they were changed last, and what a restart wants is older."""
+    expected = whole(2)
+
+    def body(engine: InProcessEngine, until: int) -> Trained:
+        trained = Trained(engine, tmp_path / "journal", folder=tmp_path / "rows")
+        trained.train(until, restores=True)
+        return trained
+
+    in_ranks(2, lambda engine: body(engine, 17))
+    for path in (tmp_path / "journal").glob("from-15/later.*"):
+        cut(path, 16)
+    rows, _ = rows_of(in_ranks(2, lambda engine: body(engine, STEPS)))
+    assert torch.equal(rows, expected[0])
+
+
+def test_a_journal_is_not_overwritten(tmp_path: Path) -> None:
+    def body(engine: InProcessEngine) -> None:
+        Trained(engine, tmp_path).train(4)
+        with pytest.raises(UsageError, match=r"call restore\(\) before the first loop"):
+            Trained(engine, tmp_path).train(4)
+
+    in_ranks(1, body)
+
+
+def test_rows_that_were_trained_without_it(tmp_path: Path) -> None:
+    """A journal of other steps begins anew, with all rows."""
+    expected = whole(2)
+
+    def body(engine: InProcessEngine) -> Trained:
+        trained = Trained(engine, tmp_path)
+        trained.train(4)
+        without = trained.loader(4, journal=None)
+        with_it = trained.loader(5)
+        for loader, last in ((without, 5), (with_it, 9)):
+            for ids in loader:
+                (trained.top(trained.module(ids)) ** 2).sum().backward()
+                gradient = trained.top.weight.grad
+                assert gradient is not None
+                with torch.no_grad():
+                    trained.top.weight -= 0.01 * sum(engine.allgather(gradient.view(-1), [2] * 2))
+                trained.top.zero_grad()
+                if trained.module.steps + 1 == last:
+                    break
+            loader.close()
+        again = Trained(engine, tmp_path)
+        assert again.train(restores=True) == 8, "a loop that is left has no dense part of its last step"
+        return again
+
+    rows, weight = rows_of(in_ranks(2, body))
+    assert torch.equal(rows, expected[0])
+    assert torch.equal(weight, expected[1])
+
+
+def test_evaluations_leave_it_alone(tmp_path: Path) -> None:
+    def body(engine: InProcessEngine) -> int:
+        trained = Trained(engine, tmp_path)
+        trained.train(6)
+        for ids in trained.loader(0, trains=False, journal=None):
+            trained.module(ids)
+        return trained.train(restores=True)
+
+    assert in_ranks(2, body) == [5, 5]
+
+
+def test_errors(tmp_path: Path) -> None:
+    def body(engine: InProcessEngine) -> None:
+        Trained(engine, tmp_path).train(4)
+        other = Trained(engine, tmp_path)
+        other.module = CachedEmbedding(21, 2, optimizer=Adagrad(0.05))
+        with pytest.raises(ConfigError, match="has the journal of"):
+            other.train(restores=True)
+        with pytest.raises(UsageError, match="needs a journal"):
+            Trained(engine, None).train(restores=True)
+
+    in_ranks(1, body)
+    with pytest.raises(ConfigError, match="every = 0"):
+        Journal(tmp_path, every=0)
+    with pytest.raises(ConfigError, match="'top' of a Journal has no state_dict"):
+        Journal(tmp_path, {"top": 3})
+    (tmp_path / "from-0" / "later.0-of-1").write_bytes(b"something else" * 9)
+    with pytest.raises(JournalError, match="is no journal of embedding rows"):
+        read(tmp_path / "from-0" / "later.0-of-1")
+    with pytest.raises(JournalError, match="cannot write the journal"):
+        FrameWriter(tmp_path)
+
+
+def test_a_rank_that_does_not_see_the_files_of_others(tmp_path: Path) -> None:
+    def body(engine: InProcessEngine) -> None:
+        Trained(engine, tmp_path / "shared").train(4)
+
+    in_ranks(2, body)
+    shutil.copytree(tmp_path / "shared", tmp_path / "other")
+    cut(tmp_path / "other" / "from-0" / "critical.0-of-2", 2)
+
+    def restored(engine: InProcessEngine) -> None:
+        with pytest.raises(JournalError, match="a folder that all ranks share"):
+            Trained(engine, tmp_path / ("shared", "other")[engine.rank]).train(restores=True)
+
+    in_ranks(2, restored)
+
+
+def test_frames_that_are_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "frames"
+    writer = FrameWriter(path)
+    ids, records = torch.tensor([3, 5]), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    for step in (1, 2):
+        writer.write(step, 0, ids + step, records * step)
+        writer.write(step, 1, ids[:0], records[:0])
+        writer.end(step)
+    writer.close()
+    content = path.read_bytes()
+    first = read(path).ends[1]
+    for size in range(len(content) + 1):
+        path.write_bytes(content[:size])
+        found = read(path)
+        assert list(found.ends) == [1, 2][: (size >= first) + (size == len(content))]
+        for frame in found.frames:
+            if frame.part == 0:
+                loaded, values = frame.load()
+                assert torch.equal(loaded, ids + frame.step)
+                assert torch.equal(values, records * frame.step)
+    cut(path, 1)
+    assert path.stat().st_size == first
+    cut(path, 0)
+    assert path.stat().st_size == 0
