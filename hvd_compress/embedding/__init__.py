@@ -9,10 +9,12 @@
 docs/embedding.md says when, how and at what cost.
 """
 
+from hvd_compress.embedding.group import Servers
 from hvd_compress.embedding.journal import Journal
 from hvd_compress.embedding.loader import Lookahead, Rules
 from hvd_compress.embedding.modules import CachedEmbedding, CachedEmbeddingBag
 from hvd_compress.embedding.optimizers import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
+from hvd_compress.embedding.serving import serve
 
 __all__ = [
     "SGD",
@@ -25,4 +27,6 @@ __all__ = [
     "RowOptimizer",
     "RowwiseAdagrad",
     "Rules",
+    "Servers",
+    "serve",
 ]

@@ -22,6 +22,10 @@ class Kind(IntEnum):
     """Its program has left the loop over them."""
     FAILED = 3
     """Its loader has failed, or ids of its batch are wrong."""
+    COLLECT = 4
+    """Owners are to have all rows now. Told where there are servers, who do not see what trainers do."""
+    FOLLOWS = 5
+    """It is a server, and does what the others tell."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,8 @@ class Coming:
         self.batches = 0
         self.failure: UsageError | None = None
 
-    def gather(self, kind: Kind, rows: Sequence[torch.Tensor] = (), why: str = "") -> list[Gathered] | None:
-        """Return what all ranks tell of each embedding; None where no batch has come. `why`: of Kind.FAILED.
+    def gather(self, kind: Kind, rows: Sequence[torch.Tensor] = (), why: str = "") -> list[Gathered] | Kind:
+        """Return what all ranks tell of each embedding; where no batch has come, what has. `why`: of Kind.FAILED.
 
         Raises, on all ranks alike: UsageError where some have left the loop and others have not; ConfigError, in the
         words of the rank that has failed, where one has.
@@ -65,8 +69,8 @@ class Coming:
         for failed, body in zip(kinds, bodies, strict=True):
             if failed is Kind.FAILED:
                 raise ConfigError(bytes(body.tolist()).decode())
-        if not self._is_batch(kinds):
-            return None
+        if (what := self._agreed(kinds)) is not Kind.BATCH:
+            return what
         self.batches += 1
         lengths = [each[2:].tolist() for each in headers]
         blocks = [torch.split(body, each) for body, each in zip(bodies, lengths, strict=True)]
@@ -93,18 +97,30 @@ class Coming:
         self._room = max(lengths) * 9 // 8
         return headers, bodies
 
-    def _is_batch(self, kinds: Sequence[Kind]) -> bool:
+    def _agreed(self, kinds: Sequence[Kind]) -> Kind:
         ranks = {kind: [rank for rank, told in enumerate(kinds) if told == kind] for kind in Kind}
-        others = [rank for kind in (Kind.BATCH, Kind.END) for rank in ranks[kind]]
+        others = [rank for kind in (Kind.BATCH, Kind.END, Kind.COLLECT) for rank in ranks[kind]]
         if ranks[Kind.LEFT] and others:
             raise UsageError(
                 f"rank {ranks[Kind.LEFT][0]} has left the loop over its batches, and rank {others[0]} has not: all "
                 "ranks must leave it behind the same batch"
             )
+        if ranks[Kind.LEFT]:
+            return Kind.LEFT
+        if ranks[Kind.COLLECT]:
+            return self._collects(ranks)
         if ranks[Kind.BATCH] and ranks[Kind.END]:
             self.failure = UsageError(
                 f"the loader of rank {ranks[Kind.END][0]} has ended after {self.batches} batches, and that of rank "
                 f"{ranks[Kind.BATCH][0]} goes on: all ranks must have equally many, as by "
                 "torch.utils.data.DistributedSampler"
             )
-        return bool(ranks[Kind.BATCH]) and not ranks[Kind.END]
+        return Kind.END if ranks[Kind.END] else Kind.BATCH
+
+    def _collects(self, ranks: dict[Kind, list[int]]) -> Kind:
+        if others := ranks[Kind.BATCH] + ranks[Kind.END]:
+            raise UsageError(
+                f"rank {ranks[Kind.COLLECT][0]} wants the state of the tables, and rank {others[0]} goes on: all ranks "
+                "must ask for it behind the same batch"
+            )
+        return Kind.COLLECT

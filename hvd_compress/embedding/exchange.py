@@ -11,6 +11,7 @@ import torch
 
 from hvd_compress.embedding.cache import Cache, Versions
 from hvd_compress.embedding.coming import Coming, Gathered, Kind
+from hvd_compress.embedding.group import Engines, Roles
 from hvd_compress.embedding.journal import Journal
 from hvd_compress.embedding.layout import Layout
 from hvd_compress.embedding.messages import (
@@ -26,27 +27,6 @@ from hvd_compress.embedding.servers import Shard
 from hvd_compress.engines.base import Call, Engine
 from hvd_compress.errors import ConfigError
 from hvd_compress.native.embedding import Counts, Exchange, Lane, NativeLookahead
-
-
-@dataclass(frozen=True)
-class Roles:
-    """Which ranks of a group train, and which own rows."""
-
-    trainers: tuple[int, ...]
-    owners: tuple[int, ...]
-
-    @classmethod
-    def of_all(cls, world_size: int) -> Roles:
-        return cls(tuple(range(world_size)), tuple(range(world_size)))
-
-
-@dataclass(frozen=True)
-class Engines:
-    """Three over the same ranks, each for a thread of its own: what is told of batches, and the lanes of exchanges."""
-
-    told: Engine
-    critical: Engine
-    later: Engine
 
 
 @dataclass
@@ -135,7 +115,7 @@ class Exchanger:
     def rank(self) -> int:
         return self.engines.told.rank
 
-    def gather(self, kind: Kind, rows: Sequence[torch.Tensor] = (), why: str = "") -> list[Gathered] | None:
+    def gather(self, kind: Kind, rows: Sequence[torch.Tensor] = (), why: str = "") -> list[Gathered] | Kind:
         """Coming.gather()."""
         with self.engines.told.aside() as calls:
             gathered = self.coming.gather(kind, rows, why)

@@ -72,18 +72,19 @@ class Journal:
                 raise ConfigError(f"{name!r} of a Journal has no state_dict() and load_state_dict(): {each!r}")
         self.step = -1
         self._rank, self._ranks, self._restored = 0, 1, False
+        self._trainers: Sequence[int] = (0,)
         self._writers: dict[str, FrameWriter] = {}
         self._bases: list[_Base] = []
         self._worker: Worker | None = None
 
-    def open(self, rank: int, ranks: int, tables: Sequence[str]) -> None:
+    def open(self, rank: int, ranks: int, trainers: Sequence[int], tables: Sequence[str]) -> None:
         """Take a place among ranks. Local.
 
         Raises:
             ConfigError: the folder has the journal of other tables, or of another number of ranks.
             JournalError: it cannot be made, or read.
         """
-        self._rank, self._ranks = rank, ranks
+        self._rank, self._ranks, self._trainers = rank, ranks, trainers
         path, identity = self.folder / "tables.json", {"ranks": ranks, "tables": list(tables)}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +99,10 @@ class Journal:
             raise ConfigError(f"{self.folder} has the journal of {found}, and this is {identity}: name another folder")
 
     def keep(self, step: int) -> None:
-        """Write the dense part, when so many steps are trained."""
+        """Write the dense part, when so many steps are trained; servers have none."""
+        self.step = step
+        if self._rank not in self._trainers:
+            return
         state = {name: each.state_dict() for name, each in self._dense.items()}
         path = self._dense_path(step)
         draft = path.with_name(f"{path.name}.partial")
@@ -108,7 +112,6 @@ class Journal:
             self._dense_path(step - _KEPT).unlink(missing_ok=True)
         except (OSError, RuntimeError) as error:  # torch.save raises the latter where a disk is full
             raise JournalError(f"cannot write the journal {path}: {error}") from error
-        self.step = step
 
     def write(self, lane: str, step: int, part: int, ids: torch.Tensor, records: torch.Tensor) -> None:
         """Append records (n, width) of rows (n,) that a step has changed; the `step`th one, from 1 on."""
@@ -127,13 +130,15 @@ class Journal:
             UsageError: it has a training, and restore() was not called.
             JournalError: it cannot be written.
         """
-        if step == self.step and self._writers:
+        told = gather([step == self.step, bool(self._writers)])
+        is_same = all(same for same, _ in told)
+        if is_same and all(writes for _, writes in told):
             return
         if not self._restored and self._generations():
             raise UsageError(
                 f"{self.folder} has the journal of a training: call restore() before the first loop, or remove it"
             )
-        if step != self.step:
+        if not is_same:
             gather("anew")
             self._remove_before(None)
             gather("removed")
@@ -197,10 +202,11 @@ class Journal:
         for frame in self._frames(start, whole):
             if shards:
                 _load(frame, shards[frame.part])
-        state = torch.load(self._dense_path(whole))
-        for name, each in self._dense.items():
-            each.load_state_dict(state["dense"][name])
-        torch.set_rng_state(state["random"])
+        if self._rank in self._trainers:
+            state = torch.load(self._dense_path(whole))
+            for name, each in self._dense.items():
+                each.load_state_dict(state["dense"][name])
+            torch.set_rng_state(state["random"])
         gather("loaded")
         for generation in self._generations():
             for path in (self._path(generation, lane) for lane in LANES):
@@ -266,7 +272,7 @@ class Journal:
         if not generations:
             return 0, None
         least = min(self._last_end(rank, lane, generations) for rank in ranks for lane in LANES)
-        common = set.intersection(*(self._dense_steps(rank) for rank in ranks))
+        common = set.intersection(*(self._dense_steps(rank) for rank in self._trainers))
         whole = max((step for step in common if step <= least), default=-1)
         for generation in reversed(generations):
             bases = [self._path(generation, "base", rank) for rank in ranks]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import torch
-
 from hvd_compress.embedding.cache import Cache
 from hvd_compress.embedding.checkpoint import identity_of, load, state_of
-from hvd_compress.embedding.exchange import Engines, Exchanger, Moved, Part, Roles
+from hvd_compress.embedding.exchange import Exchanger, Moved, Part
+from hvd_compress.embedding.follower import Follower
+from hvd_compress.embedding.group import Engines, Roles, Servers, agree
 from hvd_compress.embedding.journal import Gather, Journal
 from hvd_compress.embedding.modules import CachedEmbedding
 from hvd_compress.embedding.servers import Shard
@@ -67,6 +67,7 @@ class Lookahead:
         backward_passes: int = 1,
         trains: bool = True,
         engine: str | Engine = "auto",
+        servers: Servers | None = None,
         debug: bool = False,
         journal: Journal | None = None,
         rules: Rules = Rules(),
@@ -80,7 +81,8 @@ class Lookahead:
             lookahead: L, 1 or more; by default as many as the cache holds when training begins, up to MOST_AHEAD.
             backward_passes: of each batch; rows start to move when that many have been.
             trains: whether batches change the rows; an evaluation takes False.
-            engine: its name, or one that exists.
+            engine: its name, or one that exists; that of servers where there are some.
+            servers: ranks that own the rows; by default all that train do.
             journal: where each step is written, so that a job which is killed goes on behind it: see restore().
             debug: check that no row is read as it was before its last update, at the cost of a look at each in Python.
 
@@ -88,7 +90,9 @@ class Lookahead:
             ConfigError: an argument has no meaning.
         """
         self._loader, self._keys, self.modules = loader, list(embeddings), list(embeddings.values())
-        self._wanted, self._debug, self._rules, self._asked = lookahead, debug, rules, engine
+        self._wanted, self._debug, self._rules = lookahead, debug, rules
+        self._servers, self._asked = servers, engine if servers is None else servers.asked
+        self._number = 0  # by which servers know it
         self._backward_passes, self._trains, self._journal = backward_passes, trains, journal
         _check(embeddings, cache_rows, lookahead, backward_passes)
         names = [module.layout.name for module in self.modules]
@@ -114,23 +118,11 @@ class Lookahead:
     def __iter__(self) -> Iterator[Any]:
         self._end_others()
         self.collect()
-        threads = self._threads = self._threads or self._open()
-        journal = self._journal if self._trains else None
-        if journal is not None:
-            self._told(partial(journal.start, self._steps_trained(), *self._journals()))
-        steps = self._steps = Steps(
-            iter(self._loader),
-            self._ids,
-            self.modules,
-            self._exchanger(threads),
-            threads,
-            self._backward_passes,
-            self._trains,
-        )
-        for module in self.modules:
-            module.user = self
-        found = self._guarded(partial(steps.look_ahead, self._wanted or MOST_AHEAD, self._wanted is None))
-        self.lookahead = self.lookahead or found or None
+        threads = self.open()
+        self._tell_servers("iterate over")
+        journal = self._start_journal()
+        steps = Steps(iter(self._loader), *self._arguments(threads))
+        self._begin(steps)
         while (batch := self._guarded(steps.next_batch)) is not None:
             yield batch.given
             if self._steps is not steps:
@@ -140,6 +132,43 @@ class Lookahead:
             if journal is not None:
                 self._guarded(partial(self._keep, journal, steps))
         self._guarded(steps.end)
+
+    def follow(self) -> None:
+        """Do a server's part of an iteration of all trainers: called by serve()."""
+        assert self._threads is not None
+        journal = self._start_journal()
+
+        def collected() -> None:
+            if journal is not None:
+                journal.keep(self._steps_trained())
+                self._told(partial(journal.turn, self._steps_trained(), *self._journals()))
+
+        steps = Follower(iter(()), *self._arguments(self._threads), collected=collected)
+        self._begin(steps)
+        goes_on = True
+        while goes_on:
+            goes_on = self._guarded(steps.next_batch) is not None
+            if journal is not None:
+                journal.keep(self._steps_trained())
+        self._guarded(steps.end)
+
+    def _arguments(self, threads: Threads) -> tuple[Any, ...]:
+        """What Steps takes besides batches."""
+        exchanger = self._exchanger(threads)
+        return self._ids, self.modules, exchanger, threads, self._backward_passes, self._trains
+
+    def _begin(self, steps: Steps) -> None:
+        self._steps = steps
+        for module in self.modules:
+            module.user = self
+        found = self._guarded(partial(steps.look_ahead, self._wanted or MOST_AHEAD, self._wanted is None))
+        self.lookahead = self.lookahead or found or None
+
+    def _start_journal(self) -> Journal | None:
+        journal = self._journal if self._trains else None
+        if journal is not None:
+            self._told(partial(journal.start, self._steps_trained(), *self._journals()))
+        return journal
 
     def collect(self) -> None:
         """Let owners have all rows as the last batch has left them, and end an iteration that was left early.
@@ -164,9 +193,9 @@ class Lookahead:
         It differs from rank to rank: save one file a rank. The memory for a copy of the rows that were used is needed.
         """
         self._require_rows()
+        self._require_own_rows()
         self._end_others()
-        if self._threads is None:
-            self._threads = self._open()
+        self.open()
         if self._steps is not None:
             self._guarded(self._steps.synchronize)
         return {module.layout.name: state_of(module, _shard(module)) for module in self.modules}
@@ -180,11 +209,11 @@ class Lookahead:
         Raises:
             ConfigError: it is of other tables, or states of ranks are missing.
         """
+        self._require_own_rows()
         if not any(module.lost for module in self.modules):
             self._end_others()
             self.collect()
-        if self._threads is None:
-            self._threads = self._open()
+        self.open()
         for module in self.modules:
             if module.user is not None:  # and has failed: what it has begun must not come behind what is loaded
                 module.user.drain()
@@ -205,7 +234,8 @@ class Lookahead:
         """
         if self._journal is None:
             raise UsageError("restore() needs a journal: pass journal= to Lookahead")
-        self._threads = self._threads or self._open()
+        self.open()
+        self._tell_servers("restore")
         shards, gather = self._journals()[1:]
         found = self._told(partial(self._journal.restore, shards, gather))
         if found is None:
@@ -238,6 +268,16 @@ class Lookahead:
         future = self._threads.submit("told", call)
         return self._guarded(partial(self._threads.wait, future, self._steps_trained()))
 
+    def _tell_servers(self, verb: str, settings: dict[str, Any] | None = None) -> None:
+        if self._servers is not None and not self._servers.here:
+            self._servers.tell(self._number, verb, settings)
+
+    def _require_own_rows(self) -> None:
+        if self._servers is not None:
+            raise UsageError(
+                "rows are with servers: their state is in a journal (pass journal= to Lookahead and serve())"
+            )
+
     def _require_rows(self) -> None:
         for module in self.modules:
             if module.lost:
@@ -262,6 +302,7 @@ class Lookahead:
         """End the threads of exchanges. Collective; no iteration is possible any more."""
         self.collect()
         if self._threads is not None:
+            self._tell_servers("close")
             if self._journal is not None:
                 self._journal.close()
             self._threads.stop()
@@ -280,19 +321,45 @@ class Lookahead:
             self._steps = None
             raise
 
-    def _open(self) -> Threads:
-        """Find the engines, agree on everything with all ranks, and make what this one has of the tables."""
-        engines = _engines(self._asked)
-        _agree(engines.told, self._offer())
+    def open(self) -> Threads:
+        """Find the engines, agree on everything with all ranks, and make what this one has of the tables, once."""
+        if self._threads is None:
+            self._threads = self._opened()
+        return self._threads
+
+    def _opened(self) -> Threads:
+        if self._servers is not None and not self._servers.here:
+            self._number = self._servers.number()
+            self._tell_servers("open", self._settings_of_servers())
+        engines = Engines.connect(self._asked)
+        agree(engines.told, self._offer())
+        rank, roles = engines.told.rank, self._roles(engines.told.world_size)
         for module in self.modules:
             if module.shard is None:
                 module.layout = replace(module.layout, debug=self._debug)
-                module.shard = Shard(module.layout, engines.told.rank, engines.told.world_size, module.folder)
+                module.shard = Shard.of(module.layout, rank, roles.owners, module.folder)
+        trains = rank in roles.trainers
         sizes = zip(self.modules, self._cache_rows, strict=True)
-        self._caches = [Cache(module.layout, rows) for module, rows in sizes]
+        self._caches = [Cache(module.layout, rows if trains else 0) for module, rows in sizes]
         if self._journal is not None:
-            self._journal.open(engines.told.rank, engines.told.world_size, [identity_of(each) for each in self.modules])
-        return Threads(engines, self._settings.timeout_s)
+            tables = [identity_of(each) for each in self.modules]
+            self._journal.open(rank, engines.told.world_size, roles.trainers, tables)
+        return Threads(engines, self._settings.timeout_s if trains else None)
+
+    def _roles(self, world_size: int) -> Roles:
+        return Roles.of_all(world_size) if self._servers is None else self._servers.roles
+
+    def _settings_of_servers(self) -> dict[str, Any]:
+        """What a server's Lookahead is made with."""
+        return {
+            "names": [module.layout.name for module in self.modules],
+            "journal": self._journal is not None,
+            "cache_rows": dict(zip((each.layout.name for each in self.modules), self._cache_rows, strict=True)),
+            "lookahead": self._wanted,
+            "trains": self._trains,
+            "debug": self._debug,
+            "rules": [self._rules.delayed, self._rules.replicated],
+        }
 
     def _offer(self) -> dict[str, Any]:
         """What must be the same on all ranks, by its name in messages."""
@@ -317,15 +384,15 @@ class Lookahead:
 
     def _exchanger(self, threads: Threads) -> Exchanger:
         told = threads.engines.told
-        roles = Roles.of_all(told.world_size)
+        roles = self._roles(told.world_size)
         parts = []
-        for module, cache in zip(self.modules, self._caches, strict=True):
+        for module, cache, cache_rows in zip(self.modules, self._caches, self._cache_rows, strict=True):
             planner = NativeLookahead(
                 told.world_size,
                 told.rank,
                 roles.owners,
                 roles.trainers,
-                cache.records.shape[0],
+                cache_rows,
                 self._wanted or MOST_AHEAD,
                 self._rules.replicated,
                 self._rules.delayed,
@@ -370,34 +437,3 @@ def _check(
         most = MOST_LOOKAHEAD if name == "lookahead" else 2**31 - 1
         if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
             raise ConfigError(f"{name} = {number!r} is not a whole number from 1 to {most}")
-
-
-def _engines(asked: str | Engine) -> Engines:
-    """Return engines of our own over all ranks: of one that exists, or of the job's front end. Collective."""
-    if isinstance(asked, Engine):
-        engines = Engines(*(asked.twin() for _ in range(3)))
-    else:
-        engines = Engines(*(_connect(asked) for _ in range(3)))
-    for engine in (engines.told, engines.critical, engines.later):
-        engine.locate()
-    return engines
-
-
-def _connect(name: str) -> Engine:
-    """Over torch.distributed where the program has initialised it, else over Horovod."""
-    from hvd_compress.engines.select import choose_engine, choose_torch_engine
-
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return choose_torch_engine(name).control
-    return choose_engine(name).control
-
-
-def _agree(engine: Engine, offer: dict[str, Any]) -> None:
-    offers: Sequence[dict[str, Any]] = engine.allgather_json(offer)
-    for rank, other in enumerate(offers):
-        for name in offers[0].keys() | other.keys():
-            if offers[0].get(name) != other.get(name):
-                raise ConfigError(
-                    f"all ranks must ask for the same embeddings: {name} is {offers[0].get(name)} on rank 0 and "
-                    f"{other.get(name)} on rank {rank}"
-                )

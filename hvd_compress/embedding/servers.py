@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,13 @@ class Shard:
             self._file = MappedFile(folder / f"{name}.rows", (self.rows, layout.record_width), torch.float32)
             self.records = self._file.tensor
             self.used = MappedFile(folder / f"{name}.used", (self.rows,), torch.bool).tensor
+
+    @classmethod
+    def of(cls, layout: Layout, rank: int, owners: Sequence[int], folder: Path | None) -> Shard:
+        """Return what a rank has of the rows, where these ranks own all; it may be nothing."""
+        if rank in owners:
+            return cls(layout, owners.index(rank), len(owners), folder)
+        return cls(layout, layout.rows, len(owners))
 
     def read(self, rows: torch.Tensor) -> torch.Tensor:
         """Return a copy of the records of these rows, by their numbers within the shard, int64 (n,)."""

@@ -17,7 +17,7 @@ from hvd_compress.embedding.threads import Threads
 from hvd_compress.errors import ConfigError, UsageError
 
 T = TypeVar("T")
-Told = Future["list[Gathered] | None"]
+Told = Future[list[Gathered] | Kind]
 Ids = Callable[[Any, int], Any]
 """From a batch, and the number of an embedding, to its ids."""
 
@@ -28,7 +28,7 @@ class Batch:
     Attributes:
         given: the batch itself.
         used: what it uses of each embedding; there when all ranks are told.
-        told: what all ranks use; None for the end.
+        told: what all ranks use; or why there is no batch.
     """
 
     told: Told
@@ -79,7 +79,7 @@ class Steps:
         """Pull the first batches: `most` of them, or fewer where caches are full. Return how many."""
         while not self._ended and len(self._coming) < most:
             self._tell()
-            if self._told_last() is None:
+            if self._told_last() is not Kind.BATCH:
                 break
             if until_full and self._wait(self._submit("critical", self._fill())) < len(self._coming) - 1:
                 break
@@ -88,17 +88,23 @@ class Steps:
     def next_batch(self) -> Batch | None:
         """Return the batch of the next step, once its rows are there; None behind the last one."""
         self._exchange()
-        if not self._ended and (self._last_told is None or self._told_last() is not None):
-            self._tell()
+        self._look_further()
         self._wait_for(self._critical, 0)
         self._wait_for(self._later, 1)  # that of this exchange may take as long as the next step
         self._end_step()
         self._step += 1
-        if not self._coming or self._wait(self._coming[0].told) is None:
+        if not self._coming or isinstance(self._wait(self._coming[0].told), Kind):
             return None
         self._current = self._coming.pop(0)
         self._begin(self._current)
         return self._current
+
+    def _look_further(self) -> None:
+        """Tell of one batch more; servers are told once a step, also where no more come."""
+        if self._last_told is None or self._told_last() is Kind.BATCH:
+            self._tell()
+        elif self.exchanger.roles.served:
+            self._last_told = self._submit("told", partial(self.exchanger.gather, Kind.END))
 
     def end(self) -> None:
         """All batches have been trained on. Raises UsageError where ranks have different numbers of them."""
@@ -110,6 +116,8 @@ class Steps:
     def synchronize(self) -> None:
         """Let owners have all rows as the batch has left them that is trained on; the next one follows."""
         if not self._over:
+            if self.exchanger.roles.served:
+                self._wait(self._submit("told", partial(self.exchanger.gather, Kind.COLLECT)))
             self._collect()
 
     def _collect(self) -> None:
@@ -128,7 +136,8 @@ class Steps:
         self._over = True
         if self._current is not None:
             self._exchange()
-        if not self._ended and self._last_told is not None and self._told_last() is not None:
+        goes_on = self._last_told is not None and self._told_last() is Kind.BATCH
+        if goes_on or self.exchanger.roles.served:
             self._wait(self._submit("told", partial(self.exchanger.gather, Kind.LEFT)))
         self._collect()
 
@@ -151,12 +160,13 @@ class Steps:
         self._coming.append(batch)
         self._unplanned.append(batch.told)
 
-    def _told_last(self) -> list[Gathered] | None:
-        """Return what was told last; None where no more batches come."""
+    def _told_last(self) -> Kind:
+        """Return what was told last: a batch of all ranks, or that no more come."""
         assert self._last_told is not None
         told = self._wait(self._last_told)
-        self._ended = told is None
-        return told
+        kind = told if isinstance(told, Kind) else Kind.BATCH
+        self._ended = kind is not Kind.BATCH
+        return kind
 
     def _begin(self, batch: Batch) -> None:
         """Let the forward pass read the batch's rows, and the exchange begin behind its backward passes."""
@@ -183,9 +193,8 @@ class Steps:
         if self._exchanged >= self._step:
             return
         self._exchanged = self._step
-        gradients: list[torch.Tensor | None] = [None] * len(self._modules)
-        if self._current is not None and self._trains:
-            gradients = [None if each.values is None else each.values.grad for each in self._current.used]
+        used = self._current.used if self._current is not None and self._trains else []
+        gradients = [None if each.values is None else each.values.grad for each in used] or [None] * len(self._modules)
         told, self._unplanned = self._unplanned, []
         before = self._later[-1].result if self._later else lambda: None
 
@@ -214,7 +223,7 @@ class Steps:
     def _plan(self, told: Sequence[Told]) -> None:
         for each in told:
             gathered = each.result()
-            if gathered is not None:
+            if not isinstance(gathered, Kind):
                 self.exchanger.add(gathered)
 
     def _end_step(self) -> None:

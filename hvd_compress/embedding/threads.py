@@ -8,7 +8,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import TypeVar
 
-from hvd_compress.embedding.exchange import Engines
+from hvd_compress.embedding.group import Engines
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.leave import at_end
 from hvd_compress.errors import CommunicationError, ConfigError, UsageError, located
@@ -21,7 +21,8 @@ _END_S = 10.0
 class Threads:
     """Runs calls in the order in which they are handed over, those for each engine in a thread of its own."""
 
-    def __init__(self, engines: Engines, timeout_s: float) -> None:
+    def __init__(self, engines: Engines, timeout_s: float | None) -> None:
+        """`timeout_s`: how long a call may wait for other ranks; None: for ever, as a server does."""
         self.engines, self._timeout_s = engines, timeout_s
         self._workers = {name: Worker(f"hvd_compress embedding {name}") for name in ("told", "critical", "later")}
         self._end = at_end(self, _stop, tuple(self._workers.values()))
