@@ -1,4 +1,4 @@
-"""Embedding tables in jobs that are killed: training goes on from the last checkpoint with the same bits."""
+"""Embedding tables in jobs that are killed: training goes on with the same bits, from a checkpoint or a journal."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import random
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.jobs.launch import Job, launch
 
 STEPS, RANKS = 30, 2
 
 
-def digests(job: Job) -> dict[str, str]:
+def digests(job: Job, ranks: int = RANKS) -> dict[str, str]:
     found = dict(re.findall(r"\[rank (\d)\] (\w{16})", job.output))
-    assert len(found) == RANKS, job.output
+    assert len(found) == ranks, job.output
     return found
 
 
@@ -31,3 +33,21 @@ def test_a_rank_that_is_killed_and_killed_again(tmp_path: Path) -> None:
     last = launch("mpirun", "embedding", str(STEPS), str(broken), ranks=RANKS)
     assert "begins with step 16" in last.output or "begins with step 20" in last.output, last.output
     assert digests(last) == expected
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_a_journal_loses_a_step_at_most(tmp_path: Path, servers: int) -> None:
+    """Rank 0, which removes old bases, and the last one, which is the server if there is one."""
+    whole, broken, ranks = tmp_path / "whole", tmp_path / "broken", RANKS + servers
+    expected = digests(launch("mpirun", "journaled", str(STEPS), str(whole), str(servers), ranks=ranks), ranks)
+    draw = random.Random(servers)
+    for rank, step in ((0, 9), (ranks - 1, 22)):
+        moment = (str(rank), str(step), f"{draw.random() * 0.01:.4f}")
+        job = launch("mpirun", "journaled", str(STEPS), str(broken), str(servers), *moment, ranks=ranks)
+        assert job.status != 0, job.output
+        assert not job.survivors
+    last = launch("mpirun", "journaled", str(STEPS), str(broken), str(servers), ranks=ranks)
+    begun = re.search(r"begins with step (\d+)", last.output)
+    assert begun is not None, last.output
+    assert int(begun[1]) >= 21
+    assert digests(last, ranks) == expected
