@@ -76,8 +76,7 @@ def rows_of(ranks: list[Trained]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def killed(folder: Path, draw: random.Random, world: int) -> None:
     """Do to files what kills at any moment do: each ends somewhere within the last steps."""
-    newest = max((path for path in folder.glob("from-*")), key=lambda path: int(path.name[5:]))
-    for path in sorted(newest.iterdir()):
+    for path in sorted(newest(folder).iterdir()):
         if path.name.startswith("base"):
             if len(list(folder.glob("from-*"))) > 1 and draw.random() < 0.3:
                 path.rename(path.with_name(f"{path.name}.partial"))
@@ -249,3 +248,52 @@ def test_frames_that_are_cut_off(tmp_path: Path) -> None:
     assert path.stat().st_size == first
     cut(path, 0)
     assert path.stat().st_size == 0
+
+
+def newest(folder: Path) -> Path:
+    return max(folder.glob("from-*"), key=lambda path: int(path.name[5:]))
+
+
+def test_what_only_some_ranks_have_is_removed(tmp_path: Path) -> None:
+    """It would be taken for whole when the others have trained these steps again, in whatever way."""
+
+    def body(engine: InProcessEngine) -> None:
+        Trained(engine, tmp_path).train(18)
+
+    in_ranks(2, body)
+    cut(newest(tmp_path) / "later.1-of-2", 16)
+
+    def restored(engine: InProcessEngine) -> int:
+        trained = Trained(engine, tmp_path)
+        loader = trained.loader(0)
+        found = loader.restore()
+        loader.close()
+        return found
+
+    assert in_ranks(2, restored) == [16, 16]
+    assert max(max(read(path).ends) for path in newest(tmp_path).iterdir() if path.name[0] in "cl") == 16
+    assert max(int(path.suffix[1:]) for path in tmp_path.glob("dense.*")) == 16
+
+
+def test_a_base_that_is_newer_than_the_last_whole_step(tmp_path: Path) -> None:
+    """It was written while rows changed: the one before is taken."""
+    expected = whole(2)
+
+    def body(engine: InProcessEngine, until: int) -> Trained:
+        trained = Trained(engine, tmp_path)
+        trained.train(until, restores=True)
+        return trained
+
+    in_ranks(2, lambda engine: body(engine, 18))
+    base = newest(tmp_path) / "base.0-of-2"
+    assert max(read(base).ends) >= 15 + 2, "a step under way may have changed rows"
+    base.unlink()
+    writer = FrameWriter(base)
+    writer.write(15, 0, torch.arange(0, 20, 2), torch.full((10, 5), torch.nan))
+    writer.end(17)
+    writer.close()
+    for path in newest(tmp_path).glob("later.*"):
+        cut(path, 16)
+    rows, weight = rows_of(in_ranks(2, lambda engine: body(engine, STEPS)))
+    assert torch.equal(rows, expected[0])
+    assert torch.equal(weight, expected[1])
