@@ -3,8 +3,8 @@
     python benchmarks/embedding/kills.py --kills 50
 
 Two ranks train, and one is a server (tests/jobs/programs/journaled.py). Each job goes on behind the last step of the
-one before, until a rank of it is killed. Printed: how many steps each had to train again, and whether rows, states and the
-dense part end as those of a job that nobody killed.
+one before, until a rank of it is killed. Printed: how many steps each had to train again, and whether rows, states and
+the dense part end as those of a job that nobody killed.
 """
 
 from __future__ import annotations
