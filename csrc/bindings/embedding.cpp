@@ -1,6 +1,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include "../embedding/initial_values.hpp"
 #include "../embedding/lookahead.hpp"
 #include "../embedding/unique_rows.hpp"
 #include "bindings.hpp"
@@ -97,6 +98,14 @@ void bind_embedding(pybind11::module_& module) {
             return unique.find(pointer<const std::int64_t>(ids), count, pointer<const std::int64_t>(rows),
                                pointer<std::int64_t>(positions));
         });
+    module.def("embedding_initial_values", [](Address rows, std::int64_t count, Address offsets, Address bounds,
+                                              std::int64_t tables, std::int64_t dim, std::uint64_t seed, Address values,
+                                              std::int64_t stride) {
+        ReleasedGil released;
+        embedding::initial_values(pointer<const std::int64_t>(rows), count,
+                                  {pointer<const std::int64_t>(offsets), pointer<const float>(bounds), tables}, dim,
+                                  seed, pointer<float>(values), stride);
+    });
 }
 
 }  // namespace hvd_compress::bindings

@@ -10,6 +10,7 @@ import torch
 
 from hvd_compress.embedding.optimizers import RowOptimizer
 from hvd_compress.errors import ConfigError
+from hvd_compress.native.embedding import initial_values
 
 MOST_ROWS = 2**47 - 1
 """Of all tables of an embedding; the planner divides them by a multiplication."""
@@ -37,6 +38,7 @@ class Layout:
     initial: Initial | None = None
     debug: bool = False
     offsets: torch.Tensor = field(init=False, compare=False)
+    _bounds: torch.Tensor = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for table, size in enumerate(self.sizes):
@@ -48,6 +50,8 @@ class Layout:
             raise ConfigError(f"{self.name} needs one table at least, and rows of 1 element or more, not {self.dim!r}")
         starts = np.concatenate([[0], np.cumsum(self.sizes[:-1], dtype=np.int64)]).astype(np.int64)
         object.__setattr__(self, "offsets", torch.from_numpy(starts))
+        bounds = torch.tensor(self.sizes, dtype=torch.float64).rsqrt().to(torch.float32)
+        object.__setattr__(self, "_bounds", bounds)
 
     @property
     def rows(self) -> int:
@@ -73,7 +77,8 @@ class Layout:
         return records[:, self.dim]
 
     def initialise(self, records: torch.Tensor, rows: torch.Tensor) -> None:
-        """Write the initial records of rows, by their ids."""
+        """Write the initial records of rows, by their ids: uniform between -1 / sqrt(n) and 1 / sqrt(n), n the rows of
+        the table, as DLRM has them, or the user's."""
         if self.initial is not None:
             values = self.initial(rows)
             if values.shape != (rows.numel(), self.dim):
@@ -81,7 +86,7 @@ class Layout:
                 raise ConfigError(f"initial values of {self.name} are {shape}, not ({rows.numel()}, {self.dim})")
             self.row(records).copy_(values)
         else:
-            self.row(records).copy_(self._uniform(rows))
+            initial_values(rows, self.offsets, self._bounds, self.seed % 2**64, self.row(records))
         self.optimizer.initialise(self.state(records))
         if self.debug:
             self.versions(records).zero_()
@@ -91,19 +96,6 @@ class Layout:
         self.optimizer.update(self.row(records), self.state(records), gradients, step + 1)
         if self.debug:
             self.versions(records).fill_(step + 1)
-
-    def _uniform(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return values between -1 / sqrt(n) and 1 / sqrt(n), n the rows of the table, as DLRM has them: 24 bits of
-        splitmix64 (Steele et al. 2014) at the place of each element."""
-        table = torch.searchsorted(self.offsets, rows, right=True) - 1
-        bound = torch.tensor(self.sizes, dtype=torch.float64)[table].rsqrt().to(torch.float32).unsqueeze(1)
-        places = rows.numpy().astype(np.uint64)[:, None] * np.uint64(self.dim) + np.arange(self.dim, dtype=np.uint64)
-        mixed = places + np.uint64((self.seed * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) % 2**64)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-        mixed ^= mixed >> np.uint64(31)
-        unit = torch.from_numpy((mixed >> np.uint64(40)).astype(np.float32)) * 2.0**-23 - 1.0
-        return unit * bound
 
 
 def as_sizes(sizes: int | Sequence[int]) -> tuple[int, ...]:

@@ -192,3 +192,31 @@ class UniqueRows:
         positions = torch.empty_like(ids)
         missing = self._native.find(ids.data_ptr(), ids.numel(), self.rows.data_ptr(), positions.data_ptr())
         return positions, None if missing < 0 else missing
+
+
+def initial_values(
+    rows: torch.Tensor, offsets: torch.Tensor, bounds: torch.Tensor, seed: int, into: torch.Tensor
+) -> None:
+    """Write initial values of rows (n,) to float32 `into` (n, dim), whose rows may lie apart.
+
+    Args:
+        offsets: id of the first row of each table, int64.
+        bounds: of the values of each table, float32.
+        seed: 0 to 2**64 - 1.
+    """
+    assert rows.dtype == offsets.dtype == torch.int64
+    assert rows.is_contiguous()
+    assert bounds.dtype == into.dtype == torch.float32
+    assert into.stride(1) == 1
+    assert into.shape[0] == rows.numel()
+    compiled.embedding_initial_values(
+        rows.data_ptr(),
+        rows.numel(),
+        offsets.data_ptr(),
+        bounds.data_ptr(),
+        bounds.numel(),
+        into.shape[1],
+        seed,
+        into.data_ptr(),
+        into.stride(0),
+    )

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from hvd_compress.embedding import Adagrad, CachedEmbedding, Lookahead
+from hvd_compress.embedding import SGD, Adagrad, CachedEmbedding, Lookahead
 from hvd_compress.embedding.layout import Layout
 from hvd_compress.embedding.servers import Shard
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
+from hvd_compress.native.embedding import initial_values
 from tests.unit.embedding.test_loader import batches_of, table, train
 
 
@@ -91,3 +92,24 @@ def test_training_on_files(tmp_path: Path) -> None:
 
     plain = run_ranks(3, lambda engine: body(engine, None))
     assert torch.equal(table(run_ranks(3, lambda engine: body(engine, tmp_path))), table(plain))
+
+
+def test_initial_values_of_several_tables() -> None:
+    """24 bits of splitmix64 each, by Python's whole numbers: files and checkpoints rely on them."""
+
+    def mixed(state: int) -> int:
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            state = (state ^ state >> shift) * factor % 2**64
+        return state ^ state >> 31
+
+    sizes, dim, seed = (3, 1, 2**40, 7), 5, 2**63 + 11
+    tables = Layout("words", sizes, dim, SGD(0.1), seed=seed)
+    rows = torch.tensor([0, 2, 3, 4, 2**40, 2**40 + 3, 2**40 + 4, 2**40 + 10])
+    records = torch.full((8, 6), 7.0)
+    initial_values(rows, tables.offsets, tables._bounds, seed, records[:, :dim])
+    for row, values in zip(rows.tolist(), records[:, :dim], strict=True):
+        table = max(index for index, offset in enumerate(tables.offsets.tolist()) if offset <= row)
+        bound = torch.tensor(sizes[table], dtype=torch.float64).rsqrt().float()
+        bits = [mixed((row * dim + at + (seed + 1) * 0x9E3779B97F4A7C15) % 2**64) >> 40 for at in range(dim)]
+        assert torch.equal(values, (torch.tensor(bits).float() * 2.0**-23 - 1.0) * bound)
+    assert (records[:, dim] == 7.0).all()
