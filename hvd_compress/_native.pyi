@@ -255,6 +255,7 @@ class EmbeddingLookahead:
         lookahead: int,
         replicated: bool,
         delayed: bool,
+        compressed: bool,
         /,
     ) -> None: ...
     def add(self, rows: int, offsets: list[int], /) -> None: ...

@@ -34,9 +34,10 @@ pybind11::tuple joined(const std::vector<Indices>& lists) {
 }
 
 pybind11::tuple tuple(const Lane& lane) {
-    return pybind11::make_tuple(joined(lane.gradients), joined(lane.records), numpy_array(lane.updated),
-                                joined(lane.gradients_from), joined(lane.records_from), joined(lane.rows_to),
-                                joined(lane.records_to), joined(lane.rows_into), joined(lane.records_into));
+    return pybind11::make_tuple(joined(lane.gradients), joined(lane.compressed), joined(lane.records),
+                                numpy_array(lane.updated), joined(lane.gradients_from), joined(lane.compressed_from),
+                                joined(lane.records_from), joined(lane.rows_to), joined(lane.records_to),
+                                joined(lane.rows_into), joined(lane.records_into));
 }
 
 pybind11::tuple tuple(const Exchange& exchange) {
@@ -69,9 +70,10 @@ void bind_embedding(pybind11::module_& module) {
     using Members = std::vector<std::int32_t>;
     pybind11::class_<Lookahead>(module, "EmbeddingLookahead")
         .def(pybind11::init([](std::int32_t members, std::int32_t member, Members owners, Members trainers,
-                               std::int64_t cache_rows, std::int64_t lookahead, bool replicated, bool delayed) {
-            return Lookahead(
-                {members, member, std::move(owners), cache_rows, lookahead, replicated, std::move(trainers), delayed});
+                               std::int64_t cache_rows, std::int64_t lookahead, bool replicated, bool delayed,
+                               bool compressed) {
+            return Lookahead({members, member, std::move(owners), cache_rows, lookahead, replicated,
+                              std::move(trainers), delayed, compressed});
         }))
         .def("add",
              [](Lookahead& lookahead, Address rows, const std::vector<std::int64_t>& offsets) {

@@ -19,8 +19,9 @@ void clear(std::vector<Indices>& lists, std::int32_t members) {
 }
 
 void clear(Lane& lane, std::int32_t members) {
-    for (std::vector<Indices>* lists : {&lane.gradients, &lane.records, &lane.gradients_from, &lane.records_from,
-                                        &lane.rows_to, &lane.records_to, &lane.rows_into, &lane.records_into})
+    for (std::vector<Indices>* lists :
+         {&lane.gradients, &lane.compressed, &lane.records, &lane.gradients_from, &lane.compressed_from,
+          &lane.records_from, &lane.rows_to, &lane.records_to, &lane.rows_into, &lane.records_into})
         clear(*lists, members);
     lane.updated.clear();
 }
@@ -236,11 +237,17 @@ void Lookahead::finish(const Batch& of, Use& use, const Fate& fate) {
         if (!fate.kept && to == rules_.member)
             lane.records_from[static_cast<std::size_t>(fate.alone)].push_back(row_of_shard(use));
     } else {
-        if (use.position >= 0) lane.gradients[static_cast<std::size_t>(to)].push_back(use.position);
+        const Ranks next_users =
+            rules_.compressed && fate.next != nullptr ? users(batch(step_ + use.until), *fate.next) : nullptr;
+        const auto compressed = [&](std::int32_t member) { return next_users != nullptr && has(next_users, member); };
+        if (use.position >= 0)
+            (compressed(rules_.member) ? lane.compressed : lane.gradients)[static_cast<std::size_t>(to)].push_back(
+                use.position);
         if (to == rules_.member) {
             const auto place = static_cast<std::int64_t>(lane.updated.size());
             for_each_member(users(of, use), words_, [&](std::int32_t member) {
-                lane.gradients_from[static_cast<std::size_t>(member)].push_back(place);
+                (compressed(member) ? lane.compressed_from : lane.gradients_from)[static_cast<std::size_t>(member)]
+                    .push_back(place);
             });
             lane.updated.push_back(row_of_shard(use));
         }

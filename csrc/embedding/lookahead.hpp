@@ -14,6 +14,9 @@
 // A row of a batch that is admitted, and in no cache by then, is prefetched in the exchange that admits the batch: so
 // with a lookahead of L batches, a fetch for batch x follows what step x - L has written back.
 //
+// Where gradients travel compressed, those of ranks that are among the next users of the row do, and such a rank keeps
+// what is lost: the row has the same slot of its cache until then. The others give the row up, and send all exactly.
+//
 // A batch is admitted if no cache overflows until it is trained: this is how the lookahead falls.
 //
 // The time of a batch does not depend on how many are looked ahead; most of it is what comes from memory, so what is
@@ -39,6 +42,7 @@ struct Rules {
     bool replicated = false;             // each row of a batch goes to all that train, as in a replicated cache
     std::vector<std::int32_t> trainers;  // members with batches
     bool delayed = true;                 // what is not needed in the next step is synchronised behind it
+    bool compressed = false;             // gradients may travel compressed
 };
 
 using Indices = std::vector<std::int64_t>;
@@ -47,15 +51,17 @@ using Indices = std::vector<std::int64_t>;
 // those that get. Positions are among the rows of this member's batch, as they were added. Slots that are sent from may
 // be written to in the same exchange: what they hold is taken first.
 struct Lane {
-    std::vector<Indices> gradients;       // positions whose gradients go to each owner
-    std::vector<Indices> records;         // slots whose rows with states go to each owner
-    Indices updated;                      // rows of this owner's shard that it updates
-    std::vector<Indices> gradients_from;  // indices into `updated`, by rank
-    std::vector<Indices> records_from;    // rows of the shard, by rank
-    std::vector<Indices> rows_to;         // rows of the shard that each rank gets
-    std::vector<Indices> records_to;      // the same, with states
-    std::vector<Indices> rows_into;       // slots for what each owner sends
-    std::vector<Indices> records_into;    // the same, with states
+    std::vector<Indices> gradients;        // positions whose gradients go to each owner
+    std::vector<Indices> compressed;       // the same, of rows that this member uses next, where they travel compressed
+    std::vector<Indices> records;          // slots whose rows with states go to each owner
+    Indices updated;                       // rows of this owner's shard that it updates
+    std::vector<Indices> gradients_from;   // indices into `updated`, by rank
+    std::vector<Indices> compressed_from;  // the same, of gradients that are compressed
+    std::vector<Indices> records_from;     // rows of the shard, by rank
+    std::vector<Indices> rows_to;          // rows of the shard that each rank gets
+    std::vector<Indices> records_to;       // the same, with states
+    std::vector<Indices> rows_into;        // slots for what each owner sends
+    std::vector<Indices> records_into;     // the same, with states
 };
 
 // How many rows an exchange is about, over all members.

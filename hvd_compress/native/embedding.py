@@ -28,9 +28,11 @@ class Lane(NamedTuple):
 
     Attributes:
         gradients: positions in this member's batch whose gradients go to each owner.
+        compressed: the same, of rows that this member uses next, where they travel compressed.
         records: slots whose rows with states go to each owner.
         updated: rows of this owner's shard that it updates.
         gradients_from: indices into `updated`, by the rank whose gradients they are for.
+        compressed_from: the same, of gradients that are compressed.
         records_from: rows of the shard that each rank returns.
         rows_to: rows of the shard that each rank gets.
         records_to: the same, with states.
@@ -39,9 +41,11 @@ class Lane(NamedTuple):
     """
 
     gradients: Lists
+    compressed: Lists
     records: Lists
     updated: torch.Tensor
     gradients_from: Lists
+    compressed_from: Lists
     records_from: Lists
     rows_to: Lists
     records_to: Lists
@@ -116,9 +120,10 @@ class NativeLookahead:
         lookahead: int,
         replicated: bool = False,
         delayed: bool = True,
+        compressed: bool = False,
     ) -> None:
         self._native = compiled.EmbeddingLookahead(
-            members, member, list(owners), list(trainers), cache_rows, lookahead, replicated, delayed
+            members, member, list(owners), list(trainers), cache_rows, lookahead, replicated, delayed, compressed
         )
 
     def add(self, rows: torch.Tensor, lengths: Sequence[int]) -> None:
@@ -164,8 +169,9 @@ def _lists(pair: tuple[npt.NDArray[np.int64], list[int]]) -> Lists:
 
 
 def _lane(lists: tuple[Any, ...]) -> Lane:
-    gradients, records, updated, *others = lists
-    return Lane(_lists(gradients), _lists(records), torch.from_numpy(updated), *map(_lists, others))
+    gradients, compressed, records, updated, *others = lists
+    before = _lists(gradients), _lists(compressed), _lists(records)
+    return Lane(*before, torch.from_numpy(updated), *map(_lists, others))
 
 
 class UniqueRows:

@@ -17,10 +17,14 @@ Batch = list[list[int]]
 
 @dataclass
 class Member:
-    """A rank that moves versions where others move rows."""
+    """A rank that moves versions where others move rows.
+
+    `held` has the row, by slot, whose gradient this rank has sent compressed last: it keeps what was lost of it.
+    """
 
     planner: NativeLookahead
     cache: dict[int, int] = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)
     slots: list[int] = field(default_factory=list)
     planned: Exchange | None = None
 
@@ -32,6 +36,9 @@ class Job:
     members: list[Member]
     owners: list[int]
     cache_rows: int
+    compressed: bool = False
+    batches: list[Batch] = field(default_factory=list)
+    steps: int = 0
     home: dict[int, int] = field(default_factory=dict)
     true: dict[int, int] = field(default_factory=dict)
     moved: dict[str, int] = field(default_factory=lambda: {"critical": 0, "later": 0})
@@ -40,15 +47,17 @@ class Job:
     def of(cls, world: int, owners: list[int], cache_rows: int, lookahead: int, **rules: bool) -> Job:
         trainers = list(range(world))
         planners = [NativeLookahead(world, r, owners, trainers, cache_rows, lookahead, **rules) for r in range(world)]
-        return cls([Member(planner) for planner in planners], owners, cache_rows)
+        return cls([Member(planner) for planner in planners], owners, cache_rows, rules.get("compressed", False))
 
     def add(self, batch: Batch) -> None:
+        self.batches.append(batch)
         rows = torch.tensor([row for rows in batch for row in rows], dtype=torch.int64)
         for member in self.members:
             member.planner.add(rows, [len(rows) for rows in batch])
 
     def exchange(self, trained: Batch | None) -> list[Exchange]:
         """Update what `trained` uses, as the plan says where, and move rows."""
+        self.steps += trained is not None
         plans = [member.planner.plan(tells=True) for member in self.members]
         for row in set() if trained is None else {row for rows in trained for row in rows}:
             self.true[row] = self.true.get(row, 0) + 1
@@ -59,6 +68,8 @@ class Job:
             for lane in ("critical", "later"):
                 mine = self._updates(member, trained[rank] if trained else [], getattr(plan, lane))
                 sent.setdefault(lane, []).append(mine)
+                if trained is not None:
+                    self._hold(rank, trained[rank], getattr(plan, lane), self.batches[self.steps : plan.admitted + 1])
         for lane in ("critical", "later"):
             self._move(lane, plans, sent[lane])
         for member, plan in zip(self.members, plans, strict=True):
@@ -69,9 +80,22 @@ class Job:
     def _updates(member: Member, rows: list[int], lane: Lane) -> list[list[tuple[str, int, int]]]:
         return [
             [("gradient", rows[p], 0) for p in positions.tolist()]
+            + [("compressed", rows[p], 0) for p in compressed.tolist()]
             + [("record", -1, member.cache[slot]) for slot in slots.tolist()]
-            for positions, slots in zip(lane.gradients.split(), lane.records.split(), strict=True)
+            for positions, compressed, slots in zip(
+                lane.gradients.split(), lane.compressed.split(), lane.records.split(), strict=True
+            )
         ]
+
+    def _hold(self, rank: int, rows: list[int], lane: Lane, window: list[Batch]) -> None:
+        """Gradients are compressed of rows that this rank is among the next users of, and of no others."""
+        for positions, compressed in ((lane.gradients.all, False), (lane.compressed.all, True)):
+            for position in positions.tolist():
+                users = ([r for r, used in enumerate(batch) if rows[position] in used] for batch in window)
+                following = next((each for each in users if each), [])
+                assert compressed == (self.compressed and rank in following)
+                if compressed:
+                    self.members[rank].held[self.members[rank].slots[position]] = rows[position]
 
     def _id(self, owner: int, row: int) -> int:
         return row * len(self.owners) + self.owners.index(owner)
@@ -81,11 +105,13 @@ class Job:
         for owner in range(len(self.members)):
             plan: Lane = getattr(plans[owner], lane)
             updated = [self._id(owner, row) for row in plan.updated.tolist()]
-            for rank, (places, records) in enumerate(
-                zip(plan.gradients_from.split(), plan.records_from.split(), strict=True)
+            for rank, (places, compressed, records) in enumerate(
+                zip(plan.gradients_from.split(), plan.compressed_from.split(), plan.records_from.split(), strict=True)
             ):
                 arrived = sent[rank][owner]
-                assert [each[1] for each in arrived if each[0] == "gradient"] == [updated[p] for p in places.tolist()]
+                for kind, expected in (("gradient", places), ("compressed", compressed)):
+                    found = [each[1] for each in arrived if each[0] == kind]
+                    assert found == [updated[p] for p in expected.tolist()]
                 versions = [each[2] for each in arrived if each[0] == "record"]
                 for row, version in zip(records.tolist(), versions, strict=True):
                     self.home[self._id(owner, row)] = version
@@ -106,6 +132,9 @@ class Job:
         for member, rows in zip(self.members, batch, strict=True):
             assert len(set(member.slots)) == len(rows)
             assert [member.cache[slot] for slot in member.slots] == [self.true.get(row, 0) for row in rows]
+            for slot, row in zip(member.slots, rows, strict=True):
+                assert member.held.pop(slot, row) == row
+                assert row not in member.held.values()
 
     def collect(self) -> None:
         kept = [member.planner.kept() for member in self.members]
@@ -137,20 +166,32 @@ def train(job: Job, steps: list[Batch], ahead: int, until: int | None = None) ->
 
 
 @settings(max_examples=400, deadline=None)
-@given(batches, st.integers(1, 16), st.integers(0, 6), st.booleans(), st.booleans(), st.integers(1, 4), st.data())
+@given(
+    steps=batches,
+    ahead=st.integers(1, 16),
+    spare=st.integers(0, 6),
+    rules=st.fixed_dictionaries({name: st.booleans() for name in ("replicated", "delayed", "compressed")}),
+    owned=st.integers(1, 4),
+    data=st.data(),
+)
 def test_each_rank_reads_the_latest_rows_and_owners_end_with_all(
-    steps: list[Batch], ahead: int, spare: int, replicated: bool, delayed: bool, owned: int, data: st.DataObject
+    steps: list[Batch], ahead: int, spare: int, rules: dict[str, bool], owned: int, data: st.DataObject
 ) -> None:
+    """Where gradients are compressed, a rank has the row next in the slot in which it keeps what was lost, and keeps
+    nothing in the end."""
     world = len(steps[0])
-    needed = [len({row for rows in batch for row in rows}) if replicated else max(map(len, batch)) for batch in steps]
+    needed = [
+        len({row for rows in batch for row in rows}) if rules["replicated"] else max(map(len, batch)) for batch in steps
+    ]
     owners = list(range(world))[-owned:]
-    job = Job.of(world, owners, max(1, max(needed) + spare), ahead, replicated=replicated, delayed=delayed)
+    job = Job.of(world, owners, max(1, max(needed) + spare), ahead, **rules)
     until = data.draw(st.none() | st.integers(0, len(steps)))
     train(job, steps, ahead, until)
     job.collect()
     assert {row: job.home.get(row, 0) for row in job.true} == job.true
     if until is None:
         assert all(member.planned is not None and member.planned.occupied == 0 for member in job.members)
+        assert not any(member.held for member in job.members)
 
 
 def brute_force(steps: list[Batch], step: int, ahead: int) -> dict[str, set[int]]:
