@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from hvd_compress.embedding.layout import Layout
 from hvd_compress.embedding.modules import CachedEmbedding, Used
+from hvd_compress.embedding.residuals import sums_of_rows
 from hvd_compress.embedding.servers import Shard
 from hvd_compress.engines.base import Engine
 
@@ -99,9 +99,7 @@ class RowSharded(Baseline):
             blocks = self.engine.alltoall(
                 [mine[at].reshape(-1) for at in places], [of.numel() * width for of in requested]
             )
-            apply_mean(
-                module.layout, _shard(module), requested, [block.view(-1, width) for block in blocks], module.steps
-            )
+            apply_mean(_shard(module), requested, [block.view(-1, width) for block in blocks], module.steps)
 
 
 class ReplicatedTable(Baseline):
@@ -121,7 +119,7 @@ class ReplicatedTable(Baseline):
             width = module.layout.dim
             ids = self.engine.allgather(mine)
             blocks = self.engine.allgather(own.reshape(-1), [each.numel() * width for each in ids])
-            apply_mean(module.layout, _shard(module), ids, [block.view(-1, width) for block in blocks], module.steps)
+            apply_mean(_shard(module), ids, [block.view(-1, width) for block in blocks], module.steps)
 
 
 class Resident(ReplicatedTable):
@@ -137,12 +135,7 @@ def _shard(module: CachedEmbedding) -> Shard:
     return module.shard
 
 
-def apply_mean(
-    layout: Layout, shard: Shard, rows: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], step: int
-) -> None:
+def apply_mean(shard: Shard, rows: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], step: int) -> None:
     """Update rows of the shard by the mean of gradients (n, dim), whose rows each rank tells: added in rank order."""
-    distinct, places = torch.unique(torch.cat(list(rows)), return_inverse=True)
-    sums = torch.zeros(distinct.numel(), layout.dim)
-    for at, block in zip(torch.split(places, [each.numel() for each in rows]), gradients, strict=True):
-        sums.index_add_(0, at, block)
+    distinct, sums = sums_of_rows(rows, gradients)
     shard.update(distinct, sums.div_(len(rows)), step)

@@ -23,6 +23,8 @@ from hvd_compress.embedding.messages import (
     take_rows,
     take_updates,
 )
+from hvd_compress.embedding.precision import Precision
+from hvd_compress.embedding.residuals import HeldBack, Residuals
 from hvd_compress.embedding.servers import Shard
 from hvd_compress.engines.base import Call, Engine
 from hvd_compress.errors import ConfigError
@@ -34,9 +36,11 @@ class Part:
     """One embedding on one rank.
 
     Attributes:
+        precision: of synchronised rows and gradients on the network.
+        residuals: what it loses of gradients; None where it loses nothing, or all ranks only read.
         slots: of the rows of the coming batch, by position, once the critical lane of an exchange is through.
         used: in the debug mode, the rows that all ranks use in each batch that is not trained yet.
-        own: where there is a journal, those that this rank uses.
+        own: where there is a journal, or there are residuals, those that this rank uses.
         counts: of the last exchange.
     """
 
@@ -44,7 +48,9 @@ class Part:
     shard: Shard
     cache: Cache
     planner: NativeLookahead
+    precision: Precision
     versions: Versions | None = None
+    residuals: Residuals | None = None
     slots: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     used: deque[torch.Tensor] = field(default_factory=deque)
     own: deque[torch.Tensor] = field(default_factory=deque)
@@ -128,7 +134,7 @@ class Exchanger:
             part.planner.add(of_all.rows, of_all.lengths)
             if part.versions is not None:
                 part.used.append(of_all.rows)
-            if self._journal is not None:
+            if self._journal is not None or part.residuals is not None:
                 part.own.append(torch.split(of_all.rows, of_all.lengths)[self.rank])
 
     def fill(self) -> int:
@@ -160,14 +166,16 @@ class Exchanger:
             own = given
             if given is None and step is not None:
                 own = torch.zeros(part.slots.numel(), part.layout.dim)
+            if part.residuals is not None and own is not None:
+                own = part.residuals.take(own, part.slots, part.own[0])
             if own is not None and step is not None and each.alone.numel():
                 mean = own.index_select(0, each.alone).add_(0.0).div_(len(self.roles.trainers))
                 records = part.cache.update(part.slots.index_select(0, each.alone), mean, step)
                 if self._journal is not None:
                     self._journal.write("critical", step + 1, at, part.own[0].index_select(0, each.alone), records)
             # What leaves in the other lane is taken now: its slots may be filled in this one.
-            send_updates(now, each.critical, part.cache, own, part.layout)
-            send_updates(then, each.later, part.cache, own, part.layout)
+            send_updates(now, each.critical, part.cache, own, part.slots, part.residuals)
+            send_updates(then, each.later, part.cache, own, part.slots, part.residuals)
         if any(each.counts.urgent for each in planned):
             earlier()
         with self.engines.critical.aside() as calls:
@@ -175,7 +183,7 @@ class Exchanger:
         self.moved.record("critical", calls)
         for part, each in zip(self.parts, planned, strict=True):
             part.slots, part.counts = each.slots, each.counts
-            if self.step >= 0 and self._journal is not None:
+            if self.step >= 0 and part.own:
                 part.own.popleft()
         self._laters.put(_Later(step, planned, then))
         self.step += 1
@@ -187,9 +195,10 @@ class Exchanger:
             self._exchange("later", left.updates, [each.later for each in left.planned], left.step)
         self.moved.record("later", calls)
 
-    def collect(self) -> None:
-        """Bring home what ranks keep: owners have all rows as the last step has left them. Collective, behind later();
-        nothing else changes."""
+    def collect(self) -> list[HeldBack]:
+        """Bring home what ranks keep: owners have all rows as the last step has left them, but for what is held back of
+        gradients; return that, of each embedding, where precision is lost. Collective, behind later(); nothing else
+        changes."""
         engine = self.engines.critical
         parts = Parts(engine.world_size)
         kept = [part.planner.kept() for part in self.parts]
@@ -200,20 +209,23 @@ class Exchanger:
         for part, (_, rows_from) in zip(self.parts, kept, strict=True):
             take_records(received, rows_from, part.shard)
         received.check_empty()
+        residuals = [part.residuals for part in self.parts if part.residuals is not None]
+        with engine.aside():
+            return [each.collect(engine, self.roles.owners, len(self.roles.trainers)) for each in residuals]
 
     def _exchange(self, name: str, updates: Parts, lanes: Sequence[Lane], step: int | None) -> None:
         engine: Engine = getattr(self.engines, name)
         received = updates.exchange(engine)
         rows = Parts(engine.world_size)
         for at, (part, lane) in enumerate(zip(self.parts, lanes, strict=True)):
-            updated = take_updates(received, lane, part.shard, len(self.roles.trainers), step)
+            updated = take_updates(received, lane, part.shard, len(self.roles.trainers), step, part.precision)
             if self._journal is not None and updated is not None and step is not None:
                 self._journal.write(name, step + 1, at, part.shard.ids(lane.updated), updated)
-            send_rows(rows, lane, part.shard)
+            send_rows(rows, lane, part.shard, part.precision)
         received.check_empty()
         received = rows.exchange(engine)
         for part, lane in zip(self.parts, lanes, strict=True):
-            take_rows(received, lane, part.cache)
+            take_rows(received, lane, part.cache, part.precision)
         received.check_empty()
         if self._journal is not None and step is not None:
             self._journal.end(name, step + 1)

@@ -24,7 +24,7 @@ class Follower(Steps):
             self._collected()
         if what is Kind.LEFT:
             self._over = True
-            self._collect()
+            self._collect_all()
             self._coming.clear()
 
     def _look_further(self) -> None:

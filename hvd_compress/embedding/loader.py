@@ -14,6 +14,8 @@ from hvd_compress.embedding.follower import Follower
 from hvd_compress.embedding.group import Engines, Roles, Servers, agree
 from hvd_compress.embedding.journal import Gather, Journal
 from hvd_compress.embedding.modules import CachedEmbedding
+from hvd_compress.embedding.precision import precision_of
+from hvd_compress.embedding.residuals import Residuals
 from hvd_compress.embedding.servers import Shard
 from hvd_compress.embedding.steps import Steps
 from hvd_compress.embedding.threads import Threads
@@ -48,7 +50,7 @@ class Lookahead:
 
     All ranks iterate over it together, each over its own batches, and equally many. Each batch is one step of the
     embeddings' optimizers: by the mean over ranks of the gradients that its backward passes gave. The results are those
-    of a synchronous table, to the bit.
+    of a synchronous table, to the bit, unless `sync_precision` is lossy.
 
     Attributes:
         counts: of the last exchange, for each embedding by its name; empty before the first. Read it at the begin of a
@@ -66,6 +68,7 @@ class Lookahead:
         lookahead: int | None = None,
         backward_passes: int = 1,
         trains: bool = True,
+        sync_precision: str = "exact",
         engine: str | Engine = "auto",
         servers: Servers | None = None,
         debug: bool = False,
@@ -81,6 +84,9 @@ class Lookahead:
             lookahead: L, 1 or more; by default as many as the cache holds when training begins, up to MOST_AHEAD.
             backward_passes: of each batch; rows start to move when that many have been.
             trains: whether batches change the rows; an evaluation takes False.
+            sync_precision: how rows that several ranks use, and gradients of them, travel: "exact", "bf16", or "int8"
+                with a float32 scale a row. What is lost of a gradient is added to the next one of that row (error
+                feedback), for which a rank keeps `cache_rows` rows more. Rows with optimizers' states are exact.
             engine: its name, or one that exists; that of servers where there are some.
             servers: ranks that own the rows; by default all that train do.
             journal: where each step is written, so that a job which is killed goes on behind it: see restore().
@@ -94,6 +100,7 @@ class Lookahead:
         self._servers, self._asked = servers, engine if servers is None else servers.asked
         self._number = 0  # by which servers know it
         self._backward_passes, self._trains, self._journal = backward_passes, trains, journal
+        self._sync_precision, self._precision = sync_precision, precision_of(sync_precision)
         _check(embeddings, cache_rows, lookahead, backward_passes)
         names = [module.layout.name for module in self.modules]
         self._cache_rows = [cache_rows[name] if isinstance(cache_rows, Mapping) else cache_rows for name in names]
@@ -191,14 +198,18 @@ class Lookahead:
         backward passes or between two iterations; the iteration goes on.
 
         It differs from rank to rank: save one file a rank. The memory for a copy of the rows that were used is needed.
+        Where `sync_precision` is lossy, what ranks hold back of gradients is applied to the copy, and the iteration
+        goes on as without it.
         """
         self._require_rows()
         self._require_own_rows()
         self._end_others()
         self.open()
-        if self._steps is not None:
-            self._guarded(self._steps.synchronize)
-        return {module.layout.name: state_of(module, _shard(module)) for module in self.modules}
+        held_back = [] if self._steps is None else self._guarded(self._steps.synchronize)
+        states = {module.layout.name: state_of(module, _shard(module)) for module in self.modules}
+        for module, each in zip(self.modules, held_back, strict=bool(held_back)):
+            each.apply_to_state(states[module.layout.name], module.layout)
+        return states
 
     def load_state_dict(self, *states: Mapping[str, Any]) -> None:
         """Load what state_dict() gave this rank, or, in a job of another size, all ranks. Collective, between two
@@ -357,6 +368,7 @@ class Lookahead:
             "cache_rows": dict(zip((each.layout.name for each in self.modules), self._cache_rows, strict=True)),
             "lookahead": self._wanted,
             "trains": self._trains,
+            "sync_precision": self._sync_precision,
             "debug": self._debug,
             "rules": [self._rules.delayed, self._rules.replicated],
         }
@@ -365,6 +377,7 @@ class Lookahead:
         """What must be the same on all ranks, by its name in messages."""
         found: dict[str, Any] = {
             "trains": self._trains,
+            "sync_precision": self._sync_precision,
             "lookahead": self._wanted,
             "debug": self._debug,
             "rules": repr(self._rules),
@@ -396,9 +409,12 @@ class Lookahead:
                 self._wanted or MOST_AHEAD,
                 self._rules.replicated,
                 self._rules.delayed,
+                self._precision.lossy,
             )
             versions = module.versions if module.layout.debug else None
-            parts.append(Part(module.layout, _shard(module), cache, planner, versions))
+            rows, dim = cache.records.shape[0], module.layout.dim
+            residuals = Residuals(self._precision, dim, rows) if self._precision.lossy and self._trains else None
+            parts.append(Part(module.layout, _shard(module), cache, planner, self._precision, versions, residuals))
         return Exchanger(threads.engines, roles, parts, self._steps_trained() if self._trains else None, self._journal)
 
     def _ids(self, batch: Any, at: int) -> Any:

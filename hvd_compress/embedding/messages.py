@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from hvd_compress.embedding.cache import Cache
-from hvd_compress.embedding.layout import Layout
+from hvd_compress.embedding.precision import Precision
+from hvd_compress.embedding.residuals import Residuals
 from hvd_compress.embedding.servers import Shard
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import PayloadError
@@ -54,11 +55,26 @@ class Received:
                 raise PayloadError(f"rank {member} sent {part.numel()} numbers where {taken} were planned")
 
 
-def send_updates(parts: Parts, lane: Lane, cache: Cache, gradients: torch.Tensor | None, layout: Layout) -> None:
-    """Send gradients (n, dim) by position, and records that are returned, to owners. None: all ranks only read."""
+def send_updates(
+    parts: Parts,
+    lane: Lane,
+    cache: Cache,
+    gradients: torch.Tensor | None,
+    slots: torch.Tensor,
+    residuals: Residuals | None,
+) -> None:
+    """Send gradients (n, dim) of the rows in slots (n,), and records that are returned, to owners.
+
+    `gradients` is None where all ranks only read, `residuals` where all gradients are exact.
+    """
     if gradients is not None:
         parts.send(gradients.index_select(0, lane.gradients.all), lane.gradients.lengths)
-        parts.expect(lane.gradients_from.lengths, layout.dim)
+        parts.expect(lane.gradients_from.lengths, cache.layout.dim)
+        if residuals is not None:
+            positions, lengths = lane.compressed
+            words = residuals.encode(gradients.index_select(0, positions), slots.index_select(0, positions))
+            parts.send(words, lengths)
+            parts.expect(lane.compressed_from.lengths, words.shape[1])
     send_records(parts, lane.records, lane.records_from, cache)
 
 
@@ -67,21 +83,30 @@ def send_records(parts: Parts, slots: Lists, rows_from: Lists, cache: Cache) -> 
     parts.expect(rows_from.lengths, cache.layout.record_width)
 
 
-def take_updates(received: Received, lane: Lane, shard: Shard, trainers: int, step: int | None) -> torch.Tensor | None:
+def take_updates(
+    received: Received, lane: Lane, shard: Shard, trainers: int, step: int | None, precision: Precision
+) -> torch.Tensor | None:
     """Update the shard by the mean over ranks: gradients are added in the order of ranks, from zero on. Return the
     records that were updated. `step` is None where all ranks only read."""
-    updated = None if step is None else _take_gradients(received, lane, shard, trainers, step)
+    updated = None
+    if step is not None:
+        mean = _take_sums(received, lane, shard.layout.dim, precision).div_(trainers)
+        updated = shard.update(lane.updated, mean, step)
     take_records(received, lane.records_from, shard)
     return updated
 
 
-def _take_gradients(received: Received, lane: Lane, shard: Shard, trainers: int, step: int) -> torch.Tensor:
-    sums = torch.zeros(lane.updated.numel(), shard.layout.dim)
-    for places, block in zip(
-        lane.gradients_from.split(), received.take(lane.gradients_from.lengths, shard.layout.dim), strict=True
-    ):
+def _take_sums(received: Received, lane: Lane, dim: int, precision: Precision) -> torch.Tensor:
+    """Return the sums of gradients (n, dim) of the rows that are updated. A rank's gradient of a row is either exact or
+    compressed."""
+    sums = torch.zeros(lane.updated.numel(), dim)
+    exact = _blocks(received, lane.gradients_from, dim)
+    compressed = _blocks(received, lane.compressed_from, precision.words(dim))
+    for (places, block), (compressed_places, words) in zip(exact, compressed, strict=True):
         sums.index_add_(0, places, block)
-    return shard.update(lane.updated, sums.div_(trainers), step)
+        if words.numel():
+            sums.index_add_(0, compressed_places, precision.decode(words, dim))
+    return sums
 
 
 def take_records(received: Received, rows_from: Lists, shard: Shard) -> None:
@@ -89,19 +114,27 @@ def take_records(received: Received, rows_from: Lists, shard: Shard) -> None:
         shard.write(rows, block)
 
 
-def send_rows(parts: Parts, lane: Lane, shard: Shard) -> None:
-    """Send rows, with and without states, to those that use them next."""
+def send_rows(parts: Parts, lane: Lane, shard: Shard, precision: Precision) -> None:
+    """Send rows to those that use them next: with states as they are, without them in the precision of what is
+    synchronised. The debug mode's versions are exact."""
     layout = shard.layout
-    parts.send(shard.read(lane.rows_to.all)[:, : layout.row_width], lane.rows_to.lengths)
-    parts.expect(lane.rows_into.lengths, layout.row_width)
+    records = shard.read(lane.rows_to.all)
+    words = precision.encode(layout.row(records))
+    parts.send(
+        torch.cat([words, layout.versions(records).unsqueeze(1)], dim=1) if layout.debug else words,
+        lane.rows_to.lengths,
+    )
+    parts.expect(lane.rows_into.lengths, precision.words(layout.dim) + layout.debug)
     parts.send(shard.read(lane.records_to.all), lane.records_to.lengths)
     parts.expect(lane.records_into.lengths, layout.record_width)
 
 
-def take_rows(received: Received, lane: Lane, cache: Cache) -> None:
+def take_rows(received: Received, lane: Lane, cache: Cache, precision: Precision) -> None:
     layout = cache.layout
-    for slots, block in _blocks(received, lane.rows_into, layout.row_width):
-        cache.write_rows(slots, block)
+    width = precision.words(layout.dim)
+    for slots, block in _blocks(received, lane.rows_into, width + layout.debug):
+        rows = precision.decode(block[:, :width], layout.dim)
+        cache.write_rows(slots, torch.cat([rows, block[:, width:]], dim=1) if layout.debug else rows)
     for slots, block in _blocks(received, lane.records_into, layout.record_width):
         cache.write(slots, block)
 

@@ -39,6 +39,15 @@ class RowOptimizer(ABC):
     def update(self, rows: torch.Tensor, state: torch.Tensor, gradients: torch.Tensor, step: int) -> None:
         """Update rows (n, dim) and their states (n, state_width) in place by gradients (n, dim); steps count from 1."""
 
+    def correct(self, rows: torch.Tensor, state: torch.Tensor, gradients: torch.Tensor, step: int) -> None:
+        """Add to rows and states, in place, what an earlier update has lacked of its gradients (n, dim): the difference
+        between an update by them and one by zeros, so that no moment is applied once more."""
+        updated, unchanged = ((rows.clone(), state.clone()) for _ in range(2))
+        self.update(*updated, gradients, step)
+        self.update(*unchanged, torch.zeros_like(gradients), step)
+        rows.add_(updated[0].sub_(unchanged[0]))
+        state.add_(updated[1].sub_(unchanged[1]))
+
 
 @dataclass
 class SGD(RowOptimizer):

@@ -13,6 +13,7 @@ import torch
 from hvd_compress.embedding.coming import Gathered, Kind
 from hvd_compress.embedding.exchange import Exchanger
 from hvd_compress.embedding.modules import CachedEmbedding, Used
+from hvd_compress.embedding.residuals import HeldBack
 from hvd_compress.embedding.threads import Threads
 from hvd_compress.errors import ConfigError, UsageError
 
@@ -113,21 +114,31 @@ class Steps:
         if self.exchanger.coming.failure is not None:
             raise self.exchanger.coming.failure
 
-    def synchronize(self) -> None:
-        """Let owners have all rows as the batch has left them that is trained on; the next one follows."""
-        if not self._over:
-            if self.exchanger.roles.served:
-                self._wait(self._submit("told", partial(self.exchanger.gather, Kind.COLLECT)))
-            self._collect()
+    def synchronize(self) -> list[HeldBack]:
+        """Let owners have all rows as the batch has left them that is trained on; the next one follows. Return what is
+        held back of gradients, of each embedding, where precision is lost."""
+        if self._over:
+            return []
+        if self.exchanger.roles.served:
+            self._wait(self._submit("told", partial(self.exchanger.gather, Kind.COLLECT)))
+        return self._collect()
 
-    def _collect(self) -> None:
+    def _collect(self) -> list[HeldBack]:
         if self._current is not None:
             self._exchange()
         self._wait_for(self._critical, 0)
         self._wait_for(self._later, 0)
+        held_back: list[HeldBack] = []
         if self._exchanged >= -1:
-            self._wait(self._submit("critical", self.exchanger.collect))
+            held_back = self._wait(self._submit("critical", self.exchanger.collect))
         self._end_step()
+        return held_back
+
+    def _collect_all(self) -> None:
+        """Let owners have all rows, with what is held back of gradients, where no batch follows."""
+        held_back = self._collect()
+        for module, part, each in zip(self._modules, self.exchanger.parts, held_back, strict=bool(held_back)):
+            each.apply(part.shard, module.steps)
 
     def leave(self) -> None:
         """The program is behind the loop, wherever it has left it."""
@@ -139,7 +150,7 @@ class Steps:
         goes_on = self._last_told is not None and self._told_last() is Kind.BATCH
         if goes_on or self.exchanger.roles.served:
             self._wait(self._submit("told", partial(self.exchanger.gather, Kind.LEFT)))
-        self._collect()
+        self._collect_all()
 
     def _tell(self) -> None:
         """Pull a batch, and tell all ranks what it uses; or that there is none, and why."""
