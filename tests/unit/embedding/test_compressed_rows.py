@@ -19,6 +19,8 @@ from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
 from tests.unit.embedding.reference import SynchronousTable
 from tests.unit.embedding.test_exact import OPTIMIZERS, most_rows, trained, zipf
+from tests.unit.embedding.test_loader import batches_of
+from tests.unit.embedding.test_serving import job, records
 
 LOSSY = ["bf16", "int8"]
 DIM = 5
@@ -42,7 +44,7 @@ def summed(batches: Batches, lr: float = 0.5, rows: int = 40) -> torch.Tensor:
 
 def error_of(batches: Batches, precision: str, cache_rows: int, lookahead: int, **rules: Any) -> float:
     """Return how far rows are from those of a synchronous table."""
-    records, used = trained(
+    found, used = trained(
         len(batches[0]),
         batches,
         lambda: CachedEmbedding(40, DIM, optimizer=SGD(0.5)),
@@ -52,7 +54,7 @@ def error_of(batches: Batches, precision: str, cache_rows: int, lookahead: int, 
         sync_precision=precision,
         **rules,
     )
-    return (records[used][:, :DIM] - summed(batches)[used]).abs().max().item()
+    return (found[used][:, :DIM] - summed(batches)[used]).abs().max().item()
 
 
 def zipf_batches(world: int, alpha: float, steps: int, seed: int, most: int = 12) -> Batches:
@@ -166,11 +168,11 @@ def test_a_loop_that_is_left(monkeypatch: pytest.MonkeyPatch, until: int, precis
         return left, module
 
     found = run_ranks(3, body)
-    records = torch.zeros(40, DIM)
+    rows = torch.zeros(40, DIM)
     for rank, (left, _) in enumerate(found):
-        records[rank::3] = left[:, :DIM]
+        rows[rank::3] = left[:, :DIM]
     used = torch.unique(torch.cat([ids for batch in batches[:until] for ids in batch]))
-    assert torch.allclose(records[used], summed(batches[:until])[used], rtol=0, atol=2e-5)
+    assert torch.allclose(rows[used], summed(batches[:until])[used], rtol=0, atol=2e-5)
     both = batches[:until] + batches
     assert torch.allclose(rows_of([module for _, module in found], both), expected_of(both), rtol=0, atol=3e-5)
     assert sum(held) > 0
@@ -213,6 +215,23 @@ def test_a_state_within_an_epoch_lacks_nothing_and_changes_nothing(precision: st
         assert one.shard is not None
         assert other.shard is not None
         assert torch.equal(one.shard.records, other.shard.records)
+
+
+@pytest.mark.parametrize("precision", LOSSY)
+def test_servers_give_the_same_bits(precision: str) -> None:
+    """In loops that are left, too."""
+
+    def body(module: CachedEmbedding, engine: InProcessEngine, settings: dict[str, Any]) -> None:
+        batches = batches_of(engine.rank, 14)
+        loader = Lookahead(batches, {lambda ids: ids: module}, **settings, sync_precision=precision)
+        for until in (6, None):
+            for step, ids in enumerate(loader, start=1):
+                (module(ids) ** 2).sum().backward()
+                if step == until:
+                    break
+        loader.close()
+
+    assert torch.equal(records(job(3, 2, body)), records(job(3, 0, body)))
 
 
 @pytest.mark.parametrize("precision", LOSSY)
@@ -272,11 +291,11 @@ def test_gradients_that_are_not_finite_arrive_as_such(wrong: float, precision: s
             factors[2, 1] = wrong
         return (factors * values).sum()
 
-    records, _ = trained(
+    found, _ = trained(
         2, batches, lambda: CachedEmbedding(40, DIM, optimizer=SGD(0.5)), 4, 3, loss, sync_precision=precision
     )
-    assert not records[2, 1].isfinite()
-    assert records[[0, 1, 3]].isfinite().all()
+    assert not found[2, 1].isfinite()
+    assert found[[0, 1, 3]].isfinite().all()
 
 
 @pytest.mark.parametrize(("precision", "share"), [("bf16", 0.5), ("int8", (1 + 16 / 4) / 16)])
