@@ -26,6 +26,7 @@ from recommendation.skew import Skew, Top, Zipf
 from recommendation.training import train
 from torch import nn
 
+from hvd_compress.embedding.precision import PRECISIONS
 from hvd_compress.errors import ConfigError, UnsupportedError
 
 Compress = Callable[[Any], Any]
@@ -98,6 +99,7 @@ def skew_of(zipf: float | None, top: float | None, data: tuple[str, ...]) -> Ske
 @click.option("--embedding-lr", type=float, default=0.05, show_default=True, help="Of the rows' Adagrad.")
 @click.option("--cache-rows", type=int, default=200_000, show_default=True, help="Slots of a rank's cache.")
 @click.option("--lookahead", type=int, help="Batches. [default: as many as the cache holds]")
+@click.option("--sync-precision", type=click.Choice(list(PRECISIONS)), default="exact", show_default=True)
 @click.option("--report-every", type=click.IntRange(1), default=100, show_default=True, help="Steps.")
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
 @click.option("--ddp", is_flag=True, help="PyTorch's DistributedDataParallel instead of Horovod; by torchrun.")

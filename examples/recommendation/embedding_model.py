@@ -27,6 +27,7 @@ class Settings:
         embedding_lr: of the rows' Adagrad.
         cache_rows: slots of a rank's cache.
         lookahead: batches; None for as many as the cache holds.
+        sync_precision: of rows and gradients that several ranks share, on the network.
     """
 
     model: str = "dlrm"
@@ -35,6 +36,7 @@ class Settings:
     embedding_lr: float = 0.05
     cache_rows: int = 200_000
     lookahead: int | None = None
+    sync_precision: str = "exact"
     report_every: int = 100
     seed: int = 1
 
@@ -74,7 +76,13 @@ class EmbeddingModel:
         if self.linear is not None:
             embeddings[itemgetter(2)] = self.linear  # the same ids: a mapping has each key once
         batches = chain(source.train, source.test)
-        return Lookahead(batches, embeddings, cache_rows=settings.cache_rows, lookahead=settings.lookahead)
+        return Lookahead(
+            batches,
+            embeddings,
+            cache_rows=settings.cache_rows,
+            lookahead=settings.lookahead,
+            sync_precision=settings.sync_precision,
+        )
 
     def __call__(self, batch: Batch | Bags) -> torch.Tensor:
         """Return the logits of a batch."""

@@ -49,7 +49,7 @@ def test_one_rank_trains_with_horovod():
 
 def test_two_ranks_train_deepfm_by_torchrun():
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = run(*SHORT, "--model", "deepfm", "--ddp", launch=launch)
+    done = run(*SHORT, "--model", "deepfm", "--ddp", "--sync-precision", "int8", launch=launch)
     assert done.returncode == 0, done.stderr
     assert "35,471 dense parameters on 2 rank(s)" in done.stdout
     assert len(losses(done.stdout)) == 3
