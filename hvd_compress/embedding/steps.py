@@ -69,6 +69,7 @@ class Steps:
         self._coming: list[Batch] = []
         self._last_told: Told | None = None
         self._unplanned: list[Told] = []
+        self._planning: list[Future[None]] = []  # since the last exchange was handed over
         self._ended = self._over = False
         self._exchanged = -2  # the last exchange that was handed over
         self._critical: list[Future[None]] = []  # that nobody has waited for, and so on
@@ -90,6 +91,7 @@ class Steps:
         """Return the batch of the next step, once its rows are there; None behind the last one."""
         self._exchange()
         self._look_further()
+        self._begin_planning()  # beside the forward and backward passes, as the next exchange waits for it
         self._wait_for(self._critical, 0)
         self._wait_for(self._later, 1)  # that of this exchange may take as long as the next step
         self._end_step()
@@ -206,11 +208,13 @@ class Steps:
         self._exchanged = self._step
         used = self._current.used if self._current is not None and self._trains else []
         gradients = [None if each.values is None else each.values.grad for each in used] or [None] * len(self._modules)
-        told, self._unplanned = self._unplanned, []
+        self._begin_planning()
+        planning, self._planning = self._planning, []
         before = self._later[-1].result if self._later else lambda: None
 
         def critical() -> None:
-            self._plan(told)
+            for each in planning:
+                each.result()
             self.exchanger.critical(gradients, before)
 
         through = self._submit("critical", critical)
@@ -230,6 +234,12 @@ class Steps:
             return self.exchanger.fill()
 
         return fill
+
+    def _begin_planning(self) -> None:
+        """Hand over what was told since, to be planned before the next exchange."""
+        told, self._unplanned = self._unplanned, []
+        if told:
+            self._planning.append(self._submit("critical", partial(self._plan, told)))
 
     def _plan(self, told: Sequence[Told]) -> None:
         for each in told:
