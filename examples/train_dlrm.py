@@ -100,6 +100,11 @@ def skew_of(zipf: float | None, top: float | None, data: tuple[str, ...]) -> Ske
 @click.option("--cache-rows", type=int, default=200_000, show_default=True, help="Slots of a rank's cache.")
 @click.option("--lookahead", type=int, help="Batches. [default: as many as the cache holds]")
 @click.option("--sync-precision", type=click.Choice(list(PRECISIONS)), default="exact", show_default=True)
+@click.option(
+    "--journal",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder in which each step is written; a run that was killed goes on behind it.",
+)
 @click.option("--report-every", type=click.IntRange(1), default=100, show_default=True, help="Steps.")
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
 @click.option("--ddp", is_flag=True, help="PyTorch's DistributedDataParallel instead of Horovod; by torchrun.")

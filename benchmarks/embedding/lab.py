@@ -67,9 +67,16 @@ class Training:
             self.engine.locate()
             self.loader = BASELINES[method](endless, {2: self.embedding}, self.engine)
         else:
-            ahead = int(method.removeprefix("L=")) if method.startswith("L=") else 50
-            rules = RULES.get(method, Rules())
-            self.loader = Lookahead(endless, {2: self.embedding}, cache_rows=cache_rows, lookahead=ahead, rules=rules)
+            name, _, precision = method.partition(":")  # such as L=50:int8
+            ahead = int(name.removeprefix("L=")) if name.startswith("L=") else 50
+            self.loader = Lookahead(
+                endless,
+                {2: self.embedding},
+                cache_rows=cache_rows,
+                lookahead=ahead,
+                rules=RULES.get(name, Rules()),
+                sync_precision=precision or "exact",
+            )
         self.batches: Iterator[Batch] = iter(self.loader)
         self.critical: list[int] = []
         self.other: list[int] = []

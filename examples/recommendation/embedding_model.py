@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import chain
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from hvd_compress.embedding import CachedEmbedding, CachedEmbeddingBag, Lookahead, RowwiseAdagrad
+from hvd_compress.embedding import CachedEmbedding, CachedEmbeddingBag, Journal, Lookahead, RowwiseAdagrad
 from recommendation.batch import Batch
 from recommendation.models import MODELS
 from recommendation.packages import Bags
 from recommendation.sizes import FULL, SMALL
-from recommendation.sources import Source
+from recommendation.sources import Batches, Source
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Settings:
         cache_rows: slots of a rank's cache.
         lookahead: batches; None for as many as the cache holds.
         sync_precision: of rows and gradients that several ranks share, on the network.
+        journal: a folder in which each step is written, and behind whose last one a run goes on.
     """
 
     model: str = "dlrm"
@@ -37,6 +38,7 @@ class Settings:
     cache_rows: int = 200_000
     lookahead: int | None = None
     sync_precision: str = "exact"
+    journal: Path | None = None
     report_every: int = 100
     seed: int = 1
 
@@ -70,18 +72,18 @@ class EmbeddingModel:
         optimizer = RowwiseAdagrad(settings.embedding_lr)
         return kind(source.tables, dim, optimizer=optimizer, seed=settings.seed, initial=initial, name=name)
 
-    def lookahead(self, source: Source, settings: Settings) -> Lookahead:
-        """Return a loader of the batches to train on and, behind them, of those to test on."""
+    def lookahead(self, batches: Batches, settings: Settings, journal: Journal | None) -> Lookahead:
+        """Return a loader of batches."""
         embeddings: dict[Any, CachedEmbedding] = {2: self.embedding}
         if self.linear is not None:
             embeddings[itemgetter(2)] = self.linear  # the same ids: a mapping has each key once
-        batches = chain(source.train, source.test)
         return Lookahead(
             batches,
             embeddings,
             cache_rows=settings.cache_rows,
             lookahead=settings.lookahead,
             sync_precision=settings.sync_precision,
+            journal=journal,
         )
 
     def __call__(self, batch: Batch | Bags) -> torch.Tensor:

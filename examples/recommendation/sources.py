@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 
 import torch
@@ -47,6 +47,20 @@ class Source:
     @property
     def features(self) -> int:
         return len(self.tables)
+
+
+class Batches:
+    """Batches to train on and, behind them, those to test on.
+
+    Attributes:
+        first: how many are left out, as an earlier run has trained on them.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source, self.first = source, 0
+
+    def __iter__(self) -> Iterator[Batch | Bags]:
+        return islice(chain(self._source.train, self._source.test), self.first, None)
 
 
 def synthetic(scale: float, batch_size: int, steps: int, seed: int, ranks: Ranks, skew: Skew | None = None) -> Source:

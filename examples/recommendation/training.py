@@ -10,9 +10,10 @@ import torch
 from images.ranks import Ranks
 from torch import nn
 
+from hvd_compress.embedding import Journal
 from recommendation.embedding_model import EmbeddingModel, Settings
 from recommendation.metrics import Score, loss_of
-from recommendation.sources import Source
+from recommendation.sources import Batches, Source
 
 Distribute = Callable[[nn.Module, float], tuple[nn.Module, torch.optim.Optimizer]]
 """From a model and a learning rate to one that all ranks train, and its optimizer."""
@@ -28,16 +29,22 @@ def train(source: Source, steps: int, settings: Settings, ranks: Ranks, distribu
     ranks.say(f"{source.text}: {sum(source.tables):,} rows in {len(source.tables)} table(s)")
     ranks.say(f"{settings.model} of {parameters:,} dense parameters on {ranks.size} rank(s)")
     model.dense, optimizer = distribute(model.dense, settings.lr)
-    loader = model.lookahead(source, settings)
+    batches, journal = Batches(source), None
+    if settings.journal is not None:
+        journal = Journal(settings.journal, {"model": model.dense, "optimizer": optimizer})
+    loader = model.lookahead(batches, settings, journal)
+    first = batches.first = 0 if journal is None else loader.restore()
+    if first:
+        ranks.say(f"goes on behind step {first}")
     name = model.embedding.layout.name
-    score, moved, done, start = Score(), Counter[str](), 0, 0.0
-    for step, batch in enumerate(loader):
+    score, moved, done, start = Score(), Counter[str](), first, 0.0
+    for step, batch in enumerate(loader, start=first):
         start = start or time.perf_counter()  # when the first rows are there
         training = step < steps
-        if 0 < step <= steps:
+        if first < step <= steps:
             moved.update(loader.counts[name]._asdict())
         if step == steps:
-            _report(done, start, moved, ranks)
+            _report(done - first, start, moved, ranks)
             model.dense.eval()
             score = Score()
         with torch.set_grad_enabled(training):
@@ -56,7 +63,7 @@ def train(source: Source, steps: int, settings: Settings, ranks: Ranks, distribu
         ranks.say(f"step {done}: {score.text(ranks.sum)}")
     if done < steps or not source.test:
         moved.update(loader.counts[name]._asdict())
-        _report(done, start, moved, ranks)
+        _report(done - first, start, moved, ranks)
     else:
         ranks.say(f"test: {score.text(ranks.sum)}")
     loader.close()
@@ -64,6 +71,8 @@ def train(source: Source, steps: int, settings: Settings, ranks: Ranks, distribu
 
 def _report(steps: int, start: float, moved: Mapping[str, int], ranks: Ranks) -> None:
     """`moved`: sums of loader.counts, which at the top of the loop are those of the exchange behind the step before."""
+    if not steps:  # an earlier run has trained on all
+        return
     rate = steps / (time.perf_counter() - start)
     ranks.say(f"{steps} steps, {rate:.1f} steps/s, with {ranks.size} rank(s)")
     each = ", ".join(f"{name} {count / steps:,.0f}" for name, count in moved.items())

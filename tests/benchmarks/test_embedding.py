@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.benchmarks.scripts import FOLDER
 
@@ -36,3 +38,17 @@ def test_steps_by_every_way_to_keep_rows() -> None:
     critical = {name: float(cells[-3]) for name, cells in rows.items() if name not in ("rows", "---")}
     assert critical["resident"] == 0.0
     assert critical["L=50"] <= critical["not-delayed"] <= critical["replicated-cache"]
+
+
+def test_kills() -> None:
+    told = ran(sys.executable, str(FOLDER / "embedding" / "kills.py"), "--kills", "2")
+    assert "2 kills: " in told
+    assert "those of a job that nobody killed" in told
+
+
+def test_the_picture(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.json"
+    methods = {"resident": [1.0, 1.1], "sharded": [2.0, 2.2], "L=1": [1.9, 2.0], "L=5": [1.5, 1.4]}
+    rows.write_text("\n".join(json.dumps({"method": name, "taken": taken}) for name, taken in methods.items()))
+    ran(sys.executable, str(FOLDER / "embedding" / "picture.py"), str(rows), str(tmp_path / "picture.png"))
+    assert (tmp_path / "picture.png").stat().st_size > 5000

@@ -47,6 +47,24 @@ def test_one_rank_trains_with_horovod():
     assert 0 < last < 1
 
 
+def test_a_run_that_is_killed_goes_on_behind_its_last_step(tmp_path: Path):
+    whole = run(*SHORT)
+    words = (*SHORT, "--journal", tmp_path / "journal")
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    first = subprocess.Popen(
+        [sys.executable, SCRIPT, *map(str, words)], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert first.stdout is not None
+    with first:
+        assert any(line.startswith("step 20:") for line in first.stdout)
+        first.kill()
+    second = run(*words)
+    assert second.returncode == 0, second.stderr
+    (begun,) = re.findall(r"goes on behind step (\d+)", second.stdout)
+    assert int(begun) >= 19, "the line is printed within the step"
+    assert second.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1], "the score of the test"
+
+
 def test_two_ranks_train_deepfm_by_torchrun():
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = run(*SHORT, "--model", "deepfm", "--ddp", "--sync-precision", "int8", launch=launch)
