@@ -1,5 +1,6 @@
-// Initial values of rows, from nothing but a seed and the row's id: 24 bits of splitmix64 (Steele et al. 2014) at the
-// place of each element, uniform between -bound and bound of the row's table.
+// Initial values of rows, from nothing but a seed and the row's id: 24 bits of the output function of splitmix64
+// (Steele et al. 2014), of whole numbers that follow each other within a row, uniform between -bound and bound of the
+// row's table.
 #pragma once
 
 #include <cstdint>

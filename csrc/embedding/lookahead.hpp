@@ -19,7 +19,8 @@
 //
 // A batch is admitted if no cache overflows until it is trained: this is how the lookahead falls.
 //
-// The time of a batch does not depend on how many are looked ahead; most of it is what comes from memory, so what is
+// The time of a batch hardly depends on how many are looked ahead (sums of slots take L times the members, little up to
+// some hundred batches); most of it is what comes from memory, so what is
 // needed soon is asked for early, and what concerns other members alone is only counted.
 #pragma once
 

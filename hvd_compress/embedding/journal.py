@@ -203,7 +203,7 @@ class Journal:
             if shards:
                 _load(frame, shards[frame.part])
         if self._rank in self._trainers:
-            state = torch.load(self._dense_path(whole))
+            state = torch.load(self._dense_path(whole), weights_only=False)
             for name, each in self._dense.items():
                 each.load_state_dict(state["dense"][name])
             torch.set_rng_state(state["random"])

@@ -138,7 +138,8 @@ class Lookahead:
                 )
             if journal is not None:
                 self._guarded(partial(self._keep, journal, steps))
-        self._guarded(steps.end)
+        if (failure := self._guarded(steps.end)) is not None:
+            raise failure
 
     def follow(self) -> None:
         """Do a server's part of an iteration of all trainers: called by serve()."""
@@ -221,20 +222,14 @@ class Lookahead:
             ConfigError: it is of other tables, or states of ranks are missing.
         """
         self._require_own_rows()
-        if not any(module.lost for module in self.modules):
-            self._end_others()
-            self.collect()
-        self.open()
+        self._end_all()
         for module in self.modules:
-            if module.user is not None:  # and has failed: what it has begun must not come behind what is loaded
-                module.user.drain()
-                module.user = None
             name = module.layout.name
             load(module, _shard(module), [state[name] for state in states if name in state])
 
     def restore(self) -> int:
         """Go on behind the last step that the journals of all ranks have: rows and the dense part are as it has left
-        them. Collective, before the first iteration. Return how many steps are trained, 0 where there is no journal.
+        them. Collective, between two iterations. Return how many steps are trained, 0 where there is no journal.
 
         The loader must begin with the batch that follows.
 
@@ -245,7 +240,7 @@ class Lookahead:
         """
         if self._journal is None:
             raise UsageError("restore() needs a journal: pass journal= to Lookahead")
-        self.open()
+        self._end_all()
         self._tell_servers("restore")
         shards, gather = self._journals()[1:]
         found = self._told(partial(self._journal.restore, shards, gather))
@@ -294,7 +289,7 @@ class Lookahead:
             if module.lost:
                 raise UsageError(
                     f"{module.layout.name} lacks rows that were in caches when training failed ({module.lost}): load a "
-                    "checkpoint"
+                    "checkpoint, or start the job again and call restore() of its journal"
                 )
 
     def _end_others(self) -> None:
@@ -302,6 +297,17 @@ class Lookahead:
         for module in self.modules:
             if module.user not in (None, self):
                 module.user.collect()
+
+    def _end_all(self) -> None:
+        """What was begun must not come behind what is loaded. Collective."""
+        if not any(module.lost for module in self.modules):
+            self._end_others()
+            self.collect()
+        self.open()
+        for module in self.modules:
+            if module.user is not None:  # and has failed
+                module.user.drain()
+                module.user = None
 
     def drain(self) -> None:
         """Wait for what an iteration that has failed has begun, and forget it."""
@@ -389,7 +395,7 @@ class Lookahead:
             found[f"{layout.name}"] = [
                 list(layout.sizes),
                 layout.dim,
-                repr(layout.optimizer),
+                layout.optimizer.described(module.steps),
                 layout.seed,
                 module.steps,
             ]

@@ -6,26 +6,36 @@ All arithmetic is by element, or in a fixed order within a row, so that a row's 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
 from hvd_compress.errors import ConfigError
 
 
-@dataclass
+@dataclass(frozen=True)
 class RowOptimizer(ABC):
     """Updates rows in place.
 
     Attributes:
-        lr: the learning rate, of the coming updates. It may change between steps, on all ranks alike.
+        lr: the learning rate, or a function that gives it by the step, from 0 on. It cannot be assigned: updates of a
+            step run beside the next one, some of them on servers.
     """
 
-    lr: float
+    lr: float | Callable[[int], float]
 
     def __post_init__(self) -> None:
-        if not self.lr >= 0:
-            raise ConfigError(f"lr = {self.lr} of an embedding's optimizer is no learning rate, 0 or more")
+        if not self.rate(1) >= 0:
+            raise ConfigError(f"lr = {self.rate(1)} of an embedding's optimizer is no learning rate, 0 or more")
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, from 1 on."""
+        return self.lr(step - 1) if callable(self.lr) else self.lr
+
+    def described(self, steps: int) -> str:
+        """Return what must be the same on all ranks, when so many steps are trained."""
+        return repr(replace(self, lr=self.rate(steps + 1)))
 
     @abstractmethod
     def state_width(self, dim: int) -> int:
@@ -49,7 +59,7 @@ class RowOptimizer(ABC):
         state.add_(updated[1].sub_(unchanged[1]))
 
 
-@dataclass
+@dataclass(frozen=True)
 class SGD(RowOptimizer):
     """row - lr * gradient."""
 
@@ -57,10 +67,10 @@ class SGD(RowOptimizer):
         return 0
 
     def update(self, rows: torch.Tensor, state: torch.Tensor, gradients: torch.Tensor, step: int) -> None:
-        rows.sub_(gradients.mul(self.lr))
+        rows.sub_(gradients.mul(self.rate(step)))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Adagrad(RowOptimizer):
     """Adagrad (Duchi et al. 2011) with a sum of squares an element, as torch.optim.Adagrad without decay."""
 
@@ -75,10 +85,10 @@ class Adagrad(RowOptimizer):
 
     def update(self, rows: torch.Tensor, state: torch.Tensor, gradients: torch.Tensor, step: int) -> None:
         state.add_(gradients.mul(gradients))
-        rows.sub_(gradients.mul(self.lr).div_(state.sqrt().add_(self.eps)))
+        rows.sub_(gradients.mul(self.rate(step)).div_(state.sqrt().add_(self.eps)))
 
 
-@dataclass
+@dataclass(frozen=True)
 class RowwiseAdagrad(RowOptimizer):
     """Adagrad with one sum a row, of the means of squares (Mudigere et al. 2022): a row's state is one number."""
 
@@ -93,10 +103,10 @@ class RowwiseAdagrad(RowOptimizer):
 
     def update(self, rows: torch.Tensor, state: torch.Tensor, gradients: torch.Tensor, step: int) -> None:
         state.add_(_sums(gradients.mul(gradients)).div_(gradients.shape[1]))
-        rows.sub_(gradients.mul(self.lr).div_(state.sqrt().add_(self.eps)))
+        rows.sub_(gradients.mul(self.rate(step)).div_(state.sqrt().add_(self.eps)))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Adam(RowOptimizer):
     """Adam (Kingma and Ba 2015) on rows that a step uses, as torch.optim.SparseAdam: other rows' moments stay as they
     are, and the correction of bias counts all steps."""
@@ -116,7 +126,7 @@ class Adam(RowOptimizer):
         first, second = state.chunk(2, dim=1)
         first.mul_(self.betas[0]).add_(gradients.mul(1 - self.betas[0]))
         second.mul_(self.betas[1]).add_(gradients.mul(gradients).mul_(1 - self.betas[1]))
-        scale = self.lr * (1 - self.betas[1] ** step) ** 0.5 / (1 - self.betas[0] ** step)
+        scale = self.rate(step) * (1 - self.betas[1] ** step) ** 0.5 / (1 - self.betas[0] ** step)
         rows.sub_(first.mul(scale).div_(second.sqrt().add_(self.eps)))
 
 

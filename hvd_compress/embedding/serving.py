@@ -9,7 +9,7 @@ from hvd_compress.embedding.group import Servers
 from hvd_compress.embedding.journal import Journal
 from hvd_compress.embedding.loader import Lookahead, Rules
 from hvd_compress.embedding.modules import CachedEmbedding
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, UsageError
 
 
 def serve(servers: Servers, embeddings: Sequence[CachedEmbedding], journal: Journal | None = None) -> None:
@@ -20,8 +20,11 @@ def serve(servers: Servers, embeddings: Sequence[CachedEmbedding], journal: Jour
         journal: in the folder of the trainers' one, if they have one.
 
     Raises:
+        UsageError: this rank is no server.
         ConfigError: trainers use an embedding that is not among these, or have a journal and the server none.
     """
+    if not servers.here:
+        raise UsageError("this rank trains: serve() is for the last ranks of the job, which `servers.here` tells")
     by_name = {each.layout.name: each for each in embeddings}
     opened: dict[int, Lookahead] = {}
     while True:

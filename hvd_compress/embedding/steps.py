@@ -109,12 +109,11 @@ class Steps:
         elif self.exchanger.roles.served:
             self._last_told = self._submit("told", partial(self.exchanger.gather, Kind.END))
 
-    def end(self) -> None:
-        """All batches have been trained on. Raises UsageError where ranks have different numbers of them."""
+    def end(self) -> UsageError | None:
+        """All batches have been trained on. Return why some were not, where ranks have different numbers of them."""
         self._over = True
         self._wait_for(self._later, 0)
-        if self.exchanger.coming.failure is not None:
-            raise self.exchanger.coming.failure
+        return self.exchanger.coming.failure
 
     def synchronize(self) -> list[HeldBack]:
         """Let owners have all rows as the batch has left them that is trained on; the next one follows. Return what is

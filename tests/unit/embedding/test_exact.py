@@ -23,10 +23,16 @@ from hvd_compress.embedding import (
     RowOptimizer,
     RowwiseAdagrad,
     Rules,
+    Servers,
+    serve,
 )
+from hvd_compress.embedding.cache import Versions
 from hvd_compress.embedding.exchange import Exchanger
+from hvd_compress.embedding.layout import Layout
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.errors import CommunicationError
 from tests.unit.embedding.reference import SynchronousTable
+from tests.unit.embedding.test_loader import table
 
 OPTIMIZERS: list[Callable[[], RowOptimizer]] = [
     lambda: SGD(0.1),
@@ -243,3 +249,45 @@ def test_threads_that_fall_behind(monkeypatch: pytest.MonkeyPatch, slow: str, sp
         lambda module, ids, rank: loss_of(module(ids), rank),
         lambda table, ids, rank: loss_of(functional.embedding(ids, table), rank),
     )
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_a_learning_rate_by_the_step(servers: int) -> None:
+    """Each step's updates have that step's rate, whichever thread or server does them, and however late."""
+    rates = [0.5, 0.0, 0.25, 0.125, 1.0, 0.0625]
+
+    def body(engine: InProcessEngine) -> CachedEmbedding:
+        module = CachedEmbedding(
+            6, 1, optimizer=SGD(lambda step: rates[step]), initial=lambda rows: rows[:, None].float()
+        )
+        group = Servers(servers, engine=engine) if servers else None
+        if group is not None and group.here:
+            serve(group, [module])
+            return module
+        batches = [torch.tensor([0, step % 3, 3 + engine.rank]) for step in range(len(rates))]
+        loader = Lookahead(
+            batches, {lambda ids: ids: module}, cache_rows=6, lookahead=2, engine=engine, servers=group, debug=True
+        )
+        for ids in loader:
+            module(ids).sum().backward()
+        loader.close()
+        return module
+
+    modules = run_ranks(2 + servers, body)
+    rows = table([module for module in modules if module.shard is not None and module.shard.rows])[:, 0]
+    expected = torch.arange(6.0)
+    for step, rate in enumerate(rates):
+        expected[0] -= rate
+        expected[step % 3] -= rate
+        expected[3:5] -= rate / 2
+    assert torch.equal(rows[:5], expected[:5])
+
+
+def test_the_debug_mode_finds_a_stale_row() -> None:
+    layout, versions = Layout("words", (9,), 2, SGD(0.1), debug=True), Versions()
+    versions.used(torch.tensor([3, 4]), 1)
+    versions.check(layout, torch.tensor([4, 5]), torch.tensor([2.0, 0.0]), 3)
+    with pytest.raises(
+        CommunicationError, match="step 3: row 3 of words is as step -1 has left it, and step 1 changed"
+    ):
+        versions.check(layout, torch.tensor([4, 3]), torch.tensor([2.0, 0.0]), 3)

@@ -274,6 +274,7 @@ def test_loaders_of_different_lengths() -> None:
         ):
             train(loader_of(batches_of(engine.rank, 7 - 2 * engine.rank), module, engine), module)
         assert module.steps == 5
+        assert not module.lost
         return module
 
     modules = run_ranks(2, body)
