@@ -48,6 +48,12 @@ class Layout:
             raise ConfigError(f"{self.name} has {sum(self.sizes)} rows: {MOST_ROWS} at most")
         if not self.sizes or isinstance(self.dim, bool) or not isinstance(self.dim, int) or self.dim < 1:
             raise ConfigError(f"{self.name} needs one table at least, and rows of 1 element or more, not {self.dim!r}")
+        if not isinstance(self.optimizer, RowOptimizer):
+            raise ConfigError(
+                f"the optimizer of {self.name} is {self.optimizer!r}: one of hvd_compress.embedding, such as SGD(0.1)"
+            )
+        if not self.name or "/" in self.name:
+            raise ConfigError(f"the name {self.name!r} of an embedding is none of a file")
         starts = np.concatenate([[0], np.cumsum(self.sizes[:-1], dtype=np.int64)]).astype(np.int64)
         object.__setattr__(self, "offsets", torch.from_numpy(starts))
         bounds = torch.tensor(self.sizes, dtype=torch.float64).rsqrt().to(torch.float32)
@@ -99,4 +105,6 @@ class Layout:
 
 
 def as_sizes(sizes: int | Sequence[int]) -> tuple[int, ...]:
-    return (sizes,) if isinstance(sizes, int) else tuple(sizes)
+    """Return the rows of each table; whole numbers of NumPy as Python's."""
+    several = sizes if isinstance(sizes, Sequence | np.ndarray) else [sizes]
+    return tuple(int(size) if isinstance(size, np.integer) else size for size in several)

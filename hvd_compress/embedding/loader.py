@@ -95,6 +95,9 @@ class Lookahead:
         Raises:
             ConfigError: an argument has no meaning.
         """
+        for name, given, kind in (("journal", journal, Journal), ("servers", servers, Servers)):
+            if given is not None and not isinstance(given, kind):
+                raise ConfigError(f"{name} = {given!r} of a Lookahead is no {kind.__name__}")
         self._loader, self._keys, self.modules = loader, list(embeddings), list(embeddings.values())
         self._wanted, self._debug, self._rules = lookahead, debug, rules
         self._servers, self._asked = servers, engine if servers is None else servers.asked

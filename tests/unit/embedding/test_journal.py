@@ -176,6 +176,26 @@ def test_rows_that_were_trained_without_it(tmp_path: Path) -> None:
     assert torch.equal(weight, expected[1])
 
 
+def test_a_loop_that_is_left_does_not_come_behind_what_is_restored(tmp_path: Path) -> None:
+    expected = whole(2)
+
+    def body(engine: InProcessEngine) -> Trained:
+        trained = Trained(engine, tmp_path)
+        loader = trained.loader(0)
+        for ids in loader:
+            (trained.top(trained.module(ids)) ** 2).sum().backward()
+            trained.top.zero_grad()
+            break
+        assert loader.restore() == 0
+        loader.close()
+        assert trained.train(restores=True) == 0
+        return trained
+
+    rows, weight = rows_of(in_ranks(2, body))
+    assert torch.equal(rows, expected[0])
+    assert torch.equal(weight, expected[1])
+
+
 def test_evaluations_leave_it_alone(tmp_path: Path) -> None:
     def body(engine: InProcessEngine) -> int:
         trained = Trained(engine, tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -331,6 +332,8 @@ def test_ranks_that_ask_for_different_things() -> None:
         ({"lookahead": 0}, "lookahead = 0"),
         ({"lookahead": 10_001}, "lookahead = 10001 .* to 10000"),
         ({"backward_passes": True}, "backward_passes = True"),
+        ({"journal": "folder"}, "journal = 'folder' of a Lookahead is no Journal"),
+        ({"servers": 2}, "servers = 2 of a Lookahead is no Servers"),
     ],
 )
 def test_settings_without_a_meaning(settings: dict[str, Any], words: str) -> None:
@@ -346,6 +349,13 @@ def test_embeddings_without_a_meaning() -> None:
     for sizes, dim in (([], 2), ([0], 2), ([True], 2), ([3], 0), ([2**47], 1)):
         with pytest.raises(ConfigError, match="rows"):
             CachedEmbedding(sizes, dim)
+    assert (
+        CachedEmbedding(np.array([3, 4]), 2).layout.sizes == CachedEmbedding([np.int64(3), 4], 2).layout.sizes == (3, 4)
+    )
+    with pytest.raises(ConfigError, match="the optimizer of embedding is <class"):
+        CachedEmbedding(3, 2, optimizer=SGD)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'a/b' of an embedding"):
+        CachedEmbedding(3, 2, name="a/b")
     with pytest.raises(ConfigError, match="mode 'max'"):
         CachedEmbeddingBag(3, 2, mode="max")
 
