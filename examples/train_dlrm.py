@@ -99,7 +99,13 @@ def skew_of(zipf: float | None, top: float | None, data: tuple[str, ...]) -> Ske
 @click.option("--embedding-lr", type=float, default=0.05, show_default=True, help="Of the rows' Adagrad.")
 @click.option("--cache-rows", type=int, default=200_000, show_default=True, help="Slots of a rank's cache.")
 @click.option("--lookahead", type=int, help="Batches. [default: as many as the cache holds]")
-@click.option("--sync-precision", type=click.Choice(list(PRECISIONS)), default="exact", show_default=True)
+@click.option(
+    "--sync-precision",
+    type=click.Choice(list(PRECISIONS)),
+    default="exact",
+    show_default=True,
+    help="Of rows and gradients that several ranks share.",
+)
 @click.option(
     "--journal",
     type=click.Path(file_okay=False, path_type=Path),

@@ -130,7 +130,7 @@ def agree(engine: Engine, offer: dict[str, Any]) -> None:
     """Raise ConfigError, on all ranks alike, unless all offer the same; names are for messages."""
     offers: Sequence[dict[str, Any]] = engine.allgather_json(offer)
     for rank, other in enumerate(offers):
-        for name in offers[0].keys() | other.keys():
+        for name in sorted(offers[0].keys() | other.keys()):
             if offers[0].get(name) != other.get(name):
                 raise ConfigError(
                     f"all ranks must ask for the same embeddings: {name} is {offers[0].get(name)} on rank 0 and "

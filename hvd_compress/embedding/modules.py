@@ -145,7 +145,7 @@ class CachedEmbedding(torch.nn.Module):
         self._used = used
 
     def positions(self, ids: torch.Tensor, table: int | None = None) -> torch.Tensor:
-        """Return where in `values` the rows of ids stand, in the shape of the ids.
+        """Return where in `values` the rows of ids stand, in the shape of the ids, on the CPU.
 
         Raises:
             UsageError: no Lookahead has brought a batch, or an id is not in it.
@@ -164,7 +164,7 @@ class CachedEmbedding(torch.nn.Module):
                 f"id {int(ids[place])} at {place} of {self.layout.name} is none of those that its Lookahead has seen "
                 "in this batch: let it see all ids that the forward pass uses"
             )
-        return positions.view(ids.shape).to(ids.device)
+        return positions.view(ids.shape)
 
     @property
     def values(self) -> torch.Tensor:
@@ -174,7 +174,7 @@ class CachedEmbedding(torch.nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return rows (*ids.shape, dim) of ids, int64 or int32; of several tables (..., tables, dim)."""
-        return functional.embedding(self.positions(ids), self.values)
+        return functional.embedding(self.positions(ids), self.values).to(ids.device)
 
 
 class CachedEmbeddingBag(CachedEmbedding):
@@ -223,11 +223,11 @@ class CachedEmbeddingBag(CachedEmbedding):
         return functional.embedding_bag(
             self.positions(input, table),
             self.values,
-            offsets,
+            None if offsets is None else offsets.cpu(),
             mode=self.mode,
-            per_sample_weights=weights,
+            per_sample_weights=None if weights is None else weights.cpu(),
             include_last_offset=self.include_last_offset,
-        )
+        ).to(input.device)
 
 
 def _each(argument: Any, tables: int) -> Sequence[Any]:
