@@ -20,11 +20,14 @@ import torch
 
 from hvd_compress.embedding.frames import Frame, FrameWriter, cut, read
 from hvd_compress.embedding.servers import Shard
+from hvd_compress.engines.leave import at_end
 from hvd_compress.errors import ConfigError, JournalError, UsageError
-from hvd_compress.session.worker import Worker
+from hvd_compress.session.worker import Worker, ran
 
 LANES = ("critical", "later")
 _KEPT = 8  # states of the dense part: ranks are two steps apart, and a lane is two behind
+_COMPLETE = "complete"
+_END_S = 10.0
 _CHUNK = 1 << 16  # rows of a base that are written at a time
 Gather = Callable[[Any], Sequence[Any]]
 """Returns what all ranks have passed."""
@@ -71,7 +74,7 @@ class Journal:
             if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
                 raise ConfigError(f"{name!r} of a Journal has no state_dict() and load_state_dict(): {each!r}")
         self.step = -1
-        self._rank, self._ranks, self._restored = 0, 1, False
+        self._rank, self._ranks, self._restored, self._run = 0, 1, False, self.folder / "run-0"
         self._trainers: Sequence[int] = (0,)
         self._writers: dict[str, FrameWriter] = {}
         self._bases: list[_Base] = []
@@ -97,6 +100,10 @@ class Journal:
             raise JournalError(f"the journal {self.folder} cannot be made or read: {error}") from error
         if found != identity:
             raise ConfigError(f"{self.folder} has the journal of {found}, and this is {identity}: name another folder")
+
+    def forget(self) -> None:
+        """Rows were loaded: the next training begins a journal anew."""
+        self.step = -1
 
     def keep(self, step: int) -> None:
         """Write the dense part, when so many steps are trained; servers have none."""
@@ -134,17 +141,28 @@ class Journal:
         is_same = all(same for same, _ in told)
         if is_same and all(writes for _, writes in told):
             return
-        if not self._restored and self._generations():
+        runs = self._runs()
+        if not self._restored and runs:
             raise UsageError(
                 f"{self.folder} has the journal of a training: call restore() before the first loop, or remove it"
             )
-        if not is_same:
-            gather("anew")
-            self._remove_before(None)
-            gather("removed")
-            self.keep(step)
+        gather("looked")
         self._restored = True
+        if is_same:
+            self._begin(step, steps, shards, gather)
+            return
+        self._run = self.folder / f"run-{max(runs, default=-1) + 1}"
+        if self._rank == 0:
+            shutil.rmtree(self._run, ignore_errors=True)  # of a process that was killed before it was complete
+        gather("removed")
+        self._run.mkdir(parents=True, exist_ok=True)
+        self.keep(step)
         self._begin(step, steps, shards, gather)
+        if self._rank == 0:
+            (self._run / _COMPLETE).touch()
+            for run in runs:
+                shutil.rmtree(self.folder / f"run-{run}")
+        gather("anew")
 
     def turn(self, step: int, steps: Callable[[], int], shards: Sequence[Shard], gather: Gather) -> None:
         """Begin another base where `every` steps have passed and all ranks have written the one before. Collective,
@@ -164,17 +182,22 @@ class Journal:
     def _begin(self, step: int, steps: Callable[[], int], shards: Sequence[Shard], gather: Gather) -> None:
         generation = self._generation(step)
         is_first = not self._generations()
-        gather("looked")
+        gather("looked at")
         self._close()
         try:
             generation.folder.mkdir(exist_ok=True)
         except OSError as error:
             raise JournalError(f"the journal {generation.folder} cannot be made: {error}") from error
         self._writers = {lane: FrameWriter(self._path(generation, lane)) for lane in LANES}
-        self._worker = self._worker or Worker("hvd_compress embedding journal")
-        # While it is written the step under way changes rows.
-        valid = (lambda: step) if is_first else (lambda: steps() + 2)
-        base = _Base(step, self._worker.submit(lambda: self._write_base(generation, valid, shards)))
+        if self._path(generation, "base").exists():  # that of the step which was restored
+            base = _Base(step, ran(lambda: step))
+        else:
+            if self._worker is None:
+                self._worker = Worker("hvd_compress embedding journal")
+                self._end = at_end(self, self._worker.stop, _END_S)
+            # While it is written the step under way changes rows.
+            valid = (lambda: step) if is_first else (lambda: steps() + 2)
+            base = _Base(step, self._worker.submit(lambda: self._write_base(generation, valid, shards)))
         self._bases = [*self._bases[-1:], base]
         if is_first:
             base.valid.result()
@@ -187,6 +210,11 @@ class Journal:
             JournalError: files of other ranks cannot be seen here, or are no journal.
         """
         self._restored = True
+        self._close()
+        for base in self._bases:
+            base.valid.exception()  # whatever has come of it: it is of steps that are undone
+        self._bases = []
+        self._run = self.folder / f"run-{max(self._runs(), default=0)}"
         whole, start = self._last_whole()
         answers = gather([whole, None if start is None else start.step])
         for rank, other in enumerate(answers):
@@ -212,6 +240,9 @@ class Journal:
             for path in (self._path(generation, lane) for lane in LANES):
                 if path.exists():
                     cut(path, whole)
+            own = self._path(generation, "base")
+            if own.exists() and max(read(own).ends) > whole:
+                own.unlink()  # it has rows of steps that are undone
         for step in self._dense_steps(self._rank):
             if step > whole:
                 self._dense_path(step).unlink()
@@ -221,12 +252,14 @@ class Journal:
 
     def close(self) -> None:
         self._close()
-        if self._worker is not None:
-            for base in self._bases:
+        bases, self._bases = self._bases, []
+        try:
+            for base in bases:
                 base.valid.result()
-            self._worker.stop()
-            self._worker = None
-        self._bases = []
+        finally:
+            if self._worker is not None:
+                self._end()
+                self._worker = None
 
     def _close(self) -> None:
         for writer in self._writers.values():
@@ -234,22 +267,27 @@ class Journal:
         self._writers = {}
 
     def _dense_path(self, step: int) -> Path:
-        return self.folder / f"dense.{self._rank}-of-{self._ranks}.{step}"
+        return self._run / f"dense.{self._rank}-of-{self._ranks}.{step}"
 
     def _path(self, generation: _Generation, what: str, rank: int | None = None) -> Path:
         return generation.folder / f"{what}.{self._rank if rank is None else rank}-of-{self._ranks}"
 
     def _generation(self, step: int) -> _Generation:
-        return _Generation(self.folder / f"from-{step}", step)
+        return _Generation(self._run / f"from-{step}", step)
 
     def _generations(self) -> list[_Generation]:
-        found = [re.fullmatch(r"from-(\d+)", path.name) for path in self.folder.iterdir()]
+        found = [re.fullmatch(r"from-(\d+)", path.name) for path in self._run.iterdir()] if self._run.exists() else []
         return sorted((self._generation(int(each[1])) for each in found if each), key=lambda each: each.step)
 
-    def _remove_before(self, step: int | None) -> None:
-        """Remove what came before a base; None: all."""
+    def _runs(self) -> list[int]:
+        """Return the numbers of trainings whose first base is complete; but for a moment there is one."""
+        found = [re.fullmatch(r"run-(\d+)", path.name) for path in self.folder.iterdir()]
+        return [int(each[1]) for each in found if each and (self.folder / each[0] / _COMPLETE).exists()]
+
+    def _remove_before(self, step: int) -> None:
+        """Remove what came before a base."""
         for generation in self._generations() if self._rank == 0 else []:
-            if step is None or generation.step < step:
+            if generation.step < step:
                 shutil.rmtree(generation.folder)
 
     def _write_base(self, generation: _Generation, valid: Callable[[], int], shards: Sequence[Shard]) -> int:
@@ -278,9 +316,7 @@ class Journal:
             bases = [self._path(generation, "base", rank) for rank in ranks]
             if all(path.exists() for path in bases) and max(max(read(path).ends) for path in bases) <= whole:
                 return whole, generation
-        if generations[0].folder.exists() and all(self._path(generations[0], "base", rank).exists() for rank in ranks):
-            raise JournalError(f"{self.folder} has no step that all ranks have: remove it, and load a checkpoint")
-        return 0, None
+        raise JournalError(f"{self._run} has no step that all ranks have: remove {self.folder}, and load a checkpoint")
 
     def _last_end(self, rank: int, lane: str, generations: Sequence[_Generation]) -> int:
         found = -1
@@ -291,7 +327,7 @@ class Journal:
         return found
 
     def _dense_steps(self, rank: int) -> set[int]:
-        names = [re.fullmatch(rf"dense\.{rank}-of-{self._ranks}\.(\d+)", path.name) for path in self.folder.iterdir()]
+        names = [re.fullmatch(rf"dense\.{rank}-of-{self._ranks}\.(\d+)", path.name) for path in self._run.iterdir()]
         return {int(each[1]) for each in names if each}
 
     def _frames(self, start: _Generation, whole: int) -> Iterator[Frame]:

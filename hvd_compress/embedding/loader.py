@@ -102,6 +102,7 @@ class Lookahead:
         self._wanted, self._debug, self._rules = lookahead, debug, rules
         self._servers, self._asked = servers, engine if servers is None else servers.asked
         self._number = 0  # by which servers know it
+        self._closed = False
         self._backward_passes, self._trains, self._journal = backward_passes, trains, journal
         self._sync_precision, self._precision = sync_precision, precision_of(sync_precision)
         _check(embeddings, cache_rows, lookahead, backward_passes)
@@ -134,13 +135,14 @@ class Lookahead:
         steps = Steps(iter(self._loader), *self._arguments(threads))
         self._begin(steps)
         while (batch := self._guarded(steps.next_batch)) is not None:
+            trained = self._steps_trained() + 1
             yield batch.given
             if self._steps is not steps:
                 raise UsageError(
                     "another iteration over the same embeddings has ended this one: run one after the other"
                 )
             if journal is not None:
-                self._guarded(partial(self._keep, journal, steps))
+                self._guarded(partial(self._keep, journal, steps, trained))
         if (failure := self._guarded(steps.end)) is not None:
             raise failure
 
@@ -177,6 +179,10 @@ class Lookahead:
 
     def _start_journal(self) -> Journal | None:
         journal = self._journal if self._trains else None
+        if len({module.steps for module in self.modules}) > 1 and journal is not None:
+            raise UsageError(
+                "embeddings that share a journal must be trained together: they have trained different steps"
+            )
         if journal is not None:
             self._told(partial(journal.start, self._steps_trained(), *self._journals()))
         return journal
@@ -226,6 +232,8 @@ class Lookahead:
         """
         self._require_own_rows()
         self._end_all()
+        if self._journal is not None:
+            self._journal.forget()
         for module in self.modules:
             name = module.layout.name
             load(module, _shard(module), [state[name] for state in states if name in state])
@@ -254,9 +262,8 @@ class Lookahead:
             module.versions.forget()
         return found
 
-    def _keep(self, journal: Journal, steps: Steps) -> None:
+    def _keep(self, journal: Journal, steps: Steps, trained: int) -> None:
         """Behind a step: its dense part is written, and every so often a base begun."""
-        trained = self._steps_trained() + 1
         journal.keep(trained)
         if trained % journal.every == 0:
             steps.synchronize()
@@ -275,7 +282,7 @@ class Lookahead:
         """Run what ranks tell each other aside of batches."""
         assert self._threads is not None
         future = self._threads.submit("told", call)
-        return self._guarded(partial(self._threads.wait, future, self._steps_trained()))
+        return self._guarded(partial(self._threads.wait, future, self._steps_trained(), patient=True))
 
     def _tell_servers(self, verb: str, settings: dict[str, Any] | None = None) -> None:
         if self._servers is not None and not self._servers.here:
@@ -320,16 +327,22 @@ class Lookahead:
 
     def close(self) -> None:
         """End the threads of exchanges. Collective; no iteration is possible any more."""
-        self.collect()
-        if self._threads is not None:
-            self._tell_servers("close")
+        lost = any(module.lost for module in self.modules)
+        if not lost:
+            self.collect()
+        threads, self._threads, self._closed = self._threads, None, True
+        if threads is None:
+            return
+        try:
+            if not lost:
+                self._tell_servers("close")
             if self._journal is not None:
                 self._journal.close()
-            self._threads.stop()
-            if not isinstance(self._asked, Engine):
-                for engine in (self._threads.engines.later, self._threads.engines.critical, self._threads.engines.told):
+        finally:
+            threads.stop()
+            if not lost and not isinstance(self._asked, Engine):
+                for engine in (threads.engines.later, threads.engines.critical, threads.engines.told):
                     engine.close()
-        self._loader = _Closed()
 
     def _guarded(self, call: Callable[[], T]) -> T:
         """After an error nobody knows where the latest rows are."""
@@ -343,6 +356,8 @@ class Lookahead:
 
     def open(self) -> Threads:
         """Find the engines, agree on everything with all ranks, and make what this one has of the tables, once."""
+        if self._closed:
+            raise UsageError("this Lookahead is closed")
         if self._threads is None:
             self._threads = self._opened()
         return self._threads
@@ -434,11 +449,6 @@ class Lookahead:
 def _shard(module: CachedEmbedding) -> Shard:
     assert module.shard is not None
     return module.shard
-
-
-class _Closed:
-    def __iter__(self) -> Iterator[Any]:
-        raise UsageError("this Lookahead is closed")
 
 
 def _check(

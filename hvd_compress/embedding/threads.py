@@ -31,15 +31,15 @@ class Threads:
         """Run a call in the thread `name`, an attribute of Engines."""
         return self._workers[name].submit(partial(_run, getattr(self.engines, name), call))
 
-    def wait(self, future: Future[T], step: int) -> T:
-        """Return a call's result.
+    def wait(self, future: Future[T], step: int, patient: bool = False) -> T:
+        """Return a call's result. `patient`: other ranks may have much to read or write, and are waited for.
 
         Raises what it has raised, with rank and step; CommunicationError where other ranks do not answer in time.
         """
         rank = self.engines.told.rank
         with located(f"rank {rank}, step {step}, embedding rows"):
             try:
-                return future.result(self._timeout_s)
+                return future.result(None if patient else self._timeout_s)
             except FutureTimeoutError:
                 pending = [each.pending for each in _all(self.engines) if each.running]
                 self.abandon(f"no answer from other ranks within {self._timeout_s:g} s")

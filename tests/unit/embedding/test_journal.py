@@ -38,8 +38,8 @@ class Trained:
         settings = {"cache_rows": 20, "lookahead": 3, "debug": True, "journal": self.journal} | settings
         return Lookahead(batches, {lambda batch: batch: self.module}, engine=self.engine, **settings)
 
-    def train(self, until: int = STEPS, restores: bool = False) -> int:
-        """Return with how many steps it began."""
+    def train(self, until: int = STEPS, restores: bool = False, saves: bool = False) -> int:
+        """Return with how many steps it began. `saves`: a state_dict() behind each step."""
         loader = self.loader(0)
         first = loader.restore() if restores else 0
         loader._loader = batches_of(self.engine.rank, STEPS)[first:]
@@ -50,6 +50,8 @@ class Trained:
             with torch.no_grad():
                 self.top.weight -= 0.01 * sum(self.engine.allgather(gradient.view(-1), [2] * self.engine.world_size))
             self.top.zero_grad()
+            if saves:
+                loader.state_dict()
             if step == until:
                 break
         loader.close()
@@ -78,7 +80,7 @@ def killed(folder: Path, draw: random.Random, world: int) -> None:
     """Do to files what kills at any moment do: each ends somewhere within the last steps."""
     for path in sorted(newest(folder).iterdir()):
         if path.name.startswith("base"):
-            if len(list(folder.glob("from-*"))) > 1 and draw.random() < 0.3:
+            if len(list(folder.glob("run-*/from-*"))) > 1 and draw.random() < 0.3:
                 path.rename(path.with_name(f"{path.name}.partial"))
             continue
         size, ends = path.stat().st_size, read(path).ends
@@ -116,10 +118,10 @@ def test_old_bases_are_removed(tmp_path: Path) -> None:
         Trained(engine, tmp_path, every=4).train()
 
     in_ranks(2, body)
-    steps = sorted(int(path.name[5:]) for path in tmp_path.glob("from-*"))
+    steps = sorted(int(path.name[5:]) for path in tmp_path.glob("run-*/from-*"))
     assert steps
     assert steps[0] >= 8, "what is older than two bases is gone"
-    assert len(list(tmp_path.glob("dense.*"))) <= 2 * 9
+    assert len(list(tmp_path.glob("run-*/dense.*"))) <= 2 * 9
 
 
 def test_rows_in_files(tmp_path: Path) -> None:
@@ -132,7 +134,7 @@ def test_rows_in_files(tmp_path: Path) -> None:
         return trained
 
     in_ranks(2, lambda engine: body(engine, 17))
-    for path in (tmp_path / "journal").glob("from-15/later.*"):
+    for path in (tmp_path / "journal").glob("run-0/from-15/later.*"):
         cut(path, 16)
     rows, _ = rows_of(in_ranks(2, lambda engine: body(engine, STEPS)))
     assert torch.equal(rows, expected[0])
@@ -222,9 +224,9 @@ def test_errors(tmp_path: Path) -> None:
         Journal(tmp_path, every=0)
     with pytest.raises(ConfigError, match="'top' of a Journal has no state_dict"):
         Journal(tmp_path, {"top": 3})
-    (tmp_path / "from-0" / "later.0-of-1").write_bytes(b"something else" * 9)
+    (tmp_path / "run-0" / "from-0" / "later.0-of-1").write_bytes(b"something else" * 9)
     with pytest.raises(JournalError, match="is no journal of embedding rows"):
-        read(tmp_path / "from-0" / "later.0-of-1")
+        read(tmp_path / "run-0" / "from-0" / "later.0-of-1")
     with pytest.raises(JournalError, match="cannot write the journal"):
         FrameWriter(tmp_path)
 
@@ -235,7 +237,7 @@ def test_a_rank_that_does_not_see_the_files_of_others(tmp_path: Path) -> None:
 
     in_ranks(2, body)
     shutil.copytree(tmp_path / "shared", tmp_path / "other")
-    cut(tmp_path / "other" / "from-0" / "critical.0-of-2", 2)
+    cut(tmp_path / "other" / "run-0" / "from-0" / "critical.0-of-2", 2)
 
     def restored(engine: InProcessEngine) -> None:
         with pytest.raises(JournalError, match="a folder that all ranks share"):
@@ -271,7 +273,7 @@ def test_frames_that_are_cut_off(tmp_path: Path) -> None:
 
 
 def newest(folder: Path) -> Path:
-    return max(folder.glob("from-*"), key=lambda path: int(path.name[5:]))
+    return max(folder.glob("run-*/from-*"), key=lambda path: int(path.name[5:]))
 
 
 def test_what_only_some_ranks_have_is_removed(tmp_path: Path) -> None:
@@ -292,7 +294,7 @@ def test_what_only_some_ranks_have_is_removed(tmp_path: Path) -> None:
 
     assert in_ranks(2, restored) == [16, 16]
     assert max(max(read(path).ends) for path in newest(tmp_path).iterdir() if path.name[0] in "cl") == 16
-    assert max(int(path.suffix[1:]) for path in tmp_path.glob("dense.*")) == 16
+    assert max(int(path.suffix[1:]) for path in tmp_path.glob("run-*/dense.*")) == 16
 
 
 def test_a_base_that_is_newer_than_the_last_whole_step(tmp_path: Path) -> None:
@@ -317,3 +319,80 @@ def test_a_base_that_is_newer_than_the_last_whole_step(tmp_path: Path) -> None:
     rows, weight = rows_of(in_ranks(2, lambda engine: body(engine, STEPS)))
     assert torch.equal(rows, expected[0])
     assert torch.equal(weight, expected[1])
+
+
+def test_checkpoints_within_a_loop(tmp_path: Path) -> None:
+    """They bring rows home, and change nothing of the journal."""
+    expected = whole(2)
+
+    def body(engine: InProcessEngine, until: int) -> tuple[Trained, int]:
+        trained = Trained(engine, tmp_path)
+        return trained, trained.train(until, restores=True, saves=True)
+
+    for until, begun in ((9, 0), (11, 8), (STEPS, 10)):
+        found = in_ranks(2, lambda engine, until=until: body(engine, until))
+        assert [first for _, first in found] == [begun, begun]
+    assert newest(tmp_path).name == "from-20"
+    rows, weight = rows_of([trained for trained, _ in found])
+    assert torch.equal(rows, expected[0])
+    assert torch.equal(weight, expected[1])
+
+
+@pytest.mark.parametrize("moment", ["no base", "some bases", "old one there", "old one half removed"])
+def test_kills_while_a_journal_begins_anew(tmp_path: Path, moment: str) -> None:
+    """A loop that is left makes it do so: what was there before is kept until all of the new one is."""
+
+    def body(engine: InProcessEngine, until: int) -> Trained:
+        trained = Trained(engine, tmp_path)
+        trained.train(until, restores=True)
+        return trained
+
+    in_ranks(2, lambda engine: body(engine, 8))
+    old = tmp_path / "old"
+    shutil.copytree(tmp_path / "run-0", old)
+    loops = in_ranks(2, lambda engine: (trained := body(engine, 9)).train(10, restores=False) or trained)
+    assert loops[0].module.steps > 9
+    new = tmp_path / "run-1"
+    assert sorted(path.name for path in tmp_path.glob("run-*")) == ["run-1"]
+    if moment == "old one half removed":
+        shutil.rmtree(old / "from-5")
+    if moment.startswith("old one"):
+        old.rename(tmp_path / "run-0")
+        assert in_ranks(1, lambda engine: max(Journal(tmp_path)._runs())) == [1]
+        return
+    old.rename(tmp_path / "run-0")
+    (new / "complete").unlink()
+    for path in list(new.glob("from-*/base.*"))[int(moment == "some bases") :]:
+        path.unlink()
+    expected = whole(2)
+    rows, weight = rows_of(in_ranks(2, lambda engine: body(engine, STEPS)))
+    assert torch.equal(rows, expected[0])
+    assert torch.equal(weight, expected[1])
+
+
+def test_rows_that_are_loaded_at_the_same_step(tmp_path: Path) -> None:
+    def body(engine: InProcessEngine) -> tuple[torch.Tensor, torch.Tensor]:
+        trained = Trained(engine, tmp_path)
+        loader = trained.loader(0)
+        for ids in loader:
+            (trained.top(trained.module(ids)) ** 2).sum().backward()
+            if trained.module.steps + 1 == 4:
+                state = loader.state_dict()
+        state["embedding"]["steps"] = STEPS
+        state["embedding"]["values"] += 1.0
+        loader.load_state_dict(state)
+        loader._loader = []
+        for _ in loader:
+            pass
+        loader.close()
+        again = Trained(engine, tmp_path)
+        loader = again.loader(0)
+        assert loader.restore() == STEPS
+        loader.close()
+        assert trained.module.shard is not None
+        assert again.module.shard is not None
+        loaded, restored = (shard.read(torch.arange(10))[:, :2] for shard in (trained.module.shard, again.module.shard))
+        return loaded, restored
+
+    for loaded, restored in in_ranks(2, body):
+        assert torch.equal(loaded, restored)
