@@ -106,7 +106,7 @@ class Journal:
         self.step = -1
 
     def keep(self, step: int) -> None:
-        """Write the dense part, when so many steps are trained; servers have none."""
+        """Write the dense part as `step` steps have left it; servers have none."""
         self.step = step
         if self._rank not in self._trainers:
             return
@@ -129,7 +129,7 @@ class Journal:
         self._writers[lane].end(step)
 
     def start(self, step: int, steps: Callable[[], int], shards: Sequence[Shard], gather: Gather) -> None:
-        """Be ready for a training that begins when so many steps are trained, and owners have all rows. Collective.
+        """Be ready for a training that begins behind `step` steps, when owners have all rows. Collective.
 
         What the journal has stays where it leads to this step; else it is of another training, and begins anew.
 
@@ -177,7 +177,7 @@ class Journal:
         told = gather([is_done, last])
         if base.step < step and all(done for done, _ in told):
             self._begin(step, steps, shards, gather)
-            self._remove_before(min(valid for _, valid in told))
+            self._remove_before(min(complete for _, complete in told))
 
     def _begin(self, step: int, steps: Callable[[], int], shards: Sequence[Shard], gather: Gather) -> None:
         generation = self._generation(step)

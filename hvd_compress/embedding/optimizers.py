@@ -34,7 +34,7 @@ class RowOptimizer(ABC):
         return self.lr(step - 1) if callable(self.lr) else self.lr
 
     def described(self, steps: int) -> str:
-        """Return what must be the same on all ranks, when so many steps are trained."""
+        """Return what must be the same on all ranks behind `steps` steps."""
         return repr(replace(self, lr=self.rate(steps + 1)))
 
     @abstractmethod
