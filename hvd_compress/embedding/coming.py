@@ -23,7 +23,7 @@ class Kind(IntEnum):
     FAILED = 3
     """Its loader has failed, or ids of its batch are wrong."""
     COLLECT = 4
-    """Owners are to have all rows now. Told where there are servers, who do not see what trainers do."""
+    """Owners are to have all rows now."""
     FOLLOWS = 5
     """It is a server, and does what the others tell."""
 

@@ -91,7 +91,9 @@ def read(path: Path) -> Found:
     found, offset, size = Found([], {}), 0, path.stat().st_size
     while offset + _HEADER.itemsize <= size:
         header = np.fromfile(path, _HEADER, 1, offset=offset)[0]
-        if header["mark"] != _MARK:
+        if not any(header.tolist()):
+            break  # a loss of power leaves zeros
+        if header["mark"] != _MARK or min(header["rows"], header["width"]) < 0:
             raise JournalError(f"{path} is no journal of embedding rows from byte {offset} on: remove its folder")
         step, part, rows, width = (int(header[name]) for name in ("step", "part", "rows", "width"))
         begin, offset = offset + _HEADER.itemsize, offset + _HEADER.itemsize + rows * (8 + 4 * width)

@@ -103,10 +103,10 @@ class Steps:
         return self._current
 
     def _look_further(self) -> None:
-        """Tell of one batch more; servers are told once a step, also where no more come."""
+        """Tell of one batch more, or once a step that no more come: so ranks that do different things find out."""
         if self._last_told is None or self._told_last() is Kind.BATCH:
             self._tell()
-        elif self.exchanger.roles.served:
+        else:
             self._last_told = self._submit("told", partial(self.exchanger.gather, Kind.END))
 
     def end(self) -> UsageError | None:
@@ -120,8 +120,7 @@ class Steps:
         held back of gradients, of each embedding, where precision is lost."""
         if self._over:
             return []
-        if self.exchanger.roles.served:
-            self._wait(self._submit("told", partial(self.exchanger.gather, Kind.COLLECT)))
+        self._wait(self._submit("told", partial(self.exchanger.gather, Kind.COLLECT)))
         return self._collect()
 
     def _collect(self) -> list[HeldBack]:
@@ -148,8 +147,8 @@ class Steps:
         self._over = True
         if self._current is not None:
             self._exchange()
-        goes_on = self._last_told is not None and self._told_last() is Kind.BATCH
-        if goes_on or self.exchanger.roles.served:
+        if self._last_told is not None:
+            self._told_last()
             self._wait(self._submit("told", partial(self.exchanger.gather, Kind.LEFT)))
         self._collect_all()
 

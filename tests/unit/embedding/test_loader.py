@@ -370,3 +370,17 @@ def test_a_closed_loader() -> None:
             train(loader, module)
 
     run_ranks(1, body)
+
+
+@pytest.mark.parametrize(("first", "second"), [(7, 8), (6, 7), (3, 8), (8, None)])
+def test_a_loop_that_ranks_leave_behind_different_batches(first: int, second: int | None) -> None:
+    """Also behind the last batch that was told."""
+
+    def body(engine: InProcessEngine) -> None:
+        module = embedding()
+        loader = loader_of(batches_of(engine.rank, 9), module, engine)
+        with pytest.raises(UsageError, match="has left the loop over its batches"):  # noqa: PT012
+            train(loader, module, second if engine.rank else first)
+            loader.collect()
+
+    run_ranks(2, body)
