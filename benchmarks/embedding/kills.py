@@ -26,7 +26,7 @@ RANKS = TRAINERS + SERVERS
 
 
 def journaled(steps: int, folder: Path, *moment: str) -> Job:
-    return launch("mpirun", "journaled", str(steps), str(folder), str(SERVERS), *moment, ranks=RANKS)
+    return launch("mpirun", "journaled", "horovod", str(steps), str(folder), str(SERVERS), *moment, ranks=RANKS)
 
 
 def digests(job: Job) -> list[tuple[str, str]]:

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from hvd_compress.embedding.modules import CachedEmbedding, Used
-from hvd_compress.embedding.residuals import sums_of_rows
-from hvd_compress.embedding.servers import Shard
+from hvd_compress.embedding.means import mean_of_one, sums_of_rows
+from hvd_compress.embedding.modules import CachedEmbedding, Used, ids_in
+from hvd_compress.embedding.shard import Shard
 from hvd_compress.engines.base import Engine
 
 
@@ -26,18 +26,14 @@ class Baseline(ABC):
         embeddings: Mapping[Hashable | Callable[[Any], Any], CachedEmbedding],
         engine: Engine,
     ) -> None:
-        self._loader, self._keys, self.modules, self.engine = (
-            loader,
-            list(embeddings),
-            list(embeddings.values()),
-            engine,
-        )
+        self._loader, self._keys, self.engine = loader, list(embeddings), engine
+        self.modules = list(embeddings.values())
 
     def __iter__(self) -> Iterator[Any]:
         for number, batch in enumerate(self._loader):
             where = f"rank {self.engine.rank}, batch {number}"
             keyed = zip(self._keys, self.modules, strict=True)
-            ids = [module.flat_rows(key(batch) if callable(key) else batch[key], where) for key, module in keyed]
+            ids = [module.flat_rows(ids_in(batch, key), where) for key, module in keyed]
             used = [Used(*each) for each in ids]
             for module, each, values in zip(self.modules, used, self.fetch([each.rows for each in used]), strict=True):
                 each.values = values.requires_grad_()
@@ -77,7 +73,7 @@ class RowSharded(Baseline):
     def fetch(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         self._requested, self._places, found = [], [], []
         for module, mine in zip(self.modules, rows, strict=True):
-            shard, world = _shard(module), self.engine.world_size
+            shard, world = module.own_shard, self.engine.world_size
             places = [(mine % world == owner).nonzero().flatten() for owner in range(world)]
             requested = self.engine.alltoall([mine[at] // world for at in places])
             self._requested.append(requested)
@@ -99,7 +95,7 @@ class RowSharded(Baseline):
             blocks = self.engine.alltoall(
                 [mine[at].reshape(-1) for at in places], [of.numel() * width for of in requested]
             )
-            apply_mean(_shard(module), requested, [block.view(-1, width) for block in blocks], module.steps)
+            apply_mean(module.own_shard, requested, [block.view(-1, width) for block in blocks], module.steps)
 
 
 class ReplicatedTable(Baseline):
@@ -112,14 +108,14 @@ class ReplicatedTable(Baseline):
 
     def fetch(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         pairs = zip(self.modules, rows, strict=True)
-        return [module.layout.row(_shard(module).read(mine)).clone() for module, mine in pairs]
+        return [module.layout.row(module.own_shard.read(mine)).clone() for module, mine in pairs]
 
     def update(self, rows: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
         for module, mine, own in zip(self.modules, rows, gradients, strict=True):
             width = module.layout.dim
             ids = self.engine.allgather(mine)
             blocks = self.engine.allgather(own.reshape(-1), [each.numel() * width for each in ids])
-            apply_mean(_shard(module), ids, [block.view(-1, width) for block in blocks], module.steps)
+            apply_mean(module.own_shard, ids, [block.view(-1, width) for block in blocks], module.steps)
 
 
 class Resident(ReplicatedTable):
@@ -127,12 +123,7 @@ class Resident(ReplicatedTable):
 
     def update(self, rows: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
         for module, mine, own in zip(self.modules, rows, gradients, strict=True):
-            _shard(module).update(mine, own.add(0.0).div_(self.engine.world_size), module.steps)
-
-
-def _shard(module: CachedEmbedding) -> Shard:
-    assert module.shard is not None
-    return module.shard
+            module.own_shard.update(mine, mean_of_one(own, self.engine.world_size), module.steps)
 
 
 def apply_mean(shard: Shard, rows: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], step: int) -> None:

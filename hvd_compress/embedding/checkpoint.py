@@ -8,18 +8,18 @@ from typing import Any
 import torch
 
 from hvd_compress.embedding.modules import CachedEmbedding
-from hvd_compress.embedding.servers import Shard
 from hvd_compress.errors import ConfigError
 
 State = Mapping[str, Any]
 
 
-def state_of(module: CachedEmbedding, shard: Shard) -> dict[str, Any]:
-    """Return rows of this shard that were used, by their ids, with states; a copy."""
+def state_of(module: CachedEmbedding) -> dict[str, Any]:
+    """Return rows of this rank's shard that were used, by their ids, with states; a copy."""
+    shard = module.own_shard
     rows = shard.used.nonzero().flatten()
     records, layout = shard.read(rows), module.layout
     return {
-        "tables": identity_of(module),
+        "tables": module.layout.identity,
         "steps": module.steps,
         "owners": shard.owners,
         "number": shard.number,
@@ -29,16 +29,16 @@ def state_of(module: CachedEmbedding, shard: Shard) -> dict[str, Any]:
     }
 
 
-def load(module: CachedEmbedding, shard: Shard, states: Sequence[State]) -> None:
+def load(module: CachedEmbedding, states: Sequence[State]) -> None:
     """Load what state_of() gave. Of as many owners as now, the own state is enough; else all of them are needed.
 
     Raises:
         ConfigError: a state is of other tables, of another step than the others, or missing.
     """
-    name = module.layout.name
+    name, shard = module.layout.name, module.own_shard
     for state in states:
-        if state["tables"] != identity_of(module):
-            raise ConfigError(f"the state of {name} is of {state['tables']}, and this is {identity_of(module)}")
+        if state["tables"] != module.layout.identity:
+            raise ConfigError(f"the state of {name} is of {state['tables']}, and this is {module.layout.identity}")
         if state["steps"] != states[0]["steps"]:
             raise ConfigError(
                 f"states of {name} are of steps {states[0]['steps']} and {state['steps']}: load those of one"
@@ -62,8 +62,3 @@ def load(module: CachedEmbedding, shard: Shard, states: Sequence[State]) -> None
         shard.write(state["rows"][mine] // shard.owners, records)
     module.versions.forget()
     module.lost = ""
-
-
-def identity_of(module: CachedEmbedding) -> str:
-    layout = module.layout
-    return f"{layout.name}: {list(layout.sizes)} x {layout.dim}, seed {layout.seed}, {type(layout.optimizer).__name__}"

@@ -14,8 +14,9 @@ from hvd_compress.embedding.coming import Coming, Gathered, Kind
 from hvd_compress.embedding.group import Engines, Roles
 from hvd_compress.embedding.journal import Journal
 from hvd_compress.embedding.layout import Layout
+from hvd_compress.embedding.means import mean_of_one
 from hvd_compress.embedding.messages import (
-    Parts,
+    Outgoing,
     send_records,
     send_rows,
     send_updates,
@@ -25,7 +26,7 @@ from hvd_compress.embedding.messages import (
 )
 from hvd_compress.embedding.precision import Precision
 from hvd_compress.embedding.residuals import HeldBack, Residuals
-from hvd_compress.embedding.servers import Shard
+from hvd_compress.embedding.shard import Shard
 from hvd_compress.engines.base import Call, Engine
 from hvd_compress.errors import ConfigError
 from hvd_compress.native.embedding import Counts, Exchange, Lane, NativeLookahead
@@ -36,6 +37,7 @@ class Part:
     """One embedding on one rank.
 
     Attributes:
+        first_step: how many steps it was trained when the iteration began; None: rows are only read.
         precision: of synchronised rows and gradients on the network.
         residuals: what it loses of gradients; None where it loses nothing, or all ranks only read.
         slots: of the rows of the coming batch, by position, once the critical lane of an exchange is through.
@@ -49,12 +51,17 @@ class Part:
     cache: Cache
     planner: NativeLookahead
     precision: Precision
+    first_step: int | None = None
     versions: Versions | None = None
     residuals: Residuals | None = None
     slots: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     used: deque[torch.Tensor] = field(default_factory=deque)
     own: deque[torch.Tensor] = field(default_factory=deque)
     counts: Counts | None = None
+
+    def trained(self, step: int) -> int | None:
+        """Return how many steps it was trained before this one of the iteration; None where nothing is updated."""
+        return None if self.first_step is None or step < 0 else self.first_step + step
 
 
 @dataclass
@@ -83,9 +90,9 @@ class Moved:
 class _Later:
     """What is left of an exchange when its critical lane is through."""
 
-    step: int | None
+    step: int
     planned: list[Exchange]
-    updates: Parts
+    updates: Outgoing
 
 
 class Exchanger:
@@ -106,24 +113,22 @@ class Exchanger:
         engines: Engines,
         roles: Roles,
         parts: Sequence[Part],
-        first_step: int | None,
         journal: Journal | None = None,
     ) -> None:
-        """`first_step`: how many steps the embeddings have been trained before; None: rows are only read."""
-        self.engines, self.roles, self.parts = engines, roles, parts
-        self._journal = None if first_step is None else journal
-        self.coming = Coming(engines.told, len(parts), max(part.layout.rows for part in parts))
-        self.step, self._first_step = -1, first_step
+        """`journal`: of all embeddings, which then were trained equally many steps."""
+        self.engines, self.roles, self.parts, self._journal = engines, roles, parts, journal
+        self.coming = Coming(engines.control, len(parts), max(part.layout.rows for part in parts))
+        self.step = -1
         self.moved = Moved()
         self._laters: SimpleQueue[_Later] = SimpleQueue()
 
     @property
     def rank(self) -> int:
-        return self.engines.told.rank
+        return self.engines.control.rank
 
     def gather(self, kind: Kind, rows: Sequence[torch.Tensor] = (), why: str = "") -> list[Gathered] | Kind:
         """Coming.gather()."""
-        with self.engines.told.aside() as calls:
+        with self.engines.control.aside() as calls:
             gathered = self.coming.gather(kind, rows, why)
         self.moved.record("told", calls)
         return gathered
@@ -150,26 +155,25 @@ class Exchanger:
 
         Raises ConfigError, on all ranks alike, where the next batch does not fit into a cache.
         """
-        step = None if self._first_step is None or self.step < 0 else self._first_step + self.step
         if self.step >= 0:
             for part in self.parts:
                 if part.versions is not None:
                     used = part.used.popleft()
-                    if step is not None:
+                    if (step := part.trained(self.step)) is not None:
                         part.versions.used(used, step)
         planned = [part.planner.plan() for part in self.parts]
         for part, each in zip(self.parts, planned, strict=True):
             _check_fits(part, each, self.step + 1)
         world = self.engines.critical.world_size
-        now, then = Parts(world), Parts(world)
+        now, then = Outgoing(world), Outgoing(world)
         for at, (part, each, given) in enumerate(zip(self.parts, planned, gradients, strict=True)):
-            own = given
+            own, step = given, part.trained(self.step)
             if given is None and step is not None:
                 own = torch.zeros(part.slots.numel(), part.layout.dim)
             if part.residuals is not None and own is not None:
                 own = part.residuals.take(own, part.slots, part.own[0])
             if own is not None and step is not None and each.alone.numel():
-                mean = own.index_select(0, each.alone).add_(0.0).div_(len(self.roles.trainers))
+                mean = mean_of_one(own.index_select(0, each.alone), len(self.roles.trainers))
                 records = part.cache.update(part.slots.index_select(0, each.alone), mean, step)
                 if self._journal is not None:
                     self._journal.write("critical", step + 1, at, part.own[0].index_select(0, each.alone), records)
@@ -179,13 +183,13 @@ class Exchanger:
         if any(each.counts.urgent for each in planned):
             earlier()
         with self.engines.critical.aside() as calls:
-            self._exchange("critical", now, [each.critical for each in planned], step)
+            self._exchange("critical", now, [each.critical for each in planned], self.step)
         self.moved.record("critical", calls)
         for part, each in zip(self.parts, planned, strict=True):
             part.slots, part.counts = each.slots, each.counts
             if self.step >= 0 and part.own:
                 part.own.popleft()
-        self._laters.put(_Later(step, planned, then))
+        self._laters.put(_Later(self.step, planned, then))
         self.step += 1
 
     def later(self) -> None:
@@ -200,7 +204,7 @@ class Exchanger:
         gradients; return that, of each embedding, where precision is lost. Collective, behind later(); nothing else
         changes."""
         engine = self.engines.critical
-        parts = Parts(engine.world_size)
+        parts = Outgoing(engine.world_size)
         kept = [part.planner.kept() for part in self.parts]
         for part, (slots, rows_from) in zip(self.parts, kept, strict=True):
             send_records(parts, slots, rows_from, part.cache)
@@ -213,11 +217,12 @@ class Exchanger:
         with engine.aside():
             return [each.collect(engine, self.roles.owners, len(self.roles.trainers)) for each in residuals]
 
-    def _exchange(self, name: str, updates: Parts, lanes: Sequence[Lane], step: int | None) -> None:
+    def _exchange(self, name: str, updates: Outgoing, lanes: Sequence[Lane], number: int) -> None:
         engine: Engine = getattr(self.engines, name)
         received = updates.exchange(engine)
-        rows = Parts(engine.world_size)
+        rows = Outgoing(engine.world_size)
         for at, (part, lane) in enumerate(zip(self.parts, lanes, strict=True)):
+            step = part.trained(number)
             updated = take_updates(received, lane, part.shard, len(self.roles.trainers), step, part.precision)
             if self._journal is not None and updated is not None and step is not None:
                 self._journal.write(name, step + 1, at, part.shard.ids(lane.updated), updated)
@@ -227,7 +232,7 @@ class Exchanger:
         for part, lane in zip(self.parts, lanes, strict=True):
             take_rows(received, lane, part.cache, part.precision)
         received.check_empty()
-        if self._journal is not None and step is not None:
+        if self._journal is not None and (step := self.parts[0].trained(number)) is not None:
             self._journal.end(name, step + 1)
 
 

@@ -31,14 +31,14 @@ class Follower(Steps):
         self._tell()
 
     def _follow(self) -> Kind:
-        told = self._submit("told", partial(self.exchanger.gather, Kind.FOLLOWS))
+        told = self._submit("control", partial(self.exchanger.gather, Kind.FOLLOWS))
         what = self._wait(told)
         if isinstance(what, Kind):
             if what is Kind.END:
-                self._last_told = told
+                self._last = told
             return what
         batch = Batch(None, [])
-        batch.told = self._last_told = told
+        batch.gathering = self._last = told
         self._coming.append(batch)
         self._unplanned.append(told)
         return Kind.BATCH

@@ -51,10 +51,11 @@ class Found(NamedTuple):
 class FrameWriter:
     """Appends frames to a file. Raises JournalError where that cannot be written."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, anew: bool = False) -> None:
+        """`anew`: what it has is removed."""
         self.path = path
         try:
-            self._file = path.open("ab")
+            self._file = path.open("wb" if anew else "ab")
         except OSError as error:
             raise _cannot(path, error) from error
 

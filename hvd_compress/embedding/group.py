@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -23,17 +23,11 @@ class Roles:
     def of_all(cls, world_size: int) -> Roles:
         return cls(tuple(range(world_size)), tuple(range(world_size)))
 
-    @property
-    def served(self) -> bool:
-        """Whether there are ranks that do not train."""
-        return self.owners != self.trainers
 
-
-@dataclass(frozen=True)
-class Engines:
+class Engines(NamedTuple):
     """Three over the same ranks, each for a thread of its own: what is told of batches, and the lanes of exchanges."""
 
-    told: Engine
+    control: Engine
     critical: Engine
     later: Engine
 
@@ -44,16 +38,20 @@ class Engines:
             engines = cls(*(asked.twin() for _ in range(3)))
         else:
             engines = cls(*(connect(asked) for _ in range(3)))
-        for engine in (engines.told, engines.critical, engines.later):
+        for engine in engines:
             engine.locate()
         return engines
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
 
 
 class Servers:
     """Processes of their own that own the rows of tables: the last ranks of the job. The others train.
 
-    Both make one, with the same arguments. Then servers call serve(), and trainers pass it to each Lookahead; the
-    servers are done when all of these are closed.
+    Both make one, with the same arguments. Then servers call serve(), and trainers pass it to each Lookahead; serve()
+    returns when trainers call close().
 
     Attributes:
         here: whether this process is a server.
@@ -78,29 +76,56 @@ class Servers:
             raise ConfigError(f"{count!r} servers among {world} ranks: 1 to {world - 1}, please")
         self.roles = Roles(tuple(range(world - count)), tuple(range(world - count, world)))
         self.here = self._engine.rank in self.roles.owners
-        self._opened = 0
+        self._opened: list[Closable] = []
+        self._closed = False
 
     @property
     def trainers(self) -> list[int]:
         return list(self.roles.trainers)
 
-    def number(self) -> int:
-        """Return the number of the next Lookahead."""
-        self._opened += 1
-        return self._opened - 1
+    def close(self) -> None:
+        """Close each Lookahead that has these servers, and let serve() return. Collective over trainers; training ends.
 
-    def tell(self, number: int, verb: str, settings: dict[str, Any] | None = None) -> None:
+        Raises:
+            UsageError: this rank is a server.
+        """
+        if self.here:
+            raise UsageError("a server is closed by the trainers: let it call serve()")
+        if not self._closed:
+            for each in self._opened:
+                each.close()
+            self.tell(-1, "end")
+            self._closed = True
+
+    def add(self, loader: Closable) -> int:
+        """Return the number of a Lookahead that is opened. Raises UsageError where serve() has returned."""
+        if self._closed:
+            raise UsageError("these servers are closed: close them behind the last loop")
+        self._opened.append(loader)
+        return len(self._opened) - 1
+
+    def tell(self, number: int, verb: str, message: Any = None) -> None:
         """Tell servers what trainers do next with a Lookahead. Collective over all ranks.
 
         Raises:
             UsageError: a server cannot, or trainers do different things.
         """
-        self._exchange([number, verb, settings])
+        self._exchange([number, verb, message])
 
-    def told(self) -> tuple[int, str, dict[str, Any]]:
-        """Return what trainers have told."""
-        number, verb, settings = self._exchange(None)
-        return number, verb, settings or {}
+    def wait(self) -> tuple[int, str, Any]:
+        """Return what trainers do next: the number of a Lookahead, a verb and a message."""
+        number, verb, message = self._exchange(None)
+        return number, verb, message
+
+    def refuse(self, why: str = "") -> None:
+        """Trainers hear what a server has to say of what they want. Collective over all ranks; "" refuses nothing.
+
+        Raises:
+            ConfigError: a server refuses; on all ranks alike.
+        """
+        for words in self._engine.allgather_json(why):
+            if words:
+                raise ConfigError(words)
 
     def _exchange(self, said: Any) -> Any:
         answers = self._engine.allgather_json(said)
@@ -111,9 +136,6 @@ class Servers:
                     f"rank {rank} {_words(command)}, and rank 0 {_words(commands[0])}: all trainers must do the same "
                     "with a Lookahead that has servers, and servers must call serve()"
                 )
-        for rank in self.roles.owners:
-            if answers[rank] is not None:
-                raise UsageError(f"rank {rank} is a server, and {_words(answers[rank])}: let it call serve()")
         return commands[0]
 
 
@@ -133,10 +155,12 @@ def agree(engine: Engine, offer: dict[str, Any]) -> None:
         for name in sorted(offers[0].keys() | other.keys()):
             if offers[0].get(name) != other.get(name):
                 raise ConfigError(
-                    f"all ranks must ask for the same embeddings: {name} is {offers[0].get(name)} on rank 0 and "
+                    f"all ranks must ask for the same: {name} is {offers[0].get(name)} on rank 0 and "
                     f"{other.get(name)} on rank {rank}"
                 )
 
 
 def _words(command: Any) -> str:
-    return "calls serve()" if command is None else f"wants to {command[1]} Lookahead {command[0]}"
+    if command is None:
+        return "calls serve()"
+    return "closes the servers" if command[1] == "end" else f"wants to {command[1]} Lookahead {command[0]}"

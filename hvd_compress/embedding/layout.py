@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
 from hvd_compress.embedding.optimizers import RowOptimizer
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, HvdCompressError
 from hvd_compress.native.embedding import initial_values
 
 MOST_ROWS = 2**47 - 1
@@ -54,6 +55,8 @@ class Layout:
             )
         if not self.name or "/" in self.name:
             raise ConfigError(f"the name {self.name!r} of an embedding is none of a file")
+        if self.initial is not None:
+            self._initial_values(torch.zeros(1, dtype=torch.int64))
         starts = np.concatenate([[0], np.cumsum(self.sizes[:-1], dtype=np.int64)]).astype(np.int64)
         object.__setattr__(self, "offsets", torch.from_numpy(starts))
         bounds = torch.tensor(self.sizes, dtype=torch.float64).rsqrt().to(torch.float32)
@@ -86,16 +89,33 @@ class Layout:
         """Write the initial records of rows, by their ids: uniform between -1 / sqrt(n) and 1 / sqrt(n), n the rows of
         the table, as DLRM has them, or the user's."""
         if self.initial is not None:
-            values = self.initial(rows)
-            if values.shape != (rows.numel(), self.dim):
-                shape = tuple(values.shape)
-                raise ConfigError(f"initial values of {self.name} are {shape}, not ({rows.numel()}, {self.dim})")
+            try:
+                values = self._initial_values(rows)
+            except ConfigError as error:  # other ranks wait for these rows, and know nothing of it
+                raise HvdCompressError(str(error)) from error
             self.row(records).copy_(values)
         else:
             initial_values(rows, self.offsets, self._bounds, self.seed % 2**64, self.row(records))
         self.optimizer.initialise(self.state(records))
         if self.debug:
             self.versions(records).zero_()
+
+    def _initial_values(self, rows: torch.Tensor) -> torch.Tensor:
+        assert self.initial is not None
+        values, shape = self.initial(rows), (rows.numel(), self.dim)
+        if not isinstance(values, torch.Tensor) or values.shape != shape:
+            found = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+            raise ConfigError(f"initial values of {self.name} are {found}, not {shape}")
+        return values
+
+    def described(self, steps: int) -> list[Any]:
+        """Return what must be the same on all ranks behind `steps` steps."""
+        return [list(self.sizes), self.dim, self.optimizer.described(steps), self.seed, steps]
+
+    @property
+    def identity(self) -> str:
+        """What saved rows must have in common with these tables."""
+        return f"{self.name}: {list(self.sizes)} x {self.dim}, seed {self.seed}, {type(self.optimizer).__name__}"
 
     def update(self, records: torch.Tensor, gradients: torch.Tensor, step: int) -> None:
         """Update records in place by the gradients (n, dim) of a step, from 0 on."""

@@ -9,13 +9,13 @@ import torch
 from hvd_compress.embedding.cache import Cache
 from hvd_compress.embedding.precision import Precision
 from hvd_compress.embedding.residuals import Residuals
-from hvd_compress.embedding.servers import Shard
+from hvd_compress.embedding.shard import Shard
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import PayloadError
 from hvd_compress.native.embedding import Lane, Lists
 
 
-class Parts:
+class Outgoing:
     """The parts of an all-to-all while several embeddings add to them: blocks of float32 rows, by member."""
 
     def __init__(self, members: int) -> None:
@@ -30,12 +30,12 @@ class Parts:
     def expect(self, lengths: Sequence[int], width: int) -> None:
         self._lengths = [so_far + more * width for so_far, more in zip(self._lengths, lengths, strict=True)]
 
-    def exchange(self, engine: Engine) -> Received:
+    def exchange(self, engine: Engine) -> Incoming:
         parts = [torch.cat(blocks) if blocks else torch.empty(0) for blocks in self._sent]
-        return Received(engine.alltoall(parts, self._lengths))
+        return Incoming(engine.alltoall(parts, self._lengths))
 
 
-class Received:
+class Incoming:
     """What an all-to-all brought, to be taken in the order in which it was sent."""
 
     def __init__(self, parts: Sequence[torch.Tensor]) -> None:
@@ -56,7 +56,7 @@ class Received:
 
 
 def send_updates(
-    parts: Parts,
+    parts: Outgoing,
     lane: Lane,
     cache: Cache,
     gradients: torch.Tensor | None,
@@ -78,13 +78,13 @@ def send_updates(
     send_records(parts, lane.records, lane.records_from, cache)
 
 
-def send_records(parts: Parts, slots: Lists, rows_from: Lists, cache: Cache) -> None:
+def send_records(parts: Outgoing, slots: Lists, rows_from: Lists, cache: Cache) -> None:
     parts.send(cache.read(slots.all), slots.lengths)
     parts.expect(rows_from.lengths, cache.layout.record_width)
 
 
 def take_updates(
-    received: Received, lane: Lane, shard: Shard, trainers: int, step: int | None, precision: Precision
+    received: Incoming, lane: Lane, shard: Shard, trainers: int, step: int | None, precision: Precision
 ) -> torch.Tensor | None:
     """Update the shard by the mean over ranks: gradients are added in the order of ranks, from zero on. Return the
     records that were updated. `step` is None where all ranks only read."""
@@ -96,7 +96,7 @@ def take_updates(
     return updated
 
 
-def _take_sums(received: Received, lane: Lane, dim: int, precision: Precision) -> torch.Tensor:
+def _take_sums(received: Incoming, lane: Lane, dim: int, precision: Precision) -> torch.Tensor:
     """Return the sums of gradients (n, dim) of the rows that are updated. A rank's gradient of a row is either exact or
     compressed."""
     sums = torch.zeros(lane.updated.numel(), dim)
@@ -109,12 +109,12 @@ def _take_sums(received: Received, lane: Lane, dim: int, precision: Precision) -
     return sums
 
 
-def take_records(received: Received, rows_from: Lists, shard: Shard) -> None:
+def take_records(received: Incoming, rows_from: Lists, shard: Shard) -> None:
     for rows, block in zip(rows_from.split(), received.take(rows_from.lengths, shard.layout.record_width), strict=True):
         shard.write(rows, block)
 
 
-def send_rows(parts: Parts, lane: Lane, shard: Shard, precision: Precision) -> None:
+def send_rows(parts: Outgoing, lane: Lane, shard: Shard, precision: Precision) -> None:
     """Send rows to those that use them next: with states as they are, without them in the precision of what is
     synchronised. The debug mode's versions are exact."""
     layout = shard.layout
@@ -129,7 +129,7 @@ def send_rows(parts: Parts, lane: Lane, shard: Shard, precision: Precision) -> N
     parts.expect(lane.records_into.lengths, layout.record_width)
 
 
-def take_rows(received: Received, lane: Lane, cache: Cache, precision: Precision) -> None:
+def take_rows(received: Incoming, lane: Lane, cache: Cache, precision: Precision) -> None:
     layout = cache.layout
     width = precision.words(layout.dim)
     for slots, block in _blocks(received, lane.rows_into, width + layout.debug):
@@ -139,5 +139,5 @@ def take_rows(received: Received, lane: Lane, cache: Cache, precision: Precision
         cache.write(slots, block)
 
 
-def _blocks(received: Received, lists: Lists, width: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _blocks(received: Incoming, lists: Lists, width: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     return zip(lists.split(), received.take(lists.lengths, width), strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.nn import functional
 from hvd_compress.embedding.cache import Versions
 from hvd_compress.embedding.layout import Initial, Layout, as_sizes
 from hvd_compress.embedding.optimizers import SGD, RowOptimizer
-from hvd_compress.embedding.servers import Shard
+from hvd_compress.embedding.shard import Shard
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.native.embedding import UniqueRows
 
@@ -49,6 +49,11 @@ class Used:
             self._finder = UniqueRows()
             self._finder.collect(self.rows)
         return self._finder.find(rows)
+
+
+def ids_in(batch: Any, key: Hashable | Callable[[Any], Any]) -> Any:
+    """Return the ids of a batch: by a key or an index of it, or by a function."""
+    return key(batch) if callable(key) else batch[key]
 
 
 class CachedEmbedding(torch.nn.Module):
@@ -103,6 +108,12 @@ class CachedEmbedding(torch.nn.Module):
     @property
     def optimizer(self) -> RowOptimizer:
         return self.layout.optimizer
+
+    @property
+    def own_shard(self) -> Shard:
+        """What this rank owns, once a Lookahead has found out."""
+        assert self.shard is not None
+        return self.shard
 
     def extra_repr(self) -> str:
         return f"{list(self.layout.sizes)}, {self.layout.dim}, {self.layout.optimizer}"

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from hvd_compress.embedding.layout import Layout
+from hvd_compress.embedding.means import sums_of_rows
 from hvd_compress.embedding.precision import Precision
-from hvd_compress.embedding.servers import Shard
+from hvd_compress.embedding.shard import Shard
 from hvd_compress.engines.base import Engine
 
 
@@ -87,13 +88,3 @@ class HeldBack:
         values, states = state["values"][places], state["states"][places]
         layout.optimizer.correct(values, states, self.gradients, state["steps"])
         state["values"][places], state["states"][places] = values, states
-
-
-def sums_of_rows(rows: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return distinct rows (n,), ascending, and the sums of their gradients (n, dim), added in rank order. Each rank
-    gives its own rows and gradients."""
-    distinct, places = torch.unique(torch.cat(list(rows)), return_inverse=True)
-    sums = torch.zeros(distinct.numel(), gradients[0].shape[1])
-    for at, block in zip(torch.split(places, [each.numel() for each in rows]), gradients, strict=True):
-        sums.index_add_(0, at, block)
-    return distinct, sums

@@ -7,13 +7,14 @@ from typing import Any
 
 from hvd_compress.embedding.group import Servers
 from hvd_compress.embedding.journal import Journal
-from hvd_compress.embedding.loader import Lookahead, Rules
+from hvd_compress.embedding.loader import Lookahead
 from hvd_compress.embedding.modules import CachedEmbedding
-from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.embedding.options import Rules
+from hvd_compress.errors import UsageError
 
 
 def serve(servers: Servers, embeddings: Sequence[CachedEmbedding], journal: Journal | None = None) -> None:
-    """Own rows of these embeddings until the trainers have closed each Lookahead that has these servers.
+    """Own rows of these embeddings until the trainers close the servers.
 
     Args:
         embeddings: all that trainers use, made by the same arguments.
@@ -28,9 +29,10 @@ def serve(servers: Servers, embeddings: Sequence[CachedEmbedding], journal: Jour
     by_name = {each.layout.name: each for each in embeddings}
     opened: dict[int, Lookahead] = {}
     while True:
-        number, verb, settings = servers.told()
+        number, verb, message = servers.wait()
         if verb == "open":
-            opened[number] = _made(servers, by_name, journal, **settings)
+            servers.refuse(_lacks(by_name, journal, *message[:2]))
+            opened[number] = _made(servers, by_name, journal, *message)
             opened[number].open()
         elif verb == "restore":
             opened[number].restore()
@@ -38,28 +40,31 @@ def serve(servers: Servers, embeddings: Sequence[CachedEmbedding], journal: Jour
             opened[number].follow()
         elif verb == "close":
             opened.pop(number).close()
-            if not opened:
-                return
+        else:
+            return
+
+
+def _lacks(
+    by_name: dict[str, CachedEmbedding], own_journal: Journal | None, names: Sequence[str], journal: bool
+) -> str:
+    """Return what this server must have been given."""
+    if missing := [name for name in names if name not in by_name]:
+        return f"trainers use the embedding {missing[0]!r}, and serve() was given {sorted(by_name)}"
+    return "trainers have a journal: pass one in the same folder to serve()" if journal and own_journal is None else ""
 
 
 def _made(
     servers: Servers,
     by_name: dict[str, CachedEmbedding],
     own_journal: Journal | None,
-    names: list[str],
+    names: Sequence[str],
     journal: bool,
-    rules: list[bool],
-    **settings: Any,
+    options: dict[str, Any],
 ) -> Lookahead:
-    if missing := [name for name in names if name not in by_name]:
-        raise ConfigError(f"trainers use the embedding {missing[0]!r}, and serve() was given {sorted(by_name)}")
-    if journal and own_journal is None:
-        raise ConfigError("trainers have a journal: pass one in the same folder to serve()")
     return Lookahead(
         (),
         {name: by_name[name] for name in names},
         servers=servers,
         journal=own_journal if journal else None,
-        rules=Rules(*rules),
-        **settings,
+        **options | {"rules": Rules(**options["rules"])},
     )

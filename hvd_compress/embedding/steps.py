@@ -18,7 +18,7 @@ from hvd_compress.embedding.threads import Threads
 from hvd_compress.errors import ConfigError, UsageError
 
 T = TypeVar("T")
-Told = Future[list[Gathered] | Kind]
+Gathering = Future[list[Gathered] | Kind]
 Ids = Callable[[Any, int], Any]
 """From a batch, and the number of an embedding, to its ids."""
 
@@ -28,11 +28,11 @@ class Batch:
 
     Attributes:
         given: the batch itself.
-        used: what it uses of each embedding; there when all ranks are told.
-        told: what all ranks use; or why there is no batch.
+        used: what it uses of each embedding; there when that is gathered.
+        gathering: what all ranks use; or why there is no batch.
     """
 
-    told: Told
+    gathering: Gathering
 
     def __init__(self, given: Any, ids: Sequence[tuple[list[torch.Tensor], list[torch.Tensor]]]) -> None:
         """`ids`: of each embedding, as CachedEmbedding.flat_rows() gives them."""
@@ -47,6 +47,10 @@ class Batch:
 
 class Steps:
     """What happens between batches, in the order that all ranks follow.
+
+    A gradient of a batch's rows is that of `Used.values`: a hook on it counts backward passes, and behind the last one
+    hands over the exchange, in which it is applied, by this rank or by the row's owner. So nothing waits for the
+    program to come back for the next batch.
 
     The exchange behind step t is planned with the batches up to t + L, so batch t + L is told to all ranks while step t
     is trained on, and before exchange t.
@@ -67,8 +71,8 @@ class Steps:
         self._backward_passes, self._trains = backward_passes, trains
         self._step = -1  # that is trained on
         self._coming: list[Batch] = []
-        self._last_told: Told | None = None
-        self._unplanned: list[Told] = []
+        self._last: Gathering | None = None
+        self._unplanned: list[Gathering] = []
         self._planning: list[Future[None]] = []  # since the last exchange was handed over
         self._ended = self._over = False
         self._exchanged = -2  # the last exchange that was handed over
@@ -96,7 +100,7 @@ class Steps:
         self._wait_for(self._later, 1)  # that of this exchange may take as long as the next step
         self._end_step()
         self._step += 1
-        if not self._coming or isinstance(self._wait(self._coming[0].told), Kind):
+        if not self._coming or isinstance(self._wait(self._coming[0].gathering), Kind):
             return None
         self._current = self._coming.pop(0)
         self._begin(self._current)
@@ -104,10 +108,10 @@ class Steps:
 
     def _look_further(self) -> None:
         """Tell of one batch more, or once a step that no more come: so ranks that do different things find out."""
-        if self._last_told is None or self._told_last() is Kind.BATCH:
+        if self._last is None or self._told_last() is Kind.BATCH:
             self._tell()
         else:
-            self._last_told = self._submit("told", partial(self.exchanger.gather, Kind.END))
+            self._last = self._submit("control", partial(self.exchanger.gather, Kind.END))
 
     def end(self) -> UsageError | None:
         """All batches have been trained on. Return why some were not, where ranks have different numbers of them."""
@@ -120,7 +124,7 @@ class Steps:
         held back of gradients, of each embedding, where precision is lost."""
         if self._over:
             return []
-        self._wait(self._submit("told", partial(self.exchanger.gather, Kind.COLLECT)))
+        self._wait(self._submit("control", partial(self.exchanger.gather, Kind.COLLECT)))
         return self._collect()
 
     def _collect(self) -> list[HeldBack]:
@@ -147,9 +151,9 @@ class Steps:
         self._over = True
         if self._current is not None:
             self._exchange()
-        if self._last_told is not None:
+        if self._last is not None:
             self._told_last()
-            self._wait(self._submit("told", partial(self.exchanger.gather, Kind.LEFT)))
+            self._wait(self._submit("control", partial(self.exchanger.gather, Kind.LEFT)))
         self._collect_all()
 
     def _tell(self) -> None:
@@ -159,22 +163,22 @@ class Steps:
             given = next(self._batches)
             ids = [module.flat_rows(self._ids(given, at), where) for at, module in enumerate(self._modules)]
         except StopIteration:
-            self._last_told = self._submit("told", partial(self.exchanger.gather, Kind.END))
+            self._last = self._submit("control", partial(self.exchanger.gather, Kind.END))
             return
         except Exception as error:
             why = str(error) if isinstance(error, ConfigError) else f"{where}: {type(error).__name__}: {error}"
             with suppress(ConfigError):  # what all others get is the words of this one
-                self._wait(self._submit("told", partial(self.exchanger.gather, Kind.FAILED, why=why)))
+                self._wait(self._submit("control", partial(self.exchanger.gather, Kind.FAILED, why=why)))
             raise
         batch = Batch(given, ids)
-        batch.told = self._last_told = self._submit("told", lambda: self.exchanger.gather(Kind.BATCH, batch.rows()))
+        batch.gathering = self._last = self._submit("control", lambda: self.exchanger.gather(Kind.BATCH, batch.rows()))
         self._coming.append(batch)
-        self._unplanned.append(batch.told)
+        self._unplanned.append(batch.gathering)
 
     def _told_last(self) -> Kind:
         """Return what was told last: a batch of all ranks, or that no more come."""
-        assert self._last_told is not None
-        told = self._wait(self._last_told)
+        assert self._last is not None
+        told = self._wait(self._last)
         kind = told if isinstance(told, Kind) else Kind.BATCH
         self._ended = kind is not Kind.BATCH
         return kind
@@ -239,8 +243,8 @@ class Steps:
         if told:
             self._planning.append(self._submit("critical", partial(self._plan, told)))
 
-    def _plan(self, told: Sequence[Told]) -> None:
-        for each in told:
+    def _plan(self, gatherings: Sequence[Gathering]) -> None:
+        for each in gatherings:
             gathered = each.result()
             if not isinstance(gathered, Kind):
                 self.exchanger.add(gathered)

@@ -16,6 +16,7 @@ from hvd_compress.session.worker import Worker
 
 T = TypeVar("T")
 _END_S = 10.0
+_THREADS = ("control", "critical", "later")
 
 
 class Threads:
@@ -24,7 +25,7 @@ class Threads:
     def __init__(self, engines: Engines, timeout_s: float | None) -> None:
         """`timeout_s`: how long a call may wait for other ranks; None: for ever, as a server does."""
         self.engines, self._timeout_s = engines, timeout_s
-        self._workers = {name: Worker(f"hvd_compress embedding {name}") for name in ("told", "critical", "later")}
+        self._workers = {name: Worker(f"hvd_compress embedding {name}") for name in _THREADS}
         self._end = at_end(self, _stop, tuple(self._workers.values()))
 
     def submit(self, name: str, call: Callable[[], T]) -> Future[T]:
@@ -36,12 +37,12 @@ class Threads:
 
         Raises what it has raised, with rank and step; CommunicationError where other ranks do not answer in time.
         """
-        rank = self.engines.told.rank
+        rank = self.engines.control.rank
         with located(f"rank {rank}, step {step}, embedding rows"):
             try:
                 return future.result(None if patient else self._timeout_s)
             except FutureTimeoutError:
-                pending = [each.pending for each in _all(self.engines) if each.running]
+                pending = [each.pending for each in self.engines if each.running]
                 self.abandon(f"no answer from other ranks within {self._timeout_s:g} s")
                 raise CommunicationError(
                     f"no answer from other ranks within {self._timeout_s:g} s (HVD_COMPRESS_TIMEOUT_S), in "
@@ -50,7 +51,7 @@ class Threads:
 
     def abandon(self, why: str) -> None:
         """Nothing more is exchanged."""
-        for engine in _all(self.engines):
+        for engine in self.engines:
             if engine.lost is None:
                 engine.lost = why
                 engine.abandon()
@@ -70,10 +71,6 @@ class Threads:
     def stop(self) -> None:
         """End the threads, behind what they are doing."""
         self._end()
-
-
-def _all(engines: Engines) -> tuple[Engine, ...]:
-    return engines.told, engines.critical, engines.later
 
 
 def _stop(workers: tuple[Worker, ...]) -> None:

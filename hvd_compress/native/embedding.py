@@ -69,7 +69,7 @@ class Counts(NamedTuple):
     urgent: int
 
 
-class Told(NamedTuple):
+class Rows(NamedTuple):
     """The rows of Counts, each an int64 array, and of those that stay the batch that uses them next."""
 
     single_user: npt.NDArray[np.int64]
@@ -104,7 +104,7 @@ class Exchange:
     occupied: int
     overflows: tuple[int, int] | None
     counts: Counts
-    told: Told | None
+    rows: Rows | None
 
 
 class NativeLookahead:
@@ -155,7 +155,7 @@ class NativeLookahead:
             occupied,
             (member, rows) if member >= 0 else None,
             Counts(*counts),
-            None if told is None else Told(*told),
+            None if told is None else Rows(*told),
         )
 
     def kept(self) -> tuple[Lists, Lists]:

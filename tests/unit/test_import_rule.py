@@ -155,6 +155,7 @@ ALLOWED = {
         "native.embedding",
         "session.worker",
         "settings",
+        "warned",
     },
     "optim": {"optim", "compression", "errors", "request"},
     "session": {

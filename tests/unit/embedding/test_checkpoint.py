@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hvd_compress.embedding import Adam, CachedEmbedding, Lookahead
-from hvd_compress.embedding.servers import Shard
+from hvd_compress.embedding.shard import Shard
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
 from tests.unit.embedding.test_loader import batches_of, table
@@ -59,7 +59,10 @@ def test_a_job_of_another_size() -> None:
     assert again == [{}] * 4
     rows = torch.cat([each["embedding"]["rows"] for each in saved])
     values = torch.cat([each["embedding"]["values"] for each in saved])
+    states = torch.cat([each["embedding"]["states"] for each in saved])
     assert torch.equal(table(resumed)[rows][:, :2], values)
+    assert torch.equal(table(resumed)[rows][:, 3:], states)
+    assert states.any()
     with pytest.raises(ConfigError, match="needs the states of embedding of rank 1: they were saved by 2 ranks"):
         trained(1, 1, STEPS, saved[:1], own=False)
     assert whole[0].steps == STEPS

@@ -271,6 +271,8 @@ def test_a_learning_rate_by_the_step(servers: int) -> None:
         for ids in loader:
             module(ids).sum().backward()
         loader.close()
+        if group is not None:
+            group.close()
         return module
 
     modules = run_ranks(2 + servers, body)

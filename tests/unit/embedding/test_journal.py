@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from hvd_compress.embedding import Adagrad, CachedEmbedding, Journal, Lookahead
+from hvd_compress.embedding import Adagrad, CachedEmbedding, Journal, Lookahead, journal_folder
 from hvd_compress.embedding.frames import FrameWriter, cut, read
+from hvd_compress.embedding.journal_folder import JournalFolder
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, JournalError, UsageError
 from tests.unit.embedding.test_loader import batches_of, table
@@ -24,9 +28,15 @@ STEPS = 23
 class Trained:
     """One rank's training: an embedding, and a layer on top whose gradients are summed over ranks."""
 
-    def __init__(self, engine: InProcessEngine, where: Path | None, every: int = 5, **settings: Any) -> None:
+    def __init__(
+        self, engine: InProcessEngine, where: Path | None, every: int = 5, apart: bool = False, **settings: Any
+    ) -> None:
+        """`apart`: each step uses rows that none before has used."""
         self.engine = engine
-        self.module = CachedEmbedding(20, 2, optimizer=Adagrad(0.05), **settings)
+        self.batches = batches_of(engine.rank, STEPS)
+        if apart:
+            self.batches = [torch.cat([ids, ids[-1:] + 20 + 2 * step]) for step, ids in enumerate(self.batches)]
+        self.module = CachedEmbedding(70 if apart else 20, 2, optimizer=Adagrad(0.05), **settings)
         self.top = torch.nn.Linear(2, 1)
         with torch.no_grad():
             self.top.weight.fill_(0.5)
@@ -34,15 +44,15 @@ class Trained:
         self.journal = None if where is None else Journal(where, {"top": self.top}, every=every)
 
     def loader(self, first: int, **settings: Any) -> Lookahead:
-        batches = batches_of(self.engine.rank, STEPS)[first:]
-        settings = {"cache_rows": 20, "lookahead": 3, "debug": True, "journal": self.journal} | settings
+        batches = self.batches[first:]
+        settings = {"cache_rows": 30, "lookahead": 3, "debug": True, "journal": self.journal} | settings
         return Lookahead(batches, {lambda batch: batch: self.module}, engine=self.engine, **settings)
 
     def train(self, until: int = STEPS, restores: bool = False, saves: bool = False) -> int:
         """Return with how many steps it began. `saves`: a state_dict() behind each step."""
         loader = self.loader(0)
         first = loader.restore() if restores else 0
-        loader._loader = batches_of(self.engine.rank, STEPS)[first:]
+        loader._loader = self.batches[first:]
         for step, ids in enumerate(loader, start=first + 1):
             (self.top(self.module(ids)) ** 2).sum().backward()
             gradient = self.top.weight.grad
@@ -62,9 +72,9 @@ def in_ranks(world: int, body: Callable[[InProcessEngine], Any]) -> list[Any]:
     return run_ranks(world, body)
 
 
-def whole(world: int) -> tuple[torch.Tensor, torch.Tensor]:
+def whole(world: int, **settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
     def body(engine: InProcessEngine) -> Trained:
-        trained = Trained(engine, None)
+        trained = Trained(engine, None, **settings)
         trained.train()
         return trained
 
@@ -119,23 +129,28 @@ def test_old_bases_are_removed(tmp_path: Path) -> None:
 
     in_ranks(2, body)
     steps = sorted(int(path.name[5:]) for path in tmp_path.glob("run-*/from-*"))
-    assert steps
-    assert steps[0] >= 8, "what is older than two bases is gone"
-    assert len(list(tmp_path.glob("run-*/dense.*"))) <= 2 * 9
+    assert steps == [16, 20], "a base begins when all ranks have written the one before, which is kept"
+    dense = sorted(int(path.suffix[1:]) for path in tmp_path.glob("run-*/dense.0-of-2.*"))
+    assert dense == list(range(STEPS - 8, STEPS))
 
 
 def test_rows_in_files(tmp_path: Path) -> None:
-    """They are as they were changed last, and what a restart wants is older."""
-    expected = whole(2)
+    """They are as they were changed last, and what a restart wants is older: also rows that were not used by then."""
+    expected = whole(2, apart=True)
 
     def body(engine: InProcessEngine, until: int) -> Trained:
-        trained = Trained(engine, tmp_path / "journal", folder=tmp_path / "rows")
+        trained = Trained(engine, tmp_path / "journal", apart=True, folder=tmp_path / "rows")
         trained.train(until, restores=True)
         return trained
 
-    in_ranks(2, lambda engine: body(engine, 17))
-    for path in (tmp_path / "journal").glob("run-0/from-15/later.*"):
-        cut(path, 16)
+    def used(ranks: list[Trained]) -> int:
+        return sum(int(each.module.own_shard.used.sum()) for each in ranks)
+
+    before = used(in_ranks(2, lambda engine: body(engine, 10)))
+    (newest_run,) = (tmp_path / "journal").glob("run-*")
+    for path in newest_run.glob("from-*/later.*"):
+        cut(path, 6)
+    assert used(in_ranks(2, lambda engine: body(engine, 7))) < before
     rows, _ = rows_of(in_ranks(2, lambda engine: body(engine, STEPS)))
     assert torch.equal(rows, expected[0])
 
@@ -358,7 +373,7 @@ def test_kills_while_a_journal_begins_anew(tmp_path: Path, moment: str) -> None:
         shutil.rmtree(old / "from-5")
     if moment.startswith("old one"):
         old.rename(tmp_path / "run-0")
-        assert in_ranks(1, lambda engine: max(Journal(tmp_path)._runs())) == [1]
+        assert max(JournalFolder(tmp_path, 0, 2, [0, 1]).runs()) == 1
         return
     old.rename(tmp_path / "run-0")
     (new / "complete").unlink()
@@ -396,3 +411,137 @@ def test_rows_that_are_loaded_at_the_same_step(tmp_path: Path) -> None:
 
     for loaded, restored in in_ranks(2, body):
         assert torch.equal(loaded, restored)
+
+
+def test_what_a_loss_of_power_leaves(tmp_path: Path) -> None:
+    """Files whose content has not come to the disk: an older step is taken, and an older base."""
+    expected = whole(2)
+
+    def body(engine: InProcessEngine, until: int) -> tuple[Trained, int]:
+        trained = Trained(engine, tmp_path)
+        return trained, trained.train(until, restores=True)
+
+    in_ranks(2, lambda engine: body(engine, 18))
+    os.truncate(tmp_path / "run-0" / "dense.1-of-2.17", 0)
+    os.truncate(newest(tmp_path) / "base.0-of-2", 40)
+    with (newest(tmp_path) / "critical.0-of-2").open("ab") as file:
+        file.write(bytes(1000))
+    found = in_ranks(2, lambda engine: body(engine, STEPS))
+    assert [first for _, first in found] == [16, 16]
+    rows, weight = rows_of([trained for trained, _ in found])
+    assert torch.equal(rows, expected[0])
+    assert torch.equal(weight, expected[1])
+
+
+def test_nothing_whole(tmp_path: Path) -> None:
+    def body(engine: InProcessEngine) -> None:
+        Trained(engine, tmp_path).train(4)
+        for path in tmp_path.glob("run-0/dense.*"):
+            os.truncate(path, 0)
+        with pytest.raises(JournalError, match=r"has no step that all ranks have: remove .* load a checkpoint"):
+            Trained(engine, tmp_path).train(restores=True)
+
+    in_ranks(1, body)
+
+
+def test_another_job_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_folder, "_LOCK_S", 0.2)
+
+    def body(engine: InProcessEngine) -> None:
+        first = Trained(engine, tmp_path)
+        loader = first.loader(0)
+        for ids in loader:
+            (first.top(first.module(ids)) ** 2).sum().backward()
+        with pytest.raises(JournalError, match=r"rank 0: the journal .* is written by another process"):
+            Trained(engine, tmp_path).train(restores=True)
+        loader.close()
+        assert Trained(engine, tmp_path).train(restores=True) == STEPS
+
+    in_ranks(1, body)
+
+
+def test_a_lock_of_a_process_that_ends(tmp_path: Path) -> None:
+    """The next job waits for it."""
+    program = f"""
+import fcntl, os, time
+lock = os.open({str(tmp_path / "lock.0-of-1")!r}, os.O_RDWR | os.O_CREAT)
+fcntl.flock(lock, fcntl.LOCK_EX)
+print("locked", flush=True)
+time.sleep(1.0)
+"""
+    other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "locked\n"
+    in_ranks(1, lambda engine: Trained(engine, tmp_path).train(4))
+    assert other.wait() == 0
+    other.stdout.close()
+
+
+def test_two_lookaheads_with_one_journal(tmp_path: Path) -> None:
+    """It is written until the last one is closed; an evaluation has no part in it."""
+    expected = whole(2)
+
+    def body(engine: InProcessEngine) -> Trained:
+        trained = Trained(engine, tmp_path)
+        loaders = [trained.loader(first) for first in (0, 9)]
+        loaders[0]._loader = batches_of(engine.rank, 9)
+        for loader in loaders:
+            reader = trained.loader(0, trains=False)
+            for ids in reader:
+                trained.module(ids)
+            with pytest.raises(UsageError, match="a Lookahead that trains"):
+                reader.restore()
+            for step, ids in enumerate(loader):
+                if step == 3:
+                    reader.close()
+                (trained.top(trained.module(ids)) ** 2).sum().backward()
+                gradient = trained.top.weight.grad
+                assert gradient is not None
+                with torch.no_grad():
+                    trained.top.weight -= 0.01 * sum(engine.allgather(gradient.view(-1), [2] * 2))
+                trained.top.zero_grad()
+            if loader is loaders[0]:
+                loaders[1].open()
+                loader.close()
+        loaders[1].close()
+        again = Trained(engine, tmp_path)
+        assert again.train(restores=True) == STEPS
+        return again
+
+    rows, weight = rows_of(in_ranks(2, body))
+    assert torch.equal(rows, expected[0])
+    assert torch.equal(weight, expected[1])
+
+
+def test_a_base_that_cannot_be_written(tmp_path: Path) -> None:
+    """The next step says so: without it files grow, and a restart takes long."""
+
+    def body(engine: InProcessEngine) -> None:
+        trained = Trained(engine, tmp_path)
+        loader = trained.loader(0)
+        with pytest.raises(JournalError, match=r"cannot write the journal .*from-5/base.0-of-1.partial"):  # noqa: PT012
+            for ids in loader:
+                (trained.top(trained.module(ids)) ** 2).sum().backward()
+                if trained.module.steps == 2:
+                    (tmp_path / "run-0" / "from-5" / "base.0-of-1.partial").mkdir(parents=True)
+                if trained.module.steps == 5:
+                    assert trained.journal is not None
+                    wait([trained.journal._bases[-1].valid])
+        assert trained.module.steps == 5
+        with pytest.raises(JournalError, match="cannot write the journal"):
+            loader.close()
+
+    in_ranks(1, body)
+
+
+def test_a_journal_of_another_kind(tmp_path: Path) -> None:
+    def body(engine: InProcessEngine) -> None:
+        Trained(engine, tmp_path).train(4)
+        with pytest.raises(ConfigError, match=r"'debug': True.*'debug': False"):
+            Trained(engine, tmp_path).loader(0, debug=False).restore()
+        other = Trained(engine, tmp_path)
+        other.journal = Journal(tmp_path, {"other": other.top})
+        with pytest.raises(ConfigError, match=r"dense.0-of-1.3 has top, and this Journal was given other, too"):
+            other.train(restores=True)
+
+    in_ranks(1, body)

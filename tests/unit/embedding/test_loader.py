@@ -384,3 +384,31 @@ def test_a_loop_that_ranks_leave_behind_different_batches(first: int, second: in
             loader.collect()
 
     run_ranks(2, body)
+
+
+def test_embeddings_that_were_trained_different_steps() -> None:
+    """Each has the correction of bias of its own steps."""
+
+    def body(engine: InProcessEngine) -> list[CachedEmbedding]:
+        both = [embedding(optimizer=Adam(0.1), name=name) for name in ("first", "second")]
+        for modules, count in ((both[1:], 4), (both, 5)):
+            loader = Lookahead(
+                batches_of(engine.rank, count),
+                {lambda ids, at=at: ids: module for at, module in enumerate(modules)},
+                cache_rows=20,
+                lookahead=2,
+                engine=engine,
+                debug=True,
+            )
+            for rows in loader:
+                sum(module(rows).sum() for module in modules).backward()
+            loader.close()
+        return both
+
+    ranks = run_ranks(2, body)
+    steps = {count: [[batches_of(rank, count)[step] for rank in range(2)] for step in range(count)] for count in (4, 5)}
+    for at, trained in enumerate((steps[5], steps[4] + steps[5])):
+        modules = [each[at] for each in ranks]
+        assert [module.steps for module in modules] == [len(trained)] * 2
+        records = expected(CachedEmbedding(20, 2, optimizer=Adam(0.1)), trained)
+        assert torch.equal(table(modules)[:, :2], records[:, :2])

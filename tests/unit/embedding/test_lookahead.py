@@ -227,21 +227,21 @@ def test_what_the_planner_tells_of_a_step(steps: list[Batch], ahead: int) -> Non
             job.add(steps[added])
             added += 1
         (plan, *_) = job.exchange(steps[step] if step >= 0 else None)
-        assert plan.told is not None
+        assert plan.rows is not None
         if step < 0:
             continue
         expected = brute_force(steps, step, ahead)
-        found = {name: set(getattr(plan.told, name).tolist()) for name in expected}
+        found = {name: set(getattr(plan.rows, name).tolist()) for name in expected}
         assert found == expected
         next_rows = {row for rows in steps[step + 1] for row in rows} if step + 1 < len(steps) else set()
         assert plan.counts._asdict() == {
             "used": len({row for rows in steps[step] for row in rows}),
-            "prefetched": len(plan.told.prefetched),
-            "urgent": len(set(plan.told.prefetched.tolist()) & next_rows),
+            "prefetched": len(plan.rows.prefetched),
+            "urgent": len(set(plan.rows.prefetched.tolist()) & next_rows),
         } | {name: len(rows) for name, rows in expected.items()}
         stays = {row for rows in steps[step] for row in rows} - expected["evicted"]
-        assert set(plan.told.ttl_rows.tolist()) == stays
-        fetched = {row for row in plan.told.prefetched.tolist()}
+        assert set(plan.rows.ttl_rows.tolist()) == stays
+        fetched = {row for row in plan.rows.prefetched.tolist()}
         assert not fetched & {row for n in range(step, min(len(steps), step + ahead)) for r in steps[n] for row in r}
 
 
@@ -253,7 +253,7 @@ def test_the_example_of_the_paper() -> None:
     for step in range(-1, 4):
         for number in range(len(steps)) if step < 0 else []:
             job.add(steps[number])
-        told.append(job.exchange(steps[step] if step >= 0 else None)[0].told)
+        told.append(job.exchange(steps[step] if step >= 0 else None)[0].rows)
     assert [sorted(each.prefetched.tolist()) for each in told if each] == [[3, 4, 9], [6], [1], [], []]
     assert [each.evicted.tolist() for each in told if each] == [[], [9], [4], [3], [6, 1]]
 

@@ -47,7 +47,9 @@ def job(
         group = Servers(servers, engine=engine)
         if group.here:
             return module, serve(group, [module], journal)
-        return module, body(module, engine, settings | {"servers": group})
+        found = body(module, engine, settings | {"servers": group})
+        group.close()
+        return module, found
 
     return run_ranks(trainers + servers, rank)
 
@@ -163,3 +165,65 @@ def test_trainers_that_do_different_things() -> None:
 
     with pytest.raises(UsageError, match="rank 1 wants to close Lookahead 0, and rank 0 wants to iterate over"):
         run_ranks(3, rank)
+
+
+def test_an_evaluation_that_is_opened_later() -> None:
+    """Servers are there until trainers close them, and close what was not."""
+
+    def body(module: CachedEmbedding, engine: InProcessEngine, settings: dict[str, Any]) -> list[torch.Tensor]:
+        train(training := Lookahead(batches_of(engine.rank, STEPS), {lambda ids: ids: module}, **settings), module)
+        training.close()
+        never = Lookahead(batches_of(engine.rank, 2), {lambda ids: ids: module}, **settings)
+        never.close()
+        reader = Lookahead(batches_of(engine.rank, 4), {lambda ids: ids: module}, **settings | {"trains": False})
+        found = [module(ids).detach() for ids in reader]
+        if "servers" not in settings:
+            reader.close()
+            return found
+        settings["servers"].close()
+        with pytest.raises(UsageError, match="this Lookahead is closed"):
+            list(reader)
+        with pytest.raises(UsageError, match="these servers are closed"):
+            Lookahead((), {0: module}, **settings).open()
+        return found
+
+    served, own = job(2, 1, body), job(2, 0, body)
+    for rank in range(2):
+        for first, second in zip(served[rank][1], own[rank][1], strict=True):
+            assert torch.equal(first, second)
+
+
+def test_a_server_that_trains() -> None:
+    def rank(engine: InProcessEngine) -> None:
+        group, module = Servers(1, engine=engine), made()
+        if not group.here:
+            with pytest.raises(UsageError, match="this rank trains"):
+                serve(group, [module])
+            return
+        with pytest.raises(UsageError, match="this rank is a server, and has no batches"):
+            list(Lookahead([], {0: module}, cache_rows=20, servers=group))
+        with pytest.raises(UsageError, match="a server is closed by the trainers"):
+            group.close()
+
+    run_ranks(2, rank)
+
+
+@pytest.mark.parametrize("lacks", ["an embedding", "the journal"])
+def test_what_a_server_lacks(tmp_path: Path, lacks: str) -> None:
+    words = {
+        "an embedding": r"trainers use the embedding 'embedding', and serve\(\) was given \['other'\]",
+        "the journal": "trainers have a journal: pass one in the same folder",
+    }
+
+    def rank(engine: InProcessEngine) -> None:
+        group = Servers(1, engine=engine)
+        if group.here:
+            module, journal = (made(name="other"), Journal(tmp_path)) if lacks == "an embedding" else (made(), None)
+            with pytest.raises(ConfigError, match=words[lacks]):
+                serve(group, [module], journal)
+            return
+        loader = Lookahead([], {0: made()}, cache_rows=20, servers=group, journal=Journal(tmp_path))
+        with pytest.raises(ConfigError, match=words[lacks]):
+            list(loader)
+
+    run_ranks(2, rank)

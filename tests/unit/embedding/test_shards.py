@@ -9,9 +9,9 @@ import torch
 
 from hvd_compress.embedding import SGD, Adagrad, CachedEmbedding, Lookahead
 from hvd_compress.embedding.layout import Layout
-from hvd_compress.embedding.servers import Shard
+from hvd_compress.embedding.shard import Shard
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, HvdCompressError
 from hvd_compress.native.embedding import initial_values
 from tests.unit.embedding.test_loader import batches_of, table, train
 
@@ -40,9 +40,12 @@ def test_initial_values_depend_on_the_id_alone() -> None:
 def test_initial_values_of_the_user() -> None:
     given = Layout("words", (5, 5), 2, Adagrad(0.1), initial=lambda rows: torch.stack([rows, -rows], 1).float())
     assert Shard(given, 1, 2).read(torch.tensor([0, 4]))[:, :2].tolist() == [[1.0, -1.0], [9.0, -9.0]]
-    wrong = Layout("words", (5,), 2, Adagrad(0.1), initial=lambda rows: torch.zeros(3))
     with pytest.raises(ConfigError, match=r"initial values of words are \(3,\), not \(1, 2\)"):
-        Shard(wrong, 0, 1).read(torch.tensor([0]))
+        Layout("words", (5,), 2, Adagrad(0.1), initial=lambda rows: torch.zeros(3))
+    later = Layout("words", (5,), 2, Adagrad(0.1), initial=lambda rows: torch.zeros(1, 2))
+    with pytest.raises(HvdCompressError, match=r"initial values of words are \(1, 2\), not \(3, 2\)") as caught:
+        Shard(later, 0, 1).read(torch.arange(3))
+    assert not isinstance(caught.value, ConfigError), "which ranks raise alike"
 
 
 def test_a_file_is_what_memory_is_and_is_found_again(tmp_path: Path) -> None:
