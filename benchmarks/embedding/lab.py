@@ -3,10 +3,14 @@ r"""A step of DLRM by several ways to keep its embedding rows, over an emulated 
     hvd-compress netlab run --hosts 4 --latency 5ms --bandwidth 100mbit -- python benchmarks/embedding/lab.py
     hvd-compress netlab run --hosts 4 --latency 5ms --bandwidth 100mbit -- \
         python benchmarks/embedding/lab.py --methods resident,L=1,L=5,L=10,L=50,L=100
+    hvd-compress netlab run --hosts 4 --latency 5ms --bandwidth 100mbit -- \
+        PYTHON benchmarks/embedding/lab.py --methods resident,sharded,L=50,torchrec,torchrec-pipelined
 
 The small model on the generator with Criteo's tables and skew, in windows of steps, in turns, in one job. All methods
 share the dense part, whose gradients travel by `--compression`. The floor is resident: each rank has the rows that it
-uses, and nothing of them is synchronised. The peer is sharded: what TorchRec does.
+uses, and nothing of them is synchronised. The peer is sharded: what TorchRec does. `torchrec` is TorchRec itself, and
+`torchrec-pipelined` the same with its own pipeline: PYTHON is one that has both packages (`requirements/torchrec.txt`).
+Their bytes are not counted, and they are the last rows of the table.
 """
 
 from __future__ import annotations
@@ -17,8 +21,10 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -47,6 +53,7 @@ BASELINES: dict[str, type[Baseline]] = {
     "replicated-table": ReplicatedTable,
 }
 RULES = {"replicated-cache": Rules(delayed=False, replicated=True), "not-delayed": Rules(delayed=False)}
+PEERS = ("torchrec", "torchrec-pipelined")
 PERIOD = 128
 """Batches that are drawn before, and used in turns."""
 
@@ -99,6 +106,22 @@ class Training:
             self.lanes_s.append((moved.critical_s, moved.later_s, moved.told_s))
 
 
+class PeerTraining:
+    """This rank's part of a training by TorchRec, whose bytes and waits are not counted."""
+
+    critical = other = waited_s = lanes_s = ()
+
+    def __init__(
+        self, method: str, batches: list[Batch], dense: Dense, tables: tuple[int, ...], torchrec_rows: ModuleType
+    ) -> None:
+        self.method = method
+        rows, endless = torchrec_rows.TorchRecRows(tables, 16, 0.05), itertools.cycle(batches)
+        if method == "torchrec":
+            self.step = lambda: dense.step(next(endless), rows)
+        else:
+            self.step = torchrec_rows.pipelined(rows, dense.model, dense.optimizer, endless)
+
+
 class Dense:
     """The model without embeddings, and its optimizer."""
 
@@ -111,11 +134,29 @@ class Dense:
             compression=getattr(hvd.Compression, compression)(),
         )
 
-    def step(self, batch: Batch, embedding: CachedEmbedding) -> None:
+    def step(self, batch: Batch, embedding: torch.nn.Module) -> None:
         self.optimizer.zero_grad()
         logits = self.model(batch.dense, embedding(batch.ids))
         functional.binary_cross_entropy_with_logits(logits, batch.labels).backward()
         self.optimizer.step()
+
+
+def import_torchrec_rows() -> ModuleType:
+    """Raises click.UsageError where TorchRec cannot be imported."""
+    try:
+        import_module("torchrec")
+    except Exception as error:  # a broken installation raises anything
+        raise click.UsageError(
+            f"the methods {' and '.join(PEERS)} need TorchRec, which cannot be imported ({type(error).__name__}: "
+            f"{error}): pip install --no-deps -r requirements/torchrec.txt"
+        ) from error
+    return import_module("torchrec_rows")
+
+
+def warm_up(trainings: Sequence[Training | PeerTraining]) -> None:
+    for training in trainings:
+        for _ in range(10):
+            training.step()
 
 
 def slowest(seconds: float) -> float:
@@ -143,16 +184,21 @@ def main(
     window: int,
     rows: Path | None,
 ) -> None:
+    names = sorted(methods.split(","), key=PEERS.__contains__)
+    torchrec_rows = import_torchrec_rows() if names[-1] in PEERS else None
     hvd.init()
     torch.set_num_threads(1)
     source = criteo_like(scale, batch_size=batch_size, steps=PERIOD, rank=hvd.rank(), world_size=hvd.size())
     batches = list(source)
     dense = Dense(compression)
-    names = methods.split(",")
-    trainings = [Training(name, batches, dense, source.tables, cache_rows) for name in names]
-    for training in trainings:
-        for _ in range(10):
-            training.step()
+    trainings = [Training(name, batches, dense, source.tables, cache_rows) for name in names if name not in PEERS]
+    warm_up(trainings)
+    if torchrec_rows is not None:
+        # Not before: a Lookahead that begins takes the engine of torch.distributed where that is initialised.
+        torchrec_rows.connect(hvd.rank(), hvd.size())
+        peers = [PeerTraining(name, batches, dense, source.tables, torchrec_rows) for name in names if name in PEERS]
+        warm_up(peers)
+        trainings += peers
     taken = in_turns([training.step for training in trainings], rounds, window, slowest)
     if hvd.rank() == 0:
         parameters = sum(each.numel() for each in dense.model.parameters())
@@ -170,12 +216,13 @@ def main(
         for place, training in enumerate(trainings):
             ratios = ["" if peer is None else _cell([row[place] / row[peer] for row in taken]) for peer in peers]
             step_s = statistics.median(row[place] for row in taken)
-            sent = [f"{1e-3 * statistics.median(each[15:]):.0f}" for each in (training.critical, training.other)]
-            waited = f"{1e3 * statistics.median(training.waited_s[15:]):.1f}"
+            lists = training.critical, training.other
+            sent = [f"{1e-3 * statistics.median(each[15:]):.0f}" if each else "-" for each in lists]
+            waited = f"{1e3 * statistics.median(training.waited_s[15:]):.1f}" if training.waited_s else "-"
             lanes = ", ".join(
                 f"{1e3 * statistics.median(each):.1f}" for each in zip(*training.lanes_s[15:], strict=True)
             )
-            cells = training.method, f"{1e3 * step_s:.1f}", *ratios, waited, lanes, *sent
+            cells = training.method, f"{1e3 * step_s:.1f}", *ratios, waited, lanes or "-", *sent
             print(f"| {' | '.join(cells)} |", flush=True)
             if rows is not None:
                 with rows.open("a") as file:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
-from tests.benchmarks.scripts import FOLDER
+import pytest
+from click.testing import CliRunner
+
+from tests.benchmarks.scripts import FOLDER, load
 
 
 def ran(*words: str) -> str:
@@ -38,6 +42,28 @@ def test_steps_by_every_way_to_keep_rows() -> None:
     critical = {name: float(cells[-3]) for name, cells in rows.items() if name not in ("rows", "---")}
     assert critical["resident"] == 0.0
     assert critical["L=50"] <= critical["not-delayed"] <= critical["replicated-cache"]
+
+
+def test_without_torchrec_the_lab_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = load("embedding/lab.py", monkeypatch)
+    monkeypatch.setitem(sys.modules, "torchrec", None)
+    result = CliRunner().invoke(lab.main, ["--methods", "resident,torchrec"])
+    assert result.exit_code == 2
+    told = " ".join(result.output.split())
+    assert "pip install --no-deps -r requirements/torchrec.txt" in told
+    assert (FOLDER.parent / "requirements" / "torchrec.txt").exists()
+
+
+@pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is missing (requirements/torchrec.txt)")
+def test_steps_by_torchrec() -> None:
+    words = ["--batch-size", "16", "--scale", "0.002", "--rounds", "2", "--window", "2"]
+    job = ["mpirun", "-np", "2", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", sys.executable]
+    methods = "resident,torchrec,torchrec-pipelined"
+    table = ran(*job, str(FOLDER / "embedding" / "lab.py"), *words, "--methods", methods)
+    rows = {line.split()[1]: line.split("|") for line in table.splitlines() if line.startswith("| ")}
+    for name in ("torchrec", "torchrec-pipelined"):
+        assert float(rows[name][2]) > 0.0
+        assert [cell.strip() for cell in rows[name][-5:-1]] == ["-"] * 4
 
 
 def test_kills() -> None:
