@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,9 @@ import torch
 
 from hvd_compress.errors import JournalError
 
-_HEADER = np.dtype([("mark", "<i8"), ("step", "<i8"), ("part", "<i8"), ("rows", "<i8"), ("width", "<i8")])
+_HEADER = np.dtype(
+    [("mark", "<i8"), ("step", "<i8"), ("part", "<i8"), ("rows", "<i8"), ("width", "<i8"), ("crc", "<i8")]
+)
 _MARK = 0x314C414E52554F4A  # "JOURNAL1"
 _END = -1  # in the place of a part: a step is complete
 
@@ -24,6 +27,7 @@ class Frame(NamedTuple):
         step: how many steps were trained then.
         part: the number of the embedding.
         offset: bytes from the begin of the file on.
+        crc: CRC-32 of header and content.
     """
 
     path: Path
@@ -32,13 +36,29 @@ class Frame(NamedTuple):
     rows: int
     width: int
     offset: int
+    crc: int
 
     def load(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ids of rows, int64 (n,), and their records, float32 (n, width)."""
+        """Return ids of rows, int64 (n,), and their records, float32 (n, width).
+
+        Raises JournalError where they are damaged.
+        """
+        ids, records = self._content()
+        if not self._fits(ids, records):
+            raise JournalError(f"{self.path} is damaged at byte {self.offset}: remove it, and an older base is taken")
+        return torch.from_numpy(ids), torch.from_numpy(records).view(self.rows, self.width)
+
+    def is_whole(self) -> bool:
+        """Read it, and return whether it is what was written."""
+        return self._fits(*self._content())
+
+    def _content(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         ids: npt.NDArray[np.int64] = np.fromfile(self.path, np.int64, self.rows, offset=self.offset)
         offset = self.offset + ids.nbytes
-        records: npt.NDArray[np.float32] = np.fromfile(self.path, np.float32, self.rows * self.width, offset=offset)
-        return torch.from_numpy(ids), torch.from_numpy(records).view(self.rows, self.width)
+        return ids, np.fromfile(self.path, np.float32, self.rows * self.width, offset=offset)
+
+    def _fits(self, ids: npt.NDArray[np.int64], records: npt.NDArray[np.float32]) -> bool:
+        return self.crc == _crc(self.step, self.part, self.width, ids, records)
 
 
 class Found(NamedTuple):
@@ -72,38 +92,47 @@ class FrameWriter:
             raise _cannot(self.path, error) from error
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            raise _cannot(self.path, error) from error
 
     def _append(self, step: int, part: int, width: int, ids: torch.Tensor, records: torch.Tensor) -> None:
-        header = np.array([(_MARK, step, part, ids.numel(), width)], _HEADER)
+        content = ids.contiguous().numpy(), records.contiguous().numpy()
+        header = np.array([(_MARK, step, part, ids.numel(), width, _crc(step, part, width, *content))], _HEADER)
         try:
             self._file.write(header.tobytes())
-            for each in (ids, records) if ids.numel() else ():
-                self._file.write(each.contiguous().numpy().data)
+            for each in content if ids.numel() else ():
+                self._file.write(each.data)
         except OSError as error:
             raise _cannot(self.path, error) from error
 
 
-def read(path: Path) -> Found:
+def read(path: Path, checks: bool = False) -> Found:
     """Find the whole frames of a file; what a killed process has not finished is left out.
+
+    `checks`: read their content, and take the first one that is damaged for the end.
 
     Raises JournalError where something else stands in it.
     """
     found, offset, size = Found([], {}), 0, path.stat().st_size
     while offset + _HEADER.itemsize <= size:
         header = np.fromfile(path, _HEADER, 1, offset=offset)[0]
-        if not any(header.tolist()):
-            break  # a loss of power leaves zeros
         if header["mark"] != _MARK or min(header["rows"], header["width"]) < 0:
-            raise JournalError(f"{path} is no journal of embedding rows from byte {offset} on: remove its folder")
-        step, part, rows, width = (int(header[name]) for name in ("step", "part", "rows", "width"))
+            if offset == 0 and any(header.tolist()):
+                raise JournalError(f"{path} is no journal of embedding rows: remove its folder")
+            break  # a loss of power leaves zeros, or anything
+        step, part, rows, width, crc = (int(header[name]) for name in ("step", "part", "rows", "width", "crc"))
         begin, offset = offset + _HEADER.itemsize, offset + _HEADER.itemsize + rows * (8 + 4 * width)
         if offset > size:
+            break
+        frame = Frame(path, step, part, rows, width, begin, crc)
+        if checks and not frame.is_whole():
             break
         if part == _END:
             found.ends[step] = offset
         else:
-            found.frames.append(Frame(path, step, part, rows, width, begin))
+            found.frames.append(frame)
     return found
 
 
@@ -111,6 +140,11 @@ def cut(path: Path, step: int) -> None:
     """Remove what stands behind the end of a step, and all where that has none."""
     ends = read(path).ends
     os.truncate(path, max((offset for each, offset in ends.items() if each <= step), default=0))
+
+
+def _crc(step: int, part: int, width: int, ids: npt.NDArray[Any], records: npt.NDArray[Any]) -> int:
+    header = np.array([step, part, ids.size, width], "<i8")
+    return zlib.crc32(records.data, zlib.crc32(ids.data, zlib.crc32(header.data)))
 
 
 def _cannot(path: Path, error: OSError) -> JournalError:

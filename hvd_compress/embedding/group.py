@@ -160,6 +160,14 @@ def agree(engine: Engine, offer: dict[str, Any]) -> None:
                 )
 
 
+def meet(engine: Engine, verb: str) -> None:
+    """Wait until all ranks do this. Raise UsageError, on all ranks alike, where they do different things."""
+    verbs = engine.allgather_json(verb)
+    for rank, other in enumerate(verbs):
+        if other != verbs[0]:
+            raise UsageError(f"rank {rank} wants to {other}, and rank 0 to {verbs[0]}: all ranks must do the same")
+
+
 def _words(command: Any) -> str:
     if command is None:
         return "calls serve()"

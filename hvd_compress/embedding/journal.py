@@ -8,9 +8,13 @@ from the one on in which the base was finished (fuzzy checkpoints; Mohan et al. 
 
 from __future__ import annotations
 
+import operator
 import pickle
+import uuid
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,6 +86,9 @@ class Journal:
         self.step = -1
         self._files: JournalFolder | None = None
         self._users = 0  # Lookaheads
+        self._name = uuid.uuid4().hex
+        self._identity: dict[str, Any] = {}
+        self._shards: Sequence[Shard] = ()
         self._restored = False
         self._writers: dict[str, FrameWriter] = {}
         self._bases: list[_Base] = []
@@ -91,18 +98,27 @@ class Journal:
         """Take a place among ranks. Local.
 
         Raises:
-            ConfigError: the folder has the journal of other tables, or of another number of ranks.
+            ConfigError: the folder, or this object, has the journal of other tables, or of another number of ranks.
             JournalError: another process writes it; or it cannot be made, or read.
         """
+        identity = {
+            "ranks": ranks,
+            "servers": ranks - len(trainers),
+            "debug": layouts[0].debug,
+            "tables": [layout.identity for layout in layouts],
+        }
+        if self._identity and identity != self._identity:
+            raise ConfigError(f"a Journal is of {self._identity}, and this is {identity}: make one for each")
         if self._files is None:
             files = JournalFolder(self.folder, rank, ranks, trainers)
-            identity = {"ranks": ranks, "servers": ranks - len(trainers), "debug": layouts[0].debug}
             try:
-                files.claim(identity | {"tables": [layout.identity for layout in layouts]})
+                is_ours = files.claim(identity, self._name)
             except HvdCompressError:
                 files.release()
                 raise
-            self._files = files
+            self._files, self._identity = files, identity
+            if not is_ours:  # whatever was restored, another job may have gone on
+                self.step, self._restored = -1, False
         self._users += 1
 
     @property
@@ -153,33 +169,44 @@ class Journal:
             JournalError: it cannot be written.
         """
         step, files = job.steps(), self.files
-        states = job.gather([step == self.step, bool(self._writers)])
-        is_same = all(same for same, _ in states)
-        if is_same and all(writes for _, writes in states):
+        is_same = step == self.step and self._is_of(job)
+        states = job.gather([is_same, bool(self._writers), self._restored])
+        is_same = all(same for same, _, _ in states)
+        if is_same and all(writes for _, writes, _ in states):
             return
         runs = files.runs()
-        if not self._restored and runs:
+        if runs and not all(restored for _, _, restored in states):
             raise UsageError(
                 f"{self.folder} has the journal of a training: call restore() before the first loop, or remove it"
             )
         job.gather("looked")
-        self._restored = True
+        self._restored, self._shards = True, job.shards
         if is_same:
             self._begin_base(step, job)
             return
-        number = max(runs, default=-1) + 1
-        files.choose_run(number)
+        files.choose_run(max(runs, default=-1) + 1)
         if files.rank == 0:
-            files.remove_run(number)  # of a process that was killed before it was complete
+            files.remove_incomplete()
         job.gather("removed")
         files.run.mkdir(parents=True, exist_ok=True)
         self.write_dense(step)
         self._begin_base(step, job)
         if files.rank == 0:
             files.complete_run()
-            for run in runs:
-                files.remove_run(run)
+        job.gather("complete")
+        for rank, sees in enumerate(job.gather(files.is_complete())):
+            if not sees:
+                raise JournalError(
+                    f"rank {rank} does not see what rank 0 has written to {self.folder}: it must be a folder that all "
+                    "ranks share"
+                )
+        for run in runs if files.rank == 0 else []:
+            files.remove_run(run)
         job.gather("anew")
+
+    def _is_of(self, job: Job) -> bool:
+        """Whether these are the tables that it has written last."""
+        return len(self._shards) == len(job.shards) and all(map(operator.is_, self._shards, job.shards))
 
     def renew_base(self, step: int, job: Job) -> None:
         """Begin another base where all ranks have written the one before. Collective, when owners have all rows as
@@ -243,7 +270,7 @@ class Journal:
             JournalError: files of other ranks cannot be seen here, or are no journal.
         """
         files = self.files
-        self._restored = True
+        self._restored, self._shards = True, job.shards
         self._close_writers()
         for base in self._bases:
             base.valid.exception()  # whatever has come of it: it is of steps that are undone
@@ -259,28 +286,44 @@ class Journal:
                 )
         if start is None:
             return None
-        for shard in job.shards:
-            shard.used.zero_()
-        for frame in files.frames(start, whole):
-            _load(frame, job.shards[frame.part])
-        if files.rank in files.trainers:
-            self._load_dense(files.dense(whole))
-        job.gather("loaded")
+        why = ""
+        try:
+            self._load(start, whole, job.shards)
+        except HvdCompressError as error:  # of this rank alone
+            why = str(error)
+        for rank, other in enumerate(job.gather(why)):
+            if other:
+                raise JournalError(f"rank {rank} cannot restore step {whole}: {other}")
         files.cut_behind(whole)
         job.gather("cut")
         self.step = whole
         return whole
 
+    def _load(self, start: Generation, whole: int, shards: Sequence[Shard]) -> None:
+        for shard in shards:
+            shard.used.zero_()
+        for frame in self.files.frames(start, whole):
+            _load(frame, shards[frame.part])
+        if self.files.rank in self.files.trainers:
+            self._load_dense(self.files.dense(whole))
+
     def _load_dense(self, path: Path) -> None:
         try:
-            state = torch.load(path, weights_only=False)
-        except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+            with zipfile.ZipFile(path) as file:
+                damaged = file.testzip()
+            state = None if damaged else torch.load(path, weights_only=False)
+        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
             raise JournalError(f"cannot read {path}, the dense part of a journal: {error}") from error
+        if state is None:
+            raise JournalError(f"{path} is damaged: remove it, and an older step is taken")
         saved = state["dense"]
         for name, each in self._dense.items():
             if name not in saved:
                 raise ConfigError(f"{path} has {', '.join(sorted(saved))}, and this Journal was given {name}, too")
-            each.load_state_dict(saved[name])
+            try:
+                each.load_state_dict(saved[name])
+            except (RuntimeError, ValueError, KeyError, TypeError) as error:
+                raise ConfigError(f"{path}, {name}: {error}") from error
         torch.set_rng_state(state["random"])
 
     def close(self) -> None:
@@ -292,9 +335,9 @@ class Journal:
         self._users -= 1
         if self._users:
             return
-        self._close_writers()
         bases, self._bases = self._bases, []
         try:
+            self._close_writers()
             for base in bases:
                 base.valid.result()
         finally:
@@ -306,9 +349,10 @@ class Journal:
                 self._files = None
 
     def _close_writers(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
-        self._writers = {}
+        writers, self._writers = self._writers, {}
+        with ExitStack() as stack:  # closes all, whatever one raises
+            for writer in writers.values():
+                stack.callback(writer.close)
 
 
 def _load(frame: Frame, shard: Shard) -> None:

@@ -53,10 +53,11 @@ class JournalFolder:
     def __init__(self, folder: Path, rank: int, ranks: int, trainers: Sequence[int]) -> None:
         self.folder, self.rank, self.ranks, self.trainers = folder, rank, ranks, trainers
         self.run = folder / "run-0"
+        self._lock_path = folder / f"lock.{rank}-of-{ranks}"
         self._unlock: Callable[[], object] = lambda: None
 
-    def claim(self, identity: dict[str, Any]) -> None:
-        """Lock it, and see whose it is.
+    def claim(self, identity: dict[str, Any], writer: str) -> bool:
+        """Lock it, and see whose it is. Return whether this `writer`, a name, is the one that had it last.
 
         Raises:
             ConfigError: it has the journal of other tables, or of another number of ranks.
@@ -70,7 +71,8 @@ class JournalFolder:
                 draft = self.folder / f"tables.{self.rank}.partial"
                 draft.write_text(json.dumps(identity))
                 draft.replace(path)
-            found = json.loads(path.read_text())
+            found, last = json.loads(path.read_text()), self._lock_path.read_text()
+            self._lock_path.write_text(writer)
         except JournalError:
             raise
         except (OSError, ValueError) as error:
@@ -78,25 +80,27 @@ class JournalFolder:
         self.choose_run(max(self.runs(), default=0))
         if found != identity:
             raise ConfigError(f"{self.folder} has the journal of {found}, and this is {identity}: name another folder")
+        return last == writer
 
     def release(self) -> None:
         self._unlock()
 
     def _take_lock(self) -> None:
         """Two jobs must not write the same files. The lock ends with the process that has it."""
-        path = self.folder / f"lock.{self.rank}-of-{self.ranks}"
-        lock, end = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), time.monotonic() + _LOCK_S
-        self._unlock = weakref.finalize(self, os.close, lock)
+        lock, end = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o666), time.monotonic() + _LOCK_S
+        self._unlock = weakref.finalize(self, _release, lock)
         while True:
             try:
                 return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                    return warn_caller(f"{path} cannot be locked ({error}): see that one job alone writes it")
+                    return warn_caller(
+                        f"{self._lock_path} cannot be locked ({error}): see that one job alone writes it"
+                    )
                 if time.monotonic() > end:
                     raise JournalError(
                         f"rank {self.rank}: the journal {self.folder} is written by another process, or by a Lookahead "
-                        f"that was not closed, and only one job may write it ({path})"
+                        f"that was not closed, and only one job may write it ({self._lock_path})"
                     ) from None
                 time.sleep(_LOOK_S)
 
@@ -126,12 +130,26 @@ class JournalFolder:
     def complete_run(self) -> None:
         (self.run / _COMPLETE).touch()
 
+    def is_complete(self) -> bool:
+        """Return whether complete_run() of any rank can be seen here; a network's file system may take a while."""
+        end = time.monotonic() + _LOCK_S
+        while not (self.run / _COMPLETE).exists():
+            if time.monotonic() > end:
+                return False
+            time.sleep(_LOOK_S)
+        return True
+
     def remove_run(self, number: int) -> None:
-        """Remove a run, if it is there: first what makes it one."""
+        """Remove a run: first what makes it one."""
         folder = self.folder / f"run-{number}"
-        (folder / _COMPLETE).unlink(missing_ok=True)
-        if folder.exists():
-            _remove(folder)
+        (folder / _COMPLETE).unlink()
+        _remove(folder)
+
+    def remove_incomplete(self) -> None:
+        """Remove what processes that were killed have left, before their run was complete or behind its end."""
+        for folder in self.folder.glob("run-*"):
+            if not (folder / _COMPLETE).exists():
+                _remove(folder)
 
     def remove_before(self, step: int) -> None:
         """Remove what came before a base."""
@@ -148,20 +166,21 @@ class JournalFolder:
         return {int(name[1]) for path, name in found if name and zipfile.is_zipfile(path)}
 
     def last_whole(self) -> tuple[int, Generation | None]:
-        """Return the last step that all ranks have, and the last base that leads to it.
+        """Return the last step that all ranks have, and the last base that leads to it; None where there is none yet.
 
         Raises:
             JournalError: there is a training, and no such step.
         """
-        generations, ranks = self.generations(), range(self.ranks)
-        if not generations:
+        if not self.runs():
             return 0, None
-        least = min(self._last_end(rank, lane, generations) for rank in ranks for lane in LANES)
+        generations, ranks = self.generations(), range(self.ranks)
         common = set.intersection(*(self.dense_steps(rank) for rank in self.trainers))
-        for whole in sorted((step for step in common if step <= least), reverse=True):
-            for generation in reversed(generations):
-                if max(_valid(self.path(generation, "base", rank)) for rank in ranks) <= whole:
-                    return whole, generation
+        for at in reversed(range(len(generations))):
+            valid = max(_valid(self.path(generations[at], "base", rank)) for rank in ranks)
+            least = min(self._last_end(rank, lane, generations[at:]) for rank in ranks for lane in LANES)
+            whole = max((step for step in common if step <= least), default=-1)
+            if valid <= whole:
+                return whole, generations[at]
         raise JournalError(f"{self.run} has no step that all ranks have: remove {self.folder}, and load a checkpoint")
 
     def frames(self, start: Generation, whole: int) -> Iterator[Frame]:
@@ -169,12 +188,15 @@ class JournalFolder:
         yield from read(self.path(start, "base")).frames
         generations = [each for each in self.generations() if each.step >= start.step]
         paths = [self.path(each, lane, rank) for each in generations for lane in LANES for rank in range(self.ranks)]
-        frames = [frame for path in paths if path.exists() for frame in read(path).frames]
+        frames = [frame for path in paths if path.exists() for frame in read(path, checks=True).frames]
         yield from sorted((frame for frame in frames if frame.step <= whole), key=lambda frame: frame.step)
 
     def cut_behind(self, whole: int) -> None:
         """Remove what this rank has written of steps that are undone."""
         for generation in self.generations():
+            if generation.step > whole:
+                for path in generation.folder.glob(f"*.{self.rank}-of-{self.ranks}*"):
+                    path.unlink()
             for path in (self.path(generation, lane) for lane in LANES):
                 if path.exists():
                     cut(path, whole)
@@ -186,12 +208,20 @@ class JournalFolder:
                 path.unlink()
 
     def _last_end(self, rank: int, lane: str, generations: Sequence[Generation]) -> int:
-        found = -1
+        """Return the last step that a lane has without a gap, from the first of these generations on."""
+        found = generations[0].step
         for generation in generations:
             path = self.path(generation, lane, rank)
+            if found < generation.step:
+                break
             if path.exists():
-                found = max(found, generation.step, *read(path).ends)
+                found = max([found, *read(path, checks=True).ends])
         return found
+
+
+def _release(lock: int) -> None:
+    fcntl.flock(lock, fcntl.LOCK_UN)  # processes that were forked meanwhile have it open, too
+    os.close(lock)
 
 
 def _valid(base: Path) -> float:

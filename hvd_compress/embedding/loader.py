@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from hvd_compress.embedding.checkpoint import load, state_of
 from hvd_compress.embedding.exchange import Moved
 from hvd_compress.embedding.follower import Follower
-from hvd_compress.embedding.group import Servers
+from hvd_compress.embedding.group import Servers, meet
 from hvd_compress.embedding.journal import Job, Journal
 from hvd_compress.embedding.modules import CachedEmbedding, ids_in
 from hvd_compress.embedding.opening import Opened
@@ -202,7 +202,7 @@ class Lookahead:
             raise UsageError("restore() needs a journal: pass journal= to a Lookahead that trains")
         self._end_all()
         self._tell_servers("restore")
-        found = self._aside(partial(self._journal.restore, self._job()))
+        found = self._aside("restore", partial(self._journal.restore, self._job()))
         if found is None:
             return 0
         for module in self.modules:
@@ -231,6 +231,7 @@ class Lookahead:
         if self._closed:
             raise UsageError("this Lookahead is closed")
         if self._opened is None:
+            self._require_servers()
             if self._servers is not None and not self._servers.here:
                 self._number = self._servers.add(self)
                 settings = asdict(self._options)
@@ -268,7 +269,7 @@ class Lookahead:
                 raise UsageError(
                     "embeddings that share a journal must be trained together: they have trained different steps"
                 )
-            self._aside(partial(self._journal.start, self._job()))
+            self._aside("begin to train", partial(self._journal.start, self._job()))
 
     def _write_journal(self, steps: Steps, trained: int) -> None:
         """Behind a step: its dense part is written, and every so often a base begun."""
@@ -276,13 +277,13 @@ class Lookahead:
             self._journal.write_dense(trained)
             if trained % self._journal.every == 0:
                 steps.synchronize()
-                self._aside(partial(self._journal.renew_base, trained, self._job()))
+                self._aside("write a base", partial(self._journal.renew_base, trained, self._job()))
 
     def _follow_journal(self) -> None:
         """The server's part, where trainers may begin a base: owners have all rows."""
         if self._journal is not None:
             self._journal.write_dense(self._steps_trained())
-            self._aside(partial(self._journal.renew_base, self._steps_trained(), self._job()))
+            self._aside("write a base", partial(self._journal.renew_base, self._steps_trained(), self._job()))
 
     def _job(self) -> Job:
         shards, gather = [module.own_shard for module in self.modules], self.open().threads.engines.control
@@ -291,11 +292,12 @@ class Lookahead:
     def _steps_trained(self) -> int:
         return self.modules[0].steps
 
-    def _aside(self, call: Callable[[], T]) -> T:
-        """Run what ranks tell each other aside of batches, and may take long for."""
-        threads = self.open().threads
-        future = threads.submit("control", call)
-        return self._guarded(partial(threads.wait, future, self._steps_trained(), patient=True))
+    def _aside(self, verb: str, call: Callable[[], T]) -> T:
+        """Run what ranks do together aside of batches. Once all are there, it may take long."""
+        threads, step = self.open().threads, self._steps_trained()
+        met = threads.submit("control", partial(meet, threads.engines.control, verb))
+        self._guarded(partial(threads.wait, met, step))
+        return self._guarded(partial(threads.wait, threads.submit("control", call), step, patient=True))
 
     def _guarded(self, call: Callable[[], T]) -> T:
         """After an error nobody knows where the latest rows are."""
@@ -310,6 +312,15 @@ class Lookahead:
     def _tell_servers(self, verb: str, message: Any = None) -> None:
         if self._servers is not None and not self._servers.here:
             self._servers.tell(self._number, verb, message)
+
+    def _require_servers(self) -> None:
+        """Others than those that have the rows would wait for each other."""
+        for module in self.modules:
+            if module.shard is not None and module.servers is not self._servers:
+                owners = "ranks that train" if module.servers is None else "servers"
+                raise UsageError(
+                    f"the rows of {module.layout.name} are with {owners}: pass the same servers= to each Lookahead"
+                )
 
     def _require_own_rows(self) -> None:
         if self._servers is not None:

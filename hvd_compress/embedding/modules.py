@@ -67,6 +67,7 @@ class CachedEmbedding(torch.nn.Module):
         optimizer: of the rows. Its learning rate may change between batches, on all ranks alike.
         steps: how many batches have been trained on.
         lost: why the tables lack rows, if they do.
+        servers: those that own its rows, once a Lookahead has found out; None for the ranks that train.
         user: the Lookahead whose iteration has rows of the tables in its caches, if there is one.
     """
 
@@ -99,6 +100,7 @@ class CachedEmbedding(torch.nn.Module):
         self.layout = Layout(name, as_sizes(num_embeddings), embedding_dim, optimizer or SGD(0.01), seed, initial)
         self.folder = None if folder is None else Path(folder)
         self.shard: Shard | None = None
+        self.servers: Any = None
         self.versions = Versions()
         self.lost = ""
         self.user: Any = None

@@ -50,6 +50,7 @@ class Opened:
             if module.shard is None:
                 module.layout = replace(module.layout, debug=options.debug)
                 module.shard = Shard.of(module.layout, self.rank, self._roles.owners, module.folder)
+                module.servers = servers
         trains = self.rank in self._roles.trainers
         rows = [options.rows_of(module.layout.name) if trains else 0 for module in modules]
         self._caches = [Cache(module.layout, each) for module, each in zip(modules, rows, strict=True)]

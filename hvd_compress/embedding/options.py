@@ -81,4 +81,5 @@ class Options:
         """Return what must be the same on all ranks, by its name in messages."""
         found = asdict(self) | {"cache_rows": [self.rows_of(module.layout.name) for module in modules]}
         del found["backward_passes"]
-        return found | {module.layout.name: module.layout.described(module.steps) for module in modules}
+        found["embeddings"] = [module.layout.name for module in modules]
+        return found | {f"embedding {each.layout.name}": each.layout.described(each.steps) for each in modules}

@@ -270,4 +270,5 @@ class Steps:
     def _wait_for(self, futures: list[Future[None]], left: int) -> None:
         """Wait for all but the last ones."""
         while len(futures) > left:
-            self._wait(futures.pop(0))
+            self._wait(futures[0])
+            futures.pop(0)  # not before: Ctrl-C may end the wait
