@@ -9,12 +9,12 @@
 docs/embedding.md says when, how and at what cost.
 """
 
-from hvd_compress.embedding.group import Servers
 from hvd_compress.embedding.journal import Journal
 from hvd_compress.embedding.loader import Lookahead
 from hvd_compress.embedding.modules import CachedEmbedding, CachedEmbeddingBag
 from hvd_compress.embedding.optimizers import SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from hvd_compress.embedding.options import Rules
+from hvd_compress.embedding.servers import Servers
 from hvd_compress.embedding.serving import serve
 
 __all__ = [

@@ -55,10 +55,9 @@ def load(module: CachedEmbedding, states: Sequence[State]) -> None:
     module.steps = states[0]["steps"]
     shard.used.zero_()
     for state in states:
-        mine = state["rows"] % shard.owners == shard.number
-        records = torch.zeros(int(mine.sum()), module.layout.record_width)
-        module.layout.row(records).copy_(state["values"][mine])
-        module.layout.state(records).copy_(state["states"][mine])
-        shard.write(state["rows"][mine] // shard.owners, records)
+        records = torch.zeros(state["rows"].numel(), module.layout.record_width)
+        module.layout.row(records).copy_(state["values"])
+        module.layout.state(records).copy_(state["states"])
+        shard.load(state["rows"], records)
     module.versions.forget()
     module.lost = ""

@@ -28,13 +28,13 @@ from hvd_compress.engines.leave import at_end
 from hvd_compress.errors import ConfigError, HvdCompressError, JournalError, UsageError
 from hvd_compress.session.worker import Worker, ran
 
-_KEPT = 8  # states of the dense part: ranks are two steps apart, and a lane is two behind
+_KEPT = 8  # states of the dense part: ranks are two steps apart, a lane is two behind, and files may be damaged
 _END_S = 10.0
 _CHUNK = 1 << 16  # rows of a base that are written at a time
 
 
-class Job(NamedTuple):
-    """What a journal has to do with.
+class Training(NamedTuple):
+    """The training that a journal is of.
 
     Attributes:
         steps: tells, in any thread, how many steps are trained.
@@ -159,7 +159,7 @@ class Journal:
         """All that a step has changed in a lane was appended."""
         self._writers[lane].end(step)
 
-    def start(self, job: Job) -> None:
+    def start(self, training: Training) -> None:
         """Be ready for a training that begins now, when owners have all rows. Collective.
 
         What the journal has stays where it leads to this step; else it is of another training, and begins anew.
@@ -168,9 +168,9 @@ class Journal:
             UsageError: it has a training, and restore() was not called.
             JournalError: it cannot be written.
         """
-        step, files = job.steps(), self.files
-        is_same = step == self.step and self._is_of(job)
-        states = job.gather([is_same, bool(self._writers), self._restored])
+        step, files = training.steps(), self.files
+        is_same = step == self.step and self._is_of(training)
+        states = training.gather([is_same, bool(self._writers), self._restored])
         is_same = all(same for same, _, _ in states)
         if is_same and all(writes for _, writes, _ in states):
             return
@@ -179,22 +179,22 @@ class Journal:
             raise UsageError(
                 f"{self.folder} has the journal of a training: call restore() before the first loop, or remove it"
             )
-        job.gather("looked")
-        self._restored, self._shards = True, job.shards
+        training.gather("looked")
+        self._restored, self._shards = True, training.shards
         if is_same:
-            self._begin_base(step, job)
+            self._begin_base(step, training)
             return
         files.choose_run(max(runs, default=-1) + 1)
         if files.rank == 0:
             files.remove_incomplete()
-        job.gather("removed")
+        training.gather("removed")
         files.run.mkdir(parents=True, exist_ok=True)
         self.write_dense(step)
-        self._begin_base(step, job)
+        self._begin_base(step, training)
         if files.rank == 0:
             files.complete_run()
-        job.gather("complete")
-        for rank, sees in enumerate(job.gather(files.is_complete())):
+        training.gather("complete")
+        for rank, sees in enumerate(training.gather(files.is_complete())):
             if not sees:
                 raise JournalError(
                     f"rank {rank} does not see what rank 0 has written to {self.folder}: it must be a folder that all "
@@ -202,13 +202,13 @@ class Journal:
                 )
         for run in runs if files.rank == 0 else []:
             files.remove_run(run)
-        job.gather("anew")
+        training.gather("anew")
 
-    def _is_of(self, job: Job) -> bool:
+    def _is_of(self, training: Training) -> bool:
         """Whether these are the tables that it has written last."""
-        return len(self._shards) == len(job.shards) and all(map(operator.is_, self._shards, job.shards))
+        return len(self._shards) == len(training.shards) and all(map(operator.is_, self._shards, training.shards))
 
-    def renew_base(self, step: int, job: Job) -> None:
+    def renew_base(self, step: int, training: Training) -> None:
         """Begin another base where all ranks have written the one before. Collective, when owners have all rows as
         `step` steps have left them, and no exchange runs.
 
@@ -218,18 +218,18 @@ class Journal:
         base = self._bases[-1]
         is_done, failure = base.valid.done(), base.failed
         last = base.step if is_done and failure is None and base.valid.result() <= step else -1
-        answers = job.gather([is_done, last, "" if failure is None else str(failure)])
+        answers = training.gather([is_done, last, "" if failure is None else str(failure)])
         if failed := [why for _, _, why in answers if why]:
             raise JournalError(failed[0])
         if base.step < step and all(done for done, _, _ in answers):
-            self._begin_base(step, job)
+            self._begin_base(step, training)
             if self.files.rank == 0:
                 self.files.remove_before(min(complete for _, complete, _ in answers))
 
-    def _begin_base(self, step: int, job: Job) -> None:
+    def _begin_base(self, step: int, training: Training) -> None:
         generation = self.files.generation(step)
         is_first = not self.files.generations()
-        job.gather("looked at")
+        training.gather("looked at")
         self._close_writers()
         try:
             generation.folder.mkdir(exist_ok=True)
@@ -243,12 +243,12 @@ class Journal:
                 self._worker = Worker("hvd_compress embedding journal")
                 self._end = at_end(self, self._worker.stop, _END_S)
             # While it is written the step under way changes rows.
-            valid = (lambda: step) if is_first else (lambda: job.steps() + 2)
-            base = _Base(step, self._worker.submit(lambda: self._write_base(generation, valid, job.shards)))
+            valid = (lambda: step) if is_first else (lambda: training.steps() + 2)
+            base = _Base(step, self._worker.submit(lambda: self._write_base(generation, valid, training.shards)))
         self._bases = [*self._bases[-1:], base]
         if is_first:
             base.valid.result()
-        job.gather("begun")
+        training.gather("begun")
 
     def _write_base(self, generation: Generation, valid: Callable[[], int], shards: Sequence[Shard]) -> int:
         path = self.files.path(generation, "base")
@@ -263,21 +263,21 @@ class Journal:
         draft.replace(path)
         return found
 
-    def restore(self, job: Job) -> int | None:
+    def restore(self, training: Training) -> int | None:
         """Load the last step that all ranks have, and return how many steps were trained then; None for none.
 
         Raises:
             JournalError: files of other ranks cannot be seen here, or are no journal.
         """
         files = self.files
-        self._restored, self._shards = True, job.shards
+        self._restored, self._shards = True, training.shards
         self._close_writers()
         for base in self._bases:
             base.valid.exception()  # whatever has come of it: it is of steps that are undone
         self._bases = []
         files.choose_run(max(files.runs(), default=0))
         whole, start = files.last_whole()
-        answers = job.gather([whole, None if start is None else start.step])
+        answers = training.gather([whole, None if start is None else start.step])
         for rank, other in enumerate(answers):
             if other != answers[files.rank]:
                 raise JournalError(
@@ -288,14 +288,14 @@ class Journal:
             return None
         why = ""
         try:
-            self._load(start, whole, job.shards)
+            self._load(start, whole, training.shards)
         except HvdCompressError as error:  # of this rank alone
             why = str(error)
-        for rank, other in enumerate(job.gather(why)):
+        for rank, other in enumerate(training.gather(why)):
             if other:
                 raise JournalError(f"rank {rank} cannot restore step {whole}: {other}")
         files.cut_behind(whole)
-        job.gather("cut")
+        training.gather("cut")
         self.step = whole
         return whole
 
@@ -357,8 +357,6 @@ class Journal:
 
 def _load(frame: Frame, shard: Shard) -> None:
     ids, records = frame.load()
-    mine = ids % shard.owners == shard.number
-    records = records[mine]
     if shard.layout.debug:
         shard.layout.versions(records).zero_()
-    shard.write(ids[mine] // shard.owners, records)
+    shard.load(ids, records)

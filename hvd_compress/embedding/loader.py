@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 from hvd_compress.embedding.checkpoint import load, state_of
 from hvd_compress.embedding.exchange import Moved
 from hvd_compress.embedding.follower import Follower
-from hvd_compress.embedding.group import Servers, meet
-from hvd_compress.embedding.journal import Job, Journal
+from hvd_compress.embedding.group import meet
+from hvd_compress.embedding.journal import Journal, Training
 from hvd_compress.embedding.modules import CachedEmbedding, ids_in
 from hvd_compress.embedding.opening import Opened
-from hvd_compress.embedding.options import BAGPIPE, Options, Rules
+from hvd_compress.embedding.options import PAPERS, Options, Rules
+from hvd_compress.embedding.servers import Servers
 from hvd_compress.embedding.steps import Steps
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError, UsageError
@@ -53,7 +54,7 @@ class Lookahead:
         servers: Servers | None = None,
         debug: bool = False,
         journal: Journal | None = None,
-        rules: Rules = BAGPIPE,
+        rules: Rules = PAPERS,
     ) -> None:
         """Nothing is communicated before the first iteration, state_dict(), load_state_dict() or restore().
 
@@ -63,13 +64,14 @@ class Lookahead:
             cache_rows: slots of this rank's cache, of each embedding, or by their names; the rows of a batch at least.
             lookahead: L, 1 or more; by default as many as the cache holds when training begins, up to 200.
             backward_passes: of each batch; rows start to move when that many have been.
-            trains: whether batches change the rows; an evaluation takes False, and writes no journal.
+            trains: whether batches change the rows; an evaluation takes False.
             sync_precision: how rows that several ranks use, and gradients of them, travel: "exact", "bf16", or "int8"
                 with a float32 scale a row. What is lost of a gradient is added to the next one of that row (error
                 feedback), for which a rank keeps `cache_rows` rows more. Rows with optimizers' states are exact.
             engine: its name, or one that exists; that of servers where there are some.
             servers: ranks that own the rows; by default all that train do.
-            journal: where each step is written, so that a job which is killed goes on behind it: see restore().
+            journal: where each step of a training is written, so that a job which is killed goes on behind it: see
+                restore(). An evaluation writes none.
             debug: check that no row is read as it was before its last update, at the cost of a look at each in Python.
 
         Raises:
@@ -202,7 +204,7 @@ class Lookahead:
             raise UsageError("restore() needs a journal: pass journal= to a Lookahead that trains")
         self._end_all()
         self._tell_servers("restore")
-        found = self._aside("restore", partial(self._journal.restore, self._job()))
+        found = self._aside("restore", partial(self._journal.restore, self._training()))
         if found is None:
             return 0
         for module in self.modules:
@@ -225,6 +227,14 @@ class Lookahead:
                 self._journal.close()
         finally:
             opened.close(closes_engines=not lost)
+
+    def __enter__(self) -> Lookahead:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """close(), but behind an error of the program, which other ranks need not have."""
+        if kind is None:
+            self.close()
 
     def open(self) -> Opened:
         """Agree on everything with all ranks, once."""
@@ -269,7 +279,7 @@ class Lookahead:
                 raise UsageError(
                     "embeddings that share a journal must be trained together: they have trained different steps"
                 )
-            self._aside("begin to train", partial(self._journal.start, self._job()))
+            self._aside("begin to train", partial(self._journal.start, self._training()))
 
     def _write_journal(self, steps: Steps, trained: int) -> None:
         """Behind a step: its dense part is written, and every so often a base begun."""
@@ -277,17 +287,17 @@ class Lookahead:
             self._journal.write_dense(trained)
             if trained % self._journal.every == 0:
                 steps.synchronize()
-                self._aside("write a base", partial(self._journal.renew_base, trained, self._job()))
+                self._aside("write a base", partial(self._journal.renew_base, trained, self._training()))
 
     def _follow_journal(self) -> None:
         """The server's part, where trainers may begin a base: owners have all rows."""
         if self._journal is not None:
             self._journal.write_dense(self._steps_trained())
-            self._aside("write a base", partial(self._journal.renew_base, self._steps_trained(), self._job()))
+            self._aside("write a base", partial(self._journal.renew_base, self._steps_trained(), self._training()))
 
-    def _job(self) -> Job:
+    def _training(self) -> Training:
         shards, gather = [module.own_shard for module in self.modules], self.open().threads.engines.control
-        return Job(self._steps_trained, shards, gather.allgather_json)
+        return Training(self._steps_trained, shards, gather.allgather_json)
 
     def _steps_trained(self) -> int:
         return self.modules[0].steps

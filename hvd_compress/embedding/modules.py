@@ -64,7 +64,7 @@ class CachedEmbedding(torch.nn.Module):
     optimizer applies before the next batch.
 
     Attributes:
-        optimizer: of the rows. Its learning rate may change between batches, on all ranks alike.
+        optimizer: of the rows. Its learning rate is a number, or a function of the step; it cannot be assigned.
         steps: how many batches have been trained on.
         lost: why the tables lack rows, if they do.
         servers: those that own its rows, once a Lookahead has found out; None for the ranks that train.
@@ -185,9 +185,9 @@ class CachedEmbedding(torch.nn.Module):
         assert self._used.values is not None
         return self._used.values
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return rows (*ids.shape, dim) of ids, int64 or int32; of several tables (..., tables, dim)."""
-        return functional.embedding(self.positions(ids), self.values).to(ids.device)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return rows (*input.shape, dim) of ids, int64 or int32; of several tables (..., tables, dim)."""
+        return functional.embedding(self.positions(input), self.values).to(input.device)
 
 
 class CachedEmbeddingBag(CachedEmbedding):

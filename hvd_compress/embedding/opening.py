@@ -7,24 +7,22 @@ from dataclasses import replace
 
 from hvd_compress.embedding.cache import Cache
 from hvd_compress.embedding.exchange import Exchanger, Part
-from hvd_compress.embedding.group import Engines, Roles, Servers, agree
+from hvd_compress.embedding.group import Engines, Roles, agree
 from hvd_compress.embedding.journal import Journal
 from hvd_compress.embedding.modules import CachedEmbedding
 from hvd_compress.embedding.options import Options
 from hvd_compress.embedding.residuals import Residuals
+from hvd_compress.embedding.servers import Servers
 from hvd_compress.embedding.shard import Shard
 from hvd_compress.embedding.threads import Threads
 from hvd_compress.engines.base import Engine
+from hvd_compress.errors import ConfigError
 from hvd_compress.native.embedding import NativeLookahead
 from hvd_compress.settings import Settings
 
 
 class Opened:
-    """What a Lookahead has once all ranks have agreed on it.
-
-    Attributes:
-        rank: this one, among all ranks.
-    """
+    """What a Lookahead has once all ranks have agreed on it."""
 
     def __init__(
         self,
@@ -44,28 +42,33 @@ class Opened:
         engines = Engines.connect(asked)
         every = {} if journal is None else {"journal": journal.every}
         agree(engines.control, options.offer(modules) | every)
-        self.rank, world = engines.control.rank, engines.control.world_size
+        rank, world = engines.control.rank, engines.control.world_size
         self._roles = Roles.of_all(world) if servers is None else servers.roles
         for module in modules:
             if module.shard is None:
                 module.layout = replace(module.layout, debug=options.debug)
-                module.shard = Shard.of(module.layout, self.rank, self._roles.owners, module.folder)
+                module.shard = Shard.of(module.layout, rank, self._roles.owners, module.folder)
                 module.servers = servers
-        trains = self.rank in self._roles.trainers
+            elif module.layout.debug != options.debug:
+                raise ConfigError(
+                    f"the rows of {module.layout.name} were made with debug={module.layout.debug}: all Lookaheads "
+                    "of an embedding need the same"
+                )
+        trains = rank in self._roles.trainers
         rows = [options.rows_of(module.layout.name) if trains else 0 for module in modules]
         self._caches = [Cache(module.layout, each) for module, each in zip(modules, rows, strict=True)]
         if journal is not None:
-            journal.open(self.rank, world, self._roles.trainers, [module.layout for module in modules])
+            journal.open(rank, world, self._roles.trainers, [module.layout for module in modules])
         self.threads = Threads(engines, settings.timeout_s if trains else None)
 
     def exchanger(self) -> Exchanger:
         """Return one for an iteration."""
-        trains, parts = self._options.trains, []
+        trains, parts, control = self._options.trains, [], self.threads.engines.control
         for module, cache in zip(self._modules, self._caches, strict=True):
             precision = self._options.precision
             planner = NativeLookahead(
-                self.threads.engines.control.world_size,
-                self.rank,
+                control.world_size,
+                control.rank,
                 self._roles.owners,
                 self._roles.trainers,
                 self._options.rows_of(module.layout.name),

@@ -29,8 +29,8 @@ class Rules:
     replicated: bool = False
 
 
-BAGPIPE = Rules()
-"""Those of the paper's last design."""
+PAPERS = Rules()
+"""Those of its last design (5.2.3)."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,6 @@ class Options:
     def offer(self, modules: Sequence[CachedEmbedding]) -> dict[str, Any]:
         """Return what must be the same on all ranks, by its name in messages."""
         found = asdict(self) | {"cache_rows": [self.rows_of(module.layout.name) for module in modules]}
-        del found["backward_passes"]
+        del found["backward_passes"]  # after which each rank hands over its own gradients
         found["embeddings"] = [module.layout.name for module in modules]
         return found | {f"embedding {each.layout.name}": each.layout.described(each.steps) for each in modules}

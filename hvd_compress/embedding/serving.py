@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hvd_compress.embedding.group import Servers
 from hvd_compress.embedding.journal import Journal
 from hvd_compress.embedding.loader import Lookahead
 from hvd_compress.embedding.modules import CachedEmbedding
 from hvd_compress.embedding.options import Rules
+from hvd_compress.embedding.servers import Servers
 from hvd_compress.errors import UsageError
 
 

@@ -60,6 +60,11 @@ class Shard:
             self.records.index_copy_(0, rows, records)
             self.used[rows] = True
 
+    def load(self, ids: torch.Tensor, records: torch.Tensor) -> None:
+        """Take records (n, record_width) that were saved, of those ids (n,) that it owns."""
+        mine = ids % self.owners == self.number
+        self.write(ids[mine] // self.owners, records[mine])
+
     def update(self, rows: torch.Tensor, gradients: torch.Tensor, step: int) -> torch.Tensor:
         """Update distinct rows by gradients (n, dim) of a step, and return their records."""
         records = self.read(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -74,8 +75,12 @@ class Threads:
 
 
 def _stop(workers: tuple[Worker, ...]) -> None:
+    """All get the same time: one that hangs in a collective keeps nobody else."""
+    end = time.monotonic() + _END_S
     for worker in workers:
-        worker.stop(_END_S)
+        worker.stop()
+    for worker in workers:
+        worker.stop(max(0.0, end - time.monotonic()))
 
 
 def _run(engine: Engine, call: Callable[[], T]) -> T:
