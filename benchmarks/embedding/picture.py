@@ -1,6 +1,8 @@
 """The picture of throughput against L, from rows that lab.py has written (the paper's Table 5.3).
 
-python benchmarks/embedding/picture.py rows.json benchmarks/results/embedding-lookahead.png
+    python benchmarks/embedding/picture.py rows.json benchmarks/results/embedding-lookahead.png
+
+Printed: steps a second of each L, of the sharded table's.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ def main(rows: Path, picture: Path) -> None:
         median_with_interval([peer_s / own_s for peer_s, own_s in zip(sharded_s, taken[f"L={each}"], strict=True)])
         for each in ahead
     ]
+    for each, (middle, *_) in zip(ahead, found, strict=True):
+        click.echo(f"L = {each}: {middle:.2f}")
     below = [middle - low for middle, low, _ in found]
     above = [high - middle for middle, _, high in found]
     panel.errorbar(

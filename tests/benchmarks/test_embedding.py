@@ -20,9 +20,11 @@ def ran(*words: str) -> str:
     return done.stdout
 
 
-def test_the_planner() -> None:
-    words = ["--ranks", "2", "--batch-size", "256", "--lookaheads", "1,4", "--steps", "4"]
+@pytest.mark.parametrize("skew", ["bursts", "head"])
+def test_the_planner(skew: str) -> None:
+    words = ["--ranks", "2", "--batch-size", "256", "--lookaheads", "1,4", "--steps", "4", "--skew", skew]
     table = ran(sys.executable, str(FOLDER / "embedding" / "planner.py"), *words)
+    assert f"skew {skew}" in table
     assert [line.split()[1] for line in table.splitlines()[-2:]] == ["1", "4"]
 
 
@@ -39,8 +41,10 @@ def test_steps_by_every_way_to_keep_rows() -> None:
     table = ran(*job, str(FOLDER / "embedding" / "lab.py"), *words)
     rows = {line.split()[1]: line.split("|") for line in table.splitlines() if line.startswith("| ")}
     assert {"resident", "sharded", "L=50", "not-delayed", "replicated-cache", "replicated-table"} <= rows.keys()
-    critical = {name: float(cells[-3]) for name, cells in rows.items() if name not in ("rows", "---")}
+    critical = {name: float(cells[-4]) for name, cells in rows.items() if name not in ("rows", "---")}
     assert critical["resident"] == 0.0
+    told = {name: float(rows[name][-2]) for name in critical}
+    assert told["resident"] == told["sharded"] == 0.0 < told["L=50"]
     assert critical["L=50"] <= critical["not-delayed"] <= critical["replicated-cache"]
 
 
@@ -63,7 +67,12 @@ def test_steps_by_torchrec() -> None:
     rows = {line.split()[1]: line.split("|") for line in table.splitlines() if line.startswith("| ")}
     for name in ("torchrec", "torchrec-pipelined"):
         assert float(rows[name][2]) > 0.0
-        assert [cell.strip() for cell in rows[name][-5:-1]] == ["-"] * 4
+        assert [cell.strip() for cell in rows[name][-6:-1]] == ["-"] * 5
+
+
+def test_speeds_of_precisions() -> None:
+    table = ran(sys.executable, str(FOLDER / "embedding" / "precision.py"), "--rows", "64", "--repeats", "3")
+    assert [line.split()[1] for line in table.splitlines()[-2:]] == ["bf16", "int8"]
 
 
 def test_kills() -> None:
@@ -76,5 +85,6 @@ def test_the_picture(tmp_path: Path) -> None:
     rows = tmp_path / "rows.json"
     methods = {"resident": [1.0, 1.1], "sharded": [2.0, 2.2], "L=1": [1.9, 2.0], "L=5": [1.5, 1.4]}
     rows.write_text("\n".join(json.dumps({"method": name, "taken": taken}) for name, taken in methods.items()))
-    ran(sys.executable, str(FOLDER / "embedding" / "picture.py"), str(rows), str(tmp_path / "picture.png"))
+    told = ran(sys.executable, str(FOLDER / "embedding" / "picture.py"), str(rows), str(tmp_path / "picture.png"))
+    assert told.split("\n")[0] == "L = 1: 1.08"
     assert (tmp_path / "picture.png").stat().st_size > 5000
