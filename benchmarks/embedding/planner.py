@@ -4,9 +4,9 @@
     python benchmarks/embedding/planner.py --skew head
 
 Rows are drawn in bursts, as criteo_like does, or 95.5 % of them from a head of 4,200 rows a table, whose rows most
-batches use. Each rank finds the distinct rows of its own ids, and plans with those of all. The floor adds up the ids, which reads
-them once; the peer is numpy.unique of a whole batch, the first thing a planner in NumPy does. The paper reports 3.27
-million examples a second for a server of 72 threads (Bagpipe, 5.4.3).
+batches use. Each rank finds the distinct rows of its own ids, and plans with those of all. The floor adds up the ids,
+which reads them once; the peer is numpy.unique of a whole batch, the first thing a planner in NumPy does. The paper
+reports 3.27 million examples a second for a server of 72 threads (Bagpipe, 5.4.3).
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def main(ranks: int, batch_size: int, lookaheads: str, steps: int, skew: str) ->
     whole = [torch.cat(batch) for batch in batches]
     floor = statistics.median(seconds(ids.sum) for ids in whole)
     peer = statistics.median(seconds(lambda ids=ids: np.unique(ids.numpy())) for ids in whole)
-    pairs = statistics.fmean(torch.unique(ids).numel() for ids in batches[0]) * ranks
+    pairs = sum(torch.unique(ids).numel() for ids in batches[0])
     distinct = torch.unique(whole[0]).numel()
     print(f"{ranks} ranks, {batch_size} examples, skew {skew}; million examples a second and core")
-    print(f"the first batch has {distinct} distinct rows, {pairs:.0f} if those of each rank are counted")
+    print(f"the first batch has {distinct} distinct rows, {pairs} if those of each rank are counted")
     print(f"floor, ids read once: {batch_size / floor / 1e6:.1f}; peer, numpy.unique: {batch_size / peer / 1e6:.2f}")
     print("| L | planner | own distinct rows and planner | distinct rows of all ranks and planner | of the peer |")
     print("| --- | --- | --- | --- | --- |")

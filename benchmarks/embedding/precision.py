@@ -2,8 +2,7 @@
 
     python benchmarks/embedding/precision.py
 
-Rows as a step synchronises them: 3000 of 48 elements by default, which lie in the cache of a core. The floor is a copy
-of the rows in float32; its column is the precision's speed as a share of it.
+The floor is a copy of the rows in float32; speeds are shares of it, too.
 """
 
 from __future__ import annotations
