@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from hvd_compress.embedding import Journal
+from hvd_compress.embedding import Journal, frames
 from hvd_compress.embedding.frames import Frame, FrameWriter, cut, read
 from hvd_compress.engines.inprocess import InProcessEngine
 from hvd_compress.errors import CommunicationError, HvdCompressError, JournalError
 from tests.unit.embedding.test_journal import STEPS, Trained, in_ranks, newest, rows_of, whole
 
 
-class Killed(Exception):
+class KilledError(Exception):
     """In the place of a signal."""
 
 
@@ -95,8 +95,22 @@ def test_a_damaged_frame_of_a_lane_ends_it(tmp_path: Path, lane: str) -> None:
 
 def test_damaged_ids_of_a_lane_end_it(tmp_path: Path) -> None:
     trained_to(tmp_path, 18)
-    frames = [each for each in read(newest(tmp_path) / "critical.1-of-2").frames if each.rows and each.step == 17]
-    zero(frames[0].path, frames[0].offset, 8 * frames[0].rows)
+    found = read(newest(tmp_path) / "critical.1-of-2").frames
+    last = next(each for each in found if each.rows and each.step == 17)
+    zero(last.path, last.offset, 8 * last.rows)
+    ends_right(tmp_path, 16)
+
+
+def test_a_damaged_header_of_a_lane_ends_it(tmp_path: Path) -> None:
+    """Also where it tells of a step that is whole."""
+    trained_to(tmp_path, 18)
+    path = newest(tmp_path) / "critical.1-of-2"
+    last = next(each for each in read(path).frames if each.rows and each.step == 17)
+    with path.open("r+b") as file:
+        file.seek(last.offset - frames._HEADER.itemsize + 8)
+        assert file.read(8) == (17).to_bytes(8, "little")
+        file.seek(-8, 1)
+        file.write((16).to_bytes(8, "little"))
     ends_right(tmp_path, 16)
 
 
@@ -158,15 +172,15 @@ def test_a_kill_within_the_first_base(tmp_path: Path, monkeypatch: pytest.Monkey
 
     def write(self: Journal, *arguments: Any) -> int:
         if self.files.rank == 1:
-            raise Killed
+            raise KilledError
         return plain(self, *arguments)
 
     def killed(engine: InProcessEngine) -> None:
         loader = Trained(engine, tmp_path).loader(0)
         assert loader.restore() == 0
-        with pytest.raises((Killed, CommunicationError)):
+        with pytest.raises((KilledError, CommunicationError)):
             next(iter(loader))
-        with suppress(Killed, HvdCompressError):
+        with suppress(KilledError, HvdCompressError):
             loader.close()
 
     with monkeypatch.context() as patched:
@@ -184,7 +198,7 @@ def test_a_full_disk() -> None:
         writer = FrameWriter(Path("/dev/full"))
         writer.write(1, 0, ids, records)
         if ends:
-            with pytest.raises(JournalError, match="cannot write the journal /dev/full: .*space"):
+            with pytest.raises(JournalError, match=r"cannot write the journal /dev/full: .*space"):
                 writer.end(1)
-        with pytest.raises(JournalError, match="cannot write the journal /dev/full: .*space"):
+        with pytest.raises(JournalError, match=r"cannot write the journal /dev/full: .*space"):
             writer.close()

@@ -193,6 +193,26 @@ def test_an_evaluation_that_is_opened_later() -> None:
             assert torch.equal(first, second)
 
 
+def test_a_lookahead_without_the_servers_that_have_the_rows() -> None:
+    """It would wait for servers, which wait for their trainers."""
+
+    def rank(engine: InProcessEngine) -> None:
+        group, module = Servers(1, engine=engine), made()
+        if group.here:
+            return serve(group, [module])
+        batches, embeddings = batches_of(engine.rank, 3), {lambda ids: ids: module}
+        train(training := Lookahead(batches, embeddings, cache_rows=20, servers=group), module)
+        training.collect()
+        reader = Lookahead(batches, embeddings, cache_rows=20, engine=engine, trains=False)
+        sent = engine.sent_messages
+        with pytest.raises(UsageError, match=r"the rows of embedding are with servers: pass the same servers= to each"):
+            reader.open()
+        assert engine.sent_messages == sent
+        return group.close()
+
+    run_ranks(3, rank)
+
+
 def test_a_server_that_trains() -> None:
     def rank(engine: InProcessEngine) -> None:
         group, module = Servers(1, engine=engine), made()
