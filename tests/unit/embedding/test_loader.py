@@ -412,3 +412,31 @@ def test_embeddings_that_were_trained_different_steps() -> None:
         assert [module.steps for module in modules] == [len(trained)] * 2
         records = expected(CachedEmbedding(20, 2, optimizer=Adam(0.1)), trained)
         assert torch.equal(table(modules)[:, :2], records[:, :2])
+
+
+def test_a_lookahead_as_a_context() -> None:
+    """It is closed behind the block, but not behind an error, which other ranks need not have."""
+
+    def body(engine: InProcessEngine) -> None:
+        module = embedding()
+        with loader_of(batches_of(engine.rank, 3), module, engine) as loader:
+            train(loader, module)
+        with pytest.raises(UsageError, match="closed"):
+            train(loader, module)
+        with pytest.raises(ZeroDivisionError), loader_of(batches_of(engine.rank, 3), module, engine) as loader:
+            raise ZeroDivisionError
+        train(loader, module)
+        loader.close()
+
+    run_ranks(2, body)
+
+
+def test_lookaheads_that_differ_in_debug() -> None:
+    def body(engine: InProcessEngine) -> None:
+        module = embedding()
+        with loader_of(batches_of(0, 3), module, engine) as loader:
+            train(loader, module)
+        with pytest.raises(ConfigError, match="were made with debug=False"):
+            train(loader_of(batches_of(0, 3), module, engine, debug=True), module)
+
+    run_ranks(1, body)

@@ -47,9 +47,8 @@ def job(
         group = Servers(servers, engine=engine)
         if group.here:
             return module, serve(group, [module], journal)
-        found = body(module, engine, settings | {"servers": group})
-        group.close()
-        return module, found
+        with group:
+            return module, body(module, engine, settings | {"servers": group})
 
     return run_ranks(trainers + servers, rank)
 
