@@ -52,6 +52,9 @@ class _Base(NamedTuple):
     step: int
     valid: Future[int]
 
+    def leads_to(self, step: int) -> bool:
+        return self.valid.done() and self.failed is None and self.valid.result() <= step
+
     @property
     def failed(self) -> BaseException | None:
         return self.valid.exception() if self.valid.done() else None
@@ -184,6 +187,7 @@ class Journal:
         if is_same:
             self._begin_base(step, training)
             return
+        self._forget_bases()
         files.choose_run(max(runs, default=-1) + 1)
         if files.rank == 0:
             files.remove_incomplete()
@@ -217,14 +221,16 @@ class Journal:
         """
         base = self._bases[-1]
         is_done, failure = base.valid.done(), base.failed
-        last = base.step if is_done and failure is None and base.valid.result() <= step else -1
+        last = max((each.step for each in self._bases if each.leads_to(step)), default=-1)
         answers = training.gather([is_done, last, "" if failure is None else str(failure)])
         if failed := [why for _, _, why in answers if why]:
             raise JournalError(failed[0])
         if base.step < step and all(done for done, _, _ in answers):
             self._begin_base(step, training)
+            complete = min(last for _, last, _ in answers)
+            self._bases = [each for each in self._bases if each.step >= complete]
             if self.files.rank == 0:
-                self.files.remove_before(min(complete for _, complete, _ in answers))
+                self.files.remove_before(complete)
 
     def _begin_base(self, step: int, training: Training) -> None:
         generation = self.files.generation(step)
@@ -245,7 +251,7 @@ class Journal:
             # While it is written the step under way changes rows.
             valid = (lambda: step) if is_first else (lambda: training.steps() + 2)
             base = _Base(step, self._worker.submit(lambda: self._write_base(generation, valid, training.shards)))
-        self._bases = [*self._bases[-1:], base]
+        self._bases.append(base)
         if is_first:
             base.valid.result()
         training.gather("begun")
@@ -272,9 +278,7 @@ class Journal:
         files = self.files
         self._restored, self._shards = True, training.shards
         self._close_writers()
-        for base in self._bases:
-            base.valid.exception()  # whatever has come of it: it is of steps that are undone
-        self._bases = []
+        self._forget_bases()
         files.choose_run(max(files.runs(), default=0))
         whole, start = files.last_whole()
         answers = training.gather([whole, None if start is None else start.step])
@@ -298,6 +302,12 @@ class Journal:
         training.gather("cut")
         self.step = whole
         return whole
+
+    def _forget_bases(self) -> None:
+        """Whatever comes of them: they are of steps that are undone, or of a run that is removed."""
+        for base in self._bases:
+            base.valid.exception()
+        self._bases = []
 
     def _load(self, start: Generation, whole: int, shards: Sequence[Shard]) -> None:
         for shard in shards:

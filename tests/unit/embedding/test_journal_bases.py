@@ -265,3 +265,38 @@ def test_random_numbers_go_on(tmp_path: Path) -> None:
         torch.set_rng_state(state)
     assert first == 8
     assert torch.equal(rows_of([found])[0], rows_of([expected])[0])
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_bases_that_come_fast_do_not_pile_up(tmp_path: Path, every: int) -> None:
+    """One that is written while steps go on is good from a later step on, by which the next has begun."""
+    expected = whole(2)
+
+    def body(engine: InProcessEngine) -> None:
+        trained = Trained(engine, tmp_path, every=every)
+        loader = trained.loader(0)
+        for ids in loader:
+            assert trained.journal is not None
+            wait([base.valid for base in trained.journal._bases])
+            (trained.top(trained.module(ids)) ** 2).sum().backward()
+            gradient = trained.top.weight.grad
+            assert gradient is not None
+            with torch.no_grad():
+                trained.top.weight -= 0.01 * sum(engine.allgather(gradient.view(-1), [2] * 2))
+            trained.top.zero_grad()
+            if trained.module.steps == STEPS - 4:
+                break
+        loader.close()
+
+    in_ranks(2, body)
+    begun = sorted(int(path.name[5:]) for path in tmp_path.glob("run-0/from-*"))
+    assert begun[0] >= STEPS - 4 - 4 * every
+
+    def again(engine: InProcessEngine) -> Trained:
+        trained = Trained(engine, tmp_path, every=every)
+        assert trained.train(restores=True) >= STEPS - 5
+        return trained
+
+    rows, weight = rows_of(in_ranks(2, again))
+    assert torch.equal(rows, expected[0])
+    assert torch.equal(weight, expected[1])
