@@ -33,6 +33,10 @@ _END_S = 10.0
 _CHUNK = 1 << 16  # rows of a base that are written at a time
 
 
+class AgreedJournalError(JournalError):
+    """All ranks have told each other, and raise it alike: nothing is left that another one waits for."""
+
+
 class Training(NamedTuple):
     """The training that a journal is of.
 
@@ -200,7 +204,7 @@ class Journal:
         training.gather("complete")
         for rank, sees in enumerate(training.gather(files.is_complete())):
             if not sees:
-                raise JournalError(
+                raise AgreedJournalError(
                     f"rank {rank} does not see what rank 0 has written to {self.folder}: it must be a folder that all "
                     "ranks share"
                 )
@@ -224,7 +228,7 @@ class Journal:
         last = max((each.step for each in self._bases if each.leads_to(step)), default=-1)
         answers = training.gather([is_done, last, "" if failure is None else str(failure)])
         if failed := [why for _, _, why in answers if why]:
-            raise JournalError(failed[0])
+            raise AgreedJournalError(failed[0])
         if base.step < step and all(done for done, _, _ in answers):
             self._begin_base(step, training)
             complete = min(last for _, last, _ in answers)
@@ -280,24 +284,29 @@ class Journal:
         self._close_writers()
         self._forget_bases()
         files.choose_run(max(files.runs(), default=0))
-        whole, start = files.last_whole()
+        whole, start, why = -1, None, ""
+        try:
+            whole, start = files.last_whole()
+        except JournalError as error:
+            why = str(error)
         answers = training.gather([whole, None if start is None else start.step])
         for rank, other in enumerate(answers):
             if other != answers[files.rank]:
-                raise JournalError(
+                raise AgreedJournalError(
                     f"rank {files.rank} finds the journal {self.folder} complete up to step {whole}, and rank {rank} "
                     f"up to {other[0]}: it must be a folder that all ranks share"
                 )
+        if why:
+            raise AgreedJournalError(why)
         if start is None:
             return None
-        why = ""
         try:
             self._load(start, whole, training.shards)
         except HvdCompressError as error:  # of this rank alone
             why = str(error)
         for rank, other in enumerate(training.gather(why)):
             if other:
-                raise JournalError(f"rank {rank} cannot restore step {whole}: {other}")
+                raise AgreedJournalError(f"rank {rank} cannot restore step {whole}: {other}")
         files.cut_behind(whole)
         training.gather("cut")
         self.step = whole

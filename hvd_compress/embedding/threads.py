@@ -10,6 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from hvd_compress.embedding.group import Engines
+from hvd_compress.embedding.journal import AgreedJournalError
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.leave import at_end
 from hvd_compress.errors import CommunicationError, ConfigError, UsageError, located
@@ -89,7 +90,7 @@ def _run(engine: Engine, call: Callable[[], T]) -> T:
         raise CommunicationError(engine.lost)
     try:
         return call()
-    except (ConfigError, UsageError):
+    except (ConfigError, UsageError, AgreedJournalError):
         raise
     except Exception as error:
         engine.lost = engine.lost or f"an earlier exchange of embedding rows failed: {error}"

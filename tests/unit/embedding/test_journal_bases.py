@@ -82,21 +82,20 @@ def test_a_base_waits_for_that_before_of_all_ranks(tmp_path: Path, monkeypatch: 
         def behind(step: int) -> None:
             if engine.rank == 0:
                 found[step] = begun(tmp_path)
-            if step == 4:  # that of 2 is complete for 4, which removes that of 0 no sooner than the next one begins
-                written(trained.journal)
             if step == 9:
                 assert held.begun.is_set()
                 held.may_go_on.set()
+            if step in (4, 9, 12):
                 written(trained.journal)
 
         steps_of(trained, behind, until=14)
 
     with_barrier(2, body)
     assert found[3] == [0, 2]
-    assert found[5] == found[6] == found[7] == found[8] == found[9] == [2, 4], "rank 1 still writes that of 4"
-    assert found[11][-1] == 10
-    assert 4 in found[11] or 2 in found[11]
-    assert 2 not in found[14]
+    assert found[5] in ([0, 2, 4], [2, 4]), "that of 2 may be good from step 5 on, so that of 0 is still there"
+    assert found[5] == found[6] == found[7] == found[8] == found[9], "rank 1 still writes that of 4"
+    assert found[11] in ([2, 4, 10], [4, 10])
+    assert found[14] in ([4, 10, 12], [10, 12])
 
 
 def test_a_base_that_another_rank_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +109,7 @@ def test_a_base_that_another_rank_cannot_write(tmp_path: Path, monkeypatch: pyte
 
         def write_dense(step: int) -> None:
             plain(step)
-            if step == 8:  # so the next base is what finds out
+            if step == 8 and engine.rank == 1:  # so the next base is what finds out
                 held.may_go_on.set()
                 written(trained.journal)
 
@@ -185,7 +184,8 @@ def test_a_base_of_steps_that_are_undone_is_removed(tmp_path: Path, monkeypatch:
                 if step == until:
                     break
             loader.collect()
-            held.may_go_on.set()  # so the base of 4 has rows of step 6, which has no dense part
+            if engine.rank == 0:
+                held.may_go_on.set()  # so the base of 4 has rows of step 6, which has no dense part
             loader.close()
         else:
             trained.train(STEPS, restores=until > 0)
