@@ -4,7 +4,7 @@ tables.json                    what it is the journal of
 lock.RANK-of-RANKS             held by the process that writes
 run-NUMBER/                    one training after the other; but for a moment there is one
     complete                   its first base is there
-    dense.RANK-of-RANKS.STEP   the dense part behind so many steps
+    dense.RANK-of-RANKS.STEP   the dense part behind that step
     from-STEP/                 a base, which began then, and the journal behind it
         base.RANK-of-RANKS     this owner's rows
         critical.RANK-of-RANKS, later.RANK-of-RANKS    what this rank has updated, by lane

@@ -48,18 +48,22 @@ class Trained:
         settings = {"cache_rows": 30, "lookahead": 3, "debug": True, "journal": self.journal} | settings
         return Lookahead(batches, {lambda batch: batch: self.module}, engine=self.engine, **settings)
 
+    def step(self, ids: torch.Tensor) -> None:
+        """Train on a batch, and sum the layer's gradients over ranks."""
+        (self.top(self.module(ids)) ** 2).sum().backward()
+        gradient = self.top.weight.grad
+        assert gradient is not None
+        with torch.no_grad():
+            self.top.weight -= 0.01 * sum(self.engine.allgather(gradient.view(-1), [2] * self.engine.world_size))
+        self.top.zero_grad()
+
     def train(self, until: int = STEPS, restores: bool = False, saves: bool = False) -> int:
         """Return with how many steps it began. `saves`: a state_dict() behind each step."""
         loader = self.loader(0)
         first = loader.restore() if restores else 0
         loader._loader = self.batches[first:]
         for step, ids in enumerate(loader, start=first + 1):
-            (self.top(self.module(ids)) ** 2).sum().backward()
-            gradient = self.top.weight.grad
-            assert gradient is not None
-            with torch.no_grad():
-                self.top.weight -= 0.01 * sum(self.engine.allgather(gradient.view(-1), [2] * self.engine.world_size))
-            self.top.zero_grad()
+            self.step(ids)
             if saves:
                 loader.state_dict()
             if step == until:
@@ -175,12 +179,7 @@ def test_rows_that_were_trained_without_it(tmp_path: Path) -> None:
         with_it = trained.loader(5)
         for loader, last in ((without, 5), (with_it, 9)):
             for ids in loader:
-                (trained.top(trained.module(ids)) ** 2).sum().backward()
-                gradient = trained.top.weight.grad
-                assert gradient is not None
-                with torch.no_grad():
-                    trained.top.weight -= 0.01 * sum(engine.allgather(gradient.view(-1), [2] * 2))
-                trained.top.zero_grad()
+                trained.step(ids)
                 if trained.module.steps + 1 == last:
                     break
             loader.close()
@@ -494,12 +493,7 @@ def test_two_lookaheads_with_one_journal(tmp_path: Path) -> None:
             for step, ids in enumerate(loader):
                 if step == 3:
                     reader.close()
-                (trained.top(trained.module(ids)) ** 2).sum().backward()
-                gradient = trained.top.weight.grad
-                assert gradient is not None
-                with torch.no_grad():
-                    trained.top.weight -= 0.01 * sum(engine.allgather(gradient.view(-1), [2] * 2))
-                trained.top.zero_grad()
+                trained.step(ids)
             if loader is loaders[0]:
                 loaders[1].open()
                 loader.close()
