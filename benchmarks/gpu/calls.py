@@ -166,9 +166,13 @@ def _blocks(x: Inputs) -> Tensors:
     return sent.codes, sent.units, out, residual, again.codes, again.units, rest, x.grad, _answer(finite)
 
 
+BINS_OF_NAN = 255
+"""Bins of the curve that NaN alone have. A GPU reads each of fp16 as the same one, so that they lie in another bin."""
+
+
 def _curve(x: Inputs) -> Tensors:
     found = native.gain_curve(x.grad)
-    return found.counts, found.shares
+    return found.counts[BINS_OF_NAN + 1 :], found.shares
 
 
 def _lists(x: Inputs) -> Tensors:

@@ -47,6 +47,10 @@ class Data:
     def residuals(self) -> list[torch.Tensor]:
         return [torch.randn(self.numel, device=self.device) for _ in range(2)]
 
+    def renew(self) -> None:
+        """Forget what cases have left in residuals: it grows with each, to NaN at last."""
+        vars(self).pop("residuals", None)
+
     @cached_property
     def outs(self) -> list[torch.Tensor]:
         return [torch.zeros(self.numel, device=self.device) for _ in range(2)]

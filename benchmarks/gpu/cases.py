@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from case import FP32, Case, Cases, Data
 from cases_of_indices import at_indices, codes, scatters
@@ -27,7 +30,7 @@ TIMES_TORCH = {"topk_accumulate, ratio 0.01": 15.0}
 def cases(scale: Scale, device: torch.device, cub: CubTopk | None) -> Cases:
     """Return what makes each case, by its name."""
     large, bucket = Data(scale.numel, device, cub), Data(scale.bucket, device, cub)
-    return {
+    made: Cases = {
         **selections(large, bucket),
         **signs(large),
         **scatters(large),
@@ -38,6 +41,13 @@ def cases(scale: Scale, device: torch.device, cub: CubTopk | None) -> Cases:
         **at_indices(large),
         **codes(large),
     }
+
+    def renewed(make: Callable[[], Case]) -> Case:
+        large.renew()
+        bucket.renew()
+        return make()
+
+    return {name: partial(renewed, make) for name, make in made.items()}
 
 
 def _whole_passes(data: Data) -> Cases:

@@ -294,7 +294,7 @@ struct TernaryFit {
 
 template <class Source, class Fit>
 struct QuantizeBlocks {
-    static constexpr int kThreads = kBlockThreads;
+    static constexpr int kThreads = kBlockThreads, kResidentBlocks = 3;
     using Shared = typename Fit::Shared;
     Source source;
     BlockTarget target;

@@ -131,7 +131,7 @@ template <class R>
 struct Quantize {
     static constexpr int kThreads = 256;
     static constexpr int kTile = 4096;
-    static constexpr int kGroup = 128, kLanes = 16;
+    static constexpr int kGroup = 128, kLanes = 16, kParts = kGroup / kLanes;
     struct Shared {
         std::uint8_t q[kTile];
     };
@@ -154,21 +154,28 @@ struct Quantize {
                 std::uint32_t words[4] = {static_cast<std::uint32_t>(counter),
                                           static_cast<std::uint32_t>(counter >> 32), key.step, key.bucket};
                 philox(words, static_cast<std::uint32_t>(key.seed), static_cast<std::uint32_t>(key.seed >> 32));
+                const std::int64_t first = start + group * kGroup + lane;
+                float v[kParts];
                 HVD_COMPRESS_UNROLL
-                for (int part = 0; part < kGroup / kLanes; ++part) {
-                    const int place = group * kGroup + part * kLanes + lane;
+                for (int part = 0; part < kParts; ++part) {  // all are under way before the first is used
+                    v[part] = first + part * kLanes < n ? to_float(x[first + part * kLanes]) : 0.0f;
+                }
+                HVD_COMPRESS_UNROLL
+                for (int part = 0; part < kParts; ++part) {
                     const std::uint32_t random = words[part % 4] >> (part < 4 ? 0 : 16) & 0xffffu;
-                    shared.q[place] = 0;
-                    if (start + place >= n || !by.usable) continue;
-                    const float v = to_float(x[start + place]);
-                    const float scaled = from_bits(to_bits(v) & 0x7fffffffu) * by.scale;
+                    const float scaled = from_bits(to_bits(v[part]) & 0x7fffffffu) * by.scale;
                     // Compared as floats: what is too large for a whole number is not converted.
                     const std::int32_t units =
                         scaled < static_cast<float>(most) ? static_cast<std::int32_t>(scaled) : most;
                     const auto whole = static_cast<std::int32_t>((static_cast<std::uint32_t>(units) + random) >> 16);
-                    const std::int32_t q = v < 0.0f ? -whole : whole;
-                    x[start + place] = from_float<R>(v - static_cast<float>(q) * by.unit);
-                    shared.q[place] = static_cast<std::uint8_t>(q);
+                    const std::int32_t q = !by.usable ? 0 : v[part] < 0.0f ? -whole : whole;
+                    v[part] -= static_cast<float>(q) * by.unit;
+                    shared.q[group * kGroup + part * kLanes + lane] = static_cast<std::uint8_t>(q);
+                }
+                if (!by.usable) continue;
+                HVD_COMPRESS_UNROLL
+                for (int part = 0; part < kParts; ++part) {
+                    if (first + part * kLanes < n) x[first + part * kLanes] = from_float<R>(v[part]);
                 }
             }
         });
@@ -186,34 +193,60 @@ struct Quantize {
     }
 };
 
-template <class T>
+template <class T, int bits>
 struct AddNumbers {
     static constexpr int kThreads = kSignThreads;
+    static constexpr int kBytes = kWide * bits / 8;  // of four numbers
     struct Shared {};
+    struct alignas(kBytes) Bytes {
+        std::uint8_t byte[kBytes];
+    };
     const std::uint8_t* packed;
     const float* norm;
     T* out;
     std::int64_t n;
-    bool aligned;
-    int bits;
+    bool aligned;  // both
     float weight;
 
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared&) const {
         const float unit = *norm / static_cast<float>(quantize_levels(bits));
-        const int each = 8 / bits, top = 32 - bits;
         block.each([&](int t) {
             const SignTile tile{block.index};
-            float v[kSignRounds][kWide];
-            in_tile(tile, n, aligned, [&](auto whole) { load<decltype(whole)::value>(out, tile, t, n, v); });
-            for_each_value(v, [&](float& x, int round, int j) {
-                const std::int64_t i = tile.at(round, t) + j;
-                const std::uint32_t byte = i < n ? packed[i / each] : 0u;
-                const std::uint32_t raised = byte << (top - i % each * bits);
-                x += weight * (static_cast<float>(static_cast<std::int32_t>(raised) >> top) * unit);
+            in_tile(tile, n, aligned, [&](auto whole) {
+                float v[kSignRounds][kWide];
+                std::uint32_t words[kSignRounds];
+                load<decltype(whole)::value>(out, tile, t, n, v);
+                HVD_COMPRESS_UNROLL
+                for (int round = 0; round < kSignRounds; ++round) {
+                    words[round] = four<decltype(whole)::value>(tile.at(round, t));
+                }
+                for_each_value(v, [&](float& x, int round, int j) {
+                    const std::uint32_t raised = words[round] << (32 - bits * (j + 1));
+                    x += weight * (static_cast<float>(static_cast<std::int32_t>(raised) >> (32 - bits)) * unit);
+                });
+                store<decltype(whole)::value>(out, tile, t, n, v);
             });
-            in_tile(tile, n, aligned, [&](auto whole) { store<decltype(whole)::value>(out, tile, t, n, v); });
         });
+    }
+
+  private:
+    // The numbers of the elements from i on, which is a multiple of four.
+    template <bool whole>
+    HVD_COMPRESS_TILE std::uint32_t four(std::int64_t i) const {
+        const std::uint8_t* const from = packed + i / kWide * kBytes;
+        std::uint32_t word = 0;
+        if constexpr (whole) {
+            const Bytes bytes = *reinterpret_cast<const Bytes*>(from);
+            HVD_COMPRESS_UNROLL
+            for (int b = 0; b < kBytes; ++b) word |= std::uint32_t{bytes.byte[b]} << (8 * b);
+        } else {
+            HVD_COMPRESS_UNROLL
+            for (int b = 0; b < kBytes; ++b) {
+                if (i + b * 8 / bits < n) word |= std::uint32_t{from[b]} << (8 * b);
+            }
+        }
+        return word;
     }
 };
 

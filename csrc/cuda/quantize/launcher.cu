@@ -5,6 +5,14 @@
 namespace hvd_compress::cuda {
 namespace {
 
+template <class T, int bits>
+Status add(const std::uint8_t* packed, const float* norm, Array out, std::int64_t n, float weight, Stream stream) {
+    T* const target = static_cast<T*>(out.data);
+    const bool aligned = is_aligned(target) && is_aligned(packed);
+    launch(AddNumbers<T, bits>{packed, norm, target, n, aligned, weight}, divided_up(n, kSumBlock), stream);
+    return launch_status();
+}
+
 bool is_width(int bits) { return bits == 2 || bits == 4 || bits == 8; }
 
 struct Workplace {
@@ -49,10 +57,14 @@ Status quantize_add(const std::uint8_t* packed, const float* norm, Array out, st
     if (!is_width(bits)) return Status::kBadSize;
     return dispatch(out.dtype, [&](auto tag) {
         using T = typename decltype(tag)::Type;
-        T* const target = static_cast<T*>(out.data);
-        launch(AddNumbers<T>{packed, norm, target, n, is_aligned(target), bits, weight}, divided_up(n, kSumBlock),
-               stream);
-        return launch_status();
+        switch (bits) {
+            case 2:
+                return add<T, 2>(packed, norm, out, n, weight, stream);
+            case 4:
+                return add<T, 4>(packed, norm, out, n, weight, stream);
+            default:
+                return add<T, 8>(packed, norm, out, n, weight, stream);
+        }
     });
 }
 

@@ -37,38 +37,74 @@ struct Sample {
 
 constexpr int kWalkThreads = 1024;
 
-// The bin, from the last one down, that holds the element of rank `wanted`, counted from 1, and how many lie in the
-// bins above it; -1 if there are not as many. The number of bins is a multiple of that of threads.
+// The bin, from the last one down, that holds the element of some rank, counted from 1, and how many lie in the bins
+// above it; -1 if there are not as many.
 struct Walked {
     std::int64_t bin, above;
 };
 
+constexpr int kMostWalked = 2;  // ranks at once
+
 struct WalkShared {
     std::uint32_t scratch[32];
-    Walked result;
+    Walked result[kMostWalked];
 };
 
-template <int threads, class B>
-HVD_COMPRESS_TILE Walked walk(const B& block, WalkShared& shared, const std::uint32_t* bins, std::int64_t bin_count,
-                              std::int64_t wanted) {
+// Finds the bins of all `ranks`; they are in shared.result. `bins` is aligned, and their number a multiple of four
+// times that of threads: each has neighbouring ones, and reads four at once.
+template <int threads, int count, class B>
+HVD_COMPRESS_TILE void walk(const B& block, WalkShared& shared, const std::uint32_t* bins, std::int64_t bin_count,
+                            const std::int64_t (&ranks)[count]) {
+    static_assert(count <= kMostWalked);
+    using Four = Pack<std::uint32_t>;
     const std::int64_t each = bin_count / threads;
+    const auto four_of = [&](int t, std::int64_t i) {  // from the thread's i-th on, in the order of bins
+        return *reinterpret_cast<const Four*>(bins + bin_count - (t + 1) * each + i);
+    };
     typename B::template Each<std::uint32_t> own, before;
     block.each([&](int t) {
-        own[t] = 0;
-        for (std::int64_t i = 0; i < each; ++i) own[t] += bins[bin_count - 1 - t * each - i];
-        before[t] = own[t];
-        if (t == 0) shared.result = {-1, 0};
+        std::uint32_t sums[kWide] = {};
+#ifdef __CUDACC__
+#pragma unroll 4
+#endif
+        for (std::int64_t i = 0; i < each; i += kWide) {
+            const Four four = four_of(t, i);
+            HVD_COMPRESS_UNROLL
+            for (int j = 0; j < kWide; ++j) sums[j] += four.element[j];
+        }
+        before[t] = own[t] = sums[0] + sums[1] + sums[2] + sums[3];
+        if (t < count) shared.result[t] = {-1, 0};
     });
     block.exclusive_sum(before, shared.scratch);  // a sync() of the result, too
     block.each([&](int t) {
-        std::int64_t above = before[t];
-        if (wanted <= above || wanted > above + own[t]) return;
-        std::int64_t bin = bin_count - 1 - t * each;
-        while (above + bins[bin] < wanted) above += bins[bin--];
-        shared.result = {bin, above};
+        HVD_COMPRESS_UNROLL
+        for (int which = 0; which < count; ++which) {
+            const std::int64_t rank = ranks[which];
+            std::int64_t above = before[t];
+            if (rank <= above || rank > above + own[t]) continue;
+            bool found = false;
+            for (std::int64_t i = each - kWide; !found; i -= kWide) {
+                const Four four = four_of(t, i);
+                HVD_COMPRESS_UNROLL
+                for (int j = kWide - 1; j >= 0; --j) {
+                    if (!found && above + four.element[j] >= rank) {
+                        shared.result[which] = {bin_count - (t + 1) * each + i + j, above};
+                        found = true;
+                    }
+                    if (!found) above += four.element[j];
+                }
+            }
+        }
     });
     block.sync();
-    return shared.result;
+}
+
+template <int threads, class B>
+HVD_COMPRESS_TILE Walked walk(const B& block, WalkShared& shared, const std::uint32_t* bins, std::int64_t bin_count,
+                              std::int64_t rank) {
+    const std::int64_t ranks[1] = {rank};
+    walk<threads, 1>(block, shared, bins, bin_count, ranks);
+    return shared.result[0];
 }
 
 // *low becomes the first key of the bin that holds the sampled element of rank `wanted`; it stays where there is none,

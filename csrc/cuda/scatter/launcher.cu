@@ -45,7 +45,8 @@ Status scatter_lists(const SparseList* lists, std::int64_t list_count, DType val
         using Kernel = AddLists<typename decltype(values_tag)::Type, T>;
         T* const target = static_cast<T*>(out.data);
         // At least one of each: without a list there may still be something to clear, without elements a bad index.
-        const std::int64_t blocks = std::max<std::int64_t>(divided_up(n, Kernel::kTile), 1);
+        const std::int64_t tiles = std::max<std::int64_t>(divided_up(n, Kernel::kTile), 1);
+        const std::int64_t blocks = std::min(tiles, resident_blocks<Kernel>());
         std::int64_t done = 0;
         do {
             Lists now{};

@@ -10,8 +10,6 @@ struct CollectShared {
     std::uint32_t scratch[32];
     std::int64_t first;
     std::uint32_t above;
-    WalkShared walk;
-    std::uint32_t is_last;
 };
 
 // Sets each tile's candidates apart, with zeros in their place: in the pass that corrects or, `again`, from its
@@ -24,8 +22,7 @@ struct Collect {
     State* state;
     TileRow* rows;
     Candidates found;
-    std::uint32_t* bins;  // of the first digit
-    std::int64_t tiles, k;
+    std::int64_t tiles;
 
     struct Values {
         float v[kTopkRounds][kWide];
@@ -38,10 +35,6 @@ struct Collect {
         for (std::int64_t tile = block.index; tile < tiles; tile += block.count) {
             collect(block, shared, tile, low, high);
             block.sync();
-        }
-        if constexpr (again) {
-            if (!block.is_last(&state->arrived[1], block.count, &shared.is_last)) return;
-            choose_first_digit(block, shared.walk, state, bins, k - state->above());
         }
     }
 
@@ -114,9 +107,6 @@ struct Collect {
                         first + shared.before[word(round, t)] + ones(mask & ((std::uint32_t{1} << bit) - 1));
                     found.indices[place] = static_cast<std::int32_t>(i);
                     found.values[place] = kept[t].v[round][j];
-                    // Of candidates alone: of many equal elements each would wait for the others.
-                    const Key key = Traits<float>::key(kept[t].v[round][j]);
-                    if (key < high) atomic_add(&bins[(key - low) >> kDigitBits], 1u);
                 }
             }
         });
@@ -126,9 +116,8 @@ struct Collect {
     static HVD_COMPRESS_TILE int shift(int t) { return t * kWide % 32; }
 };
 
-// The first of the radix selection's two passes: corrects, and counts all elements by their keys' first bits. Where
-// that is done, after the sampled range has missed the k-th largest, candidates go back instead, and what is left is
-// counted; where it has not, one block finds the first digit.
+// The first of the radix selection's two passes: corrects, and counts all elements by their keys' first bits. `again`,
+// after the sampled range has missed the k-th largest, candidates go back instead, and what is left is counted.
 //
 // From the counts: where the bin begins that holds the k-th largest. From there on candidates are collected; not so if
 // there is no room for as many, or if it is the bin of zeros, which reaches beyond the last element.
@@ -141,16 +130,11 @@ struct CountAll {
     const TileRow* rows;
     Candidates found;
     std::int64_t tiles, n, k;
-    DigitBins bins;
+    std::uint32_t* bins;
 
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
-        if constexpr (again) {
-            if (are_enough(*state, k, found.capacity)) {
-                if (block.index == 0) choose_first_digit(block, shared.walk, state, bins.first, k - state->above());
-                return;
-            }
-        }
+        if (again && are_enough(*state, k, found.capacity)) return;
         clear_bins(block, shared);
         typename B::template Each<std::uint32_t> zeros;  // there may be many, which would wait for each other
         block.each([&](int t) { zeros[t] = 0; });
@@ -187,18 +171,17 @@ struct CountAll {
         block.each([&](int t) {
             if (zeros[t] != 0) atomic_add(&shared.bins[0], zeros[t]);
         });
-        add_bins(block, shared, bins.all);
+        add_bins(block, shared, bins);
         if (block.is_last(&state->arrived[0], block.count, &shared.is_last)) choose_bin(block, shared);
     }
 
   private:
     template <class B>
     HVD_COMPRESS_TILE void choose_bin(const B& block, Shared& shared) const {
-        const Walked at = walk<kThreads>(block, shared.walk, bins.all, kDigitBins, k);
+        const Walked at = walk<kThreads>(block, shared.walk, bins, kDigitBins, k);
         block.each([&](int t) {
-            for (int bin = t; bin < kDigitBins; bin += kThreads) bins.first[bin] = 0;  // of the sampled range
             if (t != 0 || k == 0) return;
-            const std::int64_t candidates = at.above + bins.all[at.bin];
+            const std::int64_t candidates = at.above + bins[at.bin];
             const bool fits = at.bin > 0 && candidates <= found.capacity;
             state->found = fits ? 0 : static_cast<Count>(at.above) << 32;
             state->low = static_cast<Key>(at.bin) << kBinShift;

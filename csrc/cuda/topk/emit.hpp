@@ -31,12 +31,12 @@ struct Elements {
     HVD_COMPRESS_TILE std::int64_t index(std::int64_t i, bool all) const { return all ? i : found.indices[i]; }
 };
 
-// Counts the elements of the range by their first digit, where all are looked at, or those with the first digit by the
-// second; the last block chooses.
+// Counts the elements of the range by their first digit, or those with the first digit by the second, in the shared
+// memory of blocks: in that of the GPU many equal ones would wait for each other. The last block chooses.
 template <class Source, bool first>
 struct CountDigit {
     static constexpr int kThreads = kTopkThreads;
-    static constexpr std::int64_t kEach = 4 * kThreads;  // candidates of a block, at least
+    static constexpr std::int64_t kEach = 8 * kThreads;  // candidates of a block, at least
     using Shared = DigitShared;
     Elements<Source> elements;
     State* state;
@@ -46,7 +46,6 @@ struct CountDigit {
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
         const bool all = elements.are_all();
-        if (first && !all) return;
         // Candidates lie together, whatever tile they are from.
         const std::int64_t total = all ? elements.n : elements.candidates(), parts = (total + kEach - 1) / kEach;
         const std::int64_t blocks = parts < block.count ? (parts > 0 ? parts : 1) : block.count;
@@ -55,13 +54,16 @@ struct CountDigit {
         const Key size = first ? state->high - begin : Key{1} << kDigitBits;
         clear_bins(block, shared);
         block.each([&](int t) {
+#ifdef __CUDACC__
+#pragma unroll 4
+#endif
             for (std::int64_t i = block.index * kThreads + t; i < total; i += blocks * kThreads) {
                 const Key above = Traits<float>::key(elements.value(i, all)) - begin;
                 if (above < size) atomic_add(&shared.bins[first ? above >> kDigitBits : above], 1u);
             }
         });
         add_bins(block, shared, bins);
-        if (!block.is_last(&state->arrived[first ? 2 : 3], blocks, &shared.is_last)) return;
+        if (!block.is_last(&state->arrived[first ? 1 : 2], blocks, &shared.is_last)) return;
         if constexpr (first) {
             choose_first_digit(block, shared.walk, state, bins, k - state->above());
         } else {
@@ -115,7 +117,7 @@ struct Rank {
                 if (lane == 0) ranks[tile] = (total & 0xffffu) | static_cast<Ranks>(total >> 16) << 32;
             });
         });
-        if (!block.is_last(&state->arrived[4], block.count, &shared.is_last)) return;
+        if (!block.is_last(&state->arrived[3], block.count, &shared.is_last)) return;
         place(block, shared.place, ranks, elements.tiles);
     }
 };

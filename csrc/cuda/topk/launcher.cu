@@ -14,15 +14,16 @@ namespace {
 
 constexpr std::int64_t kMinSampled = 16384;  // fewer elements are not worth a sample
 
-// Up to this number of elements one block is done before many blocks and ten launches are: it takes about 0.1 us for
-// 1024 of them, and the launches 40 us. Reckoned, not measured; `make gpu-check` measures both on either side of it.
-constexpr std::int64_t kQueueMaxNumel = 131072;
+// One block with a queue is done before ten launches are, which take 45 us of an H200: so long as it has few elements,
+// or still fewer where it has to keep many of them. `make gpu-check` measures both ways.
+constexpr std::int64_t kQueueMaxNumel = 65536, kQueueFewK = 512, kQueueMaxNumelOfMany = 16384;
 
 std::atomic<int> forced_way{static_cast<int>(TopkWay::kAuto)};
 
 TopkWay way_for(std::int64_t n, std::int64_t k) {
     const auto forced = static_cast<TopkWay>(forced_way.load());
-    if (k <= kQueueMaxK && (forced == TopkWay::kQueue || (forced == TopkWay::kAuto && n <= kQueueMaxNumel)))
+    const bool is_short = n <= (k <= kQueueFewK ? kQueueMaxNumel : kQueueMaxNumelOfMany);
+    if (k <= kQueueMaxK && (forced == TopkWay::kQueue || (forced == TopkWay::kAuto && is_short)))
         return TopkWay::kQueue;
     return n >= kMinSampled && k > 0 && k < n && forced != TopkWay::kRadix ? TopkWay::kBracket : TopkWay::kRadix;
 }
@@ -77,14 +78,13 @@ Status select(Source source, std::int64_t n, std::int64_t k, std::int32_t* indic
         const SampledRanks ranks(n, k);
         launch_sample(source, n, at.sample, stream);
         launch(ChooseRange{at.state, at.sample, ranks.upper, ranks.lower}, 1, stream);
-        launch(Collect<Source, false>{source, at.state, at.rows, at.found, at.bins.first, at.tiles, k}, at.tiles,
-               stream);
-        launch(CountAll<Source, true>{source, at.state, at.rows, at.found, at.tiles, n, k, at.bins}, few, stream);
+        launch(Collect<Source, false>{source, at.state, at.rows, at.found, at.tiles}, at.tiles, stream);
+        launch(CountAll<Source, true>{source, at.state, at.rows, at.found, at.tiles, n, k, at.bins.all}, few, stream);
     } else {
-        launch(CountAll<Source, false>{source, at.state, at.rows, at.found, at.tiles, n, k, at.bins}, few, stream);
+        launch(CountAll<Source, false>{source, at.state, at.rows, at.found, at.tiles, n, k, at.bins.all}, few, stream);
         if (k == 0) return launch_status();
     }
-    launch(Collect<Source, true>{source, at.state, at.rows, at.found, at.bins.first, at.tiles, k}, few, stream);
+    launch(Collect<Source, true>{source, at.state, at.rows, at.found, at.tiles}, few, stream);
     const Elements<Source> elements{source, at.state, at.rows, at.found, n, at.tiles};
     launch(CountDigit<Source, true>{elements, at.state, at.bins.first, k}, few, stream);
     launch(CountDigit<Source, false>{elements, at.state, at.bins.second, k}, few, stream);

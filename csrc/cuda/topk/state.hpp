@@ -2,7 +2,7 @@
 // one step finds out lies in State, and a step that is not needed ends at once.
 //
 // The key of the k-th largest is found by two digits of 12 bits of how far it lies above the beginning of a range of at
-// most 2^24 keys. Candidates are counted by the first digit as they are collected.
+// most 2^24 keys.
 #pragma once
 
 #include "../places.hpp"
@@ -33,7 +33,7 @@ struct State {
     Key base;             // the first key that the first digit leaves
     Key first, last;      // at the end all elements from `first` on are selected, and the first `wanted` from `last` on
     Stage stage;
-    std::uint32_t arrived[5];  // blocks of the launches whose last one goes on alone
+    std::uint32_t arrived[4];  // blocks of the launches whose last one goes on alone
 
     HVD_COMPRESS_TILE std::int64_t candidates() const { return static_cast<std::int64_t>(found & 0xffffffffu); }
     HVD_COMPRESS_TILE std::int64_t above() const { return static_cast<std::int64_t>(found >> 32); }
@@ -100,10 +100,10 @@ struct ChooseRange {
 
     template <class B>
     HVD_COMPRESS_TILE void operator()(const B& block, Shared& shared) const {
-        const Walked least = walk<kThreads>(block, shared, sample, kSampleBins, upper);
-        block.sync();
-        const Walked most = walk<kThreads>(block, shared, sample, kSampleBins, lower);
+        const std::int64_t ranks[2] = {upper, lower};
+        walk<kThreads, 2>(block, shared, sample, kSampleBins, ranks);
         block.each([&](int t) {
+            const Walked least = shared.result[0], most = shared.result[1];
             if (t != 0 || least.bin <= 0) return;
             const Key low = static_cast<Key>(least.bin) << kSampleShift;
             const Key end = most.bin < 0 || lower < 1 ? kUnreachable : static_cast<Key>(most.bin + 1) << kSampleShift;
