@@ -103,8 +103,9 @@ struct AddLists {
     static constexpr int kTile = Elements::kNumel;
     struct Shared {
         float sums[kTile];
-        std::uint32_t place[2 * kListsAtOnce];  // where each list begins and ends in this tile
-        std::uint32_t last[kListsAtOnce];       // and ends in the block's last one
+        std::uint32_t bounds[2]
+                            [kListsAtOnce];  // where each list begins in this tile and in the next one; they take turns
+        std::uint32_t last[kListsAtOnce];    // and ends in the block's last one
     };
     Lists lists;
     T* out;
@@ -113,12 +114,11 @@ struct AddLists {
     bool clear, aligned;
     Fault fault;
 
-    // What is added where in the tile; nothing where `place` is below 0.
     struct Entry {
-        int place;
-        float summand;
+        std::int32_t index, before;  // that of the entry before, -1 of the first
+        V value;
     };
-    struct Entries {
+    struct Read {
         Entry of[kAhead];
     };
     // A list's part in this tile, or all of it where it does not ascend: then nothing is added.
@@ -136,7 +136,7 @@ struct AddLists {
                 const std::int64_t end = Elements{last}.start();
                 const Searched at = lower_bounds(warp, lists.list[list], {Elements{first}.start(), end < n ? end : n});
                 warp.each([&](int lane) {
-                    if (lane == 0) shared.place[2 * list + 1] = at.low[0];
+                    if (lane == 0) shared.bounds[first % 2][list] = at.low[0];
                     if (lane == 1) shared.last[list] = at.low[1];
                 });
             }
@@ -154,13 +154,12 @@ struct AddLists {
         const std::int64_t start = tile.start(), stop = start + kTile < n ? start + kTile : n;
         block.each_warp([&](const Warp& warp) {
             for (std::int64_t list = warp.index; list < lists.count; list += kThreads / 32) {
-                const std::uint32_t begin = shared.place[2 * list + 1];
                 const std::uint32_t end =
                     is_last ? shared.last[list]
-                            : lower_bound_from(warp, lists.list[list], begin, near(lists.list[list]), stop);
+                            : lower_bound_from(warp, lists.list[list], shared.bounds[tile.index % 2][list],
+                                               near(lists.list[list]), stop);
                 warp.each([&](int lane) {
-                    if (lane == 0) shared.place[2 * list] = begin;
-                    if (lane == 0) shared.place[2 * list + 1] = end;
+                    if (lane == 0) shared.bounds[(tile.index + 1) % 2][list] = end;
                 });
             }
         });
@@ -185,24 +184,23 @@ struct AddLists {
         });
     }
 
-    // Twice the entries of a tile, where all tiles have as many: mostly one try of 32 then finds where they end to a
-    // few.
+    // Twice the entries of a tile, if all have as many: one try of 32 then mostly leaves a few.
     HVD_COMPRESS_TILE std::uint32_t near(const SparseList& list) const {
         return 32 + static_cast<std::uint32_t>(2 * list.count * kTile / (n > 0 ? n : 1));
     }
 
-    // The lists from `first` on, one after the other.
+    // The lists from `first` on, one after the other. All that a thread adds first of each is on its way before any of
+    // it is looked at: a branch between would have each list wait for the one before.
     template <class B>
     HVD_COMPRESS_TILE void add(const B& block, Shared& shared, std::int64_t first, std::int64_t start,
                                std::int64_t stop) const {
-        typename B::template Each<Entries> ahead;
+        typename B::template Each<Read> ahead;
         block.each([&](int t) {
             HVD_COMPRESS_UNROLL
             for (int which = 0; which < kAhead; ++which) {
-                ahead[t].of[which] = {-1, 0.0f};
-                if (first + which >= lists.count) continue;
-                const Part part = part_of(shared, first + which, start, stop);
-                if (part.begin + t < part.end) ahead[t].of[which] = entry(first + which, part, part.begin + t, start);
+                const bool is_list = first + which < lists.count;
+                const Part part = is_list ? part_of(shared, first + which, start, stop) : Part{};
+                ahead[t].of[which] = read(is_list ? first + which : 0, part.begin + t, part.end);
             }
         });
         HVD_COMPRESS_UNROLL
@@ -210,37 +208,42 @@ struct AddLists {
             if (first + which >= lists.count) break;
             const Part part = part_of(shared, first + which, start, stop);
             block.each([&](int t) {
-                add(shared, ahead[t].of[which]);
+                add(shared, first + which, part, part.begin + t, start, ahead[t].of[which]);
                 for (std::uint32_t j = part.begin + kThreads + t; j < part.end; j += kThreads) {
-                    add(shared, entry(first + which, part, j, start));
+                    add(shared, first + which, part, j, start, read(first + which, j, part.end));
                 }
             });
             block.sync();
         }
     }
 
-    HVD_COMPRESS_TILE void add(Shared& shared, const Entry& own) const {
-        if (own.place < 0) return;
-        shared.sums[own.place] = to_float(from_float<T>(shared.sums[own.place] + own.summand));
+    HVD_COMPRESS_TILE void add(Shared& shared, std::int64_t number, const Part& part, std::uint32_t j,
+                               std::int64_t start, const Entry& entry) const {
+        if (j >= part.end) return;
+        if (entry.index < 0 || entry.index >= n || entry.before >= entry.index) {
+            note(fault, lists.first + number, j);
+            return;
+        }
+        const std::int64_t place = entry.index - start;
+        if (part.apart || place < 0 || place >= kTile) return;
+        shared.sums[place] = to_float(from_float<T>(shared.sums[place] + scale * to_float(entry.value)));
+    }
+
+    // The j-th entry of a list; of none where j is not below `end`.
+    HVD_COMPRESS_TILE Entry read(std::int64_t number, std::uint32_t j, std::uint32_t end) const {
+        const SparseList& list = lists.list[number];
+        const bool is_there = j < end;
+        return {is_there ? list.indices[j] : 0, is_there && j > 0 ? list.indices[j - 1] : -1,
+                is_there ? static_cast<const V*>(list.values)[j] : V{}};
     }
 
     HVD_COMPRESS_TILE Part part_of(const Shared& shared, std::int64_t list, std::int64_t start,
                                    std::int64_t stop) const {
         const auto count = static_cast<std::uint32_t>(lists.list[list].count);
-        const std::uint32_t begin = shared.place[2 * list], end = shared.place[2 * list + 1];
+        const auto side = static_cast<int>(start / kTile % 2);
+        const std::uint32_t begin = shared.bounds[side][list], end = shared.bounds[1 - side][list];
         const bool apart = begin > end || (start == 0 && begin != 0) || (stop == n && end != count);
         return apart ? Part{0, count, true} : Part{begin, end, false};
-    }
-
-    HVD_COMPRESS_TILE Entry entry(std::int64_t number, const Part& part, std::uint32_t j, std::int64_t start) const {
-        const SparseList& list = lists.list[number];
-        if (!is_good(list.indices, j, n, true)) {
-            note(fault, lists.first + number, j);
-            return {-1, 0.0f};
-        }
-        const std::int64_t place = list.indices[j] - start;
-        if (part.apart || place < 0 || place >= kTile) return {-1, 0.0f};
-        return {static_cast<int>(place), scale * to_float(static_cast<const V*>(list.values)[j])};
     }
 };
 

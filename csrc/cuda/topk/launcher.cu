@@ -14,9 +14,9 @@ namespace {
 
 constexpr std::int64_t kMinSampled = 16384;  // fewer elements are not worth a sample
 
-// One block with a queue is done before ten launches are, which take 45 us of an H200: so long as it has few elements,
+// One block with a queue is done before ten launches are, which take 36 us of an H200: so long as it has few elements,
 // or still fewer where it has to keep many of them. `make gpu-check` measures both ways.
-constexpr std::int64_t kQueueMaxNumel = 65536, kQueueFewK = 512, kQueueMaxNumelOfMany = 16384;
+constexpr std::int64_t kQueueMaxNumel = 49152, kQueueFewK = 512, kQueueMaxNumelOfMany = 16384;
 
 std::atomic<int> forced_way{static_cast<int>(TopkWay::kAuto)};
 
