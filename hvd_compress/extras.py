@@ -43,6 +43,7 @@ PACKAGES = {
     "pymoo": Package("pymoo", "paper"),
     "tensorboard": Package("tensorboard", "tensorboard"),
     "sklearn": Package("scikit-learn", "examples"),
+    "transformers": Package("transformers", "attention"),
 }
 """By the name under which Python imports them."""
 

@@ -1,0 +1,67 @@
+"""The models of transformers that clustered attention knows, and what it refuses of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hvd_compress.attention.transformers_api import GPT2Model, GPT2PreTrainedModel, LlamaModel, LlamaPreTrainedModel
+from hvd_compress.errors import UnsupportedError
+
+_KNOWN = ((GPT2PreTrainedModel, GPT2Model), (LlamaPreTrainedModel, LlamaModel))
+"""The class of all models of a family, and that of the decoder in each."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Of a model's attention.
+
+    Attributes:
+        decoder: the module with the layers, which all other parts of the model call.
+        heads: query heads of a layer.
+        key_heads: heads of keys and values of a layer; fewer than heads under grouped-query attention.
+    """
+
+    decoder: Any
+    name: str
+    layers: int
+    heads: int
+    key_heads: int
+
+
+def geometry(model: Any) -> Geometry:
+    """Return the geometry of a model.
+
+    Raises:
+        UnsupportedError: it is neither a GPT-2 nor a Llama of transformers, or its configuration asks for more.
+    """
+    name = type(model).__name__
+    decoder = next(
+        (decoder for family, kind in _KNOWN if isinstance(model, family) for decoder in _of(model, kind)), None
+    )
+    if decoder is None:
+        raise UnsupportedError(
+            f"clustered attention knows GPT-2 and Llama of transformers (GPT2LMHeadModel, LlamaForCausalLM), not {name}"
+        )
+    config = decoder.config
+    for wrong, what in (
+        (config.is_encoder_decoder, "an encoder-decoder"),
+        (getattr(config, "add_cross_attention", False), "cross attention (add_cross_attention)"),
+        (getattr(config, "sliding_window", None), "sliding windows (sliding_window)"),
+        (
+            set(getattr(config, "layer_types", None) or ()) - {"full_attention"},
+            "layers without full attention (layer_types)",
+        ),
+        (not getattr(config, "is_causal", True), "attention that is not causal (is_causal=False)"),
+        (getattr(config, "reorder_and_upcast_attn", False), "reorder_and_upcast_attn; set it to False"),
+    ):
+        if wrong:
+            raise UnsupportedError(
+                f"clustered attention of {name} is for decoders with full causal attention alone, not {what}"
+            )
+    key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return Geometry(decoder, name, config.num_hidden_layers, config.num_attention_heads, key_heads)
+
+
+def _of(model: Any, kind: Any) -> list[Any]:
+    return [module for module in model.modules() if type(module) is kind][:1]

@@ -1,0 +1,129 @@
+"""The offline phase of CHAI (section 6.2.2): how many clusters the heads of each layer form, by samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from hvd_compress.attention.counts import ClusterCounts, LayerClusters
+from hvd_compress.attention.elbow import PLATEAU, elbow, error_curve
+from hvd_compress.attention.families import Geometry, geometry
+from hvd_compress.attention.kmeans import k_means, squared_distances
+from hvd_compress.attention.statistics import HeadStatistics
+from hvd_compress.attention.transformers_api import register, sdpa_attention_forward
+from hvd_compress.errors import ConfigError, UsageError
+
+RECORDING = "hvd_compress_recording"
+"""The attention implementation that is in place while samples are seen: SDPA, which shows queries and keys."""
+DIGITS = 6
+"""Of errors and correlations in a file."""
+
+
+def find_clusters(
+    model: Any, samples: Iterable[Sequence[int] | torch.Tensor], *, plateau: float = PLATEAU
+) -> ClusterCounts:
+    """Find how many clusters the heads of each layer of a model form (CHAI, Figures 6.3 and 6.5).
+
+    1. The scores of every head over all samples: the softmax of the masked products of queries and keys. Positions that
+       the causal mask hides are left out.
+    2. E(k), k = 1 .. H: the error of k-means with k clusters, the sum of squared distances of heads to their centre.
+    3. The elbow, for each layer: min{k : E(k) <= plateau * E(1)}. It is deterministic.
+
+    Args:
+        model: a GPT-2 or Llama of transformers, in eval mode. It is left as it was.
+        samples: the token ids of each, one-dimensional, two or more; the paper has 1024 samples. Each is run alone, so
+            nothing is padded.
+        plateau: from 0, for as many clusters as there are different heads, to below 1.
+
+    Raises:
+        ConfigError: no samples, one that is no list of token ids, or `plateau` out of range.
+        UnsupportedError: a model of another family.
+        UsageError: clustered attention is applied to the model, or it is in training mode.
+    """
+    if not 0 <= plateau < 1:
+        raise ConfigError(f"plateau is {plateau!r}: a share of the error of one cluster, from 0 to below 1")
+    shape = geometry(model)
+    statistics = [HeadStatistics(shape.heads) for _ in range(shape.layers)]
+    tokens = 0
+    with torch.no_grad(), _recording(model, shape, statistics):
+        for index, sample in enumerate(samples):
+            ids = _as_ids(sample, index, shape)
+            shape.decoder(input_ids=ids, use_cache=False)
+            tokens += ids.numel()
+    if not tokens:
+        raise ConfigError("find_clusters needs one sample at least: token ids of text that the model is for")
+    return ClusterCounts(
+        model=shape.name,
+        heads=shape.heads,
+        layers=tuple(_layer(each, plateau) for each in statistics),
+        samples=statistics[0].samples,
+        tokens=tokens,
+        plateau=plateau,
+    )
+
+
+def _layer(statistics: HeadStatistics, plateau: float) -> LayerClusters:
+    errors = error_curve(statistics.products)
+    clusters = elbow(errors, plateau)
+    source = k_means(squared_distances(statistics.products).unsqueeze(0), clusters).source[0]
+    return LayerClusters(
+        clusters=clusters,
+        membership=tuple(source.tolist()),
+        errors=tuple(float(f"{error:.{DIGITS}g}") for error in errors),
+        correlation=tuple(tuple(round(r, DIGITS) for r in row) for row in statistics.correlation.tolist()),
+    )
+
+
+def _as_ids(sample: Sequence[int] | torch.Tensor, index: int, shape: Geometry) -> torch.Tensor:
+    try:
+        ids = torch.as_tensor(sample)
+    except (TypeError, ValueError, RuntimeError):
+        ids = torch.empty(0)
+    if ids.ndim != 1 or ids.numel() < 2 or ids.is_floating_point() or ids.dtype == torch.bool:
+        raise ConfigError(f"sample {index} is not a list of two token ids or more")
+    longest = shape.decoder.config.max_position_embeddings
+    if ids.numel() > longest:
+        raise ConfigError(f"sample {index} has {ids.numel()} tokens, and {shape.name} has {longest} positions: cut it")
+    if not 0 <= int(ids.min()) <= int(ids.max()) < shape.decoder.config.vocab_size:
+        raise ConfigError(
+            f"sample {index} has a token that is not among the {shape.decoder.config.vocab_size} of {shape.name}"
+        )
+    return ids.to(shape.decoder.device, torch.int64).unsqueeze(0)
+
+
+@contextmanager
+def _recording(model: Any, shape: Geometry, statistics: list[HeadStatistics]) -> Iterator[None]:
+    """Within the block each sample that the model sees is added to the statistics of its layers."""
+    if model.training:
+        raise UsageError(
+            f"{shape.name} is in training mode, where dropout changes the scores: model.eval() before find_clusters()"
+        )
+    before = model.config._attn_implementation
+    if before.startswith("hvd_compress"):
+        raise UsageError(f"clustered attention is applied to this {shape.name}: remove(model) before find_clusters()")
+    hook = shape.decoder.register_forward_pre_hook(
+        lambda _, args, kwargs: (args, {**kwargs, RECORDING: statistics}), with_kwargs=True
+    )
+    try:
+        model.set_attn_implementation(RECORDING)
+        yield
+    finally:
+        model.set_attn_implementation(before)
+        hook.remove()
+
+
+def _attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
+) -> tuple[torch.Tensor, None]:
+    statistics: list[HeadStatistics] | None = kwargs.pop(RECORDING, None)
+    if statistics is not None:  # else it is another model that shares the configuration
+        own = key[0].repeat_interleave(query.shape[1] // key.shape[1], 0)
+        statistics[module.layer_idx].add(query[0], own, kwargs["scaling"])
+    result: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+    return result
+
+
+register(RECORDING, _attention)
