@@ -35,7 +35,8 @@ def apply(model: Any, counts: ClusterCounts, static: bool = False) -> None:
     """Have a model attend by clusters of heads, in calls and in generate(), until remove(model).
 
     The first five real tokens of each sequence are computed exactly, and their scores tell its clusters (CHAI, section
-    6.2.3). From then on the keys of representatives alone are kept, and the heads of a cluster share the scores of theirs.
+    6.2.3). From then on the keys of representatives alone are kept, and the heads of a cluster share the scores of
+    theirs.
 
     Args:
         model: a GPT-2 or Llama of transformers, in eval mode. Weights are not changed; projections are computed whole.
@@ -106,8 +107,8 @@ class _Door:
                 cache.attends_alone = True
         elif not isinstance(cache, ClusteredCache):
             raise UnsupportedError(
-                f"clustered attention needs a ClusteredCache, not a {type(cache).__name__}: pass ClusteredCache(counts), or "
-                "none"
+                f"clustered attention needs a ClusteredCache, not a {type(cache).__name__}: pass "
+                "ClusteredCache(counts), or none"
             )
         elif cache.static != self._static or (cache.counts is not self._counts and cache.counts != self._counts):
             raise ConfigError(

@@ -1,7 +1,7 @@
 """Attention where the heads of a cluster share the scores of their representative (CHAI, section 6.2.5).
 
-The queries of a sequence's first five real tokens have the scores of each head itself, always. All later queries have those
-of the representatives, over all tokens. So it does not matter in which pieces the tokens come.
+The queries of a sequence's first five real tokens have the scores of each head itself, always. All later queries have
+those of the representatives, over all tokens. So it does not matter in which pieces the tokens come.
 """
 
 from __future__ import annotations

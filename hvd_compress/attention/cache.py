@@ -12,14 +12,15 @@ from hvd_compress.errors import ConfigError, UnsupportedError
 
 
 class ClusteredCache(Cache):  # type: ignore[misc]  # transformers is not typed here
-    """Keys and values, of which the redundant keys are dropped as soon as each sequence of the batch has five real tokens.
+    """Keys and values, of which the redundant keys are dropped as soon as each sequence of the batch has five real
+    tokens.
 
-    `model.generate` makes one by itself after apply(model, counts). Pass one where tokens are added in several calls, to the
-    model that the counts were applied to.
+    `model.generate` makes one by itself after apply(model, counts). Pass one where tokens are added in several calls,
+    to the model that the counts were applied to.
 
-    Bytes: for H heads with keys of their own, sum over L layers of (k + H) / (2 L H) of those of a full cache of as many
-    tokens, which are rounded up to `block_tokens`. Under grouped-query attention H is the number of heads of keys, and k
-    that of those which representatives use, the mean over sequences.
+    Bytes: for H heads with keys of their own, sum over L layers of (k + H) / (2 L H) of those of a full cache of as
+    many tokens, which are rounded up to `block_tokens`. Under grouped-query attention H is the number of heads of keys,
+    and k that of those which representatives use, the mean over sequences.
 
     Args:
         counts: of the model.

@@ -34,8 +34,8 @@ def error_curve(products: torch.Tensor) -> tuple[float, ...]:
 def elbow(errors: Sequence[float], plateau: float = PLATEAU) -> int:
     """Return the number of clusters from which on the error is flat: min{k : E(k) <= plateau * E(1)}.
 
-    All clusters beyond it together take away at most the share `plateau` of the error. With plateau = 0 there are as many
-    clusters as different heads.
+    All clusters beyond it together take away at most the share `plateau` of the error. With plateau = 0 there are as
+    many clusters as different heads.
 
     Args:
         errors: E(1) .. E(H), which does not increase and ends with 0.

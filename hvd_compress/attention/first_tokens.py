@@ -61,7 +61,8 @@ class FirstTokens:
         return here, (scores.to(own_values.dtype) @ own_values)
 
     def source(self, rows: torch.Tensor, k: int) -> torch.Tensor:
-        """Return the representatives (rows, heads) of sequences whose first tokens have come, by k-means on their scores."""
+        """Return the representatives (rows, heads) of sequences whose first tokens have come, by k-means on their
+        scores."""
         points = self.scores[rows].flatten(2).to("cpu", torch.float64)
         return k_means(squared_distances(points @ points.mT), k).source.to(self.scores.device)
 

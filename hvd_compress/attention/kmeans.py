@@ -1,9 +1,9 @@
 """k-means over the heads of a layer, from the squared distances between their scores alone.
 
 A centre is the mean of its members, so its squared distance to a head follows from those between heads:
-|x - mean(C)|^2 = mean over j in C of D(x, j) - 1/2 mean over i, j in C of D(i, j). Scores themselves need not be kept, and
-what is batched are matrices of H x H. Everything is deterministic; of heads that are equally near but for rounding, the first
-is taken.
+|x - mean(C)|^2 = mean over j in C of D(x, j) - 1/2 mean over i, j in C of D(i, j). Scores themselves need not be kept,
+and what is batched are matrices of H x H. Everything is deterministic; of heads that are equally near but for rounding,
+the first is taken.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Clusters:
     """Clusters of the heads of a layer, for each sequence of a batch.
 
     Attributes:
-        source: int64 (batch, heads): the representative of each head's cluster, which is the member nearest to the centre;
-            source[representative] is itself.
+        source: int64 (batch, heads): the representative of each head's cluster, which is the member nearest to the
+            centre; source[representative] is itself.
         error: float64 (batch,): the sum over heads of the squared distance to their centre.
     """
 

@@ -178,8 +178,8 @@ class ClusteredLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
             known = self.known & (self.first.positions[:, FIRST - 1] < left)
             if self.clustered and not bool(known.all()):
                 raise UnsupportedError(
-                    f"a clustered cache cannot be cropped to {left} tokens: keys were dropped when each sequence had {FIRST} "
-                    "real ones; reset() it and pass the tokens again"
+                    f"a clustered cache cannot be cropped to {left} tokens: keys were dropped when each sequence had "
+                    f"{FIRST} real ones; reset() it and pass the tokens again"
                 )
             self.known = known
         for rows in self.rows:

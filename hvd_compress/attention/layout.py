@@ -1,12 +1,13 @@
 """Which rows of keys and values a clustered cache keeps, and which of them attention takes together.
 
-A row is what a head of one sequence has of all tokens: (tokens, head_dim). Rows are numbered sequence * heads + head. Keys
-are kept of representatives alone, values of all. The rows lie so that heads with the same scores are neighbours, and so are
-clusters of the same size: a group of c clusters of m heads is then a slice of the values, seen as (c, m, tokens, head_dim),
-and a slice of the keys, seen as the same with a stride of 0 along m. Nothing is copied for attention.
+A row is what a head of one sequence has of all tokens: (tokens, head_dim). Rows are numbered sequence * heads + head.
+Keys are kept of representatives alone, values of all. The rows lie so that heads with the same scores are neighbours,
+and so are clusters of the same size: a group of c clusters of m heads is then a slice of the values, seen as (c, m,
+tokens, head_dim), and a slice of the keys, seen as the same with a stride of 0 along m. Nothing is copied for
+attention.
 
-Under grouped-query attention a row of values is used with several rows of keys; each such pair is a group of its own, with
-as many queries as representatives share it.
+Under grouped-query attention a row of values is used with several rows of keys; each such pair is a group of its own,
+with as many queries as representatives share it.
 """
 
 from __future__ import annotations
