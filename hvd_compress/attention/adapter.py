@@ -12,7 +12,7 @@ from hvd_compress.attention.attend import attend
 from hvd_compress.attention.cache import ClusteredCache
 from hvd_compress.attention.counts import ClusterCounts
 from hvd_compress.attention.families import geometry
-from hvd_compress.attention.transformers_api import GenerationMode, register, sdpa_attention_forward
+from hvd_compress.attention.transformers_api import CACHE, GenerationMode, register, sdpa_attention_forward
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 
 CLUSTERED = "hvd_compress_clustered"
@@ -21,6 +21,8 @@ _CACHE = "hvd_compress_cache"
 """The argument by which the cache of a call comes to its attention."""
 _APPLIED = "_hvd_compress_attention"
 """The attribute of a model with what remove() needs."""
+_MARK = "_hvd_compress_clustered"
+"""The attribute of a decoder that says it is applied, by whatever model that has the decoder."""
 _GENERATE = "_prepare_cache_for_generation"
 _MODES = ("GREEDY_SEARCH", "SAMPLE", "BEAM_SEARCH", "BEAM_SAMPLE")
 
@@ -50,7 +52,7 @@ def apply(model: Any, counts: ClusterCounts, static: bool = False) -> None:
     """
     shape = geometry(model)
     counts.check(shape.layers, shape.heads, shape.name)
-    if any(hasattr(part, _APPLIED) for part in model.modules()):
+    if hasattr(shape.decoder, _MARK):
         raise UsageError(f"clustered attention is applied to this {shape.name} already: remove(model) before")
     before = model.config._attn_implementation
     handle = shape.decoder.register_forward_pre_hook(_Door(counts, static), with_kwargs=True)
@@ -58,6 +60,7 @@ def apply(model: Any, counts: ClusterCounts, static: bool = False) -> None:
     if hasattr(model, _GENERATE):
         setattr(model, _GENERATE, _cache_maker(model, counts, static))
     setattr(model, _APPLIED, _Applied(before, handle))
+    setattr(shape.decoder, _MARK, True)
 
 
 def remove(model: Any) -> None:
@@ -69,6 +72,7 @@ def remove(model: Any) -> None:
     model.set_attn_implementation(applied.before)
     vars(model).pop(_GENERATE, None)
     delattr(model, _APPLIED)
+    delattr(geometry(model).decoder, _MARK)
 
 
 class _Door:
@@ -97,12 +101,12 @@ class _Door:
         ):
             if wrong:
                 raise UnsupportedError(f"clustered attention does not run {what}")
-        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        cache = next((kwargs[name] for name in (CACHE, "past_key_values") if kwargs.get(name) is not None), None)
         if cache is None:
             _refuse_packed(kwargs)
             cache = ClusteredCache(self._counts, static=self._static)
             if config.use_cache if kwargs.get("use_cache") is None else kwargs["use_cache"]:
-                kwargs["cache"] = cache
+                kwargs[CACHE] = cache
             else:
                 cache.attends_alone = True
         elif not isinstance(cache, ClusteredCache):
@@ -142,8 +146,8 @@ def _cache_maker(model: Any, counts: ClusterCounts, static: bool) -> Callable[..
                 f"clustered attention has a cache of its own, which is not {config.cache_implementation}: leave "
                 "cache_implementation out"
             )
-        if model_kwargs.get("cache") is None and config.use_cache is not False:
-            model_kwargs["cache"] = ClusteredCache(counts, static=static)
+        if model_kwargs.get(CACHE) is None and config.use_cache is not False:
+            model_kwargs[CACHE] = ClusteredCache(counts, static=static)
         else:
             own(model, config, model_kwargs, mode, *more)
 

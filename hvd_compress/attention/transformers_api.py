@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from hvd_compress.extras import needed
@@ -15,9 +16,13 @@ with needed("transformers", "hvd_compress.attention"):
     from transformers.models.gpt2.modeling_gpt2 import GPT2Model, GPT2PreTrainedModel
     from transformers.models.llama.modeling_llama import LlamaModel, LlamaPreTrainedModel
 
+CACHE = next(name for name in ("cache", "past_key_values") if name in inspect.signature(LlamaModel.forward).parameters)
+"""The argument of models that is their cache, and the part of their outputs; its name has changed."""
+
 __all__ = [
     "ALL_ATTENTION_FUNCTIONS",
     "ALL_MASK_ATTENTION_FUNCTIONS",
+    "CACHE",
     "Cache",
     "CacheLayerMixin",
     "GPT2Model",

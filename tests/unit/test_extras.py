@@ -21,9 +21,10 @@ MPI_MODULES = ("mpi", "mpi_algorithms", "mpi_arrivals", "mpi_hosts", "mpi_librar
 NEEDING = (
     "hvd_compress.torch",
     "hvd_compress.front.horovod",
+    "hvd_compress.attention",
     *(f"hvd_compress.engines.{name}" for name in MPI_MODULES),
 )
-"""What needs Horovod or mpi4py as soon as it is imported, with all that is in it."""
+"""What needs Horovod, transformers or mpi4py as soon as it is imported, with all that is in it."""
 MODULES = [
     ".".join(path.relative_to(FOLDER.parent).with_suffix("").parts).removesuffix(".__init__")
     for path in sorted(FOLDER.rglob("*.py"))
@@ -60,6 +61,7 @@ USES = {
     "NSGA-II": ("pymoo", "from hvd_compress.policies.flexible.tradeoff import nsga2; nsga2([])"),
     "the solver": ("pymoo", "from hvd_compress.policies.flexible.settings import Flexible; Flexible(solver='nsga2')"),
     "scalars": ("tensorboard", "from hvd_compress.events.tensorboard import TensorBoard; TensorBoard('.')"),
+    "clustered attention": ("transformers", "import hvd_compress.attention"),
     "digits": ("sklearn", "from examples.images.data import load_digits; load_digits()"),
 }
 """For each use: the package that it needs, and statements."""

@@ -146,6 +146,7 @@ ALLOWED = {
         "schemes",
         "settings",
     },
+    "attention": {"attention", "errors", "extras", "schema"},
     "embedding": {
         "embedding",
         "engines.base",
@@ -187,6 +188,7 @@ FRONT = {"__init__", "cli", "compression", "ddp", "front", "torch"}
 FRAMEWORKS = {
     "horovod": {"torch.py", "front/horovod", "engines/horovod.py", "engines/select.py", "cli"},
     "mpi4py": {"engines", "cli"},
+    "transformers": {"attention/transformers_api.py"},
 }
 """Adapters: the only places that know these packages."""
 
@@ -291,7 +293,7 @@ def test_no_policy_is_told_by_its_class() -> None:
 
 def test_what_lies_below_a_front_end_knows_no_modules() -> None:
     """Nor optimizers: a session takes tensors."""
-    for path in modules("front/", "torch.py", "ddp.py", "optim/", "embedding/"):
+    for path in modules("front/", "torch.py", "ddp.py", "optim/", "embedding/", "attention/"):
         text = path.read_text()
         assert "torch.nn" not in text, path
         assert "torch.optim" not in text.replace("neither Horovod nor torch.optim", ""), path

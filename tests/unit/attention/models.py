@@ -16,6 +16,7 @@ if tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) <
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from hvd_compress.attention import transformers_api
+from hvd_compress.attention.transformers_api import CACHE
 
 HEADS, LAYERS, VOCABULARY, POSITIONS = 8, 2, 61, 160
 FAMILIES = ("gpt2", "llama", "llama-gqa")
@@ -104,22 +105,17 @@ def padded(rows: Sequence[Sequence[int]], left: bool = True) -> tuple[torch.Tens
 def logits(
     model: Any, rows: Sequence[Sequence[int]], cuts: Sequence[int] = (), cache: Any = None
 ) -> list[torch.Tensor]:
-    """Return the logits of the real tokens of each sequence. The batch is padded on the left, and passed in pieces that end
-    at `cuts`."""
+    """Return the logits of the real tokens of each sequence. The batch is padded on the left, and passed in pieces that
+    end at `cuts`."""
     ids, mask = padded(rows)
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     found, start = [], 0
     for end in [*sorted(cuts), ids.shape[1]]:
         if end > start:
             piece = slice(start, end)
-            outputs = model(
-                ids[:, piece],
-                attention_mask=mask[:, :end],
-                position_ids=positions[:, piece],
-                cache=cache,
-                use_cache=True,
-            )
-            cache, start = outputs.cache, end
+            rest = {"attention_mask": mask[:, :end], "position_ids": positions[:, piece], CACHE: cache}
+            outputs = model(ids[:, piece], use_cache=True, **rest)
+            cache, start = outputs[CACHE], end
             found.append(outputs.logits)
     joined = torch.cat(found, 1)
     return [each[-len(row) :] for each, row in zip(joined, rows, strict=True)]

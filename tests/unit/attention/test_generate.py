@@ -1,4 +1,4 @@
-"""model.generate under clustered attention: as the model's own where clusters are heads, and as without a cache elsewhere."""
+"""model.generate under clustered attention: as the model's own with a cluster a head, else as without a cache."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hvd_compress.attention import ClusterCounts, ClusteredCache, apply, remove
+from hvd_compress.attention.transformers_api import CACHE
 from tests.unit.attention.models import FAMILIES, HEADS, LAYERS, build, padded, sequences
 
 ONE_EACH = ClusterCounts.of([range(HEADS)] * LAYERS)
@@ -68,8 +69,8 @@ def test_the_cache_that_is_returned_goes_on(model: Any) -> None:
     apply(model, SOME)
     row = torch.tensor(sequences([9]))
     first = model.generate(row, max_new_tokens=4, do_sample=False, pad_token_id=0, return_dict_in_generate=True)
-    assert isinstance(first.cache, ClusteredCache)
-    assert first.cache.get_seq_length() == 12
-    assert all(layer.clustered for layer in first.cache.layers)
-    more = model.generate(first.sequences, max_new_tokens=4, do_sample=False, pad_token_id=0, cache=first.cache)
+    assert isinstance(first[CACHE], ClusteredCache)
+    assert first[CACHE].get_seq_length() == 12
+    assert all(layer.clustered for layer in first[CACHE].layers)
+    more = model.generate(first.sequences, max_new_tokens=4, do_sample=False, pad_token_id=0, **{CACHE: first[CACHE]})
     assert more.tolist() == model.generate(row, max_new_tokens=8, do_sample=False, pad_token_id=0).tolist()

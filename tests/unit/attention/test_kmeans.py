@@ -47,7 +47,7 @@ def test_planted_clusters_are_found(groups: list[int], seed: int) -> None:
 @given(st.integers(2, 10), st.data())
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_what_holds_of_any_points(heads: int, data: st.DataObject) -> None:
-    """Each cluster has members, its representative is the nearest to its mean, and no head is nearer to another mean."""
+    """No cluster is empty, its representative is the nearest to its mean, and no head is nearer to another mean."""
     k, seed = data.draw(st.integers(1, heads)), data.draw(st.integers(0, 10_000))
     points = torch.rand(heads, 6, generator=torch.Generator().manual_seed(seed)).double()
     found = k_means(squared_distances(products(points))[None], k)

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from hvd_compress.attention import ClusterCounts, ClusteredCache, apply, find_clusters, remove
+from hvd_compress.attention.transformers_api import CACHE
 from hvd_compress.errors import ConfigError, PlanError, UnsupportedError, UsageError
 from tests.unit.attention.models import FAMILIES, HEADS, LAYERS, build, sequences
 
@@ -38,10 +39,13 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "training": (lambda model: model.train()(IDS), r"in training mode: model\.eval\(\)"),
     "scores": (lambda model: model(IDS, output_attentions=True), "output_attentions"),
     "mask": (lambda model: model(IDS, attention_mask=torch.ones(1, 1, 9, 9)), r"a mask other than \(batch, tokens\)"),
-    "dynamic cache": (lambda model: model(IDS, cache=DynamicCache()), "a ClusteredCache, not a DynamicCache"),
-    "old name": (lambda model: model(IDS, past_key_values=DynamicCache()), "a ClusteredCache, not a DynamicCache"),
+    "dynamic cache": (lambda model: model(IDS, **{CACHE: DynamicCache()}), "a ClusteredCache, not a DynamicCache"),
+    "old name": (
+        lambda model: model.base_model(IDS, past_key_values=DynamicCache()),
+        "a ClusteredCache, not a DynamicCache",
+    ),
     "static cache": (
-        lambda model: model(IDS, cache=StaticCache(config=model.config, max_cache_len=32)),
+        lambda model: model(IDS, **{CACHE: StaticCache(config=model.config, max_cache_len=32)}),
         "a ClusteredCache, not a StaticCache",
     ),
     "packed": (
@@ -49,12 +53,24 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
         "several sequences packed into one",
     ),
     "by position": (lambda model: model.base_model(IDS, None), "by name"),
-    "static generation": (lambda model: model.generate(IDS, cache_implementation="static"), "which is not static"),
-    "quantized generation": (lambda model: model.generate(IDS, cache_implementation="quantized"), "not quantized"),
-    "prompt lookup": (lambda model: model.generate(IDS, prompt_lookup_num_tokens=2), "does not generate by assisted"),
-    "an assistant": (lambda model: model.generate(IDS, assistant_model=model), "does not generate by assisted"),
+    "static generation": (
+        lambda model: model.generate(IDS, cache_implementation="static", max_new_tokens=2),
+        "which is not static",
+    ),
+    "quantized generation": (
+        lambda model: model.generate(IDS, cache_implementation="quantized", max_new_tokens=2),
+        "not quantized",
+    ),
+    "prompt lookup": (
+        lambda model: model.generate(IDS, prompt_lookup_num_tokens=2, max_new_tokens=2),
+        "does not generate by assisted",
+    ),
+    "an assistant": (
+        lambda model: model.generate(IDS, assistant_model=model, max_new_tokens=2),
+        "does not generate by assisted",
+    ),
     "a cache of generation": (
-        lambda model: model.generate(IDS, cache=DynamicCache(), max_new_tokens=2),
+        lambda model: model.generate(IDS, **{CACHE: DynamicCache()}, max_new_tokens=2),
         "DynamicCache",
     ),
 }
@@ -80,8 +96,8 @@ def test_gradients_are_refused(model: Any) -> None:
 @torch.no_grad()
 def test_a_cache_of_other_counts_is_refused(model: Any, other: ClusterCounts, static: bool) -> None:
     with pytest.raises(ConfigError, match="other counts than those that were applied"):
-        model(IDS, cache=ClusteredCache(other, static=static))
-    model(IDS, cache=ClusteredCache(ClusterCounts.model_validate(SOME.model_dump())))
+        model(IDS, **{CACHE: ClusteredCache(other, static=static)})
+    model(IDS, **{CACHE: ClusteredCache(ClusterCounts.model_validate(SOME.model_dump()))})
 
 
 @pytest.mark.parametrize(
@@ -128,7 +144,7 @@ def test_applied_once_at_a_time(model: Any) -> None:
         remove(model)
     apply(model.base_model, SOME)
     with torch.no_grad():
-        assert isinstance(model(IDS).cache, ClusteredCache)
+        assert isinstance(model(IDS)[CACHE], ClusteredCache)
     with pytest.raises(UsageError, match="already"):
         apply(model, SOME)
     remove(model.base_model)
