@@ -52,7 +52,7 @@ def _by_representatives(
     batch, heads, queries, _ = query.shape
     keys, values = layer.kept()
     asked = query.flatten(0, 1)[layer.query_index]
-    mask, causal = _mask(mask, queries, keys.shape[1], query.device)
+    causal = _is_causal(mask, queries, keys.shape[1])
     split = mask is not None and batch > 1 and queries > 1  # so that no mask of all queries is copied for each cluster
     outputs, place = [], 0
     for index, group in enumerate(layer.by_sequence if split else layer.layout.groups):
@@ -104,23 +104,18 @@ def _by_known_representatives(
         keys, values = layer.whole()
         source, ratio = layer.source[known[:, 0]], query.shape[1] // keys.shape[1]
         own = torch.arange(query.shape[1], device=query.device)
-        seen, causal = _mask(mask if mask is None else mask[known[:, 0]], query.shape[2], keys.shape[2], query.device)
         outputs[known[:, 0]] = scaled_dot_product_attention(
             query[known, source],
             keys[known, source // ratio],
             values[known, own // ratio],
-            attn_mask=seen,
-            is_causal=causal,
+            attn_mask=mask if mask is None else mask[known[:, 0]],
+            is_causal=_is_causal(mask, query.shape[2], keys.shape[2]),
             scale=scaling,
         )
     return outputs
 
 
-def _mask(
-    mask: torch.Tensor | None, queries: int, tokens: int, device: torch.device
-) -> tuple[torch.Tensor | None, bool]:
-    """Return the mask that SDPA takes, and whether it is causal without one (its queries then begin with token 0)."""
-    if mask is None and 1 < queries < tokens:
-        ones = torch.ones(queries, tokens, dtype=torch.bool, device=device)
-        return ones.tril(tokens - queries)[None, None], False
-    return mask, mask is None and queries > 1
+def _is_causal(mask: torch.Tensor | None, queries: int, tokens: int) -> bool:
+    """Return whether SDPA is to be causal by itself, which it counts from the first token on."""
+    assert mask is not None or queries in (1, tokens)  # so transformers has it: a later piece of a prompt has a mask
+    return mask is None and queries > 1
