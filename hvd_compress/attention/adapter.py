@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +57,7 @@ def apply(model: Any, counts: ClusterCounts, static: bool = False) -> None:
     handle = shape.decoder.register_forward_pre_hook(_Door(counts, static), with_kwargs=True)
     model.set_attn_implementation(CLUSTERED)
     if hasattr(model, _GENERATE):
-        setattr(model, _GENERATE, _cache_maker(model, counts, static))
+        setattr(model, _GENERATE, _CacheMaker(model, counts, static))
     setattr(model, _APPLIED, _Applied(before, handle))
     setattr(shape.decoder, _MARK, True)
 
@@ -97,7 +96,6 @@ class _Door:
                 mask is not None and (not isinstance(mask, torch.Tensor) or mask.ndim != 2),
                 "by a mask other than (batch, tokens)",
             ),
-            (torch.compiler.is_compiling(), "under torch.compile, as clusters are found while it runs"),
         ):
             if wrong:
                 raise UnsupportedError(f"clustered attention does not run {what}")
@@ -130,16 +128,20 @@ def _refuse_packed(kwargs: dict[str, Any]) -> None:
         )
 
 
-def _cache_maker(model: Any, counts: ClusterCounts, static: bool) -> Callable[..., None]:
-    """Return what generate() calls to prepare its cache."""
-    own = getattr(type(model), _GENERATE)
+@dataclass(frozen=True)
+class _CacheMaker:
+    """What generate() calls to prepare its cache."""
 
-    def prepare(config: Any, model_kwargs: dict[str, Any], mode: Any, *more: Any) -> None:
+    model: Any
+    counts: ClusterCounts
+    static: bool
+
+    def __call__(self, config: Any, model_kwargs: dict[str, Any], mode: Any, *more: Any) -> None:
         if mode not in [getattr(GenerationMode, each) for each in _MODES] or config.is_assistant:
             asked = "an assistant" if config.is_assistant else mode.value
             raise UnsupportedError(
-                f"clustered attention does not generate by {asked}: it knows "
-                "greedy search, sampling and beam search; or remove(model)"
+                f"clustered attention does not generate by {asked}: it knows greedy search, sampling and beam search; or "
+                "remove(model)"
             )
         if config.cache_implementation not in (None, "dynamic"):
             raise UnsupportedError(
@@ -147,11 +149,9 @@ def _cache_maker(model: Any, counts: ClusterCounts, static: bool) -> Callable[..
                 "cache_implementation out"
             )
         if model_kwargs.get(CACHE) is None and config.use_cache is not False:
-            model_kwargs[CACHE] = ClusteredCache(counts, static=static)
+            model_kwargs[CACHE] = ClusteredCache(self.counts, static=self.static)
         else:
-            own(model, config, model_kwargs, mode, *more)
-
-    return prepare
+            getattr(type(self.model), _GENERATE)(self.model, config, model_kwargs, mode, *more)
 
 
 def _attention(
@@ -177,4 +177,4 @@ def _attention(
     return attend(layer, query, mask, kwargs["scaling"]).transpose(1, 2).contiguous(), None
 
 
-register(CLUSTERED, _attention)
+register(CLUSTERED, torch.compiler.disable(_attention))  # type: ignore[no-untyped-call]  # clusters are found on the way

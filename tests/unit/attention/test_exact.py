@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,6 +165,28 @@ def test_the_model_is_given_back(model: Any) -> None:
     assert set(vars(model)) == keys
     assert model.config._attn_implementation == "sdpa"
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_copy_and_a_file_of_an_applied_model(applied: Any, tmp_path: Path) -> None:
+    """They attend by clusters, too, and can be given back."""
+    rows = sequences(LENGTHS)
+    expected = logits(applied, rows)
+    torch.save(applied, tmp_path / "model.pt")
+    for other in (copy.deepcopy(applied), torch.load(tmp_path / "model.pt", weights_only=False)):
+        assert close(logits(other, rows), expected, 1e-5)
+        assert type(other.generate(torch.tensor([rows[0]]), max_new_tokens=2, return_dict_in_generate=True)[CACHE]) is (
+            ClusteredCache
+        )
+        remove(other)
+        assert not close(logits(other, rows), expected, 1e-3)
+    assert close(logits(applied, rows), expected, 1e-5)
+
+
+def test_compiled(applied: Any) -> None:
+    rows = sequences([12, 20])
+    expected = logits(applied, rows)
+    assert close(logits(torch.compile(applied, backend="eager"), rows, [16, 17]), expected, 2e-5)
+    torch.compiler.reset()
 
 
 def test_another_model_of_the_same_configuration_keeps_its_attention(model: Any) -> None:

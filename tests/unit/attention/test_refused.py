@@ -57,6 +57,10 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda model: model.generate(IDS, cache_implementation="static", max_new_tokens=2),
         "which is not static",
     ),
+    "offloaded generation": (
+        lambda model: model.generate(IDS, cache_implementation="offloaded", max_new_tokens=2),
+        "not offloaded",
+    ),
     "quantized generation": (
         lambda model: model.generate(IDS, cache_implementation="quantized", max_new_tokens=2),
         "not quantized",
