@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 
 from hvd_compress.attention.attend import attend
 from hvd_compress.attention.cache import ClusteredCache
@@ -140,8 +141,8 @@ class _CacheMaker:
         if mode not in [getattr(GenerationMode, each) for each in _MODES] or config.is_assistant:
             asked = "an assistant" if config.is_assistant else mode.value
             raise UnsupportedError(
-                f"clustered attention does not generate by {asked}: it knows greedy search, sampling and beam search; or "
-                "remove(model)"
+                f"clustered attention does not generate by {asked}: it knows greedy search, sampling and beam "
+                "search; or remove(model)"
             )
         if config.cache_implementation not in (None, "dynamic"):
             raise UnsupportedError(
@@ -177,4 +178,4 @@ def _attention(
     return attend(layer, query, mask, kwargs["scaling"]).transpose(1, 2).contiguous(), None
 
 
-register(CLUSTERED, torch.compiler.disable(_attention))  # type: ignore[no-untyped-call]  # clusters are found on the way
+register(CLUSTERED, _disable_dynamo(_attention))  # clusters are found while it runs
