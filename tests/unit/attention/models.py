@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import tests.unit.attention.supported  # noqa: F401
+
+# isort: split
+
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 import torch
-
-if tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 6):
-    pytest.skip("transformers 5 needs torch 2.6", allow_module_level=True)
-
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from hvd_compress.attention import transformers_api

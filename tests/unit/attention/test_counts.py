@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import tests.unit.attention.supported  # noqa: F401
+
+# isort: split
+
 import json
 from pathlib import Path
 from typing import Any
