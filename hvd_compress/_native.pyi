@@ -271,3 +271,34 @@ class EmbeddingUniqueRows:
     def __init__(self) -> None: ...
     def collect(self, ids: int, count: int, rows: int, positions: int, /) -> int: ...
     def find(self, ids: int, count: int, rows: int, positions: int, /) -> int: ...
+
+def decode_attention_workspace_bytes(
+    key_rows: int, value_rows: int, scores: int, outputs: int, head_dim: int, tokens: int, /
+) -> int: ...
+def decode_attention(
+    index: int,
+    scores: int,
+    outputs: int,
+    dtype: int,
+    query: int,
+    queries: int,
+    heads: int,
+    sequence_stride: int,
+    head_stride: int,
+    keys: int,
+    key_rows: int,
+    key_stride: int,
+    head_dim: int,
+    values: int,
+    value_rows: int,
+    value_stride: int,
+    value_dim: int,
+    mask: int,
+    mask_stride: int,
+    tokens: int,
+    scaling: float,
+    out: int,
+    workspace: int,
+    workspace_bytes: int,
+    /,
+) -> int: ...

@@ -57,5 +57,6 @@ void bind_mstopk(pybind11::module_& module);
 void bind_elias_fano(pybind11::module_& module);
 void bind_planner(pybind11::module_& module);
 void bind_embedding(pybind11::module_& module);
+void bind_attention(pybind11::module_& module);
 
 }  // namespace hvd_compress::bindings

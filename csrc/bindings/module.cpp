@@ -17,4 +17,5 @@ PYBIND11_MODULE(_native, module) {
     bind_elias_fano(module);
     bind_planner(module);
     bind_embedding(module);
+    bind_attention(module);
 }

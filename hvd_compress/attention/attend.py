@@ -9,9 +9,11 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from hvd_compress.attention.decoding import decodes
 from hvd_compress.attention.first_tokens import FirstTokens
 from hvd_compress.attention.layer import ClusteredLayer
 from hvd_compress.attention.layout import Group
+from hvd_compress.native.attention import decode_attention
 
 
 def attend(layer: ClusteredLayer, query: torch.Tensor, mask: torch.Tensor | None, scaling: float) -> torch.Tensor:
@@ -49,8 +51,12 @@ def _by_representatives(
     layer: ClusteredLayer, query: torch.Tensor, mask: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
     """Rows that lie together are taken together; nothing of the cache is copied."""
-    batch, heads, queries, _ = query.shape
     keys, values = layer.kept()
+    if decodes(query, values):
+        seen = None if mask is None else mask[:, 0, 0].contiguous()
+        own = query if query.stride(3) == 1 else query.contiguous()
+        return decode_attention(own, keys, values, layer.decode_plan, scaling, seen)
+    batch, heads, queries, _ = query.shape
     asked = query.flatten(0, 1)[layer.query_index]
     causal = _is_causal(mask, queries, keys.shape[1])
     split = mask is not None and batch > 1 and queries > 1  # so that no mask of all queries is copied for each cluster

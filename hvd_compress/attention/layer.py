@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from hvd_compress.attention.decoding import decode_plan
 from hvd_compress.attention.first_tokens import FIRST, FirstTokens
 from hvd_compress.attention.layout import Layout, clustered_layout, whole_layout
 from hvd_compress.attention.rows import Rows
 from hvd_compress.attention.transformers_api import CacheLayerMixin
 from hvd_compress.errors import UnsupportedError
+from hvd_compress.native.attention import DecodePlan
 
 
 class ClusteredLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed here
@@ -145,6 +147,7 @@ class ClusteredLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
             torch.tensor(rows, dtype=torch.int64, device=device)
             for rows in (layout.key_rows, layout.value_rows, queries, layout.outputs)
         )
+        self.decode_plan = decode_plan(layout) if layout.groups else DecodePlan.of((), ())
         self.by_sequence = tuple(part for group in layout.groups for part in group.by_sequence())
         self.sequence_index = tuple(torch.tensor(group.sequences, device=device) for group in layout.groups)
 

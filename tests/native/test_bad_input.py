@@ -432,6 +432,9 @@ def test_more_elements_than_int32_reaches(tmp_path: Path) -> None:
         lambda n: _native.block_sum_quantize(0, 0, [(0, 0)], 0, 0, n, 8, 64, 0, False, 1, 2, 3, 0, 0),
         lambda n: _native.elias_fano_encode(0, 1, n, 0),
         lambda n: _native.elias_fano_decode(0, 1, n, 0, 0, 2**40),
+        lambda n: _native.decode_attention(
+            0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 1, n, 4, 0, 1, 4, 4, 0, 0, 1, 1.0, 0, 0, 2**40
+        ),
     ],
 )
 def test_launchers_refuse_sizes_before_they_read(call: Callable[[int], object]) -> None:
@@ -453,6 +456,8 @@ def test_launchers_refuse_what_they_have_no_code_for() -> None:
         _native.threshold_accumulate(0, 3, 0, 0.9, 0, 0, 0, 4, 1.0, 0, 2**40)
     with pytest.raises(RuntimeError, match="dtype"):
         _native.mstopk_accumulate(0, 0, 0, 0, 1, 4, 1, 25, 0, 0, 0, 2**40)
+    with pytest.raises(RuntimeError, match="dtype"):
+        _native.decode_attention(0, 1, 1, 3, 0, 1, 1, 0, 0, 0, 1, 4, 4, 0, 1, 4, 4, 0, 0, 1, 1.0, 0, 0, 2**40)
     with pytest.raises(RuntimeError, match="workspace"):
         _native.topk(0, 0, 4, 1, 0, 0, 0, _native.topk_workspace_bytes(4, 1) - 1)
     with pytest.raises(RuntimeError, match="workspace"):
@@ -465,6 +470,10 @@ def test_launchers_refuse_what_they_have_no_code_for() -> None:
         lambda: _native.magnitude_curve(0, 0, 4, 0, 0, 0, _native.curve_workspace_bytes(4) - 1),
         lambda: _native.quantize_accumulate(0, 0, 0, 0, 0, 4, 8, 0, 1, 2, 3, 0, 0, 0, 7),
         lambda: _native.elias_fano_decode(0, 2, 4, 0, 0, _native.elias_fano_workspace_bytes(4, 2) - 1),
+        lambda: _native.decode_attention(
+            *(0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 1, 4, 4, 0, 1, 4, 4, 0, 0, 1, 1.0, 0, 0),
+            _native.decode_attention_workspace_bytes(1, 1, 1, 1, 4, 1) - 1,
+        ),
     ):
         with pytest.raises(RuntimeError, match="workspace"):
             call()

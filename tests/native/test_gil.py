@@ -31,6 +31,7 @@ WORDS = torch.zeros(N, dtype=torch.int32)
 CODE = WORDS.data_ptr()
 _native.elias_fano_encode(I, K, N, CODE)
 SENT = (torch.zeros(N, dtype=torch.uint8).data_ptr(), UNITS.data_ptr())
+PLAN = torch.tensor([0, 1, 0, 0, 1, 0, 0])
 
 KERNELS: dict[str, Callable[[], object]] = {
     "accumulate": lambda: _native.accumulate(G, 0, R, O, 0, N),
@@ -64,6 +65,9 @@ KERNELS: dict[str, Callable[[], object]] = {
     ),
     "elias_fano_encode": lambda: _native.elias_fano_encode(I, K, N, Q),
     "elias_fano_decode": lambda: _native.elias_fano_decode(CODE, K, N, Q, W, WORKSPACE.numel()),
+    "decode_attention": lambda: _native.decode_attention(
+        PLAN.data_ptr(), 1, 1, 0, G, 1, 1, 0, 0, R, 1, N, 64, V, 1, N, 64, 0, 0, N // 64, 1.0, O, W, WORKSPACE.numel()
+    ),
     "sign_add": lambda: _native.sign_add(B, S, O, 0, N, 0.0),
 }
 

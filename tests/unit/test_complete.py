@@ -31,6 +31,9 @@ def _declared(device: str) -> set[str]:
     return names
 
 
+CPU_ALONE = {"decode_attention", "decode_attention_workspace_bytes"}
+"""Kernels without a twin: on a GPU, torch's own attend."""
+
 KERNELS = sorted(name for name in _declared("cpu") if not name.endswith("_workspace_bytes"))
 
 
@@ -46,10 +49,11 @@ def test_there_are_kernels() -> None:
 
 
 def test_every_declared_function_is_declared_for_both_devices_and_bound() -> None:
-    assert _declared("cpu") == _declared("cuda")
+    assert _declared("cpu") > CPU_ALONE
+    assert _declared("cpu") - CPU_ALONE == _declared("cuda")
     for name in _declared("cpu"):
         assert hasattr(_native, name), name
-        assert name in cuda._PARAMETERS or name in cuda._WORKSPACES, name
+        assert name in CPU_ALONE or name in cuda._PARAMETERS or name in cuda._WORKSPACES, name
 
 
 @pytest.mark.parametrize("name", KERNELS)

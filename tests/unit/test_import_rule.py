@@ -146,7 +146,7 @@ ALLOWED = {
         "schemes",
         "settings",
     },
-    "attention": {"attention", "errors", "extras", "schema"},
+    "attention": {"attention", "errors", "extras", "native", "schema"},
     "embedding": {
         "embedding",
         "engines.base",

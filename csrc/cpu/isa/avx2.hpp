@@ -63,6 +63,8 @@ struct Isa {
     static Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
     static Vec subtract(Vec a, Vec b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
     static Vec multiply(Vec a, Vec b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
+    // b where one is NaN.
+    static Vec larger(Vec a, Vec b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
 
     // As if stored as T and loaded again.
     template <class T>
@@ -215,6 +217,8 @@ struct Isa {
                 _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8)))};
     }
 
+    // The same bits.
+    static Vec as_floats(Words a) { return {_mm256_castsi256_ps(a.low), _mm256_castsi256_ps(a.high)}; }
     static Words keys(Vec v) { return {magnitude(v.low), magnitude(v.high)}; }
     static Words larger(Words a, Words b) {  // of numbers without a sign
         return {_mm256_max_epu32(a.low, b.low), _mm256_max_epu32(a.high, b.high)};

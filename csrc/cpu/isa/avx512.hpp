@@ -33,6 +33,7 @@ struct Isa {
     static Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
     static Vec subtract(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
     static Vec multiply(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+    static Vec larger(Vec a, Vec b) { return _mm512_max_ps(a, b); }  // b where one is NaN
 
     // As if stored as T and loaded again.
     template <class T>
@@ -145,6 +146,7 @@ struct Isa {
         return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     }
 
+    static Vec as_floats(Words a) { return _mm512_castsi512_ps(a); }  // the same bits
     static Words keys(Vec v) { return magnitude(v); }
     static Words larger(Words a, Words b) { return _mm512_max_epu32(a, b); }  // of numbers without a sign
     static std::uint32_t largest(Words a) { return _mm512_reduce_max_epu32(a); }

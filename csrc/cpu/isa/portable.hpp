@@ -40,6 +40,9 @@ struct Isa {
     static Vec multiply(Vec a, Vec b) {
         return each([&](int i) { return a.lanes[i] * b.lanes[i]; });
     }
+    static Vec larger(Vec a, Vec b) {  // b where one is NaN
+        return each([&](int i) { return a.lanes[i] > b.lanes[i] ? a.lanes[i] : b.lanes[i]; });
+    }
 
     // As if stored as T and loaded again.
     template <class T>
@@ -189,6 +192,9 @@ struct Isa {
         return each_word([p](int i) { return static_cast<std::uint32_t>(static_cast<std::int8_t>(p[i])); });
     }
 
+    static Vec as_floats(Words a) {  // the same bits
+        return each([&](int i) { return from_bits(a.lanes[i]); });
+    }
     static Words keys(Vec v) {
         return each_word([&](int i) { return magnitude(v.lanes[i]); });
     }
