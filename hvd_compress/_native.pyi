@@ -275,6 +275,19 @@ class EmbeddingUniqueRows:
 def decode_attention_workspace_bytes(
     key_rows: int, value_rows: int, scores: int, outputs: int, head_dim: int, tokens: int, /
 ) -> int: ...
+def copy_tokens(
+    data: int,
+    rows: int,
+    heads: int,
+    sequence_stride: int,
+    head_stride: int,
+    bytes: int,
+    index: int,
+    count: int,
+    store: int,
+    stride: int,
+    /,
+) -> int: ...
 def decode_attention(
     index: int,
     scores: int,

@@ -24,10 +24,21 @@ std::int64_t decode_attention(Address index, std::int64_t scores, std::int64_t o
     return first_bad;
 }
 
+std::int64_t copy_tokens(Address data, std::int64_t rows, std::int64_t heads, std::int64_t sequence_stride,
+                         std::int64_t head_stride, std::int64_t bytes, Address index, std::int64_t count, Address store,
+                         std::int64_t stride) {
+    std::int64_t first_bad = -1;
+    const Status status =
+        cpu::copy_tokens({pointer<const void>(data), rows, heads, sequence_stride, head_stride, bytes},
+                         pointer<const std::int64_t>(index), count, pointer<void>(store), stride, &first_bad);
+    return check_indices(status, first_bad);
+}
+
 }  // namespace
 
 void bind_attention(pybind11::module_& module) {
     module.def("decode_attention_workspace_bytes", &cpu::decode_attention_workspace_bytes);
+    module.def("copy_tokens", &copy_tokens, WithoutGil());
     module.def("decode_attention", &decode_attention, WithoutGil());
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from hvd_compress.attention.decoding import decodes
+from hvd_compress.attention.decoding import decodes, together
 from hvd_compress.attention.first_tokens import FirstTokens
 from hvd_compress.attention.layer import ClusteredLayer
 from hvd_compress.attention.layout import Group
@@ -51,12 +51,12 @@ def _by_representatives(
     layer: ClusteredLayer, query: torch.Tensor, mask: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
     """Rows that lie together are taken together; nothing of the cache is copied."""
-    keys, values = layer.kept()
-    if decodes(query, values):
-        seen = None if mask is None else mask[:, 0, 0].contiguous()
-        own = query if query.stride(3) == 1 else query.contiguous()
-        return decode_attention(own, keys, values, layer.decode_plan, scaling, seen)
+    assert layer.rows is not None
+    if decodes(query, layer.rows[1].store):
+        seen = None if mask is None else together(mask[:, 0, 0])
+        return decode_attention(together(query), layer.decode_rows(), layer.get_seq_length(), scaling, seen)
     batch, heads, queries, _ = query.shape
+    keys, values = layer.kept()
     asked = query.flatten(0, 1)[layer.query_index]
     causal = _is_causal(mask, queries, keys.shape[1])
     split = mask is not None and batch > 1 and queries > 1  # so that no mask of all queries is copied for each cluster

@@ -30,12 +30,17 @@ def decode_plan(layout: Layout) -> DecodePlan:
     return DecodePlan.of(asked, [sorted(row) for row in weighed])
 
 
-def decodes(query: torch.Tensor, values: torch.Tensor) -> bool:
-    """Whether the kernel attends for a query (batch, heads, queries, head_dim): it knows no gradients."""
+def decodes(states: torch.Tensor, values: torch.Tensor) -> bool:
+    """Whether the kernels take a token of queries or keys (batch, heads, tokens, head_dim): they know no gradients."""
     return (
-        query.is_cpu
-        and query.shape[2] == 1
-        and query.dtype in FLOATS
-        and values.dtype == query.dtype
-        and not (torch.is_grad_enabled() and (query.requires_grad or values.requires_grad))
+        states.is_cpu
+        and states.shape[2] == 1
+        and states.dtype in FLOATS
+        and values.dtype == states.dtype
+        and not (torch.is_grad_enabled() and (states.requires_grad or values.requires_grad))
     )
+
+
+def together(states: torch.Tensor) -> torch.Tensor:
+    """Return states whose elements along the last dimension lie together."""
+    return states if states.stride(-1) == 1 else states.contiguous()

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from hvd_compress.attention.decoding import decode_plan
+from hvd_compress.attention.decoding import decode_plan, decodes, together
 from hvd_compress.attention.first_tokens import FIRST, FirstTokens
 from hvd_compress.attention.layout import Layout, clustered_layout, whole_layout
 from hvd_compress.attention.rows import Rows
 from hvd_compress.attention.transformers_api import CacheLayerMixin
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.native.attention import DecodePlan
+from hvd_compress.native.attention import DecodePlan, DecodeRows, append_token
 
 
 class ClusteredLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed here
@@ -54,6 +54,7 @@ class ClusteredLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
         self.source = torch.empty(0)
         self.known = torch.empty(0)
         self.batch, self.key_heads = 0, 0
+        self._decode_rows: DecodeRows | None = None
         self._lay_out(Layout((), (), (), ()))
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -68,10 +69,15 @@ class ClusteredLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
         """Add tokens (batch, key_heads, tokens, head_dim), of keys those that are kept.
 
         Returns:
-            keys and values of all tokens: as whole() does, or as kept() once they are clustered.
+            keys and values of all tokens, as whole() does. Once they are clustered, what was given: attend() takes what
+            is kept from here.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        if self.clustered and decodes(key_states, value_states):
+            self._append_token(key_states, value_states)
+            return key_states, value_states
+        self._decode_rows = None
         keys, values = key_states.flatten(0, 1), value_states.flatten(0, 1)
         if self.clustered:
             keys, values = keys[self._key_index], values[self._value_index]
@@ -80,7 +86,28 @@ class ClusteredLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
         else:
             self.rows[0].append(keys)
             self.rows[1].append(values)
-        return self.kept() if self.clustered else self.whole()
+        return (key_states, value_states) if self.clustered else self.whole()
+
+    def _append_token(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        assert self.rows is not None
+        at = self.rows[0].tokens
+        if at == self.rows[0].store.shape[1]:
+            self._decode_rows = None  # which would keep the storage that is left
+        for rows in self.rows:
+            rows.reserve(at + 1)
+        append_token(together(key_states), together(value_states), self.decode_rows(), at)
+        for rows in self.rows:
+            rows.tokens = at + 1
+
+    def decode_rows(self) -> DecodeRows:
+        """Return what is kept, clustered, as the kernel takes it."""
+        assert self.rows is not None
+        keys, values = self.rows[0].store, self.rows[1].store
+        rows = self._decode_rows
+        if rows is None or rows.keys is not keys or rows.values is not values:
+            rows = DecodeRows(keys, values, self._key_index, self._value_index, self._decode_plan)
+            self._decode_rows = rows
+        return rows
 
     def kept(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values (rows, tokens, head_dim), in the order of `layout`."""
@@ -147,7 +174,8 @@ class ClusteredLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
             torch.tensor(rows, dtype=torch.int64, device=device)
             for rows in (layout.key_rows, layout.value_rows, queries, layout.outputs)
         )
-        self.decode_plan = decode_plan(layout) if layout.groups else DecodePlan.of((), ())
+        self._decode_plan = decode_plan(layout) if layout.groups else DecodePlan.of((), ())
+        self._decode_rows = None
         self.by_sequence = tuple(part for group in layout.groups for part in group.by_sequence())
         self.sequence_index = tuple(torch.tensor(group.sequences, device=device) for group in layout.groups)
 
@@ -185,6 +213,7 @@ class ClusteredLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
                     f"{FIRST} real ones; reset() it and pass the tokens again"
                 )
             self.known = known
+        self._decode_rows = None
         for rows in self.rows:
             rows.crop(left)
 

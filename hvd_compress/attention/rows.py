@@ -16,41 +16,49 @@ class Rows:
     Args:
         first: the tokens to begin with (rows, tokens, dim); copied.
         block_tokens: by how many tokens the storage grows.
+
+    Attributes:
+        tokens: how many are there.
+        store: (rows, capacity, dim), contiguous.
     """
 
     def __init__(self, first: torch.Tensor, block_tokens: int):
         self._block = block_tokens
         self.tokens = 0
-        self._store = first.new_empty(first.shape[0], 0, first.shape[2])
+        self.store = first.new_empty(first.shape[0], 0, first.shape[2])
         self.append(first)
 
     @property
     def view(self) -> torch.Tensor:
         """What is there (rows, tokens, dim), not copied."""
-        return self._store[:, : self.tokens]
+        return self.store[:, : self.tokens]
 
     @property
     def storage_bytes(self) -> int:
-        return self._store.untyped_storage().nbytes()
+        return self.store.untyped_storage().nbytes()
 
     def append(self, new: torch.Tensor) -> None:
         """Add tokens (rows, tokens, dim) behind those that are there."""
         end = self.tokens + new.shape[1]
-        if end > self._store.shape[1]:
-            self._store = self._room(self.view, end)
-        self._store[:, self.tokens : end].copy_(new)
+        self.reserve(end)
+        self.store[:, self.tokens : end].copy_(new)
         self.tokens = end
+
+    def reserve(self, tokens: int) -> None:
+        """Have room for so many tokens."""
+        if tokens > self.store.shape[1]:
+            self.store = self._room(self.view, tokens)
 
     def crop(self, tokens: int) -> None:
         """Keep the first tokens, in a storage of as many blocks as they need."""
         self.tokens = tokens
-        if self._store.shape[1] > self._capacity(tokens):
-            self._store = self._room(self.view, tokens)
+        if self.store.shape[1] > self._capacity(tokens):
+            self.store = self._room(self.view, tokens)
 
     def select(self, rows: Sequence[int] | torch.Tensor) -> None:
         """Keep these rows, in this order, and release the others."""
-        index = torch.as_tensor(rows, device=self._store.device)
-        self._store = self._store.index_select(0, index)
+        index = torch.as_tensor(rows, device=self.store.device)
+        self.store = self.store.index_select(0, index)
 
     def _capacity(self, tokens: int) -> int:
         return -(-tokens // self._block) * self._block

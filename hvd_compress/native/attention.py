@@ -9,7 +9,7 @@ from typing import NoReturn
 import torch
 
 from hvd_compress.errors import ConfigError, MismatchError, UnsupportedError
-from hvd_compress.native.checks import MAX_NUMEL, checked_float
+from hvd_compress.native.checks import checked_float, written
 from hvd_compress.native.module import CODES, FLOATS, compiled, memory, prepare
 
 
@@ -63,13 +63,49 @@ def _begins(rows: Sequence[Sequence[object]]) -> list[int]:
     return begins
 
 
+@dataclass(frozen=True)
+class DecodeRows:
+    """Storage of a layer's keys and values, checked once and not to be resized.
+
+    Args:
+        keys: (rows, capacity, head_dim) fp32, fp16 or bf16, on the CPU, contiguous.
+        values: (rows, capacity, value_dim), the same.
+        key_source, value_source: for each row the one, sequence * heads + head, that it takes of new tokens; int64
+            (rows,), contiguous.
+        plan: of as many rows.
+
+    Raises:
+        ConfigError: a tensor of a wrong dtype, shape, layout or device.
+        MismatchError: shapes that do not fit each other or the plan.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    key_source: torch.Tensor
+    value_source: torch.Tensor
+    plan: DecodePlan
+
+    def __post_init__(self) -> None:
+        _check("keys", self.keys, 3, FLOATS)
+        _check("values", self.values, 3, (self.keys.dtype,))
+        _check("key_source", self.key_source, 1, (torch.int64,))
+        _check("value_source", self.value_source, 1, (torch.int64,))
+        for name in ("keys", "values"):
+            tensor, source = getattr(self, name), getattr(self, f"{name[:-1]}_source")
+            if not tensor.is_contiguous():
+                raise ConfigError(f"{name} {tuple(tensor.shape)} with strides {tensor.stride()} must be contiguous")
+            if source.shape != tensor.shape[:1]:
+                raise MismatchError(f"{name} has {tensor.shape[0]} rows, and {source.numel()} sources")
+        (key_rows, capacity, _), (value_rows, value_capacity, _) = self.keys.shape, self.values.shape
+        if (key_rows, value_rows) != (self.plan.key_rows, self.plan.value_rows) or capacity != value_capacity:
+            raise MismatchError(
+                f"keys {tuple(self.keys.shape)} and values {tuple(self.values.shape)} do not fit each other, or the "
+                f"plan for {self.plan.key_rows} and {self.plan.value_rows} rows"
+            )
+
+
 def decode_attention(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    plan: DecodePlan,
-    scaling: float,
-    mask: torch.Tensor | None = None,
+    query: torch.Tensor, rows: DecodeRows, tokens: int, scaling: float, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return the outputs (batch, heads, 1, value_dim): softmax(scaling * query keys^T) values, as the plan has it.
 
@@ -77,10 +113,9 @@ def decode_attention(
     seen, it is 0.
 
     Args:
-        query: (batch, heads, 1, head_dim) fp32, fp16 or bf16; elements of a head lie together.
-        keys: (rows, tokens, head_dim), of the same dtype; tokens of a row lie together, rows may lie apart.
-        values: (rows, tokens, value_dim), the same.
-        plan: with an output for each head of each sequence, in the order of queries.
+        query: (batch, heads, 1, head_dim), of the dtype of keys; elements of a head lie together. The plan has an
+            output for each head of each sequence, in this order.
+        tokens: how many of the rows' capacity are there.
         scaling: of the products of queries and keys.
         mask: bool (batch, tokens), True where a token is seen; None: all are.
 
@@ -88,49 +123,44 @@ def decode_attention(
         ConfigError: an argument of a wrong dtype, shape, layout or device.
         MismatchError: shapes that do not fit each other or the plan.
     """
-    dtype = query.dtype if isinstance(query, torch.Tensor) else None
-    for name, tensor, dimensions in (("query", query, 4), ("keys", keys, 3), ("values", values, 3)):
-        _check(name, tensor, dimensions, (dtype,) if dtype in FLOATS else FLOATS)
-    batch, heads, queries, dim = query.shape
-    key_rows, tokens, key_dim = keys.shape
-    value_rows, value_tokens, value_dim = values.shape
-    if queries != 1 or dim != key_dim or tokens != value_tokens:
+    keys, values, plan = rows.keys, rows.values, rows.plan
+    (key_rows, capacity, dim), (value_rows, _, value_dim) = keys.shape, values.shape
+    _check("query", query, 4, (keys.dtype,))
+    batch, heads, queries, query_dim = query.shape
+    if queries != 1 or query_dim != dim or batch * heads != plan.outputs:
         raise MismatchError(
-            f"query {tuple(query.shape)}, keys {tuple(keys.shape)} and values {tuple(values.shape)} do not fit: "
-            "(batch, heads, 1, head_dim), (rows, tokens, head_dim) and (rows, tokens, value_dim), please"
+            f"query is {tuple(query.shape)}, expected (batch, heads, 1, {dim}) with batch * heads = {plan.outputs}"
         )
-    if (key_rows, value_rows, batch * heads) != (plan.key_rows, plan.value_rows, plan.outputs):
-        raise MismatchError(
-            f"the plan is for {plan.key_rows} rows of keys, {plan.value_rows} of values and {plan.outputs} queries, "
-            f"got {key_rows}, {value_rows} and {batch * heads}"
-        )
+    if not 0 <= tokens <= capacity:
+        raise MismatchError(f"tokens = {tokens} lies outside 0..{capacity}, the capacity of the rows")
     mask_pointer, mask_stride = 0, 0
     if mask is not None:
         _check("mask", mask, 2, (torch.bool,))
         if mask.shape != (batch, tokens):
             raise MismatchError(f"mask must be of shape {(batch, tokens)}, got {tuple(mask.shape)}")
         mask_pointer, mask_stride = mask.data_ptr(), mask.stride(0)
-    out = torch.empty((batch, heads, 1, value_dim), dtype=dtype, device="cpu")
-    sizes = key_rows, value_rows, plan.scores, plan.outputs, dim, tokens
-    workspace = prepare(compiled.decode_attention_workspace_bytes(*sizes))
-    query_strides = query.stride()
+    out = torch.empty((batch, heads, 1, value_dim), dtype=query.dtype, device="cpu")
+    workspace = prepare(
+        compiled.decode_attention_workspace_bytes(key_rows, value_rows, plan.scores, plan.outputs, dim, tokens)
+    )
+    sequence_stride, head_stride, _, _ = query.stride()
     first_bad = compiled.decode_attention(
         plan.index.data_ptr(),
         plan.scores,
         plan.outputs,
         CODES[query.dtype],
         query.data_ptr(),
-        batch * heads,
+        plan.outputs,
         heads,
-        query_strides[0],
-        query_strides[1],
+        sequence_stride,
+        head_stride,
         keys.data_ptr(),
         key_rows,
-        keys.stride(0),
+        capacity * dim,
         dim,
         values.data_ptr(),
         value_rows,
-        values.stride(0),
+        capacity * value_dim,
         value_dim,
         mask_pointer,
         mask_stride,
@@ -144,8 +174,50 @@ def decode_attention(
     return out
 
 
-def _check(name: str, tensor: torch.Tensor, dimensions: int, dtypes: tuple[torch.dtype | None, ...]) -> None:
-    """Check a tensor (..., dim) whose last dimension, and that before in rows of tokens, lie together."""
+def append_token(key_states: torch.Tensor, value_states: torch.Tensor, rows: DecodeRows, at: int) -> None:
+    """Write token `at` of all rows, from the sources that they have.
+
+    Args:
+        key_states: (batch, heads, 1, head_dim), of the dtype of keys; elements of a head lie together.
+        value_states: (batch, heads, 1, value_dim), the same.
+
+    Raises:
+        ConfigError, MismatchError: as decode_attention() does.
+    """
+    _append("key_states", key_states, rows.key_source, rows.keys, at)
+    _append("value_states", value_states, rows.value_source, rows.values, at)
+
+
+def _append(name: str, states: torch.Tensor, source: torch.Tensor, store: torch.Tensor, at: int) -> None:
+    _check(name, states, 4, (store.dtype,))
+    count, capacity, dim = store.shape
+    batch, heads, tokens, states_dim = states.shape
+    if tokens != 1 or states_dim != dim or not 0 <= at < capacity:
+        raise MismatchError(f"{name} {tuple(states.shape)} do not fit token {at} of rows {tuple(store.shape)}")
+    written(name, store)
+    size = store.element_size()
+    sequence_stride, head_stride, _, _ = states.stride()
+    first_bad = compiled.copy_tokens(
+        states.data_ptr(),
+        batch * heads,
+        heads,
+        sequence_stride * size,
+        head_stride * size,
+        dim * size,
+        source.data_ptr(),
+        count,
+        store.data_ptr() + at * dim * size,
+        capacity * dim * size,
+    )
+    if first_bad >= 0:
+        raise MismatchError(
+            f"source {int(source[first_bad])} at position {first_bad} of {count} lies outside "
+            f"0..{batch * heads - 1}, the rows of {name}"
+        )
+
+
+def _check(name: str, tensor: torch.Tensor, dimensions: int, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Check a tensor (..., dim) whose elements along the last dimension lie together."""
     if not isinstance(tensor, torch.Tensor):
         raise ConfigError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
     if tensor.dtype not in dtypes:
@@ -154,20 +226,22 @@ def _check(name: str, tensor: torch.Tensor, dimensions: int, dtypes: tuple[torch
         )
     if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_neg():
         _refuse(name, tensor)
-    if tensor.dim() != dimensions:
-        raise ConfigError(f"{name} must have {dimensions} dimensions, got shape {tuple(tensor.shape)}")
+    shape, strides = tensor.shape, tensor.stride()
+    if len(shape) != dimensions:
+        raise ConfigError(f"{name} must have {dimensions} dimensions, got shape {tuple(shape)}")
     if not tensor.numel():
         return
-    shape, strides = tensor.shape, tensor.stride()
-    if strides[-1] != 1 or (dimensions == 3 and strides[1] != shape[2] and shape[1] > 1):
+    if strides[-1] != 1 and shape[-1] > 1:
         raise ConfigError(f"{name} {tuple(shape)} with strides {strides} does not lie together; use .contiguous()")
-    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    size = tensor.element_size()
-    if last > MAX_NUMEL * shape[0] or tensor.untyped_storage().nbytes() < (tensor.storage_offset() + last + 1) * size:
+    last, size = tensor.storage_offset() + 1, tensor.element_size()
+    for length, stride in zip(shape, strides, strict=True):
+        last += (length - 1) * stride
+    if tensor.untyped_storage().nbytes() < last * size:
         raise ConfigError(f"{name} has no memory behind it: its storage was resized")
-    if not tensor.data_ptr():
+    address = tensor.data_ptr()
+    if not address:
         raise UnsupportedError(f"{name} only stands for a tensor: call kernels outside of torch.compile and the like")
-    if tensor.data_ptr() % size:
+    if address % size:
         raise ConfigError(f"{name} does not start at a multiple of its element size, {size} bytes")
 
 

@@ -478,6 +478,8 @@ def test_launchers_refuse_what_they_have_no_code_for() -> None:
         with pytest.raises(RuntimeError, match="workspace"):
             call()
     for refused in (
+        lambda: _native.copy_tokens(0, 1, 0, 0, 0, 4, 0, 1, 0, 0),
+        lambda: _native.copy_tokens(0, 1, 1, 0, 0, 4, 0, -1, 0, 0),
         lambda: _native.elias_fano_encode(0, 5, 4, 0),  # more indices than elements
         lambda: _native.elias_fano_decode(0, 5, 4, 0, 0, 2**40),
         lambda: _native.elias_fano_decode(0, -1, 4, 0, 0, 2**40),

@@ -32,6 +32,7 @@ CODE = WORDS.data_ptr()
 _native.elias_fano_encode(I, K, N, CODE)
 SENT = (torch.zeros(N, dtype=torch.uint8).data_ptr(), UNITS.data_ptr())
 PLAN = torch.tensor([0, 1, 0, 0, 1, 0, 0])
+INDEX = torch.zeros(N // 8, dtype=torch.int64)
 
 KERNELS: dict[str, Callable[[], object]] = {
     "accumulate": lambda: _native.accumulate(G, 0, R, O, 0, N),
@@ -65,6 +66,7 @@ KERNELS: dict[str, Callable[[], object]] = {
     ),
     "elias_fano_encode": lambda: _native.elias_fano_encode(I, K, N, Q),
     "elias_fano_decode": lambda: _native.elias_fano_decode(CODE, K, N, Q, W, WORKSPACE.numel()),
+    "copy_tokens": lambda: _native.copy_tokens(G, 1, 1, 0, 0, 1024, INDEX.data_ptr(), N // 8, O, 0),
     "decode_attention": lambda: _native.decode_attention(
         PLAN.data_ptr(), 1, 1, 0, G, 1, 1, 0, 0, R, 1, N, 64, V, 1, N, 64, 0, 0, N // 64, 1.0, O, W, WORKSPACE.numel()
     ),

@@ -31,7 +31,7 @@ def _declared(device: str) -> set[str]:
     return names
 
 
-CPU_ALONE = {"decode_attention", "decode_attention_workspace_bytes"}
+CPU_ALONE = {"copy_tokens", "decode_attention", "decode_attention_workspace_bytes"}
 """Kernels without a twin: on a GPU, torch's own attend."""
 
 KERNELS = sorted(name for name in _declared("cpu") if not name.endswith("_workspace_bytes"))

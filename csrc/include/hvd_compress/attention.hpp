@@ -51,8 +51,20 @@ using DecodeAttention = Status(AttentionPlan plan, AttentionQuery query, Attenti
                                AttentionMask mask, std::int64_t tokens, float scaling, void* out, Workspace workspace,
                                std::int64_t* first_bad) noexcept;
 
+// One token of each row, (rows) vectors of `bytes` each: row i of `index` is head i % heads of sequence i / heads.
+struct TokenRows {
+    const void* data;
+    std::int64_t count, heads, sequence_stride, head_stride, bytes;  // strides in bytes, too
+};
+
+// Copies rows index[0..count-1] of a token to `store`, `stride` bytes apart. kIndexOutOfRange tells where in
+// *first_bad.
+using CopyTokens = Status(TokenRows token, const std::int64_t* index, std::int64_t count, void* store,
+                          std::int64_t stride, std::int64_t* first_bad) noexcept;
+
 // On a GPU, torch's own kernels do this.
 namespace cpu {
+CopyTokens copy_tokens;
 DecodeAttentionWorkspaceBytes decode_attention_workspace_bytes;
 DecodeAttention decode_attention;
 }  // namespace cpu
