@@ -5,6 +5,19 @@
 namespace hvd_compress::cpu::HVD_COMPRESS_LEVEL {
 namespace {
 
+// Rows are read once, one page after the other, at whose ends a processor that foresees reads stops: so many bytes
+// ahead of a read, memory is asked for what lies there. At 4096 tokens of fp32 that made the loops 1.1 to 1.3 times as
+// fast.
+constexpr std::uintptr_t kAhead = 8192;
+
+// Called for each vector of a row, the `number`-th of its token: there may be two in a line of the cache.
+template <class T>
+inline void prefetch(const T* vector, std::int64_t number) {
+    if (sizeof(T) == sizeof(float) || number % 2 == 0) {
+        __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(vector) + kAhead));
+    }
+}
+
 constexpr float kMinusInfinity = -__builtin_huge_valf();
 
 template <class T>
@@ -20,6 +33,7 @@ inline void multiply_token(const float* queries, const T* key, std::int64_t dim,
     Isa::Vec sum[count];
     for (auto& each : sum) each = Isa::zero();
     for (std::int64_t i = 0; i < whole; i += kLanes) {
+        prefetch(key + i, i / kLanes);
         const Isa::Vec own = Isa::load(key + i);
         for (int j = 0; j < count; ++j) {
             sum[j] = Isa::add(sum[j], Isa::multiply(own, Isa::load(queries + j * padded + i)));
@@ -147,6 +161,7 @@ inline void add_tokens(const T* values, std::int64_t dim, Place tokens, Sums& su
         const T* value = values + t * dim;
         Isa::Vec own[vectors];
         for (int v = 0; v < vectors; ++v) {
+            prefetch(value + v * kLanes, v);
             own[v] = partial ? load_until(value, 0, width) : Isa::load(value + v * kLanes);
         }
         for (int j = 0; j < count; ++j) {
