@@ -11,7 +11,8 @@ from torch._compile import _disable_dynamo
 from hvd_compress.attention.attend import attend
 from hvd_compress.attention.cache import ClusteredCache
 from hvd_compress.attention.counts import ClusterCounts
-from hvd_compress.attention.families import geometry
+from hvd_compress.attention.families import geometry, projections
+from hvd_compress.attention.projections import narrow
 from hvd_compress.attention.transformers_api import CACHE, GenerationMode, register, sdpa_attention_forward
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 
@@ -30,7 +31,7 @@ _MODES = ("GREEDY_SEARCH", "SAMPLE", "BEAM_SEARCH", "BEAM_SAMPLE")
 @dataclass(frozen=True)
 class _Applied:
     before: str
-    handle: Any
+    handles: list[Any]
 
 
 def apply(model: Any, counts: ClusterCounts, static: bool = False) -> None:
@@ -41,7 +42,8 @@ def apply(model: Any, counts: ClusterCounts, static: bool = False) -> None:
     theirs.
 
     Args:
-        model: a GPT-2 or Llama of transformers, in eval mode. Weights are not changed; projections are computed whole.
+        model: a GPT-2 or Llama of transformers, in eval mode. Weights are not changed. On the CPU, queries and keys are
+            projected of representatives alone in calls at whose beginning the clusters are known.
         counts: of this model, by find_clusters().
         static: all sequences take the clusters found with the samples (CHAI-static).
 
@@ -55,11 +57,14 @@ def apply(model: Any, counts: ClusterCounts, static: bool = False) -> None:
     if hasattr(shape.decoder, _MARK):
         raise UsageError(f"clustered attention is applied to this {shape.name} already: remove(model) before")
     before = model.config._attn_implementation
-    handle = shape.decoder.register_forward_pre_hook(_Door(counts, static), with_kwargs=True)
+    handles = [
+        shape.decoder.register_forward_pre_hook(_Door(counts, static), with_kwargs=True),
+        *(narrow(attention, linear, _CACHE) for attention, linear in projections(shape)),
+    ]
     model.set_attn_implementation(CLUSTERED)
     if hasattr(model, _GENERATE):
         setattr(model, _GENERATE, _CacheMaker(model, counts, static))
-    setattr(model, _APPLIED, _Applied(before, handle))
+    setattr(model, _APPLIED, _Applied(before, handles))
     setattr(shape.decoder, _MARK, True)
 
 
@@ -68,7 +73,8 @@ def remove(model: Any) -> None:
     applied: _Applied | None = getattr(model, _APPLIED, None)
     if applied is None:
         raise UsageError(f"no clustered attention is applied to this {type(model).__name__}")
-    applied.handle.remove()
+    for handle in applied.handles:
+        handle.remove()
     model.set_attn_implementation(applied.before)
     vars(model).pop(_GENERATE, None)
     delattr(model, _APPLIED)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
+from hvd_compress.attention.projections import Part
 from hvd_compress.attention.transformers_api import GPT2Model, GPT2PreTrainedModel, LlamaModel, LlamaPreTrainedModel
 from hvd_compress.errors import UnsupportedError
 
@@ -61,6 +64,23 @@ def geometry(model: Any) -> Geometry:
             )
     key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return Geometry(decoder, name, config.num_hidden_layers, config.num_attention_heads, key_heads)
+
+
+def projections(shape: Geometry) -> list[tuple[Any, list[tuple[nn.Module, tuple[Part, ...]]]]]:
+    """Return each attention of a decoder with its projections to queries and keys, and what their outputs are."""
+    found: list[tuple[Any, list[tuple[nn.Module, tuple[Part, ...]]]]] = []
+    last = "c_attn" if isinstance(shape.decoder, GPT2Model) else "k_proj"
+    for attention in shape.decoder.modules():
+        if not hasattr(attention, last):
+            continue
+        dim = attention.head_dim
+        query, key = Part("query", shape.heads * dim, dim), Part("key", shape.key_heads * dim, dim)
+        if last == "c_attn":
+            value = Part("value", shape.key_heads * dim, dim)
+            found.append((attention, [(attention.c_attn, (query, key, value))]))
+        else:
+            found.append((attention, [(attention.q_proj, (query,)), (attention.k_proj, (key,))]))
+    return found
 
 
 def _of(model: Any, kind: Any) -> list[Any]:

@@ -33,6 +33,7 @@ class ClusteredLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
         known: bool (batch,): which these are.
         clustered: whether redundant keys are dropped. Then all are known.
         layout: which rows lie where.
+        query_heads, kept_key_heads: whose queries and keys some sequence needs, ascending; once it is clustered.
     """
 
     is_sliding = False
@@ -174,6 +175,9 @@ class ClusteredLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
             torch.tensor(rows, dtype=torch.int64, device=device)
             for rows in (layout.key_rows, layout.value_rows, queries, layout.outputs)
         )
+        if layout.groups:
+            self.query_heads = _heads(queries, self.source.shape[1])
+            self.kept_key_heads = _heads(layout.key_rows, self.key_heads)
         self._decode_plan = decode_plan(layout) if layout.groups else DecodePlan.of((), ())
         self._decode_rows = None
         self.by_sequence = tuple(part for group in layout.groups for part in group.by_sequence())
@@ -239,3 +243,7 @@ class ClusteredLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
         raise UnsupportedError("a clustered cache is not offloaded to the CPU: construct it without offloading")
 
     prefetch = offload
+
+
+def _heads(rows: Sequence[int], heads: int) -> tuple[int, ...]:
+    return tuple(sorted({row % heads for row in rows}))

@@ -15,6 +15,7 @@ with needed("transformers", "hvd_compress.attention"):
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     from transformers.models.gpt2.modeling_gpt2 import GPT2Model, GPT2PreTrainedModel
     from transformers.models.llama.modeling_llama import LlamaModel, LlamaPreTrainedModel
+    from transformers.pytorch_utils import Conv1D
 
 CACHE = next(name for name in ("cache", "past_key_values") if name in inspect.signature(LlamaModel.forward).parameters)
 """The argument of models that is their cache, and the part of their outputs; its name has changed."""
@@ -25,6 +26,7 @@ __all__ = [
     "CACHE",
     "Cache",
     "CacheLayerMixin",
+    "Conv1D",
     "GPT2Model",
     "GPT2PreTrainedModel",
     "GenerationMode",
