@@ -40,17 +40,19 @@ class Text:
         train, validation = (torch.frombuffer(bytearray(b"".join(part)), dtype=torch.uint8) for part in parts)
         return cls(train, validation)
 
-    def batch(self, size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (size, CONTEXT) bytes of the training part from random places, and the byte after each."""
-        return _windows(self.train, torch.randint(len(self.train) - CONTEXT, (size,), generator=generator))
+    def batch(self, size: int, generator: torch.Generator, context: int = CONTEXT) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (size, context) bytes of the training part from random places, and the byte after each."""
+        starts = torch.randint(len(self.train) - context, (size,), generator=generator)
+        return _windows(self.train, starts, context)
 
     def validation_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the same (WINDOWS, CONTEXT) bytes each time, and the byte after each."""
-        return _windows(self.validation, torch.linspace(0, len(self.validation) - CONTEXT - 1, WINDOWS).long())
+        starts = torch.linspace(0, len(self.validation) - CONTEXT - 1, WINDOWS).long()
+        return _windows(self.validation, starts, CONTEXT)
 
 
-def _windows(text: torch.Tensor, starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    found = text[starts[:, None] + torch.arange(CONTEXT + 1)].long()
+def _windows(text: torch.Tensor, starts: torch.Tensor, context: int) -> tuple[torch.Tensor, torch.Tensor]:
+    found = text[starts[:, None] + torch.arange(context + 1)].long()
     return found[:, :-1], found[:, 1:]
 
 
