@@ -124,12 +124,15 @@ def _by_tokens(figures: Figures) -> str:
 
 def _by_allocation(figures: Figures) -> str:
     methods = ("CHAI", "CHAI-static", WHOLE)
-    names = dict.fromkeys(row["method"].partition(", ")[2] for row in figures.rows)
-    rows = []
-    for name in filter(None, names):
-        own = [figures.of(f"{method}, {name}")[0] for method in methods]
-        rows.append((name, f"{own[0]['share']:.1%}", _k(own[0]), *(_cell(figures.increase(row)) for row in own)))
-    return table(("shared out by", "cache", "k of layers", *methods), rows)
+    found: dict[tuple[str, str, str], dict[str, str]] = {}
+    for row in figures.rows:
+        method, _, name = row["method"].partition(", ")
+        if name:
+            cells = found.setdefault((name, f"{row['share']:.1%}", _k(row)), dict.fromkeys(methods, ""))
+            cells[method] = _cell(figures.increase(row))
+    return table(
+        ("shared out by", "cache", "k of layers", *methods), [(*key, *cells.values()) for key, cells in found.items()]
+    )
 
 
 def _by_layer(figures: Figures) -> str:
@@ -171,11 +174,13 @@ def draw(figures: Figures, path: Path) -> None:
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     FigureCanvasAgg(figure)
     panel = figure.subplots()
+    lowest = 0.0
     for name, (label, color, marker, line) in LINES.items():
         rows = figures.of(name)
         found = [figures.increase(row) for row in rows]
         if name == RANDOM:
             found = [(each[0], *figures.seeds(row["share"])) for each, row in zip(found, rows, strict=True)]
+        lowest = min(lowest, *(low for _, low, _ in found))
         panel.errorbar(
             [100 * (1 - row["share"]) for row in rows],
             [middle for middle, *_ in found],
@@ -188,13 +193,14 @@ def draw(figures: Figures, path: Path) -> None:
             capsize=2.5,
             label=label,
         )
-    panel.axhline(ASKED_INCREASE, color="0.7", linewidth=0.9, zorder=0)
-    panel.axvline(100 * (1 - ASKED_SHARE), color="0.7", linewidth=0.9, zorder=0)
-    panel.set(xlabel="cache saved, % of bytes", ylabel="increase of perplexity, %", yscale="log")
+    panel.plot([100 * (1 - ASKED_SHARE)], [ASKED_INCREASE], "k*", markersize=10, linestyle="", label="asked: below")
+    panel.set(xlabel="cache saved, % of bytes", ylabel="increase of perplexity, %", xlim=(0, None))
+    panel.set_yscale("symlog", linthresh=1.0)  # an increase may be none
+    panel.set_ylim(bottom=lowest)
     panel.yaxis.set_major_formatter("{x:g}")
     panel.grid(color="0.93")
     panel.set_axisbelow(True)
-    panel.legend(fontsize=8)
+    panel.legend(fontsize=8, loc="lower right")
     figure.savefig(path, dpi=100)
 
 

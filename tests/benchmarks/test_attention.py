@@ -110,6 +110,17 @@ def test_planted_heads_cost_chai_nothing_and_random_clusters_something(
     assert abs(_loss(quality.clustered(at, drawn, True, "random")) - none) > 1e-4
 
 
+def test_losses_of_a_layer_end_where_its_heads_are_distinct(quality: ModuleType, model: Any, text: Any) -> None:
+    _plant(model)
+    at = _setting(quality, model, text)
+    none = float(quality.losses(model, at.seen).mean())
+    first, second = quality.loss_curves(at, static=True)
+    assert len(first) == len(second) == HEADS
+    assert first[2:] == pytest.approx([none] * (HEADS - 2), abs=1e-5)
+    assert second[-1] == pytest.approx(none, abs=1e-5)
+    assert abs(first[0] - none) > 1e-4
+
+
 def test_clusters_told_by_five_tokens_are_those_of_chai(quality: ModuleType, model: Any, text: Any) -> None:
     at, clusters = _setting(quality, model, text), [3, 5]
     five = quality.score_products(model, at.text, quality.FIRST)
