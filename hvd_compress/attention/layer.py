@@ -75,8 +75,7 @@ class ClusteredLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if self.clustered and decodes(key_states, value_states):
-            self._append_token(key_states, value_states)
+        if self.clustered and decodes(key_states, value_states) and self._append_token(key_states, value_states):
             return key_states, value_states
         self._decode_rows = None
         keys, values = key_states.flatten(0, 1), value_states.flatten(0, 1)
@@ -89,26 +88,29 @@ class ClusteredLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
             self.rows[1].append(values)
         return (key_states, value_states) if self.clustered else self.whole()
 
-    def _append_token(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def _append_token(self, key_states: torch.Tensor, value_states: torch.Tensor) -> bool:
+        """Add a token by the kernel, if it is of the dtype of those that are there."""
         assert self.rows is not None
-        at = self.rows[0].tokens
-        if at == self.rows[0].store.shape[1]:
+        keys, values = self.rows
+        if keys.store.dtype != key_states.dtype or values.store.dtype != key_states.dtype:
+            return False
+        at = keys.tokens
+        if at == keys.store.shape[1]:
             self._decode_rows = None  # which would keep the storage that is left
-        for rows in self.rows:
-            rows.reserve(at + 1)
+            keys.reserve(at + 1)
+            values.reserve(at + 1)
         append_token(together(key_states), together(value_states), self.decode_rows(), at)
-        for rows in self.rows:
-            rows.tokens = at + 1
+        keys.tokens = values.tokens = at + 1
+        return True
 
     def decode_rows(self) -> DecodeRows:
         """Return what is kept, clustered, as the kernel takes it."""
         assert self.rows is not None
-        keys, values = self.rows[0].store, self.rows[1].store
-        rows = self._decode_rows
-        if rows is None or rows.keys is not keys or rows.values is not values:
-            rows = DecodeRows(keys, values, self._key_index, self._value_index, self._decode_plan)
-            self._decode_rows = rows
-        return rows
+        if self._decode_rows is None:
+            self._decode_rows = DecodeRows(
+                self.rows[0].store, self.rows[1].store, self._key_index, self._value_index, self._decode_plan
+            )
+        return self._decode_rows
 
     def kept(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values (rows, tokens, head_dim), in the order of `layout`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 import torch
@@ -74,6 +74,9 @@ class DecodeRows:
             (rows,), contiguous.
         plan: of as many rows.
 
+    Attributes:
+        workspace_bytes: scratch memory for all tokens of the capacity.
+
     Raises:
         ConfigError: a tensor of a wrong dtype, shape, layout or device.
         MismatchError: shapes that do not fit each other or the plan.
@@ -84,6 +87,7 @@ class DecodeRows:
     key_source: torch.Tensor
     value_source: torch.Tensor
     plan: DecodePlan
+    workspace_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         _check("keys", self.keys, 3, FLOATS)
@@ -102,6 +106,8 @@ class DecodeRows:
                 f"keys {tuple(self.keys.shape)} and values {tuple(self.values.shape)} do not fit each other, or the "
                 f"plan for {self.plan.key_rows} and {self.plan.value_rows} rows"
             )
+        sizes = key_rows, value_rows, self.plan.scores, self.plan.outputs, self.keys.shape[2], capacity
+        object.__setattr__(self, "workspace_bytes", compiled.decode_attention_workspace_bytes(*sizes))
 
 
 def decode_attention(
@@ -140,9 +146,7 @@ def decode_attention(
             raise MismatchError(f"mask must be of shape {(batch, tokens)}, got {tuple(mask.shape)}")
         mask_pointer, mask_stride = mask.data_ptr(), mask.stride(0)
     out = torch.empty((batch, heads, 1, value_dim), dtype=query.dtype, device="cpu")
-    workspace = prepare(
-        compiled.decode_attention_workspace_bytes(key_rows, value_rows, plan.scores, plan.outputs, dim, tokens)
-    )
+    workspace = prepare(rows.workspace_bytes)
     sequence_stride, head_stride, _, _ = query.stride()
     first_bad = compiled.decode_attention(
         plan.index.data_ptr(),
@@ -184,11 +188,19 @@ def append_token(key_states: torch.Tensor, value_states: torch.Tensor, rows: Dec
     Raises:
         ConfigError, MismatchError: as decode_attention() does.
     """
-    _append("key_states", key_states, rows.key_source, rows.keys, at)
-    _append("value_states", value_states, rows.value_source, rows.values, at)
+    keys = _token("key_states", key_states, rows.key_source, rows.keys, at)
+    values = _token("value_states", value_states, rows.value_source, rows.values, at)
+    for name, arguments, source in (("key_states", keys, rows.key_source), ("value_states", values, rows.value_source)):
+        first_bad = compiled.copy_tokens(*arguments)
+        if first_bad >= 0:
+            raise MismatchError(
+                f"source {int(source[first_bad])} at position {first_bad} of {source.numel()} lies outside "
+                f"0..{arguments[1] - 1}, the rows of {name}"
+            )
 
 
-def _append(name: str, states: torch.Tensor, source: torch.Tensor, store: torch.Tensor, at: int) -> None:
+def _token(name: str, states: torch.Tensor, source: torch.Tensor, store: torch.Tensor, at: int) -> tuple[int, ...]:
+    """Return the arguments of the kernel that writes token `at` of a storage."""
     _check(name, states, 4, (store.dtype,))
     count, capacity, dim = store.shape
     batch, heads, tokens, states_dim = states.shape
@@ -197,7 +209,7 @@ def _append(name: str, states: torch.Tensor, source: torch.Tensor, store: torch.
     written(name, store)
     size = store.element_size()
     sequence_stride, head_stride, _, _ = states.stride()
-    first_bad = compiled.copy_tokens(
+    return (
         states.data_ptr(),
         batch * heads,
         heads,
@@ -209,11 +221,6 @@ def _append(name: str, states: torch.Tensor, source: torch.Tensor, store: torch.
         store.data_ptr() + at * dim * size,
         capacity * dim * size,
     )
-    if first_bad >= 0:
-        raise MismatchError(
-            f"source {int(source[first_bad])} at position {first_bad} of {count} lies outside "
-            f"0..{batch * heads - 1}, the rows of {name}"
-        )
 
 
 def _check(name: str, tensor: torch.Tensor, dimensions: int, dtypes: tuple[torch.dtype, ...]) -> None:
@@ -226,17 +233,18 @@ def _check(name: str, tensor: torch.Tensor, dimensions: int, dtypes: tuple[torch
         )
     if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_neg():
         _refuse(name, tensor)
-    shape, strides = tensor.shape, tensor.stride()
+    shape = tensor.shape
     if len(shape) != dimensions:
         raise ConfigError(f"{name} must have {dimensions} dimensions, got shape {tuple(shape)}")
-    if not tensor.numel():
+    last, size = tensor.numel(), tensor.element_size()
+    if not last:
         return
-    if strides[-1] != 1 and shape[-1] > 1:
-        raise ConfigError(f"{name} {tuple(shape)} with strides {strides} does not lie together; use .contiguous()")
-    last, size = tensor.storage_offset() + 1, tensor.element_size()
-    for length, stride in zip(shape, strides, strict=True):
-        last += (length - 1) * stride
-    if tensor.untyped_storage().nbytes() < last * size:
+    if not tensor.is_contiguous():
+        strides = tensor.stride()
+        if strides[-1] != 1 and shape[-1] > 1:
+            raise ConfigError(f"{name} {tuple(shape)} with strides {strides} does not lie together; use .contiguous()")
+        last = 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
+    if tensor.untyped_storage().nbytes() < (tensor.storage_offset() + last) * size:
         raise ConfigError(f"{name} has no memory behind it: its storage was resized")
     address = tensor.data_ptr()
     if not address:

@@ -17,10 +17,10 @@ struct AttentionKernels {
     // Copies `dim` elements to fp32, and fills up the vector with zeros. By dtype.
     void (*widen[3])(const void* x, std::int64_t dim, float* out);
 
-    // scores[j * stride + t] = queries[j] . keys[t] for the tokens of a place; queries come from widen(), one behind
-    // the other. By dtype of the keys.
-    void (*multiply[3])(const float* queries, std::int64_t count, const void* keys, std::int64_t dim, Place tokens,
-                        float* scores, std::int64_t stride);
+    // scores[j * stride + t] = queries[j] . keys[t] for the tokens of a place in a row of `row_tokens`; queries come
+    // from widen(), one behind the other. By dtype of the keys.
+    void (*multiply[3])(const float* queries, std::int64_t count, const void* keys, std::int64_t dim,
+                        std::int64_t row_tokens, Place tokens, float* scores, std::int64_t stride);
 
     // scores[t] = exp(scaling * scores[t] - the largest of all), 0 where a token is not seen; returns the factor that
     // makes their sum 1, or 0 where no token is seen. There is room for whole vectors.

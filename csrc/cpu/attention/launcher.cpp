@@ -120,7 +120,7 @@ void run(const AttentionPlan& plan, const AttentionQuery& query, const Attention
     parallel_for(keys.count * pieces, [&](std::int64_t part) {
         const std::int64_t row = part / pieces, first = lists.key_begin[row];
         kernels.multiply[dtype](queries + first * parts.query, lists.key_begin[row + 1] - first,
-                                static_cast<const T*>(keys.array.data) + row * keys.stride, keys.dim,
+                                static_cast<const T*>(keys.array.data) + row * keys.stride, keys.dim, tokens,
                                 chunk_of(part % pieces, kTokensAtOnce, tokens), scores + first * parts.row, parts.row);
     });
     parallel_for(plan.scores, [&](std::int64_t i) {
