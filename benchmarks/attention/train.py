@@ -51,6 +51,16 @@ def new_model(seed: int, heads: int = HEADS, width: int = WIDTH, layers: int = L
     return GPT2LMHeadModel(config)
 
 
+def begin_alike(model: Any, group: int) -> None:
+    """Let the heads of each `group` neighbours begin with the same queries and keys; they may part while they train."""
+    width, dim = model.config.n_embd, model.config.n_embd // model.config.n_head
+    with torch.no_grad():
+        for block in model.transformer.h:
+            for parameter in (block.attn.c_attn.weight, block.attn.c_attn.bias):
+                for part in parameter[..., : 2 * width].split(group * dim, -1):
+                    part.unflatten(-1, (group, dim))[...] = part[..., None, :dim].clone()
+
+
 def train(model: Any, text: Text, steps: int, batch: int, seed: int, progress: Progress) -> None:
     """Train by AdamW, with a cosine schedule, on random windows; leave the model in eval mode."""
     context = model.config.n_positions
@@ -83,9 +93,11 @@ def rate_share(step: int, steps: int) -> float:
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the model.")
 @click.option("--steps", default=STEPS, show_default=True)
 @click.option("--seed", default=1, show_default=True)
-def main(out: Path, steps: int, seed: int) -> None:
+@click.option("--alike", default=1, show_default=True, help="So many neighbouring heads begin alike; divides 16.")
+def main(out: Path, steps: int, seed: int, alike: int) -> None:
     torch.set_num_threads(1)
     text, model = Text.read(), new_model(seed)
+    begin_alike(model, alike)
     with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn()) as progress:
         train(model, text, steps, BATCH, seed, progress)
     model.save_pretrained(out)
