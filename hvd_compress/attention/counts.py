@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from hvd_compress import schema
+from hvd_compress.attention.shares import cache_share
 from hvd_compress.errors import ConfigError, PlanError
 
 WHAT = "file of cluster counts"
@@ -59,7 +60,8 @@ class ClusterCounts(schema.Strict):
         layers: each layer's clusters.
         model: the type of the model that they are of, for people.
         samples, tokens: that they were found with; 0 where they were not.
-        plateau: the share of the error of one cluster that the elbow leaves.
+        plateau: the share of the error of one cluster that the elbow leaves, also where it was found for a share of the
+            cache.
     """
 
     kind: Literal["hvd_compress/cluster-counts"] = Field(default="hvd_compress/cluster-counts", alias="schema")
@@ -69,7 +71,7 @@ class ClusterCounts(schema.Strict):
     layers: Annotated[tuple[LayerClusters, ...], Field(min_length=1, max_length=MOST_LAYERS)]
     samples: Annotated[int, Field(ge=0)] = 0
     tokens: Annotated[int, Field(ge=0)] = 0
-    plateau: Annotated[float, Field(ge=0, lt=1)] | None = None
+    plateau: Annotated[float, Field(ge=0, le=1)] | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> ClusterCounts:
@@ -103,7 +105,7 @@ class ClusterCounts(schema.Strict):
     def cache_share(self) -> float:
         """The share of a full cache's bytes that stays, where no keys are shared by heads: sum over layers of
         (k + H) / (2 L H)."""
-        return sum(k + self.heads for k in self.clusters) / (2 * len(self.layers) * self.heads)
+        return cache_share(self.clusters, self.heads)
 
     def save(self, path: str | Path) -> None:
         """Write them to a file of JSON. Raises PlanError where it cannot be written."""

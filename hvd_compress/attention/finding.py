@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from hvd_compress.attention.counts import ClusterCounts, LayerClusters
-from hvd_compress.attention.elbow import PLATEAU, elbow, error_curve
+from hvd_compress.attention.elbow import PLATEAU, elbow, error_curve, plateau_of_share
 from hvd_compress.attention.families import Geometry, geometry
 from hvd_compress.attention.kmeans import k_means, squared_distances
+from hvd_compress.attention.shares import require_share
 from hvd_compress.attention.statistics import HeadStatistics
 from hvd_compress.attention.transformers_api import register, sdpa_attention_forward
 from hvd_compress.errors import ConfigError, UsageError
@@ -23,29 +24,42 @@ DIGITS = 6
 
 
 def find_clusters(
-    model: Any, samples: Iterable[Sequence[int] | torch.Tensor], *, plateau: float = PLATEAU
+    model: Any,
+    samples: Iterable[Sequence[int] | torch.Tensor],
+    *,
+    plateau: float | None = None,
+    cache_share: float | None = None,
 ) -> ClusterCounts:
     """Find how many clusters the heads of each layer of a model form (CHAI, Figures 6.3 and 6.5).
 
     1. The scores of every head over all samples: the softmax of the masked products of queries and keys. Positions that
        the causal mask hides are left out.
     2. E(k), k = 1 .. H: the error of k-means with k clusters, the sum of squared distances of heads to their centre.
-    3. The elbow, for each layer: min{k : E(k) <= plateau * E(1)}. It is deterministic.
+    3. The elbow, for each layer: min{k : E(k) / E(1) <= plateau}. It is deterministic.
 
     Args:
         model: a GPT-2 or Llama of transformers, in eval mode. It is left as it was.
         samples: the token ids of each, one-dimensional, two or more; the paper has 1024 samples. Each is run alone, so
             nothing is padded.
-        plateau: from 0, for as many clusters as there are different heads, to below 1.
+        plateau: from 0, for as many clusters as there are different heads, to 1, for one; 0.05 unless told.
+        cache_share: in the place of a plateau, above 0.5 to 1. The plateau is then the smallest one, the same in all
+            layers, that leaves at most this share of the cache's bytes: counts.cache_share, where heads have keys of
+            their own. Where H heads share the keys of G (grouped queries), which keys a request keeps depends on its
+            first tokens; the share is then one that no request exceeds, sum over L layers of (min(k, G) + G) /
+            (2 L G), for which layers have fewer than G clusters.
 
     Raises:
-        ConfigError: no samples, one that is no list of token ids, or `plateau` out of range.
+        ConfigError: no samples, one that is no list of token ids, `plateau` or `cache_share` out of range, or both.
         UnsupportedError: a model of another family.
         UsageError: clustered attention is applied to the model, or it is in training mode.
     """
-    if not 0 <= plateau < 1:
-        raise ConfigError(f"plateau is {plateau!r}: a share of the error of one cluster, from 0 to below 1")
+    if plateau is not None and cache_share is not None:
+        raise ConfigError("cache_share says what plateau is to be: give one of them")
+    if plateau is not None and not 0 <= plateau <= 1:
+        raise ConfigError(f"plateau is {plateau!r}: a share of the error of one cluster, from 0 to 1")
     shape = geometry(model)
+    if cache_share is not None:
+        require_share(cache_share, shape.key_heads)
     statistics = [HeadStatistics(shape.heads) for _ in range(shape.layers)]
     tokens = 0
     with torch.no_grad(), _recording(model, shape, statistics):
@@ -55,18 +69,22 @@ def find_clusters(
             tokens += ids.numel()
     if not tokens:
         raise ConfigError("find_clusters needs one sample at least: token ids of text that the model is for")
+    curves = [error_curve(each.products) for each in statistics]
+    if cache_share is not None:
+        plateau = plateau_of_share(curves, shape.key_heads, cache_share)
+    elif plateau is None:
+        plateau = PLATEAU
     return ClusterCounts(
         model=shape.name,
         heads=shape.heads,
-        layers=tuple(_layer(each, plateau) for each in statistics),
+        layers=tuple(_layer(each, errors, plateau) for each, errors in zip(statistics, curves, strict=True)),
         samples=statistics[0].samples,
         tokens=tokens,
         plateau=plateau,
     )
 
 
-def _layer(statistics: HeadStatistics, plateau: float) -> LayerClusters:
-    errors = error_curve(statistics.products)
+def _layer(statistics: HeadStatistics, errors: Sequence[float], plateau: float) -> LayerClusters:
     clusters = elbow(errors, plateau)
     source = k_means(squared_distances(statistics.products).unsqueeze(0), clusters).source[0]
     return LayerClusters(

@@ -60,7 +60,7 @@ def said(**changes: Any) -> dict[str, Any]:
         ({"layers": [{"clusters": 2, "membership": [0, 1, 1], "errors": [1.0]}]}, "errors has 1 numbers for 3 heads"),
         ({"layers": [{"clusters": 2, "membership": [0, 1, 1], "correlation": [[1.0]]}]}, "correlation is not 3 x 3"),
         ({"layers": [{"clusters": "2", "membership": [0, 1, 1]}]}, "layers.0.clusters"),
-        ({"plateau": 1.0}, "plateau"),
+        ({"plateau": 1.01}, "plateau"),
         ({"extra": 1}, "extra: unknown field"),
     ],
 )

@@ -6,6 +6,7 @@ import tests.unit.attention.supported  # noqa: F401
 
 # isort: split
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from hvd_compress.attention import ClusterCounts, apply, find_clusters, remove, statistics
+from hvd_compress.attention import ClusterCounts, ClusteredCache, apply, find_clusters, remove, statistics
+from hvd_compress.attention.elbow import plateau_of_share
 from hvd_compress.errors import ConfigError, UsageError
-from tests.unit.attention.models import FAMILIES, HEADS, LAYERS, build, plant, sequences
+from tests.unit.attention.models import FAMILIES, HEADS, LAYERS, build, logits, plant, sequences
 
 PLANTED = ([0, 0, 2, 2, 0, 0, 6, 6], [0, 0, 2, 2, 4, 4, 2, 2])
 SAMPLES = sequences([24, 17, 30, 5], seed=3)
@@ -78,6 +80,69 @@ def test_a_larger_plateau_leaves_fewer_clusters() -> None:
     assert max(some.clusters) < HEADS
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("share", [0.65, 0.7, 0.8, 0.9, 1.0])
+def test_a_share_of_the_cache_has_the_smallest_plateau(family: str, share: float) -> None:
+    model = build(family)
+    key_heads = getattr(model.config, "num_key_value_heads", HEADS)
+
+    def left(counts: ClusterCounts) -> float:
+        return sum(min(k, key_heads) + key_heads for k in counts.clusters) / (2 * LAYERS * key_heads)
+
+    counts = find_clusters(model, SAMPLES, cache_share=share)
+    assert counts.plateau is not None
+    assert left(counts) <= share
+    assert find_clusters(model, SAMPLES, plateau=counts.plateau) == counts
+    if counts.plateau > 0:
+        assert left(find_clusters(model, SAMPLES, plateau=float(np.nextafter(counts.plateau, 0)))) > share
+    if key_heads == HEADS:
+        assert counts.cache_share == left(counts)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_request_keeps_more_than_the_share(family: str) -> None:
+    model, share = build(family), 0.7
+    counts = find_clusters(model, SAMPLES, cache_share=share)
+    for static in (False, True):
+        apply(model, counts, static=static)
+        for sample in sequences([32] * 4, seed=9):
+            cache = ClusteredCache(counts, static=static, block_tokens=32)
+            logits(model, [sample], cache=cache)
+            key_heads = cache.layers[0].key_heads
+            full = 2 * LAYERS * key_heads * 32 * (32 // HEADS) * 4
+            assert cache.storage_bytes <= share * full
+            if key_heads == HEADS:
+                assert cache.storage_bytes == round(counts.cache_share * full)
+        remove(model)
+
+
+def test_the_plateau_of_a_share_by_hand() -> None:
+    """Ratios 1, 0.5, 0.2, 0 and 1, 0.6, 0.1, 0; 7/12 of a cache of 4 heads and 2 layers is beyond reach."""
+    curves = ((10.0, 5.0, 2.0, 0.0), (100.0, 60.0, 10.0, 0.0))
+    shares = {16: 0.0, 15: 0.1, 14: 0.2, 13: 0.5, 12: 0.6, 11: 1.0, 10: 1.0}
+    for kept, plateau in shares.items():
+        assert plateau_of_share(curves, 4, kept / 16) == plateau
+    assert plateau_of_share(curves, 2, 0.99) == 1.0  # two heads of keys: less than two clusters
+    assert plateau_of_share(((0.0, 0.0),), 2, 0.75) == 0.0
+    with pytest.raises(ConfigError, match=r"cache_share is 0\.6, and one cluster in each layer leaves 0\.625"):
+        plateau_of_share(curves, 4, 0.6)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"cache_share": 0.5}, "a share above 0.5, up to 1"),
+        ({"cache_share": 1.1}, "cache_share is 1.1"),
+        ({"cache_share": float("nan")}, "cache_share is nan"),
+        ({"cache_share": 0.55}, "one cluster in each layer leaves 0.5625 of the cache"),
+        ({"cache_share": 0.8, "plateau": 0.05}, "give one of them"),
+    ],
+)
+def test_shares_that_are_none(asked: dict[str, float], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        find_clusters(build("gpt2"), SAMPLES, **asked)
+
+
 def test_the_model_is_left_as_it_was() -> None:
     model = build("llama")
     before = model(torch.tensor([SAMPLES[0]])).logits
@@ -110,8 +175,8 @@ def test_samples_that_are_none(samples: list[Any], words: str) -> None:
 
 def test_when_not_to_ask() -> None:
     model = build("gpt2")
-    with pytest.raises(ConfigError, match="plateau is 1"):
-        find_clusters(model, SAMPLES, plateau=1)
+    with pytest.raises(ConfigError, match=r"plateau is 1\.5: a share of the error of one cluster, from 0 to 1"):
+        find_clusters(model, SAMPLES, plateau=1.5)
     apply(model, ClusterCounts.of([range(HEADS)] * LAYERS))
     with pytest.raises(UsageError, match=r"remove\(model\) before"):
         find_clusters(model, SAMPLES)
