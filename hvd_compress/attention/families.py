@@ -23,6 +23,9 @@ class Geometry:
         decoder: the module with the layers, which all other parts of the model call.
         heads: query heads of a layer.
         key_heads: heads of keys and values of a layer; fewer than heads under grouped-query attention.
+        head_dim: elements of a key, and of a value.
+        positions: the longest sequence.
+        vocabulary: token ids are below it.
     """
 
     decoder: Any
@@ -30,6 +33,9 @@ class Geometry:
     layers: int
     heads: int
     key_heads: int
+    head_dim: int
+    positions: int
+    vocabulary: int
 
 
 def geometry(model: Any) -> Geometry:
@@ -63,7 +69,26 @@ def geometry(model: Any) -> Geometry:
                 f"clustered attention of {name} is for decoders with full causal attention alone, not {what}"
             )
     key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return Geometry(decoder, name, config.num_hidden_layers, config.num_attention_heads, key_heads)
+    return Geometry(
+        decoder,
+        name,
+        config.num_hidden_layers,
+        config.num_attention_heads,
+        key_heads,
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        config.max_position_embeddings,
+        config.vocab_size,
+    )
+
+
+def require_family(model_type: str, name: str) -> None:
+    """Raise UnsupportedError for a type of model, as configurations name it, that is of no known family."""
+    known = [family.config_class.model_type for family, _ in _KNOWN]
+    if model_type not in known:
+        raise UnsupportedError(
+            f"clustered attention knows GPT-2 and Llama of transformers ({', '.join(known)}), and {name} is a "
+            f"{model_type}"
+        )
 
 
 def projections(shape: Geometry) -> list[tuple[Any, list[tuple[nn.Module, tuple[Part, ...]]]]]:

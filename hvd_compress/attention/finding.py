@@ -102,13 +102,12 @@ def _as_ids(sample: Sequence[int] | torch.Tensor, index: int, shape: Geometry) -
         ids = torch.empty(0)
     if ids.ndim != 1 or ids.numel() < 2 or ids.is_floating_point() or ids.dtype == torch.bool:
         raise ConfigError(f"sample {index} is not a list of two token ids or more")
-    longest = shape.decoder.config.max_position_embeddings
-    if ids.numel() > longest:
-        raise ConfigError(f"sample {index} has {ids.numel()} tokens, and {shape.name} has {longest} positions: cut it")
-    if not 0 <= int(ids.min()) <= int(ids.max()) < shape.decoder.config.vocab_size:
+    if ids.numel() > shape.positions:
         raise ConfigError(
-            f"sample {index} has a token that is not among the {shape.decoder.config.vocab_size} of {shape.name}"
+            f"sample {index} has {ids.numel()} tokens, and {shape.name} has {shape.positions} positions: cut it"
         )
+    if not 0 <= int(ids.min()) <= int(ids.max()) < shape.vocabulary:
+        raise ConfigError(f"sample {index} has a token that is not among the {shape.vocabulary} of {shape.name}")
     return ids.to(shape.decoder.device, torch.int64).unsqueeze(0)
 
 

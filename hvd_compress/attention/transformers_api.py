@@ -8,6 +8,7 @@ from typing import Any
 from hvd_compress.extras import needed
 
 with needed("transformers", "hvd_compress.attention"):
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.cache_utils import Cache, CacheLayerMixin
     from transformers.generation.configuration_utils import GenerationMode
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -24,6 +25,9 @@ __all__ = [
     "ALL_ATTENTION_FUNCTIONS",
     "ALL_MASK_ATTENTION_FUNCTIONS",
     "CACHE",
+    "AutoConfig",
+    "AutoModelForCausalLM",
+    "AutoTokenizer",
     "Cache",
     "CacheLayerMixin",
     "Conv1D",

@@ -23,6 +23,7 @@ COMMANDS = {
     "plan": "Make, check and draw a plan for Compression.plan().",
     "report": "Draw how buckets travelled and why, from a log.",
     "timeline": "Draw one step from a trace: what hides behind what.",
+    "chai": "Cluster the heads of a model's attention, and measure it.",
     "netlab": "Emulate a network of hosts on this machine, and run jobs on it.",
 }
 

@@ -45,8 +45,8 @@ class Panel:
         return [row for row in ROWS if row in used] + [row for row in used if row not in ROWS]
 
 
-def require_picture(path: Path) -> None:
-    """Check that draw() can make such a picture, before there is anything to draw.
+def require_picture(path: Path, what: str = "the picture of a plan") -> None:
+    """Check that such a picture can be made, before there is anything to draw; `what` it is, in words.
 
     Raises ConfigError for another suffix than those of FORMATS, MissingPackageError where matplotlib is missing.
     """
@@ -54,7 +54,7 @@ def require_picture(path: Path) -> None:
         raise ConfigError(
             f"cannot draw {path}: the name of a picture ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
         )
-    require("matplotlib", "the picture of a plan")
+    require("matplotlib", what)
 
 
 def draw(panels: Sequence[Panel], path: Path) -> None:

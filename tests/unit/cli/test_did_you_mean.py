@@ -63,7 +63,7 @@ def refused(*words: object) -> str:
 
 def test_the_tree_is_all_of_it() -> None:
     assert {words for words, _ in TREE} >= {("plan", "make"), ("bench", "planner"), ("netlab", "set"), ("whatif",)}
-    assert [" ".join(words) for words, _ in GROUPS] == ["", "bench", "plan", "netlab"]
+    assert [" ".join(words) for words, _ in GROUPS] == ["", "bench", "plan", "chai", "netlab"]
     assert len(OPTIONS) > 80
     assert {spelled for _, spelled, _ in CHOICES} >= {"--engine", "--device", "--communication", "--testbed", "--data"}
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from click.testing import CliRunner
 
@@ -24,7 +27,7 @@ def test_every_command_can_be_imported(name: str) -> None:
     assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0
 
 
-@pytest.mark.parametrize("group", ["plan", "bench", "netlab"])
+@pytest.mark.parametrize("group", ["plan", "bench", "chai", "netlab"])
 @pytest.mark.parametrize("columns", [80, 120])
 def test_help_of_a_group_is_not_cut_short(group: str, columns: int) -> None:
     result = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, [group, "--help"], terminal_width=columns)
@@ -33,7 +36,7 @@ def test_help_of_a_group_is_not_cut_short(group: str, columns: int) -> None:
     assert "..." not in commands
 
 
-@pytest.mark.parametrize("words", ["plan make", "plan compare", "whatif", "report", "timeline"])
+@pytest.mark.parametrize("words", ["plan make", "plan compare", "whatif", "report", "timeline", "chai analyse"])
 def test_help_says_what_pictures_need(words: str) -> None:
     said = " ".join(CliRunner().invoke(main, [*words.split(), "--help"]).output.split())
     assert "need matplotlib: pip install 'hvd_compress[plot]'" in said
@@ -63,3 +66,8 @@ def test_an_error_of_ours_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> No
 def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "measure", lambda *_, **__: 1 // 0)
     assert isinstance(CliRunner().invoke(main, ["bench", "kernels", "--size", "100"]).exception, ZeroDivisionError)
+
+
+def test_chai_is_found_without_torch_and_transformers() -> None:
+    words = "import sys, hvd_compress.cli.chai; print({'torch', 'transformers', 'matplotlib'} & sys.modules.keys())"
+    assert subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -1,0 +1,101 @@
+"""Models and tokenizers from a folder, or from the Hub of Hugging Face, for the command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from hvd_compress.attention.families import require_family
+from hvd_compress.attention.transformers_api import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from hvd_compress.errors import ConfigError, HvdCompressError, shortened
+
+LONGEST = 400
+"""Characters of what transformers says."""
+NOT_READ = "lm_head"
+"""The weights that a model may lack: attention does not see the head."""
+
+
+def load_config(name: str, *, download: bool) -> Any:
+    """Return the configuration of a model, which says whether it is worth reading its weights.
+
+    Args:
+        name: a folder of save_pretrained(), or a model of the Hub.
+        download: whether files that are not on this machine may be fetched from the Hub.
+
+    Raises:
+        UnsupportedError: the model is of another family.
+        ConfigError: there is none, or it cannot be read.
+    """
+    with _refusals(name, "configuration", download):
+        config = AutoConfig.from_pretrained(name, local_files_only=not download, trust_remote_code=False)
+    require_family(config.model_type, name)
+    return config
+
+
+def load_model(
+    name: str, config: Any, *, download: bool, device: torch.device, dtype: torch.dtype | None = None
+) -> Any:
+    """Return a model in eval mode.
+
+    Args:
+        name, download: as load_config() takes them.
+        config: what it returned.
+        device: where the weights are to be.
+        dtype: of the weights; None: as they were saved.
+
+    Raises:
+        ConfigError: they cannot be read, some are missing, or the device is not there.
+    """
+    with _refusals(name, "weights", download):
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            name,
+            config=config,
+            local_files_only=not download,
+            trust_remote_code=False,
+            dtype="auto" if dtype is None else dtype,
+            output_loading_info=True,
+        )
+        lacking = sorted(each for each in loaded["missing_keys"] if not each.startswith(NOT_READ))
+        if lacking:
+            raise ConfigError(f"{name} lacks {len(lacking)} weights of {type(model).__name__}, such as {lacking[0]}")
+        return to_device(model, device).eval()
+
+
+def to_device(model: Any, device: torch.device) -> Any:
+    """Return the model on a device. Raises ConfigError where it is not there, or too small."""
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        raise ConfigError(f"cannot put {type(model).__name__} on {device}: {error}") from error
+
+
+def load_tokenizer(name: str, *, download: bool) -> Any:
+    """Return the tokenizer of a model. Raises ConfigError where there is none."""
+    with _refusals(name, "tokenizer", download):
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=not download, trust_remote_code=False)
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of a folder without its files
+        raise ConfigError(f"{name} has no tokenizer")
+    return tokenizer
+
+
+@contextmanager
+def _refusals(name: str, what: str, download: bool) -> Iterator[None]:
+    """Whatever keeps transformers from reading files, which may hold anything, is a ConfigError."""
+    try:
+        yield
+    except HvdCompressError:
+        raise
+    except Exception as error:
+        if not os.path.isdir(name) and not download:
+            raise ConfigError(
+                f"{name} is neither a folder of save_pretrained() nor a model of the Hub that was fetched before: "
+                "--download fetches one"
+            ) from error
+        words = " ".join(str(error).split())
+        raise ConfigError(
+            f"cannot read the {what} of {name}: {type(error).__name__}: {shortened(words, LONGEST)}"
+        ) from error

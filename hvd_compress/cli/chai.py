@@ -1,0 +1,16 @@
+"""hvd-compress chai: clustered head attention, from the command line."""
+
+from __future__ import annotations
+
+import click
+
+from hvd_compress.cli.chai_analyse import analyse
+from hvd_compress.cli.suggesting import Group
+
+
+@click.group(cls=Group)
+def command() -> None:
+    """Cluster the heads of a model's attention, and measure what that saves (CHAI)."""
+
+
+command.add_command(analyse)
