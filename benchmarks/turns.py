@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+
+from hvd_compress.bench.turns import median_with_interval, order
 
 Step = Callable[[], None]
 Slowest = Callable[[float], float]
@@ -27,26 +28,12 @@ def in_turns(steps: Sequence[Step], rounds: int, length: int, slowest: Slowest) 
     return rows
 
 
-def order(kinds: int, number: int) -> list[int]:
-    """Return which kind comes when in a round: all rotations, there and back."""
-    turned, back = number // 2 % kinds, number % 2
-    order = [(kind + turned) % kinds for kind in range(kinds)]
-    return order[::-1] if back else order
-
-
 def _window(step: Step, length: int, slowest: Slowest) -> float:
     slowest(0.0)
     start_s = time.perf_counter()
     for _ in range(length):
         step()
     return slowest((time.perf_counter() - start_s) / length)
-
-
-def median_with_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median, and its 95 % interval by bootstrap, from 2000 draws."""
-    draw = random.Random(1)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
-    return statistics.median(ratios), medians[50], medians[1949]
 
 
 def ratio_cells(ratios: Sequence[float]) -> list[str]:

@@ -65,6 +65,20 @@ def load_model(
         return to_device(model, device).eval()
 
 
+def random_model(model_type: str, *, dtype: torch.dtype, device: torch.device, seed: int = 0, **settings: Any) -> Any:
+    """Return a model with random weights in eval mode.
+
+    Args:
+        model_type: as configurations name it: gpt2 or llama.
+        settings: of its configuration.
+    """
+    config = AutoConfig.for_model(model_type, **settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return to_device(model, device).eval()
+
+
 def to_device(model: Any, device: torch.device) -> Any:
     """Return the model on a device. Raises ConfigError where it is not there, or too small."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from hvd_compress.cli.chai_analyse import analyse
+from hvd_compress.cli.chai_bench import bench
 from hvd_compress.cli.suggesting import Group
 
 
@@ -14,3 +15,4 @@ def command() -> None:
 
 
 command.add_command(analyse)
+command.add_command(bench)

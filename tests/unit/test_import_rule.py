@@ -71,10 +71,12 @@ ALLOWED = {
     "front/optimizer/snapshot": {"errors"},
     "settings": {"errors", "extras", "units"},
     "bench": {
+        "attention",
         "bench",
         "buckets.layout",
         "compressors.base",
         "errors",
+        "extras",
         "feedback.states",
         "native",
         "payload",

@@ -36,7 +36,9 @@ def test_help_of_a_group_is_not_cut_short(group: str, columns: int) -> None:
     assert "..." not in commands
 
 
-@pytest.mark.parametrize("words", ["plan make", "plan compare", "whatif", "report", "timeline", "chai analyse"])
+@pytest.mark.parametrize(
+    "words", ["plan make", "plan compare", "whatif", "report", "timeline", "chai analyse", "chai bench"]
+)
 def test_help_says_what_pictures_need(words: str) -> None:
     said = " ".join(CliRunner().invoke(main, [*words.split(), "--help"]).output.split())
     assert "need matplotlib: pip install 'hvd_compress[plot]'" in said

@@ -1,0 +1,222 @@
+"""hvd-compress chai bench: time to first and next token, and memory, beside the model's own attention."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import rich.box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hvd_compress.cli.chai_options import DEVICE, DOWNLOAD, FILE, device_of, require_files
+from hvd_compress.cli.numbers import THREADS, ratio, size
+from hvd_compress.cli.outputs import PICTURES
+from hvd_compress.cli.suggesting import Choice
+
+if TYPE_CHECKING:
+    from hvd_compress.bench.attention import Figure, Ratio
+
+SHAPES = ("gpt2", "llama-1b", "llama-7b")
+DTYPES = ("float32", "bfloat16", "float16")
+LENGTHS = "1024,2048,4096"
+SHARE = 0.8
+MOST_TOKENS = 1 << 20
+ROUNDS = click.IntRange(3, 100_000)
+"""Fewer say nothing of noise."""
+
+
+def lengths_of(text: str) -> list[int]:
+    """Read numbers of tokens with commas between."""
+    try:
+        lengths = [int(each) for each in text.split(",")]
+    except ValueError:
+        lengths = []
+    if not lengths or not all(1 <= length <= MOST_TOKENS for length in lengths):
+        raise click.BadParameter(f"{text!r} are no lengths, such as 1024,2048, of up to {MOST_TOKENS} tokens")
+    return sorted(set(lengths))
+
+
+@click.command(short_help="Time tokens, and count memory, beside the model's own attention.")
+@click.argument("model", required=False)
+@click.option("--shape", type=Choice(SHAPES), help="Of a model with random weights.  [default: gpt2, without MODEL]")
+@click.option("--counts", type=FILE, help="Clusters, by `chai analyse`; otherwise some of equal size are made.")
+@click.option("--cache-share", type=ratio, metavar="SHARE", help="Of the cache's bytes, which clusters are made for.  "
+              f"[default: {SHARE}]")  # fmt: skip
+@click.option("--lengths", type=lengths_of, default=LENGTHS, show_default=True, help="Tokens; multiples of 64.")
+@click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Sequences.")
+@click.option("--dtype", type=Choice(DTYPES), help="Of weights and cache.  [default: MODEL's; float32]")
+@DEVICE
+@click.option("--threads", type=THREADS, help="Of torch.  [default: as many as it takes by itself]")
+@click.option("--rounds", type=ROUNDS, default=15, show_default=True, help="Next tokens that are timed.")
+@click.option("--prefills", type=ROUNDS, default=3, show_default=True, help="First tokens that are timed.")
+@click.option("--plot", type=FILE, help=f"Write a picture: times and memory against length. {PICTURES}")
+@DOWNLOAD
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def bench(
+    model: str | None,
+    shape: str | None,
+    counts: Path | None,
+    cache_share: float | None,
+    lengths: list[int],
+    batch: int,
+    dtype: str | None,
+    device: str,
+    threads: int | None,
+    rounds: int,
+    prefills: int,
+    plot: Path | None,
+    download: bool,
+    as_json: bool,
+) -> None:
+    """Time clustered attention beside the attention of MODEL itself, in turns in one process.
+
+    MODEL is a folder of save_pretrained(), or a model of the Hub that is on this machine; without it the weights are
+    random, which changes no time. "full" is the model's own attention with the cache of transformers; "all keys" has
+    our cache, and drops nothing; CHAI clusters by the first five tokens of each prompt, CHAI-static by the counts.
+
+    First token: a prompt of random tokens in one piece. Next token: the step that has the last of so many tokens; the
+    cache is cropped behind it. Our cache grows once in 64 tokens, by a copy, which is in no time. Ratios are to full
+    in the same round, with the 95 % interval of their median; of fewer than 6 rounds with the lowest and the highest.
+    Beside them are the bytes of weights and cache that a step reads, of those of full: the floor of its time where
+    memory is the limit.
+
+    Each of the four keeps a cache. On one core, gpt2 takes about ten minutes by default.
+
+    Needs transformers: pip install 'hvd_compress[attention]'.
+    """
+    if model is not None and shape is not None:
+        raise click.UsageError("--shape takes the place of MODEL: give one of them")
+    if counts is not None and cache_share is not None:
+        raise click.UsageError("--cache-share makes clusters, and --counts has some: give one of them")
+    require_files(None, plot, [] if counts is None else [counts], "hvd-compress chai bench")
+    import torch
+
+    from hvd_compress.attention.counts import ClusterCounts
+    from hvd_compress.attention.families import geometry
+    from hvd_compress.bench.attention import measure, require_lengths
+    from hvd_compress.bench.attention_models import balanced_counts, weight_bytes
+    from hvd_compress.bench.machine import machine
+    from hvd_compress.bench.timing import fixed_threads
+
+    given = None if counts is None else ClusterCounts.load(counts)
+    with fixed_threads(threads or torch.get_num_threads()):
+        loaded = _model(model, shape or SHAPES[0], max(lengths), dtype, device, download)
+        known = geometry(loaded)
+        require_lengths(lengths, known)
+        clusters = given or balanced_counts(known, SHARE if cache_share is None else cache_share)
+        figures = list(
+            measure(loaded, clusters, lengths, batch=batch, prefills=prefills, rounds=rounds, progress=_progress)
+        )
+        _progress("")
+        facts = {
+            **{"machine": machine(), "device": device, "threads": torch.get_num_threads()},
+            **{"model": model or shape or SHAPES[0], "dtype": str(loaded.dtype).removeprefix("torch.")},
+            **{"attention": loaded.config._attn_implementation, "layers": known.layers, "heads": known.heads},
+            **{"key_heads": known.key_heads, "weight_bytes": weight_bytes(loaded), "clusters": clusters.clusters},
+            **{"batch": batch, "rounds": rounds, "prefills": prefills},
+        }
+    if plot is not None:
+        from hvd_compress.bench.attention_plot import draw
+
+        draw(figures, _title(facts), plot)
+    if as_json:
+        click.echo(json.dumps({**facts, "figures": [dataclasses.asdict(figure) for figure in figures]}, indent=1))
+        return
+    _print(figures, facts)
+    if plot is not None:
+        click.echo(f"wrote {plot}")
+
+
+def _model(model: str | None, shape: str, longest: int, dtype: str | None, device: str, download: bool) -> Any:
+    import torch
+
+    from hvd_compress.attention.loading import load_config, load_model
+    from hvd_compress.bench.attention_models import shaped
+
+    place = device_of(device)
+    if model is None:
+        return shaped(shape, longest, getattr(torch, dtype or DTYPES[0]), place)
+    config = load_config(model, download=download)
+    kind = None if dtype is None else getattr(torch, dtype)
+    return load_model(model, config, download=download, device=place, dtype=kind)
+
+
+def _progress(words: str) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{words}", err=True, nl=False)
+
+
+def _title(facts: dict[str, Any]) -> str:
+    threads = "1 thread" if facts["threads"] == 1 else f"{facts['threads']} threads"
+    shared = f" on {facts['key_heads']} of keys" if facts["key_heads"] < facts["heads"] else ""
+    return (
+        f"{facts['model']}: {facts['layers']} layers of {facts['heads']} heads{shared}, {facts['dtype']}, batch "
+        f"{facts['batch']}, {threads}; {facts['machine']}, {facts['device']}"
+    )
+
+
+def _print(figures: Sequence[Figure], facts: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    console.print(Text(_title(facts)))
+    fewest, most = min(facts["clusters"]), max(facts["clusters"])
+    console.print(
+        Text(
+            f"full is {facts['attention']} of transformers; {fewest if fewest == most else f'{fewest} to {most}'} "
+            f"clusters a layer; a step reads {size(facts['weight_bytes'])} of weights"
+        )
+    )
+    console.print(
+        _table("first token", facts["prefills"], figures, _first),
+        _table("next token", facts["rounds"], figures, _next, ("bytes\nof full", "cache", "of\nfull")),
+    )
+    console.print(Text("~ within noise: 1 lies between the two. Bytes: of weights and cache, which a step reads"))
+
+
+def _table(
+    what: str,
+    rounds: int,
+    figures: Sequence[Figure],
+    cells: Callable[[Figure], Sequence[str]],
+    further: Sequence[str] = (),
+) -> Table:
+    from hvd_compress.bench.attention import FOR_INTERVAL
+
+    title = f"{what}, medians of {rounds}"
+    table = Table(title=title, box=rich.box.SIMPLE_HEAD, title_justify="left", pad_edge=False, collapse_padding=True)
+    between = "95 %\ninterval" if rounds >= FOR_INTERVAL else "lowest to\nhighest"
+    for heading in ("tokens", "attention", "ms", "time\nof full", between, *further):
+        table.add_column(heading, justify="left" if heading == "attention" else "right", no_wrap=True)
+    for place, figure in enumerate(figures):
+        is_first = place == 0 or figures[place - 1].length != figure.length
+        is_last = place + 1 < len(figures) and figures[place + 1].length != figure.length
+        table.add_row(str(figure.length) if is_first else "", figure.kind, *cells(figure), end_section=is_last)
+    return table
+
+
+def _first(figure: Figure) -> Sequence[str]:
+    return f"{1e3 * figure.first_s:,.1f}", *_ratio(figure.first_ratio)
+
+
+def _next(figure: Figure) -> Sequence[str]:
+    return (
+        f"{1e3 * figure.next_s:,.1f}",
+        *_ratio(figure.next_ratio),
+        f"{figure.floor:.3f}",
+        size(figure.cache_bytes),
+        f"{figure.cache_share:.3f}",
+    )
+
+
+def _ratio(ratio: Ratio) -> Sequence[str]:
+    from hvd_compress.bench.attention import is_noise
+
+    if ratio == (1.0, 1.0, 1.0):  # full itself
+        return "1", ""
+    return f"{ratio[0]:.3f}{' ~' if is_noise(ratio) else '  '}", f"{ratio[1]:.3f}-{ratio[2]:.3f}"
