@@ -21,6 +21,10 @@ from hvd_compress.errors import ConfigError
 
 FULL = "full"
 """The model's own attention and cache."""
+ALL_KEYS = "all keys (k = H)"
+"""The cache of clustered attention, of which no keys are dropped."""
+KINDS = 4
+"""That are compared."""
 
 FOR_INTERVAL = 6
 """Rounds from which on there is a 95 % interval of the median: the lowest and the highest of n values have it between
@@ -61,6 +65,7 @@ class Figure:
         first_s: seconds until the first token behind a prompt of `length` tokens, the median.
         next_s: seconds of the step that has the last one of `length` tokens, the median.
         first_ratio, next_ratio: to those of FULL in the same round.
+        next_of_all_keys: that of ALL_KEYS in the same round: what clusters change, without what the cache does.
         cache_bytes: of the storages of keys and values.
         cache_share: of those of FULL.
         step_bytes: that a step cannot but read: weights and cache.
@@ -73,6 +78,7 @@ class Figure:
     next_s: float
     first_ratio: Ratio
     next_ratio: Ratio
+    next_of_all_keys: Ratio
     cache_bytes: int
     cache_share: float
     step_bytes: int
@@ -89,7 +95,7 @@ def kinds(counts: ClusterCounts, shape: Geometry) -> list[Kind]:
     cache alone changes; then clusters by the first tokens, and those of the counts."""
     return [
         Kind(FULL),
-        Kind("all keys (k = H)", one_head_a_cluster(shape)),
+        Kind(ALL_KEYS, one_head_a_cluster(shape)),
         Kind("CHAI", counts),
         Kind("CHAI-static", counts, static=True),
     ]
@@ -167,6 +173,7 @@ class _Length:
                 next_s=statistics.median(following[name]),
                 first_ratio=_paired(first, name),
                 next_ratio=_paired(following, name),
+                next_of_all_keys=_paired(following, name, ALL_KEYS),
                 cache_bytes=cache_bytes[name],
                 cache_share=cache_bytes[name] / cache_bytes[FULL],
                 step_bytes=weights + cache_bytes[name],
@@ -219,8 +226,8 @@ def storage_bytes(cache: Any) -> int:
     return sum(each.untyped_storage().nbytes() for layer in cache.layers for each in (layer.keys, layer.values))
 
 
-def _paired(taken: dict[str, list[float]], name: str) -> Ratio:
-    ratios = [own / full for own, full in zip(taken[name], taken[FULL], strict=True)]
+def _paired(taken: dict[str, list[float]], name: str, other: str = FULL) -> Ratio:
+    ratios = [own / base for own, base in zip(taken[name], taken[other], strict=True)]
     if len(ratios) < FOR_INTERVAL:
         return statistics.median(ratios), min(ratios), max(ratios)
     return median_with_interval(ratios)

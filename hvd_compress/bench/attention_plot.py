@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hvd_compress.bench.attention import FULL, Figure
+from hvd_compress.bench.attention import ALL_KEYS, FULL, Figure
 from hvd_compress.errors import ConfigError
 from hvd_compress.extras import needed
 
@@ -23,7 +23,7 @@ def draw(figures: Sequence[Figure], title: str, path: Path) -> None:
     canvas.suptitle(title, fontsize=10)
     panels = canvas.subplots(1, 3)
     names = list(dict.fromkeys(figure.kind for figure in figures))
-    full = {figure.length: figure for figure in figures if figure.kind == FULL}
+    all_keys = {figure.length: figure for figure in figures if figure.kind == ALL_KEYS}
     for number, name in enumerate(names):
         own = [figure for figure in figures if figure.kind == name]
         lengths = [figure.length for figure in own]
@@ -31,16 +31,16 @@ def draw(figures: Sequence[Figure], title: str, path: Path) -> None:
         panels[0].plot(lengths, [1e3 * figure.first_s for figure in own], **style)
         panels[1].plot(lengths, [1e3 * figure.next_s for figure in own], **style)
         panels[2].plot(lengths, [1e-6 * figure.cache_bytes for figure in own], **style)
-        if name != FULL and min(figure.floor for figure in own) < 1:
-            floor = [1e3 * figure.floor * full[figure.length].next_s for figure in own]
-            panels[1].plot(lengths, floor, color=f"C{number}", linestyle=":", label=f"full, by the bytes of {name}")
+        if name not in (FULL, ALL_KEYS):
+            floor = [1e3 * figure.floor * all_keys[figure.length].next_s for figure in own]
+            panels[1].plot(lengths, floor, color=f"C{number}", linestyle=":", label=f"all keys, by the bytes of {name}")
     for axes, words in zip(panels, ("time to first token, ms", "time to next token, ms", "cache, MB"), strict=True):
         axes.set_title(words, fontsize=10)
         axes.set_xlabel("tokens")
         axes.set_ylim(bottom=0)
-        axes.set_xticks(list(full), [str(length) for length in full])
+        axes.set_xticks(list(all_keys), [str(length) for length in all_keys])
         axes.grid(alpha=0.3)
-    canvas.legend(*panels[1].get_legend_handles_labels(), fontsize=9, loc="outside lower center", ncols=6)
+    canvas.legend(*panels[1].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=6)
     try:
         canvas.savefig(path, dpi=110)
     except (OSError, ValueError) as error:

@@ -21,6 +21,7 @@ from hvd_compress.cli.outputs import PICTURES
 from hvd_compress.cli.suggesting import Choice
 
 if TYPE_CHECKING:
+    from hvd_compress.attention.families import Geometry
     from hvd_compress.bench.attention import Figure, Ratio
 
 SHAPES = ("gpt2", "llama-1b", "llama-7b")
@@ -78,16 +79,17 @@ def bench(
     """Time clustered attention beside the attention of MODEL itself, in turns in one process.
 
     MODEL is a folder of save_pretrained(), or a model of the Hub that is on this machine; without it the weights are
-    random, which changes no time. "full" is the model's own attention with the cache of transformers; "all keys" has
-    our cache, and drops nothing; CHAI clusters by the first five tokens of each prompt, CHAI-static by the counts.
+    random, and CHAI's clusters have the sizes that random heads have. "full" is the model's own attention with the
+    cache of transformers; "all keys" has our cache, and drops nothing; CHAI clusters by the first five tokens of each
+    prompt, CHAI-static by the counts.
 
     First token: a prompt of random tokens in one piece. Next token: the step that has the last of so many tokens; the
     cache is cropped behind it. Our cache grows once in 64 tokens, by a copy, which is in no time. Ratios are to full
     in the same round, with the 95 % interval of their median; of fewer than 6 rounds with the lowest and the highest.
-    Beside them are the bytes of weights and cache that a step reads, of those of full: the floor of its time where
-    memory is the limit.
+    Beside them are the bytes of weights and cache that a step reads, of those of full. The cache of full is copied in
+    each step, which is not in these bytes: what clusters save shows beside "all keys", which reads as many as full.
 
-    Each of the four keeps a cache. On one core, gpt2 takes about ten minutes by default.
+    Each of the four keeps a cache. On one core, gpt2 takes about six minutes by default.
 
     Needs transformers: pip install 'hvd_compress[attention]'.
     """
@@ -110,6 +112,7 @@ def bench(
         loaded = _model(model, shape or SHAPES[0], max(lengths), dtype, device, download)
         known = geometry(loaded)
         require_lengths(lengths, known)
+        _announce(known, lengths, batch, loaded.dtype.itemsize, weight_bytes(loaded))
         clusters = given or balanced_counts(known, SHARE if cache_share is None else cache_share)
         figures = list(
             measure(loaded, clusters, lengths, batch=batch, prefills=prefills, rounds=rounds, progress=_progress)
@@ -148,6 +151,14 @@ def _model(model: str | None, shape: str, longest: int, dtype: str | None, devic
     return load_model(model, config, download=download, device=place, dtype=kind)
 
 
+def _announce(shape: Geometry, lengths: Sequence[int], batch: int, itemsize: int, weights: int) -> None:
+    from hvd_compress.bench.attention import KINDS
+
+    cache = 2 * shape.layers * shape.key_heads * shape.head_dim * itemsize * batch * max(lengths)
+    memory = f"caches of up to {size(KINDS * cache)}, beside {size(weights)} of weights"
+    click.echo(f"{KINDS} kinds at {', '.join(map(str, lengths))} tokens: {memory}", err=True)
+
+
 def _progress(words: str) -> None:
     if sys.stderr.isatty():
         click.echo(f"\r\x1b[K{words}", err=True, nl=False)
@@ -165,16 +176,22 @@ def _title(facts: dict[str, Any]) -> str:
 def _print(figures: Sequence[Figure], facts: dict[str, Any]) -> None:
     console = Console(highlight=False)
     console.print(Text(_title(facts)))
-    fewest, most = min(facts["clusters"]), max(facts["clusters"])
+    from hvd_compress.bench.attention import ALL_KEYS, FULL
+
+    numbers = sorted({min(facts["clusters"]), max(facts["clusters"])})
     console.print(
         Text(
-            f"full is {facts['attention']} of transformers; {fewest if fewest == most else f'{fewest} to {most}'} "
+            f"full is {facts['attention']} of transformers; {' to '.join(map(str, numbers))} "
             f"clusters a layer; a step reads {size(facts['weight_bytes'])} of weights"
         )
     )
     console.print(
         _table("first token", facts["prefills"], figures, _first),
         _table("next token", facts["rounds"], figures, _next, ("bytes\nof full", "cache", "of\nfull")),
+    )
+    clustered = [figure for figure in figures if figure.kind not in (FULL, ALL_KEYS)]
+    console.print(
+        _table("next token, beside all keys", facts["rounds"], clustered, _clusters, ("its\nbytes",), "all keys")
     )
     console.print(Text("~ within noise: 1 lies between the two. Bytes: of weights and cache, which a step reads"))
 
@@ -185,13 +202,14 @@ def _table(
     figures: Sequence[Figure],
     cells: Callable[[Figure], Sequence[str]],
     further: Sequence[str] = (),
+    base: str = "full",
 ) -> Table:
     from hvd_compress.bench.attention import FOR_INTERVAL
 
     title = f"{what}, medians of {rounds}"
     table = Table(title=title, box=rich.box.SIMPLE_HEAD, title_justify="left", pad_edge=False, collapse_padding=True)
     between = "95 %\ninterval" if rounds >= FOR_INTERVAL else "lowest to\nhighest"
-    for heading in ("tokens", "attention", "ms", "time\nof full", between, *further):
+    for heading in ("tokens", "attention", "ms", f"time\nof {base}", between, *further):
         table.add_column(heading, justify="left" if heading == "attention" else "right", no_wrap=True)
     for place, figure in enumerate(figures):
         is_first = place == 0 or figures[place - 1].length != figure.length
@@ -212,6 +230,10 @@ def _next(figure: Figure) -> Sequence[str]:
         size(figure.cache_bytes),
         f"{figure.cache_share:.3f}",
     )
+
+
+def _clusters(figure: Figure) -> Sequence[str]:
+    return f"{1e3 * figure.next_s:,.1f}", *_ratio(figure.next_of_all_keys), f"{figure.floor:.3f}"
 
 
 def _ratio(ratio: Ratio) -> Sequence[str]:

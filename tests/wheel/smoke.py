@@ -25,7 +25,7 @@ MODULES = (
     "front.optimizer.reducer", "front.optimizer.optimizer", "request.decision", "compressors", "schemes",
     "engines.torch_distributed", "engines.inprocess", "cost", "cost.predict", "policies", "policies.auto.policy",
     "timeline.trace", "netlab", "session.session", "policies", "compression", "ddp",
-    *(f"cli.{name}" for name in ("main", "bench", "choose", "doctor", "netlab", "plan", "probe", "report")),
+    *(f"cli.{name}" for name in ("main", "bench", "chai", "choose", "doctor", "netlab", "plan", "probe", "report")),
 )  # fmt: skip
 
 

@@ -70,9 +70,9 @@ def test_json_has_every_kind_at_every_length_beside_its_bytes(family: str, folde
             assert each["cache_share"] == each["cache_bytes"] / full["cache_bytes"]
             assert each["step_bytes"] == weights + each["cache_bytes"]
             assert each["floor"] == each["step_bytes"] / full["step_bytes"]
-            for ratio, low, high in (each["first_ratio"], each["next_ratio"]):
+            for ratio, low, high in (each["first_ratio"], each["next_ratio"], each["next_of_all_keys"]):
                 assert low <= ratio <= high
-        assert full["first_ratio"] == full["next_ratio"] == [1, 1, 1]
+        assert full["first_ratio"] == full["next_ratio"] == keys["next_of_all_keys"] == [1, 1, 1]
     assert (report["clusters"], report["attention"], report["threads"]) == ([3, 1], "sdpa", 1)
 
 
@@ -84,7 +84,7 @@ def test_tables_that_fit_and_a_picture(folders: Path, tmp_path: Path) -> None:
     assert all(len(line) <= 80 for line in lines if not line.startswith("wrote"))
     assert "…" not in done.stdout
     rows = [line for line in lines if re.match(r" +(\d+ +)?(full|all keys|CHAI)", line)]
-    assert len(rows) == 2 * 2 * len(KINDS)
+    assert len(rows) == 2 * 2 * len(KINDS) + 2 * 2
     assert "first token, medians of 3" in done.stdout
     full = 2 * 2 * LAYERS * 32 * 64 * 4
     (chai, *_) = [line.split() for line in rows[8:] if " CHAI " in line]
@@ -175,14 +175,22 @@ def test_ratios_are_paired_and_have_an_interval_from_six_rounds_on() -> None:
 
 def test_a_time_within_noise_is_marked(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def figures(*_: object, **__: object) -> list[Figure]:
-        rest = {"length": 64, "first_s": 0.001, "next_s": 0.001, "cache_bytes": 1, "cache_share": 1.0}
+        rest = {
+            "length": 64,
+            "first_s": 0.001,
+            "next_s": 0.001,
+            "next_of_all_keys": (1.1, 1.05, 1.2),
+            "cache_bytes": 1,
+            "cache_share": 1.0,
+        }
         noisy, clear = (0.97, 0.9, 1.1), (0.8, 0.7, 0.9)
         return [Figure("CHAI", first_ratio=noisy, next_ratio=clear, step_bytes=2, floor=1.0, **rest)]
 
     monkeypatch.setattr(attention, "measure", figures)
     done = bench(folders / "gpt2", "--lengths", 64, "--rounds", 9)
     rows = [" ".join(line.split()) for line in done.stdout.splitlines() if " CHAI " in line]
-    assert rows == ["64 CHAI 1.0 0.970 ~ 0.900-1.100", "64 CHAI 1.0 0.800 0.700-0.900 1.000 1 B 1.000"]
+    assert rows == ["64 CHAI 1.0 0.970 ~ 0.900-1.100", "64 CHAI 1.0 0.800 0.700-0.900 1.000 1 B 1.000",
+                    "64 CHAI 1.0 1.100 1.050-1.200 1.000"]  # fmt: skip
     assert "95 %" in done.stdout
     assert "~ within noise" in done.stdout
 
@@ -217,6 +225,6 @@ def test_what_is_refused(arguments: tuple[str, ...], words: str, folders: Path) 
 
 def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
     once = (1.0, 1.0, 1.0)
-    figure = Figure("full", 64, 0.1, 0.1, once, once, 1, 1.0, 2, 1.0)
+    figure = Figure(attention.ALL_KEYS, 64, 0.1, 0.1, once, once, once, 1, 1.0, 2, 1.0)
     with pytest.raises(ConfigError, match="cannot write"):
         attention_plot.draw([figure], "title", tmp_path / "none" / "picture.png")
