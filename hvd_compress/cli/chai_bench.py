@@ -22,7 +22,7 @@ from hvd_compress.cli.suggesting import Choice
 
 if TYPE_CHECKING:
     from hvd_compress.attention.families import Geometry
-    from hvd_compress.bench.attention import Figure, Ratio
+    from hvd_compress.bench.attention.measuring import Figure, Ratio
 
 SHAPES = ("gpt2", "llama-1b", "llama-7b")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -102,8 +102,8 @@ def bench(
 
     from hvd_compress.attention.counts import ClusterCounts
     from hvd_compress.attention.families import geometry
-    from hvd_compress.bench.attention import measure, require_lengths
-    from hvd_compress.bench.attention_models import balanced_counts, weight_bytes
+    from hvd_compress.bench.attention.measuring import measure, require_lengths
+    from hvd_compress.bench.attention.models import balanced_counts, weight_bytes
     from hvd_compress.bench.machine import machine
     from hvd_compress.bench.timing import fixed_threads
 
@@ -126,7 +126,7 @@ def bench(
             **{"batch": batch, "rounds": rounds, "prefills": prefills},
         }
     if plot is not None:
-        from hvd_compress.bench.attention_plot import draw
+        from hvd_compress.bench.attention.plot import draw
 
         draw(figures, _title(facts), plot)
     if as_json:
@@ -141,7 +141,7 @@ def _model(model: str | None, shape: str, longest: int, dtype: str | None, devic
     import torch
 
     from hvd_compress.attention.loading import load_config, load_model
-    from hvd_compress.bench.attention_models import shaped
+    from hvd_compress.bench.attention.models import shaped
 
     place = device_of(device)
     if model is None:
@@ -152,7 +152,7 @@ def _model(model: str | None, shape: str, longest: int, dtype: str | None, devic
 
 
 def _announce(shape: Geometry, lengths: Sequence[int], batch: int, itemsize: int, weights: int) -> None:
-    from hvd_compress.bench.attention import KINDS
+    from hvd_compress.bench.attention.measuring import KINDS
 
     cache = 2 * shape.layers * shape.key_heads * shape.head_dim * itemsize * batch * max(lengths)
     memory = f"caches of up to {size(KINDS * cache)}, beside {size(weights)} of weights"
@@ -176,7 +176,7 @@ def _title(facts: dict[str, Any]) -> str:
 def _print(figures: Sequence[Figure], facts: dict[str, Any]) -> None:
     console = Console(highlight=False)
     console.print(Text(_title(facts)))
-    from hvd_compress.bench.attention import ALL_KEYS, FULL
+    from hvd_compress.bench.attention.measuring import ALL_KEYS, FULL
 
     numbers = sorted({min(facts["clusters"]), max(facts["clusters"])})
     console.print(
@@ -204,7 +204,7 @@ def _table(
     further: Sequence[str] = (),
     base: str = "full",
 ) -> Table:
-    from hvd_compress.bench.attention import FOR_INTERVAL
+    from hvd_compress.bench.attention.measuring import FOR_INTERVAL
 
     title = f"{what}, medians of {rounds}"
     table = Table(title=title, box=rich.box.SIMPLE_HEAD, title_justify="left", pad_edge=False, collapse_padding=True)
@@ -237,7 +237,7 @@ def _clusters(figure: Figure) -> Sequence[str]:
 
 
 def _ratio(ratio: Ratio) -> Sequence[str]:
-    from hvd_compress.bench.attention import is_noise
+    from hvd_compress.bench.attention.measuring import is_noise
 
     if ratio == (1.0, 1.0, 1.0):  # full itself
         return "1", ""

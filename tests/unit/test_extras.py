@@ -22,6 +22,7 @@ NEEDING = (
     "hvd_compress.torch",
     "hvd_compress.front.horovod",
     "hvd_compress.attention",
+    "hvd_compress.bench.attention",
     *(f"hvd_compress.engines.{name}" for name in MPI_MODULES),
 )
 """What needs Horovod, transformers or mpi4py as soon as it is imported, with all that is in it."""
@@ -62,6 +63,14 @@ USES = {
     "the solver": ("pymoo", "from hvd_compress.policies.flexible.settings import Flexible; Flexible(solver='nsga2')"),
     "scalars": ("tensorboard", "from hvd_compress.events.tensorboard import TensorBoard; TensorBoard('.')"),
     "clustered attention": ("transformers", "import hvd_compress.attention"),
+    "chai analyse": (
+        "transformers",
+        "from hvd_compress.cli.chai import command; command(['analyse', 'x', '--samples', 'y'], standalone_mode=False)",
+    ),
+    "chai bench": (
+        "transformers",
+        "from hvd_compress.cli.chai import command; command(['bench'], standalone_mode=False)",
+    ),
     "digits": ("sklearn", "from examples.images.data import load_digits; load_digits()"),
 }
 """For each use: the package that it needs, and statements."""

@@ -18,9 +18,9 @@ from matplotlib.image import imread
 
 from hvd_compress.attention import ClusterCounts, ClusteredCache
 from hvd_compress.attention.families import geometry
-from hvd_compress.bench import attention, attention_models, attention_plot
-from hvd_compress.bench.attention import Figure, is_noise
-from hvd_compress.bench.attention_models import balanced_counts, weight_bytes
+from hvd_compress.bench.attention import measuring, models, plot
+from hvd_compress.bench.attention.measuring import Figure, is_noise
+from hvd_compress.bench.attention.models import balanced_counts, weight_bytes
 from hvd_compress.cli import chai_bench
 from hvd_compress.cli.main import main
 from hvd_compress.errors import ConfigError
@@ -96,9 +96,9 @@ def test_tables_that_fit_and_a_picture(folders: Path, tmp_path: Path) -> None:
 
 
 def test_a_shape_with_random_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    family, settings = attention_models.SHAPES["llama-1b"]
+    family, settings = models.SHAPES["llama-1b"]
     small = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 100}
-    monkeypatch.setitem(attention_models.SHAPES, "llama-1b", (family, {**settings, **small}))
+    monkeypatch.setitem(models.SHAPES, "llama-1b", (family, {**settings, **small}))
     state = torch.random.get_rng_state()
     done = bench("--shape", "llama-1b", *FEW, "--dtype", "bfloat16", "--json")
     assert done.exit_code == 0, done.output
@@ -110,12 +110,12 @@ def test_a_shape_with_random_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_named_shapes_are_those_of_the_models() -> None:
-    assert tuple(attention_models.SHAPES) == chai_bench.SHAPES
+    assert tuple(models.SHAPES) == chai_bench.SHAPES
     meta = torch.device("meta")
     counted = {}
-    for name in attention_models.SHAPES:
+    for name in models.SHAPES:
         with meta:
-            model = attention_models.shaped(name, 1024, torch.float32, meta)
+            model = models.shaped(name, 1024, torch.float32, meta)
         counted[name] = sum(each.numel() for each in model.parameters())
     assert counted == {"gpt2": 124_439_808, "llama-1b": 1_235_814_400, "llama-7b": 6_738_415_616}
 
@@ -146,8 +146,8 @@ def test_balanced_clusters_come_near_a_share(family: str, share: float) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_steps_that_are_timed_attend_to_as_many_tokens(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, seen = build(family), []
-    monkeypatch.setattr(attention, "timed", lambda call: (call(), seen[-1][1] / 1000)[1])
-    call = attention._Length._call
+    monkeypatch.setattr(measuring, "timed", lambda call: (call(), seen[-1][1] / 1000)[1])
+    call = measuring._Length._call
 
     def noted(self: Any, ids: torch.Tensor, cache: Any) -> Any:
         found = call(self, ids, cache)
@@ -155,8 +155,8 @@ def test_all_steps_that_are_timed_attend_to_as_many_tokens(family: str, monkeypa
         assert isinstance(found, ClusteredCache) == (model.config._attn_implementation != "sdpa")
         return found
 
-    monkeypatch.setattr(attention._Length, "_call", noted)
-    figures = list(attention.measure(model, balanced_counts(geometry(model), 0.8), [128], rounds=4, prefills=1))
+    monkeypatch.setattr(measuring._Length, "_call", noted)
+    figures = list(measuring.measure(model, balanced_counts(geometry(model), 0.8), [128], rounds=4, prefills=1))
     assert {each for each in seen if each[0] == 1} == {(1, 128)}
     assert [each for each in seen if each[0] > 1] == [(64, 64)] * 4 + [(128, 128)] * 4
     assert len(seen) == 8 + 4 * 4 * 2
@@ -167,9 +167,9 @@ def test_all_steps_that_are_timed_attend_to_as_many_tokens(family: str, monkeypa
 def test_ratios_are_paired_and_have_an_interval_from_six_rounds_on() -> None:
     full = [1.0, 2.0, 4.0, 1.0, 1.0]
     taken = {"full": full, "CHAI": [0.5 * each for each in full[:4]] + [0.9]}
-    assert attention._paired(taken, "CHAI") == (0.5, 0.5, 0.9)
+    assert measuring._paired(taken, "CHAI") == (0.5, 0.5, 0.9)
     taken = {"full": full * 8, "CHAI": taken["CHAI"] * 8}
-    assert attention._paired(taken, "CHAI") == (0.5, 0.5, 0.5)
+    assert measuring._paired(taken, "CHAI") == (0.5, 0.5, 0.5)
     assert [is_noise(each) for each in ((0.9, 0.8, 1.0), (0.9, 0.8, 0.99), (1.2, 1.1, 1.3))] == [True, False, False]
 
 
@@ -186,7 +186,7 @@ def test_a_time_within_noise_is_marked(folders: Path, monkeypatch: pytest.Monkey
         noisy, clear = (0.97, 0.9, 1.1), (0.8, 0.7, 0.9)
         return [Figure("CHAI", first_ratio=noisy, next_ratio=clear, step_bytes=2, floor=1.0, **rest)]
 
-    monkeypatch.setattr(attention, "measure", figures)
+    monkeypatch.setattr(measuring, "measure", figures)
     done = bench(folders / "gpt2", "--lengths", 64, "--rounds", 9)
     rows = [" ".join(line.split()) for line in done.stdout.splitlines() if " CHAI " in line]
     assert rows == ["64 CHAI 1.0 0.970 ~ 0.900-1.100", "64 CHAI 1.0 0.800 0.700-0.900 1.000 1 B 1.000",
@@ -225,6 +225,6 @@ def test_what_is_refused(arguments: tuple[str, ...], words: str, folders: Path) 
 
 def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
     once = (1.0, 1.0, 1.0)
-    figure = Figure(attention.ALL_KEYS, 64, 0.1, 0.1, once, once, once, 1, 1.0, 2, 1.0)
+    figure = Figure(measuring.ALL_KEYS, 64, 0.1, 0.1, once, once, once, 1, 1.0, 2, 1.0)
     with pytest.raises(ConfigError, match="cannot write"):
-        attention_plot.draw([figure], "title", tmp_path / "none" / "picture.png")
+        plot.draw([figure], "title", tmp_path / "none" / "picture.png")

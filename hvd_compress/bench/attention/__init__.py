@@ -1,0 +1,1 @@
+"""Clustered attention beside a model's own, which needs transformers."""
