@@ -10,7 +10,12 @@ from typing import Any
 import torch
 
 from hvd_compress.attention.families import require_family
-from hvd_compress.attention.transformers_api import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from hvd_compress.attention.transformers_api import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    try_to_load_from_cache,
+)
 from hvd_compress.errors import ConfigError, HvdCompressError, shortened
 
 LONGEST = 400
@@ -30,8 +35,8 @@ def load_config(name: str, *, download: bool) -> Any:
         UnsupportedError: the model is of another family.
         ConfigError: there is none, or it cannot be read.
     """
-    with _refusals(name, "configuration", download):
-        config = AutoConfig.from_pretrained(name, local_files_only=not download, trust_remote_code=False)
+    with _refusals(name, "configuration"):
+        config = AutoConfig.from_pretrained(_place(name, download), **_options(download))
     require_family(config.model_type, name)
     return config
 
@@ -50,14 +55,13 @@ def load_model(
     Raises:
         ConfigError: they cannot be read, some are missing, or the device is not there.
     """
-    with _refusals(name, "weights", download):
+    with _refusals(name, "weights"):
         model, loaded = AutoModelForCausalLM.from_pretrained(
-            name,
+            _place(name, download),
             config=config,
-            local_files_only=not download,
-            trust_remote_code=False,
             dtype="auto" if dtype is None else dtype,
             output_loading_info=True,
+            **_options(download),
         )
         lacking = sorted(each for each in loaded["missing_keys"] if not each.startswith(NOT_READ))
         if lacking:
@@ -89,26 +93,45 @@ def to_device(model: Any, device: torch.device) -> Any:
 
 def load_tokenizer(name: str, *, download: bool) -> Any:
     """Return the tokenizer of a model. Raises ConfigError where there is none."""
-    with _refusals(name, "tokenizer", download):
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=not download, trust_remote_code=False)
+    with _refusals(name, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(_place(name, download), **_options(download))
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of a folder without its files
         raise ConfigError(f"{name} has no tokenizer")
     return tokenizer
 
 
+def _options(download: bool) -> dict[str, bool]:
+    return {"local_files_only": not download, "trust_remote_code": False}
+
+
+def _place(name: str, download: bool) -> str:
+    """Return the folder of a model, or its name where files may be fetched.
+
+    A model that was fetched before is named by its folder, too: even with local_files_only a name has huggingface_hub
+    ask its server for other things.
+    """
+    if download or os.path.isdir(name):
+        return name
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except ValueError:  # no name of a model of the Hub
+        found = None
+    if not isinstance(found, str):
+        raise ConfigError(
+            f"{name} is neither a folder of save_pretrained() nor a model of the Hub that was fetched before: "
+            "--download fetches one"
+        )
+    return os.path.dirname(found)
+
+
 @contextmanager
-def _refusals(name: str, what: str, download: bool) -> Iterator[None]:
+def _refusals(name: str, what: str) -> Iterator[None]:
     """Whatever keeps transformers from reading files, which may hold anything, is a ConfigError."""
     try:
         yield
     except HvdCompressError:
         raise
     except Exception as error:
-        if not os.path.isdir(name) and not download:
-            raise ConfigError(
-                f"{name} is neither a folder of save_pretrained() nor a model of the Hub that was fetched before: "
-                "--download fetches one"
-            ) from error
         words = " ".join(str(error).split())
         raise ConfigError(
             f"cannot read the {what} of {name}: {type(error).__name__}: {shortened(words, LONGEST)}"

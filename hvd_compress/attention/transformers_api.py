@@ -8,6 +8,7 @@ from typing import Any
 from hvd_compress.extras import needed
 
 with needed("transformers", "hvd_compress.attention"):
+    from huggingface_hub import try_to_load_from_cache
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.cache_utils import Cache, CacheLayerMixin
     from transformers.generation.configuration_utils import GenerationMode
@@ -38,6 +39,7 @@ __all__ = [
     "LlamaPreTrainedModel",
     "register",
     "sdpa_attention_forward",
+    "try_to_load_from_cache",
 ]
 
 

@@ -7,11 +7,13 @@ import tests.unit.attention.supported  # noqa: F401
 # isort: split
 
 import json
+import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -50,11 +52,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        pytest.fail("something was asked of the network")
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    asked: list[object] = []
+
+    def refuse(*what: object, **_: object) -> None:
+        asked.append(what)
+        raise OSError("no network here")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    yield
+    assert not asked
 
 
 def write_ids(path: Path, samples: Sequence[Sequence[int]]) -> None:
@@ -100,6 +108,20 @@ def test_json_says_what_find_clusters_finds(family: str, folders: Path) -> None:
     assert report["cache_share"] == pytest.approx(
         sum(layer["cache_bytes"] for layer in report["layers"]) / sum(layer["full_bytes"] for layer in report["layers"])
     )
+
+
+def test_a_model_of_the_hub_that_was_fetched_before(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files lie as huggingface_hub lays them."""
+    kept = tmp_path / "models--someone--planted"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(folders / "gpt2", kept / "snapshots" / ("0" * 40))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    done = analyse("someone/planted", "--samples", folders / "ids.jsonl", "--json")
+    assert done.exit_code == 0, done.output
+    assert [layer["clusters"] for layer in json.loads(done.stdout)["layers"]] == [3, 3]
 
 
 def test_grouped_queries_are_told_as_a_bound(folders: Path) -> None:
