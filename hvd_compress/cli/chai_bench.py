@@ -50,7 +50,8 @@ def lengths_of(text: str) -> list[int]:
 @click.option("--counts", type=FILE, help="Clusters, by `chai analyse`; otherwise some of equal size are made.")
 @click.option("--cache-share", type=ratio, metavar="SHARE", help="Of the cache's bytes, which clusters are made for.  "
               f"[default: {SHARE}]")  # fmt: skip
-@click.option("--lengths", type=lengths_of, default=LENGTHS, show_default=True, help="Tokens; multiples of 64.")
+@click.option("--lengths", type=lengths_of, metavar="NUMBERS", default=LENGTHS, show_default=True,
+              help="Of tokens, multiples of 64, with commas between.")  # fmt: skip
 @click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Sequences.")
 @click.option("--dtype", type=Choice(DTYPES), help="Of weights and cache.  [default: MODEL's; float32]")
 @DEVICE
