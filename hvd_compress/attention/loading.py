@@ -43,8 +43,8 @@ def load_config(name: str, *, download: bool) -> Any:
 
 def load_model(
     name: str, config: Any, *, download: bool, device: torch.device, dtype: torch.dtype | None = None
-) -> Any:
-    """Return a model in eval mode.
+) -> tuple[Any, bool]:
+    """Return a model in eval mode, and whether it has a head, which gives logits.
 
     Args:
         name, download: as load_config() takes them.
@@ -63,10 +63,11 @@ def load_model(
             output_loading_info=True,
             **_options(download),
         )
-        lacking = sorted(each for each in loaded["missing_keys"] if not each.startswith(NOT_READ))
+        missing = loaded["missing_keys"]
+        lacking = sorted(each for each in missing if not each.startswith(NOT_READ))
         if lacking:
             raise ConfigError(f"{name} lacks {len(lacking)} weights of {type(model).__name__}, such as {lacking[0]}")
-        return to_device(model, device).eval()
+        return to_device(model, device).eval(), len(missing) == len(lacking)
 
 
 def random_model(model_type: str, *, dtype: torch.dtype, device: torch.device, seed: int = 0, **settings: Any) -> Any:

@@ -24,11 +24,14 @@ from hvd_compress.errors import ConfigError
 if TYPE_CHECKING:
     from hvd_compress.attention.counts import ClusterCounts, LayerClusters
     from hvd_compress.attention.families import Geometry
+    from hvd_compress.attention.losses import Perplexities
 
 ALIKE = 0.95
 """The correlation above which two heads count as alike."""
 LENGTH, LIMIT = 256, 1024
 """Tokens of a sample; and samples, as the paper has them."""
+COSTLY = 0.01
+"""An increase of perplexity from which on advice is given."""
 COUNT = click.IntRange(1, 1 << 20)
 
 
@@ -48,6 +51,8 @@ COUNT = click.IntRange(1, 1 << 20)
 @click.option("--limit", type=COUNT, default=LIMIT, show_default=True, help="Samples at most.")
 @click.option("--tokens", type=Choice(["tokenizer", "bytes"]), default="tokenizer", show_default=True,
               help="How text becomes token ids: by the model's tokenizer, or a byte each.")  # fmt: skip
+@click.option("--perplexity/--no-perplexity", default=True, show_default=True, help="Measure what the clusters cost, "
+              "on 64 of the samples.")  # fmt: skip
 @DEVICE
 @DOWNLOAD
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -61,6 +66,7 @@ def analyse(
     length: int | None,
     limit: int,
     tokens: str,
+    perplexity: bool,
     device: str,
     download: bool,
     as_json: bool,
@@ -70,6 +76,9 @@ def analyse(
     MODEL is a folder of save_pretrained(), or a model of the Hub that is on this machine. The file of samples is plain
     text, which is cut into samples, or .jsonl with a sample a line, which is cut to --length: {"text": ...} or {"ids":
     [...]}; other fields are not looked at.
+
+    Below the table stands what the clusters cost: the perplexity of samples, by clusters of their first five tokens
+    (CHAI) and by those that were found (CHAI-static), beside that of the model itself.
 
     Of each layer the table has the mean correlation of two heads' scores, the share of pairs above 0.95, the clusters,
     the error that they leave of that of one cluster, and the bytes of the cache for a token, of those of a full one.
@@ -82,14 +91,16 @@ def analyse(
     from hvd_compress.attention.families import geometry
     from hvd_compress.attention.finding import find_clusters
     from hvd_compress.attention.loading import load_config, load_model
+    from hvd_compress.attention.losses import perplexities
 
     place = device_of(device)
     config = load_config(model, download=download)
     read = _read(samples, model, config, length, limit, tokens, download)
-    loaded = load_model(model, config, download=download, device=place)
+    loaded, has_head = load_model(model, config, download=download, device=place)
     counts = find_clusters(loaded, _shown(read), plateau=plateau, cache_share=cache_share)
     if out is not None:
         counts.save(out)
+    cost = perplexities(loaded, counts, read) if perplexity and has_head else None
     if plot is not None:
         from hvd_compress.attention.plot import draw
 
@@ -97,9 +108,18 @@ def analyse(
     shape, itemsize = geometry(loaded), loaded.dtype.itemsize
     rows = [_row(index, layer, shape, itemsize) for index, layer in enumerate(counts.layers)]
     if as_json:
-        click.echo(json.dumps({**_facts(counts, shape), "layers": [asdict(row) for row in rows]}, indent=1))
+        click.echo(
+            json.dumps(
+                {**_facts(counts, shape), "perplexity": cost and asdict(cost), "layers": [asdict(row) for row in rows]},
+                indent=1,
+            )
+        )
         return
     _print(rows, counts, shape)
+    if cost is not None:
+        click.echo(_told(cost))
+    elif perplexity:
+        click.echo(f"{model} has no head (lm_head), so that what the clusters cost is not measured")
     for path in (out, plot):
         if path is not None:
             click.echo(f"wrote {path}")
@@ -211,3 +231,13 @@ def _print(rows: list[Row], counts: ClusterCounts, shape: Geometry) -> None:
             f"bytes, {size(kept)} a token of {size(full)}"
         )
     )
+
+
+def _told(cost: Perplexities) -> str:
+    chai, static = cost.chai / cost.own - 1, cost.static / cost.own - 1
+    lines = [f"perplexity of {cost.samples} samples {cost.own:.4g}: CHAI {chai:+.1%}, CHAI-static {static:+.1%}"]
+    if min(chai, static) > COSTLY:
+        lines.append("a larger --cache-share, or a smaller --plateau, costs less; heads that differ save nothing")
+    elif chai > COSTLY:
+        lines.append("five tokens do not tell these clusters: apply(model, counts, static=True)")
+    return "\n".join(lines)

@@ -149,7 +149,8 @@ def _model(model: str | None, shape: str, longest: int, dtype: str | None, devic
         return shaped(shape, longest, getattr(torch, dtype or DTYPES[0]), place)
     config = load_config(model, download=download)
     kind = None if dtype is None else getattr(torch, dtype)
-    return load_model(model, config, download=download, device=place, dtype=kind)
+    loaded, _ = load_model(model, config, download=download, device=place, dtype=kind)
+    return loaded
 
 
 def _announce(shape: Geometry, lengths: Sequence[int], batch: int, itemsize: int, weights: int) -> None:

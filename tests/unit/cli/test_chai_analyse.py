@@ -19,9 +19,10 @@ import torch
 from click.testing import CliRunner, Result
 from matplotlib.image import imread
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
 
-from hvd_compress.attention import ClusterCounts, find_clusters, plot
+from hvd_compress.attention import ClusterCounts, apply, find_clusters, losses, plot, remove
 from hvd_compress.attention.samples import Cut, read_samples
 from hvd_compress.attention.tokens import ByteTokens, ModelTokens
 from hvd_compress.cli.main import main
@@ -89,6 +90,8 @@ def test_planted_heads_are_found_and_written(folders: Path, tmp_path: Path) -> N
     pairs = first[torch.triu(torch.ones(HEADS, HEADS), 1) > 0]
     assert rows[0][1:3] == [f"{pairs.mean():.3f}", f"{(pairs > 0.95).float().mean():.1%}"]
     assert "plateau 0.05: the cache keeps 68.8% of its bytes, 352 B a token of 512 B" in done.stdout
+    assert "perplexity of 4 samples" in done.stdout
+    assert "CHAI +0.0%, CHAI-static +0.0%" in done.stdout
     assert f"wrote {out}" in done.stdout
     assert imread(picture).std() > 0.1
 
@@ -108,6 +111,56 @@ def test_json_says_what_find_clusters_finds(family: str, folders: Path) -> None:
     assert report["cache_share"] == pytest.approx(
         sum(layer["cache_bytes"] for layer in report["layers"]) / sum(layer["full_bytes"] for layer in report["layers"])
     )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_clusters_cost(family: str, folders: Path) -> None:
+    """The perplexities are those of the definition, and what is advised follows from them."""
+    model = build(family, seed=1)
+    folder = folders / f"{family}-random"
+    model.save_pretrained(folder)
+    options = ("--samples", folders / "ids.jsonl", "--cache-share", "70%")
+    cost = json.loads(analyse(folder, *options, "--json").stdout)["perplexity"]
+    counts = find_clusters(model, SAMPLES, cache_share=0.7)
+    for kind in ("own", "chai", "static"):
+        if kind != "own":
+            apply(model, counts, static=kind == "static")
+        with torch.no_grad():
+            found = torch.cat(
+                [cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="none") for ids in map(ids_of, SAMPLES)]
+            )
+        assert cost[kind] == pytest.approx(float(found.mean().exp()), rel=1e-4), kind
+        if kind != "own":
+            remove(model)
+    assert cost["samples"] == 4
+    told = analyse(folder, *options).stdout
+    cheapest, chai = min(cost["chai"], cost["static"]) / cost["own"], cost["chai"] / cost["own"]
+    assert ("a larger --cache-share" in told) == (cheapest > 1.01)
+    assert ("static=True" in told) == (cheapest <= 1.01 < chai)
+    assert "perplexity" not in analyse(folder, *options, "--no-perplexity").stdout
+
+
+def ids_of(sample: Sequence[int]) -> torch.Tensor:
+    return torch.as_tensor(sample).unsqueeze(0)
+
+
+def test_of_many_samples_some_are_measured_that_are_spread_over_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("gpt2")
+    counts = find_clusters(model, SAMPLES)
+    many = [[1, 2, each // 3] for each in range(130)]
+    seen: list[list[int]] = []
+    own = losses._perplexity
+    monkeypatch.setattr(losses, "_perplexity", lambda model, some: seen.extend(some) or own(model, some))
+    assert losses.perplexities(model, counts, many).samples == 64
+    assert len({each[2] for each in seen}) > 40
+    assert seen[:64] == seen[64:128] == seen[128:]
+
+
+def test_a_model_without_a_head_has_no_perplexity(folders: Path, tmp_path: Path) -> None:
+    build("llama").model.save_pretrained(tmp_path / "model")
+    done = analyse(tmp_path / "model", "--samples", folders / "ids.jsonl")
+    assert done.exit_code == 0, done.output
+    assert "has no head" in done.stdout
 
 
 def test_a_model_of_the_hub_that_was_fetched_before(
