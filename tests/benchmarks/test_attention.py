@@ -6,6 +6,7 @@ import tests.unit.attention.supported  # noqa: F401
 
 # isort: split
 
+import json
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -241,3 +242,49 @@ def test_a_script_says_what_it_does(script: str, monkeypatch: pytest.MonkeyPatch
     done = CliRunner().invoke(load(f"attention/{script}.py", monkeypatch).main, ["--help"])
     assert done.exit_code == 0, done.output
     assert "python benchmarks/attention" in done.output
+
+
+def test_heads_that_begin_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = load("attention/train.py", monkeypatch)
+    model = train.new_model(1, heads=HEADS, width=32, layers=1, context=8)
+    before = model.transformer.h[0].attn.c_attn.weight.clone()
+    train.begin_alike(model, 2)
+    after = model.transformer.h[0].attn.c_attn.weight
+    for part in range(2):
+        heads = after[:, 32 * part : 32 * part + 32].unflatten(-1, (HEADS // 2, 2, 4))
+        assert torch.equal(heads[:, :, 0], heads[:, :, 1])
+        assert torch.equal(
+            heads[:, :, 0], before[:, 32 * part : 32 * part + 32].unflatten(-1, (HEADS // 2, 2, 4))[:, :, 0]
+        )
+        assert not torch.equal(heads[:, 0, 0], heads[:, 1, 0])
+    assert torch.equal(after[:, 64:], before[:, 64:])
+
+
+@pytest.mark.parametrize(
+    ("next_of_all_keys", "own", "verdict"), [(0.91, 0.6, "kept"), (0.93, 0.6, "missed"), (0.91, 1.04, "missed")]
+)
+def test_the_page_of_speed_tells_what_is_missed(
+    next_of_all_keys: float, own: float, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speed = load("attention/speed_page.py", monkeypatch)
+
+    def figure(kind: str, nbytes: int, ratio: float, of_all_keys: float) -> dict[str, Any]:
+        ratios = {"first_ratio": [1.0] * 3, "next_ratio": [ratio] * 3, "next_of_all_keys": [of_all_keys] * 3}
+        return {"kind": kind, "length": 4096, **ratios, "cache_share": 0.8, "step_bytes": nbytes, "floor": nbytes / 100}
+
+    found = {
+        "figures": [
+            figure("full", 100, 1.0, 2.0),
+            figure("all keys", 100, 0.7, 1.0),
+            figure("CHAI", 80, own, next_of_all_keys),
+        ],
+        **{"layers": 1, "heads": 8, "key_heads": 8, "dtype": "float32", "batch": 1, "threads": 1},
+        **{"rounds": 9, "prefills": 3, "weight_bytes": 10**6, "model": "small"},
+    }  # fmt: skip
+    file, page = tmp_path / "found.json", tmp_path / "page.md"
+    file.write_text(json.dumps(found))
+    done = CliRunner().invoke(speed.main, [str(file), "--page", str(page)])
+    assert done.exit_code == 0, done.output
+    (line,) = [line for line in page.read_text().splitlines() if "| CHAI |" in line]
+    assert line.endswith(f"| {verdict} |")
+    assert f"{next_of_all_keys:.3f} ({next_of_all_keys:.3f} to {next_of_all_keys:.3f}) | 0.800 |" in line
