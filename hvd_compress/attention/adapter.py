@@ -12,7 +12,7 @@ from hvd_compress.attention.attend import attend
 from hvd_compress.attention.cache import ClusteredCache
 from hvd_compress.attention.counts import ClusterCounts
 from hvd_compress.attention.families import geometry, projections
-from hvd_compress.attention.projections import narrow
+from hvd_compress.attention.projections import narrow, project_all
 from hvd_compress.attention.transformers_api import CACHE, GenerationMode, register, sdpa_attention_forward
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 
@@ -48,20 +48,25 @@ def apply(model: Any, counts: ClusterCounts, static: bool = False) -> None:
         static: all sequences take the clusters found with the samples (CHAI-static).
 
     Raises:
-        PlanError: the counts are of another model.
+        ConfigError: the counts are none.
+        PlanError: they are of other layers or heads.
         UnsupportedError: the model is of another family, or configured for what clustered attention does not know.
         UsageError: it is applied already.
     """
+    if not isinstance(counts, ClusterCounts):
+        raise ConfigError(
+            f"counts are ClusterCounts, not {type(counts).__name__}: ClusterCounts.load(path) reads a file"
+        )
     shape = geometry(model)
     counts.check(shape.layers, shape.heads, shape.name)
     if hasattr(shape.decoder, _MARK):
         raise UsageError(f"clustered attention is applied to this {shape.name} already: remove(model) before")
     before = model.config._attn_implementation
+    model.set_attn_implementation(CLUSTERED)  # the one step that may fail
     handles = [
         shape.decoder.register_forward_pre_hook(_Door(counts, static), with_kwargs=True),
         *(narrow(attention, linear, _CACHE) for attention, linear in projections(shape)),
     ]
-    model.set_attn_implementation(CLUSTERED)
     if hasattr(model, _GENERATE):
         setattr(model, _GENERATE, _CacheMaker(model, counts, static))
     setattr(model, _APPLIED, _Applied(before, handles))
@@ -93,6 +98,10 @@ class _Door:
             raise UnsupportedError(f"under clustered attention {name} takes what comes behind input_ids by name")
         mask = kwargs.get("attention_mask")
         for wrong, what in (
+            (
+                config._attn_implementation != CLUSTERED,
+                f"by {config._attn_implementation}, to which the model was set: remove(model), and apply() again",
+            ),
             (module.training, "in training mode: model.eval() before, or remove(model)"),
             (kwargs.get("output_attentions"), "with output_attentions: no scores are computed that could be returned"),
             (
@@ -102,6 +111,10 @@ class _Door:
             (
                 mask is not None and (not isinstance(mask, torch.Tensor) or mask.ndim != 2),
                 "by a mask other than (batch, tokens)",
+            ),
+            (
+                torch.is_grad_enabled() and _has_gradients(module, args, kwargs),
+                "with gradients: call the model within torch.no_grad(), or remove(model)",
             ),
         ):
             if wrong:
@@ -125,6 +138,11 @@ class _Door:
             )
         kwargs[_CACHE] = cache
         return args, kwargs
+
+
+def _has_gradients(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    given = (*args, *kwargs.values(), *module.parameters())
+    return any(isinstance(each, torch.Tensor) and each.requires_grad for each in given)
 
 
 def _refuse_packed(kwargs: dict[str, Any]) -> None:
@@ -166,6 +184,7 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     """The attention function of transformers' interface: query (batch, heads, queries, head_dim), key and value as the
     cache has returned them."""
+    project_all()
     cache: ClusteredCache | None = kwargs.pop(_CACHE, None)
     if cache is None:  # a model without clusters that shares the configuration
         result: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
@@ -173,10 +192,6 @@ def _attention(
     if query.shape[1] != cache.counts.heads:
         raise UnsupportedError(
             f"{query.shape[1]} of {cache.counts.heads} heads are here: clustered attention does not run tensor-parallel"
-        )
-    if torch.is_grad_enabled() and query.requires_grad:
-        raise UnsupportedError(
-            "clustered attention has no gradients: call the model within torch.no_grad(), or remove(model)"
         )
     layer = cache.layers[module.layer_idx]
     if cache.attends_alone:

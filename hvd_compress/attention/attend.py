@@ -27,6 +27,9 @@ def attend(layer: ClusteredLayer, query: torch.Tensor, mask: torch.Tensor | None
         mask: bool (batch, 1, queries, tokens), True where a query sees a token; None: causal, and nothing is padded.
         scaling: of the products of queries and keys.
     """
+    if torch.is_inference_mode_enabled():  # what the layer keeps is used outside of it, too
+        with torch.inference_mode(False), torch.no_grad():
+            return attend(layer, query, mask, scaling)
     if layer.clustered:
         return _by_representatives(layer, query, mask, scaling)
     tokens, queries = layer.get_seq_length(), query.shape[2]
@@ -43,7 +46,8 @@ def attend(layer: ClusteredLayer, query: torch.Tensor, mask: torch.Tensor | None
     else:
         outputs = _by_known_representatives(layer, query, mask, scaling)
     sequence, place = here.nonzero(as_tuple=True)
-    outputs[sequence, :, layer.first.positions[sequence, place] - (tokens - queries)] = exact[sequence, :, place]
+    own = exact[sequence, :, place].to(outputs.dtype)
+    outputs[sequence, :, layer.first.positions[sequence, place] - (tokens - queries)] = own
     return outputs
 
 
@@ -104,13 +108,13 @@ def _by_known_representatives(
     layer: ClusteredLayer, query: torch.Tensor, mask: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
     """While some sequences of a batch are too short: keys and values of the others are copied head by head."""
-    outputs = torch.zeros_like(query)
+    keys, values = layer.whole()
+    outputs = values.new_zeros(query.shape)  # under autocast their dtype is another one than that of rotated queries
     known = layer.known.nonzero()
     if known.numel():
-        keys, values = layer.whole()
         source, ratio = layer.source[known[:, 0]], query.shape[1] // keys.shape[1]
         own = torch.arange(query.shape[1], device=query.device)
-        outputs[known[:, 0]] = scaled_dot_product_attention(
+        found = scaled_dot_product_attention(
             query[known, source],
             keys[known, source // ratio],
             values[known, own // ratio],
@@ -118,6 +122,7 @@ def _by_known_representatives(
             is_causal=_is_causal(mask, query.shape[2], keys.shape[2]),
             scale=scaling,
         )
+        outputs[known[:, 0]] = found.to(outputs.dtype)
     return outputs
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,7 +49,8 @@ def find_clusters(
             (2 L G), for which layers have fewer than G clusters.
 
     Raises:
-        ConfigError: no samples, one that is no list of token ids, `plateau` or `cache_share` out of range, or both.
+        ConfigError: no samples, one that is no list of token ids, scores that are not finite, `plateau` or
+            `cache_share` out of range, or both.
         UnsupportedError: a model of another family.
         UsageError: clustered attention is applied to the model, or it is in training mode.
     """
@@ -62,13 +63,16 @@ def find_clusters(
         require_share(cache_share, shape.key_heads)
     statistics = [HeadStatistics(shape.heads) for _ in range(shape.layers)]
     tokens = 0
-    with torch.no_grad(), _recording(model, shape, statistics):
-        for index, sample in enumerate(samples):
+    with torch.no_grad(), _recording(model, shape, statistics) as show:
+        for index, sample in enumerate(samples):  # which may call the model, too
             ids = _as_ids(sample, index, shape)
-            shape.decoder(input_ids=ids, use_cache=False)
+            show(ids)
             tokens += ids.numel()
     if not tokens:
         raise ConfigError("find_clusters needs one sample at least: token ids of text that the model is for")
+    for index, each in enumerate(statistics):
+        if not bool(each.products.isfinite().all()):
+            raise ConfigError(f"layer {index} of {shape.name} has scores that are not finite: look at its weights")
     curves = [error_curve(each.products) for each in statistics]
     if cache_share is not None:
         plateau = plateau_of_share(curves, shape.key_heads, cache_share)
@@ -112,8 +116,10 @@ def _as_ids(sample: Sequence[int] | torch.Tensor, index: int, shape: Geometry) -
 
 
 @contextmanager
-def _recording(model: Any, shape: Geometry, statistics: list[HeadStatistics]) -> Iterator[None]:
-    """Within the block each sample that the model sees is added to the statistics of its layers."""
+def _recording(
+    model: Any, shape: Geometry, statistics: list[HeadStatistics]
+) -> Iterator[Callable[[torch.Tensor], None]]:
+    """Give a function that shows a sample to the model, and adds it to the statistics of its layers."""
     if model.training:
         raise UsageError(
             f"{shape.name} is in training mode, where dropout changes the scores: model.eval() before find_clusters()"
@@ -121,12 +127,21 @@ def _recording(model: Any, shape: Geometry, statistics: list[HeadStatistics]) ->
     before = model.config._attn_implementation
     if before.startswith("hvd_compress"):
         raise UsageError(f"clustered attention is applied to this {shape.name}: remove(model) before find_clusters()")
+    shown: list[list[HeadStatistics]] = []
+
+    def show(ids: torch.Tensor) -> None:
+        shown.append(statistics)
+        try:
+            shape.decoder(input_ids=ids, use_cache=False)
+        finally:
+            shown.clear()
+
     hook = shape.decoder.register_forward_pre_hook(
-        lambda _, args, kwargs: (args, {**kwargs, RECORDING: statistics}), with_kwargs=True
+        lambda _, args, kwargs: (args, {**kwargs, RECORDING: shown[0] if shown else None}), with_kwargs=True
     )
     try:
         model.set_attn_implementation(RECORDING)
-        yield
+        yield show
     finally:
         model.set_attn_implementation(before)
         hook.remove()
@@ -136,7 +151,7 @@ def _attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
 ) -> tuple[torch.Tensor, None]:
     statistics: list[HeadStatistics] | None = kwargs.pop(RECORDING, None)
-    if statistics is not None:  # else it is another model that shares the configuration
+    if statistics is not None:  # else it is a call of somebody else, or of another model that shares the configuration
         own = key[0].repeat_interleave(query.shape[1] // key.shape[1], 0)
         statistics[module.layer_idx].add(query[0], own, kwargs["scaling"])
     result: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **kwargs)

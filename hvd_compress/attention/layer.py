@@ -72,9 +72,17 @@ class ClusteredLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
         Returns:
             keys and values of all tokens, as whole() does. Once they are clustered, what was given: attend() takes what
             is kept from here.
+
+        Raises:
+            UnsupportedError: the tokens are of another number of sequences or dtype. Nothing is added then.
         """
+        if torch.is_inference_mode_enabled():  # whose tensors could not be written to outside of it
+            with torch.inference_mode(False), torch.no_grad():
+                return self.update(key_states, value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        elif self.rows is not None:
+            self._require_alike(key_states, value_states)
         if self.clustered and decodes(key_states, value_states) and self._append_token(key_states, value_states):
             return key_states, value_states
         self._decode_rows = None
@@ -87,6 +95,20 @@ class ClusteredLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
             self.rows[0].append(keys)
             self.rows[1].append(values)
         return (key_states, value_states) if self.clustered else self.whole()
+
+    def _require_alike(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        assert self.rows is not None
+        if key_states.shape[:2] != (self.batch, self.key_heads):
+            raise UnsupportedError(
+                f"this ClusteredCache has {self.batch} sequences of {self.key_heads} heads of keys, and the call has "
+                f"{key_states.shape[0]} of {key_states.shape[1]}: reset() it, or repeat or select its sequences"
+            )
+        dtypes = self.rows[0].store.dtype, self.rows[1].store.dtype
+        if (key_states.dtype, value_states.dtype) != dtypes and not torch.is_autocast_enabled(key_states.device.type):
+            raise UnsupportedError(
+                f"this ClusteredCache has keys and values of {dtypes[0]} and {dtypes[1]}, and the call has "
+                f"{key_states.dtype} and {value_states.dtype}: go on as it was filled, within torch.autocast or not"
+            )
 
     def _append_token(self, key_states: torch.Tensor, value_states: torch.Tensor) -> bool:
         """Add a token by the kernel, if it is of the dtype of those that are there."""
@@ -187,6 +209,9 @@ class ClusteredLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Take the sequences (beams,) of the batch for beam search, with their clusters."""
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False), torch.no_grad():
+                return self.reorder_cache(beam_idx.clone())
         self.take(beam_idx.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:

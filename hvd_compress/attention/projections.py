@@ -53,7 +53,8 @@ class Handles:
         for handle in self._handles:
             handle.remove()
         for module in self._modules:
-            vars(module).pop("forward", None)
+            if isinstance(vars(module).get("forward"), _Projected):  # else somebody else has put theirs around it
+                del vars(module)["forward"]
 
 
 def narrow(attention: Any, projections: Sequence[tuple[nn.Module, tuple[Part, ...]]], cache: str) -> Handles:
@@ -86,11 +87,16 @@ class _Begin:
 
     def __call__(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         cache = kwargs.get(self.cache)
-        layer = None if cache is None or cache.attends_alone else cache.layers[module.layer_idx]
+        layer = None if cache is None else cache.layers[module.layer_idx]
         _now.layer = layer if layer is not None and layer.clustered else None
 
 
 def _end(*_: Any) -> None:
+    project_all()
+
+
+def project_all() -> None:
+    """Have projections that this thread calls from now on compute all: the attention has what it needs."""
     _now.layer = None
 
 
@@ -121,7 +127,7 @@ def _saves(needed: tuple[Run, ...], weight: torch.Tensor) -> bool:
 
 def _project(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, needed: tuple[Run, ...]) -> torch.Tensor:
     rows = x.reshape(-1, x.shape[-1])
-    out = x.new_zeros(rows.shape[0], weight.shape[1])
+    out = x.new_zeros(rows.shape[0], weight.shape[1])  # not empty: rotary positions go over all, and meet no NaN
     for begin, end in needed:
         own = weight[:, begin:end]
         out[:, begin:end] = rows @ own if bias is None else torch.addmm(bias[begin:end], rows, own)

@@ -47,6 +47,8 @@ def read_samples(path: Path, tokens: Tokens, cut: Cut) -> list[list[int]]:
     Raises:
         ConfigError: names the file and the line that is no sample.
     """
+    if path.suffix == ".json":
+        raise ConfigError(f"{path}: samples are {LINES}, one a line, or plain text")
     try:
         with path.open(encoding="utf-8-sig") as file:
             if path.suffix == LINES:

@@ -48,7 +48,7 @@ class ModelTokens:
         try:
             return load_tokenizer(self._name, download=self._download)
         except ConfigError as error:
-            raise ConfigError(f"{error}; or {self._otherwise}") from error
+            raise ConfigError(f"{error}: {self._otherwise}") from error
 
     @cached_property
     def start(self) -> Sequence[int]:

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hvd_compress.cli.chai_options import DEVICE, DOWNLOAD, FILE, device_of, require_files
-from hvd_compress.cli.numbers import ratio, size
+from hvd_compress.cli.chai_options import DEVICE, DOWNLOAD, FILE, device_of, plateau_of, require_files, share_of
+from hvd_compress.cli.numbers import size
 from hvd_compress.cli.outputs import PICTURES
 from hvd_compress.cli.suggesting import Choice
 from hvd_compress.errors import ConfigError
@@ -40,10 +40,10 @@ COUNT = click.IntRange(1, 1 << 20)
 @click.option(
     "--samples", type=FILE, required=True, help='Text, or .jsonl with {"text": ...} or {"ids": [...]} a line.'
 )
-@click.option("--plateau", type=ratio, metavar="SHARE", help="Of the error of one cluster, left in a layer.  [default: "
-              "0.05]")  # fmt: skip
-@click.option("--cache-share", type=ratio, metavar="SHARE", help="Of the cache's bytes, left at most: 0.8 or 80%, in "
-              "the place of a plateau.")  # fmt: skip
+@click.option("--plateau", type=plateau_of, metavar="SHARE", help="Of the error of one cluster, left in a layer.  "
+              "[default: 0.05]")  # fmt: skip
+@click.option("--cache-share", type=share_of, metavar="SHARE", help="Of the cache's bytes, left at most: 0.8 or 80%, "
+              "in the place of a plateau.")  # fmt: skip
 @click.option("--out", type=FILE, help="Write the counts, for apply() and `chai bench`, as JSON.")
 @click.option("--plot", type=FILE, help=f"Write a picture: correlation of heads, and errors. {PICTURES}")
 @click.option("--length", type=click.IntRange(2, 1 << 20), help=f"Tokens of a sample.  [default: {LENGTH}, or what the "
@@ -134,7 +134,7 @@ def _read(
     positions, vocabulary = config.max_position_embeddings, config.vocab_size  # type: ignore[attr-defined]
     if length is not None and length > positions:
         raise ConfigError(f"--length {length} is more than {model} has positions: {positions}")
-    otherwise = '--tokens bytes for a model of bytes, or a file of {"ids": [...]} a line'
+    otherwise = 'pass --tokens bytes for a model of bytes, or a .jsonl file of {"ids": [...]} a line'
     encoding = ByteTokens() if tokens == "bytes" else ModelTokens(model, download, otherwise)
     return read_samples(path, encoding, Cut(length or min(LENGTH, positions), limit, vocabulary))
 
@@ -231,6 +231,10 @@ def _print(rows: list[Row], counts: ClusterCounts, shape: Geometry) -> None:
             f"bytes, {size(kept)} a token of {size(full)}"
         )
     )
+    if all(row.clusters == shape.heads for row in rows):
+        console.print(
+            Text("no heads are alike enough by this plateau, a share of E(1): see what --cache-share 0.8 costs")
+        )
 
 
 def _told(cost: Perplexities) -> str:

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hvd_compress.cli.chai_options import DEVICE, DOWNLOAD, FILE, device_of, require_files
-from hvd_compress.cli.numbers import THREADS, ratio, size
+from hvd_compress.cli.chai_options import DEVICE, DOWNLOAD, FILE, device_of, require_files, share_of
+from hvd_compress.cli.numbers import THREADS, size
 from hvd_compress.cli.outputs import PICTURES
 from hvd_compress.cli.suggesting import Choice
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SHAPES = ("gpt2", "llama-1b", "llama-7b")
 DTYPES = ("float32", "bfloat16", "float16")
-LENGTHS = "1024,2048,4096"
+LENGTHS = (1024, 2048, 4096)
 SHARE = 0.8
 MOST_TOKENS = 1 << 20
 ROUNDS = click.IntRange(3, 100_000)
@@ -48,10 +48,10 @@ def lengths_of(text: str) -> list[int]:
 @click.argument("model", required=False)
 @click.option("--shape", type=Choice(SHAPES), help="Of a model with random weights.  [default: gpt2, without MODEL]")
 @click.option("--counts", type=FILE, help="Clusters, by `chai analyse`; otherwise some of equal size are made.")
-@click.option("--cache-share", type=ratio, metavar="SHARE", help="Of the cache's bytes, which clusters are made for.  "
-              f"[default: {SHARE}]")  # fmt: skip
-@click.option("--lengths", type=lengths_of, metavar="NUMBERS", default=LENGTHS, show_default=True,
-              help="Of tokens, multiples of 64, with commas between.")  # fmt: skip
+@click.option("--cache-share", type=share_of, metavar="SHARE", help="Of the cache's bytes, for which clusters are "
+              f"made.  [default: {SHARE}]")  # fmt: skip
+@click.option("--lengths", type=lengths_of, metavar="NUMBERS", help="Of tokens, multiples of 64.  "
+              f"[default: {','.join(map(str, LENGTHS))}, as far as MODEL has positions]")  # fmt: skip
 @click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Sequences.")
 @click.option("--dtype", type=Choice(DTYPES), help="Of weights and cache.  [default: MODEL's; float32]")
 @DEVICE
@@ -66,7 +66,7 @@ def bench(
     shape: str | None,
     counts: Path | None,
     cache_share: float | None,
-    lengths: list[int],
+    lengths: list[int] | None,
     batch: int,
     dtype: str | None,
     device: str,
@@ -85,7 +85,7 @@ def bench(
     prompt, CHAI-static by the counts.
 
     First token: a prompt of random tokens in one piece. Next token: the step that has the last of so many tokens; the
-    cache is cropped behind it. Our cache grows once in 64 tokens, by a copy, which is in no time. Ratios are to full
+    cache is cropped behind it. Our cache grows once in 64 tokens, by a copy that is not timed. Ratios are to full
     in the same round, with the 95 % interval of their median; of fewer than 6 rounds with the lowest and the highest.
     Beside them are the bytes of weights and cache that a step reads, of those of full. The cache of full is copied in
     each step, which is not in these bytes: what clusters save shows beside "all keys", which reads as many as full.
@@ -103,15 +103,16 @@ def bench(
 
     from hvd_compress.attention.counts import ClusterCounts
     from hvd_compress.attention.families import geometry
-    from hvd_compress.bench.attention.measuring import measure, require_lengths
+    from hvd_compress.bench.attention.measuring import longest_within, measure, require_lengths
     from hvd_compress.bench.attention.models import balanced_counts, weight_bytes
     from hvd_compress.bench.machine import machine
     from hvd_compress.bench.timing import fixed_threads
 
     given = None if counts is None else ClusterCounts.load(counts)
     with fixed_threads(threads or torch.get_num_threads()):
-        loaded = _model(model, shape or SHAPES[0], max(lengths), dtype, device, download)
+        loaded = _model(model, shape or SHAPES[0], max(lengths or LENGTHS), dtype, device, download)
         known = geometry(loaded)
+        lengths = lengths or [each for each in LENGTHS if each <= known.positions] or longest_within(known)
         require_lengths(lengths, known)
         _announce(known, lengths, batch, loaded.dtype.itemsize, weight_bytes(loaded))
         clusters = given or balanced_counts(known, SHARE if cache_share is None else cache_share)

@@ -9,7 +9,7 @@ from typing import NoReturn
 import torch
 
 from hvd_compress.errors import ConfigError, MismatchError, UnsupportedError
-from hvd_compress.native.checks import checked_float, written
+from hvd_compress.native.checks import checked_float, is_negated, written
 from hvd_compress.native.module import CODES, FLOATS, compiled, memory, prepare
 
 
@@ -231,7 +231,7 @@ def _check(name: str, tensor: torch.Tensor, dimensions: int, dtypes: tuple[torch
         raise ConfigError(
             f"{name} must be of {' or '.join(map(str, dtypes))}, got {tensor.dtype}; convert it with .to()"
         )
-    if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_neg():
+    if not tensor.is_cpu or tensor.layout is not torch.strided or is_negated(tensor):
         _refuse(name, tensor)
     shape = tensor.shape
     if len(shape) != dimensions:
@@ -256,4 +256,6 @@ def _check(name: str, tensor: torch.Tensor, dimensions: int, dtypes: tuple[torch
 def _refuse(name: str, tensor: torch.Tensor) -> NoReturn:
     if not tensor.is_cpu:
         raise ConfigError(f"{name} must be on the CPU, got {tensor.device}")
+    if tensor.layout is torch.strided:
+        raise ConfigError(f"{name} is a view that negates what lies in memory; call .resolve_neg() first")
     raise ConfigError(f"{name} must be a plain tensor of {torch.strided}, got {tensor.layout}; use .contiguous()")

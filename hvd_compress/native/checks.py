@@ -40,7 +40,7 @@ def check_tensor(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...
     if tensor.dtype not in dtypes:
         wanted = " or ".join(str(dtype) for dtype in dict.fromkeys(dtypes))
         raise ConfigError(f"{name} must be of {wanted}, got {tensor.dtype}; convert it with .to()")
-    if _is_negated(tensor):
+    if is_negated(tensor):
         raise ConfigError(f"{name} is a view that negates what lies in memory; call .resolve_neg() first")
     if tensor.layout is not torch.strided or tensor.dim() != 1 or not tensor.is_contiguous():
         raise ConfigError(
@@ -58,7 +58,7 @@ def check_tensor(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...
         raise ConfigError(f"{name} does not start at a multiple of its element size, {tensor.element_size()} bytes")
 
 
-def _is_negated(tensor: torch.Tensor) -> bool:
+def is_negated(tensor: torch.Tensor) -> bool:
     """As is_neg(), which gives up the GIL: a daemon thread that waits for it while Python ends aborts the process.
 
     What is asked instead is private: a torch that lacks it gets the public method, with that risk.

@@ -289,3 +289,34 @@ def test_plans_that_are_none() -> None:
         DecodePlan.of([[0], [1]], [[(0, 0), (1, 0)]])
     with pytest.raises(MismatchError, match=r"scores lie outside 0\.\.1"):
         DecodePlan.of([[0], [1]], [[(0, 0), (2, 1)]])
+
+
+def one_token(query: torch.Tensor) -> torch.Tensor:
+    """Attention of one head of one sequence to one token."""
+    rows = rows_of(torch.ones(1, 1, 4), torch.ones(1, 1, 4), DecodePlan.of([[0]], [[(0, 0)]]))
+    return decode_attention(query, rows, 1, 1.0)
+
+
+def test_a_negated_view_is_refused() -> None:
+    query = torch.ones(1, 1, 1, 4, dtype=torch.complex64).mul(1j).conj().imag
+    assert query.is_neg()
+    with pytest.raises(ConfigError, match="resolve_neg"):
+        one_token(query.as_strided((1, 1, 1, 4), (8, 8, 8, 2)))
+
+
+def test_a_query_that_ends_behind_its_storage_is_refused() -> None:
+    """By the last element alone."""
+    query = torch.ones(3, 1, 2, 4)[:, :, :1]  # 24 elements, of which the last one that counts is the 20th
+    query.untyped_storage().resize_(20 * 4)
+    plan = DecodePlan.of([[0, 1, 2]], [[(0, 0), (1, 1), (2, 2)]])
+    rows = rows_of(torch.ones(1, 1, 4), torch.ones(1, 1, 4), plan)
+    assert decode_attention(query, rows, 1, 1.0).shape == (3, 1, 1, 4)
+    query.untyped_storage().resize_(19 * 4)
+    with pytest.raises(ConfigError, match="no memory behind it"):
+        decode_attention(query, rows, 1, 1.0)
+
+
+def test_scores_of_a_plan_are_there() -> None:
+    for scores in (-1, 1):
+        with pytest.raises(MismatchError, match=r"outside 0\.\.0"):
+            DecodePlan.of([[0]], [[(scores, 0)]])

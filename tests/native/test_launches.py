@@ -63,7 +63,7 @@ LISTS = [(torch.arange(0, N, 7, dtype=torch.int32), torch.ones(len(range(0, N, 7
 SENT = torch.zeros(())
 
 CALLS: dict[str, list[Callable[[], object]]] = {
-    "`topk_accumulate`, up to 49,152 elements and k <= 512, 16,384 and 2048": [lambda: topk("queue", x())],
+    "`topk_accumulate`, up to 49,152 elements with k <= 512, or 16,384 with k <= 2048": [lambda: topk("queue", x())],
     "`topk_accumulate`, from 16,384 elements on": [lambda: topk("bracket", x())],
     "the same where the sample was wrong": [lambda: topk("bracket", misleading())],
     "the same for fewer elements": [lambda: topk("radix", x(9001))],

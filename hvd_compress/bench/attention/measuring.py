@@ -101,16 +101,29 @@ def kinds(counts: ClusterCounts, shape: Geometry) -> list[Kind]:
     ]
 
 
+def longest_within(shape: Geometry) -> list[int]:
+    """Return the longest length that a model has positions for; none where it has fewer than BLOCK_TOKENS."""
+    longest = shape.positions // BLOCK_TOKENS * BLOCK_TOKENS
+    return [longest] if longest else []
+
+
 def require_lengths(lengths: Sequence[int], shape: Geometry) -> None:
     """Raise ConfigError for lengths that cannot be measured."""
+    if not lengths:
+        raise ConfigError(
+            f"{shape.name} has {shape.positions} positions, and the least length is {BLOCK_TOKENS} tokens"
+        )
     for length in lengths:
         if length < BLOCK_TOKENS or length % BLOCK_TOKENS:
             raise ConfigError(
-                f"a length of {length} tokens is no multiple of {BLOCK_TOKENS}, by which the cache grows: the bytes of "
-                "its storage would not be those of its tokens"
+                f"a length of {length} tokens is no multiple of {BLOCK_TOKENS}, by which the cache grows: take "
+                f"{max(1, length // BLOCK_TOKENS) * BLOCK_TOKENS} or {(length // BLOCK_TOKENS + 1) * BLOCK_TOKENS}"
             )
         if length > shape.positions:
-            raise ConfigError(f"a length of {length} tokens is more than {shape.name} has positions: {shape.positions}")
+            raise ConfigError(
+                f"a length of {length} tokens is more than {shape.name} has positions: {shape.positions}; pass others "
+                "by --lengths"
+            )
 
 
 def measure(
@@ -126,8 +139,8 @@ def measure(
     """Yield the figures of each length and kind.
 
     A prompt of random tokens is passed in one piece, `prefills` times by each kind in turns. Then each kind decodes one
-    token in `rounds` rounds, behind one that is not timed; the cache is cropped by the token after each. That storage
-    grows once in BLOCK_TOKENS tokens, by a copy, is in no time.
+    token in `rounds` rounds, behind one that is not timed; the cache is cropped by the token after each. The copy
+    by which storage grows once in BLOCK_TOKENS tokens is not timed.
 
     Args:
         model: in eval mode, with its own attention.
