@@ -214,14 +214,14 @@ def test_the_tokenizer_of_a_model(folders: Path, tmp_path: Path) -> None:
     [
         (("{}/gpt2", "--samples", "{}/none.txt", "--tokens", "bytes"), "cannot read {}/none.txt: No such file"),
         (("{}/gpt2", "--samples", "{}/text.txt", "--tokens", "bytes"), "token 84 is not among the 61 of the model"),
-        (("{}/gpt2", "--samples", "{}/text.txt"), "{}/gpt2 has no tokenizer; or --tokens bytes"),
+        (("{}/gpt2", "--samples", "{}/text.txt"), "{}/gpt2 has no tokenizer: pass --tokens bytes"),
         (("{}/llama", "--samples", "{}/text.txt"), "cannot read the tokenizer of {}/llama"),
         (("{}/opt", "--samples", "{}/ids.jsonl"), "knows GPT-2 and Llama of transformers (gpt2, llama), and {}/opt is"),
         (("{}/none", "--samples", "{}/ids.jsonl"), "nor a model of the Hub that was fetched before: --download"),
         (("gpt2-of-nobody", "--samples", "{}/ids.jsonl"), "gpt2-of-nobody is neither a folder"),
         (("{}/ids.jsonl", "--samples", "{}/ids.jsonl"), "{}/ids.jsonl"),
         (("{}/gpt2", "--samples", "{}/ids.jsonl", "--plateau", "0.1", "--cache-share", "0.8"), "give one of them"),
-        (("{}/gpt2", "--samples", "{}/ids.jsonl", "--plateau", "2"), "plateau is 2.0"),
+        (("{}/gpt2", "--samples", "{}/ids.jsonl", "--plateau", "2"), "a share of the error of one cluster"),
         (("{}/gpt2", "--samples", "{}/ids.jsonl", "--cache-share", "0.51"), "leaves 0.5625 of the cache"),
         (("{}/gpt2", "--samples", "{}/ids.jsonl", "--length", "161"), "--length 161 is more than {}/gpt2 has"),
         (("{}/gpt2", "--samples", "{}/ids.jsonl", "--device", "moon"), "--device moon is none"),
@@ -309,3 +309,18 @@ def test_pictures_of_one_layer_and_of_many(layers: int, tmp_path: Path) -> None:
     changed = counts.model_copy(update={"layers": (counts.layers * LAYERS * 4)[:layers]})
     plot.draw(changed, tmp_path / "picture.png")
     assert imread(tmp_path / "picture.png").std() > 0.1
+
+
+def test_what_is_advised_where_no_heads_are_alike_enough(folders: Path, tmp_path: Path) -> None:
+    model = build("gpt2", seed=2)
+    model.save_pretrained(tmp_path / "model")
+    done = analyse(tmp_path / "model", "--samples", folders / "ids.jsonl", "--plateau", "0")
+    assert "8 of 8" in done.stdout
+    assert "see what --cache-share 0.8 costs" in " ".join(done.stdout.split())
+
+
+def test_json_that_is_no_lines_is_refused(folders: Path, tmp_path: Path) -> None:
+    (tmp_path / "samples.json").write_text("[[1, 2, 3]]")
+    done = analyse(folders / "gpt2", "--samples", tmp_path / "samples.json", "--tokens", "bytes")
+    assert done.exit_code == 2
+    assert "samples are .jsonl" in done.stderr

@@ -207,7 +207,7 @@ def test_a_time_within_noise_is_marked(folders: Path, monkeypatch: pytest.Monkey
         (("{}/gpt2", "--lengths", "64,"), "'64,' are no lengths, such as 1024,2048"),
         (("{}/gpt2", "--lengths", "0"), "'0' are no lengths"),
         (("{}/gpt2", "--lengths", f"1{'0' * 400}"), "are no lengths"),
-        (("{}/gpt2", "--cache-share", "0.5", "--lengths", "64"), "a share above 0.5, up to 1"),
+        (("{}/gpt2", "--cache-share", "0.5", "--lengths", "64"), "values stay, which are half"),
         (("{}/gpt2", "--cache-share", "0.52", "--lengths", "64"), "leaves 0.5625 of the cache"),
         (("{}/none", "--lengths", "64"), "{}/none is neither a folder of save_pretrained() nor a model"),
         (("{}/gpt2", "--rounds", "2"), "2 is not in the range"),
@@ -228,3 +228,11 @@ def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
     figure = Figure(measuring.ALL_KEYS, 64, 0.1, 0.1, once, once, once, 1, 1.0, 2, 1.0)
     with pytest.raises(ConfigError, match="cannot write"):
         plot.draw([figure], "title", tmp_path / "none" / "picture.png")
+
+
+def test_by_default_lengths_are_those_that_the_model_has(tmp_path: Path) -> None:
+    """Of 160 positions the longest that is a multiple of 64."""
+    build("gpt2").save_pretrained(tmp_path / "model")
+    done = bench(tmp_path / "model", "--rounds", 3, "--prefills", 3, "--threads", 1, "--json")
+    assert done.exit_code == 0, done.output
+    assert {figure["length"] for figure in json.loads(done.stdout)["figures"]} == {128}
