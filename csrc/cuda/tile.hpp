@@ -96,6 +96,7 @@ HVD_COMPRESS_TILE void for_each_value(float (&v)[rounds][kWide], const F& f) {
 // A gradient with error feedback: read() gives corrected, write() puts what is left of it to `out`.
 template <class G, class R>
 struct Fed {
+    static constexpr bool kIsNarrow = sizeof(R) == 2;
     const G* grad;
     const R* residual;
     R* out;
@@ -134,6 +135,7 @@ struct Fed {
 // A tensor that is only read.
 template <class T>
 struct Plain {
+    static constexpr bool kIsNarrow = sizeof(T) == 2;
     const T* x;
     std::int64_t n;
     bool aligned;

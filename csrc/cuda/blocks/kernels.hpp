@@ -179,7 +179,7 @@ HVD_COMPRESS_TILE std::uint32_t magnitude(float v) { return to_bits(v) & 0x7ffff
 
 template <int bits>
 struct LargestFit {
-    static constexpr int kBits = bits;
+    static constexpr int kBits = bits, kResidentBlocks = 3;
     struct Shared {
         std::uint32_t scratch[32];
     };
@@ -213,7 +213,7 @@ struct LargestFit {
 
 // Sums in the order of the header: a thread for each lane of each block.
 struct TernaryFit {
-    static constexpr int kBits = 2;
+    static constexpr int kBits = 2, kResidentBlocks = 2;  // three would spill on sm_100
     static constexpr int kMostLanes = kBlockTile / kBlockGroup * kPart;
     struct Shared {
         float magnitudes[kBlockTile];
@@ -294,7 +294,7 @@ struct TernaryFit {
 
 template <class Source, class Fit>
 struct QuantizeBlocks {
-    static constexpr int kThreads = kBlockThreads, kResidentBlocks = 3;
+    static constexpr int kThreads = kBlockThreads, kResidentBlocks = Fit::kResidentBlocks;
     using Shared = typename Fit::Shared;
     Source source;
     BlockTarget target;

@@ -16,7 +16,8 @@ struct CollectShared {
 // results.
 template <class Source, bool again>
 struct Collect {
-    static constexpr int kThreads = kTopkThreads, kResidentBlocks = 4;
+    // Four would spill registers of 16-bit residuals on sm_80.
+    static constexpr int kThreads = kTopkThreads, kResidentBlocks = !again && Source::kIsNarrow ? 3 : 4;
     using Shared = CollectShared;
     Source source;
     State* state;
