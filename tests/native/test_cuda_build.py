@@ -17,9 +17,18 @@ ENTRY = re.compile(
     r" *(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads\n"
     r"ptxas info *: Used (?P<registers>\d+) registers"
 )
-BUDGETS = {"QuantizeBlocks": 128, "CountReaching": 80, "AddNumbers": 80, "Queue": 80, "DrawRow": 168, "SumRow": 80}
-"""Registers of a thread, of kernels whose name holds the word: 64 leave room for 4 blocks of 256 threads, 80 for 3, 128
-for 2. The curve's rows are drawn by 32 blocks, and the queue is one."""
+BUDGETS = {
+    "TernaryFit": 128,
+    "QuantizeBlocks": 80,
+    r"7CollectI.*(?<!f)EELb0E": 80,  # of 16-bit residuals
+    "CountReaching": 80,
+    "AddNumbers": 80,
+    "Queue": 80,
+    "DrawRow": 168,
+    "SumRow": 80,
+}
+"""Registers of a thread, of kernels whose name matches: 64 leave room for 4 blocks of 256 threads, 80 for 3, 128 for 2.
+The curve's rows are drawn by 32 blocks, and the queue is one."""
 BUDGET = 64
 
 KERNELS = {
@@ -60,7 +69,7 @@ def test_nothing_is_spilled(entries: list[dict[str, str]]) -> None:
 
 def test_registers_stay_within_their_budget(entries: list[dict[str, str]]) -> None:
     for entry in entries:
-        budget = next((limit for word, limit in BUDGETS.items() if word in entry["name"]), BUDGET)
+        budget = next((limit for name, limit in BUDGETS.items() if re.search(name, entry["name"])), BUDGET)
         assert int(entry["registers"]) <= budget, entry
 
 
