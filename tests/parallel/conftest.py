@@ -9,6 +9,7 @@ stay in. A rank whose test fails ends at once, and its launcher ends the others 
 from __future__ import annotations
 
 import gc
+import gc
 import importlib
 import os
 import threading
@@ -108,9 +109,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_sessionfinish(exitstatus: int) -> None:
     if exitstatus == pytest.ExitCode.OK:
-        # The first rank to end makes Horovod shut MPI down, under whatever another one still does with it.
+        # The first rank to end makes Horovod shut MPI down, under whatever another one still does with it. Engines that
+        # tests have abandoned in a collective are no such thing: they lie in cycles with the errors that tests caught.
         import horovod.torch as hvd
 
+        gc.collect()
         hvd.barrier()
     elif exitstatus != pytest.ExitCode.NO_TESTS_COLLECTED:
         # The other ranks may wait for this one in a collective, where MPI's and Horovod's clean-up would join them.
