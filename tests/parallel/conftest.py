@@ -9,7 +9,6 @@ stay in. A rank whose test fails ends at once, and its launcher ends the others 
 from __future__ import annotations
 
 import gc
-import gc
 import importlib
 import os
 import threading
