@@ -112,6 +112,7 @@ def pytest_sessionfinish(exitstatus: int) -> None:
         # tests have abandoned in a collective are no such thing: they lie in cycles with the errors that tests caught.
         import horovod.torch as hvd
 
+        gc.unfreeze()
         gc.collect()
         hvd.barrier()
     elif exitstatus != pytest.ExitCode.NO_TESTS_COLLECTED:
