@@ -116,6 +116,8 @@ class Steps:
     def end(self) -> UsageError | None:
         """All batches have been trained on. Return why some were not, where ranks have different numbers of them."""
         self._over = True
+        if self._last is not None:  # close() would cancel it on a rank whose thread has not come to it
+            self._told_last()
         self._wait_for(self._later, 0)
         return self.exchanger.coming.failure
 

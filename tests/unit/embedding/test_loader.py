@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from hvd_compress.embedding import SGD, Adam, CachedEmbedding, CachedEmbeddingBag, Lookahead
+from hvd_compress.embedding.exchange import Exchanger
+from hvd_compress.embedding.threads import Threads
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UsageError
 from tests.unit.embedding.reference import SynchronousTable
@@ -440,3 +443,29 @@ def test_lookaheads_that_differ_in_debug() -> None:
             train(loader_of(batches_of(0, 3), module, engine, debug=True), module)
 
     run_ranks(1, body)
+
+
+def test_a_rank_whose_thread_is_late_takes_part_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a step all tell each other that no more batches come: close() leaves nobody alone in the last time."""
+    begun, gather, submit = [0, 0], Exchanger.gather, Threads.submit
+
+    def counted(self: Exchanger, *arguments: Any, **named: Any) -> Any:
+        begun[self.rank] += 1
+        return gather(self, *arguments, **named)
+
+    def late(self: Threads, name: str, call: Callable[[], Any]) -> Any:
+        if name == "control" and self.engines.control.rank == 0:
+            submit(self, name, lambda: time.sleep(0.02))
+        return submit(self, name, call)
+
+    monkeypatch.setattr(Exchanger, "gather", counted)
+    monkeypatch.setattr(Threads, "submit", late)
+
+    def run(engine: InProcessEngine) -> None:
+        module = embedding()
+        loader = loader_of(batches_of(engine.rank, 3), module, engine)
+        assert train(loader, module) == 3
+        loader.close()
+
+    run_ranks(2, run)
+    assert begun[0] == begun[1]
