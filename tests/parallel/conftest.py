@@ -108,12 +108,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_sessionfinish(exitstatus: int) -> None:
     if exitstatus == pytest.ExitCode.OK:
-        # The first rank to end makes Horovod shut MPI down, under whatever another one still does with it. Engines that
-        # tests have abandoned in a collective are no such thing: they lie in cycles with the errors that tests caught.
+        # The first rank to end makes Horovod shut MPI down, under whatever another one still does with it.
         import horovod.torch as hvd
 
-        gc.unfreeze()
-        gc.collect()
         hvd.barrier()
     elif exitstatus != pytest.ExitCode.NO_TESTS_COLLECTED:
         # The other ranks may wait for this one in a collective, where MPI's and Horovod's clean-up would join them.
