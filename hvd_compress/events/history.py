@@ -8,13 +8,13 @@ import reprlib
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from hvd_compress.errors import ConfigError
 
-KINDS = ("choice", "window", "network", "ccr", "ratio", "rollout", "root")
+KINDS = ("choice", "window", "metrics", "network", "ccr", "ratio", "rollout", "root")
 USED = ("choice", "window")
 """Those that say what a bucket uses."""
 MOST = 1e15
@@ -29,7 +29,8 @@ class Event:
 
     Attributes:
         step: after which it happened.
-        kind: "choice" (how a bucket travels from then on), "window" (what its exchanges took); "network" (another one
+        kind: "choice" (how a bucket travels from then on), "window" (what its exchanges took), "metrics" (what a step
+            was like, as hvd_compress.metrics() says); "network" (another one
             was noticed, and measured), "ccr" (what a backward pass can hide was profiled); of Compression.flexible()
             "ratio" (chosen, perhaps the one before), "rollout" (steps with a ratio that were taken back) or "root"
             (STAR or VAR was chosen).
@@ -45,6 +46,7 @@ class Event:
         compressor: of a choice.
         wire_ratio: bytes that were sent in a window, over those of a ring allreduce without compression in each of its
             steps; NaN with one rank.
+        figures: of "metrics", by name.
     """
 
     step: int
@@ -58,14 +60,16 @@ class Event:
     reason: str = ""
     compressor: str = ""
     wire_ratio: float = math.nan
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what can be written as JSON: NaN are left out."""
-        return {k: v for k, v in asdict(self).items() if not (isinstance(v, float) and not math.isfinite(v))}
+        """Return what can be written as JSON: NaN, and figures where there are none, are left out."""
+        said = {k: v for k, v in asdict(self).items() if not (isinstance(v, float) and not math.isfinite(v))}
+        return said if self.figures else {k: v for k, v in said.items() if k != "figures"}
 
 
 _NOTHING = Event(0, "")
-_FIELDS = {field.name: type(getattr(_NOTHING, field.name)) for field in fields(Event)}
+_FIELDS = {each.name: type(getattr(_NOTHING, each.name)) for each in fields(Event)}
 """The type of each field of an event."""
 
 
@@ -145,8 +149,16 @@ def _check(name: str, value: Any) -> None:
     known = _FIELDS.get(name)
     if known is None:
         raise ValueError(f"unknown field {reprlib.repr(name)}")
-    is_number = isinstance(value, int if known is int else (int, float)) and not isinstance(value, bool)
-    if not (isinstance(value, str) if known is str else is_number and abs(value) <= MOST):
+    if known is dict and isinstance(value, Mapping):
+        right = all(isinstance(each, str) and _is_number(figure, float) for each, figure in value.items())
+    else:
+        right = isinstance(value, str) if known is str else _is_number(value, known)
+    if not right:
         raise ValueError(f"{name} is {reprlib.repr(value)}")
     if name == "kind" and value not in KINDS:
         raise ValueError(f"unknown kind {reprlib.repr(value)}")
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    wanted = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+    return wanted and abs(value) <= MOST

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -61,7 +61,8 @@ class EventRecorder:
 
     Each decision of a bucket is a "choice", once: decisions may take turns, as those of COVAP do. Every 4, 8, ..., 64,
     64, ... steps there is a "window" of each bucket that was exchanged: the median seconds of its exchanges on this
-    rank, the wait for other ranks among them, and its bytes. Nothing is communicated for it.
+    rank, the wait for other ranks among them, and its bytes; and "metrics", the figures of the last of these steps.
+    Nothing is communicated for it.
     """
 
     def __init__(self, history: History, world_size: int) -> None:
@@ -92,11 +93,17 @@ class EventRecorder:
         self._steps += 1
         if self._steps < self._length:
             return
-        self._steps, self._length = 0, min(2 * self._length, LONGEST)
         for number, record in enumerate(self._records):
             if record.seconds and record.sent is not None:
                 self._history.add(_window(step, number, record, record.sent))
             record.forget()
+
+    def end_step(self, step: int, figures: Callable[[], Mapping[str, float]]) -> bool:
+        """A step is over, which `figures` describes. Return whether a window ends with the coming one."""
+        if self._steps >= self._length:
+            self._history.add(Event(step, "metrics", figures=figures()))
+            self._steps, self._length = 0, min(2 * self._length, LONGEST)
+        return self._steps + 1 == self._length
 
 
 def _window(step: int, number: int, record: _Record, sent: Decision) -> Event:

@@ -25,10 +25,10 @@ FLUSH_S = 10
 class TensorBoard:
     """Writes each event of a history to a folder: a tag for each figure and bucket.
 
-    `bucket 0/ratio`, `bucket 0/measured_s`, ...; and under Text `bucket 0/choice`, `network/network` and so on, with
-    the reason. A rollout was taken back, and is left out. A ratio that
-    is chosen, and what it is expected to gain, are not what is sent: they have tags of their own, `chosen_ratio` and
-    `expected_gain`.
+    `hvd_compress/wait_s` and all else that hvd_compress.metrics() says; `bucket 0/ratio`, `bucket 0/measured_s`, ...;
+    and under Text `bucket 0/choice`, `network/network` and so on, with the reason. A rollout was taken back, and is
+    left out. A ratio that is chosen, and what it is expected to gain, are not what is sent: they have tags of their
+    own, `chosen_ratio` and `expected_gain`.
 
     Where nothing more can be written (a full disk), a warning says so, and the training goes on without it.
     """
@@ -66,6 +66,8 @@ class TensorBoard:
         warnings.warn(f"HVD_COMPRESS_TENSORBOARD: {self._folder} ends here: {error}", RuntimeWarning, stacklevel=3)
 
     def _add(self, event: Event) -> None:
+        for name, figure in event.figures.items():
+            self._writer.add_scalar(f"hvd_compress/{name}", figure, event.step)
         place = f"bucket {event.bucket}" if event.bucket >= 0 else "network"
         for name in SCALARS:
             value = getattr(event, name)

@@ -18,7 +18,7 @@ class Observed(Exchange):
     Before the exchange encodes, `work.pending` holds nothing that is needed: there the corrected gradient is built for
     a moment, whatever the scheme does to it later. Costs one `native.accumulate`, two norms, and for any k one
     `native.gain_curve`; where there is no residual, a norm less and no accumulation. Nothing here waits for a GPU;
-    gains() and sent() do, which are asked when the step is over.
+    gains() and energies() do, which are asked when the step is over.
 
     Attributes:
         before_s, after_s: seconds of the host that encode() and decode() took longer for it.
@@ -75,9 +75,6 @@ class Observed(Exchange):
         found: list[float] = self._gains.tolist()
         return found
 
-    def sent(self) -> float | None:
-        """Return the share of ||corrected||^2 that was sent, alike; None where no residual says what was not."""
-        if not self._remembers:
-            return None
-        everything = float(self._all)
-        return 1.0 - (float(self._left) / everything) ** 2 if everything != 0.0 else 1.0
+    def energies(self) -> tuple[float, float] | None:
+        """Return ||corrected||^2 and ||corrected - transmitted||^2; None where no residual is the latter."""
+        return (float(self._all) ** 2, float(self._left) ** 2) if self._remembers else None

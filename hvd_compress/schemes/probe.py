@@ -48,8 +48,8 @@ class GainSample(Protocol):
         """Return the share of ||corrected||^2 that this rank's k largest elements hold, for each k of the probe."""
         ...
 
-    def sent(self) -> float | None:
-        """Return the share of ||corrected||^2 that was sent; None where the compressor remembers nothing."""
+    def energies(self) -> tuple[float, float] | None:
+        """Return ||corrected||^2 and what of it was not sent; None where the compressor remembers nothing."""
         ...
 
 
@@ -72,4 +72,8 @@ class ProbeReport:
     @property
     def sent(self) -> float | None:
         """The share of ||corrected||^2 that was sent; None where nobody looked, or no residual says what was not."""
-        return self.sample.sent() if self.sample is not None else None
+        energies = self.sample.energies() if self.sample is not None else None
+        if energies is None:
+            return None
+        everything, left = energies
+        return 1.0 - left / everything if everything != 0.0 else 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,8 +35,9 @@ def save(session: Session, rank: int, world_size: int) -> dict[str, Any]:
 def load(session: Session, saved: Mapping[str, Any], numels: Mapping[str, int], rank: int, world_size: int) -> None:
     """Load what save() returned, of this version or an earlier one. Nothing is communicated.
 
-    Residuals of another rank, or of a job of another size, start from zero. The step counter is taken over before the
-    first exchange, and only counts after it, because all ranks must agree.
+    Residuals of another rank, or of a job of another size, start from zero; where all ranks of that job have saved
+    theirs in one place, from the mean over them: the average of gradients gets what none has sent. The step counter is
+    taken over before the first exchange, and only counts after it, because all ranks must agree.
 
     Args:
         numels: numel of the gradient of each parameter that there is, by name.
@@ -52,9 +53,11 @@ def load(session: Session, saved: Mapping[str, Any], numels: Mapping[str, int], 
         raise ConfigError(
             f"rank {rank}: this is not the state of a compression: {wrong}; load what state_dict() returned"
         )
-    name = _name(rank, world_size)
-    whose = name if name in saved["ranks"] else min(saved["ranks"])
-    residuals, states = saved["ranks"][whose]["residuals"], saved["ranks"][whose]["states"]
+    name, ranks = _name(rank, world_size), saved["ranks"]
+    if name not in ranks and _is_complete(ranks):
+        ranks = {name: _mean([ranks[each] for each in _names(len(ranks))])}
+    whose = name if name in ranks else min(ranks)
+    residuals, states = ranks[whose]["residuals"], ranks[whose]["states"]
     if whose != name:
         if saved["remembers"] or residuals:
             warn_caller(
@@ -81,6 +84,46 @@ def load(session: Session, saved: Mapping[str, Any], numels: Mapping[str, int], 
         session.resumes_as = saved.get("choice", "")
     if saved["loss_scale"] is not None:
         session.loss_scale.scale = saved["loss_scale"]
+
+
+def require_all_ranks(saved: Any) -> None:
+    """Raise ConfigError for a state that does not hold what all ranks of a job remember."""
+    ranks = saved.get("ranks") if isinstance(saved, Mapping) else None
+    if not isinstance(ranks, Mapping) or not _is_complete(ranks):
+        held = ", ".join(map(str, ranks)) if isinstance(ranks, Mapping) and ranks else "none"
+        raise ConfigError(
+            f"this is not the state of all ranks of a job, but of {held}: save on rank 0 what gathered_state_dict() "
+            "returns there, which all ranks call; load_state_dict() takes the state of a rank"
+        )
+
+
+def _is_complete(ranks: Mapping[str, Any]) -> bool:
+    return bool(ranks) and all(name in ranks for name in _names(len(ranks)))
+
+
+def _names(world_size: int) -> list[str]:
+    return [_name(rank, world_size) for rank in range(world_size)]
+
+
+def _mean(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the mean of what ranks remember, of what all of them have: where they are equal, the same to the bit."""
+    residuals = _mean_of([each["residuals"] for each in ranks])
+    kinds = [kind for kind in ranks[0]["states"] if all(kind in each["states"] for each in ranks)]
+    return {
+        "residuals": residuals,
+        "states": {kind: _mean_of([each["states"][kind] for each in ranks]) for kind in kinds},
+    }
+
+
+def _mean_of(tensors: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    found = {}
+    for name, first in tensors[0].items():
+        others = [each[name] for each in tensors if name in each and each[name].shape == first.shape]
+        if len(others) == len(tensors):
+            found[name] = first
+            if first.is_floating_point():
+                found[name] = first + sum(other - first for other in others) / len(others)
+    return found
 
 
 def _name(rank: int, world_size: int) -> str:

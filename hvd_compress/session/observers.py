@@ -20,6 +20,7 @@ from hvd_compress.request.request import Request
 from hvd_compress.schemes.phases import PhaseSpans
 from hvd_compress.session import notices
 from hvd_compress.session.bucket import SessionBucket
+from hvd_compress.session.metrics import StepMetrics
 from hvd_compress.settings import Settings
 from hvd_compress.timeline.trace import Timeline, TraceRecord
 
@@ -68,6 +69,12 @@ class Observers:
         """Buckets have travelled as was decided before the step."""
         if self._recorder is not None:
             self._recorder.exchanged(step, [bucket.decision for bucket in buckets], spans)
+
+    def end_step(self, step: int, metrics: StepMetrics) -> bool:
+        """A step is over. Return whether the relative error of the coming one is wanted."""
+        if self._recorder is None:
+            return False
+        return self._recorder.end_step(step, metrics.figures)
 
     def trace(
         self, step: int, buckets: Sequence[SessionBucket], spans: Sequence[PhaseSpans], moments: StepMoments

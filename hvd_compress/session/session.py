@@ -29,6 +29,7 @@ from hvd_compress.request.request import Request
 from hvd_compress.schemes import Probe
 from hvd_compress.session.bucket import SessionBucket
 from hvd_compress.session.handshake import Agreement, Offer, agree
+from hvd_compress.session.metrics import StepMetrics
 from hvd_compress.session.observers import Observers
 from hvd_compress.session.pipeline import Pipeline
 from hvd_compress.session.profiling import CcrMeasurement, Profiling
@@ -108,6 +109,7 @@ class Session:
         self.learning_rates: Callable[[], Sequence[float]] = tuple
         self.unsent: frozenset[str] = frozenset()
         self._observers: Observers | None = None
+        self._metrics = StepMetrics()
         self._begun_s: float | None = None
         self._returned_s = perf_counter()
         self._goes_on = False  # with what another process has chosen
@@ -373,7 +375,8 @@ class Session:
                 policy.resume()  # it knows nothing of how this step travelled
             else:
                 metrics = zip(exchanged.spans, self._exchanges, strict=True)
-                policy.observe(self.step, [BucketMetrics(spans, b.report, b.state) for spans, b in metrics], moments)
+                measured = [BucketMetrics(spans, b.report, b.state) for spans, b in metrics]
+                policy.observe(self.step, self._metrics.observe(measured), moments)
                 observers.exchanged(self.step, self._exchanges, exchanged.spans)
             self.ccr.end_step(
                 self.step, moments.waited_s, policy, self._pipeline.begin, self._engine.rank, self.layouts
@@ -386,6 +389,7 @@ class Session:
             held = [name for bucket in self._exchanges for name in bucket.unsent] if policy.holds_unsent else []
             # A step without any gradient is an error of torch's GradScaler: one parameter keeps its zeros.
             self.unsent = frozenset(held[1:] if len(held) == len(self._parameters) else held)
+            travelled = [(bucket.layout, bucket.decision) for bucket in self._exchanges]
             for bucket in self._exchanges:
                 bucket.forget()
             for number, decision in self._later.items():
@@ -404,12 +408,23 @@ class Session:
             observers.nonfinite(self.step, [self._exchanges[number] for number in exchanged.nonfinite])
         before = self.last_step.nonfinite_steps if self.last_step is not None else 0
         self.last_step = StepReport.of(exchanged, self.step, perf_counter() - start_s, self._dense_bytes, before)
+        self._metrics.end_step(self.last_step, travelled)
+        if observers.end_step(self.step, self._metrics):
+            self.look()
         self.step += 1
         if self._is_profiled:
             assert self.profiling is not None
             self.profiling.end_step(self._pipeline.begin)
         self._begun_s, self._returned_s = None, perf_counter()
         return self.last_step
+
+    def metrics(self) -> dict[str, float]:
+        """Return the figures of the last step by name; none before the first."""
+        return self._metrics.figures()
+
+    def look(self) -> None:
+        """Measure the relative error of the coming step, between two steps; nothing is communicated."""
+        self._metrics.look(self._exchanges)
 
     def gather_figures(self, figures: Sequence[float], what: str = "figures of the program") -> list[list[float]]:
         """Return the figures of all ranks, which bring as many; between two steps. Collective.

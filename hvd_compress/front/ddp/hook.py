@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -120,13 +120,6 @@ class GradientHook:
                 "once for each backward pass, or exchange them yourself",
                 stacklevel=2,
             )
-
-    def __reduce_ex__(self, protocol: object) -> Any:
-        """Not supported: it holds threads and connections."""
-        raise UsageError(
-            "a compressed DistributedDataParallel cannot be pickled or copied: copy or save model.module, as in "
-            "AveragedModel(model.module), and what state_dict(model) of hvd_compress.ddp returns"
-        )
 
     @property
     def known(self) -> Container[int]:

@@ -15,6 +15,7 @@ import torch
 from hvd_compress.engines.leave import at_end
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.eagerly import eagerly
+from hvd_compress.front.handle import Handle as SessionHandle
 from hvd_compress.front.handle import learning_rates_of
 from hvd_compress.front.optimizer.gradient_hooks import GradientHooks, Handle
 from hvd_compress.front.optimizer.named_parameters import trainable
@@ -95,16 +96,21 @@ class ReducingOptimizer(torch.optim.Optimizer):
         )
 
     @property
+    def handle(self) -> SessionHandle | None:
+        """What is asked of the session; None where this rank is outside the process set."""
+        return self._reducer.handle if self._reducer else None
+
+    @property
     def last_step(self) -> StepReport | None:
-        return self._reducer.handle.last_step if self._reducer else None
+        return self.handle.last_step if self.handle else None
 
     @property
     def controller(self) -> DecisionPolicy | None:
-        return self._reducer.handle.controller if self._reducer else None
+        return self.handle.controller if self.handle else None
 
     @property
     def decisions(self) -> Mapping[tuple[str, ...], Decision]:
-        return self._reducer.handle.decisions if self._reducer else {}
+        return self.handle.decisions if self.handle else {}
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backward passes are summed before gradients are exchanged; not allowed in between."""
@@ -286,7 +292,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
     @property
     def ccr(self) -> Ccr | None:
         """The communication-to-computation ratio that was profiled last; None before, and outside a process set."""
-        return self._reducer.handle.ccr if self._reducer else None
+        return self.handle.ccr if self.handle else None
 
     def gather_figures(self, figures: Sequence[float]) -> list[list[float]]:
         """Return the figures of all ranks, in their order: for what all are to decide alike. All ranks bring as many.

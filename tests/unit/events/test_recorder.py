@@ -61,7 +61,12 @@ def logged(folder: Path, request: Request, ranks: int, **more: object) -> list[E
 @pytest.mark.parametrize("name", FIXED)
 def test_it_holds_how_each_bucket_travels_why_and_what_that_takes(name: str, ranks: int, tmp_path: Path) -> None:
     events = logged(tmp_path, FIXED[name], ranks)
-    assert {event.kind for event in events} == {"choice", "window"}
+    assert {event.kind for event in events} == {"choice", "window", "metrics"}
+    told = [event for event in events if event.kind == "metrics"]
+    assert [(event.step, event.figures["step"]) for event in told] == [(3, 3), (11, 11)], "at the end of each window"
+    assert all(event.figures["ratio"] > 0 for event in told if ranks > 1)
+    loses = name != "dense"
+    assert all(("relative_error" in event.figures) == loses for event in told), "it is measured where it is told"
     for number in range(3):
         own = [event for event in events if event.bucket == number]
         chosen = [event for event in own if event.kind == "choice"]
@@ -167,6 +172,8 @@ def test_windows_grow_longer_up_to_a_bound() -> None:
     spans = PhaseSpans((0.0, 1.0), (1.0, 3.0), (3.0, 3.5), (Call("allreduce", "auto", 20, 2.0),))
     for step in range(400):
         recorder.exchanged(step, [decision], [spans])
+        wanted = recorder.end_step(step, lambda: {})
+        assert wanted == (step + 2 in (4, 12, 28, 60, 124, 188, 252, 316, 380)), "for the last step of a window"
     windows = [event for event in history if event.kind == "window"]
     ends = [event.step + 1 for event in windows]
     lengths = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]

@@ -63,13 +63,13 @@ def test_it_changes_nothing_and_sees_what_is_sent(name: str, dtype: torch.dtype)
             assert sent == pytest.approx(float(1 - left / squares.sum()), abs=1e-4)
     first = watched[0][1]  # rank 0 is the root of STAR's first step; everybody's choice counts of an all-gather
     if name in ("allgather", "star"):
-        assert first.sent() == pytest.approx(first.gains()[1], rel=0.02)
+        assert first.report.sent == pytest.approx(first.gains()[1], rel=0.02)
 
 
 def test_without_ratios_it_sees_only_what_is_sent() -> None:
     for _, observed in run_ranks(2, lambda engine: run(engine, SCHEMES["allgather"], (), torch.float32)):
         assert observed.gains() == []
-        assert 0 < observed.sent() < 1
+        assert 0 < observed.report.sent < 1
 
 
 def test_nothing_to_send_is_sent_in_full() -> None:
@@ -80,7 +80,7 @@ def test_nothing_to_send_is_sent_in_full() -> None:
         observed.encode()
         observed.communicate(engine)
         observed.decode()
-        return observed.gains(), observed.sent()
+        return observed.gains(), observed.report.sent
 
     assert run_ranks(2, body) == [([1.0], 1.0)] * 2
 
@@ -97,7 +97,7 @@ def test_a_coefficient_of_the_residual_counts(name: str) -> None:
         observed.encode()
         observed.communicate(engine)
         observed.decode()
-        return [*observed.gains(), observed.sent()], own.gradient
+        return [*observed.gains(), observed.report.sent], own.gradient
 
     halves, wholes = (run_ranks(2, lambda engine, c=c: body(engine, c)) for c in (0.5, 1.0))
     for (gains, result), (expected, same) in zip(halves, wholes, strict=True):

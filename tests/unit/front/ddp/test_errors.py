@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
@@ -39,6 +40,12 @@ LATE = {
 }
 
 
+def sharded(model: torch.nn.Module) -> torch.nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+
+
 @pytest.fixture
 def alone() -> Iterator[None]:
     """A job with one rank."""
@@ -50,9 +57,18 @@ def alone() -> Iterator[None]:
 
 @pytest.mark.usefixtures("alone")
 class TestRefusal:
-    def test_a_model_that_is_not_wrapped(self) -> None:
-        with pytest.raises(ConfigError, match=r"this is a Sequential: model = DistributedDataParallel"):
-            hc.compress(make_model(), TOPK)
+    @pytest.mark.parametrize(
+        ("wrap", "words"),
+        [
+            (torch.nn.DataParallel, "DataParallel is one process"),
+            (sharded, r"is sharded by torch\.distributed\.fsdp.*use compress\(\) of hvd_compress\.fsdp"),
+            (optimizer_of, "this is the optimizer SGD: with Horovod, pass compression="),
+            (lambda model: None, r"this is a NoneType: model = DistributedDataParallel\(model\)"),
+        ],
+    )
+    def test_what_is_no_ddp_model(self, wrap: Callable[[torch.nn.Module], Any], words: str) -> None:
+        with pytest.raises(ConfigError, match=words):
+            hc.compress(wrap(make_model()), TOPK)
 
     @pytest.mark.parametrize("what", [hc.Compression, 0.01, None, "topk"])
     def test_what_is_no_compression(self, what: Any) -> None:
@@ -65,10 +81,12 @@ class TestRefusal:
 
     def test_a_second_call(self) -> None:
         ddp = compressed(make_model(), TOPK)
-        with pytest.raises(UsageError, match="was called for this model already"):
-            hc.compress(ddp, TOPK)
         loss_of(ddp, 0, 0).backward()
-        assert hc.last_step(ddp).finite
+        assert hc.compress(ddp, hc.Compression.topk(0.1, "star")) is ddp
+        with pytest.raises(UsageError, match=r"is compressed already, by .*TopK.*wrap the module anew"):
+            hc.compress(ddp, hc.Compression.int4())
+        loss_of(ddp, 0, 1).backward()
+        assert hc.last_step(ddp).step == 1
 
     def test_a_model_with_another_hook(self) -> None:
         ddp = DistributedDataParallel(make_model())
@@ -169,6 +187,18 @@ class TestRefusal:
             other = compressed(module, TOPK)
             loss_of(other, 0, 0).backward()
             assert hc.last_step(other).step == 0
+
+
+def test_a_ddp_that_the_compiler_traces() -> None:
+    run_ranks(trace, ranks=1)
+
+
+def trace(_: int) -> None:
+    import torch._dynamo.config
+
+    torch._dynamo.config.optimize_ddp = "python_reducer"
+    with pytest.raises(UnsupportedError, match=r"optimize_ddp is .python_reducer.*so that torch.compile traces"):
+        hc.compress(DistributedDataParallel(make_model()), TOPK)
 
 
 def test_ranks_that_ask_for_different_compressions() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
@@ -13,12 +14,14 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.nn.parallel import DistributedDataParallel
 
+import hvd_compress
 import hvd_compress.ddp as hc
 from hvd_compress.errors import ConfigError, ReplicaError, UnsupportedError, UsageError
-from tests.harness import remembered
+from tests.harness import gradient, remembered
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import (
     REQUESTS,
+    Given,
     check_ranks_equal,
     compressed,
     flat,
@@ -331,7 +334,73 @@ def compile_both(rank: int) -> None:
     assert torch.equal(*trained)
 
 
-def test_one_process_without_a_launcher_is_told_what_to_do() -> None:
-    for model in (make_model(), torch.compile(make_model())):
-        with pytest.raises(ConfigError, match=r"this is a Sequential: launch the program with torchrun"):
-            hc.compress(model, hc.Compression.int8())
+def test_a_script_for_a_cluster_runs_in_one_process() -> None:
+    """Without torchrun and DDP: a warning, and every function takes the model."""
+    module = make_model()
+    with pytest.warns(UserWarning, match="there is one process, so no gradients are exchanged") as told:
+        model = hc.compress(module, hc.Compression.int8())
+    assert (model, told[0].filename) == (module, __file__)
+    optimizer, scaler = optimizer_of(model), torch.amp.GradScaler("cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert hc.compress(torch.compile(module), hc.Compression.int8())._orig_mod is module
+        hc.follow_loss_scale(model, scaler)
+        hc.follow_learning_rate(model, optimizer)
+        train(model, optimizer, 0, range(2))
+        hc.end_epoch(model)
+        assert (hc.last_step(model), hc.decisions(model), hc.controller(model)) == (None, {}, None)
+        assert hvd_compress.metrics(model) == {}
+        assert hc.gather_figures(model, [1, 2]) == [[1.0, 2.0]]
+        state = hc.state_dict(model)
+        assert hc.gathered_state_dict(model).keys() == state.keys()
+        hc.load_gathered_state_dict(model, state)
+    with pytest.raises(UsageError, match="nothing is in use before the first step"):
+        hc.save_plan(model, "plan.json")
+    with pytest.raises(UsageError, match="is compressed already"):
+        hc.compress(module, hc.Compression.int4())
+
+
+def test_one_process_of_several_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"):
+        monkeypatch.setenv(name, "2")
+        for model in (make_model(), torch.compile(make_model())):
+            with pytest.raises(ConfigError, match=r"this is a Sequential: launch the program with torchrun"):
+                hc.compress(model, hc.Compression.int8())
+        monkeypatch.delenv(name)
+
+
+def test_metrics_of_each_step() -> None:
+    run_ranks(measure, ranks=2)
+
+
+def backward(ddp: torch.nn.Module, rank: int, step: int) -> None:
+    ddp.zero_grad()
+    ddp(rank, step).backward()
+
+
+def measure(rank: int) -> None:
+    for name, decision in {"int4": "int4 allgather", "star": "topk 0.05 star", "none": "dense"}.items():
+        ddp = compressed(Given(), name)
+        assert hvd_compress.metrics(ddp) == {}
+        for step in range(3):
+            backward(ddp, rank, step)
+        assert "relative_error" not in hvd_compress.metrics(torch.compile(ddp)), "nobody had asked"
+        before = remembered(hc.state_dict(ddp))["residuals"]
+        backward(ddp, rank, 3)
+        found, report = hvd_compress.metrics(ddp), hc.last_step(ddp)
+        assert all(type(figure) is float for figure in found.values())
+        assert (found["step"], found["finite"], found["nonfinite_steps"]) == (3, 1, 0)
+        assert (found["sent_bytes"], found["wait_s"]) == (report.sent_bytes, report.wait_s)
+        assert found["ratio"] == pytest.approx(report.sent_bytes / report.dense_bytes)
+        shares = {key: share for key, share in found.items() if key.startswith("decision/")}
+        assert sum(shares.values()) == pytest.approx(1)
+        assert all(key.startswith(f"decision/{decision}") for key in shares), shares
+        if name == "none":
+            assert "relative_error" not in found
+            continue
+        corrected = {n: gradient(n, tuple(p.shape), rank, 3).view(-1) for n, p in ddp.module.named_parameters()}
+        whole = sum(float((each + before[n]).square().sum()) for n, each in corrected.items())
+        left = sum(float(each.square().sum()) for each in remembered(hc.state_dict(ddp))["residuals"].values())
+        assert found["relative_error"] == pytest.approx((left / whole) ** 0.5, rel=1e-3)
+        backward(ddp, rank, 4)
+        assert hvd_compress.metrics(ddp)["relative_error"] != found["relative_error"], "it is of each step"

@@ -1,0 +1,243 @@
+"""The state of DDP's communication hook: one model's compression. By it a compressed model is known."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Container, Mapping
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_compress.engines.leave import at_end
+from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engine
+from hvd_compress.errors import UsageError
+from hvd_compress.front.ddp.hook import GradBucket, GradientHook, Result
+from hvd_compress.front.eagerly import eagerly
+from hvd_compress.front.handle import Handle
+from hvd_compress.profiler.job import profiled_once
+from hvd_compress.request.request import Request
+from hvd_compress.settings import Settings
+
+_states: weakref.WeakKeyDictionary[torch.nn.Module, CompressionState] = weakref.WeakKeyDictionary()
+"""By the DDP model; or by a module that is trained in one process."""
+_wrapper_of: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+"""The compressed DDP model, by the module within it."""
+
+
+class CompressionState:
+    """What DDP hands to its communication hook: what was asked for, and what this rank remembers.
+
+    It can be pickled, as torch's PowerSGDState: registered anew, it goes on with what it has remembered on the same
+    rank of a job of the same size, and elsewhere as a checkpoint does.
+
+    Attributes:
+        compression: what was asked for.
+        handle: of the session; None before attach().
+        hook: what exchanges buckets; None before attach(), and where a module is trained in one process.
+        place: rank, and number of ranks.
+    """
+
+    def __init__(self, compression: Request) -> None:
+        self.compression = compression
+        self.handle: Handle | None = None
+        self.hook: GradientHook | None = None
+        self.place = (0, 1)
+        self._kept: dict[str, Any] | None = None  # what came with a pickled state
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"compression": self.compression, "kept": self._kept if self.handle is None else self.state_dict()}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        CompressionState.__init__(self, state["compression"])
+        self._kept = state["kept"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is remembered, as `session.checkpoint.save`. After attach()."""
+        assert self.handle is not None
+        self.handle.session.loss_scale.update()
+        return self.handle.state_dict(*self.place)
+
+    def load_state_dict(self, model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
+        """Load what state_dict() returned for `model`. After attach()."""
+        assert self.handle is not None
+        self.handle.load_state_dict(saved, dict(inner(model).named_parameters()), *self.place)
+
+    def attach(self, model: DistributedDataParallel) -> None:
+        """Exchange the gradients of `model`, with which this is registered, or is going to be.
+
+        Raises what Handle raises.
+        """
+        of_all = dist.get_world_size(model.process_group) == dist.get_world_size()
+        with profiled_once(Settings.from_environment(), of_all) as settings, torch.enable_grad():
+            self.hook = _made_hook(model, self.compression, settings)
+        self.place = dist.get_rank(model.process_group), dist.get_world_size(model.process_group)
+        self._know(model, self.hook.handle)
+        _wrapper_of[model.module] = weakref.ref(model)  # an earlier wrapper is refused from now on
+        model.register_forward_pre_hook(_BeforeForward())
+
+    def attach_alone(self, module: torch.nn.Module) -> None:
+        """Exchange nothing, and answer every question: `module` is trained in one process."""
+        parameters = {name: each for name, each in module.named_parameters() if each.requires_grad}
+        self._know(module, Handle(parameters, self.compression, Settings.from_environment(), _connect_to_nobody))
+
+    def _know(self, model: torch.nn.Module, handle: Handle) -> None:
+        self.handle, _states[model] = handle, self
+        at_end(model, handle.session.close)
+        if self._kept is not None:
+            self.load_state_dict(model, self._kept)
+            self._kept = None
+
+
+@eagerly
+def exchange(state: CompressionState, bucket: GradBucket) -> Result:
+    """DDP's communication hook."""
+    if state.hook is None:  # it was registered by the program
+        model = _holder_of(state)
+        state.attach(model)
+        _require_working(model, None)  # this step's forward pass was before
+    assert state.hook is not None
+    return state.hook(bucket)
+
+
+exchange.__annotations__.clear()  # DDP compares them with the types themselves, and ours are words
+
+
+def state_of(model: Any) -> CompressionState:
+    """Return the state of a compressed model. Raises UsageError for others."""
+    found = known_state(model)
+    if found is None:
+        raise UsageError(
+            f"this {type(model).__name__} is not compressed: pass the DistributedDataParallel that compress() was "
+            "called for"
+        )
+    return found
+
+
+def known_state(model: Any) -> CompressionState | None:
+    """Return the state of a model, attached where it was registered by the program; None where there is none."""
+    model = compiled_from(model)
+    if not isinstance(model, torch.nn.Module):
+        return None
+    if model not in _states and isinstance(model, DistributedDataParallel):
+        for _, state in model._comm_hooks:
+            if isinstance(state, CompressionState):
+                state.attach(model)
+    return _states.get(model)
+
+
+def compiled_from(model: Any) -> Any:
+    """Return the model that was compiled, or else the model itself."""
+    return getattr(model, "_orig_mod", model)
+
+
+def inner(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the module whose parameters have the names by which they are remembered."""
+    model = compiled_from(model)
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def _holder_of(state: CompressionState) -> DistributedDataParallel:
+    """Return the model with which a state is registered, of which DDP tells its hook nothing. Once in a training."""
+    for each in gc.get_objects():
+        if isinstance(each, DistributedDataParallel) and any(held is state for _, held in each._comm_hooks):
+            return each
+    raise UsageError(
+        "the DistributedDataParallel of this communication hook is not found, as after gc.freeze(): call "
+        "compress(model, ...) in the place of model.register_comm_hook(*hook(...))"
+    )
+
+
+def _made_hook(model: DistributedDataParallel, compression: Request, settings: Settings) -> GradientHook:
+    parameters, group = _reduced(model), model.process_group
+    connect = partial(
+        choose_torch_engine,
+        compression.engine,
+        group,
+        device=next((p.device for p in parameters.values() if p.is_cuda), None),
+        timeout_s=settings.timeout_s,
+    )
+    leaves_out = partial(_leaves_out, weakref.ref(model))
+    options = f"DDP with static_graph={model.static_graph}, find_unused_parameters={model.find_unused_parameters}"
+    return GradientHook(parameters, compression, settings, connect, choose_torch_arrivals(group), leaves_out, options)
+
+
+def _connect_to_nobody() -> NoReturn:
+    raise AssertionError("in one process nothing is exchanged")
+
+
+def _leaves_out(reference: weakref.ref[DistributedDataParallel]) -> bool:
+    """Whether DDP looks for parameters that no rank has used."""
+    model = reference()
+    return model is not None and bool(model.find_unused_parameters or model.static_graph)
+
+
+def _reduced(model: DistributedDataParallel) -> dict[str, torch.Tensor]:
+    """Return the parameters that DDP reduces, by their names in the module that was wrapped."""
+    ignored = set(model.parameters_to_ignore)
+    return {n: p for n, p in model.module.named_parameters() if p.requires_grad and n not in ignored}
+
+
+class _BeforeForward:
+    """A hook that cannot be pickled: so DDP cannot, whose copy would train without exchanging gradients."""
+
+    def __call__(self, model: Any, arguments: Any) -> None:
+        _require_working(model, arguments)
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise UsageError(
+            "a compressed DistributedDataParallel cannot be pickled or copied: copy or save model.module, as in "
+            "AveragedModel(model.module), and what state_dict(model) of hvd_compress.ddp returns"
+        )
+
+
+@eagerly
+def _require_working(model: Any, _: Any) -> None:
+    """After a failure DDP itself would say that an assertion within torch failed, and of the rest nothing."""
+    hook = _states[model].hook if model in _states else None
+    if hook is None or not torch.is_grad_enabled():
+        return
+    if _wrapper_of[model.module]() not in (None, model):
+        raise UsageError(
+            "the module is compressed in another DistributedDataParallel than this one: use that one, or call "
+            "compress() for this one, which takes over"
+        )
+    hook.require_working()
+    _require_known(model, hook.known)
+
+
+def _require_known(model: DistributedDataParallel, known: Container[int]) -> None:
+    """DDP reduces the parameters that it was given: what came later is trained by each rank for itself."""
+    ignored = model.parameters_to_ignore
+    if _trains_only(model.module, known):
+        return
+    late = [
+        n for n, p in model.module.named_parameters() if p.requires_grad and id(p) not in known and n not in ignored
+    ]
+    if late:
+        raise UsageError(
+            f"{len(late)} parameters are trained that were frozen or absent when DistributedDataParallel wrapped the "
+            f"module, {late[0]!r} first: DDP does not exchange their gradients, and each rank would train by itself. "
+            "On every rank: wrap the module anew, and call compress() for that; load_state_dict() of it takes what "
+            "state_dict() of this one returns"
+        )
+
+
+def _trains_only(module: torch.nn.Module, known: Container[int]) -> bool:
+    """Whether no parameters beside these are trained, by their ids. It runs in each step: Module.parameters() takes
+    twice as long.
+    """
+    left, seen = [module], {id(module)}
+    while left:
+        own = left.pop()
+        for parameter in own._parameters.values():
+            if parameter is not None and id(parameter) not in known and parameter.requires_grad:
+                return False
+        for child in own._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                left.append(child)
+    return True

@@ -1,0 +1,96 @@
+"""The pair (state, hook) of DDP's own convention trains as compress() does, and its state can be pickled."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import hvd_compress
+import hvd_compress.ddp as hc
+from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from tests.harness import remembered
+from tests.unit.front.ddp.job import run_ranks
+from tests.unit.front.ddp.training import (
+    REQUESTS,
+    check_ranks_equal,
+    compressed,
+    flat,
+    loss_of,
+    make_model,
+    optimizer_of,
+    train,
+)
+
+
+def registered(model: torch.nn.Module, pair: tuple[object, object]) -> DistributedDataParallel:
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.004)
+    ddp.register_comm_hook(*pair)
+    return ddp
+
+
+def test_it_trains_as_compress_does() -> None:
+    run_ranks(compare, ranks=2)
+
+
+def compare(rank: int) -> None:
+    trained = []
+    for ddp in (compressed(make_model(), "int4"), registered(make_model(), hc.hook(REQUESTS["int4"]))):
+        train(ddp, optimizer_of(ddp), rank, range(5))
+        check_ranks_equal(ddp, "pair")
+        assert hc.last_step(ddp).step == 4
+        assert [name for names in hc.decisions(ddp) for name in names].count("0.weight") == 1, "parameters have names"
+        trained.append(flat(ddp))
+    assert torch.equal(*trained)
+    first = registered(make_model(), hc.hook(REQUESTS["int4"]))
+    assert (hc.last_step(first), hvd_compress.metrics(first)) == (None, {}), "known before its first step"
+    assert hc.compress(first, REQUESTS["int4"]) is first
+    with pytest.raises(UsageError, match="is compressed already"):
+        hc.compress(first, REQUESTS["int8"])
+    train(first, optimizer_of(first), rank, range(5))
+    assert torch.equal(flat(first), trained[0])
+
+
+def test_a_pickled_state_goes_on() -> None:
+    run_ranks(resume, ranks=2)
+
+
+def resume(rank: int) -> None:
+    for name in ("int4", "powersgd"):
+        state, hook = hc.hook(REQUESTS[name])
+        before = pickle.loads(pickle.dumps(state))  # nothing is remembered yet
+        going = registered(make_model(), (before, hook))
+        optimizer = optimizer_of(going)
+        train(going, optimizer, rank, range(3))
+        kept, model, momentum = pickle.dumps(before), going.module.state_dict(), optimizer.state_dict()
+        model = {key: value.clone() for key, value in model.items()}
+        again = registered(make_model(1), (pickle.loads(kept), hook))
+        again.module.load_state_dict(model)
+        others = optimizer_of(again)
+        others.load_state_dict(pickle.loads(pickle.dumps(momentum)))
+        residuals = remembered(hc.state_dict(again))["residuals"]
+        assert any(bool(each.any()) for each in residuals.values())
+        train(going, optimizer, rank, range(3, 6))
+        train(again, others, rank, range(3, 6))
+        assert hc.last_step(again).step == 5
+        assert torch.equal(flat(going), flat(again)), name
+
+
+def test_what_it_refuses() -> None:
+    with pytest.raises(ConfigError, match=r"Compression.int4 is a function"):
+        hc.hook(hc.Compression.int4)
+    with pytest.raises(UnsupportedError, match=r"needs hvd_compress.torch's optimizer"):
+        hc.hook(hc.Compression.flexible(gain="rollout"))
+    run_ranks(freeze, ranks=1)
+
+
+def freeze(_: int) -> None:
+    """What the collector does not know is not found."""
+    ddp = registered(make_model(), hc.hook(REQUESTS["int4"]))
+    gc.freeze()
+    with pytest.raises(UsageError, match=r"after gc.freeze\(\): call compress\(model, ...\)"):
+        loss_of(ddp, 0, 0).backward()
+    gc.unfreeze()
