@@ -30,7 +30,14 @@ def test_what_is_fixed_is_written_down(name: str, tmp_path: Path) -> None:
         windows = [event for event in own if event.kind == "window"]
         assert windows, own
         assert all(event.measured_s > 0 < event.wire_ratio for event in windows)
-    assert len(scalars(tmp_path / "runs")[f"bucket {buckets - 1}/measured_s"]) == len(windows)
+    written = scalars(tmp_path / "runs")
+    assert len(written[f"bucket {buckets - 1}/measured_s"]) == len(windows)
+    for event in (event for event in events if event.kind == "metrics"):
+        assert 0 < event.figures["ratio"] < 1
+        assert event.figures["step"] == event.step
+        for name, figure in event.figures.items():
+            assert (event.step, pytest.approx(figure)) in written[f"hvd_compress/{name}"]
+    assert [event.step for event in events if event.kind == "metrics"] == [windows[-1].step]
 
 
 def train(rank: int, name: str, plan: str) -> int:
