@@ -83,8 +83,7 @@ def compress(model: DistributedDataParallel, compression: Request) -> Distribute
         state.attach_alone(wrapped)
         return model
     check_model(wrapped)
-    state.attach(wrapped)
-    wrapped.register_comm_hook(state, exchange)
+    state.register(wrapped)
     return model
 
 

@@ -41,16 +41,20 @@ def trains_alone(model: Any) -> bool:
 
 
 def check_model(model: Any) -> None:
-    """Raise what keeps a model from being compressed, with what to do: ConfigError, UsageError, UnsupportedError."""
+    """Raise ConfigError for what is no DDP model, UsageError for one with another hook."""
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(_not_wrapped(model))
+    if model._comm_hooks:
+        raise UsageError("the model has a communication hook already, and DDP takes one: wrap the module anew")
+
+
+def check_gradients(model: DistributedDataParallel) -> None:
+    """Raise UnsupportedError where DDP hands no gradients to a hook, or not all."""
     if model._use_python_reducer:
         raise UnsupportedError(
             'torch._dynamo.config.optimize_ddp is "python_reducer", so that torch.compile traces the exchange of '
             'gradients, and no hook sees DDP\'s buckets: set it to "ddp_optimizer" before the model is wrapped'
         )
-    if model._comm_hooks:
-        raise UsageError("the model has a communication hook already, and DDP takes one: wrap the module anew")
     sparse = [name for name, module in model.module.named_modules() if getattr(module, "sparse", False) is True]
     if sparse:
         raise UnsupportedError(

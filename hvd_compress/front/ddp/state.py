@@ -16,6 +16,7 @@ from hvd_compress.engines.leave import at_end
 from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engine
 from hvd_compress.errors import UsageError
 from hvd_compress.front.ddp.hook import GradBucket, GradientHook, Result
+from hvd_compress.front.ddp.refusals import check_gradients
 from hvd_compress.front.eagerly import eagerly
 from hvd_compress.front.handle import Handle
 from hvd_compress.profiler.job import profiled_once
@@ -66,27 +67,41 @@ class CompressionState:
         assert self.handle is not None
         self.handle.load_state_dict(saved, dict(inner(model).named_parameters()), *self.place)
 
-    def attach(self, model: DistributedDataParallel) -> None:
-        """Exchange the gradients of `model`, with which this is registered, or is going to be.
+    def register(self, model: DistributedDataParallel) -> None:
+        """Become the communication hook of `model`. Raises as attach(), and what register_comm_hook() raises."""
+        self._make(model)
+        model.register_comm_hook(self, exchange)
+        self._know(model)
 
-        Raises what Handle raises.
+    def attach(self, model: DistributedDataParallel) -> None:
+        """Exchange the gradients of `model`, with which the program has registered this.
+
+        Raises UnsupportedError for a model whose gradients no hook sees, and what Handle raises.
         """
+        self._make(model)
+        self._know(model)
+
+    def _make(self, model: DistributedDataParallel) -> None:
+        check_gradients(model)
         of_all = dist.get_world_size(model.process_group) == dist.get_world_size()
         with profiled_once(Settings.from_environment(), of_all) as settings, torch.enable_grad():
             self.hook = _made_hook(model, self.compression, settings)
+        self.handle = self.hook.handle
         self.place = dist.get_rank(model.process_group), dist.get_world_size(model.process_group)
-        self._know(model, self.hook.handle)
-        _wrapper_of[model.module] = weakref.ref(model)  # an earlier wrapper is refused from now on
-        model.register_forward_pre_hook(_BeforeForward())
 
     def attach_alone(self, module: torch.nn.Module) -> None:
         """Exchange nothing, and answer every question: `module` is trained in one process."""
         parameters = {name: each for name, each in module.named_parameters() if each.requires_grad}
-        self._know(module, Handle(parameters, self.compression, Settings.from_environment(), _connect_to_nobody))
+        self.handle = Handle(parameters, self.compression, Settings.from_environment(), _connect_to_nobody)
+        self._know(module)
 
-    def _know(self, model: torch.nn.Module, handle: Handle) -> None:
-        self.handle, _states[model] = handle, self
-        at_end(model, handle.session.close)
+    def _know(self, model: torch.nn.Module) -> None:
+        assert self.handle is not None
+        _states[model] = self
+        if isinstance(model, DistributedDataParallel):
+            _wrapper_of[model.module] = weakref.ref(model)  # an earlier wrapper is refused from now on
+            model.register_forward_pre_hook(_BeforeForward())
+        at_end(model, self.handle.session.close)
         if self._kept is not None:
             self.load_state_dict(model, self._kept)
             self._kept = None

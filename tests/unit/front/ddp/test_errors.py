@@ -94,6 +94,19 @@ class TestRefusal:
         with pytest.raises(UsageError, match="has a communication hook already"):
             hc.compress(ddp, TOPK)
 
+    def test_a_hook_that_comes_too_late(self) -> None:
+        """DDP refuses it once a backward pass was; then nothing is known of the model."""
+        ddp = DistributedDataParallel(make_model())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ddp, "register_comm_hook", lambda *_: (_ for _ in ()).throw(RuntimeError("too late")))
+            with pytest.raises(RuntimeError, match="too late"):
+                hc.compress(ddp, TOPK)
+        with pytest.raises(UsageError, match="is not compressed"):
+            hc.last_step(ddp)
+        assert hc.compress(ddp, TOPK) is ddp
+        loss_of(ddp, 0, 0).backward()
+        assert hc.last_step(ddp).step == 0
+
     def test_sparse_gradients(self) -> None:
         model = torch.nn.Sequential(torch.nn.Embedding(5, 3, sparse=True), torch.nn.Linear(3, 2))
         with pytest.raises(UnsupportedError, match="'0' has sparse gradients"):

@@ -84,11 +84,14 @@ def test_what_it_refuses() -> None:
         hc.hook(hc.Compression.int4)
     with pytest.raises(UnsupportedError, match=r"needs hvd_compress.torch's optimizer"):
         hc.hook(hc.Compression.flexible(gain="rollout"))
-    run_ranks(freeze, ranks=1)
+    run_ranks(refuse, ranks=1)
 
 
-def freeze(_: int) -> None:
-    """What the collector does not know is not found."""
+def refuse(_: int) -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 3, sparse=True), torch.nn.Linear(3, 2))
+    ddp = registered(model, hc.hook(REQUESTS["int4"]))
+    with pytest.raises(UnsupportedError, match="'0' has sparse gradients"):
+        ddp(torch.tensor([1])).sum().backward()
     ddp = registered(make_model(), hc.hook(REQUESTS["int4"]))
     gc.freeze()
     with pytest.raises(UsageError, match=r"after gc.freeze\(\): call compress\(model, ...\)"):
