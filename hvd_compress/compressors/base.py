@@ -107,6 +107,7 @@ class Compressor(ABC):
         alike: kinds of what it keeps that results depend on, and that therefore are to be the same on all ranks: those
             of rank 0 count when training begins or goes on. Ranks may come with others, from checkpoints of other
             hosts: of a hierarchical scheme leaders alone keep up.
+        sends_momentum: whether it compresses a momentum that it keeps, for an optimizer that keeps none.
         message_bytes: what a message costs beside its bytes, in bytes, where a path is chosen by arithmetic: latency
             times bandwidth. 0 counts bytes alone.
     """
@@ -117,6 +118,7 @@ class Compressor(ABC):
     compresses: bool = True
     has_ratio: bool = False
     alike: ClassVar[tuple[str, ...]] = ()
+    sends_momentum: ClassVar[bool] = False
     message_bytes: int = 0
 
     @abstractmethod
@@ -145,6 +147,10 @@ class Compressor(ABC):
 
     def with_ratio(self, ratio: float) -> Self:
         """Return the same compressor with another ratio, if it has one."""
+        return self
+
+    def with_feedback(self, feedback: bool) -> Self:
+        """Return the same compressor with error feedback or without, if it has a choice."""
         return self
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -58,6 +58,10 @@ class BlockQuantizer(Requantizer):
     @property
     def error_feedback(self) -> bool:  # type: ignore[override]
         return not self.stochastic
+
+    def with_feedback(self, feedback: bool) -> BlockQuantizer:
+        """Round to nearest, or at random."""
+        return replace(self, stochastic=not feedback)
 
     @cached_property
     def format(self) -> BlockFormat:

@@ -50,6 +50,7 @@ class DeMo(FeedbackCompressor):
     k: int = 32
     chunk: int = 64
     decay: float = 0.999
+    sends_momentum = True
     kind = "transform"
     source = "Peng et al. 2024"
 

@@ -46,6 +46,7 @@ class CompressedMomentum(Requantizer):
     adds_up = False  # each rank makes a gradient of the momentum, and keeps it
     kind = "quantiser"
     alike = (KIND,)
+    sends_momentum = True
     adds_up = False  # to a momentum, and the result is a gradient
     source = "Tang et al. 2021"
 
@@ -139,6 +140,7 @@ class DenseMomentum(Compressor):
     """
 
     beta: float = 0.9
+    sends_momentum = True
     kind = "cast"
     source = "Tang et al. 2021"
     alike = (KIND,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -47,6 +47,9 @@ class Natural(ChunkedQuantizer):
     def __post_init__(self) -> None:
         check_flag("error_feedback", self.error_feedback)
         check_whole("seed", self.seed, 0, MAX_SEED)
+
+    def with_feedback(self, feedback: bool) -> Natural:
+        return replace(self, error_feedback=feedback)
 
     def fields(self) -> Mapping[str, torch.dtype]:
         return {"codes": torch.uint8}

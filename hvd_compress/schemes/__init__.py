@@ -13,6 +13,7 @@ from hvd_compress.schemes.observed import Observed
 from hvd_compress.schemes.oktopk import OkTopkAllReduce
 from hvd_compress.schemes.parameter_server import ParameterServer
 from hvd_compress.schemes.probe import Probe, ProbeReport
+from hvd_compress.schemes.reduce_scatter import ReduceScatter
 from hvd_compress.schemes.registry import (
     SCHEMES,
     build,
@@ -51,6 +52,7 @@ __all__ = [
     "ParameterServer",
     "Probe",
     "ProbeReport",
+    "ReduceScatter",
     "Requantize",
     "Scheme",
     "Work",

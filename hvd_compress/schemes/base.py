@@ -91,6 +91,8 @@ class Scheme(ABC):
         broadcasts: whether the path names the algorithm of a broadcast, too.
         by_name: whether it runs only where it is asked for by name: "auto" does not choose it.
         in_groups: whether it launches collectives in groups of ranks, which `Engine.group` makes.
+        replaces: the collective of an uncompressed gradient that it stands for.
+        keeps_gradient: whether the bucket's memory is needed until the step is over, and the result lies there.
     """
 
     names: ClassVar[tuple[str, ...]]
@@ -98,6 +100,8 @@ class Scheme(ABC):
     broadcasts: ClassVar[bool] = False
     by_name: ClassVar[bool] = False
     in_groups: ClassVar[bool] = False
+    keeps_gradient: ClassVar[bool] = True
+    replaces: ClassVar[str] = "allreduce"
     compressor: Compressor
     path: Path
 

@@ -179,6 +179,9 @@ class SessionBucket:
             hosts=hosts,
         )
         exchange = self.scheme.exchange(work, rank, world_size)
+        if not self.scheme.keeps_gradient:  # the exchange alone holds it, as long as it needs it
+            self.flat = None
+            del self._workspace
         looks = not self.layout.sparse and (self.probe.ks is not None or self.probe.norm)
         self.exchange = Observed(exchange, work, self.scheme.error_feedback) if looks else exchange
         return self.exchange

@@ -34,7 +34,7 @@ class StepReport:
         compress_s, communicate_s, decompress_s: time spent in each phase, all buckets together.
         wait_s: how long synchronize() blocked: what is left when the backward pass has hidden the rest.
         sent_bytes: mean over ranks of the bytes that a rank sent, by the collectives' textbook counts.
-        dense_bytes: the same for a ring allreduce of the whole gradient.
+        dense_bytes: the same for a ring allreduce of the whole gradient, or a reduce-scatter where ranks own shards.
         finite: whether the result was finite; residuals change in no other step.
         bus_bytes: what this rank copied between GPUs and host.
         nonfinite_steps: how many steps so far, this one included, were not finite.

@@ -344,7 +344,7 @@ class Session:
         )
 
     def result(self, number: int) -> torch.Tensor:
-        """Return the result of a sparse layout, between end_step() and the next one."""
+        """Return a result that lies in no bucket, as of a sparse layout, between end_step() and the next one."""
         return self._results[number]
 
     def end_step(self, waited_from_s: float | None = None) -> StepReport:
@@ -522,7 +522,8 @@ class Session:
             result = bucket.exchange.result
             if result is not None:
                 self._results[bucket.number] = result
-                bucket.lane.wait_output(result._indices(), result._values())
+                made = (result._indices(), result._values()) if bucket.layout.sparse else (result,)
+                bucket.lane.wait_output(*made)
 
     def _check_replicas(self) -> None:
         if self.replicas is None or self._is_profiled or self._engine.world_size == 1:
@@ -532,9 +533,10 @@ class Session:
 
     @property
     def _dense_bytes(self) -> int:
-        """What a ring allreduce of all gradients that are not sparse would send."""
+        """What uncompressed exchanges of all gradients that are not sparse would send."""
         size = self._engine.world_size
-        return sum(wire.allreduce(layout.nbytes, size, "ring") for layout in self.layouts if not layout.sparse)
+        found = [(e.scheme.replaces, e.layout.nbytes) for e in self._exchanges if not e.layout.sparse]
+        return sum(getattr(wire, verb)(nbytes, size) for verb, nbytes in found)
 
 
 def _gathered(figures: Sequence[float], engine: Engine) -> list[list[float]]:

@@ -184,7 +184,7 @@ ALLOWED = {
 }
 """What the modules of a room may import of this package."""
 
-FRONT = {"__init__", "cli", "compression", "ddp", "front", "torch"}
+FRONT = {"__init__", "cli", "compression", "ddp", "front", "fsdp", "torch"}
 """Front ends, and what users call: they see everything."""
 
 FRAMEWORKS = {

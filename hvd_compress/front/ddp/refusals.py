@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from typing import Any
@@ -12,20 +11,13 @@ from torch import distributed as dist
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from hvd_compress.front.asked import check_request
 from hvd_compress.front.batch_size import SIZES
-from hvd_compress.request.request import Request
 
 
 def check_compression(asked: Any) -> None:
     """Raise ConfigError for what is no compression, UnsupportedError for one that DDP cannot carry out."""
-    if not isinstance(asked, Request):
-        if inspect.isfunction(asked):
-            called = f"Compression.{asked.__name__}"
-            raise ConfigError(f"{called} is a function: call it, as in {called}()")
-        raise ConfigError(
-            f"{asked!r} is no compression: pass what a function of Compression returns, as topk(0.01) or "
-            "of(compressor) does"
-        )
+    check_request(asked)
     if asked.policy is not None and (why := asked.policy.needs_optimizer):
         raise UnsupportedError(f"this needs hvd_compress.torch's optimizer, as {why}")
 

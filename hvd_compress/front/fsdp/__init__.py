@@ -1,0 +1,1 @@
+"""PyTorch FSDP2: gradients of sharded parameters, and of their replicas."""

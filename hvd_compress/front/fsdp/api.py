@@ -1,0 +1,255 @@
+"""What a program calls: compression of an FSDP2 model, and what is known of it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from hvd_compress.engines.leave import at_end
+from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engine
+from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from hvd_compress.front.asked import check_request
+from hvd_compress.front.eagerly import eagerly
+from hvd_compress.front.fsdp.exchange import AllReduceHook, GradientExchange, ReduceScatterComm
+from hvd_compress.front.fsdp.groups import NEEDS, ParamGroup, groups_of
+from hvd_compress.front.fsdp.requests import for_replicas, for_shards
+from hvd_compress.front.handle import Handle
+from hvd_compress.request.decision import Decision
+from hvd_compress.request.request import Request
+from hvd_compress.session.report import StepReport
+from hvd_compress.settings import Settings
+from hvd_compress.warned import warn_caller
+
+_exchanges: weakref.WeakKeyDictionary[torch.nn.Module, GradientExchange] = weakref.WeakKeyDictionary()
+"""By the root module."""
+_asked: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Any, ...]] = weakref.WeakKeyDictionary()
+"""What compress() was called with."""
+
+
+def compress(
+    model: torch.nn.Module,
+    compression: Request,
+    *,
+    feedback: bool = False,
+    replicas: dist.ProcessGroup | None = None,
+) -> Any:
+    """Send the gradients of an FSDP2 model compressed, from its next backward pass on.
+
+    Call it on every rank, after fully_shard() was called for the submodules and the root. What is compressed follows
+    from the mesh:
+
+    | mesh of fully_shard() | what travels compressed |
+    | --- | --- |
+    | one dimension | the reduce-scatter: without error feedback, by stochastic rounding, unless `feedback` |
+    | two dimensions (HSDP) | the all-reduce among replicas, with error feedback; shards are reduced dense before it |
+    | one, and `replicas` | the same |
+    | that of composable replicate() | the all-reduce |
+
+    Nothing is communicated before the first backward pass, in which ranks compare their settings. Gradients are
+    complete when backward() returns. Accumulation by set_requires_gradient_sync(False), clipping and mixed precision
+    work as without it. Parameters, which FSDP gathers, are not compressed.
+
+    Args:
+        model: the root module.
+        compression: what a function of `Compression` returns. A reduce-scatter carries int8(), int4(), int2(),
+            natural(), onebit(), bf16() and dense(); replicas also the others, but for policies other than auto().
+        feedback: whether a reduce-scatter remembers what it loses, for 8 bytes an element of the whole model a rank;
+            it alone decides, whatever the compression says.
+        replicas: the ranks that have the same shards, where the model was sharded over a mesh within a host alone.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        ConfigError: the model is not sharded, or by halves; a contradiction.
+        UnsupportedError: a compression that cannot be had here, or a setting of FSDP; the message says what to do.
+        UsageError: compress() was called with something else before.
+    """
+    given, model = model, _unwrapped(model)
+    check_request(compression)
+    _require_sharded(model)
+    asked = compression, feedback, replicas
+    if model in _exchanges:
+        if _asked[model] == asked:
+            return given
+        raise UsageError(
+            "compress() was called for this model with another compression: shard a new model to change it"
+        )
+    groups = groups_of(model)
+    exchange = _made(groups, compression, feedback, replicas)
+    for group in groups:
+        _install(exchange, group)
+    _exchanges[model], _asked[model] = exchange, asked
+    model.register_forward_pre_hook(_require_working)
+    at_end(model, exchange.session.close)
+    return given
+
+
+def last_step(model: torch.nn.Module) -> StepReport | None:
+    """Return the report of the last exchange; None before the first. Its bytes are those of what is compressed alone.
+
+    Raises UsageError for other models.
+    """
+    return _handle_of(model).last_step
+
+
+def decisions(model: torch.nn.Module) -> Mapping[tuple[str, ...], Decision]:
+    """Return how each module's gradient travels in the next step, by parameter names; empty before the first."""
+    exchange = _exchange_of(model)
+    return {exchange.parameters_of(bucket): one for bucket, one in exchange.handle.decisions.items()}
+
+
+def state_dict(model: torch.nn.Module) -> dict[str, Any]:
+    """Return what this rank's compression remembers, by parameter, or by module where a reduce-scatter has feedback.
+
+    Nothing is communicated. Residuals differ from rank to rank: save one file a rank to keep them all.
+    """
+    handle = _handle_of(model)
+    handle.session.loss_scale.update()
+    return handle.state_dict(dist.get_rank(), dist.get_world_size())
+
+
+def load_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
+    """Load what state_dict() gave. Nothing is communicated.
+
+    Residuals come back only on the rank that saved them, in a job of the same size; elsewhere they start from zero,
+    with a warning.
+
+    Raises:
+        ConfigError: it is not such a state, or of unknown parameters or other lengths, as of another mesh.
+        UsageError: the model is not compressed.
+    """
+    handle = _handle_of(model)
+    handle.load_state_dict(state, handle.parameters, dist.get_rank(), dist.get_world_size())
+
+
+def follow_loss_scale(model: torch.nn.Module, scaler: Any) -> None:
+    """Keep residuals in the units of a torch.amp.GradScaler: when its scale changes, they are rescaled with it."""
+    _handle_of(model).follow_loss_scale(scaler)
+
+
+def _made(
+    groups: list[ParamGroup], compression: Request, feedback: bool, replicas: dist.ProcessGroup | None
+) -> GradientExchange:
+    shards, native = _one_mesh(groups)
+    if replicas is not None:
+        _check_replicas(replicas, shards, native)
+    among = replicas if replicas is not None else native
+    over = among if among is not None else shards
+    assert over is not None
+    request = for_shards(compression, feedback) if among is None else for_replicas(compression, feedback)
+    if over.size() == 1:
+        warn_caller("one rank exchanges no gradients: nothing is compressed")
+    settings = _without_profile(Settings.from_environment())
+    connect = partial(
+        choose_torch_engine,
+        request.engine,
+        over,
+        device=groups[0].device if groups[0].device.type == "cuda" else None,
+        timeout_s=settings.timeout_s,
+    )
+    return GradientExchange(groups, among is None, request, settings, connect, choose_torch_arrivals(over))
+
+
+def _install(exchange: GradientExchange, group: ParamGroup) -> None:
+    module: Any = group.module
+    if exchange.scatters:
+        module.set_custom_reduce_scatter(ReduceScatterComm(exchange, group))
+        return
+    if group.replica_group is not None:
+        group.take_over_replicas()
+    module.set_all_reduce_hook(AllReduceHook(exchange, group))
+
+
+def _one_mesh(groups: list[ParamGroup]) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+    """Return the groups of ranks that share a replica, and that have the same shard, which all modules agree in."""
+    if not groups:
+        raise ConfigError("the model trains no parameter: unfreeze some before compress()")
+    first = groups[0]
+    ranks: dict[Any, ParamGroup] = {}
+    for group in groups:
+        found = _ranks(group.shard_group), _ranks(group.replica_group)
+        ranks.setdefault(found, group)
+    if len(ranks) > 1:
+        other = list(ranks.values())[1]
+        raise ConfigError(
+            f"{first.name} and {other.name} are sharded over different meshes: call fully_shard() for all modules with "
+            "one mesh"
+        )
+    return first.shard_group, first.replica_group
+
+
+def _check_replicas(
+    replicas: dist.ProcessGroup, shards: dist.ProcessGroup | None, native: dist.ProcessGroup | None
+) -> None:
+    if native is not None:
+        raise ConfigError(
+            "replicas= is for a model sharded on a mesh of one dimension, and this has replicas: leave it"
+        )
+    both = set(_ranks(replicas) or ()) & set(_ranks(shards) or ())
+    if both != {dist.get_rank()}:
+        raise ConfigError(
+            f"replicas={_ranks(replicas)} and the ranks that share a replica, {_ranks(shards)}, must have this rank "
+            f"alone in common, {dist.get_rank()}: pass mesh.get_group() of the outer dimension"
+        )
+
+
+def _ranks(group: dist.ProcessGroup | None) -> tuple[int, ...] | None:
+    return None if group is None else tuple(dist.get_process_group_ranks(group))
+
+
+def _without_profile(settings: Settings) -> Settings:
+    if settings.profile is not None or settings.ccr is not None:
+        warn_caller("FSDP is not profiled: HVD_COMPRESS_PROFILE and HVD_COMPRESS_CCR count under Horovod and DDP alone")
+    return replace(settings, profile=None, ccr=None)
+
+
+def _require_sharded(model: Any) -> None:
+    try:
+        from torch.distributed.fsdp import FSDPModule
+    except ImportError:
+        raise UnsupportedError(f"torch {torch.__version__} has no {NEEDS}: upgrade torch") from None
+    if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+        raise UnsupportedError(f"torch {torch.__version__} has no {NEEDS}: upgrade torch")
+    if isinstance(model, FSDPModule):
+        return
+    first = (
+        ""
+        if dist.is_available() and dist.is_initialized()
+        else "launch the program with torchrun, call torch.distributed.init_process_group(), then "
+    )
+    raise ConfigError(
+        f"compress() takes a model that fully_shard() was called for, and this {type(model).__name__} is none: "
+        f"{first}fully_shard() its submodules and the model itself, then compress(model, ...); a "
+        "DistributedDataParallel goes to hvd_compress.ddp"
+    )
+
+
+@eagerly
+def _require_working(model: torch.nn.Module, _: Any) -> None:
+    if torch.is_grad_enabled() and model in _exchanges:
+        _exchanges[model].require_working()
+
+
+def _exchange_of(model: Any) -> GradientExchange:
+    found = _exchanges.get(_unwrapped(model)) if isinstance(model, torch.nn.Module) else None
+    if found is None:
+        raise UsageError(
+            f"this {type(model).__name__} is not compressed: pass the root module that compress() was called for"
+        )
+    return found
+
+
+def _handle_of(model: Any) -> Handle:
+    return _exchange_of(model).handle
+
+
+def _unwrapped(model: Any) -> Any:
+    """Return the model that was compiled, or else the model itself."""
+    return getattr(model, "_orig_mod", model)

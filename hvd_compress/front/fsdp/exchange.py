@@ -1,0 +1,227 @@
+"""Gradients of an FSDP2 model by a session: handed over as the backward pass makes them, and there at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.engines.arrivals import Arrivals
+from hvd_compress.engines.base import Engine
+from hvd_compress.errors import UnsupportedError, UsageError
+from hvd_compress.front.eagerly import eagerly
+from hvd_compress.front.fsdp.groups import ParamGroup
+from hvd_compress.front.handle import Handle
+from hvd_compress.request.request import Request
+from hvd_compress.session.replicas import ReplicaCheck
+from hvd_compress.settings import Settings
+
+
+class GradientExchange:
+    """One session for all modules of a model. A bucket is what FSDP reduces at once: a parameter group.
+
+    FSDP calls this for each group in the backward pass, and reads what it wrote at once: it is given zeros. The results
+    are added to the sharded gradients when the backward pass is over, behind FSDP's own end of it, which an optimizer
+    cannot precede. So exchanges run beside the rest of the backward pass, and gradients may accumulate, be cast, or lie
+    on the host, as FSDP wants.
+
+    Attributes:
+        handle: of the session that exchanges the buckets.
+        scatters: whether it replaces reduce-scatters; else it comes behind them, and averages over replicas.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[ParamGroup],
+        scatters: bool,
+        request: Request,
+        settings: Settings,
+        connect: Callable[[], Engine],
+        arrivals: Arrivals | None = None,
+    ) -> None:
+        """Nothing is communicated yet.
+
+        Args:
+            groups: of one mesh, in the order in which a backward pass probably comes by them.
+            connect: creates the engine, in the first backward pass.
+            arrivals: by what ranks tell each other who waits, for the message of a timeout.
+
+        Raises:
+            ConfigError, UnsupportedError: as Handle.
+        """
+        self.scatters = scatters
+        self._groups = {self._bucket_of(group): group for group in groups}
+        self.handle = Handle(dict(self._stand_ins()), request, settings, connect, arrivals=arrivals)
+        self.session = self.handle.session
+        replicas = _Locals({shard.name: shard.local for group in groups for shard in group.shards})
+        self.session.replicas = None if scatters else ReplicaCheck(replicas, settings.check_every)
+        self._flats: dict[tuple[str, ...], torch.Tensor] = {}  # of shards that replicas average
+        self._came: list[tuple[str, ...]] = []  # in this step
+        self._opened = self._ordered = False
+
+    def parameters_of(self, bucket: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of the parameters of a bucket."""
+        return tuple(shard.name for shard in self._groups[bucket].shards)
+
+    @eagerly
+    def take(self, group: ParamGroup, gradient: torch.Tensor) -> None:
+        """Hand over what FSDP has of a group, (numel,): all shards if this scatters, else this rank's.
+
+        Raises:
+            ConfigError, UsageError, UnsupportedError: the step is one that cannot be exchanged.
+            CommunicationError: ranks have not met, in the first step.
+        """
+        try:
+            self._take(group, gradient)
+        except BaseException as error:  # other ranks may wait for this one: it must be able to end
+            self.session.fail(error)
+            raise
+
+    def require_working(self) -> None:
+        """A forward pass begins. Raises CommunicationError after a failure."""
+        self.session.refuse_after_failure()
+
+    def _take(self, group: ParamGroup, gradient: torch.Tensor) -> None:
+        bucket = self._bucket_of(group)
+        group.require_as_it_was(gradient.numel() // (group.ways if self.scatters else 1), gradient.dtype)
+        if bucket in self._came:
+            raise UsageError(
+                f"{group.name} reduces its gradients twice in one backward pass, as where it is called twice before "
+                "it: call it once for all inputs, or call backward() for each, with set_requires_gradient_sync(False) "
+                "but for the last"
+            )
+        if not self._came:
+            self._begin()
+        self._came.append(bucket)
+        number = [layout.names for layout in self.session.layouts].index(bucket)
+        if not self.scatters:
+            flat = self._flats.setdefault(bucket, torch.empty_like(gradient))
+            gradient = flat.copy_(gradient)
+        self.session.mark_ready(number)
+        self.session.submit(number, gradient)
+
+    def _begin(self) -> None:
+        if torch._C._current_graph_task_id() == -1:
+            raise UnsupportedError(
+                "compressed gradients are complete at the end of a backward pass, and this one is finalized by hand: "
+                "leave set_manual_backward_finalization() out"
+            )
+        # Behind FSDP's own end, in which it may reduce what is left: that was queued when the backward pass began.
+        torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        self.session.begin_step()
+        if not self._opened:
+            self._open()
+
+    def _open(self) -> None:
+        layouts = [self._layout(bucket) for bucket in self._groups]
+        self.session.open([name for layout in layouts for name in layout.names], options=_words(self.scatters))
+        as_before = self.session.resumes_with
+        if sorted(as_before) == sorted(self._groups):
+            layouts = [self._layout(bucket) for bucket in as_before]
+            self._ordered = True
+        self.session.set_buckets(layouts, self.handle.devices)
+        self._opened = True
+
+    @eagerly
+    @torch.no_grad()
+    def _finish(self) -> None:
+        """The backward pass is over: wait for all buckets, and add the results to the sharded gradients."""
+        try:
+            if missing := [group for bucket, group in self._groups.items() if bucket not in self._came]:
+                raise UsageError(
+                    f"{missing[0].name} has reduced no gradient in this backward pass: call the root module and all "
+                    "that is trained in it, and set_reduce_scatter_unused_params(True) of it where a step leaves "
+                    "modules out"
+                )
+            self.session.end_step()
+            for number, layout in enumerate(self.session.layouts):
+                result = self.session.result(number) if self.scatters else self._flats[layout.names]
+                shards = self._groups[layout.names].shards
+                for shard, part in zip(shards, torch.split(result, [each.numel for each in shards]), strict=True):
+                    shard.add(part)
+            self._order()
+        except BaseException as error:
+            self.session.fail(error)
+            raise
+        finally:
+            self._came = []
+
+    def _order(self) -> None:
+        """After the first step: buckets leave in the order of its backward pass, as rank 0 has seen it. Collective."""
+        if self._ordered:
+            return
+        self._ordered = True
+        known = list(self._groups)
+        seen = self.session.gather_figures([known.index(bucket) for bucket in self._came], "the order of gradients")[0]
+        layouts = [self._layout(known[int(number)]) for number in seen]
+        if layouts != list(self.session.layouts):
+            self.session.set_buckets(layouts, self.handle.devices)
+
+    def _bucket_of(self, group: ParamGroup) -> tuple[str, ...]:
+        """Return what lies in the bucket: shards of parameters, or all of the group, whose shards are interleaved."""
+        return (group.name,) if self.scatters else tuple(shard.name for shard in group.shards)
+
+    def _stand_ins(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what lies in buckets, as tensors of that shape without memory of their own."""
+        for group in self._groups.values():
+            one = torch.empty((), dtype=group.dtype, device=group.device)
+            if self.scatters:
+                yield group.name, one.expand(group.ways, group.numel)
+            else:
+                yield from ((shard.name, one.expand(shard.padded)) for shard in group.shards)
+
+    def _layout(self, bucket: tuple[str, ...]) -> Layout:
+        slots = [self.handle.slots[name] for name in bucket]
+        return Layout(bucket, tuple(slot.shape for slot in slots), *slots[0].kind)
+
+
+class ReduceScatterComm:
+    """What FSDP calls in the place of its reduce-scatter (`set_custom_reduce_scatter`)."""
+
+    def __init__(self, exchange: GradientExchange, group: ParamGroup) -> None:
+        self._exchange, self._group = exchange, group
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return memory of the allocator's: as FSDP's own."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        """Take the gradients of all shards, (ways * numel,), and give zeros for this rank's."""
+        self._exchange.take(self._group, input_tensor)
+        output_tensor.zero_()
+
+
+class AllReduceHook:
+    """What FSDP calls behind its reduce-scatter (`set_all_reduce_hook`)."""
+
+    def __init__(self, exchange: GradientExchange, group: ParamGroup) -> None:
+        self._exchange, self._group = exchange, group
+
+    def __call__(self, reduce_output: torch.Tensor) -> None:
+        """Take this rank's shard of the gradients, (numel,), and leave zeros."""
+        self._exchange.take(self._group, reduce_output)
+        reduce_output.zero_()
+
+
+class _Locals(Mapping[str, torch.Tensor]):
+    """Tensors that are looked up when they are read: torch replaces sharded parameters."""
+
+    def __init__(self, found: Mapping[str, Callable[[], torch.Tensor]]) -> None:
+        self._found = found
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._found[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+def _words(scatters: bool) -> str:
+    return "FSDP with shards among these ranks" if scatters else "FSDP with replicas on these ranks"

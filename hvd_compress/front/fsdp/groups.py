@@ -1,0 +1,228 @@
+"""All that is read of torch's FSDP2 beyond its public functions: which parameters are reduced together, and over whom.
+
+Of torch 2.15: `FSDPState._fsdp_param_groups`, and of a parameter group and its parameters what `ParamGroup` reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from hvd_compress.buckets.real import gradient_dtype
+from hvd_compress.errors import ConfigError, UnsupportedError
+
+NEEDS = "FSDP2 with custom collectives, as of torch 2.15"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A parameter's part of a group's reduced gradient.
+
+    Attributes:
+        name: of the parameter, in the root module.
+        padded: shape of the part, equal on all ranks.
+        owner: torch's FSDPParam.
+    """
+
+    name: str
+    padded: tuple[int, ...]
+    owner: Any
+
+    @property
+    def numel(self) -> int:
+        numel = 1
+        for length in self.padded:
+            numel *= length
+        return numel
+
+    @property
+    def parameter(self) -> torch.nn.Parameter:
+        """The sharded parameter, a DTensor. Torch replaces it where a model is converted or loaded."""
+        found: torch.nn.Parameter = self.owner.sharded_param
+        return found
+
+    @torch.no_grad()
+    def local(self) -> torch.Tensor:
+        """Return this rank's shard of the parameter, in its own memory."""
+        found: torch.Tensor = self.parameter.to_local()  # type: ignore[attr-defined]
+        return found
+
+    def add(self, part: torch.Tensor) -> None:
+        """Add this rank's part (numel,) of a result to the sharded gradient."""
+        gradient: Any = self.parameter.grad
+        size = self.owner.sharded_size
+        local = gradient.to_local()
+        local.add_(part[: size.numel()].view(size).to(local))
+
+
+class ParamGroup:
+    """Parameters whose gradients FSDP reduces at once: those of a module that fully_shard() or replicate() was given.
+
+    Attributes:
+        name: of the module in the root module.
+        shards: trainable parameters, in the order in which they lie in a reduced gradient.
+        dtype: in which it is reduced.
+        device: where it lies.
+        shard_group: the ranks that share a replica; None where each has all of it.
+        replica_group: the ranks that have the same shard; None where there is only one replica.
+    """
+
+    def __init__(self, module: torch.nn.Module, name: str, raw: Any, names: dict[int, str]) -> None:
+        self.module, self.name, self._raw = module, name or "the root module", raw
+        trained = [each for each in raw.fsdp_params if each.sharded_param.requires_grad]
+        self.shards = [Shard(_name_of(each, names), tuple(each.padded_sharded_param_size), each) for each in trained]
+        self.device: torch.device = raw.device
+        self._refuse_what_cannot_be(trained)
+        self.dtype = _reduce_dtype(raw, trained)
+        mesh = raw.mesh_info
+        self.shard_group: dist.ProcessGroup | None = getattr(mesh, "shard_process_group", None)
+        self.replica_group: dist.ProcessGroup | None = getattr(mesh, "replicate_process_group", None)
+
+    @property
+    def ways(self) -> int:
+        """Into how many shards its parameters are cut."""
+        return self.shard_group.size() if self.shard_group is not None else 1
+
+    @property
+    def numel(self) -> int:
+        """Of a reduced gradient, on each rank."""
+        return sum(shard.numel for shard in self.shards)
+
+    def take_over_replicas(self) -> None:
+        """Have FSDP reduce over shards alone, so that its all-reduce hook comes in the place of its all-reduce."""
+        raw = self._raw
+        alone = _without_replicas(raw.mesh_info)
+        if raw.post_forward_mesh_info == raw.mesh_info:
+            raw.post_forward_mesh_info = alone
+        raw.mesh_info = alone
+
+    def require_as_it_was(self, numel: int, dtype: torch.dtype) -> None:
+        """Raise what keeps a gradient of this step from being the one that was expected.
+
+        Raises:
+            UnsupportedError: a setting of the model that was changed after compress().
+            ConfigError: parameters without a gradient.
+        """
+        self._refuse_settings()
+        for shard in self.shards:
+            if getattr(shard.parameter, "_post_accumulate_grad_hooks", None):
+                raise UnsupportedError(
+                    f"{shard.name!r} has a post-accumulate-grad hook, as where an optimizer steps within the backward "
+                    "pass, and compressed gradients are complete at its end: step the optimizer after backward()"
+                )
+        if dtype != self.dtype:
+            raise UnsupportedError(
+                f"gradients of {self.name} are reduced as {dtype}, and compress() has found {self.dtype}: convert the "
+                "model before compress(), or say MixedPrecisionPolicy(reduce_dtype=...)"
+            )
+        if numel != self.numel:
+            raise ConfigError(
+                f"{numel} elements of {self.name} have a gradient in this step, and {self.numel} are trained: call "
+                "set_reduce_scatter_unused_params(True) of the model where a step leaves parameters out, and freeze "
+                "parameters before compress()"
+            )
+
+    def _refuse_what_cannot_be(self, trained: Sequence[Any]) -> None:
+        self._refuse_settings()
+        if any(each.is_dtensor for each in trained):
+            raise UnsupportedError(
+                f"{self.name} has parameters that are distributed over another mesh, too, as by tensor parallelism: "
+                "only what FSDP alone has sharded is compressed"
+            )
+
+    def _refuse_settings(self) -> None:
+        raw = self._raw
+        if raw.gradient_divide_factor is not None or raw.force_sum_reduction_for_comms:
+            raise UnsupportedError(
+                "compressed gradients are averaged: leave set_gradient_divide_factor() and "
+                "set_force_sum_reduction_for_comms() out, and scale the loss instead"
+            )
+        if not raw.all_reduce_grads and raw.reduce_grads:
+            raise UnsupportedError(
+                "set_requires_all_reduce(False) would add shards that no replica has seen: accumulate with "
+                "set_requires_gradient_sync(False)"
+            )
+
+
+def groups_of(model: torch.nn.Module) -> list[ParamGroup]:
+    """Return the groups with trainable parameters, in the order in which a backward pass probably comes by them.
+
+    Raises:
+        ConfigError: parameters that are in no group, or one of a module that has several.
+        UnsupportedError: this torch has no such FSDP2, or gradients cannot be compressed.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    groups, managed = [], set()
+    for module, raw in _raw_groups(model):
+        managed |= {id(each.sharded_param) for each in raw.fsdp_params}
+        managed |= {id(p) for each in raw.fsdp_params if (p := getattr(each, "_unsharded_param", None)) is not None}
+        group = ParamGroup(module, names[id(module)], raw, names)
+        if group.shards:
+            groups.append(group)
+    left = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in managed]
+    if left:
+        raise ConfigError(
+            f"{len(left)} parameters are not sharded, {left[0]!r} first: call fully_shard() for the root module, too, "
+            "behind its submodules, and freeze what it ignores"
+        )
+    return groups[::-1]
+
+
+def _raw_groups(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, Any]]:
+    from torch.distributed.fsdp import FSDPModule
+
+    seen = set()
+    for module in model.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        state = module._get_fsdp_state()
+        if not hasattr(state, "_fsdp_param_groups"):
+            raise UnsupportedError(f"torch {torch.__version__} has no {NEEDS}: upgrade torch")
+        if id(state) in seen:
+            continue
+        seen.add(id(state))
+        if len(state._fsdp_param_groups) > 1:
+            raise ConfigError(
+                "shard_placement_fn gives parameters of one module several meshes, and its gradients one compression: "
+                "give modules with another mesh a fully_shard() of their own"
+            )
+        for raw in state._fsdp_param_groups:
+            yield module, raw
+
+
+def _name_of(owner: Any, names: dict[int, str]) -> str:
+    info = owner._module_info
+    prefix = names[id(info.module)]
+    return f"{prefix}.{info.param_name}" if prefix else str(info.param_name)
+
+
+def _reduce_dtype(raw: Any, trained: Sequence[Any]) -> torch.dtype:
+    if not trained:
+        return torch.float32
+    asked = {each.mp_policy.reduce_dtype for each in trained}
+    own = {gradient_dtype(each.sharded_param) for each in trained}
+    if len(own) > 1 or any(each.sharded_param.is_complex() for each in trained):
+        raise UnsupportedError(
+            f"parameters of one module have gradients of several dtypes, {', '.join(sorted(map(str, own)))}, or "
+            "complex ones: call fully_shard() for modules of one dtype each"
+        )
+    found: torch.dtype = asked.pop() or own.pop()
+    if found not in (torch.float32, torch.bfloat16):
+        raise UnsupportedError(
+            f"gradients are reduced as {found}: say MixedPrecisionPolicy(reduce_dtype=torch.float32) or bfloat16"
+        )
+    return found
+
+
+def _without_replicas(mesh: Any) -> Any:
+    from torch.distributed.fsdp._fully_shard import _fsdp_common as common
+
+    kind = common.FSDPMeshInfo if isinstance(mesh, common.FSDPMeshInfo) else common.DataParallelMeshInfo
+    known = {each.name: getattr(mesh, each.name) for each in fields(kind) if each.init}
+    if kind is common.FSDPMeshInfo:
+        known["replicate_mesh_dim"] = None
+    return kind(**known)

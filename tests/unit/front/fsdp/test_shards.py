@@ -1,0 +1,186 @@
+"""FSDP2 on a mesh of one dimension: compressed reduce-scatters."""
+
+from __future__ import annotations
+
+import copy
+from statistics import fmean
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+import hvd_compress.fsdp as hc
+from tests.unit.front.ddp.job import run_ranks
+from tests.unit.front.fsdp.training import (
+    BLOCKS,
+    adam,
+    compressed,
+    gradients,
+    local,
+    loss_of,
+    mesh_of,
+    parameters,
+    train,
+)
+
+STEPS = 20
+BITS = {"int8": hc.Compression.int8(), "int4": hc.Compression.int4()}
+
+
+def test_two_ranks() -> None:
+    """One job for all: a process takes longer to begin than its checks."""
+    run_ranks(check_all, ranks=2)
+
+
+def check_all(rank: int) -> None:
+    mesh = mesh_of(2)
+    for check in (as_plain, with_other_dtypes, accumulated, learns, resumes, overlaps, overflows, leaves_out):
+        try:
+            check(rank, mesh)
+        except BaseException as error:
+            error.add_note(f"in {check.__name__}")
+            raise
+
+
+def as_plain(rank: int, mesh: Any) -> None:
+    """What loses nothing trains as plain FSDP2, to the bit with two ranks; and clipping sees the same gradients."""
+    plain, dense = compressed(mesh, None), compressed(mesh, hc.Compression.dense())
+    expected = train(plain, adam(plain), range(4), clip=0.1)
+    assert train(dense, adam(dense), range(4), clip=0.1) == expected
+    assert torch.equal(parameters(dense), parameters(plain))
+    assert hc.last_step(dense).finite
+    names = [name for bucket in hc.decisions(dense) for name in bucket]
+    assert sorted(names) == sorted(name for name, _ in plain.named_parameters())
+    assert len(hc.decisions(dense)) == BLOCKS + 1
+
+
+def with_other_dtypes(rank: int, mesh: Any) -> None:
+    """Reduced as bf16, gathered as bf16: gradients are as plain FSDP2's, up to a rounding of bf16."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    plain, int8 = (compressed(mesh, request, mp_policy=policy) for request in (None, hc.Compression.int8()))
+    loss_of(plain, 0).backward()
+    loss_of(int8, 0).backward()
+    assert {each.grad.dtype for each in int8.parameters()} == {torch.float32}
+    assert_near(gradients(int8), gradients(plain))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    int8 = compressed(mesh, hc.Compression.int8(), mp_policy=policy)
+    loss_of(int8, 0).backward()
+    assert_near(gradients(int8), gradients(plain))
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert 0 < (found - expected).norm() < 0.02 * expected.norm()
+
+
+def accumulated(rank: int, mesh: Any) -> None:
+    """Without communication, and in sharded gradients, with clipping behind both."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for name, request in {"plain": None, "dense": hc.Compression.dense(), "int8": hc.Compression.int8()}.items():
+        model = compressed(mesh, request)
+        for micro in range(3):
+            model.set_requires_gradient_sync(micro == 2)
+            loss_of(model, micro).backward()
+        found[name] = [gradients(model)]
+        loss_of(model, 3).backward()  # a second exchange into the same gradients
+        found[name].append(gradients(model))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        found[name].append(gradients(model))
+        if request is not None:
+            assert hc.last_step(model).step == 1
+    for plain, dense, int8 in zip(found["plain"], found["dense"], found["int8"], strict=True):
+        torch.testing.assert_close(dense, plain, rtol=0, atol=0)
+        assert_near(int8, plain)
+
+
+def learns(rank: int, mesh: Any) -> None:
+    """The loss of the last steps is as that of plain FSDP2, for few bits an element, the same on all ranks."""
+    plain = compressed(mesh, None)
+    expected = fmean(train(plain, adam(plain), range(STEPS))[-4:])
+    for name, request in BITS.items():
+        for feedback in (False, True):
+            model = compressed(mesh, request, feedback)
+            losses = train(model, adam(model), range(STEPS))
+            assert abs(fmean(losses[-4:]) - expected) < 0.05, (name, feedback, losses)
+            assert expected < losses[0] - 0.5
+            report, bits = hc.last_step(model), int(name.removeprefix("int"))
+            assert report.sent_bytes <= (bits + 0.3) / 32 * report.dense_bytes, (name, report)
+            assert {each.compressor.error_feedback for each in hc.decisions(model).values()} == {feedback}
+            assert_remembers(hc.state_dict(model), feedback)
+
+
+def assert_remembers(state: dict[str, Any], feedback: bool) -> None:
+    (own,) = state["ranks"].values()
+    assert bool(own["residuals"]) == feedback
+    assert all(residual.any() for residual in own["residuals"].values())
+
+
+def resumes(rank: int, mesh: Any) -> None:
+    """Interrupted and resumed it ends as uninterrupted, to the bit, with feedback and by the same random numbers."""
+    for request, feedback in ((hc.Compression.int4(), True), (hc.Compression.int4(), False)):
+        whole = compressed(mesh, request, feedback)
+        optimizer = adam(whole)
+        train(whole, optimizer, range(3))
+        saved = copy.deepcopy((whole.state_dict(), optimizer.state_dict(), hc.state_dict(whole)))
+        train(whole, optimizer, range(3, 6))
+        model = compressed(mesh, request, feedback)
+        again = adam(model)
+        model.load_state_dict(saved[0])
+        again.load_state_dict(saved[1])
+        hc.load_state_dict(model, saved[2])
+        train(model, again, range(3, 6))
+        assert torch.equal(parameters(model), parameters(whole)), feedback
+        assert hc.last_step(model).step == 5
+
+
+def overlaps(rank: int, mesh: Any) -> None:
+    """A rank goes on with its backward pass while another has not come to the exchange."""
+    model = compressed(mesh, hc.Compression.int4(), reshard_after_forward=False)
+    train(model, adam(model), range(2))
+    store, (first, *_) = dist.distributed_c10d._get_default_store(), model.blocks
+    handles = []
+    if rank == 0:  # behind the exchange of the last block
+        handles.append(first[0].weight.register_hook(lambda _: store.set("rank 0 is far", "")))
+    else:  # before it
+        handles.append(model.blocks[-1][2].bias.register_hook(lambda _: store.wait(["rank 0 is far"])))
+    loss_of(model, 2).backward()
+    for handle in handles:
+        handle.remove()
+
+
+def overflows(rank: int, mesh: Any) -> None:
+    """What is not finite on one rank is seen on all, and nothing that is remembered has changed."""
+    for request, feedback in ((hc.Compression.int4(), True), (hc.Compression.int8(), False)):
+        model = compressed(mesh, request, feedback)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=100)
+        hc.follow_loss_scale(model, scaler)
+        optimizer = adam(model)
+        for step in range(4):
+            before, kept = parameters(model), hc.state_dict(model)["ranks"]
+            optimizer.zero_grad()
+            loss = loss_of(model, step) * (float("inf") if (rank, step) == (1, 2) else 1.0)
+            scaler.scale(loss).backward()
+            assert hc.last_step(model).finite == (step != 2)
+            scaler.step(optimizer)
+            scaler.update()
+            assert torch.equal(parameters(model), before) == (step == 2)
+            if step == 2 and feedback:
+                (was,), (now,) = kept.values(), hc.state_dict(model)["ranks"].values()
+                assert scaler.get_scale() == 128.0
+                assert all(torch.equal(now["residuals"][n] * 2, r) for n, r in was["residuals"].items())
+        assert hc.last_step(model).nonfinite_steps == 1
+
+
+def leaves_out(rank: int, mesh: Any) -> None:
+    """What a step leaves out has a gradient of zeros, where FSDP is told so."""
+    found = []
+    for request in (None, hc.Compression.dense()):
+        model = compressed(mesh, request)
+        model.set_reduce_scatter_unused_params(True)
+        train(model, adam(model), range(1))
+        model.zero_grad()
+        model.blocks[1].left_out = True
+        loss_of(model, 1).backward()
+        assert not local(model.blocks[1][0].weight.grad).any()
+        found.append(gradients(model))
+    assert torch.equal(*found)
