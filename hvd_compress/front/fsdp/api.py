@@ -15,9 +15,12 @@ from hvd_compress.engines.leave import at_end
 from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.asked import check_request
+from hvd_compress.front.ddp import api as ddp_api
 from hvd_compress.front.eagerly import eagerly
+from hvd_compress.front.fsdp.composed import compress as compress_composed
+from hvd_compress.front.fsdp.composed import ddp_of, names_of
 from hvd_compress.front.fsdp.exchange import AllReduceHook, GradientExchange, ReduceScatterComm
-from hvd_compress.front.fsdp.groups import NEEDS, ParamGroup, groups_of
+from hvd_compress.front.fsdp.groups import NEEDS, ParamGroup, groups_of, is_in_backward
 from hvd_compress.front.fsdp.requests import for_replicas, for_shards
 from hvd_compress.front.handle import Handle
 from hvd_compress.request.decision import Decision
@@ -73,6 +76,11 @@ def compress(
     """
     given, model = model, _unwrapped(model)
     check_request(compression)
+    if isinstance(model, torch.nn.Module) and (ddp := ddp_of(model)) is not None:
+        if feedback or replicas is not None:
+            raise ConfigError("feedback= and replicas= are for shards, and replicate() makes none: leave them out")
+        compress_composed(model, ddp, compression)
+        return given
     _require_sharded(model)
     asked = compression, feedback, replicas
     if model in _exchanges:
@@ -82,7 +90,7 @@ def compress(
             "compress() was called for this model with another compression: shard a new model to change it"
         )
     groups = groups_of(model)
-    exchange = _made(groups, compression, feedback, replicas)
+    exchange = _made(model, groups, compression, feedback, replicas)
     for group in groups:
         _install(exchange, group)
     _exchanges[model], _asked[model] = exchange, asked
@@ -101,6 +109,9 @@ def last_step(model: torch.nn.Module) -> StepReport | None:
 
 def decisions(model: torch.nn.Module) -> Mapping[tuple[str, ...], Decision]:
     """Return how each module's gradient travels in the next step, by parameter names; empty before the first."""
+    if ddp_of(_unwrapped(model)) is not None:
+        names = names_of(_unwrapped(model))
+        return {tuple(names[int(n)] for n in bucket): one for bucket, one in _handle_of(model).decisions.items()}
     exchange = _exchange_of(model)
     return {exchange.parameters_of(bucket): one for bucket, one in exchange.handle.decisions.items()}
 
@@ -135,7 +146,11 @@ def follow_loss_scale(model: torch.nn.Module, scaler: Any) -> None:
 
 
 def _made(
-    groups: list[ParamGroup], compression: Request, feedback: bool, replicas: dist.ProcessGroup | None
+    model: torch.nn.Module,
+    groups: list[ParamGroup],
+    compression: Request,
+    feedback: bool,
+    replicas: dist.ProcessGroup | None,
 ) -> GradientExchange:
     shards, native = _one_mesh(groups)
     if replicas is not None:
@@ -154,7 +169,13 @@ def _made(
         device=groups[0].device if groups[0].device.type == "cuda" else None,
         timeout_s=settings.timeout_s,
     )
-    return GradientExchange(groups, among is None, request, settings, connect, choose_torch_arrivals(over))
+    in_backward = partial(_is_in_backward, weakref.ref(model))
+    return GradientExchange(groups, in_backward, among is None, request, settings, connect, choose_torch_arrivals(over))
+
+
+def _is_in_backward(reference: weakref.ref[torch.nn.Module]) -> bool:
+    model = reference()
+    return model is not None and is_in_backward(model)
 
 
 def _install(exchange: GradientExchange, group: ParamGroup) -> None:
@@ -247,6 +268,8 @@ def _exchange_of(model: Any) -> GradientExchange:
 
 
 def _handle_of(model: Any) -> Handle:
+    if isinstance(model, torch.nn.Module) and (ddp := ddp_of(_unwrapped(model))) is not None:
+        return ddp_api._handle_of(ddp)
     return _exchange_of(model).handle
 
 

@@ -10,7 +10,7 @@ import torch
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import UnsupportedError, UsageError
+from hvd_compress.errors import CommunicationError, UnsupportedError, UsageError
 from hvd_compress.front.eagerly import eagerly
 from hvd_compress.front.fsdp.groups import ParamGroup
 from hvd_compress.front.handle import Handle
@@ -35,6 +35,7 @@ class GradientExchange:
     def __init__(
         self,
         groups: Sequence[ParamGroup],
+        in_backward: Callable[[], bool],
         scatters: bool,
         request: Request,
         settings: Settings,
@@ -45,13 +46,15 @@ class GradientExchange:
 
         Args:
             groups: of one mesh, in the order in which a backward pass probably comes by them.
+            in_backward: whether FSDP's own end of the backward pass is still to come.
+            scatters: as the attribute.
             connect: creates the engine, in the first backward pass.
             arrivals: by what ranks tell each other who waits, for the message of a timeout.
 
         Raises:
             ConfigError, UnsupportedError: as Handle.
         """
-        self.scatters = scatters
+        self.scatters, self._in_backward = scatters, in_backward
         self._groups = {self._bucket_of(group): group for group in groups}
         self.handle = Handle(dict(self._stand_ins()), request, settings, connect, arrivals=arrivals)
         self.session = self.handle.session
@@ -59,6 +62,7 @@ class GradientExchange:
         self.session.replicas = None if scatters else ReplicaCheck(replicas, settings.check_every)
         self._flats: dict[tuple[str, ...], torch.Tensor] = {}  # of shards that replicas average
         self._came: list[tuple[str, ...]] = []  # in this step
+        self._passes: set[int] = set()  # of this step: a reentrant checkpoint has a backward pass within another
         self._opened = self._ordered = False
 
     def parameters_of(self, bucket: tuple[str, ...]) -> tuple[str, ...]:
@@ -80,18 +84,15 @@ class GradientExchange:
             raise
 
     def require_working(self) -> None:
-        """A forward pass begins. Raises CommunicationError after a failure."""
+        """A forward pass begins. Raises CommunicationError after a failure, also of a backward pass half-way."""
+        if self._came and torch._C._current_graph_task_id() == -1:
+            self.session.fail(CommunicationError("a backward pass has ended before all gradients were exchanged"))
         self.session.refuse_after_failure()
 
     def _take(self, group: ParamGroup, gradient: torch.Tensor) -> None:
         bucket = self._bucket_of(group)
         group.require_as_it_was(gradient.numel() // (group.ways if self.scatters else 1), gradient.dtype)
-        if bucket in self._came:
-            raise UsageError(
-                f"{group.name} reduces its gradients twice in one backward pass, as where it is called twice before "
-                "it: call it once for all inputs, or call backward() for each, with set_requires_gradient_sync(False) "
-                "but for the last"
-            )
+        self._finish_behind_this_pass()
         if not self._came:
             self._begin()
         self._came.append(bucket)
@@ -102,14 +103,19 @@ class GradientExchange:
         self.session.mark_ready(number)
         self.session.submit(number, gradient)
 
-    def _begin(self) -> None:
-        if torch._C._current_graph_task_id() == -1:
+    def _finish_behind_this_pass(self) -> None:
+        backward_pass = torch._C._current_graph_task_id()
+        if backward_pass == -1:
             raise UnsupportedError(
                 "compressed gradients are complete at the end of a backward pass, and this one is finalized by hand: "
                 "leave set_manual_backward_finalization() out"
             )
-        # Behind FSDP's own end, in which it may reduce what is left: that was queued when the backward pass began.
-        torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        if backward_pass not in self._passes:
+            # Behind FSDP's own end, in which it may reduce what is left: that was queued when the pass began.
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+            self._passes.add(backward_pass)
+
+    def _begin(self) -> None:
         self.session.begin_step()
         if not self._opened:
             self._open()
@@ -128,12 +134,14 @@ class GradientExchange:
     @torch.no_grad()
     def _finish(self) -> None:
         """The backward pass is over: wait for all buckets, and add the results to the sharded gradients."""
+        if self._in_backward():
+            return  # it was one within another
         try:
             if missing := [group for bucket, group in self._groups.items() if bucket not in self._came]:
                 raise UsageError(
-                    f"{missing[0].name} has reduced no gradient in this backward pass: call the root module and all "
-                    "that is trained in it, and set_reduce_scatter_unused_params(True) of it where a step leaves "
-                    "modules out"
+                    f"{missing[0].name} has reduced no gradient in this backward pass, and {len(self._came)} others "
+                    "have: call set_reduce_scatter_unused_params(True) of the root module where a step leaves modules "
+                    "out, and call backward() once for all modules"
                 )
             self.session.end_step()
             for number, layout in enumerate(self.session.layouts):
@@ -147,6 +155,7 @@ class GradientExchange:
             raise
         finally:
             self._came = []
+            self._passes.clear()
 
     def _order(self) -> None:
         """After the first step: buckets leave in the order of its backward pass, as rank 0 has seen it. Collective."""

@@ -172,6 +172,12 @@ def groups_of(model: torch.nn.Module) -> list[ParamGroup]:
     return groups[::-1]
 
 
+def is_in_backward(model: torch.nn.Module) -> bool:
+    """Whether FSDP's own end of the backward pass of this root module is still to come."""
+    found: bool = model._get_fsdp_state()._state_ctx.post_backward_final_callback_queued  # type: ignore[operator]
+    return found
+
+
 def _raw_groups(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, Any]]:
     from torch.distributed.fsdp import FSDPModule
 

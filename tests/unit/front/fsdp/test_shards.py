@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.utils.checkpoint import checkpoint
 
 import hvd_compress.fsdp as hc
 from tests.unit.front.ddp.job import run_ranks
@@ -35,7 +37,17 @@ def test_two_ranks() -> None:
 
 def check_all(rank: int) -> None:
     mesh = mesh_of(2)
-    for check in (as_plain, with_other_dtypes, accumulated, learns, resumes, overlaps, overflows, leaves_out):
+    for check in (
+        as_plain,
+        with_other_dtypes,
+        accumulated,
+        learns,
+        resumes,
+        overlaps,
+        overflows,
+        leaves_out,
+        called_twice,
+    ):
         try:
             check(rank, mesh)
         except BaseException as error:
@@ -137,15 +149,20 @@ def overlaps(rank: int, mesh: Any) -> None:
     """A rank goes on with its backward pass while another has not come to the exchange."""
     model = compressed(mesh, hc.Compression.int4(), reshard_after_forward=False)
     train(model, adam(model), range(2))
-    store, (first, *_) = dist.distributed_c10d._get_default_store(), model.blocks
-    handles = []
-    if rank == 0:  # behind the exchange of the last block
-        handles.append(first[0].weight.register_hook(lambda _: store.set("rank 0 is far", "")))
-    else:  # before it
-        handles.append(model.blocks[-1][2].bias.register_hook(lambda _: store.wait(["rank 0 is far"])))
+    store, met = dist.distributed_c10d._get_default_store(), []
+
+    def far(*_: Any) -> None:
+        met.append(store.set("rank 0 is far", ""))
+
+    def waits(*_: Any) -> None:
+        met.append(store.wait(["rank 0 is far"]))
+
+    if rank == 0:  # behind the exchanges of two blocks
+        model.blocks[0][2].register_full_backward_pre_hook(far)
+    else:  # before them
+        model.blocks[-1][2].register_full_backward_pre_hook(waits)
     loss_of(model, 2).backward()
-    for handle in handles:
-        handle.remove()
+    assert len(met) == 1
 
 
 def overflows(rank: int, mesh: Any) -> None:
@@ -184,3 +201,25 @@ def leaves_out(rank: int, mesh: Any) -> None:
         assert not local(model.blocks[1][0].weight.grad).any()
         found.append(gradients(model))
     assert torch.equal(*found)
+
+
+def called_twice(rank: int, mesh: Any) -> None:
+    """One backward pass of two forward passes."""
+    found = []
+    for request in (None, hc.Compression.dense()):
+        model = compressed(mesh, request)
+        (loss_of(model, 0) + loss_of(model, 1)).backward()
+        found.append(gradients(model))
+    assert torch.equal(*found)
+
+
+def checkpointed(rank: int, mesh: Any) -> None:
+    """A reentrant checkpoint has a backward pass of its own, at whose end other modules have no gradient yet."""
+    for reentrant in (False, True):
+        found = []
+        for request in (None, hc.Compression.dense()):
+            model = compressed(mesh, request)
+            model.checkpoint = partial(checkpoint, use_reentrant=reentrant)
+            train(model, adam(model), range(2))
+            found.append(parameters(model))
+        assert torch.equal(*found), reentrant

@@ -29,11 +29,13 @@ class Model(nn.Module):
             nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(BLOCKS)
         )
         self.head = nn.Linear(WIDTH, WORDS)
+        self.checkpoint: Callable[..., torch.Tensor] | None = None
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         found = self.embed(words)
         for block in self.blocks:
-            found = found if getattr(block, "left_out", False) else found + block(found)
+            if not getattr(block, "left_out", False):
+                found = found + (self.checkpoint(block, found) if self.checkpoint is not None else block(found))
         result: torch.Tensor = self.head(found)
         return result
 

@@ -1,0 +1,48 @@
+"""torch.distributed._composable.replicate: a DistributedDataParallel behind a module's own forward hooks.
+
+The other composable replicate(), of replicate_with_fsdp, is FSDP2's own and needs nothing here.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_compress.front.ddp import api as ddp_api
+from hvd_compress.front.eagerly import eagerly
+from hvd_compress.request.request import Request
+
+
+def ddp_of(model: torch.nn.Module) -> DistributedDataParallel | None:
+    """Return the DistributedDataParallel that replicate() has made of a module; None for other modules."""
+    from torch.distributed._composable.replicate import DDP, replicate
+
+    if not isinstance(model, DDP):
+        return None
+    state: Any = replicate.state(model)
+    if not state.has_initialized:  # else in the first forward pass
+        state.lazy_init()
+    found: DistributedDataParallel = state._ddp
+    return found
+
+
+def names_of(model: torch.nn.Module) -> list[str]:
+    """Return the names of the parameters that this DistributedDataParallel calls by their numbers."""
+    from torch.distributed._composable.replicate import replicate
+
+    found: list[str] = replicate.state(model)._param_names
+    return found
+
+
+def compress(model: torch.nn.Module, ddp: DistributedDataParallel, compression: Request) -> None:
+    """Compress its gradients as those of any DistributedDataParallel. Raises what that does."""
+    ddp_api.compress(ddp, compression)
+    model.register_forward_pre_hook(partial(_require_working, ddp))  # that of `ddp` is never called
+
+
+@eagerly
+def _require_working(ddp: DistributedDataParallel, _: Any, arguments: Any) -> None:
+    ddp_api._require_working(ddp, arguments)

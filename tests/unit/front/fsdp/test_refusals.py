@@ -1,0 +1,209 @@
+"""What cannot be had is refused in a sentence that says what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import hvd_compress.fsdp as hc
+from hvd_compress.compressors import BlockQuantizer, Natural
+from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
+from hvd_compress.front.fsdp.requests import for_replicas, for_shards
+from hvd_compress.request.request import Request
+from tests.unit.front.ddp.job import run_ranks
+from tests.unit.front.fsdp.training import Model, compressed, loss_of, mesh_of, sharded
+
+C = hc.Compression
+
+
+@pytest.mark.parametrize(
+    ("request_", "feedback", "error", "words"),
+    [
+        (C.topk(0.1), False, UnsupportedError, "cannot carry TopK: take int8.*mesh of two dimensions"),
+        (C.powersgd(4), False, UnsupportedError, "cannot carry PowerSGD"),
+        (C.signsgd(), False, UnsupportedError, "cannot carry SignSGD"),
+        (C.momentum(), False, UnsupportedError, "cannot carry CompressedMomentum"),
+        (C.auto(), False, UnsupportedError, "cannot carry Auto"),
+        (C.onebit(), False, ConfigError, "pass feedback=True, which takes 8 bytes an element"),
+        (C.bf16(), True, ConfigError, "Cast has no error feedback: leave it out"),
+        (C.int8(scheme="allgather"), False, ConfigError, "a reduce-scatter has one way"),
+        (C.int8().with_feedback(), False, ConfigError, "pass feedback=True, too"),
+        (C.int8(engine="mpi"), False, UnsupportedError, "leave engine at 'auto'"),
+    ],
+)
+def test_what_no_reduce_scatter_carries(request_: Request, feedback: bool, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        for_shards(request_, feedback)
+
+
+@pytest.mark.parametrize(
+    ("request_", "feedback", "error", "words"),
+    [
+        (C.momentum(), False, UnsupportedError, "take a compression of gradients"),
+        (C.momentum(warmup_steps=3), False, UnsupportedError, "take a compression of gradients"),
+        (C.demo(), False, UnsupportedError, "take a compression of gradients"),
+        (C.covap(2), False, UnsupportedError, r"take auto\(\)"),
+        (C.int8(), True, ConfigError, "leave it out"),
+        (C.int8(engine="horovod"), False, UnsupportedError, "leave engine at 'auto'"),
+    ],
+)
+def test_what_replicas_do_not_exchange(request_: Request, feedback: bool, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        for_replicas(request_, feedback)
+
+
+def test_feedback_alone_says_how_a_reduce_scatter_rounds() -> None:
+    assert for_shards(C.int4(), False).compressor == BlockQuantizer(4, stochastic=True)
+    assert for_shards(C.int4(stochastic=True), True).compressor == BlockQuantizer(4)
+    assert for_shards(C.natural(error_feedback=True), False).compressor == Natural()
+    assert for_shards(C.natural(), True).compressor == Natural(error_feedback=True)
+
+
+def test_two_ranks() -> None:
+    run_ranks(check_all, ranks=2)
+
+
+def check_all(rank: int) -> None:
+    mesh = mesh_of(2)
+    checks = (
+        of_another_model, by_halves, over_two_meshes, twice, of_wrong_replicas, by_settings, in_a_dtype, with_hooks,
+        unused, interrupted, by_hand,
+    )  # fmt: skip
+    for check in checks:
+        try:
+            check(mesh)
+        except BaseException as error:
+            error.add_note(f"in {check.__name__}")
+            raise
+
+
+def refused(error: type[Exception], words: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(error, match=words) as caught:
+        call()
+    assert type(caught.value) is error
+
+
+def of_another_model(mesh: Any) -> None:
+    refused(ConfigError, r"fully_shard\(\) its submodules and the model", lambda: hc.compress(Model(), C.int8()))
+    ddp = DistributedDataParallel(Model())
+    refused(ConfigError, "goes to hvd_compress.ddp", lambda: hc.compress(ddp, C.int8()))
+    refused(ConfigError, r"call it, as in Compression.int8\(\)", lambda: hc.compress(sharded(mesh), C.int8))
+    refused(UsageError, "pass the root module", lambda: hc.last_step(sharded(mesh)))
+
+
+def by_halves(mesh: Any) -> None:
+    model = Model()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    refused(ConfigError, "and the model itself", lambda: hc.compress(model, C.int8()))
+    model = Model()
+    fully_shard(model, mesh=mesh, ignored_params={model.head.bias})
+    refused(ConfigError, r"1 parameters are not sharded, 'head\.bias' first", lambda: hc.compress(model, C.int8()))
+    model.head.bias.requires_grad_(False)
+    hc.compress(model, C.int8())
+    frozen = sharded(mesh).requires_grad_(False)
+    refused(ConfigError, "trains no parameter: unfreeze some", lambda: hc.compress(frozen, C.int8()))
+
+
+def over_two_meshes(mesh: Any) -> None:
+    model = Model()
+    fully_shard(model.blocks[0], mesh=mesh_of(1, 2))
+    fully_shard(model, mesh=mesh)
+    refused(ConfigError, r"different meshes: call fully_shard\(\) for all", lambda: hc.compress(model, C.int8()))
+
+
+def twice(mesh: Any) -> None:
+    model = compressed(mesh, C.int8())
+    assert hc.compress(model, C.int8()) is model
+    refused(UsageError, "shard a new model", lambda: hc.compress(model, C.int4()))
+    refused(UsageError, "shard a new model", lambda: hc.compress(model, C.int8(), feedback=True))
+
+
+def of_wrong_replicas(mesh: Any) -> None:
+    refused(
+        ConfigError,
+        "must have this rank alone in common",
+        lambda: hc.compress(sharded(mesh), C.int8(), replicas=mesh.get_group()),
+    )
+    native = sharded(mesh_of(2, 1))
+    refused(
+        ConfigError, "this has replicas: leave it", lambda: hc.compress(native, C.int8(), replicas=mesh.get_group())
+    )
+
+
+def by_settings(mesh: Any) -> None:
+    model = sharded(mesh)
+    model.set_gradient_divide_factor(3.0)
+    refused(UnsupportedError, "scale the loss instead", lambda: hc.compress(model, C.int8()))
+    model = compressed(mesh_of(2, 1), C.int8())
+    model.set_requires_all_reduce(False)
+    refused(UnsupportedError, r"accumulate with set_requires_gradient_sync\(False\)", loss_of(model, 0).backward)
+
+
+def in_a_dtype(mesh: Any) -> None:
+    half = sharded(mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float16))
+    refused(UnsupportedError, "reduce_dtype=torch.float32", lambda: hc.compress(half, C.int8()))
+    mixed = Model()
+    mixed.head.double()
+    fully_shard(mixed, mesh=mesh)
+    refused(UnsupportedError, "modules of one dtype each", lambda: hc.compress(mixed, C.int8()))
+    late = compressed(mesh, C.int8()).bfloat16()
+    refused(UnsupportedError, "convert the model before", loss_of(late, 0).backward)
+
+
+def with_hooks(mesh: Any) -> None:
+    """An optimizer that steps within the backward pass would see no gradient yet."""
+    model = compressed(mesh, C.int8())
+    model.head.weight.register_post_accumulate_grad_hook(lambda _: None)
+    refused(UnsupportedError, r"step the optimizer after backward\(\)", loss_of(model, 0).backward)
+
+
+def unused(mesh: Any) -> None:
+    model = compressed(mesh, C.int8())
+    loss_of(model, 0).backward()
+    model.zero_grad()
+    model.blocks[1].left_out = True
+    loss = loss_of(model, 1)
+    refused(UsageError, r"blocks\.1 has reduced no gradient.*set_reduce_scatter_unused_params", loss.backward)
+    refused(CommunicationError, "an earlier exchange failed: blocks", lambda: loss_of(model, 1))
+
+
+def interrupted(mesh: Any) -> None:
+    """What was handed over before the error cannot be taken back."""
+    model = compressed(mesh, C.int8())
+    model.blocks[0][0].register_full_backward_hook(_fail)
+    refused(ValueError, "my own", loss_of(model, 0).backward)
+    model.reset_iter_state()
+    refused(CommunicationError, "ended before all gradients", lambda: loss_of(model, 1))
+
+
+def _fail(*_: Any) -> None:
+    raise ValueError("my own")
+
+
+def by_hand(mesh: Any) -> None:
+    model = compressed(mesh, C.int8())
+    model.set_manual_backward_finalization(True)
+    loss = loss_of(model, 0)
+    refused(UsageError, "has reduced no gradient|leave set_manual_backward_finalization", loss.backward)
+
+
+def test_one_rank_is_told_that_nothing_is_compressed() -> None:
+    run_ranks(alone, ranks=1)
+
+
+def alone(rank: int) -> None:
+    with pytest.warns(UserWarning, match="one rank exchanges no gradients"):
+        model = compressed(mesh_of(1), C.int8())
+    loss_of(model, 0).backward()
+    assert hc.last_step(model) is None
+    assert hc.decisions(model) == {}
+    assert all(each.grad is not None for each in nn.Module.parameters(model))
+    assert dist.get_world_size() == 1

@@ -1,0 +1,175 @@
+"""FSDP2 on a mesh of two dimensions, 2 x 2 ranks: what replicas exchange is compressed."""
+
+from __future__ import annotations
+
+import copy
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch.distributed._composable import replicate as replicate_by_ddp
+from torch.distributed._composable.replicate_with_fsdp import replicate
+
+import hvd_compress.fsdp as hc
+from tests.unit.front.ddp.job import run_ranks
+from tests.unit.front.fsdp.training import (
+    BLOCKS,
+    adam,
+    compressed,
+    gathered,
+    gradients,
+    local,
+    loss_of,
+    mesh_of,
+    parameters,
+    sharded,
+    train,
+)
+
+STEPS = 20
+BITS = {"int8": hc.Compression.int8(), "int4": hc.Compression.int4()}
+
+
+def test_four_ranks() -> None:
+    """One job for all: a process takes longer to begin than its checks."""
+    run_ranks(check_all, ranks=4)
+
+
+def check_all(rank: int) -> None:
+    mesh = mesh_of(2, 2)
+    for check in (as_plain, learns, resumes, by_an_inner_mesh, chooses, overflows, replicated, replicated_by_ddp):
+        try:
+            check(rank, mesh)
+        except BaseException as error:
+            error.add_note(f"in {check.__name__}")
+            raise
+
+
+def check_equal(model: Any, replicas: list[list[int]]) -> None:
+    """Ranks that have the same shard have it to the bit."""
+    found = gathered(parameters(model))
+    for ranks in replicas:
+        for other in ranks[1:]:
+            assert torch.equal(found[ranks[0]], found[other]), ranks
+
+
+ACROSS = [[0, 2], [1, 3]]
+"""The ranks with the same shard, of a mesh of 2 x 2."""
+
+
+def as_plain(rank: int, mesh: Any) -> None:
+    """What loses nothing trains as plain HSDP, with clipping and accumulation."""
+    plain, dense = compressed(mesh, None), compressed(mesh, hc.Compression.dense())
+    found = []
+    for model in (plain, dense):
+        losses = train(model, adam(model), range(3), clip=0.1)
+        model.zero_grad()
+        for micro in range(2):
+            model.set_requires_gradient_sync(micro == 1)
+            loss_of(model, 3 + micro).backward()
+        found.append((torch.tensor(losses), gradients(model), parameters(model)))
+    for expected, own in zip(*found, strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-6)
+    check_equal(dense, ACROSS)
+
+
+def learns(rank: int, mesh: Any) -> None:
+    """The loss is as that of plain HSDP, for few bits an element across replicas."""
+    plain = compressed(mesh, None)
+    expected = fmean(train(plain, adam(plain), range(STEPS))[-4:])
+    for name, request in BITS.items():
+        model = compressed(mesh, request)
+        losses = train(model, adam(model), range(STEPS))
+        assert abs(fmean(losses[-4:]) - expected) < 0.05, (name, losses)
+        assert expected < losses[0] - 0.5
+        report, bits = hc.last_step(model), int(name.removeprefix("int"))
+        assert report.sent_bytes <= (bits + 0.3) / 32 * report.dense_bytes, (name, report)
+        shards = sum(local(each).numel() for each in model.parameters())
+        assert report.dense_bytes <= 4 * shards + 4 * 256, "what two replicas send of a shard, and padding"
+        assert len(hc.decisions(model)) == BLOCKS + 1
+        check_equal(model, ACROSS)
+
+
+def resumes(rank: int, mesh: Any) -> None:
+    whole = compressed(mesh, hc.Compression.int4())
+    optimizer = adam(whole)
+    train(whole, optimizer, range(3))
+    saved = copy.deepcopy((whole.state_dict(), optimizer.state_dict(), hc.state_dict(whole)))
+    (own,) = saved[2]["ranks"].values()
+    assert own["residuals"].keys() == {name for name, _ in whole.named_parameters()}
+    train(whole, optimizer, range(3, 6))
+    model = compressed(mesh, hc.Compression.int4())
+    again = adam(model)
+    model.load_state_dict(saved[0])
+    again.load_state_dict(saved[1])
+    hc.load_state_dict(model, saved[2])
+    train(model, again, range(3, 6))
+    assert torch.equal(parameters(model), parameters(whole))
+
+
+def by_an_inner_mesh(rank: int, mesh: Any) -> None:
+    """Sharded over the inner dimension alone, with replicas said by hand: the same to the bit."""
+    native, inner = compressed(mesh, hc.Compression.int4()), sharded(mesh["shards"])
+    hc.compress(inner, hc.Compression.int4(), replicas=mesh.get_group("replicas"))
+    for model in (native, inner):
+        train(model, adam(model), range(3))
+    assert torch.equal(parameters(native), parameters(inner))
+
+
+def chooses(rank: int, mesh: Any) -> None:
+    """auto() and top-k, which no reduce-scatter carries, among replicas."""
+    for request in (hc.Compression.auto(), hc.Compression.topk(0.1, "allgather"), hc.Compression.powersgd(2)):
+        model = compressed(mesh, request)
+        losses = train(model, adam(model), range(4))
+        assert losses[-1] < losses[0], request
+        assert hc.last_step(model).sent_bytes < 0.6 * hc.last_step(model).dense_bytes
+        check_equal(model, ACROSS)
+
+
+def overflows(rank: int, mesh: Any) -> None:
+    """What is not finite on one rank is seen on all that have the same shard, and residuals stay."""
+    model = compressed(mesh, hc.Compression.int4())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    train(model, optimizer, range(2))
+    before = hc.state_dict(model)["ranks"]
+    loss = model(torch.zeros(2, 2, dtype=torch.long)).square().mean()
+    model.zero_grad()
+    (loss * (float("nan") if rank == 1 else 1.0)).backward()
+    (was,), (now,) = before.values(), hc.state_dict(model)["ranks"].values()
+    assert not hc.last_step(model).finite
+    assert gradients(model).isnan().any()
+    assert all(torch.equal(now["residuals"][name], kept) for name, kept in was["residuals"].items())
+
+
+def replicated(rank: int, mesh: Any) -> None:
+    """Composable replicate(), of FSDP2: each rank has all parameters."""
+    whole = mesh_of(4)
+    plain, dense, int4 = (sharded(whole, replicate) for _ in range(3))
+    hc.compress(dense, hc.Compression.dense())
+    hc.compress(int4, hc.Compression.int4(scheme="alltoall-allgather"))
+    expected, found, losses = (train(model, adam(model), range(3)) for model in (plain, dense, int4))
+    torch.testing.assert_close(parameters(dense), parameters(plain), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
+    assert losses[-1] < losses[0]
+    for model in (dense, int4):
+        check_equal(model, [[0, 1, 2, 3]])
+    assert hc.last_step(int4).sent_bytes <= 4.3 / 32 * hc.last_step(int4).dense_bytes
+
+
+def replicated_by_ddp(rank: int, mesh: Any) -> None:
+    """The older one, which is a DistributedDataParallel inside."""
+    torch.manual_seed(0)
+    found = []
+    for request in (None, hc.Compression.dense(), hc.Compression.int4(scheme="alltoall-allgather")):
+        model = sharded(None, lambda module, mesh: module)
+        model = replicate_by_ddp(model)
+        if request is not None:
+            assert hc.compress(model, request) is model
+        losses = train(model, adam(model), range(3))
+        found.append(parameters(model))
+        assert losses[-1] < losses[0]
+        check_equal(model, [[0, 1, 2, 3]])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
+    assert hc.last_step(model).sent_bytes <= 4.3 / 32 * hc.last_step(model).dense_bytes
+    named = {name for bucket in hc.decisions(model) for name in bucket}
+    assert named == {name for name, _ in model.named_parameters()}
