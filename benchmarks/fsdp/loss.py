@@ -1,0 +1,130 @@
+"""Loss against steps under FSDP2, in pairs with the same seed: 4 processes over gloo, as 4 shards and as 2 x 2.
+
+    python benchmarks/fsdp/loss.py --seeds 2          # trains what build/fsdp/ has not, and prints the table
+    python benchmarks/fsdp/loss.py --steps 40 --most 1
+
+The task is the language model of benchmarks/time_to_accuracy. A loss is the mean of the validation losses after
+STEPS - EVERY, STEPS and STEPS + EVERY steps. All are compared with 4 uncompressed shards of the same seed; uncompressed
+2 x 2 ranks, which sum in another order, show what that alone makes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import click
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path += [str(ROOT / "time_to_accuracy"), str(ROOT / "ddp")]
+from figures import EVERY, STEPS, loss_at  # noqa: E402
+from tasks import RANKS, TASKS  # noqa: E402
+from windows import run_job  # noqa: E402
+
+import hvd_compress.fsdp as hc  # noqa: E402
+
+BUILD = ROOT.parent / "build" / "fsdp"
+METHODS = {
+    "uncompressed": None,
+    "int8": hc.Compression.int8(),
+    "int4": hc.Compression.int4(),
+    "int4-feedback": hc.Compression.int4(),
+}
+"""Of shards, int4-feedback is with feedback=True; among replicas feedback is there anyway."""
+MESHES = {"4": (4,), "2x2": (2, 2)}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training."""
+
+    mesh: str
+    method: str
+    seed: int
+    steps: int = STEPS
+
+    @property
+    def file(self) -> Path:
+        return BUILD / f"{self.mesh}-{self.method}-seed{self.seed}-{self.steps}.json"
+
+    def found(self) -> dict[str, Any] | None:
+        return json.loads(self.file.read_text()) if self.file.exists() else None
+
+    def train(self) -> dict[str, Any]:
+        found = run_job(RANKS, train, self)
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(json.dumps(found))
+        return found
+
+
+def train(run: Run) -> dict[str, Any]:
+    """Train on this rank; return losses by steps, and the bits that a rank sent of an element of fp32."""
+    task, rank = TASKS["language"], dist.get_rank()
+    sizes = MESHES[run.mesh]
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicas", "shards")[-len(sizes) :])
+    torch.manual_seed(run.seed)
+    model = task.model()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    request = METHODS[run.method]
+    if request is not None:
+        hc.compress(model, request, feedback=run.method.endswith("feedback"))
+    optimizer, losses = task.optimizer(model.parameters()), []
+    for step in range(run.steps + EVERY):
+        task.loss(model, task.batch(run.seed, step, rank)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if (step + 1) % EVERY == 0:
+            losses.append((step + 1, task.validation_loss(model)))
+    report = None if request is None else hc.last_step(model)
+    return {"losses": losses, "bits": None if report is None else 32 * report.sent_bytes / report.dense_bytes}
+
+
+def table(steps: int, seeds: int) -> str:
+    """Return what has been trained, as rows of a page."""
+    rows = ["| mesh | method | bits an element | loss | above uncompressed, by seed | mean |", "|" + " --- |" * 6]
+    bases = [Run("4", "uncompressed", seed, steps).found() for seed in range(seeds)]
+    for mesh in MESHES:
+        for method in METHODS:
+            runs = [Run(mesh, method, seed, steps).found() for seed in range(seeds)]
+            pairs = [(own, base) for own, base in zip(runs, bases, strict=True) if own and base]
+            if not pairs:
+                continue
+            ends = [(loss_at(own["losses"], steps), loss_at(base["losses"], steps)) for own, base in pairs]
+            above = [own - base for own, base in ends]
+            bits = pairs[0][0]["bits"]
+            told = ["32" if bits is None else f"{bits:.2f}", f"{fmean(own for own, _ in ends):.4f}"]
+            told += [", ".join(f"{each:+.4f}" for each in above), f"{fmean(above):+.4f}"]
+            rows.append(f"| {mesh} | {method} | {' | '.join(told)} |")
+    return "\n".join(rows)
+
+
+@click.command(help=__doc__)
+@click.option("--seeds", default=2, show_default=True)
+@click.option("--steps", default=STEPS, show_default=True, help="After which a loss counts: 40, 60, ...")
+@click.option("--most", default=1000, show_default=True, help="Trainings that this call does at most.")
+def main(seeds: int, steps: int, most: int) -> None:
+    left = [
+        run
+        for seed in range(seeds)
+        for mesh in MESHES
+        for method in METHODS
+        if (run := Run(mesh, method, seed, steps)).found() is None and (mesh, method) != ("2x2", "int4-feedback")
+    ]
+    for run in left[:most]:
+        found = run.train()
+        print(f"{run}: {found['losses'][-2:]}", file=sys.stderr, flush=True)
+    print(table(steps, seeds))
+
+
+if __name__ == "__main__":
+    main()
