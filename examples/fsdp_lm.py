@@ -35,12 +35,11 @@ class LanguageModel(nn.Module):
 
 
 dist.init_process_group("gloo")
-shards = dist.get_world_size() // REPLICAS
-mesh = init_device_mesh("cpu", (shards,) if REPLICAS == 1 else (REPLICAS, shards))
+mesh = init_device_mesh("cpu", (REPLICAS, dist.get_world_size() // REPLICAS), mesh_dim_names=("replicas", "shards"))
 torch.manual_seed(0)  # the same model on every rank
 model = LanguageModel()
 for module in (*model.blocks, model):  # the root last
-    fully_shard(module, mesh=mesh)
+    fully_shard(module, mesh=mesh if REPLICAS > 1 else mesh["shards"])
 hc.compress(model, hc.Compression.int4())
 
 sources = b"".join(path.read_bytes() for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")))

@@ -20,13 +20,13 @@ from typing import Any
 import click
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [str(ROOT / "time_to_accuracy"), str(ROOT / "ddp")]
 from figures import EVERY, STEPS, loss_at  # noqa: E402
-from tasks import RANKS, TASKS  # noqa: E402
+from tasks import RANKS, TASKS, Task  # noqa: E402
 from windows import run_job  # noqa: E402
 
 import hvd_compress.fsdp as hc  # noqa: E402
@@ -65,19 +65,23 @@ class Run:
         return found
 
 
+def sharded(task: Task, mesh: DeviceMesh, method: str, seed: int) -> Any:
+    """Return a new model of a task, sharded and perhaps compressed."""
+    torch.manual_seed(seed)
+    model: Any = task.model()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    request = METHODS[method]
+    return model if request is None else hc.compress(model, request, feedback=method.endswith("feedback"))
+
+
 def train(run: Run) -> dict[str, Any]:
     """Train on this rank; return losses by steps, and the bits that a rank sent of an element of fp32."""
     task, rank = TASKS["language"], dist.get_rank()
     sizes = MESHES[run.mesh]
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicas", "shards")[-len(sizes) :])
-    torch.manual_seed(run.seed)
-    model = task.model()
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    request = METHODS[run.method]
-    if request is not None:
-        hc.compress(model, request, feedback=run.method.endswith("feedback"))
+    model = sharded(task, mesh, run.method, run.seed)
     optimizer, losses = task.optimizer(model.parameters()), []
     for step in range(run.steps + EVERY):
         task.loss(model, task.batch(run.seed, step, rank)).backward()
@@ -85,7 +89,7 @@ def train(run: Run) -> dict[str, Any]:
         optimizer.zero_grad()
         if (step + 1) % EVERY == 0:
             losses.append((step + 1, task.validation_loss(model)))
-    report = None if request is None else hc.last_step(model)
+    report = None if METHODS[run.method] is None else hc.last_step(model)
     return {"losses": losses, "bits": None if report is None else 32 * report.sent_bytes / report.dense_bytes}
 
 

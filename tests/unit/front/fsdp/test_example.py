@@ -19,25 +19,31 @@ EXAMPLE = Path(__file__).parents[4] / "examples" / "fsdp_lm.py"
 
 
 def test_it_learns_from_few_bytes() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    told, nothing = run_ranks(program, port, ranks=2)
-    found = re.fullmatch(r"step 10: loss (\S+), (\S+) of uncompressed bytes\n", told)
-    assert found is not None, told
-    assert float(found[1]) < 4.5, "from 5.5 at first"
-    assert float(found[2]) <= 4.3 / 32
-    assert nothing == ""
+    """As shards, and as replicas."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [each.getsockname()[1] for each in (one, other)]
+    first, second = run_ranks(programs, ports, ranks=2)
+    for told in first:
+        found = re.fullmatch(r"step 10: loss (\S+), (\S+) of uncompressed bytes\n", told)
+        assert found is not None, told
+        assert float(found[1]) < 4.5, "from 5.5 at first"
+        assert float(found[2]) <= 4.3 / 32
+    assert second == ["", ""]
 
 
 def test_it_is_short() -> None:
     assert len(EXAMPLE.read_text().splitlines()) < 60
 
 
-def program(rank: int, port: int) -> str:
+def programs(rank: int, ports: list[int]) -> list[str]:
     """Run it in a process that has no process group any more."""
     dist.destroy_process_group()
+    return [program(rank, port, *words) for port, words in zip(ports, (("10",), ("10", "2")), strict=True)]
+
+
+def program(rank: int, port: int, *words: str) -> str:
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    sys.argv = [str(EXAMPLE), "10"]
+    sys.argv = [str(EXAMPLE), *words]
     with redirect_stdout(io.StringIO()) as told:
         runpy.run_path(str(EXAMPLE), run_name="__main__")
     return told.getvalue()
