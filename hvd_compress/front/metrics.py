@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from hvd_compress.errors import UsageError
@@ -23,6 +24,10 @@ def _handle_of(trained: Any) -> Handle | None:
     """Return what is asked; None where this rank takes part in no exchange. Raises UsageError."""
     if isinstance(trained, ReducingOptimizer):
         return trained.handle
+    fsdp = sys.modules.get("hvd_compress.front.fsdp.api")  # it imports torch's FSDP, which takes long
+    sharded: Handle | None = None if fsdp is None else fsdp.known_handle(trained)
+    if sharded is not None:
+        return sharded
     state = known_state(trained)
     if state is None:
         raise UsageError(

@@ -113,7 +113,7 @@ def exchange(state: CompressionState, bucket: GradBucket) -> Result:
     if state.hook is None:  # it was registered by the program
         model = _holder_of(state)
         state.attach(model)
-        _require_working(model, None)  # this step's forward pass was before
+        require_working(model, None)  # this step's forward pass was before
     assert state.hook is not None
     return state.hook(bucket)
 
@@ -200,7 +200,7 @@ class _BeforeForward:
     """A hook that cannot be pickled: so DDP cannot, whose copy would train without exchanging gradients."""
 
     def __call__(self, model: Any, arguments: Any) -> None:
-        _require_working(model, arguments)
+        require_working(model, arguments)
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise UsageError(
@@ -210,7 +210,7 @@ class _BeforeForward:
 
 
 @eagerly
-def _require_working(model: Any, _: Any) -> None:
+def require_working(model: Any, _: Any) -> None:
     """After a failure DDP itself would say that an assertion within torch failed, and of the rest nothing."""
     hook = _states[model].hook if model in _states else None
     if hook is None or not torch.is_grad_enabled():

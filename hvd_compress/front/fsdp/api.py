@@ -15,7 +15,7 @@ from hvd_compress.engines.leave import at_end
 from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.asked import check_request
-from hvd_compress.front.ddp import api as ddp_api
+from hvd_compress.front.ddp.state import compiled_from, known_state
 from hvd_compress.front.eagerly import eagerly
 from hvd_compress.front.fsdp.composed import compress as compress_composed
 from hvd_compress.front.fsdp.composed import ddp_of, names_of
@@ -74,7 +74,7 @@ def compress(
         UnsupportedError: a compression that cannot be had here, or a setting of FSDP; the message says what to do.
         UsageError: compress() was called with something else before.
     """
-    given, model = model, _unwrapped(model)
+    given, model = model, compiled_from(model)
     check_request(compression)
     if isinstance(model, torch.nn.Module) and (ddp := ddp_of(model)) is not None:
         if feedback or replicas is not None:
@@ -104,16 +104,16 @@ def last_step(model: torch.nn.Module) -> StepReport | None:
 
     Raises UsageError for other models.
     """
-    return _handle_of(model).last_step
+    return handle_of(model).last_step
 
 
 def decisions(model: torch.nn.Module) -> Mapping[tuple[str, ...], Decision]:
     """Return how each module's gradient travels in the next step, by parameter names; empty before the first."""
-    if ddp_of(_unwrapped(model)) is not None:
-        names = names_of(_unwrapped(model))
-        return {tuple(names[int(n)] for n in bucket): one for bucket, one in _handle_of(model).decisions.items()}
-    exchange = _exchange_of(model)
-    return {exchange.parameters_of(bucket): one for bucket, one in exchange.handle.decisions.items()}
+    if ddp_of(compiled_from(model)) is not None:
+        names = names_of(compiled_from(model))
+        return {tuple(names[int(n)] for n in bucket): one for bucket, one in handle_of(model).decisions.items()}
+    handle, exchange = handle_of(model), _exchanges[compiled_from(model)]
+    return {exchange.parameters_of(bucket): one for bucket, one in handle.decisions.items()}
 
 
 def state_dict(model: torch.nn.Module) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def state_dict(model: torch.nn.Module) -> dict[str, Any]:
 
     Nothing is communicated. Residuals differ from rank to rank: save one file a rank to keep them all.
     """
-    handle = _handle_of(model)
+    handle = handle_of(model)
     handle.session.loss_scale.update()
     return handle.state_dict(dist.get_rank(), dist.get_world_size())
 
@@ -136,13 +136,13 @@ def load_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
         ConfigError: it is not such a state, or of unknown parameters or other lengths, as of another mesh.
         UsageError: the model is not compressed.
     """
-    handle = _handle_of(model)
+    handle = handle_of(model)
     handle.load_state_dict(state, handle.parameters, dist.get_rank(), dist.get_world_size())
 
 
 def follow_loss_scale(model: torch.nn.Module, scaler: Any) -> None:
     """Keep residuals in the units of a torch.amp.GradScaler: when its scale changes, they are rescaled with it."""
-    _handle_of(model).follow_loss_scale(scaler)
+    handle_of(model).follow_loss_scale(scaler)
 
 
 def _made(
@@ -258,8 +258,9 @@ def _require_working(model: torch.nn.Module, _: Any) -> None:
         _exchanges[model].require_working()
 
 
-def _exchange_of(model: Any) -> GradientExchange:
-    found = _exchanges.get(_unwrapped(model)) if isinstance(model, torch.nn.Module) else None
+def handle_of(model: Any) -> Handle:
+    """Return what is asked of a compressed model. Raises UsageError for others."""
+    found = known_handle(model)
     if found is None:
         raise UsageError(
             f"this {type(model).__name__} is not compressed: pass the root module that compress() was called for"
@@ -267,12 +268,12 @@ def _exchange_of(model: Any) -> GradientExchange:
     return found
 
 
-def _handle_of(model: Any) -> Handle:
-    if isinstance(model, torch.nn.Module) and (ddp := ddp_of(_unwrapped(model))) is not None:
-        return ddp_api._handle_of(ddp)
-    return _exchange_of(model).handle
-
-
-def _unwrapped(model: Any) -> Any:
-    """Return the model that was compiled, or else the model itself."""
-    return getattr(model, "_orig_mod", model)
+def known_handle(model: Any) -> Handle | None:
+    """Return what is asked of a compressed model; None for others."""
+    model = compiled_from(model)
+    if not isinstance(model, torch.nn.Module):
+        return None
+    if (ddp := ddp_of(model)) is not None:
+        state = known_state(ddp)
+        return None if state is None else state.handle
+    return _exchanges[model].handle if model in _exchanges else None

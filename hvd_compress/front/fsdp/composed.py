@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_compress.front.ddp import api as ddp_api
+from hvd_compress.front.ddp.api import compress as compress_ddp
+from hvd_compress.front.ddp.state import known_state, require_working
 from hvd_compress.front.eagerly import eagerly
 from hvd_compress.request.request import Request
 
@@ -39,10 +40,13 @@ def names_of(model: torch.nn.Module) -> list[str]:
 
 def compress(model: torch.nn.Module, ddp: DistributedDataParallel, compression: Request) -> None:
     """Compress its gradients as those of any DistributedDataParallel. Raises what that does."""
-    ddp_api.compress(ddp, compression)
+    known = known_state(ddp) is not None
+    compress_ddp(ddp, compression)
+    if known:
+        return
     model.register_forward_pre_hook(partial(_require_working, ddp))  # that of `ddp` is never called
 
 
 @eagerly
 def _require_working(ddp: DistributedDataParallel, _: Any, arguments: Any) -> None:
-    ddp_api._require_working(ddp, arguments)
+    require_working(ddp, arguments)
