@@ -38,7 +38,7 @@ CPP_SOURCES = $(shell find csrc tests -name '*.hpp' -o -name '*.cpp' -o -name '*
 # Jobs first: they wait much, beside tests that compute. Whoever runs out of tests takes some of another's.
 SERIAL_TESTS = $(wildcard tests/jobs tests/unit tests/native tests/conformance)
 
-.PHONY: help setup native wheel demo test lint types unit conformance sanitize mutate-cuda fuzz test-parallel test-benchmarks time-to-accuracy format gpu-check clean
+.PHONY: help setup native wheel docs demo test lint types unit conformance sanitize mutate-cuda fuzz test-parallel test-benchmarks time-to-accuracy format gpu-check clean
 
 help: ## print this
 	@echo "Targets:"
@@ -110,6 +110,9 @@ native: setup ## rebuild the native extension where csrc changed
 
 wheel: setup ## build a wheel into dist/, and try it in an environment of its own with torch alone (5.3 GB in build/)
 	@exec python tools/build_wheel.py
+
+docs: setup ## build the site into build/site: all pages, and the reference from docstrings
+	@exec python tools/build_docs.py
 
 gpu-check: ## build, compare, measure and sanitize the CUDA kernels on this machine's GPU, with the python on PATH
 	@python=$${PYTHON:-python3}; out=build/gpu-check; status=0; \

@@ -1,12 +1,12 @@
 """Compressed gradients for PyTorch's DistributedDataParallel: `import hvd_compress.ddp as hc`.
 
-model = DistributedDataParallel(model)
-hc.compress(model, hc.Compression.topk(0.01))
+    model = DistributedDataParallel(model)
+    hc.compress(model, hc.Compression.topk(0.01))
 
 What compresses a momentum (Compression.momentum, Compression.demo) has its own optimizers in hvd_compress.optim:
 
-optimizer = OneBitAdam(model.parameters(), lr=1e-3, warmup_steps=1000)
-hc.compress(model, optimizer.compression())
+    optimizer = OneBitAdam(model.parameters(), lr=1e-3, warmup_steps=1000)
+    hc.compress(model, optimizer.compression())
 """
 
 from hvd_compress.front.batch_size import BatchSizeSchedule

@@ -6,6 +6,20 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+__all__ = [
+    "CommunicationError",
+    "ConfigError",
+    "HvdCompressError",
+    "JournalError",
+    "MismatchError",
+    "MissingPackageError",
+    "PayloadError",
+    "PlanError",
+    "ReplicaError",
+    "UnsupportedError",
+    "UsageError",
+]
+
 LONGEST = 2500
 """Characters of what a command prints of an error, which may quote a file."""
 _CUT = " ... "

@@ -2,8 +2,8 @@
 
 What compresses a momentum (Compression.momentum, Compression.demo) has its own optimizers in hvd_compress.optim:
 
-optimizer = OneBitAdam(model.parameters(), lr=1e-3, warmup_steps=1000)
-optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=optimizer.compression())
+    optimizer = OneBitAdam(model.parameters(), lr=1e-3, warmup_steps=1000)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=optimizer.compression())
 """
 
 from hvd_compress.extras import needed as _needed
@@ -25,7 +25,6 @@ from hvd_compress.session.report import StepReport
 _prepare()  # before hvd.init(): MPI reads it when it starts
 
 __all__ = [
-    *(name for name in dir(_horovod) if not name.startswith("_")),
     "BatchSizeSchedule",
     "Compression",
     "DistributedOptimizer",
@@ -39,3 +38,4 @@ __all__ = [
     "init",
     "synchronize",
 ]
+__all__ += [name for name in dir(_horovod) if not name.startswith("_") and name not in __all__]

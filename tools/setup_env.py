@@ -49,7 +49,13 @@ def _set_up(torch: str) -> None:
     _pip("installing pip and the build tools, Open MPI included", PIP, "-r", "requirements/build.txt")
     size = "" if "+cpu" in torch else ", up to 3 GB where it brings CUDA along; see `make help` for another"
     _pip(f"installing {torch}{size}", torch, f"torch>={torch_version.OLDEST}")
-    _pip("installing the tools for the package and its tests", "-r", "requirements/dev.txt")
+    _pip(
+        "installing the tools for the package and its tests",
+        "-r",
+        "requirements/dev.txt",
+        "-r",
+        "requirements/docs.txt",
+    )
     _install_horovod()
     cuda = (
         ", CUDA kernels included, which takes 2 to 4 minutes; HVD_COMPRESS_CUDA=0 leaves them out"
@@ -60,7 +66,8 @@ def _set_up(torch: str) -> None:
 
 
 def _fingerprint(torch: str) -> str:
-    names = ("requirements/build.txt", "requirements/dev.txt", "tools/install_horovod.py", "pyproject.toml", "setup.py")
+    requirements = ("requirements/build.txt", "requirements/dev.txt", "requirements/docs.txt")
+    names = (*requirements, "tools/install_horovod.py", "pyproject.toml", "setup.py")
     text = f"{torch} {platform.python_version()}".encode() + b"".join((ROOT / name).read_bytes() for name in names)
     return hashlib.sha256(text).hexdigest()
 

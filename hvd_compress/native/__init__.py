@@ -10,15 +10,16 @@ thread.
 dtype, to nearest even. The residual is fp32 or of the gradient's dtype; `out` receives what the kernel leaves of it, in
 the residual's dtype. It is the residual itself by default, may also be `grad`, and else overlaps neither of the two.
 
-Every function raises, before anything is written:
+A RuntimeError says that another thread wrote to an input during the call; the results are not to be used then. The
+other errors are raised by every function, before anything is written.
+
+Raises:
     ConfigError: an argument of a wrong dtype, shape, layout, device or size, or overlapping another; or the compiled
         module is missing.
     UnsupportedError: a CUDA tensor where the CUDA kernels were not built or cannot run.
-    MismatchError, which is a ConfigError: indices out of range, or lengths that do not match. Of CUDA tensors, bad
-        indices are left out, and raised by check_pending(): no kernel but threshold_select and threshold_accumulate
-        makes the host wait.
-
-A RuntimeError says that another thread wrote to an input during the call; the results are not to be used then.
+    MismatchError: a ConfigError of indices out of range, or lengths that do not match. Of CUDA tensors, bad indices
+        are left out, and raised by check_pending(): no kernel but threshold_select and threshold_accumulate makes the
+        host wait.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from hvd_compress.native.faults import about, check_pending, forget_pending
 from hvd_compress.native.feedback import accumulate
 from hvd_compress.native.module import FLOATS, SIMD_LEVELS, has_kernels, num_threads, set_simd_level, simd_levels
 from hvd_compress.native.quantize import quantize_accumulate, quantize_add
-from hvd_compress.native.scale import scale
+from hvd_compress.native.scaling import scale
 from hvd_compress.native.scatter import gather, scatter_add, scatter_lists, scatter_set, take
 from hvd_compress.native.selection import (
     MSTOPK_ROUNDS,

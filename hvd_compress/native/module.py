@@ -15,6 +15,7 @@ from hvd_compress.native import cuda, shadow
 
 CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # enum DType in csrc/include/hvd_compress/types.hpp
 FLOATS = tuple(CODES)
+"""The dtypes of gradients: fp32, fp16 and bf16."""
 
 if TYPE_CHECKING:
     from hvd_compress import _native
@@ -65,6 +66,7 @@ def num_threads() -> int:
 _MAX_THREADS = 1024
 
 SIMD_LEVELS = ("portable", "avx2", "avx512")
+"""What kernels are compiled for, from the least on; simd_levels() says what this machine has of them."""
 
 
 def simd_levels() -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Optimizers for compressions that send a momentum: each gives the compression that it goes with.
 
-optimizer = OneBitAdam(model.parameters(), lr=1e-3, warmup_steps=1000)
-compression = optimizer.compression()
+    optimizer = OneBitAdam(model.parameters(), lr=1e-3, warmup_steps=1000)
+    compression = optimizer.compression()
 
 Pass both to `hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)`, or the latter to
 `hc.compress(ddp_model, compression)`. Without either they are plain optimizers of torch.
