@@ -12,7 +12,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from markdown_it import MarkdownIt
 
 from hvd_compress.compression import Compression
@@ -26,46 +25,42 @@ COMPRESSION = "hvd_compress.compression.Compression"
 ELEMENTS = ("li", "tr", "pre", "img")
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    built = subprocess.run([sys.executable, BUILDER, folder], capture_output=True, text=True)
+def test_the_site(tmp_path: Path) -> None:
+    """One test, as workers that share several would each build the site."""
+    built = subprocess.run([sys.executable, BUILDER, tmp_path], capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
-    return folder
+    pages = bodies(tmp_path)
+    assert len(pages) > 40
+    for source, body in pages.items():
+        if source.parent.name == "api":
+            check_reference(source, body)
+        else:
+            check_elements(source, body)
+    assert [str(path) for path in tmp_path.rglob("*.html") if FROM_ANOTHER_HOST.search(path.read_text())] == []
 
 
-@pytest.fixture(scope="module")
-def pages(site: Path) -> dict[Path, str]:
-    """The body of each page that has a source, without what surrounds it."""
-    bodies = {}
+def bodies(site: Path) -> dict[Path, str]:
+    """Return the body of each page by its source, without what surrounds it."""
+    found = {}
     for path in sorted(site.rglob("*.html")):
         name = path.relative_to(site).with_suffix(".md")
         source = ROOT / (name.with_name("README.md") if name.stem == "index" else name)
         if source.exists():
-            bodies[source] = path.read_text().partition("<article")[2].partition("</article>")[0]
-    return bodies
+            found[source] = path.read_text().partition("<article")[2].partition("</article>")[0]
+    return found
 
 
-def test_lists_and_tables_are_those_of_github(pages: dict[Path, str]) -> None:
-    commonmark = MarkdownIt("commonmark").enable("table")
-    assert len(pages) > 40
-    for source, body in pages.items():
-        if source.parent.name != "api":
-            here, there = (
-                {e: len(re.findall(rf"<{e}\b", html)) for e in ELEMENTS}
-                for html in (body, commonmark.render(source.read_text()))
-            )
-            assert here == there, f"{source}: {here} elements on the site, {there} on GitHub"
+def check_elements(source: Path, body: str) -> None:
+    """Lists, tables and pictures are those that GitHub shows, by the rules of CommonMark."""
+    commonmark = MarkdownIt("commonmark").enable("table").render(source.read_text())
+    here, there = ({each: len(re.findall(rf"<{each}\b", html)) for each in ELEMENTS} for html in (body, commonmark))
+    assert here == there, f"{source}: {here} elements on the site, {there} on GitHub"
 
 
-def test_nothing_is_loaded_from_another_host(site: Path) -> None:
-    assert [str(path) for path in site.rglob("*.html") if FROM_ANOTHER_HOST.search(path.read_text())] == []
-
-
-@pytest.mark.parametrize("source", sorted(ROOT.glob("docs/api/*.md")), ids=lambda path: path.stem)
-def test_the_reference_has_all_public_names(source: Path, pages: dict[Path, str]) -> None:
-    name, *_ = re.findall(r"^::: ([\w.]+)$", source.read_text(), re.MULTILINE)
-    documented = set(re.findall(rf'id="{re.escape(name)}\.(?:\w+\.)*(\w+)"', pages[source]))
+def check_reference(source: Path, body: str) -> None:
+    """A page of docs/api/ has all public names of its module."""
+    (name,) = re.findall(r"^::: ([\w.]+)$", source.read_text(), re.MULTILINE)
+    documented = set(re.findall(rf'id="{re.escape(name)}\.(\w+)"', body))
     public = {each for each in dir(Compression) if not each.startswith("_")} if name == COMPRESSION else exported(name)
     assert public
     assert public <= documented, f"{name}: without a docstring: {sorted(public - documented)}"
