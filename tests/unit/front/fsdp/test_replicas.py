@@ -6,7 +6,9 @@ import copy
 from statistics import fmean
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed._composable import replicate as replicate_by_ddp
 from torch.distributed._composable.replicate_with_fsdp import replicate
 
@@ -88,6 +90,9 @@ def learns(rank: int, mesh: Any) -> None:
         assert report.dense_bytes <= 4 * shards + 4 * 256, "what two replicas send of a shard, and padding"
         assert len(hc.decisions(model)) == BLOCKS + 1
         check_equal(model, ACROSS)
+        with pytest.MonkeyPatch.context() as patched:  # that of FSDP itself would send 32 bits
+            patched.setattr(dist, "all_reduce", lambda *_, **__: pytest.fail("FSDP has summed over replicas"))
+            loss_of(model, STEPS).backward()
 
 
 def resumes(rank: int, mesh: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -13,6 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
 
 import hvd_compress.fsdp as hc
+from hvd_compress.front.fsdp.exchange import ReduceScatterComm
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.fsdp.training import (
     BLOCKS,
@@ -37,17 +39,11 @@ def test_two_ranks() -> None:
 
 def check_all(rank: int) -> None:
     mesh = mesh_of(2)
-    for check in (
-        as_plain,
-        with_other_dtypes,
-        accumulated,
-        learns,
-        resumes,
-        overlaps,
-        overflows,
-        leaves_out,
-        called_twice,
-    ):
+    checks = (
+        as_plain, with_other_dtypes, accumulated, learns, resumes, overlaps, overflows, leaves_out, called_twice,
+        checkpointed, orders, lets_go,
+    )  # fmt: skip
+    for check in checks:
         try:
             check(rank, mesh)
         except BaseException as error:
@@ -223,3 +219,33 @@ def checkpointed(rank: int, mesh: Any) -> None:
             train(model, adam(model), range(2))
             found.append(parameters(model))
         assert torch.equal(*found), reentrant
+
+
+def orders(rank: int, mesh: Any) -> None:
+    """After the first step buckets leave in the order in which their gradients come; resumed, from the first on."""
+    model = compressed(mesh, hc.Compression.int4())
+    model.is_reversed = True
+    train(model, adam(model), range(1))
+    assert [names[0] for names in hc.decisions(model)][:BLOCKS] == [f"blocks.{n}.0.weight" for n in range(BLOCKS)]
+    again = compressed(mesh, hc.Compression.int4())
+    hc.load_state_dict(again, hc.state_dict(model))
+    loss_of(again, 1).backward()
+    assert list(hc.decisions(again)) == list(hc.decisions(model))
+
+
+def lets_go(rank: int, mesh: Any) -> None:
+    """Unsharded gradients, which are the memory that FSDP saves, are not held beyond the backward pass."""
+    model = compressed(mesh, hc.Compression.int4(), feedback=True)
+    held, own = [], sum(local(each).numel() for each in model.blocks[0].parameters())
+    allocate = ReduceScatterComm.allocate
+
+    def watched(comm: ReduceScatterComm, size: Any, **options: Any) -> torch.Tensor:
+        found = allocate(comm, size, **options)
+        held.extend([weakref.ref(found)] if found.numel() > own else [])
+        return found
+
+    ReduceScatterComm.allocate = watched  # type: ignore[method-assign]
+    loss_of(model, 0).backward()
+    ReduceScatterComm.allocate = allocate  # type: ignore[method-assign]
+    assert len(held) == BLOCKS
+    assert not any(each() is not None for each in held)

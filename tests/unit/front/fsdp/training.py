@@ -29,11 +29,12 @@ class Model(nn.Module):
             nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(BLOCKS)
         )
         self.head = nn.Linear(WIDTH, WORDS)
+        self.is_reversed = False
         self.checkpoint: Callable[..., torch.Tensor] | None = None
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         found = self.embed(words)
-        for block in self.blocks:
+        for block in reversed(self.blocks) if self.is_reversed else self.blocks:
             if not getattr(block, "left_out", False):
                 found = found + (self.checkpoint(block, found) if self.checkpoint is not None else block(found))
         result: torch.Tensor = self.head(found)
