@@ -236,7 +236,7 @@ def _require_sharded(model: Any) -> None:
         from torch.distributed.fsdp import FSDPModule
     except ImportError:
         raise UnsupportedError(f"torch {torch.__version__} has no {NEEDS}: upgrade torch") from None
-    if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+    if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
         raise UnsupportedError(f"torch {torch.__version__} has no {NEEDS}: upgrade torch")
     if isinstance(model, FSDPModule):
         return

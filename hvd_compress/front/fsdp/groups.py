@@ -1,6 +1,6 @@
 """All that is read of torch's FSDP2 beyond its public functions: which parameters are reduced together, and over whom.
 
-Of torch 2.15: `FSDPState._fsdp_param_groups`, and of a parameter group and its parameters what `ParamGroup` reads.
+As of torch 2.13 and 2.15: `FSDPState._fsdp_param_groups`, and of those and of their parameters what `ParamGroup` reads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import distributed as dist
 from hvd_compress.buckets.real import gradient_dtype
 from hvd_compress.errors import ConfigError, UnsupportedError
 
-NEEDS = "FSDP2 with custom collectives, as of torch 2.15"
+NEEDS = "FSDP2 with custom collectives, as of torch 2.13 and 2.15"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import tests.unit.front.fsdp.supported  # noqa: F401
+
+# isort: split
+
 import copy
 import weakref
 from functools import partial
