@@ -44,8 +44,8 @@ class Event:
             mean of its steps; of a ratio as expected.
         reason: in words.
         compressor: of a choice.
-        wire_ratio: bytes that were sent in a window, over those of a ring allreduce without compression in each of its
-            steps; NaN with one rank.
+        wire_ratio: bytes that were sent in a window, over those without compression in each of its steps, of a ring
+            allreduce, or of a reduce-scatter where ranks own shards; NaN with one rank.
         figures: of "metrics", by name.
     """
 

@@ -88,8 +88,9 @@ class EventRecorder:
     def exchanged(self, step: int, decisions: Sequence[Decision], spans: Sequence[PhaseSpans]) -> None:
         """Take what the exchanges of the step that is over took, by number of the bucket."""
         for number in range(len(spans)):
-            record = self._records[number]
-            record.add(decisions[number], spans[number], wire.allreduce(record.layout.nbytes, self._world_size, "ring"))
+            record, decision = self._records[number], decisions[number]
+            dense_bytes = getattr(wire, decision.build().replaces)(record.layout.nbytes, self._world_size)
+            record.add(decision, spans[number], dense_bytes)
         self._steps += 1
         if self._steps < self._length:
             return

@@ -161,7 +161,7 @@ def _made(
     request = for_shards(compression, feedback) if among is None else for_replicas(compression, feedback)
     if over.size() == 1:
         warn_caller("one rank exchanges no gradients: nothing is compressed")
-    settings = _without_profile(Settings.from_environment())
+    settings = _settings(over)
     connect = partial(
         choose_torch_engine,
         request.engine,
@@ -225,7 +225,11 @@ def _ranks(group: dist.ProcessGroup | None) -> tuple[int, ...] | None:
     return None if group is None else tuple(dist.get_process_group_ranks(group))
 
 
-def _without_profile(settings: Settings) -> Settings:
+def _settings(over: dist.ProcessGroup) -> Settings:
+    """Return those of the environment. What is written is written of the ranks that exchange with rank 0."""
+    settings = Settings.from_environment()
+    if 0 not in dist.get_process_group_ranks(over):
+        settings = replace(settings, log=None, tensorboard=None, timeline=None)
     if settings.profile is not None or settings.ccr is not None:
         warn_caller("FSDP is not profiled: HVD_COMPRESS_PROFILE and HVD_COMPRESS_CCR count under Horovod and DDP alone")
     return replace(settings, profile=None, ccr=None)

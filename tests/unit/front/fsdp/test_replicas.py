@@ -7,7 +7,9 @@ import tests.unit.front.fsdp.supported  # noqa: F401
 # isort: split
 
 import copy
+from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -43,7 +45,10 @@ def test_four_ranks() -> None:
 
 def check_all(rank: int) -> None:
     mesh = mesh_of(2, 2)
-    for check in (as_plain, learns, resumes, by_an_inner_mesh, chooses, overflows, replicated, replicated_by_ddp):
+    checks = (
+        as_plain, learns, resumes, by_an_inner_mesh, chooses, overflows, replicated, replicated_by_ddp, logged,
+    )  # fmt: skip
+    for check in checks:
         try:
             check(rank, mesh)
         except BaseException as error:
@@ -182,3 +187,14 @@ def replicated_by_ddp(rank: int, mesh: Any) -> None:
     assert hc.last_step(model).sent_bytes <= 4.3 / 32 * hc.last_step(model).dense_bytes
     named = {name for bucket in hc.decisions(model) for name in bucket}
     assert named == {name for name, _ in model.named_parameters()}
+
+
+def logged(rank: int, mesh: Any) -> None:
+    """One rank writes what is written, though each group of replicas has a first one."""
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        own = Path(folder)  # another one on each rank
+        patched.setenv("HVD_COMPRESS_LOG", str(own / "log.jsonl"))
+        patched.setenv("HVD_COMPRESS_TIMELINE", str(own / "timeline.json"))
+        model = compressed(mesh, hc.Compression.int4())
+        train(model, adam(model), range(1))
+        assert {path.name for path in own.iterdir()} == ({"log.jsonl", "timeline.json"} if rank == 0 else set())

@@ -9,15 +9,19 @@ import tests.unit.front.fsdp.supported  # noqa: F401
 import copy
 import weakref
 from functools import partial
+from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
 
 import hvd_compress.fsdp as hc
+from hvd_compress.events.history import read
 from hvd_compress.front.fsdp.exchange import ReduceScatterComm
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.fsdp.training import (
@@ -45,7 +49,7 @@ def check_all(rank: int) -> None:
     mesh = mesh_of(2)
     checks = (
         as_plain, with_other_dtypes, accumulated, learns, resumes, overlaps, overflows, leaves_out, called_twice,
-        checkpointed, orders, lets_go,
+        checkpointed, orders, lets_go, logged,
     )  # fmt: skip
     for check in checks:
         try:
@@ -253,3 +257,17 @@ def lets_go(rank: int, mesh: Any) -> None:
     ReduceScatterComm.allocate = allocate  # type: ignore[method-assign]
     assert len(held) == BLOCKS
     assert not any(each() is not None for each in held)
+
+
+def logged(rank: int, mesh: Any) -> None:
+    """HVD_COMPRESS_LOG holds how each bucket travels, and its share of an uncompressed reduce-scatter."""
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.setenv("HVD_COMPRESS_LOG", str(Path(folder, "log.jsonl")))
+        model = compressed(mesh, hc.Compression.int4())
+        train(model, adam(model), range(4))
+        if rank == 0:
+            events = read(Path(folder, "log.jsonl"))
+            assert {event.candidate for event in events} == {"reduce-scatter"}
+            windows = [event for event in events if event.kind == "window"]
+            assert [event.bucket for event in windows] == list(range(BLOCKS + 1))
+            assert all(0.13 < event.wire_ratio < 0.15 for event in windows if event.wire_ratio is not None)
