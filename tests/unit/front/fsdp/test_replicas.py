@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed._composable import replicate as replicate_by_ddp
 from torch.distributed._composable.replicate_with_fsdp import replicate
 
+import hvd_compress
 import hvd_compress.fsdp as hc
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.fsdp.training import (
@@ -95,6 +96,9 @@ def learns(rank: int, mesh: Any) -> None:
         assert expected < losses[0] - 0.5
         report, bits = hc.last_step(model), int(name.removeprefix("int"))
         assert report.sent_bytes <= (bits + 0.3) / 32 * report.dense_bytes, (name, report)
+        assert hvd_compress.metrics(model)["ratio"] == report.sent_bytes / report.dense_bytes
+        train(model, adam(model), range(1))
+        assert 0 < hvd_compress.metrics(model)["relative_error"] < 1
         shards = sum(local(each).numel() for each in model.parameters())
         assert report.dense_bytes <= 4 * shards + 4 * 256, "what two replicas send of a shard, and padding"
         assert len(hc.decisions(model)) == BLOCKS + 1
