@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
+import signal
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.forkserver import ensure_running
@@ -33,34 +37,40 @@ class Ended:
     died: bool = False
 
 
-def run_ranks(body: Callable[..., Any], *arguments: Any, ranks: int = 3, **variables: str) -> list[Any]:
+def run_ranks(
+    body: Callable[..., Any], *arguments: Any, ranks: int = 3, imports: Sequence[str] = (), **variables: str
+) -> list[Any]:
     """Return what body(rank, *arguments) returned in each of some processes, which are one job of torch.distributed.
 
-    `variables` are set in their environment. Raises AssertionError with what a rank has raised.
+    `variables` are set in their environment; modules in `imports` are imported once for all ranks. Raises
+    AssertionError with what a rank has raised.
     """
-    ended = end_of_ranks(body, *arguments, ranks=ranks, **variables)
+    ended = end_of_ranks(body, *arguments, ranks=ranks, imports=imports, **variables)
     errors = [f"rank {rank}: {end.error or 'died'}" for rank, end in enumerate(ended) if end.error or end.died]
     assert not errors, "\n".join(errors)
     return [end.value for end in ended]
 
 
-def end_of_ranks(body: Callable[..., Any], *arguments: Any, ranks: int = 3, **variables: str) -> list[Ended]:
+def end_of_ranks(
+    body: Callable[..., Any], *arguments: Any, ranks: int = 3, imports: Sequence[str] = (), **variables: str
+) -> list[Ended]:
     """Return how each rank of a job has ended. Raises AssertionError where one does not."""
     context = _server()
     store = dist.TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
     pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
-    processes = [
-        context.Process(target=_rank, args=(rank, ranks, store.port, pipe, variables, body, arguments), daemon=True)
-        for rank, (_, pipe) in enumerate(pipes)
-    ]
-    for process, (_, pipe) in zip(processes, pipes, strict=True):
+    jobs = [(rank, ranks, store.port, pipe, variables, body, arguments) for rank, (_, pipe) in enumerate(pipes)]
+    processes = [context.Process(target=_rank, args=job, daemon=True) for job in jobs]
+    if imports:
+        processes = [context.Process(target=_fork, args=(imports, jobs))]
+    for process in processes:
         process.start()
+    for _, pipe in pipes:
         pipe.close()  # else its end would not be seen
     try:
         return _collect([pipe for pipe, _ in pipes])
     finally:
         for process in processes:
-            process.kill()
+            process.terminate() if imports else process.kill()
             process.join()
 
 
@@ -93,6 +103,22 @@ def _server() -> ForkServerContext:
             if value is not None:
                 os.environ[name] = value
     return context
+
+
+def _fork(imports: Sequence[str], jobs: Sequence[Sequence[Any]]) -> None:
+    """Import what all ranks need, and be their parent, who ends them when it is told to end."""
+    for name in imports:
+        import_module(name)
+    gc.freeze()  # what was imported is passed over, however often ranks have garbage collected
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_rank, args=job, daemon=True) for job in jobs]
+    for process in processes:
+        process.start()
+    for *_, pipe, _, _, _ in jobs:
+        pipe.close()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    for process in processes:
+        process.join()
 
 
 def _rank(
