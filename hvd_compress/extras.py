@@ -44,6 +44,8 @@ PACKAGES = {
     "tensorboard": Package("tensorboard", "tensorboard"),
     "sklearn": Package("scikit-learn", "examples"),
     "transformers": Package("transformers", "attention"),
+    "accelerate": Package("accelerate", "accelerate"),
+    "transformers.trainer": Package("transformers", "transformers"),  # needs accelerate
 }
 """By the name under which Python imports them."""
 
@@ -63,7 +65,8 @@ def needed(package: str, user: str, otherwise: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a broken installation raises anything
-        absent = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == package
+        top = package.partition(".")[0]
+        absent = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == top
         state = "is missing" if absent else f"cannot be imported ({type(error).__name__}: {error})"
         raise _missing(package, state, user, otherwise) from error
 

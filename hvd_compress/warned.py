@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 
-_INNER = "hvd_compress", "torch", "horovod", "contextlib"
+_INNER = "hvd_compress", "torch", "horovod", "contextlib", "accelerate", "transformers"
 
 
 def warn_caller(message: str) -> None:

@@ -23,9 +23,11 @@ NEEDING = (
     "hvd_compress.front.horovod",
     "hvd_compress.attention",
     "hvd_compress.bench.attention",
+    "hvd_compress.integrations.accelerate",
+    "hvd_compress.integrations.transformers",
     *(f"hvd_compress.engines.{name}" for name in MPI_MODULES),
 )
-"""What needs Horovod, transformers or mpi4py as soon as it is imported, with all that is in it."""
+"""What needs Horovod, transformers, accelerate or mpi4py as soon as it is imported, with all that is in it."""
 MODULES = [
     ".".join(path.relative_to(FOLDER.parent).with_suffix("").parts).removesuffix(".__init__")
     for path in sorted(FOLDER.rglob("*.py"))
@@ -62,6 +64,8 @@ USES = {
     "NSGA-II": ("pymoo", "from hvd_compress.policies.flexible.tradeoff import nsga2; nsga2([])"),
     "the solver": ("pymoo", "from hvd_compress.policies.flexible.settings import Flexible; Flexible(solver='nsga2')"),
     "scalars": ("tensorboard", "from hvd_compress.events.tensorboard import TensorBoard; TensorBoard('.')"),
+    "Accelerate": ("accelerate", "import hvd_compress.integrations.accelerate"),
+    "Trainer": ("transformers.trainer", "import hvd_compress.integrations.transformers"),
     "clustered attention": ("transformers", "import hvd_compress.attention"),
     "chai analyse": (
         "transformers",

@@ -184,13 +184,14 @@ ALLOWED = {
 }
 """What the modules of a room may import of this package."""
 
-FRONT = {"__init__", "cli", "compression", "ddp", "front", "fsdp", "torch"}
+FRONT = {"__init__", "cli", "compression", "ddp", "front", "fsdp", "integrations", "torch"}
 """Front ends, and what users call: they see everything."""
 
 FRAMEWORKS = {
     "horovod": {"torch.py", "front/horovod", "engines/horovod.py", "engines/select.py", "cli"},
     "mpi4py": {"engines", "cli"},
-    "transformers": {"attention/transformers_api.py"},
+    "transformers": {"attention/transformers_api.py", "integrations/transformers.py"},
+    "accelerate": {"integrations/accelerate.py"},
 }
 """Adapters: the only places that know these packages."""
 
@@ -295,7 +296,7 @@ def test_no_policy_is_told_by_its_class() -> None:
 
 def test_what_lies_below_a_front_end_knows_no_modules() -> None:
     """Nor optimizers: a session takes tensors."""
-    for path in modules("front/", "torch.py", "ddp.py", "optim/", "embedding/", "attention/"):
+    for path in modules("front/", "torch.py", "ddp.py", "optim/", "embedding/", "attention/", "integrations/"):
         text = path.read_text()
         assert "torch.nn" not in text, path
         assert "torch.optim" not in text.replace("neither Horovod nor torch.optim", ""), path
