@@ -25,8 +25,7 @@ BySize undominated(const Problem& problem, const std::vector<Option>& among) {
 // A strategy, its F, and the timeline by which both change.
 class Search {
   public:
-    Search(const Problem& problem, Strategy strategy)
-        : problem_(problem), timeline_(problem), found_{std::move(strategy), 0, 1, true} {
+    Search(const Problem& problem, Strategy strategy) : timeline_(problem), found_{std::move(strategy), 0, 1, true} {
         problem.check(found_.strategy);
         timeline_.begin(found_.strategy);
         found_.end = timeline_.run();
@@ -81,7 +80,6 @@ class Search {
     }
 
   private:
-    const Problem& problem_;
     Timeline timeline_;
     Found found_;
     std::vector<std::pair<Nanoseconds, Option>> open_;
