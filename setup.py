@@ -1,5 +1,9 @@
-"""Build the native extension and the relay with CMake, and the CUDA kernels where there is nvcc; all else is in
-pyproject.toml."""
+"""Build the native extension with CMake, the relay on Linux, and the CUDA kernels where there is nvcc; all else is in
+pyproject.toml.
+
+HVD_COMPRESS_RELAY=0 leaves the relay of the network lab out. With CMAKE_TOOLCHAIN_FILE, which CMake reads by itself,
+another compiler builds, in a folder of its own.
+"""
 
 import os
 import shutil
@@ -14,6 +18,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 RELAY = Path("netlab", "netlab_relay")
 """The program of the network lab, in the package."""
+WITH_RELAY = sys.platform == "linux" and os.environ.get("HVD_COMPRESS_RELAY") != "0"
 sys.path.insert(0, str(ROOT / "tools"))
 
 import build_cuda  # noqa: E402  (lies in tools)
@@ -23,7 +28,8 @@ class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         # One folder for each Python, and the same one for every kind of install, so that rebuilding is incremental.
-        build = ROOT / "build" / f"native-{sys.implementation.cache_tag}"
+        toolchain = os.environ.get("CMAKE_TOOLCHAIN_FILE", "")
+        build = ROOT / "build" / f"{Path(toolchain).stem or 'native'}-{sys.implementation.cache_tag}"
         werror = os.environ.get("HVD_COMPRESS_WERROR", "OFF")
         # pip's isolated build environments come and go: whatever lies in one is named, so CMake remembers none.
         configure = [
@@ -32,12 +38,16 @@ class CMakeBuild(build_ext):
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             f"-DHVD_COMPRESS_WERROR={werror}",
             f"-DHVD_COMPRESS_MODULE_NAME={target.name}",
+            f"-DHVD_COMPRESS_RELAY={'ON' if WITH_RELAY else 'OFF'}",
         ]
         self._run("cmake", "--log-level=WARNING", "-S", ROOT, "-B", build, "-G", "Ninja", *configure, quiet=True)
         self._run("cmake", "--build", build, "--", "--quiet")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(build / ext.name.rpartition(".")[2] / target.name, target)
-        _replace(build / RELAY.name, target.parent / RELAY)
+        if WITH_RELAY:
+            _replace(build / RELAY.name, target.parent / RELAY)
+        else:
+            (target.parent / RELAY).unlink(missing_ok=True)  # of an earlier build
         try:
             build_cuda.build(target.parent / build_cuda.LIBRARY)
         except build_cuda.BuildError as error:
@@ -46,13 +56,12 @@ class CMakeBuild(build_ext):
     def copy_extensions_to_source(self) -> None:
         """For `build_ext --inplace`, which otherwise knows of nothing but extensions."""
         super().copy_extensions_to_source()
-        _replace(Path(self.build_lib, "hvd_compress", RELAY), ROOT / "hvd_compress" / RELAY)
-        built = Path(self.build_lib, "hvd_compress", build_cuda.LIBRARY)
-        here = ROOT / "hvd_compress" / build_cuda.LIBRARY
-        if built.exists():
-            shutil.copy2(built, here)
-        else:
-            here.unlink(missing_ok=True)
+        for optional in (RELAY, Path(build_cuda.LIBRARY)):
+            built, here = Path(self.build_lib, "hvd_compress", optional), ROOT / "hvd_compress" / optional
+            if built.exists():
+                _replace(built, here)
+            else:
+                here.unlink(missing_ok=True)
 
     def _run(self, *command: object, quiet: bool = False) -> None:
         """Without this, a failing compiler would end in a traceback of setuptools below its own messages."""

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <unistd.h>
 
 #include "hvd_compress/types.hpp"
 
@@ -9,15 +10,21 @@ namespace hvd_compress::bindings {
 
 using Address = std::uintptr_t;
 
-// Gives the GIL to other threads. A daemon thread that wants it back while the interpreter ends is ended itself, by an
-// unwinding of its stack that starts in this destructor: so it may throw, unlike that of pybind11::gil_scoped_release,
-// which would end the whole process with SIGABRT.
+// Gives the GIL to other threads. A daemon thread that wants it back while the interpreter ends is ended by Python
+// before 3.14, by an unwinding of its stack that nothing may catch; that of pybind11::gil_scoped_release ends the whole
+// process with SIGABRT. Here it stops and sleeps until the process ends, as all threads do from Python 3.14 on.
 class ReleasedGil {
   public:
     ReleasedGil() : state_(PyEval_SaveThread()) {}
     ReleasedGil(const ReleasedGil&) = delete;
     ReleasedGil& operator=(const ReleasedGil&) = delete;
-    ~ReleasedGil() noexcept(false) { PyEval_RestoreThread(state_); }
+    ~ReleasedGil() {
+        try {
+            PyEval_RestoreThread(state_);
+        } catch (...) {
+            for (;;) ::pause();
+        }
+    }
 
   private:
     PyThreadState* state_;

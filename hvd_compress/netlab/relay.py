@@ -47,7 +47,7 @@ class Relay:
     """Hosts 1 to `hosts` and the head, connected. Raises UnsupportedError where this process may not make them."""
 
     def __init__(self, name: str | None, hosts: int, link: Link, trouble: Trouble, linux_tcp: bool = False) -> None:
-        _check_rights()
+        _check_machine()
         others = places.running()  # and what dead ones have left is gone
         self.name = name or f"lab{os.getpid()}-{next(_counter)}"
         if self.name in others:
@@ -144,11 +144,16 @@ class Relay:
                 raise UnsupportedError(f"the network of host {port} cannot be set up: {output.strip()}")
 
 
-def _check_rights() -> None:
+def _check_machine() -> None:
+    if sys.platform != "linux":
+        raise UnsupportedError("the network lab runs on Linux alone: its hosts are network namespaces with TAP devices")
+    if not PROGRAM.exists():
+        raise UnsupportedError(
+            f"{PROGRAM} is missing, the relay of the network lab: hvd_compress was built without it; install it again, "
+            "without HVD_COMPRESS_RELAY=0, or run `make native` in a checkout"
+        )
     if os.geteuid() != 0:
         raise UnsupportedError("the network lab makes network namespaces and TAP devices: run it as root")
-    if not PROGRAM.exists():
-        raise UnsupportedError(f"{PROGRAM} is missing: install hvd_compress again, or run `make native`")
     if shutil.which("ip") is None:
         raise UnsupportedError("the network lab needs the command ip: install iproute2")
     try:

@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from hvd_compress.cli.main import main
-from hvd_compress.netlab import places, relay
+from hvd_compress.errors import UnsupportedError
+from hvd_compress.netlab import Lab, places, relay
 
 LINE = ["--latency", "1ms", "--bandwidth", "1gbit"]
 
@@ -58,9 +59,19 @@ def test_without_rights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_the_relay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    """Told before rights are: root would not help."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(relay, "PROGRAM", tmp_path / "netlab_relay")
-    assert "netlab_relay is missing" in refused("run", *LINE, "--", "true")
+    told = refused("run", *LINE, "--", "true")
+    for words in ("netlab_relay is missing", "built without it", "HVD_COMPRESS_RELAY=0"):
+        assert words in told
+    with pytest.raises(UnsupportedError, match="the relay of the network lab"):
+        Lab(2, "1ms", "1mbit")
+
+
+def test_on_another_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert "runs on Linux alone" in refused("run", *LINE, "--", "true")
 
 
 def test_what_a_dead_lab_left_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
