@@ -1,38 +1,50 @@
-"""`hvd-compress doctor`: what is installed here, and can training run?"""
+"""`hvd-compress doctor`: what is installed here, which front ends work, and what mends the others?"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 import click
 
-from hvd_compress.cli import findings, probes
+from hvd_compress.cli import findings, front_ends, probes
 from hvd_compress.cli.findings import Finding
+from hvd_compress.cli.front_ends import FrontEnd
+from hvd_compress.cli.probes import Result
 
 
-@click.command("doctor", help="List what is installed, and say whether training can run.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.command("doctor", help="List what is installed, which front ends work, and what mends the others.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def command(as_json: bool) -> None:
-    found = examine()
+    results = probe()
+    found, ends = examine(results), front_ends.found(results)
     obstacles = [finding.name for finding in found if finding.required and finding.state == "missing"]
+    runs = not obstacles and any(end.works for end in ends)
     if as_json:
-        rows = [asdict(finding) for finding in found]
-        click.echo(json.dumps({"training_can_run": not obstacles, "findings": rows}, indent=2))
+        report = {
+            "training_can_run": runs,
+            "findings": [asdict(finding) for finding in found],
+            "front_ends": [asdict(end) for end in ends],
+        }
+        click.echo(json.dumps(report, indent=2))
     else:
-        _print_table(found)
-        click.echo(_verdict(found, obstacles))
-    sys.exit(1 if obstacles else 0)
+        _print_findings(found)
+        _print_front_ends(ends)
+        click.echo(_verdict(found, ends, obstacles))
+    sys.exit(0 if runs else 1)
 
 
-def examine() -> list[Finding]:
-    """Look at everything. The probes are processes of their own, and run side by side as far as there are cores."""
+def probe() -> dict[str, Result]:
+    """Try everything. The probes are processes of their own, and run side by side as far as there are cores."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = dict(zip(probes.PROBES, pool.map(probes.run, probes.PROBES), strict=True))
+        return dict(zip(probes.PROBES, pool.map(probes.run, probes.PROBES), strict=True))
+
+
+def examine(results: Mapping[str, Result]) -> list[Finding]:
     return [
         findings.python(),
         findings.torch(results["torch"]),
@@ -50,27 +62,40 @@ def examine() -> list[Finding]:
     ]
 
 
-def _verdict(found: Sequence[Finding], obstacles: Sequence[str]) -> str:
+def _verdict(found: Sequence[Finding], ends: Sequence[FrontEnd], obstacles: Sequence[str]) -> str:
     if obstacles:
         return f"Training cannot run without: {', '.join(obstacles)}."
+    if not any(end.works for end in ends):
+        return "Training cannot run: no front end works."
     if any(finding.name == "Horovod" and finding.state != "ok" for finding in found):
         return "Training can run over torch.distributed, but not by hvd_compress.torch, which needs Horovod."
     return "Training can run."
 
 
-def _print_table(found: Sequence[Finding]) -> None:
+def _print_findings(found: Sequence[Finding]) -> None:
+    rows = [(finding.name, finding.state, finding.detail, finding.hint) for finding in found]
+    _print_table(("part", "state", "what was found, and what to do"), rows)
+
+
+def _print_front_ends(ends: Sequence[FrontEnd]) -> None:
+    rows = [(end.name, "works" if end.works else "no", end.detail, end.remedy) for end in ends]
+    _print_table(("front end", "", "what was tried, and what mends it"), rows)
+
+
+def _print_table(columns: tuple[str, str, str], rows: Sequence[tuple[str, str, str, str]]) -> None:
+    """Print rows of name, state, detail and what to do, which may be nothing."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    colours = {"ok": "green", "missing": "red", "note": "yellow"}
+    colours = {"ok": "green", "works": "green", "missing": "red", "no": "yellow", "note": "yellow"}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("part", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("what was found, and what to do", overflow="fold")
-    for finding in found:
-        words = f"{finding.detail}\n-> {finding.hint}" if finding.hint else finding.detail
+    table.add_column(columns[0], no_wrap=True)
+    table.add_column(columns[1], no_wrap=True)
+    table.add_column(columns[2], overflow="fold")
+    for name, state, detail, hint in rows:
+        words = f"{detail}\n-> {hint}" if hint else detail
         # Text, as paths and error messages may contain what rich takes for markup.
-        table.add_row(Text(finding.name), Text(finding.state, colours[finding.state]), Text(words))
+        table.add_row(Text(name), Text(state, colours[state]), Text(words))
     Console().print(table)

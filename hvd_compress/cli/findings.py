@@ -35,9 +35,9 @@ class Finding:
 
 def python(version: tuple[int, int] = sys.version_info[:2]) -> Finding:
     detail = f"{platform.python_version()} at {sys.executable}"
-    if (3, 10) <= version <= (3, 13):
+    if (3, 10) <= version <= (3, 14):
         return Finding("Python", "ok", detail, required=True)
-    return Finding("Python", "missing", detail, "use Python 3.10, 3.11, 3.12 or 3.13", required=True)
+    return Finding("Python", "missing", detail, "use Python 3.10, 3.11, 3.12, 3.13 or 3.14", required=True)
 
 
 def torch(found: Result) -> Finding:
@@ -45,10 +45,14 @@ def torch(found: Result) -> Finding:
     if found.error:
         return Finding("torch", "missing", found.error, hint, required=True)
     version = found.values["version"]
-    if _release(version) < _release(OLDEST_TORCH):
+    if is_too_old(version):
         hint += "; then build Horovod again, which must fit the torch that is there"
         return Finding("torch", "missing", f"{version} is too old", hint, required=True)
     return Finding("torch", "ok", version, required=True)
+
+
+def is_too_old(version: str) -> bool:
+    return _release(version) < _release(OLDEST_TORCH)
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ not the doctor's.
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
+import functools
 import json
 import os
 import re
@@ -20,6 +20,8 @@ import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from hvd_compress.cli import trials
 
 TIMEOUT_S = 60.0
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
@@ -44,17 +46,6 @@ def _torch() -> dict[str, Any]:
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gloo = dist.is_available() and dist.is_gloo_available()
     return {"version": torch.__version__, "cuda": torch.version.cuda, "devices": devices, "gloo": gloo}
-
-
-def _horovod() -> dict[str, Any]:
-    import horovod.torch as hvd
-
-    backends = {"MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built(), "NCCL": hvd.nccl_built(), "CUDA": hvd.cuda_built()}
-    return {
-        "version": importlib.metadata.version("horovod"),
-        "built": [name for name, built in backends.items() if built],
-        "not_built": [name for name, built in backends.items() if not built],
-    }
 
 
 def _mpi() -> dict[str, Any]:
@@ -136,9 +127,16 @@ def _tun_opens() -> bool:
     return True
 
 
+LIBRARIES = ("lightning", "accelerate", "transformers")
+"""Each has a module of its name in hvd_compress.integrations."""
+
 PROBES: dict[str, Callable[[], dict[str, Any]]] = {
     "torch": _torch,
-    "horovod": _horovod,
+    "horovod": trials.horovod,
+    "ddp": trials.ddp,
+    "fsdp": trials.fsdp,
+    "nccl": trials.nccl,
+    **{name: functools.partial(trials.library, name, f"hvd_compress.integrations.{name}") for name in LIBRARIES},
     "mpi": _mpi,
     "slots": _slots,
     "localhost": _localhost,

