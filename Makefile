@@ -16,7 +16,7 @@ LAUNCH_TIMEOUT_S ?= 600
 # Seconds that `make fuzz` looks.
 FUZZ_S ?= 300
 
-export TORCH_REQUIREMENT MPIRUN_FLAGS LAUNCH_TIMEOUT_S FUZZ_S
+export TORCH_REQUIREMENT MPIRUN_FLAGS LAUNCH_TIMEOUT_S FUZZ_S PYTHONS WHEEL_TORCH WHEEL_COMPILER
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Containers and CI run as root, which Open MPI refuses without both.
 export OMPI_ALLOW_RUN_AS_ROOT := 1
@@ -45,10 +45,12 @@ help: ## print this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r name text; do \
 	    printf '%-20s %s\n' "$$name" "$$text"; done
 	@echo "Variables:"
-	@echo "  PYTHON             the Python 3.10-3.13 to use (now: $${PYTHON:-the first one found})"
+	@echo "  PYTHON             the Python 3.10-3.14 to use (now: $${PYTHON:-the first one found})"
 	@echo "  TORCH_REQUIREMENT  which torch pip installs (now: $(TORCH_REQUIREMENT)); smaller:"
 	@echo "                     make demo TORCH_REQUIREMENT=torch==2.15.0+cpu \\"
 	@echo "                     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
+	@echo "  PYTHONS            what wheels are built for, such as \"3.10 3.12\" (unless given: .venv's Python)"
+	@echo "  WHEEL_TORCH        what wheels are tried with, such as \"torch==2.4.1 torch==2.15.0\" (unless given: the above)"
 	@echo "  LAUNCH_TIMEOUT_S   seconds that one parallel launch of the tests may take (now: $(LAUNCH_TIMEOUT_S))"
 	@echo "  FUZZ_S             seconds that the fuzzer looks for payloads (now: $(FUZZ_S))"
 
@@ -108,7 +110,7 @@ setup: ## create .venv and install everything into it, where that is not done ye
 native: setup ## rebuild the native extension where csrc changed
 	@exec $(TREE) python setup.py --quiet build_ext --inplace
 
-wheel: setup ## build a wheel into dist/, and try it in an environment of its own with torch alone (5.3 GB in build/)
+wheel: setup ## build a wheel into dist/ for each of PYTHONS, and try it in an environment with torch alone (6 GB in build/)
 	@exec python tools/build_wheel.py
 
 docs: setup ## build the site into build/site: all pages, and the reference from docstrings

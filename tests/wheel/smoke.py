@@ -49,10 +49,13 @@ def imports() -> None:
 
 
 def kernels() -> None:
-    """Top-k and signs there and back, with the native kernels."""
+    """Top-k and signs there and back, with the native kernels, by the widest vectors that there are."""
+    from hvd_compress import native
     from hvd_compress.buckets.layout import Layout
     from hvd_compress.compressors import EFSign, TopK
 
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    assert (native.simd_levels()[-1] == "portable") == (not flags >= {"avx2", "f16c"}), native.simd_levels()
     layout = Layout.of(NUMEL)
     gradient = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1))
     residual, pending = torch.zeros(NUMEL), torch.empty(NUMEL)
@@ -120,7 +123,9 @@ def commands() -> None:
     assert "doctor" in command("--help")
     told = command("doctor")
     assert "Training can run over torch.distributed" in told, told
-    assert "hvd_compress[horovod]" in "".join(told.split()), told  # whatever the lines
+    words = "".join(told.split())  # whatever the lines
+    assert "hvd_compress[horovod]" in words, told
+    assert "PyTorchDDPoverglooworks" in words, told
     flags = ["--numel", "25.6M", "--ratio", "1%", "--world-size", "8", "--latency", "1ms", "--bandwidth", "5gbit"]
     assert "fastest" in command("choose", *flags)
     assert "one bucket: bias and 1 more" in command("plan", "check", "plan.json")
@@ -137,7 +142,7 @@ def missing_extras() -> None:
         except MissingPackageError as error:
             told = str(error)
         assert f"pip install 'hvd_compress[{extra}]'" in told, told
-    Path("log").write_text("")
+    Path("log").write_text('{"step": 1, "kind": "choice"}')
     assert "pip install 'hvd_compress[plot]'" in command("report", "log", code=2)
 
 
