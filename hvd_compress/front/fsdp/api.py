@@ -90,9 +90,14 @@ def compress(
             "compress() was called for this model with another compression: shard a new model to change it"
         )
     groups = groups_of(model)
-    exchange = _made(model, groups, compression, feedback, replicas)
-    for group in groups:
-        _install(exchange, group)
+    over, scatters = _over(groups, replicas)
+    request = (for_shards if scatters else for_replicas)(compression, feedback)
+    exchange = _made(model, groups, request, over, scatters)
+    if over.size() == 1:
+        warn_caller("one rank exchanges no gradients: nothing is compressed")
+    else:
+        for group in groups:
+            _install(exchange, group)
     _exchanges[model], _asked[model] = exchange, asked
     model.register_forward_pre_hook(_require_working)
     at_end(model, exchange.session.close)
@@ -145,22 +150,20 @@ def follow_loss_scale(model: torch.nn.Module, scaler: Any) -> None:
     handle_of(model).follow_loss_scale(scaler)
 
 
-def _made(
-    model: torch.nn.Module,
-    groups: list[ParamGroup],
-    compression: Request,
-    feedback: bool,
-    replicas: dist.ProcessGroup | None,
-) -> GradientExchange:
+def _over(groups: list[ParamGroup], replicas: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, bool]:
+    """Return the ranks whose exchanges are compressed, and whether these are reduce-scatters."""
     shards, native = _one_mesh(groups)
     if replicas is not None:
         _check_replicas(replicas, shards, native)
     among = replicas if replicas is not None else native
     over = among if among is not None else shards
     assert over is not None
-    request = for_shards(compression, feedback) if among is None else for_replicas(compression, feedback)
-    if over.size() == 1:
-        warn_caller("one rank exchanges no gradients: nothing is compressed")
+    return over, among is None
+
+
+def _made(
+    model: torch.nn.Module, groups: list[ParamGroup], request: Request, over: dist.ProcessGroup, scatters: bool
+) -> GradientExchange:
     settings = _settings(over)
     connect = partial(
         choose_torch_engine,
@@ -170,7 +173,7 @@ def _made(
         timeout_s=settings.timeout_s,
     )
     in_backward = partial(_is_in_backward, weakref.ref(model))
-    return GradientExchange(groups, in_backward, among is None, request, settings, connect, choose_torch_arrivals(over))
+    return GradientExchange(groups, in_backward, scatters, request, settings, connect, choose_torch_arrivals(over))
 
 
 def _is_in_backward(reference: weakref.ref[torch.nn.Module]) -> bool:

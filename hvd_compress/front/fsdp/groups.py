@@ -5,6 +5,7 @@ As of torch 2.13 and 2.15: `FSDPState._fsdp_param_groups`, and of those and of t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -34,10 +35,7 @@ class Shard:
 
     @property
     def numel(self) -> int:
-        numel = 1
-        for length in self.padded:
-            numel *= length
-        return numel
+        return math.prod(self.padded)
 
     @property
     def parameter(self) -> torch.nn.Parameter:

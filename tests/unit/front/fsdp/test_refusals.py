@@ -205,7 +205,8 @@ def test_one_rank_is_told_that_nothing_is_compressed() -> None:
 
 def alone(rank: int) -> None:
     with pytest.warns(UserWarning, match="one rank exchanges no gradients"):
-        model = compressed(mesh_of(1), C.int8())
+        model = compressed(mesh_of(1, 1), C.int8())
+    assert model is hc.compress(model, C.int8())
     loss_of(model, 0).backward()
     assert hc.last_step(model) is None
     assert hc.decisions(model) == {}

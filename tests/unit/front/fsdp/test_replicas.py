@@ -85,6 +85,8 @@ def as_plain(rank: int, mesh: Any) -> None:
     for expected, own in zip(*found, strict=True):
         torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-6)
     check_equal(dense, ACROSS)
+    for module in (dense, *dense.blocks):  # parameters need no other place between the passes than their shards
+        assert not any(group._use_post_forward_mesh for group in module._get_fsdp_state()._fsdp_param_groups)
 
 
 def with_other_dtypes(rank: int, mesh: Any) -> None:
