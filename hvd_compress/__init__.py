@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hvd_compress import torch as torch
 
 __version__ = "0.1.0"
+"""The release, which ranks compare when they meet."""
 
 __all__ = ["__version__", "metrics", "patch_horovod"]
 
