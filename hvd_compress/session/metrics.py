@@ -32,7 +32,7 @@ class StepMetrics:
         unknown = [bucket for bucket in buckets if bucket.probe.ks is None and not bucket.layout.sparse]
         for bucket in unknown:
             bucket.probe = replace(bucket.probe, ks=())
-        self._asked = frozenset(bucket.number for bucket in unknown)
+        self._asked |= {bucket.number for bucket in unknown}
 
     def observe(self, exchanges: Sequence[BucketMetrics]) -> list[BucketMetrics]:
         """Take what was measured of the buckets of a step, by number; return what the policy has asked for."""
