@@ -46,6 +46,7 @@ PACKAGES = {
     "transformers": Package("transformers", "attention"),
     "accelerate": Package("accelerate", "accelerate"),
     "transformers.trainer": Package("transformers", "transformers"),  # needs accelerate
+    "lightning": Package("lightning", "lightning"),
 }
 """By the name under which Python imports them."""
 

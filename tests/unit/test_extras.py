@@ -25,9 +25,10 @@ NEEDING = (
     "hvd_compress.bench.attention",
     "hvd_compress.integrations.accelerate",
     "hvd_compress.integrations.transformers",
+    "hvd_compress.integrations.lightning",
     *(f"hvd_compress.engines.{name}" for name in MPI_MODULES),
 )
-"""What needs Horovod, transformers, accelerate or mpi4py as soon as it is imported, with all that is in it."""
+"""What needs Horovod, mpi4py, transformers, accelerate or Lightning as soon as it is imported, with all in it."""
 MODULES = [
     ".".join(path.relative_to(FOLDER.parent).with_suffix("").parts).removesuffix(".__init__")
     for path in sorted(FOLDER.rglob("*.py"))
@@ -74,6 +75,10 @@ USES = {
     "chai bench": (
         "transformers",
         "from hvd_compress.cli.chai import command; command(['bench'], standalone_mode=False)",
+    ),
+    "a callback of Lightning": (
+        "lightning",
+        "import sys; sys.modules['pytorch_lightning'] = None; import hvd_compress.integrations.lightning",
     ),
     "digits": ("sklearn", "from examples.images.data import load_digits; load_digits()"),
 }

@@ -192,6 +192,8 @@ FRAMEWORKS = {
     "mpi4py": {"engines", "cli"},
     "transformers": {"attention/transformers_api.py", "integrations/transformers.py"},
     "accelerate": {"integrations/accelerate.py"},
+    "lightning": {"integrations/lightning.py"},
+    "pytorch_lightning": {"integrations/lightning.py"},
 }
 """Adapters: the only places that know these packages."""
 

@@ -145,12 +145,22 @@ def gathered_state_dict(model: DistributedDataParallel) -> dict[str, Any]:
     """
     state = state_of(model)
     own = state.state_dict()
-    if state.hook is None:
-        return own
-    group, (rank, size) = compiled_from(model).process_group, state.place
-    parts: list[Any] | None = [None] * size if rank == 0 else None
-    dist.gather_object(own["ranks"], parts, dst=dist.get_global_rank(group, 0), group=group)
-    return own if parts is None else {**own, "ranks": {name: each for part in parts for name, each in part.items()}}
+    return own if state.hook is None else gathered(own, compiled_from(model).process_group)
+
+
+def gathered(own: Mapping[str, Any], group: Any = None) -> dict[str, Any]:
+    """Return on the first rank of a process group, by default of all ranks, what state_dict() has returned on each.
+
+    The others get their own. Collective, where torch.distributed has begun.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return dict(own)
+    first = dist.get_process_group_ranks(group)[0]
+    parts: list[Any] | None = [None] * dist.get_world_size(group) if dist.get_rank() == first else None
+    dist.gather_object(own["ranks"], parts, dst=first, group=group)
+    if parts is None:
+        return dict(own)
+    return {**own, "ranks": {name: each for part in parts for name, each in part.items()}}
 
 
 def load_gathered_state_dict(model: DistributedDataParallel, state: Mapping[str, Any]) -> None:

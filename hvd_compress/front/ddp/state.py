@@ -145,7 +145,8 @@ def known_state(model: Any) -> CompressionState | None:
 
 
 def compiled_from(model: Any) -> Any:
-    """Return the model that was compiled, or else the model itself."""
+    """Return the model that was compiled, or set up by Lightning's Fabric, or else the model itself."""
+    model = getattr(model, "_forward_module", model)
     return getattr(model, "_orig_mod", model)
 
 

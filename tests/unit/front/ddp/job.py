@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import BaseContext, ForkServerContext
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
@@ -55,13 +55,25 @@ def end_of_ranks(
     body: Callable[..., Any], *arguments: Any, ranks: int = 3, imports: Sequence[str] = (), **variables: str
 ) -> list[Ended]:
     """Return how each rank of a job has ended. Raises AssertionError where one does not."""
-    context = _server()
     store = dist.TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
+    return started(_server(), store.port, ranks, variables, body, arguments, imports)
+
+
+def started(
+    context: BaseContext,
+    port: int,
+    ranks: int,
+    variables: Mapping[str, str],
+    body: Callable[..., Any],
+    arguments: Sequence[Any] = (),
+    imports: Sequence[str] = (),
+) -> list[Ended]:
+    """Return how each rank of a job has ended, whose store listens at a port."""
     pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
-    jobs = [(rank, ranks, store.port, pipe, variables, body, arguments) for rank, (_, pipe) in enumerate(pipes)]
-    processes = [context.Process(target=_rank, args=job, daemon=True) for job in jobs]
+    jobs = [(rank, ranks, port, pipe, variables, body, arguments) for rank, (_, pipe) in enumerate(pipes)]
+    processes = [context.Process(target=_rank, args=job, daemon=True) for job in jobs]  # type: ignore[attr-defined]
     if imports:
-        processes = [context.Process(target=_fork, args=(imports, jobs))]
+        processes = [context.Process(target=_fork, args=(imports, jobs))]  # type: ignore[attr-defined]
     for process in processes:
         process.start()
     for _, pipe in pipes:

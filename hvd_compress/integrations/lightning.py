@@ -1,0 +1,225 @@
+"""Compressed gradients in Lightning's Trainer, by a callback, and in Fabric.
+
+Trainer(strategy="ddp", callbacks=[CompressGradients(Compression.auto())])
+
+model, optimizer = fabric.setup(model, optimizer)
+compression = compress(fabric, model, Compression.auto())
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+import hvd_compress.ddp as hc
+from hvd_compress.ddp import Compression
+from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.extras import needed
+from hvd_compress.front.ddp.api import gathered, handle_of
+from hvd_compress.front.ddp.refusals import check_compression
+from hvd_compress.front.ddp.state import compiled_from, state_of
+from hvd_compress.front.handle import learning_rates_of
+from hvd_compress.request.request import Request
+
+with needed("lightning", "hvd_compress.integrations.lightning"):
+    try:
+        from lightning.pytorch import Callback
+    except ModuleNotFoundError as error:
+        if error.name != "lightning" or find_spec("pytorch_lightning") is None:
+            raise
+        from pytorch_lightning import Callback  # the same, in a package of its own
+
+__all__ = ["CompressGradients", "Compression", "compress"]
+
+_FSDP = "under FSDP2 (ModelParallelStrategy), compress with hvd_compress.fsdp"
+
+
+class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read Lightning
+    """Compresses the gradients of a Trainer whose strategy is "ddp", in each fit().
+
+    A second fit() goes on with the residuals of the first. Checkpoints of the Trainer hold those of all ranks, which
+    are gathered on rank 0, 4 bytes an element each, and fit(ckpt_path=...) goes on with them; weights-only checkpoints
+    hold none. As Lightning wants it, all ranks call save_checkpoint(). What is saved after an exception, where other
+    ranks may not come, holds the residuals of rank 0, and the others begin with zeros.
+
+    The loss scale of precision="16-mixed" is followed. Compression.accordion() is told of learning rates, and of the
+    end of each epoch. Functions of hvd_compress.ddp take `trainer.strategy.model` while fit() runs.
+
+    Works with the packages lightning and pytorch_lightning. In one process it does nothing but warn.
+
+    Args:
+        compression: what a function of `Compression` returns.
+        log: whether the Trainer's loggers get hvd_compress.metrics() on each logged step, as "compression/ratio".
+
+    Raises:
+        ConfigError: this is no compression; in fit(), the strategy is not that of DDP.
+        UnsupportedError: the compression needs the optimizer of hvd_compress.torch; in fit(), as compress() does.
+        UsageError: in fit(), the strategy has another communication hook, or the Trainer has two of this callback.
+    """
+
+    def __init__(self, compression: Request, log: bool = True) -> None:
+        check_compression(compression)
+        self.compression = compression
+        self._wants_logs = log  # not `log`, as which Lightning sets that of the module
+        self._model: Any = None  # while fit() runs
+        self._kept: Mapping[str, Any] | None = None  # for the model of the next fit()
+        self._is_alone = False  # after an exception, of which other ranks may not know
+        self._epoch_ended = self._begun_at = -1  # steps
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Refuse what cannot be compressed, before anything is wrapped."""
+        self._release()  # an earlier fit() may have failed
+        self._is_alone = False
+        if sum(isinstance(each, CompressGradients) for each in trainer.callbacks) > 1:
+            raise UsageError(
+                "the Trainer has two callbacks CompressGradients, and a model has one compression: pass one"
+            )
+        if stage == "fit" and getattr(trainer.strategy, "_ddp_comm_hook", None) is not None:
+            raise UsageError(
+                f"{type(trainer.strategy).__name__} has a ddp_comm_hook, and DDP takes one hook (on CPUs Lightning "
+                "drops it without a word): leave out ddp_comm_hook=, or the callback CompressGradients"
+            )
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Compress the model, which DDP has wrapped."""
+        model, strategy = trainer.strategy.model, type(trainer.strategy).__name__
+        if trainer.world_size > 1 and not isinstance(compiled_from(model), DistributedDataParallel):
+            raise ConfigError(
+                f"CompressGradients compresses what DDP exchanges, and {strategy} does not wrap the model in it: pass "
+                f'Trainer(strategy="ddp"); {_FSDP}'
+            )
+        hc.compress(model, self.compression)
+        self._model, self._epoch_ended = model, -1
+        if self._kept is not None:
+            hc.load_state_dict(model, self._kept)
+            self._kept = None
+        _follow(model, trainer.precision_plugin)
+        optimizers = [weakref.ref(optimizer) for optimizer in trainer.optimizers]
+        handle_of(model).session.learning_rates = lambda: [
+            rate for each in optimizers for rate in learning_rates_of(each)
+        ]
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """With manual optimization Lightning prepares DDP for each backward pass, not in the forward pass."""
+        hook = state_of(self._model).hook
+        if hook is not None and not pl_module.automatic_optimization:
+            hook.require_working()
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Have the relative error measured of a step that is logged."""
+        self._begun_at = self._step
+        if self._logs(trainer):
+            handle_of(self._model).session.look()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Hand the figures of a step that is logged to the loggers."""
+        if self._step == self._begun_at or not self._logs(trainer):
+            return  # while gradients are accumulated nothing is exchanged
+        figures = {f"compression/{name}": value for name, value in handle_of(self._model).session.metrics().items()}
+        for logger in trainer.loggers:
+            logger.log_metrics(figures, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Tell Compression.accordion(), behind the schedulers of learning rates, and before a checkpoint is written."""
+        if self._step > self._epoch_ended:  # an epoch may have no step
+            hc.end_epoch(self._model)
+            self._epoch_ended = self._step
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Callbacks that save a checkpoint now are called behind this one."""
+        self._is_alone = True
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Keep what this rank remembers, as Lightning unwraps the model."""
+        self._release()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the compression of all ranks remembers, on rank 0. Collective, but after an exception."""
+        own = self._kept if self._model is None else hc.state_dict(self._model)
+        if own is None:
+            return {}
+        return dict(own) if self._is_alone else gathered(own)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what state_dict() returned on rank 0, on every rank the same, before or after the model is wrapped."""
+        if self._model is None:
+            self._kept = state_dict
+        else:
+            hc.load_state_dict(self._model, state_dict)
+
+    @property
+    def _step(self) -> int:
+        """The last step whose gradients were exchanged; -1 before the first."""
+        report = hc.last_step(self._model)
+        return -1 if report is None else report.step
+
+    def _logs(self, trainer: Any) -> bool:
+        """Whether the step of the coming or last batch is logged, by this rank."""
+        if not (self._wants_logs and trainer.is_global_zero and trainer.loggers):
+            return False
+        return bool(trainer._logger_connector.should_update_logs)
+
+    def _release(self) -> None:
+        if self._model is not None:
+            self._kept, self._model = hc.state_dict(self._model), None
+
+
+class SavedCompression:
+    """What Fabric saves and loads of a model's compression: residuals of all ranks, in one file."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the compression of all ranks remembers, on rank 0. Collective."""
+        return hc.gathered_state_dict(self._model)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load that, on every rank the same."""
+        hc.load_gathered_state_dict(self._model, state_dict)
+
+
+def compress(fabric: Any, model: Any, compression: Request) -> SavedCompression:
+    """Send the gradients of a model that `fabric.setup()` returned compressed, from its next backward pass on.
+
+    As compress() of hvd_compress.ddp, whose functions take this model, too. The loss scale of precision="16-mixed" is
+    followed.
+
+    Args:
+        fabric: a lightning.fabric.Fabric with strategy="ddp".
+        model: what its setup() or setup_module() returned.
+        compression: what a function of `Compression` returns.
+
+    Returns:
+        What goes into the state of fabric.save() and fabric.load(), beside the model: {"model": model, "optimizer":
+        optimizer, "compression": compression}. All ranks call both, as Fabric wants it.
+
+    Raises:
+        ConfigError: the model was not set up, the strategy is not that of DDP, or this is no compression.
+        UsageError, UnsupportedError: as compress() of hvd_compress.ddp.
+    """
+    check_compression(compression)
+    if not hasattr(model, "_forward_module"):
+        raise ConfigError(
+            f"this {type(model).__name__} was not set up: model, optimizer = fabric.setup(model, optimizer), then "
+            "compress(fabric, model, ...)"
+        )
+    if fabric.world_size > 1 and not isinstance(compiled_from(model), DistributedDataParallel):
+        raise ConfigError(
+            f"compress() compresses what DDP exchanges, and {type(fabric.strategy).__name__} does not wrap the model "
+            f'in it: pass Fabric(strategy="ddp"); {_FSDP}'
+        )
+    hc.compress(model, compression)
+    _follow(model, fabric.strategy.precision)
+    return SavedCompression(model)
+
+
+def _follow(model: Any, precision: Any) -> None:
+    """Follow the loss scale of a precision plugin that has one."""
+    scaler = getattr(precision, "scaler", None)
+    if scaler is not None:
+        hc.follow_loss_scale(model, scaler)
