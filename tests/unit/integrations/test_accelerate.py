@@ -18,7 +18,7 @@ from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from tests.harness import remembered
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import batch, check_ranks_equal, flat, make_model
-from tests.unit.integrations.launched import COMPILER, launched, strictly
+from tests.unit.integrations.launched import COMPILER, launched, of_example, strictly
 
 INT4, INT8 = hc.Compression.int4(), hc.Compression.int8()
 IMPORTED = ("hvd_compress.integrations.accelerate", COMPILER)
@@ -86,6 +86,7 @@ def train_two_ranks(rank: int, folder: Path) -> None:
         learning_rates_are_followed(rank)
         files_of_models_and_hosts(rank, folder)
         refused()
+        run_example(rank, folder / "example")
 
 
 def clipped_and_accumulated_as_dense(rank: int) -> None:
@@ -197,6 +198,17 @@ def refused() -> None:
         loop.accelerator.state.distributed_type = DistributedType[kind]  # the first and the last want GPUs and TPUs
         with pytest.raises(UnsupportedError, match=remedy):
             compress(loop.accelerator, loop.model, INT4)
+
+
+def run_example(rank: int, folder: Path) -> None:
+    Loop.forget()
+    given = "--width", "16", "--compression", "int4", "--folder", str(folder)
+    printed = of_example("accelerate_lm.py", "--steps", "1", *given)
+    assert ("step 1: loss 5." in printed) == (rank == 0)
+    Loop.forget()
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}.store", 2), rank=rank, world_size=2)
+    printed = of_example("accelerate_lm.py", "--steps", "11", *given)
+    assert ("step 11: loss " in printed and "step 1:" not in printed) == (rank == 0)
 
 
 def go_on_alone(rank: int, folder: Path) -> None:

@@ -19,7 +19,7 @@ import tests.unit.attention.supported  # noqa: F401
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import check_ranks_equal, flat
-from tests.unit.integrations.launched import COMPILER, launched, strictly
+from tests.unit.integrations.launched import COMPILER, launched, of_example, strictly
 
 INT4, INT8 = hc.Compression.int4(), hc.Compression.int8()
 IMPORTED = ("hvd_compress.integrations.transformers", "transformers.models.gpt2.modeling_gpt2", COMPILER)
@@ -56,7 +56,7 @@ def gpt2(dropout: float = 0.0) -> torch.nn.Module:
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
     dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
-    return GPT2LMHeadModel(GPT2Config(**sizes, **dropouts, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM"))
+    return GPT2LMHeadModel(GPT2Config(**sizes, **dropouts, bos_token_id=0, eos_token_id=0))
 
 
 def trainer_of(folder: Path, request: Any = None, model: Any = None, callbacks: Any = (), **options: Any) -> Any:
@@ -108,6 +108,7 @@ def train_two_ranks(rank: int, folder: Path) -> None:
         resumed_as_never_interrupted(rank, folder / "kept")
         mixed_precision_and_compiled(folder / "mixed")
         refused(folder / "refused")
+        run_example(folder / "example")
     dist.barrier()
     dist.destroy_process_group()
     if rank == 0:
@@ -216,6 +217,14 @@ def refused(folder: Path) -> None:
         sharded = trainer_of(folder, INT4, Small(), callbacks=[Sharding(kind)])
         with pytest.raises(UnsupportedError, match=remedy):
             sharded.train()
+
+
+def run_example(folder: Path) -> None:
+    printed = of_example("transformers_lm.py", "--steps", "2", "--width", "16", "--folder", str(folder))
+    assert ("train_loss" in printed) == (dist.get_rank() == 0)
+    of_example("transformers_lm.py", "--steps", "3", "--width", "16", "--folder", str(folder), "--resume")
+    assert {f"checkpoint-{step}" for step in (2, 3)} == {each.name for each in folder.iterdir()}
+    assert (folder / "checkpoint-3" / FILE).exists()
 
 
 def alone(folder: Path) -> None:
