@@ -131,6 +131,7 @@ def _on_two_ranks(step: Callable[[], None]) -> None:
     """Run `step` on both ranks of a process group over gloo: this process and its child. Nothing ran in it before."""
     import torch
 
+    importlib.import_module("torch._dynamo")  # takes the most of a step, which imports it: once, for both
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         child = os.fork()
