@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 import click
@@ -20,7 +18,7 @@ from hvd_compress.cli.probes import Result
 @click.command("doctor", help="List what is installed, which front ends work, and what mends the others.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def command(as_json: bool) -> None:
-    results = probe()
+    results = probes.run_all()
     found, ends = examine(results), front_ends.found(results)
     obstacles = [finding.name for finding in found if finding.required and finding.state == "missing"]
     runs = not obstacles and any(end.works for end in ends)
@@ -36,12 +34,6 @@ def command(as_json: bool) -> None:
         _print_front_ends(ends)
         click.echo(_verdict(found, ends, obstacles))
     sys.exit(0 if runs else 1)
-
-
-def probe() -> dict[str, Result]:
-    """Try everything. The probes are processes of their own, and run side by side as far as there are cores."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(probes.PROBES, pool.map(probes.run, probes.PROBES), strict=True))
 
 
 def examine(results: Mapping[str, Result]) -> list[Finding]:

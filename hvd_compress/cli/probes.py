@@ -1,13 +1,15 @@
 """What the doctor tries out, each probe in a process of its own with a time limit.
 
 Importing torch, starting MPI or entering a namespace can crash, hang, or change the process that does it; here it is
-not the doctor's.
+not the doctor's. Importing torch takes the most of most probes: they are forked from a few processes that have.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import importlib
 import json
 import os
 import re
@@ -17,9 +19,13 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any, NoReturn
 
 from hvd_compress.cli import trials
 
@@ -146,6 +152,8 @@ PROBES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+WITHOUT_TORCH = ("mpi", "slots", "localhost", "namespaces")
+
 _PROGRAM = """\
 import sys
 _, name, *sys.path = sys.argv
@@ -154,6 +162,23 @@ from hvd_compress.cli import probes
 print(json.dumps(probes.PROBES[name]()))
 """
 
+_FORKING = """\
+import sys
+_, names, *sys.path = sys.argv
+from hvd_compress.cli import probes
+probes.fork_each(names.split(","))
+"""
+
+
+def run_all() -> dict[str, Result]:
+    """Run all probes, side by side as far as there are cores."""
+    cores = os.cpu_count() or 1
+    forked = [name for name in PROBES if name not in WITHOUT_TORCH]
+    with ThreadPoolExecutor(cores) as pool:
+        shares = pool.map(_run_forked, filter(None, (forked[core::cores] for core in range(cores))))
+        alone = dict(zip(WITHOUT_TORCH, pool.map(run, WITHOUT_TORCH), strict=True))
+        return alone | {name: result for share in shares for name, result in share.items()}
+
 
 def run(name: str, timeout_s: float = TIMEOUT_S) -> Result:
     """Run the probe `name` in a process of its own.
@@ -161,21 +186,89 @@ def run(name: str, timeout_s: float = TIMEOUT_S) -> Result:
     It imports from where this process does: else sources in the current folder would be examined in the place of the
     package that is installed.
     """
-    command = [sys.executable, "-c", _PROGRAM, name, *sys.path]
+    return _result(*_ended(_PROGRAM, name, timeout_s), timeout_s)
+
+
+def _run_forked(names: Sequence[str]) -> dict[str, Result]:
+    """Run probes one behind the other, forked from one process, which has imported torch."""
+    code, output, complaints = _ended(_FORKING, ",".join(names), TIMEOUT_S * (1 + len(names)))
+    told = {name: Result(**found) for name, found in map(json.loads, output.splitlines())}
+    if told.keys() >= set(names):
+        return told
+    ended = _result(code, output, complaints, TIMEOUT_S)  # torch crashed or hung while it was imported
+    return {name: told.get(name, ended) for name in names}
+
+
+def fork_each(names: Sequence[str]) -> None:
+    """For the process that has torch: run each probe in a child, and print a line of JSON with what it found."""
+    for module in ("torch", "torch._dynamo"):  # the latter is imported by optimizers and DDP
+        with contextlib.suppress(Exception):  # who needs it says so
+            importlib.import_module(module)
+    for name in names:
+        print(json.dumps([name, asdict(_forked(name))]), flush=True)
+
+
+def _forked(name: str) -> Result:
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as complaints:
+        child = os.fork()
+        if child == 0:
+            _be_a_probe(name, output.fileno(), complaints.fileno())
+        code = _wait(child)
+        for file in (output, complaints):
+            file.seek(0)
+        return _result(code, output.read(), complaints.read(), TIMEOUT_S)
+
+
+def _be_a_probe(name: str, output: int, complaints: int) -> NoReturn:
+    os.setsid()  # with all that it starts, it can be ended
+    os.dup2(output, sys.stdout.fileno())
+    os.dup2(complaints, sys.stderr.fileno())
+    code = 1
+    try:
+        print(json.dumps(PROBES[name]()), flush=True)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _wait(child: int) -> int | None:
+    """Return the exit code, negative for a signal, or nothing where its time was over and it was killed."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return None
+        time.sleep(0.01)
+
+
+def _ended(program: str, argument: str, timeout_s: float) -> tuple[int | None, str, str]:
+    """Run a program of ours; return its exit code, or nothing where its time was over, and what it printed."""
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
+        [sys.executable, "-c", program, argument, *sys.path],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:
         output, complaints = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # with helpers that MPI may have started
-        process.communicate()
+        output, complaints = process.communicate()
+        return None, output, complaints
+    return process.returncode, output, complaints
+
+
+def _result(code: int | None, output: str, complaints: str, timeout_s: float) -> Result:
+    if code is None:
         return Result(error=f"no answer within {timeout_s:.0f} s")
-    if process.returncode < 0:
-        return Result(error=f"crashed with {signal.Signals(-process.returncode).name}")
-    if process.returncode > 0:
+    if code < 0:
+        return Result(error=f"crashed with {signal.Signals(-code).name}")
+    if code > 0:
         lines = complaints.strip().splitlines()
-        return Result(error=lines[-1] if lines else f"exit code {process.returncode}")
+        return Result(error=lines[-1] if lines else f"exit code {code}")
     # The last line: libraries may print above it.
     return Result(values=json.loads(output.splitlines()[-1]))

@@ -32,7 +32,7 @@ NO_MPI4PY = Result(error="ModuleNotFoundError: No module named 'mpi4py'")
 
 
 def _doctor(monkeypatch: pytest.MonkeyPatch, *arguments: str, **changed: Result) -> tuple[int, str]:
-    monkeypatch.setattr(probes, "run", (HEALTHY | changed).__getitem__)
+    monkeypatch.setattr(probes, "run_all", lambda: HEALTHY | changed)
     result = CliRunner().invoke(doctor.command, arguments)
     return result.exit_code, result.output
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -18,13 +19,17 @@ LIMIT_S = 600.0
 
 
 def _run_instead(monkeypatch: pytest.MonkeyPatch, program: str, timeout_s: float = LIMIT_S) -> probes.Result:
+    _patch_popen(monkeypatch, program)
+    return probes.run("torch", timeout_s)
+
+
+def _patch_popen(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     original = subprocess.Popen
 
     def popen(_: object, **options: object) -> subprocess.Popen[str]:
         return original([sys.executable, "-c", program], **options)  # type: ignore[call-overload, no-any-return]
 
     monkeypatch.setattr(probes.subprocess, "Popen", popen)
-    return probes.run("torch", timeout_s)
 
 
 def test_values_are_the_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +52,59 @@ def test_a_hang_ends_with_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
     result = _run_instead(monkeypatch, program, timeout_s=0.5)
     assert "no answer" in result.error
+
+
+FORKED = """
+import os, signal, subprocess, sys, time
+sys.modules["torch"] = None  # not needed
+from hvd_compress.cli import probes
+
+def hang():
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(600)"])
+
+def noisy():
+    os.system("echo a library says hello")
+    return {"version": "1"}
+
+probes.TIMEOUT_S = 2.0
+probes.PROBES.update(
+    hangs=hang,
+    crashes=lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    fails=lambda: 1 // 0,
+    noisy=noisy,
+)
+probes.fork_each(["crashes", "fails", "noisy", "hangs"])
+"""
+
+
+def test_forked_probes_crash_fail_and_hang_by_themselves() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True, timeout=LIMIT_S)
+    told = dict(map(json.loads, done.stdout.splitlines()))
+    assert told == {
+        "crashes": {"values": {}, "error": "crashed with SIGSEGV"},
+        "fails": {"values": {}, "error": "ZeroDivisionError: integer division or modulo by zero"},
+        "noisy": {"values": {"version": "1"}, "error": ""},
+        "hangs": {"values": {}, "error": "no answer within 2 s"},
+    }
+
+
+def test_a_process_that_crashes_before_it_forks_is_named_for_all_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where torch is imported."""
+    line = json.dumps(["first", {"values": {"x": 1}, "error": ""}])
+    program = f"import os, signal; print({line!r}, flush=True); os.kill(os.getpid(), signal.SIGSEGV)"
+    _patch_popen(monkeypatch, program)
+    crashed = probes.Result(error="crashed with SIGSEGV")
+    assert probes._run_forked(["first", "second"]) == {"first": probes.Result({"x": 1}), "second": crashed}
+
+
+@pytest.mark.parametrize("cores", [1, 3, 100])
+def test_every_probe_is_run_once(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr(probes, "_run_forked", lambda names: ran.extend(names) or dict.fromkeys(names, probes.Result()))
+    monkeypatch.setattr(probes, "run", lambda name: ran.append(name) or probes.Result())
+    assert probes.run_all().keys() == probes.PROBES.keys()
+    assert sorted(ran) == sorted(probes.PROBES)
 
 
 def test_native_probe_computes() -> None:
