@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 
 import torch.distributed as dist
@@ -16,15 +16,17 @@ LIMIT_S = 600.0
 """Only what hangs takes so long."""
 
 
-def run_jobs(module: str, bodies: Sequence[str], ranks: int = 2) -> dict[str, list[Ended]]:
+def run_jobs(module: str, bodies: Mapping[str, int]) -> dict[str, list[Ended]]:
     """Return how each rank of each job has ended, by its body: a function of a module that imports the library.
+
+    `bodies`: how many ranks call each.
 
     The module is imported once, in a process of its own; each rank calls body(rank).
     """
-    stores = [dist.TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False) for _ in bodies]
+    stores = [dist.TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False) for ranks in bodies.values()]
     receiver, sender = multiprocessing.Pipe(duplex=False)
-    jobs = [(store.port, body) for store, body in zip(stores, bodies, strict=True)]
-    process = _server().Process(target=_run, args=(sender, module, jobs, ranks))
+    jobs = [(store.port, *body) for store, body in zip(stores, bodies.items(), strict=True)]
+    process = _server().Process(target=_run, args=(sender, module, jobs))
     process.start()
     sender.close()
     try:
@@ -35,7 +37,8 @@ def run_jobs(module: str, bodies: Sequence[str], ranks: int = 2) -> dict[str, li
         process.join()
 
 
-def _run(pipe: Connection, name: str, jobs: Sequence[tuple[int, str]], ranks: int) -> None:
+def _run(pipe: Connection, name: str, jobs: Sequence[tuple[int, str, int]]) -> None:
     module = importlib.import_module(name)
     context = multiprocessing.get_context("fork")  # this process has one thread
-    pipe.send_bytes(pickle.dumps([started(context, port, ranks, {}, getattr(module, body)) for port, body in jobs]))
+    ended = [started(context, port, ranks, {}, getattr(module, body)) for port, body, ranks in jobs]
+    pipe.send_bytes(pickle.dumps(ended))

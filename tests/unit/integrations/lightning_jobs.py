@@ -49,7 +49,7 @@ def ranks_of_lightning(body: Callable[[int, Path], None]) -> Callable[[int], Non
 
     @wraps(body)
     def run(rank: int) -> None:
-        os.environ.update(LOCAL_RANK=str(rank), RANK=str(rank), WORLD_SIZE="2")
+        os.environ.update(LOCAL_RANK=str(rank), RANK=str(rank), WORLD_SIZE=str(dist.get_world_size()))
         warnings.simplefilter("error")
         # said where a machine has cores to spare for loaders, which these tests do not want
         warnings.filterwarnings("ignore", "The 'train_dataloader' does not have many workers")
@@ -259,7 +259,7 @@ class ByHand(Net):
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         images, labels = batch
-        for network, optimizer in zip((self.net, self.other), self.optimizers(), strict=True):
+        for network, optimizer in zip((self.other, self.net), self.optimizers(), strict=True):
             self.toggle_optimizer(optimizer)
             loss = functional.cross_entropy(network(images), labels)
             optimizer.zero_grad()
@@ -268,7 +268,7 @@ class ByHand(Net):
             self.untoggle_optimizer(optimizer)
 
     def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(each.parameters(), lr=0.1) for each in (self.net, self.other)]
+        return [torch.optim.SGD(each.parameters(), lr=0.1) for each in (self.other, self.net)]
 
 
 @ranks_of_lightning
@@ -447,3 +447,17 @@ def the_example(rank: int, folder: Path) -> None:
     sys.path.insert(0, str(EXAMPLE.parent))
     os.chdir(folder)
     runpy.run_path(str(EXAMPLE), run_name="__main__")
+
+
+@ranks_of_lightning
+def in_one_process(rank: int, folder: Path) -> None:
+    """Nothing is compressed, which is said once, and all else goes on."""
+    module, callback = Net(momentum=0), CompressGradients(Compression.accordion(INT8, INT4))
+    options = {"strategy": "auto", "devices": 1, "logger": CSVLogger(folder), "log_every_n_steps": 4}
+    trainer = trainer_of(callback, **options)
+    with pytest.warns(UserWarning, match="there is one process, so no gradients are exchanged"):
+        trainer.fit(module, batches())
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(module, batches())
+    trainer.save_checkpoint(folder / "saved")
+    assert len(module.losses) == 48

@@ -6,18 +6,19 @@ import pytest
 
 from tests.unit.integrations.job import run_jobs
 
-JOBS = (
-    "trains",
-    "resumes",
-    "fits_again",
-    "fails",
-    "by_hand",
-    "follows",
-    "refuses",
-    "with_fabric",
-    "in_pytorch_lightning",
-    "the_example",
-)
+JOBS = {
+    "trains": 2,
+    "resumes": 2,
+    "fits_again": 2,
+    "fails": 2,
+    "by_hand": 2,
+    "follows": 2,
+    "refuses": 2,
+    "with_fabric": 2,
+    "in_pytorch_lightning": 2,
+    "the_example": 2,
+    "in_one_process": 1,
+}
 
 
 def test_two_ranks(subtests: pytest.Subtests) -> None:
