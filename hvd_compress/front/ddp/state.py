@@ -213,6 +213,7 @@ class _BeforeForward:
 @eagerly
 def require_working(model: Any, _: Any) -> None:
     """After a failure DDP itself would say that an assertion within torch failed, and of the rest nothing."""
+    model = compiled_from(model)  # Accelerate calls a copy of the wrapper, where it compiles blocks alone
     hook = _states[model].hook if model in _states else None
     if hook is None or not torch.is_grad_enabled():
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,26 @@ INT4, INT8 = hc.Compression.int4(), hc.Compression.int8()
 IMPORTED = ("hvd_compress.integrations.accelerate", COMPILER)
 
 
+class Blocks(torch.nn.Module):
+    """Equal blocks, which Accelerate compiles each by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(13, 13) for _ in range(2))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            images = torch.tanh(block(images))
+        return images
+
+
 class Loop:
     """What a user of Accelerate writes: a step is two batches, and gradients are clipped."""
 
-    def __init__(self, request: Any = None, seed: int = 0, scaler: Any = None, **options: Any) -> None:
+    def __init__(
+        self, request: Any = None, seed: int = 0, scaler: Any = None, model: Any = None, **options: Any
+    ) -> None:
         from accelerate import Accelerator
 
         from hvd_compress.integrations.accelerate import compress
@@ -35,7 +52,7 @@ class Loop:
         self.forget()
         self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, **options)
         self.accelerator.scaler = scaler
-        self.prepare(make_model(seed))
+        self.prepare(model or make_model(seed))
         self.accelerator.native_amp |= scaler is not None  # on CPUs Accelerate makes no scaler, and heeds none
         if request is not None:
             assert compress(self.accelerator, self.model, request) is self.model
@@ -115,6 +132,8 @@ def resumed_as_never_interrupted(rank: int, folder: Path) -> None:
 
 
 def mixed_precision_and_compiled(rank: int) -> None:
+    from accelerate.utils import TorchDynamoPlugin
+
     expected = Loop(INT4).run(rank, range(6))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
     scaled = Loop(INT4, scaler=scaler, mixed_precision="fp16")
@@ -126,6 +145,11 @@ def mixed_precision_and_compiled(rank: int) -> None:
     compiled = Loop(INT4, dynamo_backend="eager")
     assert isinstance(compiled.model, torch._dynamo.OptimizedModule)
     assert torch.equal(compiled.run(rank, range(6)), expected)
+    expected = Loop(INT4, model=Blocks()).run(rank, range(6))
+    regions = Loop(INT4, model=Blocks(), dynamo_plugin=TorchDynamoPlugin("eager", use_regional_compilation=True))
+    with warnings.catch_warnings():  # dynamo looks at the gradient of what a block is given, which is no leaf
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+        assert torch.equal(regions.run(rank, range(6)), expected)
 
 
 def learning_rates_are_followed(rank: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -99,7 +100,9 @@ def parameters_after(trainer: Any, **options: Any) -> torch.Tensor:
 
 def test_two_ranks() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        run_ranks(train_two_ranks, Path(folder), ranks=2, imports=IMPORTED, HF_HUB_OFFLINE="1")
+        run_ranks(
+            train_two_ranks, Path(folder), ranks=2, imports=IMPORTED, HF_HUB_OFFLINE="1", HVD_COMPRESS_CHECK_EVERY="3"
+        )
 
 
 def train_two_ranks(rank: int, folder: Path) -> None:
@@ -107,6 +110,7 @@ def train_two_ranks(rank: int, folder: Path) -> None:
         clipped_and_accumulated_as_dense(folder / "dense")
         resumed_as_never_interrupted(rank, folder / "kept")
         mixed_precision_and_compiled(folder / "mixed")
+        epochs_and_learning_rates_are_told(folder / "epochs")
         refused(folder / "refused")
         run_example(folder / "example")
     dist.barrier()
@@ -183,6 +187,16 @@ def mixed_precision_and_compiled(folder: Path) -> None:
     assert torch.equal(parameters_after(compiled), expected)
     assert isinstance(compiled.model_wrapped, torch._dynamo.OptimizedModule)
     assert hc.decisions(compiled.model_wrapped)
+
+
+def epochs_and_learning_rates_are_told(folder: Path) -> None:
+    levels = (hc.Compression.topk(0.5, "allgather"), hc.Compression.topk(0.05, "allgather"))
+    request = hc.Compression.accordion(*levels, eta=math.inf, every=1)
+    trainer = trainer_of(folder, request, Small(), max_steps=20)  # of 4 steps an epoch; rates decay in each step
+    trainer.train()
+    assert any(
+        "the learning rate has decayed" in each.reason for each in hc.controller(trainer.model_wrapped).history.events
+    )
 
 
 def refused(folder: Path) -> None:
