@@ -8,7 +8,6 @@ from pathlib import Path
 
 from hvd_compress.cli.findings import OLDEST_TORCH, is_too_old
 from hvd_compress.cli.probes import LIBRARIES, Result, find_mpirun
-from hvd_compress.cli.trials import is_there
 
 WHERE = (
     ""
@@ -45,9 +44,7 @@ class FrontEnd:
 def found(results: Mapping[str, Result]) -> list[FrontEnd]:
     """All that this version of the package has."""
     ends = [_horovod(results["horovod"]), _ddp(results["ddp"]), _nccl(results["nccl"]), _mpi(results["mpi"])]
-    if is_there("hvd_compress.fsdp"):
-        ends.append(_fsdp(results["fsdp"], results["ddp"]))
-    ends += [_library(name, results[name]) for name in LIBRARIES if is_there(f"hvd_compress.integrations.{name}")]
+    ends += [_fsdp(results["fsdp"], results["ddp"]), *(_library(name, results[name]) for name in LIBRARIES)]
     shared = _obstacle(results["torch"], results["native"])
     return [FrontEnd(end.name, end.module, False, *shared) for end in ends] if shared else ends
 

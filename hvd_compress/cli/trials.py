@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import importlib.util
 import os
 import tempfile
 import traceback
@@ -104,20 +103,10 @@ def nccl() -> dict[str, Any]:
 
 
 def library(name: str, module: str) -> dict[str, Any]:
-    """The version of a library, imported with the module of ours for it; nothing where there is no such module."""
-    if not is_there(module):
-        return {}
+    """The version of a library, imported with the module of ours for it."""
     importlib.import_module(name)
     importlib.import_module(module)
     return {"version": importlib.metadata.version(name)}
-
-
-def is_there(module: str) -> bool:
-    """Whether there is a module, without importing it."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ImportError:  # of a package that holds it
-        return False
 
 
 def _join(backend: str, folder: str, rank: int, size: int) -> None:

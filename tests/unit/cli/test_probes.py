@@ -111,7 +111,7 @@ def test_native_probe_computes() -> None:
     assert probes.run("native", LIMIT_S).values["file"].endswith(".so")
 
 
-@pytest.mark.parametrize("name", [name for name in ("ddp", "fsdp") if trials.is_there(f"hvd_compress.{name}")])
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
 def test_a_step_of_two_ranks(name: str) -> None:
     assert probes.run(name, LIMIT_S) == probes.Result()
 
@@ -143,7 +143,6 @@ def test_a_package_that_is_missing_and_one_that_is_broken(
 
 def test_a_library_and_the_module_for_it() -> None:
     assert trials.library("pytest", "hvd_compress.units") == {"version": pytest.__version__}
-    assert trials.library("pytest", "hvd_compress.nowhere.pytest") == {}
     with pytest.raises(ModuleNotFoundError, match="No module named 'no_such_library'"):
         trials.library("no_such_library", "hvd_compress.units")
 
