@@ -213,4 +213,4 @@ def test_a_log_is_written_of_what_a_profiled_training_does(tmp_path: Path) -> No
     """With a profile nothing is chosen while training."""
     given = replace(settings(tmp_path / "profile"), adapt=True, log=tmp_path / "log.jsonl")
     run_ranks(2, lambda engine: train(engine, given) and None)
-    assert {event.kind for event in events_of(tmp_path / "log.jsonl")} == {"choice", "window"}
+    assert {event.kind for event in events_of(tmp_path / "log.jsonl")} == {"choice", "window", "metrics"}

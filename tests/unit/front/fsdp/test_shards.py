@@ -267,7 +267,7 @@ def logged(rank: int, mesh: Any) -> None:
         train(model, adam(model), range(4))
         if rank == 0:
             events = read(Path(folder, "log.jsonl"))
-            assert {event.candidate for event in events} == {"reduce-scatter"}
+            assert {event.candidate for event in events if event.kind != "metrics"} == {"reduce-scatter"}
             windows = [event for event in events if event.kind == "window"]
             assert [event.bucket for event in windows] == list(range(BLOCKS + 1))
             assert all(0.13 < event.wire_ratio < 0.15 for event in windows if event.wire_ratio is not None)
