@@ -6,20 +6,16 @@ Agarwal et al., "Accordion: Adaptive Gradient Communication via Critical Learnin
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence, Sized
 from statistics import fmean
 from typing import Any
 
 import torch
-from torch import distributed as dist
 from torch.utils.data import BatchSampler, DataLoader
 
 from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.front.launched import has_several_ranks
 from hvd_compress.policies.critical import change, check_schedule, has_decayed
-
-SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE", "WORLD_SIZE")
-"""Where mpirun, horovodrun and torchrun say how many ranks there are."""
 
 Gather = Callable[[Sequence[float]], list[list[float]]]
 """Returns the figures of all ranks, which bring as many."""
@@ -77,7 +73,7 @@ class BatchSizeSchedule:
             )
         self._scheduler = scheduler
         self._gather: Gather | None = gather or getattr(optimizer, "gather_figures", None)
-        if self._gather is None and _has_several_ranks():
+        if self._gather is None and has_several_ranks():
             raise ConfigError(
                 "gather= is missing, by which ranks agree: pass partial(hc.gather_figures, model) under DDP; with "
                 "Horovod take a compression of this package, such as dense(), or pass gather=hvd.allgather_object"
@@ -192,13 +188,6 @@ def _check_sizes(batches: BatchSampler, large: int) -> None:
         raise ConfigError(
             f"large = {large} is more than the {len(samples)} samples of this rank: no batch would be left"
         )
-
-
-def _has_several_ranks() -> bool:
-    """Whether this process is one of several, by torch.distributed or by its launcher."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size() > 1
-    return any(os.environ.get(name, "1") not in ("", "0", "1") for name in SIZES)
 
 
 def _flat(gradient: torch.Tensor) -> torch.Tensor:

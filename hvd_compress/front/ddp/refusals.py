@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
 import torch
-from torch import distributed as dist
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.asked import check_request
-from hvd_compress.front.batch_size import SIZES
+from hvd_compress.front.launched import before_wrapping, has_several_ranks
 
 
 def check_compression(asked: Any) -> None:
@@ -25,11 +23,7 @@ def check_compression(asked: Any) -> None:
 def trains_alone(model: Any) -> bool:
     """Whether this is a module that was not wrapped, in a job of one process."""
     wrapped = isinstance(model, (DistributedDataParallel, DataParallel)) or _is_sharded(model)
-    if wrapped or not isinstance(model, torch.nn.Module):
-        return False
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size() == 1
-    return all(os.environ.get(name, "1") in ("", "1") for name in SIZES)
+    return isinstance(model, torch.nn.Module) and not wrapped and not has_several_ranks()
 
 
 def check_model(model: Any) -> None:
@@ -76,10 +70,7 @@ def _not_wrapped(model: Any) -> str:
             f"compress() takes a model, and this is the optimizer {kind}: with Horovod, pass compression= to "
             "hvd_compress.torch.DistributedOptimizer"
         )
-    first = ""
-    if not (dist.is_available() and dist.is_initialized()):
-        first = "launch the program with torchrun, call torch.distributed.init_process_group(), then "
     return (
-        f"compress() takes a model that is wrapped, and this is a {kind}: {first}model = "
+        f"compress() takes a model that is wrapped, and this is a {kind}: {before_wrapping()}model = "
         "DistributedDataParallel(model), then compress(model, ...)"
     )

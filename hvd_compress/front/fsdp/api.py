@@ -23,6 +23,7 @@ from hvd_compress.front.fsdp.exchange import AllReduceHook, GradientExchange, Re
 from hvd_compress.front.fsdp.groups import NEEDS, ParamGroup, groups_of, is_in_backward
 from hvd_compress.front.fsdp.requests import for_replicas, for_shards
 from hvd_compress.front.handle import Handle
+from hvd_compress.front.launched import before_wrapping
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
 from hvd_compress.session.report import StepReport
@@ -247,14 +248,9 @@ def _require_sharded(model: Any) -> None:
         raise UnsupportedError(f"torch {torch.__version__} has no {NEEDS}: upgrade torch")
     if isinstance(model, FSDPModule):
         return
-    first = (
-        ""
-        if dist.is_available() and dist.is_initialized()
-        else "launch the program with torchrun, call torch.distributed.init_process_group(), then "
-    )
     raise ConfigError(
         f"compress() takes a model that fully_shard() was called for, and this {type(model).__name__} is none: "
-        f"{first}fully_shard() its submodules and the model itself, then compress(model, ...); a "
+        f"{before_wrapping()}fully_shard() its submodules and the model itself, then compress(model, ...); a "
         "DistributedDataParallel goes to hvd_compress.ddp"
     )
 
