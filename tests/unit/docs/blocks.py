@@ -5,6 +5,7 @@ A comment before a block says of what kind it is, and those behind it, until the
     <!-- test: ddp -->           on two ranks, with new names: a model, an optimizer, batches; and a process group
     <!-- test: horovod -->       the same, with hvd, and a distributed optimizer
     <!-- test: lab -->           in one process, which may make a network lab; no names
+    <!-- test: lightning -->     on two ranks, in that library's test (also accelerate, transformers), with its names
     <!-- test: no, REASON -->    it cannot run here: it is compiled, and what it imports must have what it uses
 
 At the beginning of a page blocks are `plain`: in one process, no names. Blocks of one page share their names; so does
@@ -34,7 +35,8 @@ from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer
 
 ROOT = Path(__file__).parents[3]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-KINDS = {"ddp": "torchrun", "horovod": "mpirun", "plain": "", "lab": "", "no": ""}
+LIBRARIES = ("lightning", "accelerate", "transformers")
+KINDS = {"ddp": "torchrun", "horovod": "mpirun", "plain": "", "lab": "", **dict.fromkeys(LIBRARIES, ""), "no": ""}
 """And what launches the job of two ranks in which the blocks of a kind run, all in one."""
 
 _STEP = re.compile(r"^( *)\.\.\.$", re.MULTILINE)
@@ -90,6 +92,14 @@ class Page:
 
     def _place(self, example: Example) -> str:
         return f"{self._path.relative_to(ROOT)}:{example.line}"
+
+
+def run_pages(kind: str, begin: Begin = lambda names: None) -> None:
+    """Run the blocks of a kind on all pages; there must be some."""
+    pages = [page for page in map(Page, PAGES) if page.places(kind)]
+    assert pages, f"no block is of kind {kind}"
+    for page in pages:
+        page.run(kind, begin)
 
 
 def all_blocks() -> list[str]:

@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.netlab import Lab
 from tests.jobs.launch import launch
-from tests.unit.docs.blocks import KINDS, PAGES, Page, all_blocks, check
+from tests.unit.docs.blocks import KINDS, PAGES, Page, all_blocks, check, run_pages
 
 
 def blocks_of(kind: str) -> list[str]:
@@ -35,14 +35,12 @@ def test_blocks_with_a_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     except UnsupportedError as error:
         pytest.skip(f"no network lab can be made here: {error}")
     monkeypatch.chdir(tmp_path)
-    for page in PAGES:
-        Page(page).run("lab")
+    run_pages("lab")
 
 
 def test_blocks_that_cannot_run_here() -> None:
     """They are compiled, and what they import has what they use of it."""
-    for page in PAGES:
-        Page(page).run("no")
+    run_pages("no")
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ import hvd_compress
 import hvd_compress.ddp as hc
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.integrations.lightning import CompressGradients, Compression, compress
+from tests.unit.docs.blocks import run_pages
 from tests.unit.front.ddp.training import check_ranks_equal, flat, make_model
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "lightning_images.py"
@@ -447,6 +448,25 @@ def the_example(rank: int, folder: Path) -> None:
     sys.path.insert(0, str(EXAMPLE.parent))
     os.chdir(folder)
     runpy.run_path(str(EXAMPLE), run_name="__main__")
+
+
+@ranks_of_lightning
+def the_pages(rank: int, folder: Path) -> None:
+    """The blocks of Python in docs/."""
+
+    def begin(names: dict[str, Any]) -> None:
+        def train() -> None:
+            names["fabric"].backward(functional.cross_entropy(names["model"](images), labels))
+            names["optimizer"].step()
+
+        images, labels = next(iter(batches(shuffle=False)))
+        model = make_model()
+        names.update(module=Net(momentum=0), data=batches(), model=model, train=train)
+        names["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    os.chdir(folder)
+    warnings.filterwarnings("ignore", r"The number of training batches \(8\) is smaller than the logging interval")
+    run_pages("lightning", begin)
 
 
 @ranks_of_lightning

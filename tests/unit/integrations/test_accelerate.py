@@ -8,6 +8,7 @@ import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch.nn import functional
 import hvd_compress.ddp as hc
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from tests.harness import remembered
+from tests.unit.docs.blocks import run_pages
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import batch, check_ranks_equal, flat, make_model
 from tests.unit.integrations.launched import COMPILER, launched, of_example, strictly
@@ -103,6 +105,7 @@ def train_two_ranks(rank: int, folder: Path) -> None:
         learning_rates_are_followed(rank)
         files_of_models_and_hosts(rank, folder)
         refused()
+        run_pages_of_docs()
         run_example(rank, folder / "example")
 
 
@@ -233,6 +236,18 @@ def run_example(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}.store", 2), rank=rank, world_size=2)
     printed = of_example("accelerate_lm.py", "--steps", "11", *given)
     assert ("step 11: loss " in printed and "step 1:" not in printed) == (rank == 0)
+
+
+def run_pages_of_docs() -> None:
+    def begin(names: dict[str, Any]) -> None:
+        model = make_model()
+        data = [(*batch(0, number),) for number in range(4)]
+        loader = torch.utils.data.DataLoader(data, batch_size=None)
+        names.update(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loader=loader)
+
+    Loop.forget()
+    with patch.dict("os.environ", ACCELERATE_USE_CPU="true"):  # as `accelerate launch --cpu` sets it
+        run_pages("accelerate", begin)
 
 
 def go_on_alone(rank: int, folder: Path) -> None:

@@ -17,6 +17,7 @@ JOBS = {
     "with_fabric": 2,
     "in_pytorch_lightning": 2,
     "the_example": 2,
+    "the_pages": 2,
     "in_one_process": 1,
 }
 

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hvd_compress.ddp as hc
 import tests.unit.attention.supported  # noqa: F401
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from tests.unit.docs.blocks import run_pages
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import check_ranks_equal, flat
 from tests.unit.integrations.launched import COMPILER, launched, of_example, strictly
@@ -112,6 +113,7 @@ def train_two_ranks(rank: int, folder: Path) -> None:
         mixed_precision_and_compiled(folder / "mixed")
         epochs_and_learning_rates_are_told(folder / "epochs")
         refused(folder / "refused")
+        run_pages_of_docs(folder / "pages")
         run_example(folder / "example")
     dist.barrier()
     dist.destroy_process_group()
@@ -239,6 +241,16 @@ def run_example(folder: Path) -> None:
     of_example("transformers_lm.py", "--steps", "3", "--width", "16", "--folder", str(folder), "--resume")
     assert {f"checkpoint-{step}" for step in (2, 3)} == {each.name for each in folder.iterdir()}
     assert (folder / "checkpoint-3" / FILE).exists()
+
+
+def run_pages_of_docs(folder: Path) -> None:
+    from transformers import TrainingArguments
+
+    def begin(names: dict[str, Any]) -> None:
+        args = TrainingArguments(str(folder), use_cpu=True, max_steps=2, report_to=[], disable_tqdm=True)
+        names.update(model=Small(), args=args, data=Texts())
+
+    run_pages("transformers", begin)
 
 
 def alone(folder: Path) -> None:
