@@ -1,10 +1,9 @@
 # The two commands of a newcomer are `make demo` and `make test`; `make help` lists the rest.
 
-# A requirement for pip. Where the index offers a CUDA build by default and the CPU one is wanted (a far smaller
-# download), name it and the index that has it:
+# A requirement for pip, in the place of requirements/torch.txt. Where the index offers a CUDA build by default and the
+# CPU one is wanted (a far smaller download), name it and the index that has it:
 #   make demo TORCH_REQUIREMENT=torch==2.15.0+cpu PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
-DEFAULT_TORCH := torch==2.15.0
-TORCH_REQUIREMENT ?= $(DEFAULT_TORCH)
+TORCH_REQUIREMENT ?=
 
 # More ranks than cores is the normal case on a laptop: a waiting rank must not hold a core that another one needs, and
 # binding would pin two ranks to one core.
@@ -46,7 +45,7 @@ help: ## print this
 	    printf '%-20s %s\n' "$$name" "$$text"; done
 	@echo "Variables:"
 	@echo "  PYTHON             the Python 3.10-3.14 to use (now: $${PYTHON:-the first one found})"
-	@echo "  TORCH_REQUIREMENT  which torch pip installs (now: $(TORCH_REQUIREMENT)); smaller:"
+	@echo "  TORCH_REQUIREMENT  which torch pip installs (now: $(or $(TORCH_REQUIREMENT),that of requirements/torch.txt)); smaller:"
 	@echo "                     make demo TORCH_REQUIREMENT=torch==2.15.0+cpu \\"
 	@echo "                     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
 	@echo "  PYTHONS            what wheels are built for, such as \"3.10 3.12\" (unless given: .venv's Python)"
@@ -77,10 +76,10 @@ lint: setup ## ruff and clang-format, changing nothing
 	exit $$status
 
 types: setup ## mypy on the package, with the annotations of the default torch
-ifeq ($(TORCH_REQUIREMENT:+cpu=),$(DEFAULT_TORCH))
+ifneq ($(findstring $(or $(TORCH_REQUIREMENT:+cpu=),torch),$(file < requirements/torch.txt)),)
 	@exec mypy hvd_compress
 else
-	@echo "skipped: the annotations of torch differ from release to release; types are checked with $(DEFAULT_TORCH)"
+	@echo "skipped: the annotations of torch differ from release to release; types are checked with the default"
 endif
 
 unit: native ## the tests that run in one process

@@ -48,7 +48,7 @@ def _set_up(torch: str) -> None:
     READY.unlink(missing_ok=True)
     _pip("installing pip and the build tools, Open MPI included", PIP, "-r", "requirements/build.txt")
     size = "" if "+cpu" in torch else ", up to 3 GB where it brings CUDA along; see `make help` for another"
-    _pip(f"installing {torch}{size}", torch, f"torch>={torch_version.OLDEST}")
+    _pip(f"installing {torch or 'torch'}{size}", *torch_version.for_pip(torch), f"torch>={torch_version.OLDEST}")
     _pip(
         "installing the tools for the package and its tests",
         "-r",
@@ -66,7 +66,7 @@ def _set_up(torch: str) -> None:
 
 
 def _fingerprint(torch: str) -> str:
-    requirements = ("requirements/build.txt", "requirements/dev.txt", "requirements/docs.txt")
+    requirements = (f"requirements/{name}.txt" for name in ("torch", "build", "dev", "docs"))
     names = (*requirements, "tools/install_horovod.py", "pyproject.toml", "setup.py")
     text = f"{torch} {platform.python_version()}".encode() + b"".join((ROOT / name).read_bytes() for name in names)
     return hashlib.sha256(text).hexdigest()

@@ -13,6 +13,7 @@ OLDEST = "2.4"
 """The oldest release that is supported; pyproject.toml and README.md say the same."""
 STANDARDS = {"201703": 17, "202002": 20, "202302": 23}
 """C++ standards by the value of __cplusplus that torch's headers ask for."""
+DEFAULT = Path(__file__).resolve().parent.parent / "requirements" / "torch.txt"
 HEADER = Path("include/torch/csrc/api/include/torch/all.h")
 
 
@@ -29,6 +30,11 @@ def require_supported_pin(requirement: str) -> None:
     """Raise StepError where a requirement for pip pins a torch that is not supported; nothing was downloaded yet."""
     for pinned in re.findall(r"^torch(?:\[\w+\])?\s*===?\s*(\d[\d.]*\d|\d+)", requirement.strip()):
         require_supported(pinned)
+
+
+def for_pip(requirement: str) -> list[str]:
+    """Return what pip takes for a requirement, and for none for the default, which depends on the Python."""
+    return [requirement] if requirement else ["-r", str(DEFAULT)]
 
 
 def cxx_standard() -> int:

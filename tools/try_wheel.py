@@ -2,7 +2,8 @@
 
 The environment is build/wheel-smoke: torch and what the wheel names, from pip's index, and not even pip. It is kept,
 and made anew when torch, Python or what the wheel names differ. Which torch: $WHEEL_TORCH, several with spaces between,
-or $TORCH_REQUIREMENT. Both ends of what is supported, the oldest with a Python that it has wheels for:
+or $TORCH_REQUIREMENT, or that of requirements/torch.txt. Both ends of what is supported, the oldest with a Python that
+it has wheels for:
 
     make wheel PYTHONS=3.11 WHEEL_TORCH="torch==2.4.1 torch==2.15.0"
 """
@@ -29,9 +30,8 @@ SMOKE_TEST = ROOT / "tests" / "wheel" / "smoke.py"
 
 
 def torches() -> list[str]:
-    """Raises StepError for one that is too old."""
-    default = os.environ.get("TORCH_REQUIREMENT", f"torch>={torch_version.OLDEST}")
-    wanted = (os.environ.get("WHEEL_TORCH") or default).split()
+    """Return requirements, of which "" is the default. Raises StepError for one that is too old."""
+    wanted = (os.environ.get("WHEEL_TORCH") or os.environ.get("TORCH_REQUIREMENT", "")).split() or [""]
     for torch in wanted:
         torch_version.require_supported_pin(torch)
     return wanted
@@ -43,7 +43,9 @@ def try_out(wheel: Path, python: Path, torch: str, log: Path) -> None:
     _pip("installing the wheel", log, "--no-deps", "--force-reinstall", wheel)
     # What a user has who never saw this checkout: no variables of ours or of Python's, and no other programs of ours.
     environment = {"HOME": os.environ.get("HOME", "/"), "PATH": f"{PYTHON.parent}:/usr/bin:/bin", "LANG": "C.UTF-8"}
-    progress.run(f"trying it with {torch}, without Horovod and MPI", [PYTHON, "-I", SMOKE_TEST], log, environment)
+    progress.run(
+        f"trying it with {torch or 'torch'}, without Horovod and MPI", [PYTHON, "-I", SMOKE_TEST], log, environment
+    )
     _pip("looking for what the extras name", log, "--dry-run", f"{wheel}[{','.join(extras(wheel))}]")
 
 
@@ -58,11 +60,12 @@ def extras(wheel: Path) -> list[str]:
 
 def make_environment(python: Path, torch: str, requirements: Sequence[str], log: Path) -> None:
     release = subprocess.run([python, "-V"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
-    made_of = "\n".join((release, torch, *requirements))
+    made_of = "\n".join((release, torch or torch_version.DEFAULT.read_text(), *requirements))
     if READY.is_file() and READY.read_text() == made_of:
         return
     progress.run("creating build/wheel-smoke", [python, "-m", "venv", "--clear", "--without-pip", ENVIRONMENT], log)
-    _pip(f"installing {torch} there, up to 3 GB where it brings CUDA along", log, torch, *requirements)
+    needed = (*torch_version.for_pip(torch), *requirements)
+    _pip(f"installing {torch or 'torch'} there, up to 3 GB where it brings CUDA along", log, *needed)
     READY.write_text(made_of)
 
 

@@ -75,7 +75,7 @@ class TestDockerfile:
     def test_torch_is_supported_and_the_one_of_both_images(self, file: Path) -> None:
         """Not the default of set-up: each image is built and tried with its torch, whose CUDA cuda.txt fits."""
         oldest = re.search(r'(?m)^OLDEST = "([\d.]+)"$', (ROOT / "tools" / "torch_version.py").read_text())
-        newest = re.search(r"(?m)^DEFAULT_TORCH := torch==([\d.]+)$", (ROOT / "Makefile").read_text())
+        newest = re.search(r"(?m)^torch==([\d.]+)", (ROOT / "requirements" / "torch.txt").read_text())
         assert oldest is not None
         assert newest is not None
         found = {torch_of(other) for other in DOCKERFILES}

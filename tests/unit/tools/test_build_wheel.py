@@ -140,23 +140,34 @@ def test_what_the_environment_gets_beside_torch(try_wheel: ModuleType, pack: Pac
 def test_an_environment_is_kept_until_it_would_differ(
     try_wheel: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    steps: list[str] = []
-    monkeypatch.setattr(try_wheel.progress, "run", lambda title, *_: steps.append(title))
+    steps: list[list[str]] = []
+    monkeypatch.setattr(try_wheel.progress, "run", lambda title, command, *_: steps.append([*map(str, command)]))
     monkeypatch.setattr(try_wheel, "READY", tmp_path / "ready")
+    default = tmp_path / "torch.txt"
+    default.write_text("torch==2.15.0")
+    monkeypatch.setattr(try_wheel.torch_version, "DEFAULT", default)
     python = Path(sys.executable)
     for torch, needed, made in (
         ("torch==2.15.0", ["numpy"], 2),
         ("torch==2.15.0", ["numpy"], 2),
         ("torch==2.15.0", ["numpy", "click"], 4),
         ("torch==2.4.1", ["numpy", "click"], 6),
+        ("", ["numpy"], 8),
+        ("", ["numpy"], 8),
     ):
         try_wheel.make_environment(python, torch, needed, tmp_path / "log")
         assert len(steps) == made
+    assert steps[-1][-3:] == ["-r", str(default), "numpy"]
+    default.write_text("torch==2.16.0")
+    try_wheel.make_environment(python, "", ["numpy"], tmp_path / "log")
+    assert len(steps) == 10
 
 
 def test_which_torch_it_is_tried_with(try_wheel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_REQUIREMENT", "torch==2.15.0")
+    monkeypatch.setenv("TORCH_REQUIREMENT", "")
     monkeypatch.delenv("WHEEL_TORCH", raising=False)
+    assert try_wheel.torches() == [""]
+    monkeypatch.setenv("TORCH_REQUIREMENT", "torch==2.15.0")
     assert try_wheel.torches() == ["torch==2.15.0"]
     monkeypatch.setenv("WHEEL_TORCH", "torch==2.4.1 torch==2.15.0")
     assert try_wheel.torches() == ["torch==2.4.1", "torch==2.15.0"]

@@ -72,6 +72,6 @@ def test_other_requirements_are_taken(tools: ModuleType, requirement: str) -> No
 
 
 def test_readme_and_package_name_the_supported_range(tools: ModuleType) -> None:
-    (default,) = re.findall(r"^DEFAULT_TORCH := torch==([\d.]+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    default, _ = re.findall(r"^torch==([\d.]+)", tools.DEFAULT.read_text(), re.MULTILINE)
     assert f"torch {tools.OLDEST} to {default.removesuffix('.0')}" in (ROOT / "README.md").read_text()
     assert f'"torch>={tools.OLDEST}"' in (ROOT / "pyproject.toml").read_text()
