@@ -24,6 +24,7 @@ from hvd_compress.front.ddp.refusals import check_compression
 from hvd_compress.front.ddp.state import compiled_from, state_of
 from hvd_compress.front.handle import learning_rates_of
 from hvd_compress.request.request import Request
+from hvd_compress.warned import warn_caller
 
 with needed("lightning", "hvd_compress.integrations.lightning"):
     try:
@@ -150,6 +151,14 @@ class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read L
             self._kept = state_dict
         else:
             hc.load_state_dict(self._model, state_dict)
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Say so where load_state_dict() is not called, as a checkpoint has nothing for it."""
+        if trainer.world_size > 1 and trainer.is_global_zero and self.state_key not in checkpoint["callbacks"]:
+            warn_caller(
+                "this checkpoint holds no residuals, as nothing was compressed when it was saved, or its ranks had "
+                "ended (ddp_spawn, ddp_fork, ddp_notebook): residuals begin with zeros"
+            )
 
     @property
     def _step(self) -> int:

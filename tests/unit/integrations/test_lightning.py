@@ -18,6 +18,7 @@ JOBS = {
     "in_pytorch_lightning": 2,
     "the_example": 2,
     "the_pages": 2,
+    "in_forked_ranks": 1,
     "in_one_process": 1,
 }
 
