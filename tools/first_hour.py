@@ -3,8 +3,9 @@
 Needs root and debootstrap.
 
     python tools/first_hour.py torch==2.15.0 torch==2.4.0 --folder /var/tmp/first-hour
+    python tools/first_hour.py torch==2.15.0 --debian forky --commands "make demo" "make wheel"    # Python 3.14
 
-For each torch a Debian 12 root of the variant minbase gets what the README names (make, g++, Python with venv and
+For each torch a Debian root of the variant minbase gets what the README names (make, g++, Python with venv and
 headers, git) and a user, who clones this checkout's last commit into an empty home. `make demo` runs in one root after
 the other, then `make test`. Times, outcomes and sizes go to the standard output as a table; the output of each command
 to FOLDER. Namespaces of mounts and processes hold all of it: what is left are the files in FOLDER, which the next run
@@ -46,12 +47,13 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("torch", nargs="+", help="a requirement for pip, such as torch==2.15.0")
     arguments.add_argument("--folder", type=Path, default=Path("/var/tmp/first-hour"))
+    arguments.add_argument("--debian", default="bookworm", help="whose Python it is: 3.11 of bookworm, 3.13 of trixie")
     arguments.add_argument("--commands", nargs="*", default=COMMANDS, help="what to run instead of the two commands")
     asked = arguments.parse_args()
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
         sys.exit("error: this needs root and debootstrap (Debian: apt install debootstrap)")
     asked.folder.mkdir(parents=True, exist_ok=True)
-    base = _base(asked.folder)
+    base = _base(asked.folder, asked.debian)
     roots = {requirement: _root(base, requirement, asked.folder) for requirement in asked.torch}
     cells = {requirement: [requirement.removeprefix("torch==")] for requirement in roots}
     for command in asked.commands:
@@ -68,12 +70,12 @@ def main() -> None:
     sys.exit(any("failed" in cell for row in cells.values() for cell in row))
 
 
-def _base(folder: Path) -> Path:
+def _base(folder: Path, debian: str) -> Path:
     """Return a Debian with the packages that the README names, made by the first run."""
-    base = folder / "base"
+    base = folder / debian
     if not (base / "made").exists():
         shutil.rmtree(base, ignore_errors=True)
-        words = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", "bookworm", base, MIRROR]
+        words = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", debian, base, MIRROR]
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
         subprocess.run(["chroot", base, "useradd", "--create-home", "--shell", "/bin/bash", USER], check=True)
         shutil.copy(CERTIFICATES, f"{base}{CERTIFICATES}")
