@@ -75,7 +75,8 @@ def _base(folder: Path, debian: str) -> Path:
     base = folder / debian
     if not (base / "made").exists():
         shutil.rmtree(base, ignore_errors=True)
-        words = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", debian, base, MIRROR]
+        # sid: the script of all releases, also of those that came behind this debootstrap
+        words = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", debian, base, MIRROR, "sid"]
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
         subprocess.run(["chroot", base, "useradd", "--create-home", "--shell", "/bin/bash", USER], check=True)
         shutil.copy(CERTIFICATES, f"{base}{CERTIFICATES}")
