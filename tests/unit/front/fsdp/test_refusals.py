@@ -81,11 +81,7 @@ def check_all(rank: int) -> None:
         unused, interrupted, by_hand,
     )  # fmt: skip
     for check in checks:
-        try:
-            check(mesh)
-        except BaseException as error:
-            error.add_note(f"in {check.__name__}")
-            raise
+        check(mesh)
 
 
 def refused(error: type[Exception], words: str, call: Callable[[], Any]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ import hvd_compress.fsdp as hc
 from hvd_compress.request.request import Request
 
 WORDS, WIDTH, BLOCKS = 31, 96, 3
+STEPS = 20
+BITS = {8: hc.Compression.int8(), 4: hc.Compression.int4()}
 
 
 class Model(nn.Module):
@@ -104,3 +108,39 @@ def gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, tensor)
     return found
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Gradients differ by the rounding of int8, and of bf16."""
+    assert 0 < (found - expected).norm() < 0.02 * expected.norm()
+
+
+def end_loss(model: Any) -> float:
+    """Return the mean loss of the last 4 of 20 steps, which have learnt something."""
+    losses = train(model, adam(model), range(STEPS))
+    assert fmean(losses[-4:]) < losses[0] - 0.5, losses
+    return fmean(losses[-4:])
+
+
+def learned(mesh: DeviceMesh, bits: int, uncompressed: float, feedback: bool = False) -> Any:
+    """Return a model that has learnt what an uncompressed one does, by gradients of so many bits an element."""
+    model = compressed(mesh, BITS[bits], feedback)
+    loss, report = end_loss(model), hc.last_step(model)
+    assert abs(loss - uncompressed) < 0.05, (bits, feedback, loss, uncompressed)
+    assert report is not None
+    assert report.sent_bytes <= (bits + 0.3) / 32 * report.dense_bytes, (bits, report)
+    return model
+
+
+def resumed(mesh: DeviceMesh, request: Request, feedback: bool = False) -> tuple[Any, Any, dict[str, Any]]:
+    """Return a model trained by 6 steps, one that was interrupted and resumed after 3, and what was saved of it."""
+    whole, model = (compressed(mesh, request, feedback) for _ in range(2))
+    optimizer, again = adam(whole), adam(model)
+    train(whole, optimizer, range(3))
+    saved = copy.deepcopy((whole.state_dict(), optimizer.state_dict(), hc.state_dict(whole)))
+    train(whole, optimizer, range(3, 6))
+    model.load_state_dict(saved[0])
+    again.load_state_dict(saved[1])
+    hc.load_state_dict(model, saved[2])
+    train(model, again, range(3, 6))
+    return whole, model, saved[2]
