@@ -36,12 +36,12 @@ def patch_horovod() -> None:
 def metrics(trained: Any) -> dict[str, float]:
     """Return the figures of the last step of a compressed training, for any logger; empty before the first step.
 
-    "sent_bytes" and "dense_bytes" (mean over ranks, and that of a ring allreduce without compression), "ratio" of the
-    two, "wait_s", "compress_s", "communicate_s", "decompress_s" (`StepReport`), "step", "finite" (1 or 0) and
-    "nonfinite_steps"; "relative_error", ||corrected - transmitted|| / ||corrected|| on this rank, of compressions with
-    error feedback: it takes two or three passes over gradients, and is measured in the step after each call, so the
-    first call has none; and the share of elements that travelled in each way, such as
-    "decision/int4 alltoall-allgather". Nothing is communicated.
+    "sent_bytes" and "dense_bytes" (mean over ranks, and the same without compression: of a ring allreduce, or of a
+    reduce-scatter where FSDP's ranks own shards), "ratio" of the two, "wait_s", "compress_s", "communicate_s",
+    "decompress_s" (`StepReport`), "step", "finite" (1 or 0) and "nonfinite_steps"; "relative_error",
+    ||corrected - transmitted|| / ||corrected|| on this rank, of compressions with error feedback: it takes two or three
+    passes over gradients, and is measured in the step after each call, so the first call has none; and the share of
+    elements that travelled in each way, such as "decision/int4 alltoall-allgather". Nothing is communicated.
 
     Args:
         trained: the optimizer that `DistributedOptimizer()` returned, or the model that `compress()` was called for.
