@@ -14,7 +14,8 @@ from hvd_compress.ddp import Compression
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.extras import needed
 from hvd_compress.front.ddp.refusals import trains_alone
-from hvd_compress.front.ddp.state import compiled_from, inner
+from hvd_compress.front.ddp.state import inner
+from hvd_compress.front.original import original_of
 from hvd_compress.request.request import Request
 
 with needed("accelerate", "hvd_compress.integrations.accelerate"):
@@ -89,7 +90,7 @@ def require_wrapped(accelerator: Accelerator, model: torch.nn.Module, remedy: st
             f"DistributedDataParallelKwargs(comm_hook={handler.comm_hook!r}) asks for another communication hook, and "
             "DDP takes one: leave comm_hook out"
         )
-    wrapped = compiled_from(model)
+    wrapped = original_of(model)
     if isinstance(wrapped, DistributedDataParallel) or trains_alone(wrapped):
         return
     if accelerator.distributed_type == DistributedType.NO and isinstance(wrapped, torch.nn.Module):

@@ -21,8 +21,9 @@ from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.extras import needed
 from hvd_compress.front.ddp.api import gathered, handle_of
 from hvd_compress.front.ddp.refusals import check_compression
-from hvd_compress.front.ddp.state import compiled_from, state_of
+from hvd_compress.front.ddp.state import state_of
 from hvd_compress.front.handle import learning_rates_of
+from hvd_compress.front.original import original_of
 from hvd_compress.request.request import Request
 from hvd_compress.warned import warn_caller
 
@@ -88,7 +89,7 @@ class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read L
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Compress the model, which DDP has wrapped."""
         model, strategy = trainer.strategy.model, type(trainer.strategy).__name__
-        if trainer.world_size > 1 and not isinstance(compiled_from(model), DistributedDataParallel):
+        if trainer.world_size > 1 and not isinstance(original_of(model), DistributedDataParallel):
             raise ConfigError(
                 f"CompressGradients compresses what DDP exchanges, and {strategy} does not wrap the model in it: pass "
                 f'Trainer(strategy="ddp"); {_FSDP}'
@@ -217,7 +218,7 @@ def compress(fabric: Any, model: Any, compression: Request) -> SavedCompression:
             f"this {type(model).__name__} was not set up: model, optimizer = fabric.setup(model, optimizer), then "
             "compress(fabric, model, ...)"
         )
-    if fabric.world_size > 1 and not isinstance(compiled_from(model), DistributedDataParallel):
+    if fabric.world_size > 1 and not isinstance(original_of(model), DistributedDataParallel):
         raise ConfigError(
             f"compress() compresses what DDP exchanges, and {type(fabric.strategy).__name__} does not wrap the model "
             f'in it: pass Fabric(strategy="ddp"); {_FSDP}'

@@ -16,8 +16,10 @@ from hvd_compress import compression
 from hvd_compress.compressors import Cast
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.front.ddp.refusals import check_compression, check_model, trains_alone
-from hvd_compress.front.ddp.state import CompressionState, compiled_from, exchange, known_state, state_of
+from hvd_compress.front.ddp.state import CompressionState, exchange, known_state, state_of
 from hvd_compress.front.handle import Handle, learning_rates_of
+from hvd_compress.front.launched import has_met
+from hvd_compress.front.original import original_of
 from hvd_compress.policies import DecisionPolicy
 from hvd_compress.policies.ccr import Ccr
 from hvd_compress.request.decision import Decision
@@ -74,7 +76,7 @@ def compress(model: DistributedDataParallel, compression: Request) -> Distribute
                 f"this model is compressed already, by {known.compression}: wrap the module anew to change that"
             )
         return model
-    state, wrapped = CompressionState(compression), compiled_from(model)
+    state, wrapped = CompressionState(compression), original_of(model)
     if trains_alone(wrapped):
         warn_caller(
             "there is one process, so no gradients are exchanged and none are compressed: launch the program with "
@@ -145,7 +147,7 @@ def gathered_state_dict(model: DistributedDataParallel) -> dict[str, Any]:
     """
     state = state_of(model)
     own = state.state_dict()
-    return own if state.hook is None else gathered(own, compiled_from(model).process_group)
+    return own if state.hook is None else gathered(own, original_of(model).process_group)
 
 
 def gathered(own: Mapping[str, Any], group: Any = None) -> dict[str, Any]:
@@ -153,7 +155,7 @@ def gathered(own: Mapping[str, Any], group: Any = None) -> dict[str, Any]:
 
     The others get their own. Collective, where torch.distributed has begun.
     """
-    if not (dist.is_available() and dist.is_initialized()):
+    if not has_met():
         return dict(own)
     first = dist.get_process_group_ranks(group)[0]
     parts: list[Any] | None = [None] * dist.get_world_size(group) if dist.get_rank() == first else None

@@ -19,6 +19,7 @@ from hvd_compress.front.ddp.hook import GradBucket, GradientHook, Result
 from hvd_compress.front.ddp.refusals import check_gradients
 from hvd_compress.front.eagerly import eagerly
 from hvd_compress.front.handle import Handle
+from hvd_compress.front.original import original_of
 from hvd_compress.profiler.job import profiled_once
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
@@ -134,7 +135,7 @@ def state_of(model: Any) -> CompressionState:
 
 def known_state(model: Any) -> CompressionState | None:
     """Return the state of a model, attached where it was registered by the program; None where there is none."""
-    model = compiled_from(model)
+    model = original_of(model)
     if not isinstance(model, torch.nn.Module):
         return None
     if model not in _states and isinstance(model, DistributedDataParallel):
@@ -144,15 +145,9 @@ def known_state(model: Any) -> CompressionState | None:
     return _states.get(model)
 
 
-def compiled_from(model: Any) -> Any:
-    """Return the model that was compiled, or set up by Lightning's Fabric, or else the model itself."""
-    model = getattr(model, "_forward_module", model)
-    return getattr(model, "_orig_mod", model)
-
-
 def inner(model: torch.nn.Module) -> torch.nn.Module:
     """Return the module whose parameters have the names by which they are remembered."""
-    model = compiled_from(model)
+    model = original_of(model)
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
@@ -213,7 +208,7 @@ class _BeforeForward:
 @eagerly
 def require_working(model: Any, _: Any) -> None:
     """After a failure DDP itself would say that an assertion within torch failed, and of the rest nothing."""
-    model = compiled_from(model)  # Accelerate calls a copy of the wrapper, where it compiles blocks alone
+    model = original_of(model)  # Accelerate calls a copy of the wrapper, where it compiles blocks alone
     hook = _states[model].hook if model in _states else None
     if hook is None or not torch.is_grad_enabled():
         return

@@ -15,7 +15,7 @@ from hvd_compress.engines.leave import at_end
 from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.asked import check_request
-from hvd_compress.front.ddp.state import compiled_from, known_state
+from hvd_compress.front.ddp.state import known_state
 from hvd_compress.front.eagerly import eagerly
 from hvd_compress.front.fsdp.composed import compress as compress_composed
 from hvd_compress.front.fsdp.composed import ddp_of, names_of
@@ -24,6 +24,7 @@ from hvd_compress.front.fsdp.groups import NEEDS, ParamGroup, groups_of, is_in_b
 from hvd_compress.front.fsdp.requests import for_replicas, for_shards
 from hvd_compress.front.handle import Handle
 from hvd_compress.front.launched import before_wrapping
+from hvd_compress.front.original import original_of
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
 from hvd_compress.session.report import StepReport
@@ -75,7 +76,7 @@ def compress(
         UnsupportedError: a compression that cannot be had here, or a setting of FSDP; the message says what to do.
         UsageError: compress() was called with something else before.
     """
-    given, model = model, compiled_from(model)
+    given, model = model, original_of(model)
     check_request(compression)
     if isinstance(model, torch.nn.Module) and (ddp := ddp_of(model)) is not None:
         if feedback or replicas is not None:
@@ -115,10 +116,10 @@ def last_step(model: torch.nn.Module) -> StepReport | None:
 
 def decisions(model: torch.nn.Module) -> Mapping[tuple[str, ...], Decision]:
     """Return how each module's gradient travels in the next step, by parameter names; empty before the first."""
-    if ddp_of(compiled_from(model)) is not None:
-        names = names_of(compiled_from(model))
+    if ddp_of(original_of(model)) is not None:
+        names = names_of(original_of(model))
         return {tuple(names[int(n)] for n in bucket): one for bucket, one in handle_of(model).decisions.items()}
-    handle, exchange = handle_of(model), _exchanges[compiled_from(model)]
+    handle, exchange = handle_of(model), _exchanges[original_of(model)]
     return {exchange.parameters_of(bucket): one for bucket, one in handle.decisions.items()}
 
 
@@ -273,7 +274,7 @@ def handle_of(model: Any) -> Handle:
 
 def known_handle(model: Any) -> Handle | None:
     """Return what is asked of a compressed model; None for others."""
-    model = compiled_from(model)
+    model = original_of(model)
     if not isinstance(model, torch.nn.Module):
         return None
     if (ddp := ddp_of(model)) is not None:
