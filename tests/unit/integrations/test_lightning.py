@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 
-from tests.unit.integrations.job import run_jobs
+from tests.unit.front.ddp.job import Job, end_of_jobs, values_of
 
-JOBS = {
+BODIES = "tests.unit.integrations.lightning_jobs"
+RANKS = {
     "trains": 2,
     "resumes": 2,
     "fits_again": 2,
@@ -25,7 +28,12 @@ JOBS = {
 
 def test_two_ranks(subtests: pytest.Subtests) -> None:
     """One test, so that Lightning is imported once, whatever worker of pytest-xdist takes it."""
-    for name, ranks in run_jobs("tests.unit.integrations.lightning_jobs", JOBS).items():
+    jobs = [Job(call, [name], ranks) for name, ranks in RANKS.items()]
+    for name, ended in zip(RANKS, end_of_jobs(jobs, [BODIES]), strict=True):
         with subtests.test(name):
-            errors = [f"rank {rank}: {end.error or 'died'}" for rank, end in enumerate(ranks) if end.error or end.died]
-            assert not errors, "\n".join(errors)
+            values_of(ended)
+
+
+def call(rank: int, name: str) -> None:
+    """Call a function of a module that this one does not import, as it imports Lightning."""
+    getattr(import_module(BODIES), name)(rank)
