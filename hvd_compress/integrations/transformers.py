@@ -13,6 +13,7 @@ from hvd_compress import metrics as metrics_of
 from hvd_compress.ddp import Compression
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.extras import needed
+from hvd_compress.front.ddp.refusals import check_compression
 from hvd_compress.request.request import Request
 from hvd_compress.warned import warn_caller
 
@@ -41,17 +42,22 @@ class CompressGradients(TrainerCallback):  # type: ignore[misc]  # mypy does not
     train(resume_from_checkpoint=...) gives each rank its own, and in a job of another size the mean over ranks. What
     Trainer logs with a loss gets the figures of hvd_compress.metrics(), as "compression/ratio".
 
-    In train(), raises ConfigError where Trainer has not wrapped the model in DistributedDataParallel, UnsupportedError
-    with fsdp= or deepspeed=, and what hvd_compress.ddp.compress() raises. In one process nothing is compressed, and a
-    warning says so.
+    In one process nothing is compressed, and a warning says so.
 
     Args:
         compression: what a function of `Compression` returns; `Compression.auto()` by default.
         log: whether figures are logged. Each time, measuring an error takes three passes over gradients on rank 0.
+
+    Raises:
+        ConfigError: this is no compression; in train(), Trainer has not wrapped the model in DistributedDataParallel.
+        UnsupportedError: the compression needs the optimizer of hvd_compress.torch; in train(), fsdp= or deepspeed=, or
+            as compress() of hvd_compress.ddp.
+        UsageError: in train(), the model is compressed otherwise, or DistributedDataParallelKwargs has a comm_hook.
     """
 
     def __init__(self, compression: Request | None = None, log: bool = True) -> None:
         self.compression = Compression.auto() if compression is None else compression
+        check_compression(self.compression)
         self.log = log
         self._model: Any = None
 

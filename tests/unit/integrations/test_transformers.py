@@ -221,6 +221,8 @@ def refused(folder: Path) -> None:
     early.evaluate()
     with pytest.raises(ConfigError, match=r"each rank would train by itself: .* has prepared before train\(\): call"):
         early.train()
+    with pytest.raises(ConfigError, match=r"is a function: call it, as in Compression.int4\(\)"):
+        CompressGradients(hc.Compression.int4)
     with pytest.raises(UnsupportedError, match=r"no Trainer has called it: pass it as Trainer\(callbacks="):
         CompressGradients().on_train_begin(None, None, None)
     again = trainer_of(folder, INT4, Small(), max_steps=1)
