@@ -377,3 +377,8 @@ def test_a_missing_folder_is_one_clear_sentence(tmp_path, script):
     assert done.returncode == 2
     assert "no file train-images-idx3-ubyte" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("script", ["lightning_images.py", "accelerate_lm.py", "transformers_lm.py", "fsdp_lm.py"])
+def test_where_a_library_drives_it_is_short(script):
+    assert len((EXAMPLES / script).read_text().splitlines()) < 60

@@ -7,8 +7,6 @@ import math
 import multiprocessing
 import os
 import pickle
-import runpy
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -39,10 +37,10 @@ import hvd_compress
 import hvd_compress.ddp as hc
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.integrations.lightning import CompressGradients, Compression, compress
+from tests.examples import printed_by
 from tests.unit.docs.blocks import run_pages
 from tests.unit.front.ddp.training import check_ranks_equal, flat, make_model
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "lightning_images.py"
 INT4, INT8 = Compression.int4(), Compression.int8()
 
 
@@ -447,10 +445,8 @@ def in_pytorch_lightning(rank: int, folder: Path) -> None:
 @ranks_of_lightning
 def the_example(rank: int, folder: Path) -> None:
     """As torchrun starts it."""
-    sys.argv = ["lightning_images.py", "--steps", "5"]
-    sys.path.insert(0, str(EXAMPLE.parent))
     os.chdir(folder)
-    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    printed_by("lightning_images.py", "--steps", "5")
 
 
 @ranks_of_lightning

@@ -17,11 +17,12 @@ from torch.nn import functional
 
 import hvd_compress.ddp as hc
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from tests.examples import printed_by
 from tests.harness import remembered
 from tests.unit.docs.blocks import run_pages
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import batch, check_ranks_equal, flat, make_model
-from tests.unit.integrations.launched import COMPILER, launched, of_example, strictly
+from tests.unit.integrations.launched import COMPILER, launched, strictly
 
 INT4, INT8 = hc.Compression.int4(), hc.Compression.int8()
 IMPORTED = ("hvd_compress.integrations.accelerate", COMPILER)
@@ -230,11 +231,11 @@ def refused() -> None:
 def run_example(rank: int, folder: Path) -> None:
     Loop.forget()
     given = "--width", "16", "--compression", "int4", "--folder", str(folder)
-    printed = of_example("accelerate_lm.py", "--steps", "1", *given)
+    printed = printed_by("accelerate_lm.py", "--steps", "1", *given)
     assert ("step 1: loss 5." in printed) == (rank == 0)
     Loop.forget()
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}.store", 2), rank=rank, world_size=2)
-    printed = of_example("accelerate_lm.py", "--steps", "11", *given)
+    printed = printed_by("accelerate_lm.py", "--steps", "11", *given)
     assert ("step 11: loss " in printed and "step 1:" not in printed) == (rank == 0)
 
 

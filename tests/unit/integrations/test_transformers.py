@@ -18,10 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 import hvd_compress.ddp as hc
 import tests.unit.attention.supported  # noqa: F401
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from tests.examples import printed_by
 from tests.unit.docs.blocks import run_pages
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import check_ranks_equal, flat
-from tests.unit.integrations.launched import COMPILER, launched, of_example, strictly
+from tests.unit.integrations.launched import COMPILER, launched, strictly
 
 INT4, INT8 = hc.Compression.int4(), hc.Compression.int8()
 IMPORTED = ("hvd_compress.integrations.transformers", "transformers.models.gpt2.modeling_gpt2", COMPILER)
@@ -238,9 +239,9 @@ def refused(folder: Path) -> None:
 
 
 def run_example(folder: Path) -> None:
-    printed = of_example("transformers_lm.py", "--steps", "2", "--width", "16", "--folder", str(folder))
+    printed = printed_by("transformers_lm.py", "--steps", "2", "--width", "16", "--folder", str(folder))
     assert ("train_loss" in printed) == (dist.get_rank() == 0)
-    of_example("transformers_lm.py", "--steps", "3", "--width", "16", "--folder", str(folder), "--resume")
+    printed_by("transformers_lm.py", "--steps", "3", "--width", "16", "--folder", str(folder), "--resume")
     assert {f"checkpoint-{step}" for step in (2, 3)} == {each.name for each in folder.iterdir()}
     assert (folder / "checkpoint-3" / FILE).exists()
 

@@ -6,20 +6,14 @@ import tests.unit.front.fsdp.supported  # noqa: F401
 
 # isort: split
 
-import io
 import os
 import re
-import runpy
 import socket
-import sys
-from contextlib import redirect_stdout
-from pathlib import Path
 
 import torch.distributed as dist
 
+from tests.examples import printed_by
 from tests.unit.front.ddp.job import run_ranks
-
-EXAMPLE = Path(__file__).parents[4] / "examples" / "fsdp_lm.py"
 
 
 def test_it_learns_from_few_bytes() -> None:
@@ -35,10 +29,6 @@ def test_it_learns_from_few_bytes() -> None:
     assert second == ["", ""]
 
 
-def test_it_is_short() -> None:
-    assert len(EXAMPLE.read_text().splitlines()) < 60
-
-
 def programs(rank: int, ports: list[int]) -> list[str]:
     """Run it in a process that has no process group any more."""
     dist.destroy_process_group()
@@ -47,7 +37,4 @@ def programs(rank: int, ports: list[int]) -> list[str]:
 
 def program(rank: int, port: int, *words: str) -> str:
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    sys.argv = [str(EXAMPLE), *words]
-    with redirect_stdout(io.StringIO()) as told:
-        runpy.run_path(str(EXAMPLE), run_name="__main__")
-    return told.getvalue()
+    return printed_by("fsdp_lm.py", *words)
