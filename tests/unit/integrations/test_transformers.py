@@ -113,6 +113,7 @@ def train_two_ranks(rank: int, folder: Path) -> None:
         resumed_as_never_interrupted(rank, folder / "kept")
         mixed_precision_and_compiled(folder / "mixed")
         epochs_and_learning_rates_are_told(folder / "epochs")
+        a_trial_keeps_nothing(folder / "trial")
         refused(folder / "refused")
         run_pages_of_docs(folder / "pages")
         run_example(folder / "example")
@@ -200,6 +201,20 @@ def epochs_and_learning_rates_are_told(folder: Path) -> None:
     assert any(
         "the learning rate has decayed" in each.reason for each in hc.controller(trainer.model_wrapped).history.events
     )
+
+
+def a_trial_keeps_nothing(folder: Path) -> None:
+    """hyperparameter_search() gives each trial a folder of its own, and begins anew."""
+    from transformers import TrainerCallback
+
+    class Searching(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+            state.is_hyper_param_search = True
+
+    options = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    trainer_of(folder, INT4, Small(), callbacks=[Searching()], **options).train()
+    assert (folder / "checkpoint-1").exists()
+    assert not (folder / "checkpoint-1" / FILE).exists()
 
 
 def refused(folder: Path) -> None:

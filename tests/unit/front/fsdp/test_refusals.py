@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.fsdp as hc
@@ -77,8 +78,8 @@ def test_two_ranks() -> None:
 def check_all(rank: int) -> None:
     mesh = mesh_of(2)
     checks = (
-        of_another_model, by_halves, over_two_meshes, twice, of_wrong_replicas, by_settings, in_a_dtype, with_hooks,
-        unused, interrupted, by_hand,
+        of_another_model, by_halves, over_two_meshes, twice, of_wrong_replicas, of_other_meshes, frozen_later,
+        by_settings, in_a_dtype, with_hooks, unused, interrupted, by_hand,
     )  # fmt: skip
     for check in checks:
         check(mesh)
@@ -138,6 +139,21 @@ def of_wrong_replicas(mesh: Any) -> None:
     )
 
 
+def of_other_meshes(mesh: Any) -> None:
+    """As by tensor parallelism."""
+    inner, outer = (mesh_of(1, 2)[name] for name in ("shards", "replicas"))
+    model = parallelize_module(nn.Linear(4, 4), inner, ColwiseParallel())
+    fully_shard(model, mesh=outer)
+    refused(UnsupportedError, "as by tensor parallelism", lambda: hc.compress(model, C.int8()))
+
+
+def frozen_later(mesh: Any) -> None:
+    """Gradients lie in a bucket as compress() has found them."""
+    model = compressed(mesh, C.int8())
+    model.head.bias.requires_grad_(False)
+    refused(ConfigError, r"freeze parameters before compress\(\)", loss_of(model, 0).backward)
+
+
 def by_settings(mesh: Any) -> None:
     model = sharded(mesh)
     model.set_gradient_divide_factor(3.0)
@@ -163,6 +179,7 @@ def with_hooks(mesh: Any) -> None:
     model = compressed(mesh, C.int8())
     model.head.weight.register_post_accumulate_grad_hook(lambda _: None)
     refused(UnsupportedError, r"step the optimizer after backward\(\)", loss_of(model, 0).backward)
+    refused(CommunicationError, "an earlier exchange failed: 'head", lambda: loss_of(model, 0))
 
 
 def unused(mesh: Any) -> None:
