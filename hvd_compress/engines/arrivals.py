@@ -27,7 +27,10 @@ class Arrivals:
         """Tell all others that this rank is in its wait number `wait`."""
 
     def missing(self, wait: int) -> tuple[int, ...] | None:
-        """Return the ranks that have not announced wait number `wait` or a later one; None where that is not known."""
+        """Return the ranks that have not announced wait number `wait` or a later one; None where that is not known.
+
+        By their numbers in the whole job.
+        """
         return None
 
 
@@ -46,7 +49,7 @@ class GroupArrivals(Arrivals):
         self.group = group_number(self.ranks)
 
     def missing(self, wait: int) -> tuple[int, ...]:
-        return tuple(self.ranks.index(rank) for rank in self.others if self.announced(rank) < wait)
+        return tuple(rank for rank in self.others if self.announced(rank) < wait)
 
     @abstractmethod
     def announced(self, rank: int) -> int:

@@ -89,6 +89,11 @@ class Engine(ABC):
         self._closed = False
 
     @property
+    def job_rank(self) -> int:
+        """The number of this rank in the whole job, by which messages name it."""
+        return self.ranks[self.rank]
+
+    @property
     def control(self) -> Engine:
         """The engine that takes small tensors on the CPU: this one, unless it takes a GPU's memory alone."""
         return self

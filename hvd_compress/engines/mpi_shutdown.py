@@ -45,7 +45,7 @@ def _on_shutdown(*_: object) -> None:
             "error, it is the cause; if not, it took fewer steps than this one"
         )
         if engine.running:
-            place = engine.place or f"rank {engine.rank}"
+            place = engine.place or f"rank {engine.job_rank}"
             print(f"CommunicationError: {place}, {engine.pending}: {engine.lost}", file=sys.stderr, flush=True)
             os._exit(1)
 

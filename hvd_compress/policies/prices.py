@@ -64,7 +64,7 @@ def measure(engine: Engine, keys: Sequence[Key], budget_s: float) -> Prices | No
     """Return prices of these collectives; None where there are none. Collective, the same on all ranks."""
     if not keys:
         return None
-    engine.place = f"rank {engine.rank}, measuring what is open, which HVD_COMPRESS_ADAPT=0 leaves out"
+    engine.place = f"rank {engine.job_rank}, measuring what is open, which HVD_COMPRESS_ADAPT=0 leaves out"
     curves, known = quick(engine, keys, budget_s) if len(keys) <= FEW else obtain(engine, budget_s)
     if missing := [key for key in keys if key not in curves.by_key]:  # all-to-all is in no whole calibration
         curves = replace(curves, by_key={**curves.by_key, **quick(engine, missing, budget_s)[0].by_key})

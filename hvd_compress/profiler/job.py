@@ -152,7 +152,7 @@ class JobProfile:
                 source = self._source(engine)
                 found = self._measure_compressor(engine.rank, source)
             except Exception as error:  # such as of memory: no collective has begun, so that training can go on
-                obstacle = f"rank {engine.rank} cannot measure {self._compressor}: {type(error).__name__}: {error}"
+                obstacle = f"rank {engine.job_rank} cannot measure {self._compressor}: {type(error).__name__}: {error}"
             told = [each for each in engine.allgather_json(obstacle) if each]
             if told:
                 return Measured(obstacle="; ".join(told))

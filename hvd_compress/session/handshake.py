@@ -55,8 +55,8 @@ def agree(engine: Engine, offer: Offer) -> Agreement:
     """Compare the offers of all ranks and return what was agreed, the same on every rank. Two collectives.
 
     Raises:
-        ConfigError: something hinders a rank, or ranks differ in settings or parameters; the message names all of it.
-            Every rank raises it.
+        ConfigError: something hinders a rank, or ranks differ in settings or parameters; the message names all of it,
+            and ranks by their numbers in the whole job. Every rank raises it.
     """
     digest = hashlib.sha256("\n".join(offer.parameters).encode()).hexdigest()
     message = {
@@ -69,13 +69,19 @@ def agree(engine: Engine, offer: Offer) -> Agreement:
         "choice": offer.choice if engine.rank == 0 else "",
     }
     answers = engine.allgather_json(message)
-    obstacles = [f"rank {rank} {answer['obstacle']}" for rank, answer in enumerate(answers) if answer.get("obstacle")]
+    obstacles = [
+        f"rank {rank} {answer['obstacle']}"
+        for rank, answer in zip(engine.ranks, answers, strict=True)
+        if answer.get("obstacle")
+    ]
     if obstacles:
         raise ConfigError("; ".join(obstacles))
     settings = [answer["settings"] for answer in answers]
     if any(other["parameters"] != settings[0]["parameters"] for other in settings):
-        raise ConfigError(_parameter_difference(engine.allgather_json(list(offer.parameters))))
-    differences = [_setting_difference(key, settings) for key in sorted({k for own in settings for k in own})]
+        raise ConfigError(_parameter_difference(engine.ranks, engine.allgather_json(list(offer.parameters))))
+    differences = [
+        _setting_difference(key, engine.ranks, settings) for key in sorted({k for own in settings for k in own})
+    ]
     if any(differences):
         raise ConfigError("settings differ between ranks: " + "; ".join(filter(None, differences)))
     loaded = [answer["resumes_with"] for answer in answers]
@@ -88,26 +94,26 @@ def agree(engine: Engine, offer: Offer) -> Agreement:
     )
 
 
-def _setting_difference(key: str, settings: Sequence[Mapping[str, str]]) -> str:
+def _setting_difference(key: str, numbers: Sequence[int], settings: Sequence[Mapping[str, str]]) -> str:
     ranks: dict[str, list[int]] = {}
-    for rank, own in enumerate(settings):
+    for rank, own in zip(numbers, settings, strict=True):
         ranks.setdefault(own.get(key, "not set"), []).append(rank)
     if len(ranks) == 1:
         return ""
     return f"{key} is " + " and ".join(f"{value} on {_name(where)}" for value, where in ranks.items())
 
 
-def _parameter_difference(lists: Sequence[Sequence[str]]) -> str:
-    """Name the ranks whose parameters are not those of rank 0, and the first parameter that differs."""
-    others = [rank for rank, own in enumerate(lists) if own != lists[0]]
-    first = lists[others[0]]
+def _parameter_difference(numbers: Sequence[int], lists: Sequence[Sequence[str]]) -> str:
+    """Name the ranks whose parameters are not those of the first, and the first parameter that differs."""
+    others = [rank for rank, own in zip(numbers, lists, strict=True) if own != lists[0]]
+    root, first = numbers[0], next(own for own in lists if own != lists[0])
     for mine, theirs in zip(lists[0], first, strict=False):
         if mine != theirs:
-            detail = f"rank 0 has {mine!r} where rank {others[0]} has {theirs!r}"
+            detail = f"rank {root} has {mine!r} where rank {others[0]} has {theirs!r}"
             break
     else:
-        detail = f"rank 0 has {len(lists[0])} of them, rank {others[0]} has {len(first)}"
-    return f"{_name(others)} optimizes other parameters than rank 0 (name, shape, dtype or device): {detail}"
+        detail = f"rank {root} has {len(lists[0])} of them, rank {others[0]} has {len(first)}"
+    return f"{_name(others)} optimizes other parameters than rank {root} (name, shape, dtype or device): {detail}"
 
 
 def _name(ranks: Sequence[int]) -> str:

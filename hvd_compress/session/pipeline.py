@@ -134,7 +134,7 @@ class Pipeline:
             try:
                 with located("first step, choice of the engine"):
                     self._engine = connect()
-                self._engine.place = f"rank {self._engine.rank}, first step, handshake"
+                self._engine.place = f"rank {self._engine.job_rank}, first step, handshake"
                 with located(self._engine.place):
                     agreed = agree(self._engine)
                     self._lay(self._engine.tracks)
@@ -176,7 +176,7 @@ class Pipeline:
             return
         assert number not in self._in_flight, f"bucket {number} was handed over twice"
         track = self._tracks[0 if first_track else number % len(self._tracks)]
-        bucket = _InFlight(exchange, lane, f"rank {self._engine.rank}, {label}", track)
+        bucket = _InFlight(exchange, lane, f"rank {self._engine.job_rank}, {label}", track)
         lane.record_input()
         # What is light runs in the thread of the collectives: to wake another one takes longer.
         is_light = exchange.is_light and lane is HOST
@@ -240,7 +240,7 @@ class Pipeline:
         """
         if self._failure is None:  # else finish(), or who waits, will say why
             assert len(self._communicated) == len(self._in_flight), "a bucket has not been launched"
-        label = f"rank {self._engine.rank}, {label}"
+        label = f"rank {self._engine.job_rank}, {label}"
 
         def located_call() -> T:
             self._engine.place = label

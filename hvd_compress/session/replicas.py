@@ -131,9 +131,9 @@ def _compare(step: int, layouts: Sequence[Layout], sums: Sums, engine: Engine) -
         return "", False
     all_sums = [Sums(**answer) for answer in engine.allgather_json(asdict(sums))]
     end = "; HVD_COMPRESS_CHECK_EVERY=0, on all ranks, leaves this check out"
-    if difference := _of_results(layouts, [each.results for each in all_sums]):
+    if difference := _of_results(layouts, engine.ranks, [each.results for each in all_sums]):
         return f"step {step}: {difference}{end}", True
-    replicas = {rank: each for rank, each in enumerate(all_sums) if each.parameters is not None}
+    replicas = {rank: each for rank, each in zip(engine.ranks, all_sums, strict=True) if each.parameters is not None}
     is_fault = len({each.arithmetic for each in replicas.values()}) == 1
     if not is_fault and engine.rank:
         return "", False  # rank 0 tells
@@ -145,14 +145,14 @@ def _digest(value: Any) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
 
 
-def _of_results(layouts: Sequence[Layout], results: Sequence[Sequence[int]]) -> str:
-    """Name the first bucket whose result differs; nothing where none does."""
+def _of_results(layouts: Sequence[Layout], ranks: Sequence[int], results: Sequence[Sequence[int]]) -> str:
+    """Name the first bucket whose result differs, on which of these ranks; nothing where none does."""
     for number, layout in enumerate(layouts):
-        odd = [rank for rank, own in enumerate(results) if own[number] != results[0][number]]
+        odd = [rank for rank, own in zip(ranks, results, strict=True) if own[number] != results[0][number]]
         if odd:
             return (
                 f"the averaged gradients of bucket {number} ({layout.called}) on {_ranks(odd)} are not those of rank "
-                "0: memory or the network has changed what was exchanged, or hvd_compress has a defect"
+                f"{ranks[0]}: memory or the network has changed what was exchanged, or hvd_compress has a defect"
             )
     return ""
 

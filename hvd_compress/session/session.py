@@ -364,7 +364,7 @@ class Session:
         try:
             policy.launched(self.step)
             exchanged = self._pipeline.finish()
-            with located(f"rank {self._engine.rank}, step {self.step}"), received():
+            with located(f"rank {self._engine.job_rank}, step {self.step}"), received():
                 native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
             self._commit(exchanged)
             self._check_replicas()

@@ -141,16 +141,16 @@ def test_ranks_tell_where_they_wait() -> None:
         arrivals.group = 7
         made.append(arrivals)
     first, second, third = made
-    assert first.missing(1) == (1, 2), "ranks are numbered within the group"
+    assert first.missing(1) == (2, 5), "ranks have their numbers in the whole job"
     second.announce(1)
-    assert (first.missing(1), third.missing(1)) == ((2,), (0,))
+    assert (first.missing(1), third.missing(1)) == ((5,), (0,))
     third.announce(2)
     assert first.missing(1) == ()
-    assert first.missing(2) == (1,)
+    assert first.missing(2) == (2,)
     second.announce(2)
     assert first.missing(2) == ()
     first.group = 8
-    assert first.missing(1) == (1, 2), "groups do not hear each other"
+    assert first.missing(1) == (2, 5), "groups do not hear each other"
 
 
 def test_processes(tmp_path: Path) -> None:
