@@ -117,13 +117,18 @@ class Handle:
         """Keep residuals in the units of a torch.amp.GradScaler."""
         self.session.loss_scale.follow(scaler)
 
-    def state_dict(self, rank: int, world_size: int) -> dict[str, Any]:
+    def state_dict(self, rank: int, world_size: int, shard: str = "") -> dict[str, Any]:
         """Return what compression remembers on this rank, as checkpoint.save()."""
-        return checkpoint.save(self.session, rank, world_size)
+        return checkpoint.save(self.session, rank, world_size, shard)
 
     def load_state_dict(
-        self, state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor], rank: int, world_size: int
+        self,
+        state: Mapping[str, Any],
+        parameters: Mapping[str, torch.Tensor],
+        rank: int,
+        world_size: int,
+        shard: str = "",
     ) -> None:
         """Load what state_dict() gave, as checkpoint.load(). `parameters`: all that there are, frozen ones too."""
         numels = {name: math.prod(gradient_shape(parameter)) for name, parameter in parameters.items()}
-        checkpoint.load(self.session, state, numels, rank, world_size)
+        checkpoint.load(self.session, state, numels, rank, world_size, shard)

@@ -14,12 +14,13 @@ from hvd_compress.session.session import Session
 from hvd_compress.warned import warn_caller
 
 
-def save(session: Session, rank: int, world_size: int) -> dict[str, Any]:
+def save(session: Session, rank: int, world_size: int, shard: str = "") -> dict[str, Any]:
     """Return what the session remembers, all on the CPU.
 
     "ranks" holds, under the name of this rank, its residuals and compressors' states by parameter name: what saves all
     ranks into one file by the names of tensors, as torch.distributed.checkpoint does, mixes no ranks up. Before the
-    first exchange they are zeros, and what compressors begin with, so that such a file can be loaded into them.
+    first exchange they are zeros, and what compressors begin with, so that such a file can be loaded into them. `shard`
+    says, behind that name, of which part of the parameters they are, where a rank has not all.
     """
     residuals, states = session.remembered()
     return {
@@ -28,11 +29,18 @@ def save(session: Session, rank: int, world_size: int) -> dict[str, Any]:
         "buckets": [list(layout.names) for layout in session.layouts] if session.cuts_stand else [],
         "choice": session.policy.chosen() if session.policy is not None else session.resumes_as,
         "remembers": bool(residuals or states),
-        "ranks": {_name(rank, world_size): {"residuals": residuals, "states": states}},
+        "ranks": {_name(rank, world_size) + shard: {"residuals": residuals, "states": states}},
     }
 
 
-def load(session: Session, saved: Mapping[str, Any], numels: Mapping[str, int], rank: int, world_size: int) -> None:
+def load(
+    session: Session,
+    saved: Mapping[str, Any],
+    numels: Mapping[str, int],
+    rank: int,
+    world_size: int,
+    shard: str = "",
+) -> None:
     """Load what save() returned, of this version or an earlier one. Nothing is communicated.
 
     Residuals of another rank, or of a job of another size, start from zero; where all ranks of that job have saved
@@ -41,6 +49,7 @@ def load(session: Session, saved: Mapping[str, Any], numels: Mapping[str, int], 
 
     Args:
         numels: numel of the gradient of each parameter that there is, by name.
+        shard: as in save(). Residuals of other shards are of other elements: no mean is taken of them.
 
     Raises:
         ConfigError: it is not what save() returns, or of unknown parameters or other lengths; nothing has changed then.
@@ -53,8 +62,8 @@ def load(session: Session, saved: Mapping[str, Any], numels: Mapping[str, int], 
         raise ConfigError(
             f"rank {rank}: this is not the state of a compression: {wrong}; load what state_dict() returned"
         )
-    name, ranks = _name(rank, world_size), saved["ranks"]
-    if name not in ranks and _is_complete(ranks):
+    name, ranks = _name(rank, world_size) + shard, saved["ranks"]
+    if name not in ranks and not shard and _is_complete(ranks):
         ranks = {name: _mean([ranks[each] for each in _names(len(ranks))])}
     whose = name if name in ranks else min(ranks)
     residuals, states = ranks[whose]["residuals"], ranks[whose]["states"]

@@ -31,8 +31,8 @@ from hvd_compress.session.report import StepReport
 from hvd_compress.settings import Settings
 from hvd_compress.warned import warn_caller
 
-_exchanges: weakref.WeakKeyDictionary[torch.nn.Module, GradientExchange] = weakref.WeakKeyDictionary()
-"""By the root module."""
+_exchanges: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[GradientExchange]] = weakref.WeakKeyDictionary()
+"""By the root module, which holds its exchange: that holds the modules."""
 _asked: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 """What compress() was called with."""
 
@@ -78,7 +78,7 @@ def compress(
     """
     given, model = model, original_of(model)
     check_request(compression)
-    if isinstance(model, torch.nn.Module) and (ddp := ddp_of(model)) is not None:
+    if isinstance(model, torch.nn.Module) and (ddp := ddp_of(model, make=True)) is not None:
         if feedback or replicas is not None:
             raise ConfigError("feedback= and replicas= are for shards, and replicate() makes none: leave them out")
         compress_composed(model, ddp, compression)
@@ -100,8 +100,8 @@ def compress(
     else:
         for group in groups:
             _install(exchange, group)
-    _exchanges[model], _asked[model] = exchange, asked
-    model.register_forward_pre_hook(_require_working)
+    _exchanges[model], _asked[model] = weakref.ref(exchange), asked
+    model.register_forward_pre_hook(partial(_require_working, exchange))
     at_end(model, exchange.session.close)
     return given
 
@@ -119,7 +119,8 @@ def decisions(model: torch.nn.Module) -> Mapping[tuple[str, ...], Decision]:
     if ddp_of(original_of(model)) is not None:
         names = names_of(original_of(model))
         return {tuple(names[int(n)] for n in bucket): one for bucket, one in handle_of(model).decisions.items()}
-    handle, exchange = handle_of(model), _exchanges[original_of(model)]
+    handle, exchange = handle_of(model), _exchange_of(original_of(model))
+    assert exchange is not None
     return {exchange.parameters_of(bucket): one for bucket, one in handle.decisions.items()}
 
 
@@ -130,21 +131,21 @@ def state_dict(model: torch.nn.Module) -> dict[str, Any]:
     """
     handle = handle_of(model)
     handle.session.loss_scale.update()
-    return handle.state_dict(dist.get_rank(), dist.get_world_size())
+    return handle.state_dict(dist.get_rank(), dist.get_world_size(), _shard_of(model))
 
 
 def load_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
     """Load what state_dict() gave. Nothing is communicated.
 
-    Residuals come back only on the rank that saved them, in a job of the same size; elsewhere they start from zero,
-    with a warning.
+    Residuals come back only on the rank that saved them, in a job of the same size and mesh; elsewhere they start from
+    zero, with a warning.
 
     Raises:
-        ConfigError: it is not such a state, or of unknown parameters or other lengths, as of another mesh.
+        ConfigError: it is not such a state, or of unknown parameters or other lengths.
         UsageError: the model is not compressed.
     """
     handle = handle_of(model)
-    handle.load_state_dict(state, handle.parameters, dist.get_rank(), dist.get_world_size())
+    handle.load_state_dict(state, handle.parameters, dist.get_rank(), dist.get_world_size(), _shard_of(model))
 
 
 def follow_loss_scale(model: torch.nn.Module, scaler: Any) -> None:
@@ -257,9 +258,9 @@ def _require_sharded(model: Any) -> None:
 
 
 @eagerly
-def _require_working(model: torch.nn.Module, _: Any) -> None:
-    if torch.is_grad_enabled() and model in _exchanges:
-        _exchanges[model].require_working()
+def _require_working(exchange: GradientExchange, _: torch.nn.Module, arguments: Any) -> None:
+    if torch.is_grad_enabled():
+        exchange.require_working()
 
 
 def handle_of(model: Any) -> Handle:
@@ -280,4 +281,14 @@ def known_handle(model: Any) -> Handle | None:
     if (ddp := ddp_of(model)) is not None:
         state = known_state(ddp)
         return None if state is None else state.handle
-    return _exchanges[model].handle if model in _exchanges else None
+    exchange = _exchange_of(model)
+    return None if exchange is None else exchange.handle
+
+
+def _shard_of(model: torch.nn.Module) -> str:
+    exchange = _exchange_of(original_of(model))
+    return "" if exchange is None else exchange.shard
+
+
+def _exchange_of(model: torch.nn.Module) -> GradientExchange | None:
+    return _exchanges[model]() if model in _exchanges else None

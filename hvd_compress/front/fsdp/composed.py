@@ -17,14 +17,19 @@ from hvd_compress.front.eagerly import eagerly
 from hvd_compress.request.request import Request
 
 
-def ddp_of(model: torch.nn.Module) -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel that replicate() has made of a module; None for other modules."""
+def ddp_of(model: torch.nn.Module, make: bool = False) -> DistributedDataParallel | None:
+    """Return the DistributedDataParallel that replicate() has made of a module; None where there is none.
+
+    `make` it where the first forward pass would; collective then.
+    """
     from torch.distributed._composable.replicate import DDP, replicate
 
     if not isinstance(model, DDP):
         return None
     state: Any = replicate.state(model)
-    if not state.has_initialized:  # else in the first forward pass
+    if not state.has_initialized:
+        if not make:
+            return None
         state.lazy_init()
     found: DistributedDataParallel = state._ddp
     return found

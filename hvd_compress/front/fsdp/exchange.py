@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,9 +12,9 @@ import torch
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import CommunicationError, UnsupportedError, UsageError
+from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.eagerly import eagerly
-from hvd_compress.front.fsdp.groups import ParamGroup
+from hvd_compress.front.fsdp.groups import ParamGroup, Shard
 from hvd_compress.front.handle import Handle
 from hvd_compress.request.request import Request
 from hvd_compress.session.replicas import ReplicaCheck
@@ -58,7 +60,7 @@ class GradientExchange:
         self._groups = {self._bucket_of(group): group for group in groups}
         self.handle = Handle(dict(self._stand_ins()), request, settings, connect, arrivals=arrivals)
         self.session = self.handle.session
-        replicas = _Locals({shard.name: shard.local for group in groups for shard in group.shards})
+        replicas = _Locals({shard.name: weakref.ref(shard) for group in groups for shard in group.shards})
         self.session.replicas = None if scatters else ReplicaCheck(replicas, settings.check_every)
         self._flats: dict[tuple[str, ...], torch.Tensor] = {}  # of shards that replicas average
         self._came: list[tuple[str, ...]] = []  # in this step
@@ -68,6 +70,14 @@ class GradientExchange:
     def parameters_of(self, bucket: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of the parameters of a bucket."""
         return tuple(shard.name for shard in self._groups[bucket].shards)
+
+    @property
+    def shard(self) -> str:
+        """Of which parts of the parameters residuals are on this rank, behind its name in a checkpoint."""
+        group = next(iter(self._groups.values()))
+        if group.shard_group is None:
+            return ""
+        return f", {group.ways} shards" if self.scatters else f", shard {group.shard_group.rank()} of {group.ways}"
 
     @eagerly
     def take(self, group: ParamGroup, gradient: torch.Tensor) -> None:
@@ -123,12 +133,28 @@ class GradientExchange:
     def _open(self) -> None:
         layouts = [self._layout(bucket) for bucket in self._groups]
         self.session.open([name for layout in layouts for name in layout.names], options=_words(self.scatters))
+        if self.scatters:
+            self._compare_shards()
         as_before = self.session.resumes_with
         if sorted(as_before) == sorted(self._groups):
             layouts = [self._layout(bucket) for bucket in as_before]
             self._ordered = True
         self.session.set_buckets(layouts, self.handle.devices)
         self._opened = True
+
+    def _compare_shards(self) -> None:
+        """Ranks must have gradients of the same parameters, and the handshake knows of how many elements. Collective.
+
+        Raises ConfigError, on all ranks alike.
+        """
+        own = [zlib.crc32(repr([(s.name, s.padded) for s in group.shards]).encode()) for group in self._groups.values()]
+        of_ranks = self.session.gather_figures(own, "which parameters have gradients")
+        for group, *found in zip(self._groups.values(), *of_ranks, strict=True):
+            if len(set(found)) > 1:
+                names = ", ".join(shard.name for shard in group.shards)
+                raise ConfigError(
+                    f"ranks train different parameters of {group.name}, this one {names}: freeze the same on all ranks"
+                )
 
     @eagerly
     @torch.no_grad()
@@ -217,13 +243,18 @@ class AllReduceHook:
 
 
 class _Locals(Mapping[str, torch.Tensor]):
-    """Tensors that are looked up when they are read: torch replaces sharded parameters."""
+    """Tensors that are looked up when they are read, as torch replaces sharded parameters.
 
-    def __init__(self, found: Mapping[str, Callable[[], torch.Tensor]]) -> None:
+    It does not hold them: a session lives until its model is dropped, and a shard knows its module.
+    """
+
+    def __init__(self, found: Mapping[str, weakref.ref[Shard]]) -> None:
         self._found = found
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._found[name]()
+        shard = self._found[name]()
+        assert shard is not None
+        return shard.local()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._found)

@@ -79,7 +79,7 @@ def check_all(rank: int) -> None:
     mesh = mesh_of(2)
     checks = (
         of_another_model, by_halves, over_two_meshes, twice, of_wrong_replicas, of_other_meshes, frozen_later,
-        by_settings, in_a_dtype, with_hooks, unused, interrupted, by_hand,
+        by_settings, in_a_dtype, with_hooks, unused, interrupted, by_hand, frozen_elsewhere,
     )  # fmt: skip
     for check in checks:
         check(mesh)
@@ -210,6 +210,18 @@ def by_hand(mesh: Any) -> None:
     model.set_manual_backward_finalization(True)
     loss = loss_of(model, 0)
     refused(UsageError, "has reduced no gradient|leave set_manual_backward_finalization", loss.backward)
+
+
+def frozen_elsewhere(mesh: Any) -> None:
+    """As many elements, of other parameters."""
+    model = Model()
+    model.blocks[1][2 * dist.get_rank()].weight.requires_grad_(False)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    hc.compress(fully_shard(model, mesh=mesh), C.int8())
+    own = f"blocks.1.{2 - 2 * dist.get_rank()}.weight"
+    words = rf"different parameters of blocks\.1, this one .*{own}.*: freeze the same"
+    refused(ConfigError, words, loss_of(model, 0).backward)
 
 
 def test_one_rank_is_told_that_nothing_is_compressed() -> None:

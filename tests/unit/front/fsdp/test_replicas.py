@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed._composable import replicate as replicate_by_ddp
 from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import hvd_compress
 import hvd_compress.fsdp as hc
-from hvd_compress.errors import ReplicaError
+from hvd_compress.errors import ConfigError, ReplicaError, UsageError
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.fsdp.training import (
     BITS,
@@ -53,7 +54,7 @@ def check_all(rank: int) -> None:
     mesh = mesh_of(2, 2)
     checks = (
         as_plain, with_other_dtypes, learns, resumes, differ, by_an_inner_mesh, chooses, overflows, replicated,
-        replicated_by_ddp, logged,
+        replicated_by_ddp, logged, over_other_shards, differ_in_requests,
     )  # fmt: skip
     for check in checks:
         check(rank, mesh)
@@ -194,6 +195,9 @@ def replicated_by_ddp(rank: int, mesh: Any) -> None:
     for request in (None, hc.Compression.dense(), hc.Compression.int4(scheme="alltoall-allgather")):
         model = sharded(None, lambda module, mesh: module)
         model = replicate_by_ddp(model)
+        if rank == 1:  # alone: nothing is communicated
+            with pytest.raises(UsageError, match="is not compressed"):
+                hvd_compress.metrics(model)
         if request is not None:
             assert hc.compress(model, request) is model
         with warnings.catch_warnings():
@@ -217,3 +221,25 @@ def logged(rank: int, mesh: Any) -> None:
         model = compressed(mesh, hc.Compression.int4())
         train(model, adam(model), range(1))
         assert {path.name for path in own.iterdir()} == ({"log.jsonl", "timeline.json"} if rank == 0 else set())
+
+
+def over_other_shards(rank: int, mesh: Any) -> None:
+    """A rank that had another shard begins with zeros, in a mesh of the same shape, too."""
+    model = compressed(mesh, hc.Compression.int4())
+    again = compressed(DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=mesh.mesh_dim_names), hc.Compression.int4())
+    loss_of(model, 0).backward()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        hc.load_state_dict(again, hc.state_dict(model))
+    (now,) = hc.state_dict(again)["ranks"].values()
+    assert any(residual.any() for residual in now["residuals"].values()) == (rank in (0, 3))
+    words = {1: "shard 1 of 2 are not loaded on rank 1 of 4, shard 0", 2: "shard 0 of 2 are not loaded on rank 2 of 4"}
+    assert [words[rank] in str(each.message) for each in told] == ([True] if rank in (1, 2) else [])
+
+
+def differ_in_requests(rank: int, mesh: Any) -> None:
+    """Ranks are named by their numbers in the job, not among those that have the same shard."""
+    model = compressed(mesh, hc.Compression.int8() if rank < 2 else hc.Compression.int4())
+    words = rf"rank {rank}, .*bits=8.* on rank {rank % 2} and .*bits=4.* on rank {rank % 2 + 2}"
+    with pytest.raises(ConfigError, match=words):
+        loss_of(model, 0).backward()

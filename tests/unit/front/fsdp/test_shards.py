@@ -6,7 +6,9 @@ import tests.unit.front.fsdp.supported  # noqa: F401
 
 # isort: split
 
+import gc
 import math
+import threading
 import weakref
 from functools import partial
 from pathlib import Path
@@ -22,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 import hvd_compress.fsdp as hc
 from hvd_compress.events.history import read
 from hvd_compress.front.fsdp.exchange import ReduceScatterComm
-from tests.unit.front.ddp.job import run_ranks
+from tests.unit.front.ddp.job import LIMIT_S, run_ranks
 from tests.unit.front.fsdp.training import (
     BITS,
     BLOCKS,
@@ -50,7 +52,7 @@ def check_all(rank: int) -> None:
     mesh = mesh_of(2)
     checks = (
         as_plain, with_other_dtypes, accumulated, learns, resumes, overlaps, overflows, leaves_out, called_twice,
-        checkpointed, orders, lets_go, logged,
+        checkpointed, orders, lets_go, logged, of_another_mesh, dropped,
     )  # fmt: skip
     for check in checks:
         check(rank, mesh)
@@ -250,3 +252,33 @@ def logged(rank: int, mesh: Any) -> None:
             windows = [event for event in events if event.kind == "window"]
             assert [event.bucket for event in windows] == list(range(BLOCKS + 1))
             assert all(0.13 < event.wire_ratio < 0.15 for event in windows if event.wire_ratio is not None)
+
+
+def of_another_mesh(rank: int, mesh: Any) -> None:
+    """Residuals of shards that were cut otherwise are of other elements, though they may be as many."""
+    model, again = (compressed(mesh, hc.Compression.int4(), feedback=True) for _ in range(2))
+    loss_of(model, 0).backward()
+    saved = hc.state_dict(model)
+    (own,) = saved["ranks"].values()
+    saved["ranks"] = {f"rank {each} of 4, 4 shards": own for each in range(4)}
+    with pytest.warns(UserWarning, match=f"4 shards are not loaded on rank {rank} of 2, 2 shards, which starts from"):
+        hc.load_state_dict(again, saved)
+    (now,) = hc.state_dict(again)["ranks"].values()
+    assert not any(residual.any() for residual in now["residuals"].values())
+
+
+def dropped(rank: int, mesh: Any) -> None:
+    """With a model go its exchange and the threads of that."""
+    gc.collect()
+    before = threading.active_count()
+    model = compressed(mesh, hc.Compression.int4())
+    loss_of(model, 0).backward()
+    assert threading.active_count() > before
+    reference = weakref.ref(model)
+    del model
+    gc.collect()
+    assert reference() is None
+    for thread in threading.enumerate():  # which end by themselves
+        if thread.name.startswith("hvd-compress"):
+            thread.join(LIMIT_S)
+    assert threading.active_count() == before
