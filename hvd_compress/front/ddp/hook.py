@@ -105,9 +105,13 @@ class GradientHook:
         try:
             return self._take(bucket)
         except BaseException as error:  # other ranks may wait for this one: it must be able to end
-            self.session.fail(error)
-            self._failure = str(error) or type(error).__name__
+            self.fail(error)
             raise
+
+    def fail(self, error: BaseException) -> None:
+        """An error has left DDP within a step: exchange nothing more, and let no forward pass begin."""
+        self.session.fail(error)
+        self._failure = str(error) or type(error).__name__
 
     def came(self) -> None:
         """A gradient was accumulated. Warn, once, where DDP does not know of it."""
@@ -266,7 +270,8 @@ class GradientHook:
             if unknown := [tuple(p.shape) for p in parameters if id(p) not in self._names]:
                 raise ConfigError(
                     f"DDP reduces a parameter of shape {unknown[0]} that was frozen when compress() was called: freeze "
-                    "and unfreeze parameters before the model is wrapped"
+                    "and unfreeze parameters before the model is wrapped; or it is of another model that the same pair "
+                    "of hook() is registered with, and each needs its own"
                 )
             names, flat = tuple(self._names[each] for each in key), _real(bucket.buffer())
             shapes = tuple(self.handle.slots[name].shape for name in names)

@@ -30,6 +30,11 @@ _wrapper_of: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Any]] = weak
 """The compressed DDP model, by the module within it."""
 
 
+_OF_TWO = (
+    "a pair of hook() is registered with two models, and each needs what it remembers for itself: call hook() for each"
+)
+
+
 class CompressionState:
     """What DDP hands to its communication hook: what was asked for, and what this rank remembers.
 
@@ -77,8 +82,11 @@ class CompressionState:
     def attach(self, model: DistributedDataParallel) -> None:
         """Exchange the gradients of `model`, with which the program has registered this.
 
-        Raises UnsupportedError for a model whose gradients no hook sees, and what Handle raises.
+        Raises UnsupportedError for a model whose gradients no hook sees, UsageError where this is another model's, and
+        what Handle raises.
         """
+        if self.handle is not None:
+            raise UsageError(_OF_TWO)
         self._make(model)
         self._know(model)
 
@@ -113,8 +121,13 @@ def exchange(state: CompressionState, bucket: GradBucket) -> Result:
     """DDP's communication hook."""
     if state.hook is None:  # it was registered by the program
         model = _holder_of(state)
-        state.attach(model)
-        require_working(model, None)  # this step's forward pass was before
+        try:
+            state.attach(model)
+            require_working(model, None)  # this step's forward pass was before
+        except BaseException as error:
+            if state.hook is not None:  # else torch's own assertion fails in the next forward pass
+                state.hook.fail(error)
+            raise
     assert state.hook is not None
     return state.hook(bucket)
 
@@ -153,9 +166,12 @@ def inner(model: torch.nn.Module) -> torch.nn.Module:
 
 def _holder_of(state: CompressionState) -> DistributedDataParallel:
     """Return the model with which a state is registered, of which DDP tells its hook nothing. Once in a training."""
-    for each in gc.get_objects():
-        if isinstance(each, DistributedDataParallel) and any(held is state for _, held in each._comm_hooks):
-            return each
+    models = [each for each in gc.get_objects() if isinstance(each, DistributedDataParallel)]
+    holders = [each for each in models if any(held is state for _, held in each._comm_hooks)]
+    if len(holders) > 1:
+        raise UsageError(_OF_TWO)
+    if holders:
+        return holders[0]
     raise UsageError(
         "the DistributedDataParallel of this communication hook is not found, as after gc.freeze(): call "
         "compress(model, ...) in the place of model.register_comm_hook(*hook(...))"

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress
 import hvd_compress.ddp as hc
-from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
 from tests.harness import remembered
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import (
@@ -77,6 +77,33 @@ def resume(rank: int) -> None:
         train(again, others, rank, range(3, 6))
         assert hc.last_step(again).step == 5
         assert torch.equal(flat(going), flat(again)), name
+
+
+def test_a_pair_of_two_models() -> None:
+    run_ranks(of_two, ranks=2)
+
+
+def of_two(rank: int) -> None:
+    """Whether they meet before the first step or behind it; and what was refused stays so."""
+    words = r"is registered with two models, .*call hook\(\) for each"
+    pair = hc.hook(REQUESTS["int4"])
+    first, second = (registered(make_model(), pair) for _ in range(2))
+    with pytest.raises(UsageError, match=words):
+        loss_of(first, rank, 0).backward()
+    pair = hc.hook(REQUESTS["int4"])
+    first = registered(make_model(), pair)
+    train(first, optimizer_of(first), rank, range(2))
+    second = registered(make_model(), pair)
+    with pytest.raises(UsageError, match=words):
+        hvd_compress.metrics(second)
+    with pytest.raises(ConfigError, match=r"that the same pair of hook\(\) is registered with"):
+        loss_of(second, rank, 0).backward()
+    state = pickle.loads(pickle.dumps(pair[0]))
+    other = registered(torch.nn.Linear(13, 3), (state, pair[1]))
+    with pytest.raises(ConfigError, match="there is no such parameter"):
+        loss_of(other, rank, 0).backward()
+    with pytest.raises(CommunicationError, match=r"earlier exchange failed: .*there is no such parameter"):
+        loss_of(other, rank, 1)
 
 
 def test_what_it_refuses() -> None:
