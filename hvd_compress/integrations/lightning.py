@@ -43,10 +43,10 @@ _FSDP = "under FSDP2 (ModelParallelStrategy), compress with hvd_compress.fsdp"
 class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read Lightning
     """Compresses the gradients of a Trainer whose strategy is "ddp", in each fit().
 
-    A second fit() goes on with the residuals of the first. Checkpoints of the Trainer hold those of all ranks, which
-    are gathered on rank 0, 4 bytes an element each, and fit(ckpt_path=...) goes on with them; weights-only checkpoints
-    hold none. As Lightning wants it, all ranks call save_checkpoint(). What is saved after an exception, where other
-    ranks may not come, holds the residuals of rank 0, and the others begin with zeros.
+    A second fit() of a module goes on with the residuals of the first. Checkpoints of the Trainer hold those of all
+    ranks, which are gathered on rank 0, 4 bytes an element each, and fit(ckpt_path=...) goes on with them; weights-only
+    checkpoints hold none. As Lightning wants it, all ranks call save_checkpoint(). What is saved after an exception,
+    where other ranks may not come, holds the residuals of rank 0, and the others begin with zeros.
 
     The loss scale of precision="16-mixed" is followed. Compression.accordion() is told of learning rates, and of the
     end of each epoch. Functions of hvd_compress.ddp take `trainer.strategy.model` while fit() runs.
@@ -69,12 +69,15 @@ class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read L
         self._wants_logs = log  # not `log`, as which Lightning sets that of the module
         self._model: Any = None  # while fit() runs
         self._kept: Mapping[str, Any] | None = None  # for the model of the next fit()
+        self._kept_of: weakref.ref[Any] | None = None  # the module that was trained; None where it was loaded
         self._is_alone = False  # after an exception, of which other ranks may not know
         self._epoch_ended = self._begun_at = -1  # steps
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuse what cannot be compressed, before anything is wrapped."""
         self._release()  # an earlier fit() may have failed
+        if stage == "fit" and self._kept_of is not None and self._kept_of() is not pl_module:
+            self._kept = self._kept_of = None  # another model loses something else
         self._is_alone = False
         if sum(isinstance(each, CompressGradients) for each in trainer.callbacks) > 1:
             raise UsageError(
@@ -95,7 +98,7 @@ class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read L
                 f'Trainer(strategy="ddp"); {_FSDP}'
             )
         hc.compress(model, self.compression)
-        self._model, self._epoch_ended = model, -1
+        self._model, self._kept_of, self._epoch_ended = model, weakref.ref(pl_module), -1
         if self._kept is not None:
             hc.load_state_dict(model, self._kept)
             self._kept = None
@@ -149,7 +152,7 @@ class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read L
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take what state_dict() returned on rank 0, on every rank the same, before or after the model is wrapped."""
         if self._model is None:
-            self._kept = state_dict
+            self._kept, self._kept_of = state_dict, None
         else:
             hc.load_state_dict(self._model, state_dict)
 

@@ -221,6 +221,9 @@ def fits_again(rank: int, folder: Path) -> None:
     trainer.fit(module, batches())
     check_ranks_equal(module, "again")
     assert same(whole, module)
+    # a model that is not that begins with zeros, as in a search for hyperparameters
+    once = trained(CompressGradients(INT4), module=Net(momentum=0))
+    assert same(once, trained(callback, module=Net(momentum=0)))
 
 
 @ranks_of_lightning
