@@ -107,11 +107,26 @@ def _training_loop() -> tuple[Trainer, str | None]:
     )
 
 
+def _read(path: str) -> tuple[dict[str, Any], str]:
+    """Return what is in a file, and why it cannot be read, or nothing."""
+    try:
+        return torch.load(path, weights_only=True), ""
+    except Exception as error:  # of many kinds, where a file is cut or of something else
+        return {}, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'without words'}"
+
+
 def _load(model: Any, path: str) -> None:
-    """Load residuals on all ranks or on none, so that all begin with the same step."""
-    found = of_all_ranks(os.path.isfile(path))
+    """Load residuals on all ranks or on none, so that all begin with the same step, and none waits for another."""
+    saved, obstacle = _read(path) if os.path.isfile(path) else ({}, "")
+    found, obstacles = zip(*of_all_ranks((os.path.isfile(path), obstacle)), strict=True)
+    if any(obstacles):
+        rank = next(rank for rank, each in enumerate(obstacles) if each)
+        raise ConfigError(
+            f"{path} cannot be read on rank {rank}: {obstacles[rank]}; resume from another checkpoint, or remove this "
+            "file, on every host, so that residuals begin with zeros"
+        )
     if all(found):
-        ddp.load_gathered_state_dict(model, torch.load(path, weights_only=True))
+        ddp.load_gathered_state_dict(model, saved)
     elif any(found):
         raise ConfigError(
             f"{path} is there on rank {found.index(True)} but not on rank {found.index(False)}: save with "

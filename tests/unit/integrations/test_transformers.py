@@ -177,6 +177,11 @@ def resumed_as_never_interrupted(rank: int, folder: Path) -> None:
     own = str(folder / ("without" if rank else "checkpoint-6"))
     with pytest.raises(ConfigError, match="is there on rank 0 but not on rank 1: save with save_on_each_node=True"):
         trainer_of(folder, INT4, gpt2()).train(resume_from_checkpoint=own)
+    if rank == 1:  # a host of its own has written it by halves
+        whole = (folder / "checkpoint-6" / FILE).read_bytes()
+        (folder / "without" / FILE).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match=r"cannot be read on rank 1: .*; resume from another checkpoint"):
+        trainer_of(folder, INT4, gpt2()).train(resume_from_checkpoint=own)
 
 
 def mixed_precision_and_compiled(folder: Path) -> None:
