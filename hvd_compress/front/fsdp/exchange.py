@@ -108,8 +108,9 @@ class GradientExchange:
         self._came.append(bucket)
         number = [layout.names for layout in self.session.layouts].index(bucket)
         if not self.scatters:
-            flat = self._flats.setdefault(bucket, torch.empty_like(gradient))
-            gradient = flat.copy_(gradient)
+            if bucket not in self._flats:
+                self._flats[bucket] = torch.empty_like(gradient)
+            gradient = self._flats[bucket].copy_(gradient)
         self.session.mark_ready(number)
         self.session.submit(number, gradient)
 
@@ -172,8 +173,11 @@ class GradientExchange:
             self.session.end_step()
             for number, layout in enumerate(self.session.layouts):
                 result = self.session.result(number) if self.scatters else self._flats[layout.names]
-                shards = self._groups[layout.names].shards
-                for shard, part in zip(shards, torch.split(result, [each.numel for each in shards]), strict=True):
+                group = self._groups[layout.names]
+                group.wait()
+                for shard, part in zip(
+                    group.shards, torch.split(result, [each.numel for each in group.shards]), strict=True
+                ):
                     shard.add(part)
             self._order()
         except BaseException as error:

@@ -52,6 +52,8 @@ class Shard:
     def add(self, part: torch.Tensor) -> None:
         """Add this rank's part (numel,) of a result to the sharded gradient."""
         gradient: Any = self.parameter.grad
+        if self.owner.grad_offload_event is not None:  # on its way to the host
+            self.owner.grad_offload_event.synchronize()
         size = self.owner.sharded_size
         local = gradient.to_local()
         local.add_(part[: size.numel()].view(size).to(local))
@@ -97,6 +99,14 @@ class ParamGroup:
         if raw.post_forward_mesh_info == raw.mesh_info:
             raw.post_forward_mesh_info = alone
         raw.mesh_info = alone
+
+    def wait(self) -> None:
+        """Let the calling thread's stream wait for what FSDP does with the reduced gradient.
+
+        FSDP's own end of a backward pass does, but not with set_is_last_backward(False).
+        """
+        if self._raw._post_reduce_event is not None:
+            self._raw.device_handle.current_stream().wait_event(self._raw._post_reduce_event)
 
     def require_as_it_was(self, numel: int, dtype: torch.dtype) -> None:
         """Raise what keeps a gradient of this step from being the one that was expected.

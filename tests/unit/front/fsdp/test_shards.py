@@ -93,7 +93,9 @@ def accumulated(rank: int, mesh: Any) -> None:
             model.set_requires_gradient_sync(micro == 2)
             loss_of(model, micro).backward()
         found[name] = [gradients(model)]
+        model.set_is_last_backward(False)  # so that FSDP does not wait for them
         loss_of(model, 3).backward()  # a second exchange into the same gradients
+        model.set_is_last_backward(True)
         found[name].append(gradients(model))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         found[name].append(gradients(model))
