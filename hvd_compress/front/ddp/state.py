@@ -141,7 +141,7 @@ def state_of(model: Any) -> CompressionState:
     if found is None:
         raise UsageError(
             f"this {type(model).__name__} is not compressed: pass the DistributedDataParallel that compress() was "
-            "called for"
+            "called for (in Lightning trainer.strategy.model during fit(), in transformers trainer.model_wrapped)"
         )
     return found
 
@@ -166,7 +166,8 @@ def inner(model: torch.nn.Module) -> torch.nn.Module:
 
 def _holder_of(state: CompressionState) -> DistributedDataParallel:
     """Return the model with which a state is registered, of which DDP tells its hook nothing. Once in a training."""
-    models = [each for each in gc.get_objects() if isinstance(each, DistributedDataParallel)]
+    # isinstance() would ask an object for its __class__, at which others' proxies warn or raise
+    models = [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]
     holders = [each for each in models if any(held is state for _, held in each._comm_hooks)]
     if len(holders) > 1:
         raise UsageError(_OF_TWO)

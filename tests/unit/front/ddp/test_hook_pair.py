@@ -106,6 +106,27 @@ def of_two(rank: int) -> None:
         loss_of(other, rank, 1)
 
 
+class Proxy:
+    """As weakref.proxy() of what is gone, or a module's attribute that torch has deprecated."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise ReferenceError("asked for its class")
+
+
+def test_it_asks_nothing_of_other_objects() -> None:
+    run_ranks(pass_over, ranks=1)
+
+
+def pass_over(_: int) -> None:
+    """In the first backward pass the model is looked for among all objects."""
+    proxies = [Proxy()]
+    assert any(each is proxies[0] for each in gc.get_objects())
+    ddp = registered(make_model(), hc.hook(REQUESTS["int4"]))
+    loss_of(ddp, 0, 0).backward()
+    assert hc.last_step(ddp).step == 0
+
+
 def test_what_it_refuses() -> None:
     with pytest.raises(ConfigError, match=r"Compression.int4 is a function"):
         hc.hook(hc.Compression.int4)
@@ -119,6 +140,11 @@ def refuse(_: int) -> None:
     ddp = registered(model, hc.hook(REQUESTS["int4"]))
     with pytest.raises(UnsupportedError, match="'0' has sparse gradients"):
         ddp(torch.tensor([1])).sum().backward()
+    pair = hc.hook(REQUESTS["int4"])
+    first, second = registered(make_model(), pair), registered(make_model(), pair)
+    loss_of(first, 0, 0).backward()
+    with pytest.raises(ConfigError, match=r"or is of another model: .* call hook\(\) for each model by itself"):
+        loss_of(second, 0, 0).backward()
     ddp = registered(make_model(), hc.hook(REQUESTS["int4"]))
     gc.freeze()
     with pytest.raises(UsageError, match=r"after gc.freeze\(\): call compress\(model, ...\)"):
