@@ -5,7 +5,16 @@ from __future__ import annotations
 import sys
 import warnings
 
-_INNER = "hvd_compress", "torch", "horovod", "contextlib", "accelerate", "transformers"
+_INNER = (
+    "hvd_compress",
+    "torch",
+    "horovod",
+    "contextlib",
+    "accelerate",
+    "transformers",
+    "lightning",
+    "pytorch_lightning",
+)
 
 
 def warn_caller(message: str) -> None:

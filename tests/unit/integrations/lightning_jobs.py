@@ -489,8 +489,9 @@ def in_one_process(rank: int, folder: Path) -> None:
     module, callback = Net(momentum=0), CompressGradients(Compression.accordion(INT8, INT4))
     options = {"strategy": "auto", "devices": 1, "logger": CSVLogger(folder), "log_every_n_steps": 4}
     trainer = trainer_of(callback, **options)
-    with pytest.warns(UserWarning, match="there is one process, so no gradients are exchanged"):
+    with pytest.warns(UserWarning, match="there is one process, so no gradients are exchanged") as told:
         trainer.fit(module, batches())
+    assert [each.filename for each in told if "one process" in str(each.message)] == [__file__], "the program's line"
     trainer.fit_loop.max_epochs = 3
     trainer.fit(module, batches())
     trainer.save_checkpoint(folder / "saved")
