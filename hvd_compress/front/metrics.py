@@ -31,7 +31,8 @@ def _handle_of(trained: Any) -> Handle | None:
     state = known_state(trained)
     if state is None:
         raise UsageError(
-            f"this {type(trained).__name__} is not compressed: pass the model that compress() was called for, or the "
-            "optimizer that DistributedOptimizer() has returned"
+            f"this {type(trained).__name__} is not compressed: pass the model that compress() was called for (in "
+            "Lightning trainer.strategy.model during fit(), in transformers trainer.model_wrapped), or the optimizer "
+            "that DistributedOptimizer() has returned"
         )
     return state.handle

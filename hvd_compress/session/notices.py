@@ -22,8 +22,8 @@ def tell_float64(names: Sequence[str], count: int) -> None:
 def tell_one_rank() -> None:
     """There is nobody to exchange gradients with."""
     log.warning(
-        "hvd_compress: there is one rank, so nothing is exchanged, and compressing gradients only takes time: launch "
-        "the training with mpirun, horovodrun or torchrun to have several"
+        "hvd_compress: there is one rank, so nothing is exchanged, and compressing gradients gains nothing, but takes "
+        "time and changes them: launch the training with mpirun, horovodrun or torchrun to have several"
     )
 
 

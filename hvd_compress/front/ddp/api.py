@@ -79,8 +79,8 @@ def compress(model: DistributedDataParallel, compression: Request) -> Distribute
     state, wrapped = CompressionState(compression), original_of(model)
     if trains_alone(wrapped):
         warn_caller(
-            "there is one process, so no gradients are exchanged and none are compressed: launch the program with "
-            "torchrun, and wrap the model in DistributedDataParallel"
+            "there is one process, so no gradients are exchanged and none are compressed: to have several, launch the "
+            "program with torchrun, and wrap the model in DistributedDataParallel where no library does"
         )
         state.attach_alone(wrapped)
         return model

@@ -62,8 +62,8 @@ def _not_wrapped(model: Any) -> str:
         return "DataParallel is one process, which exchanges no gradients: use DistributedDataParallel and torchrun"
     if _is_sharded(model):
         return (
-            f"{kind} is sharded by torch.distributed.fsdp, which exchanges gradients without DDP's hook: with "
-            "fully_shard(), use compress() of hvd_compress.fsdp"
+            f"{kind} is sharded by torch.distributed.fsdp, which exchanges gradients without DDP's hook: shard the "
+            "plain module with fully_shard(), and use compress() of hvd_compress.fsdp"
         )
     if isinstance(model, torch.optim.Optimizer):
         return (
@@ -72,5 +72,6 @@ def _not_wrapped(model: Any) -> str:
         )
     return (
         f"compress() takes a model that is wrapped, and this is a {kind}: {before_wrapping()}model = "
-        "DistributedDataParallel(model), then compress(model, ...)"
+        "DistributedDataParallel(model), then compress(model, ...); where Lightning, Accelerate or transformers wrap "
+        "it, hvd_compress.integrations has a line for each"
     )

@@ -252,8 +252,9 @@ def _require_sharded(model: Any) -> None:
         return
     raise ConfigError(
         f"compress() takes a model that fully_shard() was called for, and this {type(model).__name__} is none: "
-        f"{before_wrapping()}fully_shard() its submodules and the model itself, then compress(model, ...); a "
-        "DistributedDataParallel goes to hvd_compress.ddp"
+        f"{before_wrapping()}fully_shard() the submodules of the plain model and the model itself, then "
+        "compress(model, ...); a DistributedDataParallel goes to hvd_compress.ddp, and a FullyShardedDataParallel "
+        "(FSDP1) nowhere"
     )
 
 

@@ -61,9 +61,15 @@ class TestRefusal:
         ("wrap", "words"),
         [
             (torch.nn.DataParallel, "DataParallel is one process"),
-            (sharded, r"is sharded by torch\.distributed\.fsdp.*use compress\(\) of hvd_compress\.fsdp"),
+            (
+                sharded,
+                r"is sharded .*: shard the plain module with fully_shard\(\), .* of hvd_compress\.fsdp",
+            ),
             (optimizer_of, "this is the optimizer SGD: with Horovod, pass compression="),
-            (lambda model: None, r"this is a NoneType: model = DistributedDataParallel\(model\)"),
+            (
+                lambda model: None,
+                r"this is a NoneType: model = DistributedDataParallel\(model\).*hvd_compress\.integrations",
+            ),
         ],
     )
     def test_what_is_no_ddp_model(self, wrap: Callable[[torch.nn.Module], Any], words: str) -> None:

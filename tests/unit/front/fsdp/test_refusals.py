@@ -92,9 +92,9 @@ def refused(error: type[Exception], words: str, call: Callable[[], Any]) -> None
 
 
 def of_another_model(mesh: Any) -> None:
-    refused(ConfigError, r"fully_shard\(\) its submodules and the model", lambda: hc.compress(Model(), C.int8()))
+    refused(ConfigError, r"fully_shard\(\) the submodules of the plain model", lambda: hc.compress(Model(), C.int8()))
     ddp = DistributedDataParallel(Model())
-    refused(ConfigError, "goes to hvd_compress.ddp", lambda: hc.compress(ddp, C.int8()))
+    refused(ConfigError, r"hvd_compress\.ddp, and a .* \(FSDP1\) nowhere", lambda: hc.compress(ddp, C.int8()))
     refused(ConfigError, r"call it, as in Compression.int8\(\)", lambda: hc.compress(sharded(mesh), C.int8))
     refused(UsageError, "pass the root module", lambda: hc.last_step(sharded(mesh)))
 
