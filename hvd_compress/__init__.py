@@ -7,7 +7,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hvd_compress import ddp as ddp
     from hvd_compress import errors as errors
+    from hvd_compress import fsdp as fsdp
     from hvd_compress import native as native
     from hvd_compress import torch as torch
 
@@ -16,7 +18,7 @@ __version__ = "0.1.0"
 
 __all__ = ["__version__", "metrics", "patch_horovod"]
 
-_PUBLIC_MODULES = ("errors", "native", "torch")
+_PUBLIC_MODULES = ("ddp", "errors", "fsdp", "native", "torch")
 
 
 def __getattr__(name: str) -> ModuleType:

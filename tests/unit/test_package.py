@@ -21,6 +21,7 @@ def test_public_modules_need_no_import_of_their_own() -> None:
 import hvd_compress
 assert hvd_compress.native.MAX_NUMEL == 2**31 - 1
 assert issubclass(hvd_compress.errors.ConfigError, ValueError)
+assert hvd_compress.ddp.Compression.int4() == hvd_compress.fsdp.Compression.int4()
 assert not hasattr(hvd_compress, "nativ")
 """
     subprocess.run([sys.executable, "-c", program], check=True)
