@@ -51,7 +51,8 @@ class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read L
     The loss scale of precision="16-mixed" is followed. Compression.accordion() is told of learning rates, and of the
     end of each epoch. Functions of hvd_compress.ddp take `trainer.strategy.model` while fit() runs.
 
-    Works with the packages lightning and pytorch_lightning. In one process it does nothing but warn.
+    Works with the packages lightning and pytorch_lightning. In one process with strategy="auto" it does nothing but
+    warn; with "ddp" there is a DDP of one rank, whose gradients are compressed as on a cluster.
 
     Args:
         compression: what a function of `Compression` returns.
