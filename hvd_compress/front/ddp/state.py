@@ -6,7 +6,7 @@ import gc
 import weakref
 from collections.abc import Container, Mapping
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import distributed as dist
@@ -167,12 +167,12 @@ def inner(model: torch.nn.Module) -> torch.nn.Module:
 def _holder_of(state: CompressionState) -> DistributedDataParallel:
     """Return the model with which a state is registered, of which DDP tells its hook nothing. Once in a training."""
     # isinstance() would ask an object for its __class__, at which others' proxies warn or raise
-    models = [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]
+    models: list[Any] = [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]
     holders = [each for each in models if any(held is state for _, held in each._comm_hooks)]
     if len(holders) > 1:
         raise UsageError(_OF_TWO)
     if holders:
-        return holders[0]
+        return cast(DistributedDataParallel, holders[0])
     raise UsageError(
         "the DistributedDataParallel of this communication hook is not found, as after gc.freeze(): call "
         "compress(model, ...) in the place of model.register_comm_hook(*hook(...))"
