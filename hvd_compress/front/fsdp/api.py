@@ -100,6 +100,9 @@ def compress(
     else:
         for group in groups:
             _install(exchange, group)
+        if replicas is not None:  # of which FSDP does not know
+            for group in groups_of(model, frozen=True):
+                _install(exchange, group)
     _exchanges[model], _asked[model] = weakref.ref(exchange), asked
     model.register_forward_pre_hook(partial(_require_working, exchange))
     at_end(model, exchange.session.close)

@@ -101,6 +101,11 @@ class GradientExchange:
 
     def _take(self, group: ParamGroup, gradient: torch.Tensor) -> None:
         bucket = self._bucket_of(group)
+        if bucket not in self._groups:
+            raise UsageError(
+                f"{group.name} is trained, and all of it was frozen when compress() was called: replicas do not "
+                "exchange its gradients. Leave a parameter of it unfrozen until then, or shard a new model"
+            )
         group.require_as_it_was(gradient.numel() // (group.ways if self.scatters else 1), gradient.dtype)
         self._finish_behind_this_pass()
         if not self._came:

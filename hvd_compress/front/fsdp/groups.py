@@ -156,8 +156,10 @@ class ParamGroup:
             )
 
 
-def groups_of(model: torch.nn.Module) -> list[ParamGroup]:
-    """Return the groups with trainable parameters, in the order in which a backward pass probably comes by them.
+def groups_of(model: torch.nn.Module, frozen: bool = False) -> list[ParamGroup]:
+    """Return the groups with trainable parameters, or those without, if `frozen`.
+
+    In the order in which a backward pass probably comes by them.
 
     Raises:
         ConfigError: parameters that are in no group, or one of a module that has several.
@@ -169,7 +171,7 @@ def groups_of(model: torch.nn.Module) -> list[ParamGroup]:
         managed |= {id(each.sharded_param) for each in raw.fsdp_params}
         managed |= {id(p) for each in raw.fsdp_params if (p := getattr(each, "_unsharded_param", None)) is not None}
         group = ParamGroup(module, names[id(module)], raw, names)
-        if group.shards:
+        if bool(group.shards) != frozen:
             groups.append(group)
     left = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in managed]
     if left:

@@ -146,6 +146,15 @@ def by_an_inner_mesh(rank: int, mesh: Any) -> None:
     for model in (native, inner):
         train(model, adam(model), range(3))
     assert torch.equal(parameters(native), parameters(inner))
+    late = sharded(mesh["shards"])
+    late.blocks[1].requires_grad_(False)
+    hc.compress(late, hc.Compression.int4(), replicas=mesh.get_group("replicas"))
+    loss_of(late, 0).backward()
+    late.blocks[1].requires_grad_(True)
+    with pytest.raises(
+        UsageError, match=r"blocks\.1 is trained, and all of it was frozen when compress\(\) was called"
+    ):
+        loss_of(late, 1).backward()
 
 
 def chooses(rank: int, mesh: Any) -> None:
