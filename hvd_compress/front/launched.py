@@ -6,8 +6,8 @@ import os
 
 from torch import distributed as dist
 
-SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE", "WORLD_SIZE")
-"""Where mpirun, horovodrun and torchrun say how many ranks there are."""
+SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+"""Where mpirun, horovodrun, torchrun and srun say how many ranks there are."""
 
 
 def has_several_ranks() -> bool:

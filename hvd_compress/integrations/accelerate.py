@@ -1,4 +1,4 @@
-"""Accelerate: `compress(accelerator, model)` for a model that `accelerator.prepare()` has wrapped."""
+"""Accelerate: `compress(accelerator, model, Compression.auto())` for what `accelerator.prepare()` has wrapped."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ _OTHERS = {
 """Why nothing is compressed where Accelerate does not wrap the model in DDP, and what to do."""
 
 
-def compress(
-    accelerator: Accelerator, model: DistributedDataParallel, compression: Request | None = None
-) -> DistributedDataParallel:
+def compress(accelerator: Accelerator, model: DistributedDataParallel, compression: Request) -> DistributedDataParallel:
     """Send the gradients of a prepared model compressed, and keep the residuals in Accelerate's checkpoints.
 
     As hvd_compress.ddp.compress(), whose other functions take the model, too; behind accelerator.prepare(), on every
@@ -52,7 +50,7 @@ def compress(
     Args:
         accelerator: that has prepared the model.
         model: what accelerator.prepare() returned; compiled as well.
-        compression: what a function of `Compression` returns; `Compression.auto()` by default.
+        compression: what a function of `Compression` returns.
 
     Returns:
         The model itself.
@@ -69,7 +67,7 @@ def compress(
             "compress(accelerator, model, ...)"
         )
     require_wrapped(accelerator, model, "call compress() with what accelerator.prepare(model, ...) returned")
-    ddp.compress(model, Compression.auto() if compression is None else compression)
+    ddp.compress(model, compression)
     if accelerator.scaler is not None:
         ddp.follow_loss_scale(model, accelerator.scaler)
     _register(accelerator, model)

@@ -45,7 +45,7 @@ class CompressGradients(TrainerCallback):  # type: ignore[misc]  # mypy does not
     In one process nothing is compressed, and a warning says so.
 
     Args:
-        compression: what a function of `Compression` returns; `Compression.auto()` by default.
+        compression: what a function of `Compression` returns.
         log: whether figures are logged. Each time, measuring an error takes three passes over gradients on rank 0.
 
     Raises:
@@ -55,9 +55,9 @@ class CompressGradients(TrainerCallback):  # type: ignore[misc]  # mypy does not
         UsageError: in train(), the model is compressed otherwise, or DistributedDataParallelKwargs has a comm_hook.
     """
 
-    def __init__(self, compression: Request | None = None, log: bool = True) -> None:
-        self.compression = Compression.auto() if compression is None else compression
-        check_compression(self.compression)
+    def __init__(self, compression: Request, log: bool = True) -> None:
+        check_compression(compression)
+        self.compression = compression
         self.log = log
         self._model: Any = None
 

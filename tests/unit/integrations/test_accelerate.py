@@ -211,7 +211,7 @@ def refused() -> None:
         compress(loop.accelerator, loop.optimizer, INT4)
     compress(loop.accelerator, loop.model, INT4)
     with pytest.raises(UsageError, match=r"compressed already, .*: wrap the module anew"):
-        compress(loop.accelerator, loop.model)
+        compress(loop.accelerator, loop.model, hc.Compression.auto())
     for hook in ("fp16", INT4):  # Accelerate takes no notice of the second
         loop = Loop(kwargs_handlers=[DistributedDataParallelKwargs(comm_hook=hook)])
         with pytest.raises(UsageError, match="DDP takes one: leave comm_hook out"):

@@ -245,7 +245,7 @@ def refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"is a function: call it, as in Compression.int4\(\)"):
         CompressGradients(hc.Compression.int4)
     with pytest.raises(UnsupportedError, match=r"no Trainer has called it: pass it as Trainer\(callbacks="):
-        CompressGradients().on_train_begin(None, None, None)
+        CompressGradients(INT8).on_train_begin(None, None, None)
     again = trainer_of(folder, INT4, Small(), max_steps=1)
     again.train()
     again.remove_callback(CompressGradients)
