@@ -203,7 +203,9 @@ def test_what_cannot_be_scaled_is_refused() -> None:
         BatchSizeSchedule(optimizer, batches, SAMPLES + 1)
 
 
-@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE", "WORLD_SIZE"])
+@pytest.mark.parametrize(
+    "name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"]
+)
 def test_several_ranks_must_have_what_lets_them_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Horovod's own optimizer, of Compression.none, offers nothing."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
