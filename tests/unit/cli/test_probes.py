@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from hvd_compress.cli import probes, trials
 from tests.installed import install
+from tests.unit.front.ddp.job import run_ranks
 
 LIMIT_S = 600.0
 """Only what hangs takes so long."""
@@ -210,3 +212,17 @@ def test_localhost_is_looked_up() -> None:
     except OSError as error:
         expected = str(error)
     assert expected in (found.values.get("address", ""), found.error.partition("gaierror: ")[2])
+
+
+def test_an_error_of_the_other_rank_alone_is_one() -> None:
+    run_ranks(fail_on_the_other_rank, ranks=1)
+
+
+def fail_on_the_other_rank(_: int) -> None:
+    dist.destroy_process_group()  # the trial makes one of its own
+
+    def step() -> None:
+        assert dist.get_rank() == 0
+
+    with pytest.raises(RuntimeError, match="the other rank ended with 1"):
+        trials._on_two_ranks(step)

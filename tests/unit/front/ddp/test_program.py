@@ -405,3 +405,6 @@ def measure(rank: int) -> None:
         assert found["relative_error"] == pytest.approx((left / whole) ** 0.5, rel=1e-3)
         backward(ddp, rank, 4)
         assert hvd_compress.metrics(ddp)["relative_error"] != found["relative_error"], "it is of each step"
+        backward(ddp, rank, 5)
+        backward(ddp, rank, 6)
+        assert "relative_error" in hvd_compress.metrics(ddp), "of the last step of which it was wanted"
