@@ -26,6 +26,7 @@ def test_one_file_for_all_ranks() -> None:
 
 
 def save(rank: int, folder: Path) -> None:
+    of_some_ranks(rank)
     for name in NAMES:
         ddp = compressed(make_model(), name)
         optimizer = optimizer_of(ddp)
@@ -50,6 +51,16 @@ def save(rank: int, folder: Path) -> None:
             hc.load_gathered_state_dict(again, own)
     with pytest.raises(UsageError, match="is not compressed"):
         hc.gathered_state_dict(make_model())
+
+
+def of_some_ranks(rank: int) -> None:
+    """A model of two ranks of three: they are counted, and gathered, as in its process group."""
+    group = dist.new_group([1, 2])
+    if rank:
+        ddp = compressed(make_model(), "int4", process_group=group)
+        own, gathered = hc.state_dict(ddp)["ranks"], hc.gathered_state_dict(ddp)["ranks"]
+        assert list(own) == [f"rank {rank - 1} of 2"]
+        assert list(gathered) == (["rank 0 of 2", "rank 1 of 2"] if rank == 1 else list(own))
 
 
 def go_on(rank: int, folder: Path) -> None:
