@@ -36,6 +36,9 @@ BUILD_ENVIRONMENT = {
     "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses the older minimum of its bundled libraries
 }
 
+# For GCC 13 to 16, whose headers include less, and which look into templates that nobody uses: those of flatbuffers.
+CXX_FLAGS = ("-include", "cstdint", "-include", "string", "-Wno-template-body")
+
 CXX_STANDARD = "set(CMAKE_CXX_STANDARD 14)"
 # The run paths are made relative, as the wheel serves environments in other places than the one it was built in.
 RUN_PATHS = """set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
@@ -162,7 +165,8 @@ def _environment() -> dict[str, str]:
     # outer make left here, with a job server that is not open to the inner one.
     jobs = f"-j{len(os.sched_getaffinity(0))}"
     path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"
-    return os.environ | BUILD_ENVIRONMENT | {"MAKEFLAGS": jobs, "PATH": path}
+    flags = " ".join([*os.environ.get("CXXFLAGS", "").split(), *CXX_FLAGS])
+    return os.environ | BUILD_ENVIRONMENT | {"MAKEFLAGS": jobs, "PATH": path, "CXXFLAGS": flags}
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
+import subprocess
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -109,6 +110,15 @@ def test_horovod_is_built_with_the_standard_that_torch_needs(
     assert not left.exists()
     assert installer.cached_wheel().is_file()
     assert len(builds) == 1, "it is built once"
+
+
+def test_headers_that_newer_compilers_do_not_bring_are_included(
+    installer: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXXFLAGS", "-DLENGTH=3 -fsyntax-only")
+    flags = installer._environment()["CXXFLAGS"].split()
+    source = "std::string name(LENGTH, 'a'); uint8_t byte = LENGTH;"
+    subprocess.run(["c++", *flags, "-x", "c++", "-"], input=source, text=True, check=True)
 
 
 def test_a_compiler_that_is_too_old_is_refused_before_anything_is_downloaded(
