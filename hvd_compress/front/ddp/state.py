@@ -116,7 +116,6 @@ class CompressionState:
             self._kept = None
 
 
-@eagerly
 def exchange(state: CompressionState, bucket: GradBucket) -> Result:
     """DDP's communication hook."""
     if state.hook is None:  # it was registered by the program
@@ -133,6 +132,7 @@ def exchange(state: CompressionState, bucket: GradBucket) -> Result:
 
 
 exchange.__annotations__.clear()  # DDP compares them with the types themselves, and ours are words
+exchange = eagerly(exchange)
 
 
 def state_of(model: Any) -> CompressionState:
