@@ -24,4 +24,6 @@ def launched(rank: int, ranks: int) -> Iterator[None]:
 def strictly() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        # of torch 2.15's compiler, with Python 3.14
+        warnings.filterwarnings("ignore", "'_UnionGenericAlias' is deprecated", DeprecationWarning)
         yield

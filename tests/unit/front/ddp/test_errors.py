@@ -182,7 +182,7 @@ class TestRefusal:
         with torch.no_grad():
             loss_of(ddp, 0, 1)
 
-    @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
+    @pytest.mark.filterwarnings("ignore:`torch.jit.script` is :FutureWarning")
     def test_the_module_is_left_as_it_was(self) -> None:
         """Programs script it, and load what they have saved of it where this package is missing."""
         ddp = compressed(make_model(), TOPK)
