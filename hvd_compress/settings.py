@@ -244,7 +244,7 @@ def command_run() -> str:
     return os.environ.get("HVD_COMPRESS_PROFILE_RUN", "").strip()
 
 
-def _exists(path: Path) -> bool:
+def exists(path: Path) -> bool:
     """As Path.exists(), which since Python 3.14 raises nothing, as where a name is too long."""
     try:
         path.stat()
@@ -257,7 +257,7 @@ def _refusal(name: str, path: Path, folder: Path) -> str:
     """Return in words why what is named cannot be written, or nothing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if path != folder and _exists(path):
+        if path != folder and exists(path):
             path.open("a").close()
         else:
             tempfile.TemporaryFile(dir=folder).close()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hvd_compress.errors import ConfigError
 from hvd_compress.extras import PACKAGES
+from hvd_compress.settings import exists
 
 PICTURES = f"Pictures need matplotlib: {PACKAGES['matplotlib'].remedy}."
 """For the help of an option that names them."""
@@ -41,10 +42,10 @@ def _place(path: Path) -> str:
 def _require_writable(option: str, path: Path) -> None:
     """Raise ConfigError where a file cannot be written. Nothing is left behind."""
     try:
-        if path.exists() and not path.is_file():
+        if exists(path) and not path.is_file():
             raise ConfigError(f"cannot write {option} {path}: it is no regular file, and would be replaced")
         tempfile.TemporaryFile(dir=path.parent).close()
-        if path.exists():
+        if exists(path):
             path.open("ab").close()
     except FileNotFoundError:
         raise ConfigError(f"cannot write {option} {path}: there is no folder {path.parent}: make it first") from None
