@@ -292,7 +292,7 @@ def die(rank: int) -> None:
         loss_of(ddp, rank, step).backward()
     if rank == 1:
         os._exit(3)
-    with pytest.raises(CommunicationError, match=f"rank {rank}, step 2, bucket 0"):
+    with pytest.raises(CommunicationError, match=rf"rank {rank}, step 2, bucket \d"):
         loss_of(ddp, rank, 2).backward()
 
 
