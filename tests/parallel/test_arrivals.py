@@ -58,9 +58,10 @@ def test_two_groups_do_not_hear_each_other(hvd: Any) -> None:
 
 
 def test_a_process_set_counts_its_own_ranks(hvd: Any, some_ranks: Any) -> None:
+    """By their numbers in the job."""
     if some_ranks.included():
-        arrivals, own, size = opened(some_ranks), some_ranks.rank(), some_ranks.size()
-        assert arrivals.missing(1) == tuple(rank for rank in range(size) if rank != own)
+        arrivals = opened(some_ranks)
+        assert arrivals.missing(1) == tuple(rank for rank in some_ranks.ranks if rank != hvd.rank())
         hvd.barrier(process_set=some_ranks)
         arrivals.announce(1)
         assert settles(arrivals, 1, missing=())
