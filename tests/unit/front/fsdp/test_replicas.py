@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch.distributed._composable import replicate as replicate_by_ddp
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import hvd_compress
 import hvd_compress.fsdp as hc
@@ -29,7 +28,6 @@ from tests.unit.front.fsdp.training import (
     BLOCKS,
     STEPS,
     adam,
-    assert_near,
     compressed,
     end_loss,
     gathered,
@@ -39,6 +37,7 @@ from tests.unit.front.fsdp.training import (
     loss_of,
     mesh_of,
     parameters,
+    reduced_as_bf16,
     resumed,
     sharded,
     train,
@@ -92,12 +91,7 @@ def as_plain(rank: int, mesh: Any) -> None:
 
 def with_other_dtypes(rank: int, mesh: Any) -> None:
     """Reduced as bf16: gradients are as plain HSDP's, up to a rounding of bf16 and the compressor's."""
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-    plain, int8 = (compressed(mesh, request, mp_policy=policy) for request in (None, hc.Compression.int8()))
-    loss_of(plain, 0).backward()
-    loss_of(int8, 0).backward()
-    assert {each.grad.dtype for each in int8.parameters()} == {torch.float32}
-    assert_near(gradients(int8), gradients(plain))
+    reduced_as_bf16(mesh)
 
 
 def learns(rank: int, mesh: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
@@ -115,6 +115,17 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert 0 < (found - expected).norm() < 0.02 * expected.norm()
 
 
+def reduced_as_bf16(mesh: DeviceMesh) -> torch.Tensor:
+    """Return gradients of an uncompressed model that are reduced as bf16; those by int8 are near, and of fp32."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    plain, int8 = (compressed(mesh, request, mp_policy=policy) for request in (None, hc.Compression.int8()))
+    loss_of(plain, 0).backward()
+    loss_of(int8, 0).backward()
+    assert {each.grad.dtype for each in int8.parameters()} == {torch.float32}
+    assert_near(gradients(int8), gradients(plain))
+    return gradients(plain)
+
+
 def end_loss(model: Any) -> float:
     """Return the mean loss of the last 4 of 20 steps, which have learnt something."""
     losses = train(model, adam(model), range(STEPS))
@@ -123,7 +134,7 @@ def end_loss(model: Any) -> float:
 
 
 def learned(mesh: DeviceMesh, bits: int, uncompressed: float, feedback: bool = False) -> Any:
-    """Return a model that has learnt what an uncompressed one does, by gradients of so many bits an element."""
+    """Return a model that has learnt what an uncompressed one does, with `bits` an element of a gradient."""
     model = compressed(mesh, BITS[bits], feedback)
     loss, report = end_loss(model), hc.last_step(model)
     assert abs(loss - uncompressed) < 0.05, (bits, feedback, loss, uncompressed)
