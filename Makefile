@@ -29,15 +29,21 @@ export HVD_COMPRESS_WERROR := ON
 
 # Of torch's operators, for more processes than cores: a thread of OpenMP spins while it waits for one that has no core.
 PARALLEL_ENV = env OMP_NUM_THREADS=1
-# make passes SIGTERM to its child alone, which is a shell where a recipe needs one: `exec` puts the program in its place.
-# And pytest, CMake and the like pass none on.
-TREE = python tools/process_tree.py
+# As many workers as keep two cores busy while some of them wait. Whoever runs out of tests takes some of another's.
+PYTEST = $(PARALLEL_ENV) python -m pytest -n 4 --dist worksteal
+# Two levels: what a person runs before each commit, and the rest.
+FIRST = -m 'not level2'
+REST = -m level2
+# Where the phases of tools/suite.py leave their result files.
+JUNIT = $(if $(TEST_RESULTS),--junitxml='$(TEST_RESULTS)/results.xml')
 PYTHON_SOURCES = hvd_compress tests examples benchmarks tools setup.py
 CPP_SOURCES = $(shell find csrc tests -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
-# Jobs first: they wait much, beside tests that compute. Whoever runs out of tests takes some of another's.
-SERIAL_TESTS = $(wildcard tests/jobs tests/unit tests/native tests/conformance)
+# Jobs first: they wait much, next to tests that compute.
+TESTS = $(wildcard tests/jobs tests/unit tests/native tests/conformance)
+PHASES = lint types unit sanitize parallel
+REST_PHASES = unit-rest sanitize-rest parallel-rest
 
-.PHONY: help setup native wheel docs demo test lint types unit conformance sanitize mutate-cuda fuzz test-parallel test-benchmarks time-to-accuracy format gpu-check clean
+.PHONY: help setup native wheel docs demo test test-all $(PHASES) $(REST_PHASES) conformance mutate-cuda fuzz test-benchmarks time-to-accuracy format gpu-check clean
 
 help: ## print this
 	@echo "Targets:"
@@ -56,17 +62,17 @@ help: ## print this
 demo: native ## train on the bundled digits with 4 ranks and compare the compressors
 	@exec $(PARALLEL_ENV) mpirun -np 4 $(MPIRUN_FLAGS) python examples/train_images.py --demo
 
-sanitize: native ## tests of kernels and decoders with AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
-	@exec python tools/sanitize.py
-
 mutate-cuda: native ## leave out each barrier and each atomic of the CUDA kernels, and see what the player finds (10 minutes)
 	@exec python tools/mutate_cuda.py
 
 fuzz: native ## look for payloads that no decoder bears, by coverage, with sanitizers, for FUZZ_S seconds
 	@exec python tools/fuzz.py
 
-test: native ## everything that CI checks: lint, types, unit, sanitize and test-parallel, though one fails; what failed stands at the end
-	@exec python tools/run_phases.py "$(MAKE) --no-print-directory" lint types unit sanitize test-parallel
+test: native ## what a person runs before each commit (10 minutes): all phases, though one fails; what failed stands at the end
+	@exec python tools/suite.py "$(MAKE) --no-print-directory" $(PHASES)
+
+test-all: native ## everything that CI checks: `make test` and the rest
+	@exec python tools/suite.py "$(MAKE) --no-print-directory" $(PHASES) $(REST_PHASES)
 
 lint: setup ## ruff and clang-format, changing nothing
 	@status=0; \
@@ -82,21 +88,35 @@ else
 	@echo "skipped: the annotations of torch differ from release to release; types are checked with the default"
 endif
 
-unit: native ## the tests that run in one process
-	@exec $(TREE) cmake --build build/native-$$(python -c 'import sys; print(sys.implementation.cache_tag)') --target tiles -- --quiet
-	@exec $(PARALLEL_ENV) $(TREE) python -m pytest -n 4 --dist worksteal $(if $(TEST_RESULTS),--junitxml='$(TEST_RESULTS)/results.xml') $(SERIAL_TESTS)
+tiles: native
+	@exec cmake --build build/native-$$(python -c 'import sys; print(sys.implementation.cache_tag)') --target tiles -- --quiet
 
-conformance: native ## the conformance suite with every combination, of which `make unit` takes a covering of pairs
-	@exec $(PARALLEL_ENV) $(TREE) python -m pytest -n 2 --dist worksteal --whole-product tests/conformance
+unit: tiles ## the first level of the tests that pytest starts itself
+	@exec $(PYTEST) $(FIRST) $(JUNIT) $(TESTS)
 
-test-parallel: native ## the tests that run under mpirun and horovodrun
-	@exec $(PARALLEL_ENV) python tools/parallel_tests.py
+unit-rest: tiles ## their second level
+	@exec $(PYTEST) $(REST) $(JUNIT) $(TESTS)
+
+sanitize: native ## kernels and decoders with AddressSanitizer and UndefinedBehaviorSanitizer
+	@exec python tools/sanitize.py memory
+
+sanitize-rest: native ## their second level, and the player and the pool with ThreadSanitizer
+	@exec python tools/sanitize.py rest
+
+parallel: native ## the first level of tests/parallel: one launch of mpirun with 3 ranks
+	@exec $(PARALLEL_ENV) python tools/launches.py first
+
+parallel-rest: native ## its second level: 2, 3 and 4 ranks under mpirun, and horovodrun
+	@exec $(PARALLEL_ENV) python tools/launches.py rest
+
+conformance: native ## the conformance suite with every combination, of which `make test-all` takes a covering of pairs
+	@exec $(PARALLEL_ENV) python -m pytest -n 2 --dist worksteal --whole-product tests/conformance
 
 test-benchmarks: native ## the tests of the scripts in benchmarks/, of which `make test` runs none
-	@exec $(PARALLEL_ENV) $(TREE) python -m pytest -n 2 tests/benchmarks
+	@exec $(PARALLEL_ENV) python -m pytest -n 2 tests/benchmarks
 
 time-to-accuracy: native ## train a language model by a few methods, one seed, and multiply its steps by the recorded seconds a step (10 minutes)
-	@exec $(TREE) python benchmarks/time_to_accuracy/run.py quick
+	@exec python benchmarks/time_to_accuracy/run.py quick
 
 format: setup ## let ruff and clang-format rewrite the sources
 	@ruff check --fix $(PYTHON_SOURCES)
@@ -107,7 +127,7 @@ setup: ## create .venv and install everything into it, where that is not done ye
 	@python=$$(tools/find_python) && exec "$$python" tools/setup_env.py
 
 native: setup ## rebuild the native extension where csrc changed
-	@exec $(TREE) python setup.py --quiet build_ext --inplace
+	@exec python setup.py --quiet build_ext --inplace
 
 wheel: setup ## build a wheel into dist/ for each of PYTHONS, and try it in an environment with torch alone (6 GB in build/)
 	@exec python tools/build_wheel.py

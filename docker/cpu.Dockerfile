@@ -23,7 +23,7 @@ RUN pip install --extra-index-url "$TORCH_INDEX" "$TORCH_REQUIREMENT"
 COPY --chown=hvd:hvd tools/compiler.py tools/install_horovod.py tools/progress.py tools/torch_version.py tools/
 RUN python tools/install_horovod.py
 COPY --chown=hvd:hvd requirements/dev.txt requirements/
-RUN pip install -c requirements/dev.txt numpy pydantic mpi4py click rich scikit-learn pytest hypothesis
+RUN pip install -c requirements/dev.txt numpy pydantic mpi4py click rich scikit-learn pytest pytest-timeout hypothesis
 
 FROM development AS installed
 COPY --chown=hvd:hvd . .
@@ -45,7 +45,7 @@ USER 1000:1000
 WORKDIR /home/hvd/hvd_compress
 ENV PATH=/opt/hvd/bin:$PATH
 COPY --chown=hvd:hvd pyproject.toml ./
-COPY --chown=hvd:hvd tools/parallel_tests.py tools/
+COPY --chown=hvd:hvd tools/launches.py tools/progress.py tools/
 COPY --chown=hvd:hvd docker/smoke_test.py docker/ssh_setup.sh docker/
 COPY --chown=hvd:hvd examples examples
 COPY --chown=hvd:hvd tests tests

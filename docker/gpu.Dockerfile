@@ -34,7 +34,7 @@ RUN HOROVOD_GPU_OPERATIONS=NCCL \
     HOROVOD_CUDA_HOME=$CUDA_HOME HOROVOD_BUILD_CUDA_CC_LIST=80,90,100 HOROVOD_WITHOUT_NVTX=1 \
     PATH=$CUDA_HOME/bin:$PATH python tools/install_horovod.py
 COPY --chown=hvd:hvd requirements/dev.txt requirements/
-RUN pip install -c requirements/dev.txt numpy pydantic mpi4py click rich scikit-learn pytest hypothesis
+RUN pip install -c requirements/dev.txt numpy pydantic mpi4py click rich scikit-learn pytest pytest-timeout hypothesis
 
 FROM development AS installed
 COPY --chown=hvd:hvd . .
@@ -57,7 +57,7 @@ WORKDIR /home/hvd/hvd_compress
 # For the container toolkit of NVIDIA: which of the host's GPUs and libraries of its driver to show here.
 ENV PATH=/opt/hvd/bin:$PATH NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --chown=hvd:hvd pyproject.toml ./
-COPY --chown=hvd:hvd tools/parallel_tests.py tools/
+COPY --chown=hvd:hvd tools/launches.py tools/progress.py tools/
 COPY --chown=hvd:hvd docker/smoke_test.py docker/ssh_setup.sh docker/
 COPY --chown=hvd:hvd examples examples
 COPY --chown=hvd:hvd tests tests

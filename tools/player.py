@@ -1,6 +1,6 @@
 """Play the CUDA kernels on the CPU as a GPU runs them: all threads at once, and what orders their memory checked.
 
-tests/native/cpp/player/fibers.hpp says how. `make sanitize` tests with it (tests/player); mutate_cuda.py tests it.
+tests/native/cpp/player/fibers.hpp says how. `make sanitize-rest` tests with it (tests/player); mutate_cuda.py tests it.
 """
 
 from __future__ import annotations

@@ -11,19 +11,15 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 REDRAW_S = 0.5  # on a terminal, one line that is redrawn
 REPEAT_S = 20.0  # elsewhere (a CI log), a new line now and then shows that it is alive
 TAIL_LINES = 30
 GRACE_S = 5.0  # between asking a command to end and killing it
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What ends a program of set-up."""
 ERROR = re.compile(r"\berror\b\s*:|CMake Error|\bERROR\b")
 # What pip says of a build that failed stands above the build's own output, and says nothing.
 PIPS_OWN = ("subprocess-exited-with-error", "failed-wheel-build", "Failed building wheel", "Failed to build")
@@ -34,26 +30,23 @@ class StepError(Exception):
 
 
 def main(program: Callable[[], None]) -> None:
-    """Run a program of set-up; what ends it, a signal included, ends what it has started."""
-
-    def interrupt(number: int, _: object) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    for number in ENDING:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-            signal.signal(number, interrupt)
+    """Run a program of set-up or of the tests; a signal that ends it ends what it has started, too."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.default_int_handler)
     try:
         program()
     except StepError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        sys.exit("interrupted; the next make setup begins with the step that was interrupted")
+        print("interrupted; the next call begins with the step that was interrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 def run(title: str, command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None) -> None:
     """Run `command`, its output appended to `log`; raise StepError with the end of its output if it fails.
 
-    The command's temporary files lie beside the log, and go when it ends, however it ends.
+    The command's temporary files lie next to the log, and are removed when it ends.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="tmp-", dir=log.parent, ignore_cleanup_errors=True) as scratch:
@@ -62,72 +55,48 @@ def run(title: str, command: Sequence[str | Path], log: Path, env: Mapping[str, 
         with log.open("a") as output:
             print("+", *command, file=output, flush=True)
             begin = output.tell()
-            code = _ended(title, command, output, env, start)
+            process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env,
+                start_new_session=True,
+            )  # fmt: skip
+            try:
+                code = _watch(title, process, start)
+            except KeyboardInterrupt:
+                end_group(process, signal.SIGTERM, GRACE_S)
+                raise
     if code != 0:
         raise StepError(f"{title} failed (exit code {code}).\n\n{_tail(log)}\n{_first_error(log, begin)}")
     print(f"{_line_start()}  {title}: done in {_clock(start)}", flush=True)
 
 
+def call(command: Sequence[str | Path]) -> int:
+    """Run a program that shows its own progress and ends what it starts; return its exit code."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
+
+
+def end_group(process: subprocess.Popen[bytes], number: int, grace_s: float) -> None:
+    """Send a signal to the process group that a command leads, and kill what of it is left after `grace_s`."""
+    os.killpg(process.pid, number)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(grace_s)
+    with suppress(ProcessLookupError):  # where nothing is left
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def acquire(lock: int, what: str) -> None:
-    """Lock an open file, and say so where another process holds it, rather than do the same work beside that."""
+    """Lock an open file, and say so where another process holds it, rather than do the same work twice."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         print(f"  {what}; waiting for it", flush=True)
         fcntl.flock(lock, fcntl.LOCK_EX)
-
-
-def call(command: Sequence[str | Path]) -> int:
-    """Run a program that shows its own progress and ends what it starts; return its exit code."""
-    with uninterrupted() as deliver:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=deliver)
-        try:
-            deliver()
-            return process.wait()
-        except BaseException:
-            with uninterrupted():
-                process.terminate()
-                process.wait()
-            raise
-
-
-def _ended(title: str, command: Sequence[str | Path], output: IO[str], env: Mapping[str, str], start: float) -> int:
-    """Run a command to its end, or end it with all that it has started: never leave a compiler running behind us."""
-    with uninterrupted() as deliver:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env, start_new_session=True,
-            preexec_fn=deliver,
-        )  # fmt: skip
-        try:
-            deliver()
-            return _watch(title, process, start)
-        except BaseException:
-            with uninterrupted():
-                _end(process)
-            raise
-
-
-@contextmanager
-def uninterrupted() -> Iterator[Callable[[], object]]:
-    """Hold back what ends a program until what this yields is called, or the block ends."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    try:
-        yield partial(signal.pthread_sigmask, signal.SIG_SETMASK, before)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command and all that it has started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(GRACE_S)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
 
 
 def _watch(title: str, process: subprocess.Popen[bytes], start: float) -> int:

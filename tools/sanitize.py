@@ -1,5 +1,8 @@
-"""Run the tests of kernels and decoders with sanitizers: memory, undefined behaviour, data races in the pool and, with
-the player, in the CUDA kernels."""
+"""Run the tests of kernels and decoders with sanitizers.
+
+sanitize.py memory: their first level, with AddressSanitizer and UndefinedBehaviorSanitizer. sanitize.py rest: their
+second level, data races in the pool with ThreadSanitizer, and with the player in the CUDA kernels.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import outcomes
 import player
 import progress
 
@@ -32,20 +34,17 @@ sys.exit(pytest.main(sys.argv[1:]))
 def main() -> None:
     BUILD.mkdir(parents=True, exist_ok=True)
     LOG.unlink(missing_ok=True)
-    failures, results = [], outcomes.wanted()
-    for name, part in (("ThreadSanitizer", _threads), ("player", _player), ("AddressSanitizer", _memory)):
-        folder = results / name if results else None
+    failures = []
+    for part in {"memory": [_memory], "rest": [_threads, _player, _rest]}[sys.argv[1]]:
         try:
-            part(folder)
+            part()
         except progress.StepError as error:
             failures.append(str(error))
-            if folder:
-                outcomes.failed(folder, str(error).splitlines()[0])
     if failures:
         raise progress.StepError("\n\n".join(failures))
 
 
-def _threads(_: Path | None) -> None:
+def _threads() -> None:
     program = BUILD / "pool_test"
     sources = [ROOT / "tests/native/cpp/pool_test.cpp", ROOT / "csrc/cpu/pool/pool.cpp"]
     flags = ["-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread"]
@@ -53,33 +52,34 @@ def _threads(_: Path | None) -> None:
     progress.run("the pool under ThreadSanitizer", [program], LOG, os.environ | {"TSAN_OPTIONS": "halt_on_error=1"})
 
 
-def _player(results: Path | None) -> None:
+def _player() -> None:
     player.build(LOG)
-    tests = [sys.executable, "-m", "pytest", *_options(results), "tests/player"]
+    tests = [sys.executable, "-m", "pytest", *_options("player"), "tests/player"]
     progress.run("the CUDA kernels with all threads at once", tests, LOG)
 
 
-def _options(results: Path | None) -> list[str]:
-    """Of pytest, which leaves its results in a folder, if there is one."""
+def _memory() -> None:
+    _pytest("the kernels under AddressSanitizer", "memory", "not level2")
+
+
+def _rest() -> None:
+    _pytest("the other levels under AddressSanitizer", "memory-rest", "level2")
+
+
+def _pytest(title: str, name: str, marked: str) -> None:
+    """Run the tests of the kernels and of malformed payloads on the sanitized package."""
+    package, variables = sanitized(LOG)
+    options = [*_options(name), "-m", marked, "--ignore=tests/native/test_gil.py"]  # it would only wait
+    tests = [sys.executable, "-c", RUN_TESTS, package, *options, "tests/native", "tests/conformance/test_malformed.py"]
+    progress.run(title, tests, LOG, os.environ | variables)
+
+
+def _options(name: str) -> list[str]:
+    """Of pytest, which leaves its results in a file of this name, where TEST_RESULTS names a folder."""
     # worksteal: the levels of one test on one worker, which keeps what they are compared with
     options = ["-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal"]
-    return [*options, f"--junitxml={results}/results.xml"] if results else options
-
-
-def _memory(results: Path | None) -> None:
-    """The tests of the kernels and of malformed payloads."""
-    package, variables = sanitized(LOG)
-    tests = [
-        sys.executable,
-        "-c",
-        RUN_TESTS,
-        package,
-        *_options(results),
-        "tests/native",
-        "--ignore=tests/native/test_gil.py",  # it would only wait
-        "tests/conformance/test_malformed.py",
-    ]
-    progress.run("the kernels under AddressSanitizer", tests, LOG, os.environ | variables)
+    folder = os.environ.get("TEST_RESULTS")
+    return [*options, f"--junitxml={folder}/{name}.xml"] if folder else options
 
 
 def sanitized(log: Path) -> tuple[Path, dict[str, str]]:

@@ -1,15 +1,15 @@
 """The cases of the conformance suite: legal combinations of a compressor, a scheme and a number of ranks.
 
-CI runs a covering of all pairs; `make conformance` (pytest --whole-product) runs the product. Both follow from the
-compressors of tests/harness.py and from what schemes say that they carry.
+`make test` runs a covering of all pairs of one compressor a class and few numbers of ranks, `make test-all` a covering
+of all pairs, `make conformance` (pytest --whole-product) the product. All follow from the compressors of
+tests/harness.py and from what schemes say that they carry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
 from typing import Any, TypeVar
 
 from hvd_compress import schemes
@@ -18,11 +18,15 @@ from hvd_compress.compressors import Compressor
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessWorld
 from hvd_compress.request.request import Request
+from tests.covering import combinations
 from tests.harness import COMPRESSORS, SHAPES, asked_for, planned
 
 SIZES = (1, 2, 3, 4, 7)
+FIRST_SIZES = (1, 3, 4)
 
 TABLE = COMPRESSORS
+FIRST_NAMES = tuple({type(compressor): name for name, compressor in reversed(TABLE.items())}.values())[::-1]
+"""Of TABLE, the first of each class: those of the first level of the tests."""
 
 
 @dataclass(frozen=True)
@@ -88,38 +92,30 @@ def runnable(compressor: Compressor, can: Capabilities) -> set[str]:
 
 
 def cases(whole: bool = False) -> list[Case]:
-    """Return the product of all legal combinations, or a covering of their pairs; and OPTIONS."""
-    names = sorted({scheme for compressor in TABLE.values() for scheme in asked_for(compressor)})
-    found = combinations(whole, is_legal, tuple(TABLE), names, SIZES)
-    everything = [*(Case(*values) for values in found), *OPTIONS]
+    """Return the product of all legal combinations, or a covering of their pairs; first_cases() and OPTIONS."""
+    found = combinations(whole, is_legal, tuple(TABLE), scheme_names(TABLE), SIZES)
+    everything = {*(Case(*values) for values in found), *first_cases(), *OPTIONS}
     return sorted(everything, key=lambda case: (list(TABLE).index(case.name), str(case)))
 
 
-def combinations(whole: bool, is_legal: Callable[..., bool], *axes: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return all legal combinations of values, one an axis, or so many that each legal pair of values is in one.
-
-    Pairs come from allpairspy, which is greedy and always gives the same. Where the first axes rule out much it can
-    miss a pair, so what is missing is added.
-    """
-    everything = [values for values in product(*axes) if is_legal(*values)]
-    if whole:
-        return everything
-    from allpairspy import AllPairs
-
-    prefixes = {values[:length] for values in everything for length in range(1, len(axes) + 1)}
-    found = [tuple(values) for values in AllPairs(list(axes), filter_func=lambda values: tuple(values) in prefixes)]
-    covered = {pair for values in found for pair in pairs(values)}
-    for values in everything:
-        if not pairs(values) <= covered:
-            found.append(values)
-            covered |= pairs(values)
-    return found
+@cache
+def first_cases() -> frozenset[Case]:
+    """Return the cases of the first level: a covering of the pairs of FIRST_NAMES, schemes and FIRST_SIZES."""
+    found = combinations(False, is_legal, FIRST_NAMES, scheme_names(FIRST_NAMES), FIRST_SIZES)
+    return frozenset(Case(*values) for values in found)
 
 
-def pairs(values: Sequence[Any]) -> set[tuple[int, Any, int, Any]]:
-    """Return the pairs of values in a combination, each with the numbers of their axes."""
-    places = range(len(values))
-    return {(a, values[a], b, values[b]) for a in places for b in places if a < b}
+def scheme_names(names: Iterable[str]) -> list[str]:
+    """Return all schemes that requests of some compressors may name."""
+    return sorted({scheme for name in names for scheme in asked_for(TABLE[name])})
+
+
+def is_first(params: Mapping[str, Any]) -> bool:
+    """Whether a test with these parameters is of the first level: a case of it, or one compressor a class."""
+    if isinstance(case := params.get("case"), Case):
+        return case in first_cases()
+    values = [params.get("name"), *(params.get("decoder") or ())[:1], getattr(params.get("on_device"), "name", None)]
+    return all(value in FIRST_NAMES for value in values if value in TABLE)
 
 
 Test = TypeVar("Test", bound=Callable[..., object])

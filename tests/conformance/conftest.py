@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conformance.cases import Case, cases, chosen
+from tests.conformance.cases import Case, cases, chosen, is_first
 from tests.conformance.runs import Run, run
 
 
@@ -13,6 +13,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         found = chosen(metafunc.function, cases(metafunc.config.getoption("--whole-product")))
         metafunc.parametrize("case", found, indirect=True, ids=str, scope="session")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What another setting of a compressor may show is of the second level."""
+    if not is_first(item.callspec.params if hasattr(item, "callspec") else {}):
+        item.add_marker("level2")
 
 
 @pytest.fixture(scope="session")

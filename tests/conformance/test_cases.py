@@ -11,7 +11,8 @@ from hvd_compress import compressors, schemes
 from hvd_compress.cost.paths import Path
 from hvd_compress.errors import ConfigError
 from hvd_compress.request.request import Request
-from tests.conformance.cases import OPTIONS, SIZES, TABLE, Case, cases, combinations, pairs
+from tests.conformance.cases import FIRST_NAMES, FIRST_SIZES, OPTIONS, SIZES, TABLE, Case, cases, first_cases
+from tests.covering import combinations, pairs
 from tests.harness import asked_for
 
 
@@ -36,6 +37,15 @@ def test_the_covering_holds_every_legal_pair() -> None:
     whole = {pair for case in cases(whole=True) for pair in pairs(values(case))}
     assert {pair for case in cases() for pair in pairs(values(case))} == whole
     assert {case.size for case in cases()} == set(SIZES)
+
+
+def test_the_first_level_holds_every_legal_pair_of_one_compressor_a_class() -> None:
+    assert {type(TABLE[name]) for name in FIRST_NAMES} == {type(compressor) for compressor in TABLE.values()}
+    assert len(FIRST_NAMES) == len({type(TABLE[name]) for name in FIRST_NAMES})
+    whole = [case for case in cases(whole=True) if case.name in FIRST_NAMES and case.size in FIRST_SIZES]
+    expected = {pair for case in whole if case not in OPTIONS for pair in pairs(values(case))}
+    assert {pair for case in first_cases() for pair in pairs(values(case))} == expected
+    assert first_cases() < set(cases())
 
 
 def test_the_covering_is_part_of_the_product_and_smaller() -> None:

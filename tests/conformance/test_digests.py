@@ -29,6 +29,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("name", "size"), whole if metafunc.config.getoption("--whole-product") else chosen())
 
 
+@pytest.mark.level2
 def test_parameters_after_twenty_steps_are_those_that_were_recorded(name: str, size: int) -> None:
     assert digests.in_process(*digests.cases()[name], size) == RECORDED[f"{name}, {size}"]
 

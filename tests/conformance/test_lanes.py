@@ -23,7 +23,8 @@ from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import HvdCompressError
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
-from tests.conformance.cases import OPTIONS, TABLE, Case, combinations, is_legal
+from tests.conformance.cases import OPTIONS, TABLE, Case, is_legal
+from tests.covering import combinations
 from tests.harness import (
     REQUESTS,
     asked_for,

@@ -98,6 +98,7 @@ def check_nothing_is_left(name: str) -> None:
     assert not places.socket_of(name).exists()
 
 
+@pytest.mark.level1
 def test_a_job_crosses_the_network(lab: Lab) -> None:
     job = run(lab, *CROSSING, "once")
     assert job.returncode == 0, job.stdout

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from hvd_compress.cli.main import main
@@ -19,6 +20,7 @@ from tests.unit.planner import profile_files
 RANKS = 4
 
 
+@pytest.mark.level1
 def test_four_ranks_do_what_was_planned(tmp_path: Path) -> None:
     profile = profile_files.write(tmp_path / "profile", **profile_files.said(1, RANKS))
     plan, timeline, picture = (tmp_path / name for name in ("plan.json", "timeline.json", "both.png"))

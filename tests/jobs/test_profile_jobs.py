@@ -1,4 +1,4 @@
-"""Whole jobs that are profiled: by mpirun, by horovodrun, by torchrun, and through `hvd-compress profile`."""
+"""Whole jobs that are profiled: by mpirun, by torchrun, and through `hvd-compress profile`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, Syste
 from tests.jobs.launch import CHECKOUT, LAUNCHERS, LIMIT_S, Job, launch
 
 STEPS, SKIP = "4", "2"
-FRONT_ENDS = [("mpirun", "horovod"), ("horovodrun", "horovod"), ("torchrun", "ddp")]
+FRONT_ENDS = [("mpirun", "horovod"), ("torchrun", "ddp")]
 """Launcher and front end."""
 RANKS = 2
 
@@ -48,7 +48,7 @@ def test_a_profile_of_a_job_is_written_and_planned_with(launcher: str, front_end
     }
     assert [tensor.name for tensor in model.tensors][-1].startswith("0."), "the first layer's gradients are the last"
     assert (system.hosts, system.ranks_per_host) == (1, RANKS)
-    assert system.engine == {"mpirun": "mpi", "horovodrun": "horovod", "torchrun": "torch"}[launcher]
+    assert system.engine == {"mpirun": "mpi", "torchrun": "torch"}[launcher]
     assert {tensor.dtype for tensor in model.tensors} == {"float32"}
     assert {curve.verb for curve in system.within.curves} >= {"allreduce", "reduce_scatter", "allgather", "alltoall"}
     planned = plan(model, system, read(tmp_path / "compressor.json", CompressorProfile), budget_s=0.2)

@@ -1,5 +1,6 @@
 """Every test of the kernels runs at each level of vector instructions that the machine has, with several threads, and
-on the CUDA kernels, played by the CPU.
+on the CUDA kernels, played by the CPU: the best level plain, the portable one and the CUDA kernels with sanitizers; in
+the second level of the tests the others, and what is left with sanitizers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ LEVELS = [(level, 1 + number) for number, level in enumerate(native.simd_levels(
 TILES = "tiles"
 """CUDA kernels. From call to call, threads of a block take turns from the first to the last, or the other way round,
 and top-k is done in another way."""
+
+IS_SANITIZED = "HVD_COMPRESS_TILES" in os.environ
+"""Set by tools/sanitize.py."""
+FIRST = [LEVELS[0], TILES] if IS_SANITIZED else LEVELS[-1:]
+REST = [level for level in LEVELS if level not in FIRST and (IS_SANITIZED or level != LEVELS[0])]
 
 BUILD = Path(__file__).parents[2] / "build" / f"native-{sys.implementation.cache_tag}"
 
@@ -58,7 +64,7 @@ COMPILED = module.compiled
 @pytest.fixture(
     scope="module",
     autouse=True,
-    params=[*LEVELS, TILES],
+    params=[*FIRST, *(pytest.param(level, marks=pytest.mark.level2) for level in REST)],
     ids=lambda p: "-".join(map(str, p)) if isinstance(p, tuple) else p,
 )
 def level(request: pytest.FixtureRequest) -> Iterator[str]:

@@ -522,6 +522,7 @@ def level() -> None:
     """In the place of conftest's: arguments are checked before any level is chosen."""
 
 
+@pytest.mark.level2
 def test_the_module_is_loaded_at_the_first_call_only() -> None:
     script = "import sys; import hvd_compress.native; sys.exit('hvd_compress._native' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0

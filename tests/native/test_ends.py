@@ -12,6 +12,8 @@ import torch
 
 from hvd_compress import native
 
+pytestmark = pytest.mark.level2
+
 LEAVE = """
 import threading, time, torch
 from hvd_compress import native

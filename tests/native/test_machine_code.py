@@ -12,6 +12,8 @@ import pytest
 
 from tests.native.machine_code import Function, functions
 
+pytestmark = pytest.mark.level2
+
 ROOT = Path(__file__).parents[2]
 CUBINS, LOG = ROOT / "build" / "cuda" / "cubins", ROOT / "build" / "cuda" / "ptxas.log"
 ROW = re.compile(r"^\| `(?P<kernel>\w+<.*>)` \| (?P<loads>\d+) \| (?P<blocks>\d+) \|$", re.MULTILINE)

@@ -19,6 +19,8 @@ from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.optim import DeMo, OneBitAdam
 from tests.parallel.training import finish, flat, maker, residuals, sgd, small_model, train
 
+pytestmark = pytest.mark.level2
+
 VALUES = torch.tensor([1 / 3, -0.0, float("inf"), 1e-40, -3e38, 17.0]).bfloat16()
 """The root's: with a sign of zero, a subnormal number and large ones, which nothing on the way may round."""
 

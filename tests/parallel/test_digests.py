@@ -8,6 +8,8 @@ import hvd_compress.torch as hvd
 from tests import digests
 from tests.parallel.training import ENGINES
 
+pytestmark = pytest.mark.level2
+
 CASES = [
     (engine, name) for engine in ENGINES for name, case in digests.cases().items() if digests.forcible(case[0], engine)
 ]

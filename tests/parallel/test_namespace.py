@@ -19,6 +19,8 @@ import hvd_compress.torch as hvd
 from hvd_compress.errors import ConfigError
 from tests.parallel.training import batch, flat, small_model
 
+pytestmark = pytest.mark.level2
+
 HOROVODS = [
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.float32, torch.float64),

@@ -1,4 +1,4 @@
-"""The CUDA kernels with all threads at once: results as in turn, no access that nothing orders (`make sanitize`)."""
+"""The CUDA kernels with all threads at once (`make sanitize-rest`): results as in turn, and no access unordered."""
 
 from __future__ import annotations
 

@@ -277,6 +277,7 @@ class TestProgress:
         assert capsys.readouterr().out == ""
 
 
+@pytest.mark.level2
 def test_one_rank_trains_and_writes_its_results(folder, tmp_path):
     result = tmp_path / "run.json"
     options = ["--compression", "star", "--epochs", "2", "--batch-size", "8", "--data-dir", folder, "--json", result]
@@ -297,7 +298,8 @@ def test_one_rank_trains_and_writes_its_results(folder, tmp_path):
     assert "chosen:" not in done.stdout
 
 
-@pytest.mark.parametrize(("compression", "ranks"), [("covap", 2), ("int4", 3)])
+@pytest.mark.level2
+@pytest.mark.parametrize(("compression", "ranks"), [("int4", 3)])
 def test_ddp_trains_by_torchrun_without_horovod(folder, tmp_path, compression, ranks):
     (tmp_path / "absent" / "horovod").mkdir(parents=True)
     (tmp_path / "absent" / "horovod" / "__init__.py").write_text("raise ImportError('Horovod is not installed')")
@@ -319,6 +321,7 @@ def test_ddp_trains_by_torchrun_without_horovod(folder, tmp_path, compression, r
     assert 0 < epoch["step"]["wait_s"] < epoch["step"]["step_s"]
 
 
+@pytest.mark.level2
 @pytest.mark.parametrize("script", ["train_images.py", "train_ddp.py"])
 def test_both_scripts_take_the_same_options(script):
     done = subprocess.run(
@@ -343,6 +346,7 @@ def test_the_last_line_says_what_was_chosen_and_why():
     )
 
 
+@pytest.mark.level2
 def test_after_too_few_steps_nothing_is_chosen_yet(tmp_path, monkeypatch):
     """A search takes several steps; long before its end there are decisions, which are tried."""
     monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path))
@@ -366,6 +370,7 @@ def test_after_too_few_steps_nothing_is_chosen_yet(tmp_path, monkeypatch):
     assert all(line.startswith("chosen: bucket") for line in late.splitlines())
 
 
+@pytest.mark.level2
 @pytest.mark.parametrize("script", ["train_images.py", "train_ddp.py"])
 def test_a_missing_folder_is_one_clear_sentence(tmp_path, script):
     done = subprocess.run(

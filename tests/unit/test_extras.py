@@ -15,6 +15,8 @@ import hvd_compress
 from hvd_compress.errors import ConfigError, MissingPackageError, located
 from hvd_compress.extras import PACKAGES, needed, require
 
+pytestmark = pytest.mark.level2
+
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(hvd_compress.__file__).parent
 MPI_MODULES = ("mpi", "mpi_algorithms", "mpi_arrivals", "mpi_hosts", "mpi_library", "mpi_shutdown", "control_variables")

@@ -6,6 +6,8 @@ import importlib.metadata
 import subprocess
 import sys
 
+import pytest
+
 import hvd_compress
 
 
@@ -16,6 +18,7 @@ def test_import_is_light() -> None:
     assert result.stdout == "[]\n"
 
 
+@pytest.mark.level2
 def test_public_modules_need_no_import_of_their_own() -> None:
     program = """
 import hvd_compress

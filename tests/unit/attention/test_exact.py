@@ -186,6 +186,7 @@ def test_a_copy_and_a_file_of_an_applied_model(applied: Any, tmp_path: Path) -> 
     assert close(logits(applied, rows), expected, 1e-5)
 
 
+@pytest.mark.level2
 def test_compiled() -> None:
     applied = MODELS["llama-gqa", False]
     rows = sequences([12, 20])

@@ -13,6 +13,7 @@ import torch
 
 from hvd_compress.attention import ClusterCounts, ClusteredCache, apply, remove
 from hvd_compress.attention.transformers_api import CACHE
+from tests.covering import covering
 from tests.unit.attention.models import FAMILIES, HEADS, LAYERS, build, padded, sequences
 
 ONE_EACH = ClusterCounts.of([range(HEADS)] * LAYERS)
@@ -42,8 +43,7 @@ def generated(model: Any, lengths: tuple[int, ...], way: dict[str, Any], **more:
     return found
 
 
-@pytest.mark.parametrize("prompts", PROMPTS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("model", "way", "prompts"), covering(FAMILIES, list(WAYS), list(PROMPTS)), indirect=["model"])
 def test_with_one_head_a_cluster_it_is_the_model_s_own(model: Any, way: str, prompts: str) -> None:
     own = generated(model, PROMPTS[prompts], WAYS[way])
     apply(model, ONE_EACH)
@@ -52,9 +52,11 @@ def test_with_one_head_a_cluster_it_is_the_model_s_own(model: Any, way: str, pro
     assert generated(model, PROMPTS[prompts], WAYS[way]) == own
 
 
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("prompts", PROMPTS)
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "pieces"])
+@pytest.mark.parametrize(
+    ("model", "way", "prompts", "static"),
+    covering(FAMILIES, [way for way in WAYS if way != "pieces"], list(PROMPTS), [False, True]),
+    indirect=["model"],
+)
 def test_with_a_cache_it_is_as_without(model: Any, way: str, prompts: str, static: bool) -> None:
     """Beams that part before their fifth token have clusters of their own, which move with them."""
     apply(model, SOME, static=static)

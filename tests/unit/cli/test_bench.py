@@ -15,6 +15,7 @@ from hvd_compress.cli.main import main
 FEW = ["bench", "kernels", "--size", "5000", "--repetitions", "1"]
 
 
+@pytest.mark.level2
 def test_json_holds_the_kernels_for_every_number_of_threads() -> None:
     result = CliRunner().invoke(main, [*FEW, "--data", "normal", "--json"])
     assert result.exit_code == 0, result.output

@@ -240,6 +240,7 @@ def without(value: Any, path: tuple[Any, ...]) -> Any:
     return changed
 
 
+@pytest.mark.level2
 @pytest.mark.parametrize("reader", [reader for reader, (name, _) in READERS.items() if ".json" in name])
 def test_one_absurd_value_is_read_or_told_in_words(reader: str, files: Path) -> None:
     name, arguments = READERS[reader]
@@ -285,6 +286,7 @@ def test_what_cannot_be_written_is_told_in_words(writer: str, files: Path) -> No
             require_refusal(done, place)
 
 
+@pytest.mark.level2
 @pytest.mark.parametrize("file", ["progress.json", "model.json"])
 def test_what_a_program_leaves_in_the_folder_of_its_profile(file: str, tmp_path: Path) -> None:
     for text in filter(None, TEXTS.values()):

@@ -15,6 +15,8 @@ from hvd_compress.cli.main import main
 from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.cost.store import JobShape
 
+pytestmark = pytest.mark.level2
+
 LIMIT_S = 600.0
 """Only what hangs takes so long."""
 KEY = ("allreduce", "ring")

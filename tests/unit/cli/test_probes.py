@@ -16,6 +16,8 @@ from hvd_compress.cli import probes, trials
 from tests.installed import install
 from tests.unit.front.ddp.job import run_ranks
 
+pytestmark = pytest.mark.level2
+
 LIMIT_S = 600.0
 """Only what hangs takes so long."""
 

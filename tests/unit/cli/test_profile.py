@@ -19,6 +19,8 @@ from hvd_compress.cli import descendants
 from hvd_compress.cli.main import main
 from hvd_compress.profiler.folder import RUN, Claim
 
+pytestmark = pytest.mark.level2
+
 LIMIT_S = 600.0
 """Only what hangs takes so long."""
 WRITES = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -20,14 +22,16 @@ from hvd_compress.policies.fixed import decide
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import Work, build
 from hvd_compress.schemes.requantize import shards
+from tests.covering import covering
 from tests.exchanges import NUMELS, PATHS, normal, step
 
+KINDS = [BlockQuantizer(8), BlockQuantizer(4, stochastic=True), BlockQuantizer(2)]
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("compressor", [BlockQuantizer(8), BlockQuantizer(4, stochastic=True), BlockQuantizer(2)])
-def test_results_are_the_same_on_all_ranks(
+
+@pytest.mark.parametrize(
+    ("compressor", "size", "path", "dtype"), covering(KINDS, [1, 3, 7], PATHS, [torch.float16, torch.bfloat16])
+)
+def test_results_of_16_bits_are_the_same_on_all_ranks(
     compressor: BlockQuantizer, size: int, path: str, dtype: torch.dtype
 ) -> None:
     for numel in NUMELS:
@@ -69,9 +73,7 @@ def test_nothing_is_lost_at_either_end(bits: int) -> None:
         assert 0 < ranks[rank].pending[part].abs().max() < unit, "the owner keeps what the second rounding lost"
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("bad", [0, 1, 2])
+@pytest.mark.parametrize(("bad", "value", "path"), covering(range(3), [math.nan, math.inf, -math.inf], PATHS))
 def test_all_ranks_see_what_is_not_finite_on_one(bad: int, value: float, path: str) -> None:
     for place in (0, 100, 299):
 

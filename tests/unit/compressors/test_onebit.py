@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from hvd_compress.errors import ConfigError, PayloadError
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.payload import Payload
 from hvd_compress.schemes.requantize import shards
+from tests.covering import covering
 from tests.exchanges import NUMELS, PATHS, normal, step, whole
 
 
@@ -79,10 +82,8 @@ def test_every_path_follows_the_paper(compressor: OneBit, size: int, path: str) 
             torch.testing.assert_close(seen.pending, rest, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
-def test_results_are_the_same_on_all_ranks(size: int, path: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("size", "path", "dtype"), covering([1, 3, 7], PATHS, [torch.float16, torch.bfloat16]))
+def test_results_of_16_bits_are_the_same_on_all_ranks(size: int, path: str, dtype: torch.dtype) -> None:
     for numel in NUMELS:
         ranks = step(OneBit(64), path, size, normal(numel), dtype)
         for seen in ranks:
@@ -120,9 +121,7 @@ def test_a_sum_is_added_by_halves() -> None:
     assert row_sums(torch.tensor([[2.0**24, 1.0, -(2.0**24), 1.0]])).tolist() == [2.0]
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("means", [1, 2])
+@pytest.mark.parametrize(("means", "value", "path"), covering([1, 2], [math.nan, math.inf, -math.inf], PATHS))
 def test_all_ranks_see_what_is_not_finite_on_one(means: int, value: float, path: str) -> None:
     for bad in (0, 2):
         for place in (0, 100, 299):

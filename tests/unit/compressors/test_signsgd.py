@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from hvd_compress.compressors import Input, SignSGD, chunked
 from hvd_compress.cost import wire
 from hvd_compress.errors import PayloadError
 from hvd_compress.payload import Payload
+from tests.covering import covering
 from tests.exchanges import NUMELS, PATHS, Draw, normal, step
 
 
@@ -76,9 +79,7 @@ def test_a_tie_is_decided_in_turn(path: str) -> None:
     assert not (first + second).any()
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("bad", [0, 1, 2])
+@pytest.mark.parametrize(("bad", "value", "path"), covering(range(3), [math.nan, math.inf, -math.inf], PATHS))
 def test_all_ranks_see_what_is_not_finite_on_one(bad: int, value: float, path: str) -> None:
     for place in (0, 100, 299):
 

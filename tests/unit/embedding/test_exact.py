@@ -156,6 +156,7 @@ def test_any_training(
     )
 
 
+@pytest.mark.level2
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 @pytest.mark.parametrize("lookahead", [1, 2, 7, 50])
 def test_300_steps(world: int, lookahead: int) -> None:

@@ -165,6 +165,7 @@ def train(job: Job, steps: list[Batch], ahead: int, until: int | None = None) ->
         job.exchange(steps[step] if step >= 0 else None)
 
 
+@pytest.mark.level2
 @settings(max_examples=400, deadline=None)
 @given(
     steps=batches,
@@ -306,6 +307,7 @@ def test_nothing_is_found_among_no_rows() -> None:
     assert UniqueRows().find(torch.tensor([1]))[1] == 0
 
 
+@pytest.mark.level2
 @pytest.mark.parametrize("world", [65, 130])
 def test_more_members_than_bits_of_a_word(world: int) -> None:
     """Several words hold the ranks of a row."""

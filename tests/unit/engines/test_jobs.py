@@ -15,6 +15,8 @@ import pytest
 from hvd_compress.engines import mpi_environment
 from tests.jobs.launch import require_localhost
 
+pytestmark = pytest.mark.level2
+
 LIMIT_S = 600.0
 """Only what hangs takes so long."""
 

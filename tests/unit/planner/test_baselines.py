@@ -185,6 +185,7 @@ def test_nothing_beats_brute_force_and_the_upper_bound(seed: int, tensors: int) 
         assert bound.end_ns <= chosen.end_ns, chosen.by
 
 
+@pytest.mark.level2
 @settings(max_examples=20, deadline=None)
 @example(seed=3858, tensors=21)  # of which a strategy takes longer with free compression
 @given(seed=st.integers(0, 10**6), tensors=st.integers(5, 30))

@@ -20,6 +20,8 @@ from hvd_compress.errors import ConfigError
 from hvd_compress.profiler import folder
 from hvd_compress.profiler.folder import COMMAND, RUN, Claim, is_of, unwritable
 
+pytestmark = pytest.mark.level2
+
 HOLDS = """
 import sys, time
 from pathlib import Path

@@ -99,7 +99,11 @@ def trained(engine: InProcessEngine, name: str, in_flight: int, hosts: tuple[int
     return torch.cat([parameter.detach().reshape(-1) for parameter in parameters.values()])
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+FIRST = {request.scheme: name for name, request in reversed(REQUESTS.items())}.values()
+"""One request a scheme."""
+
+
+@pytest.mark.parametrize("name", [n if n in FIRST else pytest.param(n, marks=pytest.mark.level2) for n in REQUESTS])
 def test_results_are_those_of_one_at_a_time(name: str) -> None:
     hosts = (0, 0, 1, 1) if "hierarchical" in name or name in ("efsign-within", "int4-both", "topk-hitopk") else ()
     one = run_ranks(4, lambda engine: trained(engine, name, 1, hosts))

@@ -14,6 +14,8 @@ from hvd_compress.errors import ConfigError, UnsupportedError
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import check_ranks_equal, compressed, make_model, optimizer_of, train
 
+pytestmark = pytest.mark.level2
+
 
 def test_levels_follow_epochs_and_rates() -> None:
     run_ranks(by_epochs, ranks=2, HVD_COMPRESS_ADAPT="0", HVD_COMPRESS_CHECK_EVERY="3")

@@ -306,6 +306,7 @@ def late(*arguments: str, timeout_s: str = "3") -> subprocess.CompletedProcess[s
     )
 
 
+@pytest.mark.level2
 def test_a_process_ends_though_an_error_came_while_buckets_were_exchanged() -> None:
     """In the middle of a collective, which Python's end would end, and the process with it by SIGABRT."""
     done = late("raises", timeout_s="300")
@@ -315,6 +316,7 @@ def test_a_process_ends_though_an_error_came_while_buckets_were_exchanged() -> N
     assert "terminate" not in done.stderr
 
 
+@pytest.mark.level2
 def test_a_process_ends_though_a_rank_is_missing() -> None:
     """Past torch's own clean-up, which would wait: rank 1 stays until rank 0 has ended."""
     done = late()

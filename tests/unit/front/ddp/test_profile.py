@@ -16,6 +16,8 @@ from hvd_compress.profiler import measure_system
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import check_ranks_equal, compressed, flat, loss_of, make_model, optimizer_of
 
+pytestmark = pytest.mark.level2
+
 STEPS, SKIP = 3, 2
 
 

@@ -312,6 +312,7 @@ def same(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None
     assert all(torch.equal(mine[key], theirs[key]) for key in theirs)
 
 
+@pytest.mark.level2
 def test_a_model_may_be_compiled_before_and_after() -> None:
     run_ranks(compile_both, ranks=2)
 
@@ -334,6 +335,7 @@ def compile_both(rank: int) -> None:
     assert torch.equal(*trained)
 
 
+@pytest.mark.level2
 def test_a_script_for_a_cluster_runs_in_one_process() -> None:
     """Without torchrun and DDP: a warning, and every function takes the model."""
     module = make_model()
@@ -360,6 +362,7 @@ def test_a_script_for_a_cluster_runs_in_one_process() -> None:
         hc.compress(module, hc.Compression.int4())
 
 
+@pytest.mark.level2
 def test_one_process_of_several_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"):
         monkeypatch.setenv(name, "2")

@@ -131,8 +131,8 @@ def compiled_within(wrap: Wrap, rank: int) -> Iterator[Any]:
         (mixed_dtypes, 1e-2),
         (frozen_from_the_start, 1e-5),
         (fused_adamw, 1e-3),
-        (compiled_around, 1e-5),
-        (compiled_within, 1e-5),
+        pytest.param(compiled_around, 1e-5, marks=pytest.mark.level2),
+        pytest.param(compiled_within, 1e-5, marks=pytest.mark.level2),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -127,6 +127,7 @@ def test_to_resume_is_to_go_on_to_the_bit() -> None:
     run_ranks(resume)
 
 
+@pytest.mark.level2
 @pytest.mark.parametrize("options", [{}, {"static_graph": True}], ids=["plain", "static"])
 def test_to_resume_is_to_go_on_also_where_ddp_cuts_its_buckets_anew(options: dict[str, bool]) -> None:
     """Its first step has other buckets, and what is rounded in blocks depends on them."""

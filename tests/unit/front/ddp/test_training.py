@@ -29,6 +29,7 @@ from tests.unit.front.ddp.training import (
 
 WHOLE = 25.0
 """A bucket_cap_mb with which the model is one bucket."""
+FIRST_TWINS = ("star", "powersgd", "int4", "covap")
 TWINS = ("star", "allgather", "efsign", "powersgd", "int8", "int4", "covap", "dense", "bf16")
 
 
@@ -45,6 +46,7 @@ def train(ddp: DistributedDataParallel, rank: int, steps: int) -> list[float]:
     return losses
 
 
+@pytest.mark.level2
 def test_every_compression_trains_and_ranks_stay_equal() -> None:
     run_ranks(train_with_all)
 
@@ -106,8 +108,14 @@ def compare_with_stock(rank: int, exact: bool) -> None:
         torch.testing.assert_close(flat(ddp), flat(stock), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("cap_mb", "steps"), [(0.004, 50), (WHOLE, 10)])
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize(
+    ("name", "cap_mb", "steps"),
+    [
+        *((name, 0.004, 50) for name in FIRST_TWINS),
+        *(pytest.param(name, 0.004, 50, marks=pytest.mark.level2) for name in TWINS if name not in FIRST_TWINS),
+        *(pytest.param(name, WHOLE, 10, marks=pytest.mark.level2) for name in TWINS),
+    ],
+)
 def test_a_step_is_that_of_the_reducer_to_the_bit(name: str, cap_mb: float, steps: int) -> None:
     """With find_unused_parameters DDP keeps its first buckets."""
     run_ranks(compare_with_reducer, name, cap_mb, steps)
@@ -193,6 +201,7 @@ def accumulate(rank: int) -> None:
             assert torch.equal(flat(twin.model), flat(ddp.module)), f"{name}, step {step}"
 
 
+@pytest.mark.level2
 def test_ddps_options_change_no_result() -> None:
     run_ranks(compare_options)
 

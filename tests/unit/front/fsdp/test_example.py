@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import tests.unit.front.fsdp.supported  # noqa: F401
 
 # isort: split
@@ -14,6 +16,8 @@ import torch.distributed as dist
 
 from tests.examples import printed_by
 from tests.unit.front.ddp.job import run_ranks
+
+pytestmark = pytest.mark.level2
 
 
 def test_it_learns_from_few_bytes() -> None:

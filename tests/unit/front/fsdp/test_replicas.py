@@ -44,6 +44,7 @@ from tests.unit.front.fsdp.training import (
 )
 
 
+@pytest.mark.level2
 def test_four_ranks() -> None:
     """One job for all: a process takes longer to begin than its checks."""
     run_ranks(check_all, ranks=4)

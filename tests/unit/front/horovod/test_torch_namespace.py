@@ -132,6 +132,7 @@ SUBMODULES = {
 }
 
 
+@pytest.mark.level2
 def test_importing_patches_nothing_and_patching_twice_replaces_names() -> None:
     patch = "hvd_compress.patch_horovod()\nhvd_compress.patch_horovod()"
     printed = run(f"import hvd_compress, hvd_compress.torch\n{SHOW}\n{patch}\nprint('then')\n{SHOW}")
@@ -146,6 +147,7 @@ def test_importing_the_package_imports_neither_torch_nor_horovod() -> None:
     assert run("import hvd_compress, sys; print({'torch', 'horovod', 'mpi4py'} & set(sys.modules))") == "set()"
 
 
+@pytest.mark.level2
 def test_stock_compression_still_works_when_patched() -> None:
     """The patched function must call Horovod's, not itself."""
     program = """

@@ -399,6 +399,7 @@ def wrapped(
     return wrap(plain, names, reducer, 1, rank, size)
 
 
+@pytest.mark.level2
 @pytest.mark.parametrize("name", ["dense", "int8", "topk-allgather"])
 @pytest.mark.parametrize("what", ["step", "everything"])
 def test_steps_may_be_compiled(what: str, name: str) -> None:

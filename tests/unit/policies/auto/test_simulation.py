@@ -63,6 +63,7 @@ def trainings(name: str, steps: int = STEPS) -> list[tuple[Training, Chooser]]:
     return [(training, training.run(steps)) for training in made]
 
 
+@pytest.mark.level2
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_little_is_lost_over_the_best_arm(name: str) -> None:
     found = trainings(name)
@@ -103,6 +104,7 @@ def test_with_short_steps_it_is_noticed_within_two_windows() -> None:
         assert 300 <= training.alarms[0] <= 300 + 3 * LONGEST
 
 
+@pytest.mark.level2
 def test_batches_by_length_blur_a_search() -> None:
     lost = []
     for seed in range(20):
@@ -112,12 +114,14 @@ def test_batches_by_length_blur_a_search() -> None:
     assert mean(lost) <= 0.1
 
 
+@pytest.mark.level2
 def test_false_alarms_are_rare() -> None:
     training = Training(always(SLOW), seed=3)
     training.run(100_000)
     assert len(training.alarms) <= 1
 
 
+@pytest.mark.level2
 def test_false_alarms_of_a_noisy_host_grow_rarer() -> None:
     training = Training(always(SLOW), noise=0.2, spikes=0.1, seed=3)
     training.run(20_000)

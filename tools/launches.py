@@ -1,0 +1,124 @@
+"""Run tests/parallel on the ranks of mpirun or horovodrun, and leave what rank 0 found in TEST_RESULTS.
+
+launches.py first: its first level under mpirun with 3 ranks, one of which is neither the first nor the last.
+launches.py rest: its second level, and with 2 and 4 ranks what depends on the launcher or on the number of ranks.
+
+Every rank writes its output into a file of its own. Rank 0's is shown; when a launch fails, so are the others'.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import progress
+
+TIMEOUT_S = float(os.environ.get("LAUNCH_TIMEOUT_S", "600"))
+GRACE_S = 10.0  # between asking a launcher to end its ranks and killing it
+
+# What each rank runs: pytest with its output in a file, whose name carries the rank. pytest's temporary files lie next
+# to it: ranks that end in step would all remove the same old ones.
+RANK_SCRIPT = """
+rank=${OMPI_COMM_WORLD_RANK:-$HOROVOD_RANK}
+exec "$@" --basetemp="$0/$rank.tmp" --junitxml="$0/$rank.xml" >"$0/$rank.log" 2>&1 </dev/null
+"""
+# As `python -m pytest`, but a rank that failed leaves without MPI_Finalize, where it would wait for the other ranks,
+# which wait for it in a collective: so the launcher ends them at once rather than at the time limit.
+RUN_PYTEST = """
+import os, sys, pytest
+code = pytest.main(sys.argv[1:])
+sys.stdout.flush()
+if code:
+    os._exit(code)
+"""
+# Ranks share the checkout, so they must not write one cache. A test that hangs shows where, before the launch is ended.
+OPTIONS = ["-x", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={TIMEOUT_S * 0.8}", "-o", "timeout=0"]
+
+FOLDER = "tests/parallel"
+# What a launch can break: the engines, and that all ranks come to the same with each of them.
+BY_LAUNCH = ["test_drop_in.py", "test_engines.py", "test_mpi_algorithms.py"]
+# These depend neither on the launcher nor on the number of ranks.
+ANYWHERE = ["test_broadcasts.py", "test_namespace.py"]
+# Four ranks show algorithms of two rounds: what an engine sums, through it and through a whole step. And they are two
+# hosts of two ranks each.
+SUMS = ("gradients_are_bit_identical_on_all_ranks", "every_algorithm_gives_the_same_sum_and_the_same_bits")
+OF_FOUR = [*(f"test_drop_in.py::test_{name}" for name in SUMS), "test_tree.py", *BY_LAUNCH[1:]]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One job: some tests of the folder, or options of pytest for all of it."""
+
+    launcher: list[str]
+    ranks: int
+    tests: list[str]
+
+    @property
+    def arguments(self) -> list[str]:
+        return [f"{FOLDER}/{test}" for test in self.tests] if self.tests[0].endswith(".py") else [*self.tests, FOLDER]
+
+    @property
+    def name(self) -> str:
+        return f"{' '.join(self.launcher[:1])}-{self.ranks}"
+
+
+def main() -> None:
+    mpirun = ["mpirun", *shlex.split(os.environ.get("MPIRUN_FLAGS", ""))]
+    horovodrun = ["horovodrun", *shlex.split(os.environ.get("HOROVODRUN_FLAGS", "--gloo"))]
+    levels = {
+        "first": [Launch(mpirun, 3, ["-m", "not level2"])],
+        "rest": [
+            Launch(mpirun, 2, [*BY_LAUNCH, *ANYWHERE]),
+            Launch(mpirun, 3, ["test_digests.py"]),
+            Launch(mpirun, 4, OF_FOUR),
+            Launch(horovodrun, 2, BY_LAUNCH),
+        ],
+    }
+    passed = [_passes(launch) for level in sys.argv[1:] for launch in levels[level]]
+    sys.exit(int(not all(passed)))
+
+
+def _passes(launch: Launch) -> bool:
+    """Run one, and leave rank 0's result file."""
+    print(f"--- {launch.name}", flush=True)
+    start = time.monotonic()
+    results = os.environ.get("TEST_RESULTS")
+    with tempfile.TemporaryDirectory(prefix="hvd_compress-parallel-") as folder:
+        rank = ["sh", "-c", RANK_SCRIPT, folder, sys.executable, "-c", RUN_PYTEST, *OPTIONS, *launch.arguments]
+        code = _run([*launch.launcher, "-np", str(launch.ranks), *rank], Path(folder, "launcher.log"))
+        logs = [Path(folder, "0.log")] if code == 0 else sorted(Path(folder).glob("*.log"))
+        for log in logs:
+            text = log.read_text(errors="replace") if log.exists() else "(no output)"
+            print(f"[{log.name}]", text.rstrip(), sep="\n", flush=True)
+        if results and Path(folder, "0.xml").exists():
+            shutil.copy(Path(folder, "0.xml"), Path(results, f"{launch.name}.xml"))
+    outcome = "ok" if code == 0 else f"FAILED, the launcher's exit code {code}"
+    print(f"--- {launch.name}: {outcome} in {time.monotonic() - start:.0f} s", flush=True)
+    return code == 0
+
+
+def _run(command: list[str], log: Path) -> int | str:
+    """Return the exit code, or what happened instead of one. After it nothing of the launch is left."""
+    with log.open("w") as output:
+        launcher = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            return launcher.wait(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return f"none: stopped after {TIMEOUT_S:.0f} s"
+        finally:
+            if launcher.poll() is None:
+                progress.end_group(launcher, signal.SIGTERM, GRACE_S)  # launchers end their ranks when asked to
+
+
+if __name__ == "__main__":
+    progress.main(main)
