@@ -43,7 +43,7 @@ TESTS = $(wildcard tests/jobs tests/unit tests/native tests/conformance)
 PHASES = lint types unit sanitize parallel
 REST_PHASES = unit-rest sanitize-rest parallel-rest
 
-.PHONY: help setup native wheel docs demo test test-all $(PHASES) $(REST_PHASES) conformance mutate-cuda fuzz test-benchmarks time-to-accuracy format gpu-check clean
+.PHONY: help setup native wheel docs demo test test-all tiles sanitized $(PHASES) $(REST_PHASES) conformance mutate-cuda fuzz test-benchmarks time-to-accuracy format gpu-check clean
 
 help: ## print this
 	@echo "Targets:"
@@ -68,10 +68,10 @@ mutate-cuda: native ## leave out each barrier and each atomic of the CUDA kernel
 fuzz: native ## look for payloads that no decoder bears, by coverage, with sanitizers, for FUZZ_S seconds
 	@exec python tools/fuzz.py
 
-test: native ## what a person runs before each commit (10 minutes): all phases, though one fails; what failed stands at the end
+test: tiles sanitized ## what a person runs before each commit (10 minutes): all phases, though one fails; what failed stands at the end
 	@exec python tools/suite.py "$(MAKE) --no-print-directory" $(PHASES)
 
-test-all: native ## everything that CI checks: `make test` and the rest
+test-all: tiles sanitized ## everything that CI checks: `make test` and the rest
 	@exec python tools/suite.py "$(MAKE) --no-print-directory" $(PHASES) $(REST_PHASES)
 
 lint: setup ## ruff and clang-format, changing nothing
@@ -90,6 +90,9 @@ endif
 
 tiles: native
 	@exec cmake --build build/native-$$(python -c 'import sys; print(sys.implementation.cache_tag)') --target tiles -- --quiet
+
+sanitized: native
+	@exec python tools/sanitize.py build
 
 unit: tiles ## the first level of the tests that pytest starts itself
 	@exec $(PYTEST) $(FIRST) $(JUNIT) $(TESTS)

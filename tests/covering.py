@@ -37,3 +37,15 @@ def pairs(values: Sequence[Any]) -> set[tuple[int, Any, int, Any]]:
     """Return the pairs of values in a combination, each with the numbers of their axes."""
     places = range(len(values))
     return {(a, values[a], b, values[b]) for a in places for b in places if a < b}
+
+
+def completed(found: Sequence[tuple[Any, ...]], legal: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return combinations and, of the legal ones, those that hold most of the pairs that are missing, one by one."""
+    found = list(found)
+    missing = {pair for values in legal for pair in pairs(values)} - {
+        pair for values in found for pair in pairs(values)
+    }
+    while missing:
+        found.append(max(legal, key=lambda values: (len(pairs(values) & missing), str(values))))
+        missing -= pairs(found[-1])
+    return found

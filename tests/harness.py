@@ -97,6 +97,9 @@ COMPRESSORS: dict[str, Compressor] = {
 """The compressors of the conformance suite, with settings for buckets of some hundred elements. A line here, and all
 of the suite runs with every scheme that carries it (tests/conformance/cases.py)."""
 
+FIRST_NAMES = tuple({type(compressor): name for name, compressor in reversed(COMPRESSORS.items())}.values())[::-1]
+"""Of COMPRESSORS, the first of each class: what the first level of the tests takes."""
+
 BIASED = {"terngrad": "large elements are clipped", "signsgd": "a sign has no magnitude"}
 """Of COMPRESSORS: those without error feedback that are not right on average, and why."""
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import progress
@@ -43,10 +43,9 @@ if code:
 OPTIONS = ["-x", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={TIMEOUT_S * 0.8}", "-o", "timeout=0"]
 
 FOLDER = "tests/parallel"
+FIRST, REST = ["-m", "not level2"], ["-m", "level2"]
 # What a launch can break: the engines, and that all ranks come to the same with each of them.
 BY_LAUNCH = ["test_drop_in.py", "test_engines.py", "test_mpi_algorithms.py"]
-# These depend neither on the launcher nor on the number of ranks.
-ANYWHERE = ["test_broadcasts.py", "test_namespace.py"]
 # Four ranks show algorithms of two rounds: what an engine sums, through it and through a whole step. And they are two
 # hosts of two ranks each.
 SUMS = ("gradients_are_bit_identical_on_all_ranks", "every_algorithm_gives_the_same_sum_and_the_same_bits")
@@ -55,31 +54,33 @@ OF_FOUR = [*(f"test_drop_in.py::test_{name}" for name in SUMS), "test_tree.py", 
 
 @dataclass(frozen=True)
 class Launch:
-    """One job: some tests of the folder, or options of pytest for all of it."""
+    """One job: the tests of the folder that are marked so, or of some files of it."""
 
     launcher: list[str]
     ranks: int
-    tests: list[str]
+    marked: list[str]
+    tests: list[str] = field(default_factory=list)
 
     @property
     def arguments(self) -> list[str]:
-        return [f"{FOLDER}/{test}" for test in self.tests] if self.tests[0].endswith(".py") else [*self.tests, FOLDER]
+        """Of pytest."""
+        return [*self.marked, *([f"{FOLDER}/{test}" for test in self.tests] or [FOLDER])]
 
     @property
     def name(self) -> str:
-        return f"{' '.join(self.launcher[:1])}-{self.ranks}"
+        return f"{self.launcher[0]}-{self.ranks}"
 
 
 def main() -> None:
     mpirun = ["mpirun", *shlex.split(os.environ.get("MPIRUN_FLAGS", ""))]
     horovodrun = ["horovodrun", *shlex.split(os.environ.get("HOROVODRUN_FLAGS", "--gloo"))]
     levels = {
-        "first": [Launch(mpirun, 3, ["-m", "not level2"])],
+        "first": [Launch(mpirun, 3, FIRST)],
         "rest": [
-            Launch(mpirun, 2, [*BY_LAUNCH, *ANYWHERE]),
-            Launch(mpirun, 3, ["test_digests.py"]),
-            Launch(mpirun, 4, OF_FOUR),
-            Launch(horovodrun, 2, BY_LAUNCH),
+            Launch(mpirun, 3, REST),
+            Launch(mpirun, 2, FIRST, BY_LAUNCH),
+            Launch(mpirun, 4, FIRST, OF_FOUR),
+            Launch(horovodrun, 2, FIRST, BY_LAUNCH),
         ],
     }
     passed = [_passes(launch) for level in sys.argv[1:] for launch in levels[level]]

@@ -1,7 +1,8 @@
 """Run the tests of kernels and decoders with sanitizers.
 
-sanitize.py memory: their first level, with AddressSanitizer and UndefinedBehaviorSanitizer. sanitize.py rest: their
-second level, data races in the pool with ThreadSanitizer, and with the player in the CUDA kernels.
+sanitize.py build: builds what they need. sanitize.py memory: their first level, with AddressSanitizer and
+UndefinedBehaviorSanitizer. sanitize.py rest: their second level, data races in the pool with ThreadSanitizer, and with
+the player in the CUDA kernels.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ LOG = BUILD / "log"
 COMPILER = shlex.split(os.environ.get("CXX") or "c++")
 # The tests are some ten times slower so, and what they compare has been compared without sanitizers.
 EXAMPLES = "0.05"
+NO_KERNELS = ("cuda_build", "ends", "gil", "levels", "machine_code")
+"""Tests of tests/native that look at files, or would only wait."""
 RUN_TESTS = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
@@ -35,7 +38,7 @@ def main() -> None:
     BUILD.mkdir(parents=True, exist_ok=True)
     LOG.unlink(missing_ok=True)
     failures = []
-    for part in {"memory": [_memory], "rest": [_threads, _player, _rest]}[sys.argv[1]]:
+    for part in {"build": [_build], "memory": [_memory], "rest": [_threads, _player, _rest]}[sys.argv[1]]:
         try:
             part()
         except progress.StepError as error:
@@ -58,6 +61,10 @@ def _player() -> None:
     progress.run("the CUDA kernels with all threads at once", tests, LOG)
 
 
+def _build() -> None:
+    sanitized(LOG)
+
+
 def _memory() -> None:
     _pytest("the kernels under AddressSanitizer", "memory", "not level2")
 
@@ -69,7 +76,7 @@ def _rest() -> None:
 def _pytest(title: str, name: str, marked: str) -> None:
     """Run the tests of the kernels and of malformed payloads on the sanitized package."""
     package, variables = sanitized(LOG)
-    options = [*_options(name), "-m", marked, "--ignore=tests/native/test_gil.py"]  # it would only wait
+    options = [*_options(name), "-m", marked, *(f"--ignore=tests/native/test_{each}.py" for each in NO_KERNELS)]
     tests = [sys.executable, "-c", RUN_TESTS, package, *options, "tests/native", "tests/conformance/test_malformed.py"]
     progress.run(title, tests, LOG, os.environ | variables)
 

@@ -18,15 +18,13 @@ from hvd_compress.compressors import Compressor
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessWorld
 from hvd_compress.request.request import Request
-from tests.covering import combinations
-from tests.harness import COMPRESSORS, SHAPES, asked_for, planned
+from tests.covering import combinations, completed
+from tests.harness import COMPRESSORS, FIRST_NAMES, SHAPES, asked_for, planned
 
 SIZES = (1, 2, 3, 4, 7)
 FIRST_SIZES = (1, 3, 4)
 
 TABLE = COMPRESSORS
-FIRST_NAMES = tuple({type(compressor): name for name, compressor in reversed(TABLE.items())}.values())[::-1]
-"""Of TABLE, the first of each class: those of the first level of the tests."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +89,13 @@ def runnable(compressor: Compressor, can: Capabilities) -> set[str]:
     return {path.scheme for path in schemes.runnable(compressor, layout, can)}
 
 
+@cache
 def cases(whole: bool = False) -> list[Case]:
-    """Return the product of all legal combinations, or a covering of their pairs; first_cases() and OPTIONS."""
-    found = combinations(whole, is_legal, tuple(TABLE), scheme_names(TABLE), SIZES)
-    everything = {*(Case(*values) for values in found), *first_cases(), *OPTIONS}
+    """Return all legal combinations, or a covering of their pairs that holds first_cases(); and OPTIONS."""
+    legal = combinations(True, is_legal, tuple(TABLE), scheme_names(TABLE), SIZES)
+    first = [(case.name, case.scheme, case.size) for case in first_cases()]
+    found = legal if whole else completed(first, legal)
+    everything = {*(Case(*values) for values in found), *OPTIONS}
     return sorted(everything, key=lambda case: (list(TABLE).index(case.name), str(case)))
 
 

@@ -11,9 +11,9 @@ from hvd_compress import compressors, schemes
 from hvd_compress.cost.paths import Path
 from hvd_compress.errors import ConfigError
 from hvd_compress.request.request import Request
-from tests.conformance.cases import FIRST_NAMES, FIRST_SIZES, OPTIONS, SIZES, TABLE, Case, cases, first_cases
+from tests.conformance.cases import FIRST_SIZES, OPTIONS, SIZES, TABLE, Case, cases, first_cases
 from tests.covering import combinations, pairs
-from tests.harness import asked_for
+from tests.harness import FIRST_NAMES, asked_for
 
 
 def values(case: Case) -> tuple[str, str, int]:

@@ -13,7 +13,16 @@ import hvd_compress.torch as hvd
 from hvd_compress.engines.base import ALGORITHMS
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.request.request import Request
-from tests.harness import REQUESTS, backward, chosen, flat_gradient, make_parameters, remembered
+from tests.harness import (
+    COMPRESSORS,
+    FIRST_NAMES,
+    REQUESTS,
+    backward,
+    chosen,
+    flat_gradient,
+    make_parameters,
+    remembered,
+)
 from tests.parallel.training import (
     ENGINES,
     EXACT,
@@ -31,6 +40,11 @@ from tests.parallel.training import (
 )
 
 CHOSEN = chosen()
+FIRST = [COMPRESSORS[name] for name in FIRST_NAMES]
+NAMES = [
+    name if request.compressor in FIRST else pytest.param(name, marks=pytest.mark.level2)
+    for name, request in CHOSEN.items()
+]
 
 
 def observe(request: Request) -> list[torch.Tensor]:
@@ -54,14 +68,14 @@ def observed(name: str, engine: str) -> list[torch.Tensor]:
     return observe(on_engine(CHOSEN[name], engine))
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_bit_identical_on_all_ranks(name: str, engine: str) -> None:
     for seen in observed(name, engine):
         assert seen.abs().sum() > 0
         assert_same_on_all_ranks(seen)
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", NAMES)
 def test_engines_agree(name: str) -> None:
     """On what is sent, and on its sum to rounding; nothing is left to compare where there is one engine."""
     first, *others = [observed(name, engine) for engine in ENGINES]

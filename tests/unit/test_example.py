@@ -13,12 +13,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch.nn import functional
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 sys.path.insert(0, str(EXAMPLES))  # as Python does for a script in that folder
 
+import train_ddp  # noqa: E402
+import train_images  # noqa: E402
 from images.data import DataError, load_digits, load_images, rank_batches, read_idx  # noqa: E402
 from images.model import SmallConvNet  # noqa: E402
 from images.progress import track  # noqa: E402
@@ -321,16 +324,10 @@ def test_ddp_trains_by_torchrun_without_horovod(folder, tmp_path, compression, r
     assert 0 < epoch["step"]["wait_s"] < epoch["step"]["step_s"]
 
 
-@pytest.mark.level2
-@pytest.mark.parametrize("script", ["train_images.py", "train_ddp.py"])
+@pytest.mark.parametrize("script", [train_images, train_ddp], ids=lambda script: script.__name__)
 def test_both_scripts_take_the_same_options(script):
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / script, "--help"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(script.main, ["--help"])
+    assert done.exit_code == 0, done.output
     assert "[none|fp16|bf16|dense|auto|topk|star|var|artopk|efsign|int8|int4|int2|powersgd|covap]" in done.stdout
     for option in ("--ratio", "--algorithm", "--engine", "--epochs", "--seed", "--json", "--device", "--demo"):
         assert f"  {option} " in done.stdout
@@ -346,7 +343,6 @@ def test_the_last_line_says_what_was_chosen_and_why():
     )
 
 
-@pytest.mark.level2
 def test_after_too_few_steps_nothing_is_chosen_yet(tmp_path, monkeypatch):
     """A search takes several steps; long before its end there are decisions, which are tried."""
     monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path))

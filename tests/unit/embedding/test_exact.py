@@ -157,8 +157,7 @@ def test_any_training(
 
 
 @pytest.mark.level2
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
-@pytest.mark.parametrize("lookahead", [1, 2, 7, 50])
+@pytest.mark.parametrize(("world", "lookahead"), [(1, 2), (2, 50), (3, 1), (4, 7)])
 def test_300_steps(world: int, lookahead: int) -> None:
     generator = torch.Generator().manual_seed(world + 10 * lookahead)
     alphas = (1.0, 2.0, 3.0, 4.0, 5.0)
