@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,14 +24,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-LEVEL2_FOLDERS = ("jobs", "unit/docs", "unit/integrations", "unit/tools")
-"""Of these the tests are of the second level, but for those that are marked `level1`: they start processes."""
+LEVEL2_FOLDERS = ("benchmarks", "jobs", "player", "unit/docs", "unit/integrations", "unit/tools")
+"""Of these the tests are of the second level, but for those that are marked `level1`: they start programs."""
+RANKS_FOLDER = "parallel"
+"""Its tests run in ranks of one job."""
+
+
+def folder_of(item: pytest.Item) -> str:
+    return item.path.parent.relative_to(Path(__file__).parent).as_posix()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    folder = item.path.parent.relative_to(Path(__file__).parent).as_posix()
-    if folder.startswith(LEVEL2_FOLDERS) and item.get_closest_marker("level1") is None:
+    if folder_of(item).startswith(LEVEL2_FOLDERS) and item.get_closest_marker("level1") is None:
         item.add_marker("level2")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """What starts a program is of the second level, or says that it is worth its time in the first."""
+    is_marked = any(item.get_closest_marker(level) for level in ("level1", "level2"))
+    with pytest.MonkeyPatch.context() as patch:
+        if not is_marked and folder_of(item) != RANKS_FOLDER:
+            patch.setattr(subprocess.Popen, "__init__", refuse)
+        return (yield)
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise AssertionError("this test starts a program: mark it level2 (CONTRIBUTING.md), or level1 if it is quick")
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from hvd_compress import native
 OBJECTS = Path(__file__).parents[2] / "build" / f"native-{sys.implementation.cache_tag}" / "CMakeFiles"
 
 
+@pytest.mark.level1
 @pytest.mark.parametrize("level", ["avx2", "avx512"])
 def test_nothing_of_a_level_can_be_taken_for_anothers(level: str) -> None:
     """A weak symbol of one object file may stand for that of all others: it would run where it must not."""

@@ -459,6 +459,7 @@ def test_another_job_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.Monk
     in_ranks(1, body)
 
 
+@pytest.mark.level1
 def test_a_lock_of_a_process_that_ends(tmp_path: Path) -> None:
     """The next job waits for it."""
     program = f"""
