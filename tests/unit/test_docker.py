@@ -53,6 +53,7 @@ def test_there_are_two() -> None:
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.stem)
 class TestDockerfile:
+    @pytest.mark.level2
     def test_linter_finds_nothing(self, file: Path) -> None:
         linter = Path(sys.executable).with_name("hadolint")
         command = [linter, "--failure-threshold", "style", "--config", FOLDER / "hadolint.yaml", file]

@@ -11,6 +11,7 @@ import pytest
 import hvd_compress
 
 
+@pytest.mark.level1
 def test_import_is_light() -> None:
     program = "import hvd_compress, hvd_compress.cli.main, sys; print([m for m in sys.modules if m in sys.argv[1:]])"
     heavy = ["torch", "horovod", "mpi4py", "numpy"]

@@ -70,6 +70,7 @@ def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(CliRunner().invoke(main, ["bench", "kernels", "--size", "100"]).exception, ZeroDivisionError)
 
 
+@pytest.mark.level2
 def test_chai_is_found_without_torch_and_transformers() -> None:
     words = "import sys, hvd_compress.cli.chai; print({'torch', 'transformers', 'matplotlib'} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -191,6 +191,7 @@ def test_pictures_that_cannot_be_written(model: Path) -> None:
     assert "cannot write" in result.output
 
 
+@pytest.mark.level2
 def test_numbers_alone_import_no_torch(model: Path) -> None:
     arguments = ["whatif", str(model), *NETWORK, "--payload", "1%"]
     script = f"import sys; from hvd_compress.cli.main import main; main({arguments!r}, standalone_mode=False); "

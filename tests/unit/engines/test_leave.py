@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.level1
+
 SETUP = """
 import atexit, os, sys
 atexit.register(print, "cleaned up", flush=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 
+import pytest
+
 from hvd_compress.native import module
 
 SYSTEM = ("libc.so", "libm.so", "libpthread.so", "libdl.so", "librt.so", "ld-linux", "libgcc_s.so", "libstdc++.so")
 
 
+@pytest.mark.level1
 def test_the_extension_links_the_system_alone() -> None:
     listed = subprocess.run(["readelf", "-d", module.compiled.__file__], check=True, capture_output=True, text=True)
     libraries = re.findall(r"\(NEEDED\).*\[(.*)\]", listed.stdout)
@@ -17,6 +20,7 @@ def test_the_extension_links_the_system_alone() -> None:
     assert [name for name in libraries if not name.startswith(SYSTEM)] == []
 
 
+@pytest.mark.level1
 def test_only_its_entry_is_visible() -> None:
     """What it holds of a C++ library cannot take the place of another one's, such as torch's."""
     listed = subprocess.run(

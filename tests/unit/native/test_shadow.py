@@ -16,6 +16,7 @@ from tests.installed import install
 FILES = ("kernels.so",)
 
 
+@pytest.mark.level1
 def test_both_kinds_of_kernels_name_the_sources_the_installed_copy_and_the_ways_out(tmp_path: Path) -> None:
     installed = install(tmp_path)
     (installed.package / "libhvd_compress_cuda.so").touch()  # also where the tests run without one

@@ -7,9 +7,12 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.level2
 def test_the_switch(tmp_path: Path) -> None:
     compiler = shlex.split(os.environ.get("CXX") or "c++")
     flags = ["-std=c++17", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]

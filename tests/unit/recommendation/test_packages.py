@@ -12,6 +12,8 @@ from torch.nn import EmbeddingBag
 
 from hvd_compress.errors import ConfigError
 
+pytestmark = pytest.mark.level2
+
 BOOKWORM = "deb.debian.org_debian_dists_bookworm_main_binary-amd64_Packages*"
 INDEX = """\
 Package: one

@@ -143,6 +143,7 @@ def test_importing_patches_nothing_and_patching_twice_replaces_names() -> None:
     assert found == [[name, *ours] for name, ours in zip(names, [sorted(OURS), *SUBMODULES.values()], strict=True)]
 
 
+@pytest.mark.level1
 def test_importing_the_package_imports_neither_torch_nor_horovod() -> None:
     assert run("import hvd_compress, sys; print({'torch', 'horovod', 'mpi4py'} & set(sys.modules))") == "set()"
 
