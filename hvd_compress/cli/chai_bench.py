@@ -244,4 +244,5 @@ def _ratio(ratio: Ratio) -> Sequence[str]:
 
     if ratio == (1.0, 1.0, 1.0):  # full itself
         return "1", ""
-    return f"{ratio[0]:.3f}{' ~' if is_noise(ratio) else '  '}", f"{ratio[1]:.3f}-{ratio[2]:.3f}"
+    middle, low, high = (f"{value:#.4g}" if value >= 9.9995 else f"{value:.3f}" for value in ratio)  # as wide as 1.000
+    return f"{middle}{' ~' if is_noise(ratio) else '  '}", f"{low}-{high}"

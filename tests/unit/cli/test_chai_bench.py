@@ -95,6 +95,12 @@ def test_tables_that_fit_and_a_picture(folders: Path, tmp_path: Path) -> None:
     assert imread(picture).std() > 0.1
 
 
+def test_ratios_of_a_busy_machine_are_as_wide_as_others() -> None:
+    """Or columns would be cut off."""
+    cells = [cell for ratio in ((0.5, 0.066, 9.99961), (13.327, 1.0, 123.456)) for cell in chai_bench._ratio(ratio)]
+    assert cells == ["0.500 ~", "0.066-10.00", "13.33 ~", "1.000-123.5"]
+
+
 def test_a_shape_with_random_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     family, settings = models.SHAPES["llama-1b"]
     small = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 100}
