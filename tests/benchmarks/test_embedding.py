@@ -1,12 +1,10 @@
-"""The benchmarks of embeddings, with few steps."""
+"""The benchmark of embeddings, with few steps."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -18,21 +16,6 @@ def ran(*words: str) -> str:
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout
     return done.stdout
-
-
-@pytest.mark.parametrize("skew", ["bursts", "head"])
-def test_the_planner(skew: str) -> None:
-    words = ["--ranks", "2", "--batch-size", "256", "--lookaheads", "1,4", "--steps", "4", "--skew", skew]
-    table = ran(sys.executable, str(FOLDER / "embedding" / "planner.py"), *words)
-    assert f"skew {skew}" in table
-    assert [line.split()[1] for line in table.splitlines()[-2:]] == ["1", "4"]
-
-
-def test_what_a_step_waits_for() -> None:
-    words = ["--ranks", "2", "--batch-size", "512", "--scale", "0.03", "--steps", "3", "--lookahead", "4"]
-    table = ran(sys.executable, str(FOLDER / "embedding" / "critical.py"), *words)
-    critical = [float(line.split("|")[2]) for line in table.splitlines()[-4:]]
-    assert critical == sorted(critical, reverse=True)
 
 
 def test_steps_by_every_way_to_keep_rows() -> None:
@@ -68,23 +51,3 @@ def test_steps_by_torchrec() -> None:
     for name in ("torchrec", "torchrec-pipelined"):
         assert float(rows[name][2]) > 0.0
         assert [cell.strip() for cell in rows[name][-6:-1]] == ["-"] * 5
-
-
-def test_speeds_of_precisions() -> None:
-    table = ran(sys.executable, str(FOLDER / "embedding" / "precision.py"), "--rows", "64", "--repeats", "3")
-    assert [line.split()[1] for line in table.splitlines()[-2:]] == ["bf16", "int8"]
-
-
-def test_kills() -> None:
-    told = ran(sys.executable, str(FOLDER / "embedding" / "kills.py"), "--kills", "2")
-    assert "2 kills: " in told
-    assert "those of a job that nobody killed" in told
-
-
-def test_the_picture(tmp_path: Path) -> None:
-    rows = tmp_path / "rows.json"
-    methods = {"resident": [1.0, 1.1], "sharded": [2.0, 2.2], "L=1": [1.9, 2.0], "L=5": [1.5, 1.4]}
-    rows.write_text("\n".join(json.dumps({"method": name, "taken": taken}) for name, taken in methods.items()))
-    told = ran(sys.executable, str(FOLDER / "embedding" / "picture.py"), str(rows), str(tmp_path / "picture.png"))
-    assert told.split("\n")[0] == "L = 1: 1.08"
-    assert (tmp_path / "picture.png").stat().st_size > 5000
