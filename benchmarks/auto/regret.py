@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean, median
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks" / "controller")]
+sys.path.insert(0, str(ROOT))
 
 from grid import read_grid  # noqa: E402
 
@@ -37,7 +37,7 @@ def main() -> None:
         lost = [training.regret for training in found]
         steps = max(training.settled_at[0] for training in found)
         print(f"| {name} | {mean(lost):.1%} | {max(lost):.1%} | {steps} |")
-    cells = read_grid(ROOT / "benchmarks" / "results" / "controller-grid.json")
+    cells = read_grid()
     before = [cell["measured"][cell["chosen"]] / min(cell["measured"].values()) - 1 for cell in cells]
     means, worst, most = [], [], 0
     for seed in range(SEEDS):

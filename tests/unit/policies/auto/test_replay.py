@@ -17,7 +17,6 @@ from hvd_compress.policies.agreement import StepTimes
 from hvd_compress.policies.auto.arms import MOST
 from hvd_compress.policies.auto.search import Search
 from tests.benchmarks.scripts import load
-from tests.benchmarks.test_results import RESULTS
 
 NOISE, SEEDS = 0.05, 5
 """Of the logarithm of what a step takes."""
@@ -40,8 +39,7 @@ def searched(measured: Mapping[str, float], predicted: Mapping[str, float], nois
 
 @pytest.fixture
 def cells(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
-    grid = load("controller/grid.py", monkeypatch)
-    return grid.read_grid(RESULTS / "controller-grid.json")
+    return load("auto/grid.py", monkeypatch).read_grid()
 
 
 def test_it_loses_no_more_than_the_controller_of_before(cells: list[dict]) -> None:
