@@ -1,6 +1,6 @@
-"""The inputs of section 4.2 of Agarwal et al., as far as the paper, the traces and the authors' scripts say them.
+"""Section 4.2 of Agarwal et al., from inputs that the paper, the traces and the authors' scripts say.
 
-INPUTS says where each is from, and what had to be derived. None is fitted to a result.
+benchmarks/results/whatif.md says where each is from, and what had to be derived. None is fitted to a result.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from hvd_compress.compressors import Compressor, PowerSGD
+from hvd_compress.compressors import Compressor, MSTopK, PowerSGD, SignSGD
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.planner import profiles
 from hvd_compress.planner.profiles import ModelProfile, Tensor
 from hvd_compress.units import parse_bandwidth
+from hvd_compress.whatif.answers import pays
 from hvd_compress.whatif.inputs import training_of
-from hvd_compress.whatif.model import BUCKET_BYTES, GAMMA, Case, Compression
+from hvd_compress.whatif.model import GAMMA, Case, Compression
 from hvd_compress.whatif.named import payloads_of
 
-TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
+TRACES = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces"
 RANKS, RANKS_PER_HOST = 64, 4
 BANDWIDTH = "10gbit"
 ONE_WAY_S = 48e-6
-LATENCIES = "http://blogs.scalablelogic.com/2014/01/enhanced-networking-in-aws-cloud-part-2.html"
 ALPHA_S = ONE_WAY_S / RANKS_PER_HOST
+"""One of so many hops of the ring crosses hosts, the others count as 0."""
 TABLE_4_1_S = 45e-3
 TABLE_4_1_NUMEL = 25_557_032
 FORWARD = 0.5
@@ -44,45 +45,6 @@ SOURCES = {
     "ResNet-101": Source("resnet101", traced=32, paper=64),
     "BERT-base": Source("bert-base", traced=1024, paper=12 * 512),
 }
-
-INPUTS = (
-    ("model of time", "T_obs, and Eq. 4.1 for the ring", "section 4.2.4.1"),
-    ("ranks, bandwidth", f"{RANKS} GPUs, {RANKS_PER_HOST} a host; {BANDWIDTH} a host", "section 4.1.2, p3.8xlarge"),
-    ("gamma", f"{GAMMA}", "section 4.2.4.1 says 1.04 to 1.1; the middle"),
-    ("bucket", f"{BUCKET_BYTES / (1 << 20):.0f} MiB", "section 4.1.1 (DDP's default)"),
-    ("gradients", "102.2, 178.2 and 435.6 MB", "traces; the paper's 97, 170 and 418 MB are MiB of the same models"),
-    (
-        "backward pass",
-        "trace x 2 for both ResNets, x 6 for BERT",
-        "**derived**, in proportion: V100 traces of Espresso of 32 images and 1024 tokens a step (its Table 4, which "
-        "has no ResNet-50: taken to be as its ResNet-101); the paper trains 64 images, and 12 sequences (Figure 4.5) "
-        "of 512 tokens (the authors' `run_ddp_bert.sh`)",
-    ),
-    (
-        "encode + decode",
-        "45 ms for ResNet-50; 78 ms, 192 ms",
-        "Table 4.1 for ResNet-50; the others **derived**, in proportion to parameters",
-    ),
-    (
-        "payload",
-        "`PowerSGD(rank=4).wire()`",
-        "the paper says about 100 times fewer bytes; shapes are derived from the traces' names: a weight has as many "
-        "rows as its bias, or its norm, has elements",
-    ),
-    (
-        "alpha",
-        f"{1e6 * ALPHA_S:.0f} us",
-        "**not stated**: the 0.5 to 1 ms of section 4.1.1 contradicts the section's own results (below). Derived: 92 "
-        "to 100 us there and back between 10 Gbit/s instances of EC2 in a placement group, as measured in 2014 "
-        f"({LATENCIES}), so 48 us one way; 1 of 4 hops of the ring crosses hosts, the others count as 0",
-    ),
-    (
-        "forward pass",
-        "half of the backward pass",
-        "**assumed**, for ratios of iteration times alone: T_obs leaves it out, and so do all crossovers",
-    ),
-)
-"""What, its value, and where it is from."""
 
 
 @cache
@@ -113,10 +75,7 @@ def case(
     *,
     batch: float = 1.0,
     ranks: int = RANKS,
-    alpha_s: float = ALPHA_S,
-    gamma: float = GAMMA,
     coding_s: float | None = None,
-    backward: float = 1.0,
     compressor: Compressor | None = None,
     forward: bool = False,
 ) -> Case:
@@ -125,15 +84,32 @@ def case(
     Args:
         batch: of the paper's batch, such a share.
         coding_s: of encoding and decoding; by default from Table 4.1, in proportion to parameters.
-        backward: what the time of the backward pass is multiplied by, for sensitivity.
         forward: whether the forward pass is part of a step.
     """
     found, source = model(name), SOURCES[name]
-    training = training_of(found, gamma=gamma)
-    backward_s = training.backward_s * source.paper / source.traced * batch * backward
+    training = training_of(found, gamma=GAMMA)
+    backward_s = training.backward_s * source.paper / source.traced * batch
     training = replace(training, backward_s=backward_s, forward_s=FORWARD * backward_s * forward)
     numel = sum(tensor.numel for tensor in found.tensors)
     coding_s = TABLE_4_1_S * numel / TABLE_4_1_NUMEL if coding_s is None else coding_s
     payloads = payloads_of(compressor or PowerSGD(rank=4), found)
-    network = Formulas(alpha_s, 1 / parse_bandwidth(BANDWIDTH), ranks)
+    network = Formulas(ALPHA_S, 1 / parse_bandwidth(BANDWIDTH), ranks)
     return Case(training, network, Compression(payloads, coding_s))
+
+
+def crossover_gbit(name: str) -> float:
+    """Return the bandwidth in Gbit/s below which compression pays."""
+    return pays(case(name)).below * 8 / 1e9
+
+
+def saved(name: str, batch: float) -> float:
+    """Return by how many percent PowerSGD shortens an iteration on 96 GPUs."""
+    return 100 * (1 - 1 / case(name, batch=batch, ranks=96, forward=True).speedup)
+
+
+def gathered() -> list[Case]:
+    """Return ResNet-50 with what cannot be summed; the times of Table 4.1 hold all decoding, as they are of 64 GPUs."""
+    return [
+        case("ResNet-50", compressor=SignSGD(), coding_s=16e-3),
+        case("ResNet-50", compressor=MSTopK(0.01), coding_s=103e-3),
+    ]
