@@ -119,7 +119,7 @@ test-benchmarks: native ## the tests of the scripts in benchmarks/, of which `ma
 	@exec $(PARALLEL_ENV) python -m pytest -n 2 tests/benchmarks
 
 time-to-accuracy: native ## train a language model by a few methods, one seed, and multiply its steps by the recorded seconds a step (10 minutes)
-	@exec python benchmarks/time_to_accuracy/run.py quick
+	@exec python -m benchmarks.time_to_accuracy.run quick
 
 format: setup ## let ruff and clang-format rewrite the sources
 	@ruff check --fix $(PYTHON_SOURCES)
@@ -141,8 +141,8 @@ docs: setup ## build the site into build/site: all pages, and the reference from
 gpu-check: ## build, compare, measure and sanitize the CUDA kernels on this machine's GPU, with the python on PATH
 	@python=$${PYTHON:-python3}; out=build/gpu-check; status=0; \
 	rm -rf $$out; \
-	$$python benchmarks/gpu/check.py run --out $$out || status=1; \
-	$$python benchmarks/gpu/check.py sanitizers --out $$out --each-s 1800 || status=1; \
+	$$python -m benchmarks.gpu.check run --out $$out || status=1; \
+	$$python -m benchmarks.gpu.check sanitizers --out $$out --each-s 1800 || status=1; \
 	! ls $$out/gpu-*.md > /dev/null 2>&1 || cp $$out/gpu-*.md benchmarks/results/; \
 	exit $$status
 

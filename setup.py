@@ -14,11 +14,14 @@ from pathlib import Path
 import pybind11
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.editable_wheel import editable_wheel
 
 ROOT = Path(__file__).resolve().parent
 RELAY = Path("netlab", "netlab_relay")
 """The program of the network lab, in the package."""
 WITH_RELAY = sys.platform == "linux" and os.environ.get("HVD_COMPRESS_RELAY") != "0"
+DEVELOPMENT = {"benchmarks": "benchmarks", "images": "examples/images", "recommendation": "examples/recommendation"}
+"""Packages of an editable installation alone, and their folders: benchmarks import those of the examples."""
 sys.path.insert(0, str(ROOT / "tools"))
 
 import build_cuda  # noqa: E402  (lies in tools)
@@ -70,6 +73,13 @@ class CMakeBuild(build_ext):
             sys.exit(f"error: building the native extension failed in: {' '.join(words)}")
 
 
+class Editable(editable_wheel):
+    def finalize_options(self) -> None:
+        self.distribution.packages += list(DEVELOPMENT)
+        self.distribution.package_dir = DEVELOPMENT
+        super().finalize_options()
+
+
 def _replace(built: Path, target: Path) -> None:
     """A program that is running cannot be written to, but its name can be given to another one."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -77,4 +87,7 @@ def _replace(built: Path, target: Path) -> None:
     shutil.copy2(built, target)
 
 
-setup(ext_modules=[Extension("hvd_compress._native", sources=[])], cmdclass={"build_ext": CMakeBuild})
+setup(
+    ext_modules=[Extension("hvd_compress._native", sources=[])],
+    cmdclass={"build_ext": CMakeBuild, "editable_wheel": Editable},
+)

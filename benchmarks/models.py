@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import torch
+from images.model import SmallConvNet
 from torch import nn
 
-sys.path += [str(Path(__file__).resolve().parents[1] / "examples"), str(Path(__file__).parent / "time_to_accuracy")]
-from images.model import SmallConvNet
-from text import CONTEXT, ByteTransformer
+from benchmarks.time_to_accuracy.text import CONTEXT, ByteTransformer
 
 WIDTH, DEPTH = 2000, 6
 

@@ -8,20 +8,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "600")
-sys.path += [str(Path(__file__).resolve().parents[1] / "time_to_accuracy"), str(Path(__file__).resolve().parents[1])]
 
 import torch
 import torch.distributed as dist
-from job import PORT, Replica, append, reasons, say
-from methods import HOROVOD, OURS_IN_DDP, Method
-from tasks import TASKS
-from turns import order
 
 import hvd_compress.torch as hvd
+from benchmarks.time_to_accuracy.job import PORT, Replica, append, reasons, say
+from benchmarks.time_to_accuracy.methods import HOROVOD, OURS_IN_DDP, Method
+from benchmarks.time_to_accuracy.tasks import TASKS
+from benchmarks.turns import order
 from hvd_compress.netlab.network import address
 
 FRONT_ENDS = {"horovod": HOROVOD, "ddp": OURS_IN_DDP}

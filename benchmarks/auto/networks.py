@@ -1,7 +1,7 @@
 """auto() beside each of its arms on emulated networks, its search included, as root:
 
-    python benchmarks/auto/networks.py [--tasks language,images] [--front-ends horovod,ddp] [--networks 100mbit-5ms,...]
-    python benchmarks/auto/networks.py --page
+    python -m benchmarks.auto.networks [--tasks language,images] [--front-ends horovod,ddp] [--networks 100mbit-5ms,...]
+    python -m benchmarks.auto.networks --page
 
 One job trains a task by auto() and by single arms, in turns, a window of some steps each, from their second step on:
 in the first one ranks connect. Figures are appended to build/auto/networks.jsonl; the last one of a case counts. The
@@ -17,18 +17,13 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.time_to_accuracy.store import ROOT, circumstances
+from benchmarks.turns import median_with_interval
 from hvd_compress.netlab import Lab
 from hvd_compress.netlab.network import INTERFACE
-
-HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE.parent / "time_to_accuracy"), str(HERE.parent)]
-
-from store import ROOT, circumstances  # noqa: E402
-from turns import median_with_interval  # noqa: E402
 
 RESULTS = ROOT / "build" / "auto" / "networks.jsonl"
 RANKS, STEPS, SEARCHED, WINDOW = 4, 200, 25, 5
@@ -74,7 +69,7 @@ def run(network: str, task: str, front_end: str, rounds: int) -> None:
     }  # fmt: skip
     bandwidth, latency = network.split("-")
     with Lab(RANKS, latency, bandwidth, name="auto") as lab:
-        done = lab.run([sys.executable, str(HERE / "comparing.py"), json.dumps(wanted)], env=environment)
+        done = lab.run([sys.executable, "-m", "benchmarks.auto.comparing", json.dumps(wanted)], env=environment)
     if done.returncode:
         raise SystemExit(f"{network}, {task}, {front_end}: a rank ended with status {done.returncode}")
     print(f"{network}, {task}, {front_end}: {time.monotonic() - start_s:.0f} s", flush=True)

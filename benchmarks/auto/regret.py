@@ -1,6 +1,6 @@
 """What a search loses over always taking the best arm, on a clock that is not real (a minute, no network):
 
-    python benchmarks/auto/regret.py
+    python -m benchmarks.auto.regret
 
 The trainings of tests/unit/policies/auto/test_simulation.py, 500 steps, and the paths of top-k, replayed with the times
 of benchmarks/results/controller-grid.json.
@@ -9,17 +9,11 @@ of benchmarks/results/controller-grid.json.
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 from statistics import mean, median
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from grid import read_grid  # noqa: E402
-
-from tests.unit.policies.auto.test_replay import SEEDS, searched  # noqa: E402
-from tests.unit.policies.auto.test_simulation import SCENARIOS, STEPS, VARIED, Training, trainings  # noqa: E402
+from benchmarks.auto.grid import read_grid
+from tests.unit.policies.auto.test_replay import SEEDS, searched
+from tests.unit.policies.auto.test_simulation import SCENARIOS, STEPS, VARIED, Training, trainings
 
 
 def varied() -> list[Training]:

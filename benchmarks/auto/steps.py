@@ -1,7 +1,7 @@
 r"""Is Compression.auto() slower than not using it, or than what it could have chosen? Its search included.
 
-    mpirun -np 2 --map-by :OVERSUBSCRIBE --bind-to none --mca mpi_yield_when_idle 1 python benchmarks/auto/steps.py
-    hvd-compress netlab run --hosts 4 --latency 5ms --bandwidth 100mbit -- python benchmarks/auto/steps.py --window 5
+    mpirun -np 2 --map-by :OVERSUBSCRIBE --bind-to none --mca mpi_yield_when_idle 1 python -m benchmarks.auto.steps
+    hvd-compress netlab run --hosts 4 --latency 5ms --bandwidth 100mbit -- python -m benchmarks.auto.steps --window 5
 
 One job trains a model by each kind, in turns: a round is a window of each. The ratio is the seconds of all windows of a
 kind to those of auto(), from its first step on but for the very first one, in which ranks connect and measure; the last
@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -24,10 +22,8 @@ os.environ["HVD_COMPRESS_HOROVOD_NICENESS"] = "0"  # Horovod's own method shares
 import torch
 
 import hvd_compress.torch as hvd
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-from models import MODELS
-from turns import order
+from benchmarks.models import MODELS
+from benchmarks.turns import order
 
 BATCH = 16
 KINDS = {

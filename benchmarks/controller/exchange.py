@@ -1,6 +1,6 @@
 """One large AR-Topk exchange on an emulated network, beside dense Horovod and the network's floor.
 
-As root: `python benchmarks/controller/exchange.py`. By default the exchange that the project's bound is about: 25.6 M
+As root: `python -m benchmarks.controller.exchange`. By default the exchange that the project's bound is about: 25.6 M
 elements at ratio 0.01, 4 hosts, 1 ms, 1 Gbit/s. Prints, and writes to build/controller/exchange.json, every way to
 carry it; dense Horovod and dense by this package were measured in the same run.
 """
@@ -12,12 +12,12 @@ import json
 import math
 from pathlib import Path
 
-import launching
-from figures import FOLDER, save
 from rich.console import Console
 from rich.table import Table
-from tables import head, row
 
+from benchmarks.controller import launching
+from benchmarks.controller.figures import FOLDER, save
+from benchmarks.controller.tables import head, row
 from hvd_compress.netlab import Lab
 from hvd_compress.units import parse_bandwidth, parse_latency
 
@@ -40,7 +40,7 @@ def main() -> None:
         print("\n".join([*head(*TITLES), *(row(*line) for line in lines(found["rows"], found["floor_s"]))]))
         return
     with Lab(given.hosts, given.latency, given.bandwidth) as lab:
-        rows = launching.run(lab, "exchanging.py", given.numel, given.ratio, given.repetitions)
+        rows = launching.run(lab, "exchanging", given.numel, given.ratio, given.repetitions)
     floor_s = floor(given.hosts, given.latency, given.bandwidth, given.numel, given.ratio)
     described = {name: value for name, value in vars(given).items() if name not in ("results", "repetitions", "page")}
     save(given.results, {**described, "floor_s": floor_s, "rows": rows})

@@ -18,9 +18,9 @@ from typing import Any
 os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "600")
 
 import torch
-from launching import answer, gradient
 
 import hvd_compress.torch as hvd
+from benchmarks.controller.launching import answer, gradient
 from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, TopK

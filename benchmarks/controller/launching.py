@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,14 +15,13 @@ if TYPE_CHECKING:
     from hvd_compress.engines.base import Engine
     from hvd_compress.netlab import Lab
 
-HERE = Path(__file__).resolve().parent
 MARK = "found "
 """Begins a line that is an answer."""
 
 
 def command(program: str, *words: object) -> list[str]:
     """Return the command that runs a program of this folder."""
-    return [sys.executable, str(HERE / program), *map(str, words)]
+    return [sys.executable, "-m", f"benchmarks.controller.{program}", *map(str, words)]
 
 
 def environment(cache: str) -> dict[str, str]:

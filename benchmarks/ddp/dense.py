@@ -1,6 +1,6 @@
 """What does dense exchange cost over DDP's own? Windows of both in turns, in one job over gloo.
 
-    python benchmarks/ddp/dense.py
+    python -m benchmarks.ddp.dense
 
 A step is forward, backward and allreduce. Each job has three DDP models of one architecture: two stock ones and one
 with hc.Compression.dense(). A round is a window of each. The ratio is dense to the first stock one, the noise the
@@ -10,19 +10,15 @@ second stock one to the first: medians over rounds, with 95 % intervals by boots
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from windows import cells, run_job, slowest, table_head
 
 import hvd_compress.ddp as hc
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-from models import MODELS
-from turns import Step, in_turns
+from benchmarks.ddp.windows import cells, run_job, slowest, table_head
+from benchmarks.models import MODELS
+from benchmarks.turns import Step, in_turns
 
 BATCH = 16
 

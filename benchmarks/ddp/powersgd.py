@@ -1,7 +1,7 @@
 """Does PowerSGD train as torch's own hook does, and how long is a step of each? Over gloo, 4 ranks.
 
-    python benchmarks/ddp/powersgd.py loss
-    python benchmarks/ddp/powersgd.py time
+    python -m benchmarks.ddp.powersgd loss
+    python -m benchmarks.ddp.powersgd time
 
 Both have the same rank, first compressed step (2, torch's least) and model, and one bucket: over several, torch's hook
 blocks both threads of gloo in its callbacks, and the ranks wait for ever.
@@ -16,26 +16,20 @@ step is the exchange.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from images.data import load_digits, rank_batches
+from images.model import SmallConvNet
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
-from windows import cells, run_job, slowest, table_head
 
 import hvd_compress.ddp as hc
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
-from images.data import load_digits, rank_batches
-from images.model import SmallConvNet
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-from turns import Step, in_turns
+from benchmarks.ddp.windows import cells, run_job, slowest, table_head
+from benchmarks.turns import Step, in_turns
 
 RANKS, START, BATCH = 4, 2, 16
 ONE_BUCKET_MB = 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,8 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-from turns import ms, ratio_cells
+from benchmarks.turns import ms, ratio_cells
 
 
 def run_job(ranks: int, program: Callable[..., Any], *arguments: object) -> Any:

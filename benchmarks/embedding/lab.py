@@ -1,15 +1,16 @@
 r"""A step of DLRM by several ways to keep its embedding rows, over an emulated network.
 
-    hvd-compress netlab run --hosts 4 --latency 5ms --bandwidth 100mbit -- python benchmarks/embedding/lab.py
+    hvd-compress netlab run --hosts 4 --latency 5ms --bandwidth 100mbit -- python -m benchmarks.embedding.lab
     hvd-compress netlab run --hosts 4 --latency 5ms --bandwidth 100mbit -- \
-        python benchmarks/embedding/lab.py --methods resident,L=1,L=5,L=10,L=50,L=100
+        python -m benchmarks.embedding.lab --methods resident,L=1,L=5,L=10,L=50,L=100
     hvd-compress netlab run --hosts 4 --latency 5ms --bandwidth 100mbit -- \
-        PYTHON benchmarks/embedding/lab.py --methods resident,sharded,L=50,torchrec,torchrec-pipelined
+        PYTHON -m benchmarks.embedding.lab --methods resident,sharded,L=50,torchrec,torchrec-pipelined
 
 The small model on the generator with Criteo's tables and skew, in windows of steps, in turns, in one job. All methods
 share the dense part, whose gradients travel by `--compression`. The floor is resident: each rank has the rows that it
 uses, and nothing of them is synchronised. The peer is sharded: what TorchRec does. `torchrec` is TorchRec itself, and
-`torchrec-pipelined` the same with its own pipeline: PYTHON is one that has both packages (`requirements/torchrec.txt`).
+`torchrec-pipelined` the same with its own pipeline: PYTHON is one that has both packages (`requirements/torchrec.txt`)
+and an editable installation of this checkout.
 Their bytes are not counted, and they are the last rows of the table.
 
 Bytes are what this rank sends to others: critical, behind a step, and ids told ahead. All bytes of a baseline are
@@ -22,7 +23,6 @@ import itertools
 import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -35,20 +35,18 @@ os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "600")
 
 import click
 import torch
-from torch.nn import functional
-
-import hvd_compress.torch as hvd
-from hvd_compress.embedding import CachedEmbedding, Lookahead, RowwiseAdagrad, Rules
-from hvd_compress.embedding.baselines import Baseline, ReplicatedTable, Resident, RowSharded
-from hvd_compress.engines.base import Engine
-from hvd_compress.engines.select import choose_engine
-
-sys.path += [str(Path(__file__).resolve().parents[2] / "examples"), str(Path(__file__).resolve().parents[1])]
 from recommendation.batch import Batch
 from recommendation.models import MODELS
 from recommendation.sizes import SMALL
 from recommendation.synthetic import criteo_like
-from turns import in_turns, median_with_interval
+from torch.nn import functional
+
+import hvd_compress.torch as hvd
+from benchmarks.turns import in_turns, median_with_interval
+from hvd_compress.embedding import CachedEmbedding, Lookahead, RowwiseAdagrad, Rules
+from hvd_compress.embedding.baselines import Baseline, ReplicatedTable, Resident, RowSharded
+from hvd_compress.engines.base import Engine
+from hvd_compress.engines.select import choose_engine
 
 BASELINES: dict[str, type[Baseline]] = {
     "resident": Resident,
@@ -157,7 +155,7 @@ def import_torchrec_rows() -> ModuleType:
             f"the methods {' and '.join(PEERS)} need TorchRec, which cannot be imported ({type(error).__name__}: "
             f"{error}): pip install --no-deps -r requirements/torchrec.txt"
         ) from error
-    return import_module("torchrec_rows")
+    return import_module("benchmarks.embedding.torchrec_rows")
 
 
 def warm_up(trainings: Sequence[Training | PeerTraining]) -> None:

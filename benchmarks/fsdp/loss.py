@@ -1,7 +1,7 @@
 """Loss against steps under FSDP2, in pairs with the same seed: 4 processes over gloo, as 4 shards and as 2 x 2.
 
-    python benchmarks/fsdp/loss.py --seeds 2          # trains what build/fsdp/ has not, and prints the table
-    python benchmarks/fsdp/loss.py --steps 40 --most 1
+    python -m benchmarks.fsdp.loss --seeds 2          # trains what build/fsdp/ has not, and prints the table
+    python -m benchmarks.fsdp.loss --steps 40 --most 1
 
 The task is the language model of benchmarks/time_to_accuracy. A loss is the mean of the validation losses after
 STEPS - EVERY, STEPS and STEPS + EVERY steps. All are compared with 4 uncompressed shards of the same seed; uncompressed
@@ -23,15 +23,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path += [str(ROOT / "time_to_accuracy"), str(ROOT / "ddp")]
-from figures import EVERY, STEPS, loss_at  # noqa: E402
-from tasks import RANKS, TASKS, Task  # noqa: E402
-from windows import run_job  # noqa: E402
+import hvd_compress.fsdp as hc
+from benchmarks.ddp.windows import run_job
+from benchmarks.time_to_accuracy.figures import EVERY, STEPS, loss_at
+from benchmarks.time_to_accuracy.store import ROOT
+from benchmarks.time_to_accuracy.tasks import RANKS, TASKS, Task
 
-import hvd_compress.fsdp as hc  # noqa: E402
-
-BUILD = ROOT.parent / "build" / "fsdp"
+BUILD = ROOT / "build" / "fsdp"
 METHODS = {
     "uncompressed": None,
     "int8": hc.Compression.int8(),

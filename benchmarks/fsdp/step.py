@@ -1,6 +1,6 @@
 """Seconds of a step under HSDP, two ranks a host, in an emulated network (root): compressed against uncompressed.
 
-    python benchmarks/fsdp/step.py --hosts 2 --latency 5ms --bandwidth 100mbit
+    python -m benchmarks.fsdp.step --hosts 2 --latency 5ms --bandwidth 100mbit
 
 The task is the language model of benchmarks/time_to_accuracy. All methods are trained in one job, in windows, in turns.
 """
@@ -21,17 +21,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+import hvd_compress.fsdp as hc
+from benchmarks.ddp.windows import slowest
+from benchmarks.fsdp.loss import METHODS, sharded
+from benchmarks.time_to_accuracy.tasks import TASKS
+from benchmarks.turns import in_turns, ms, ratio_cells
 from hvd_compress.netlab import Lab
 from hvd_compress.netlab.network import INTERFACE, address
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path += [str(ROOT), str(ROOT / "time_to_accuracy"), str(ROOT / "ddp")]
-from loss import METHODS, sharded  # noqa: E402
-from tasks import TASKS  # noqa: E402
-from turns import in_turns, ms, ratio_cells  # noqa: E402
-from windows import slowest  # noqa: E402
-
-import hvd_compress.fsdp as hc  # noqa: E402
 
 PORT, SHARDS = 29_500, 2
 
@@ -96,7 +92,7 @@ def main(hosts: int, latency: str, bandwidth: str, methods: str, rounds: int, wi
         return
     with TemporaryDirectory() as folder, Lab(hosts, latency, bandwidth, slots=SHARDS) as lab:
         file = Path(folder, "rows")
-        command = [sys.executable, __file__, "--rows", str(file), "--methods", methods]
+        command = [sys.executable, "-m", "benchmarks.fsdp.step", "--rows", str(file), "--methods", methods]
         command += ["--rounds", str(rounds), "--window", str(window)]
         lab.run(command, stdout=sys.stderr).check_returncode()
         print("| method | MB across hosts, a rank | step, ms | of the first | 95 % |\n|" + " --- |" * 5)

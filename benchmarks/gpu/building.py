@@ -9,10 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import cub
 import torch
-from commands import ROOT, require
-from items import Item, LeftOutError
+
+from benchmarks.gpu import cub
+from benchmarks.gpu.commands import ROOT, require
+from benchmarks.gpu.items import Item, LeftOutError
 
 LIBRARY = "libhvd_compress_cuda.so"
 

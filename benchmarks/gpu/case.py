@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from cub import CubTopk
 
+from benchmarks.gpu.cub import CubTopk
 from hvd_compress import native
 
 Run = Callable[[int], object]

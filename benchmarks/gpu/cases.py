@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from case import FP32, Case, Cases, Data
-from cases_of_indices import at_indices, codes, scatters
-from cases_of_rounding import blocks, numbers, signs
-from cases_of_selection import selections, thresholds
-from cub import CubTopk
-from scales import Scale
 
+from benchmarks.gpu.case import FP32, Case, Cases, Data
+from benchmarks.gpu.cases_of_indices import at_indices, codes, scatters
+from benchmarks.gpu.cases_of_rounding import blocks, numbers, signs
+from benchmarks.gpu.cases_of_selection import selections, thresholds
+from benchmarks.gpu.cub import CubTopk
+from benchmarks.gpu.scales import Scale
 from hvd_compress import native
 from hvd_compress.bench import peers
 

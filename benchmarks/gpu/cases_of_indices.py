@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from case import FP32, Case, Cases, Data, Run
-
+from benchmarks.gpu.case import FP32, Case, Cases, Data, Run
 from hvd_compress import native
 from hvd_compress.bench import peers
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from case import FP32, Case, Cases, Data
 
+from benchmarks.gpu.case import FP32, Case, Cases, Data
 from hvd_compress import native
 from hvd_compress.bench import peers
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from calls import forced
-from case import FP32, Case, Cases, Data
 
+from benchmarks.gpu.calls import forced
+from benchmarks.gpu.case import FP32, Case, Cases, Data
 from hvd_compress import native
 from hvd_compress.bench import peers
 

@@ -23,17 +23,15 @@ BEGUN_S = time.monotonic()  # torch takes seconds to import, which count
 import click  # noqa: E402
 import torch  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from building import is_built  # noqa: E402
-from items import outcome_of, work  # noqa: E402
-from page import SANITIZERS  # noqa: E402
-from parts import CCCL, PARTS, Place  # noqa: E402
-from report import Report  # noqa: E402
-from running import Runner  # noqa: E402
-from sanitizers import TOOLS, sanitize  # noqa: E402
-from scales import SCALES  # noqa: E402
+from benchmarks.gpu.building import is_built  # noqa: E402
+from benchmarks.gpu.commands import ROOT  # noqa: E402
+from benchmarks.gpu.items import outcome_of, work  # noqa: E402
+from benchmarks.gpu.page import SANITIZERS  # noqa: E402
+from benchmarks.gpu.parts import CCCL, PARTS, Place  # noqa: E402
+from benchmarks.gpu.report import Report  # noqa: E402
+from benchmarks.gpu.running import Runner  # noqa: E402
+from benchmarks.gpu.sanitizers import TOOLS, sanitize  # noqa: E402
+from benchmarks.gpu.scales import SCALES  # noqa: E402
 
 OUT = ROOT / "build" / "gpu-check"
 device_option = click.option(
@@ -136,7 +134,7 @@ def facts(device: str, scale: str) -> dict[str, str]:
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
         "scale": scale,
-        "command": shlex.join(["python", "benchmarks/gpu/check.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "benchmarks.gpu.check", *sys.argv[1:]]),
     }
 
 

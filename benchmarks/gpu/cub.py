@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from commands import require
-from items import LeftOutError
 
+from benchmarks.gpu.commands import require
+from benchmarks.gpu.items import LeftOutError
 from hvd_compress import native
 
 SOURCE = Path(__file__).with_name("cub_topk.cu")

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from calls import BY_THRESHOLD, CALLS, Call, Inputs, Tensors
-from items import Item
-from parity import DTYPES, require_equal
-from scales import Scale
 
+from benchmarks.gpu.calls import BY_THRESHOLD, CALLS, Call, Inputs, Tensors
+from benchmarks.gpu.items import Item
+from benchmarks.gpu.parity import DTYPES, require_equal
+from benchmarks.gpu.scales import Scale
 from hvd_compress import native
 
 RATIO = 0.01

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import torch
-from calls import CALLS, Call, Inputs, Tensors
-from items import Item
-from scales import Scale
 
+from benchmarks.gpu.calls import CALLS, Call, Inputs, Tensors
+from benchmarks.gpu.items import Item
+from benchmarks.gpu.scales import Scale
 from hvd_compress import native
 
 CPU = torch.device("cpu")

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from commands import ROOT
-from items import Item
-from scales import Scale
+
+from benchmarks.gpu.commands import ROOT
+from benchmarks.gpu.items import Item
+from benchmarks.gpu.scales import Scale
 
 BUILT = ROOT / "build" / "gpu"
 CCCL = ROOT / "build" / "cccl"
@@ -47,43 +48,43 @@ class Part:
 
 
 def _build(place: Place) -> Mapping[str, Item]:
-    import building
+    from benchmarks.gpu import building
 
     return building.items(place.device, BUILT, place.headers)
 
 
 def _small(place: Place) -> Mapping[str, Item]:
-    import parity
+    from benchmarks.gpu import parity
 
     return parity.small_items(place.device, place.scale)
 
 
 def _large(place: Place) -> Mapping[str, Item]:
-    import parity
+    from benchmarks.gpu import parity
 
     return parity.large_items(place.device, place.scale)
 
 
 def _timings(place: Place) -> Mapping[str, Item]:
-    import timings
+    from benchmarks.gpu import timings
 
     return timings.items(place.device, place.scale, BUILT / "cub_topk.so")
 
 
 def _graphs(place: Place) -> Mapping[str, Item]:
-    import graphs
+    from benchmarks.gpu import graphs
 
     return graphs.items(place.device, place.scale)
 
 
 def _queue(place: Place) -> Mapping[str, Item]:
-    import timings
+    from benchmarks.gpu import timings
 
     return timings.crossover_items(place.device, place.scale)
 
 
 def _training(place: Place) -> Mapping[str, Item]:
-    import two_ranks
+    from benchmarks.gpu import two_ranks
 
     return two_ranks.items(place.device, place.scale, 0.9 * place.left_s)
 

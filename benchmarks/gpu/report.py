@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from page import page
+
+from benchmarks.gpu.page import page
 
 SAID = re.compile(r" *\d+\.\d s  ")
 """How lines begin that the check itself has added to the log."""

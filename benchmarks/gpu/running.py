@@ -16,12 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from commands import ROOT
-from items import notes
-from parts import PARTS, Part
-from report import Report
+from benchmarks.gpu.commands import ROOT
+from benchmarks.gpu.items import notes
+from benchmarks.gpu.parts import PARTS, Part
+from benchmarks.gpu.report import Report
 
-CHECK = Path(__file__).with_name("check.py")
+CHECK = ("-m", "benchmarks.gpu.check")
 POLL_S = 0.1
 RESERVE_S = 5.0
 """Of the limit, to write the report and to end."""
@@ -92,7 +92,7 @@ class Runner:
 
     def _processed(self, name: str, part: Part, journal: Path, after: str) -> Process:
         """Run the items behind `after` in a process, until it ends or has to be ended."""
-        words = [sys.executable, str(CHECK), "part", name, f"--journal={journal}", f"--after={after}", *self._options]
+        words = [sys.executable, *CHECK, "part", name, f"--journal={journal}", f"--after={after}", *self._options]
         if self._deadline is not None:
             words.append(f"--left-s={self.left_s:.1f}")
         printed_before = self._report.log.stat().st_size

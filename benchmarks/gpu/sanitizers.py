@@ -9,10 +9,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from commands import Ended, require, run
-from items import FaultyError, LeftOutError, notes
+from benchmarks.gpu.commands import Ended, require, run
+from benchmarks.gpu.items import FaultyError, LeftOutError, notes
 
-CHECK = Path(__file__).with_name("check.py")
+CHECK = ("-m", "benchmarks.gpu.check")
 OURS = "hvd_compress"
 """In the name of each of our kernels. initcheck has to see the writes of others, so it looks at all."""
 TOOLS = {
@@ -58,7 +58,7 @@ def sanitize(
     )
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder, "journal")
-        words = [program, "--tool", tool, *chosen, "--error-exitcode", str(FAULT_STATUS), sys.executable, str(CHECK)]
+        words = [program, "--tool", tool, *chosen, "--error-exitcode", str(FAULT_STATUS), sys.executable, *CHECK]
         words += ["part", "parity", f"--journal={journal}", *options]
         # Without torch's cache each tensor is an allocation of its own, of which the tool sees the ends.
         environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from calls import forced
-from case import Case, Data, Run
-from cases import BOUNDS_MS, TIMES_TORCH, cases
-from cub import CubTopk
-from items import FaultyError, Item
-from scales import SCALES, Scale
 
+from benchmarks.gpu.calls import forced
+from benchmarks.gpu.case import Case, Data, Run
+from benchmarks.gpu.cases import BOUNDS_MS, TIMES_TORCH, cases
+from benchmarks.gpu.cub import CubTopk
+from benchmarks.gpu.items import FaultyError, Item
+from benchmarks.gpu.scales import SCALES, Scale
 from hvd_compress import native
 
 HEAD_START_CYCLES = 2_000_000

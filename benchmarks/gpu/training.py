@@ -3,7 +3,7 @@
 Ranks are processes of this machine. They talk over torch.distributed's Gloo, and over MPI where mpirun and mpi4py are.
 Needs torch and the built package; it fetches nothing. `--device cpu` plays the whole of it without a GPU.
 
-python benchmarks/gpu/training.py [--device cuda] [--ranks 2] [--json FILE]
+python -m benchmarks.gpu.training [--device cuda] [--ranks 2] [--json FILE]
 """
 
 from __future__ import annotations
@@ -25,19 +25,17 @@ from typing import Any
 import click
 import torch
 import torch.distributed as dist
-from page import training as table
 from torch import nn
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from hvd_compress.compressors import Cast, EFSign, TopK  # noqa: E402  (from this checkout)
-from hvd_compress.engines.base import Engine  # noqa: E402
-from hvd_compress.front.optimizer.named_parameters import name_parameters, trainable  # noqa: E402
-from hvd_compress.front.optimizer.optimizer import ReducingOptimizer, wrap  # noqa: E402
-from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer  # noqa: E402
-from hvd_compress.request.request import Request  # noqa: E402
-from hvd_compress.settings import Settings  # noqa: E402
+from benchmarks.gpu.commands import ROOT
+from benchmarks.gpu.page import training as table
+from hvd_compress.compressors import Cast, EFSign, TopK
+from hvd_compress.engines.base import Engine
+from hvd_compress.front.optimizer.named_parameters import name_parameters, trainable
+from hvd_compress.front.optimizer.optimizer import ReducingOptimizer, wrap
+from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
+from hvd_compress.request.request import Request
+from hvd_compress.settings import Settings
 
 REQUESTS = {
     "topk, all-gather": Request(TopK(0.01), "allgather"),
@@ -90,7 +88,7 @@ def available_transports() -> list[str]:
 def run(transport: str, limit_s: float, **options: Any) -> dict[str, Any]:
     """Run all ranks over a transport and return what rank 0 found. Raises ClickException where any rank failed."""
     with tempfile.TemporaryDirectory(prefix="hvd_compress-training-") as folder:
-        call = [sys.executable, __file__, f"--folder={folder}", f"--transport={transport}"]
+        call = [sys.executable, "-m", "benchmarks.gpu.training", f"--folder={folder}", f"--transport={transport}"]
         call += [f"--{name}={value}" for name, value in options.items() if value is not None]
         ranks = options["ranks"]
         if transport == "mpi":
@@ -99,7 +97,7 @@ def run(transport: str, limit_s: float, **options: Any) -> dict[str, Any]:
             commands = [[*call, f"--rank={rank}"] for rank in range(ranks)]
         root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # as in a container
         environment = os.environ | root
-        started = [subprocess.Popen(command, start_new_session=True, env=environment) for command in commands]
+        started = [subprocess.Popen(command, cwd=ROOT, start_new_session=True, env=environment) for command in commands]
         _wait_for(started, transport, limit_s)
         found: dict[str, Any] = json.loads((Path(folder) / "report.json").read_text())
         return found

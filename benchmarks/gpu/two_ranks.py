@@ -11,11 +11,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from commands import ROOT, CommandError, require, run
-from items import FaultyError, Item, LeftOutError
-from scales import Scale
 
-SCRIPT = Path(__file__).with_name("training.py")
+from benchmarks.gpu.commands import ROOT, CommandError, require, run
+from benchmarks.gpu.items import FaultyError, Item, LeftOutError
+from benchmarks.gpu.scales import Scale
+
+TRAINING = "benchmarks.gpu.training"
 EXAMPLE = ROOT / "examples" / "train_images.py"
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # as in a container
 
@@ -36,12 +37,12 @@ def compared(transport: str, device: torch.device, scale: Scale, limit_s: float)
         _require("mpi4py")
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        words = [sys.executable, str(SCRIPT), f"--device={device.type}", f"--transport={transport}"]
+        words = [sys.executable, "-m", TRAINING, f"--device={device.type}", f"--transport={transport}"]
         words += [f"--json={report}", f"--limit-s={limit_s}"]
         words += [f"--{name}={value}" for name, value in scale.training.items()]
         ended = run(words)
         if not report.exists():
-            raise CommandError(f"{SCRIPT.name}: {ended.told}")
+            raise CommandError(f"{TRAINING}: {ended.told}")
         found = json.loads(report.read_text())[transport]
         if ended.status != 0:
             raise FaultyError(f"{len(found['different'])} results are not the CPU's: {found['different'][0]}", found)

@@ -1,7 +1,7 @@
 """How long whole steps of sparsifiers take, from a gradient and a residual to a payload, beside the floor.
 
-python benchmarks/kernels/encode.py
-python benchmarks/kernels/encode.py --threads 1 --cpu-time  # where others use the machine
+python -m benchmarks.kernels.encode
+python -m benchmarks.kernels.encode --threads 1 --cpu-time  # where others use the machine
 
 The floor is torch.add(residual, gradient, out=residual) on buffers of its own with as many threads. All take their
 turns within each round, so that a machine that becomes slower does so for all; a ratio is taken round by round. CPU
@@ -12,18 +12,13 @@ from __future__ import annotations
 
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import click
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from turns import ratio_cells
-
+from benchmarks.turns import ratio_cells
 from hvd_compress import native
 from hvd_compress.bench.kernels import REFERENCE_NUMEL, gradients, times
 from hvd_compress.buckets.layout import Layout

@@ -1,7 +1,7 @@
 r"""How far is a step from its floor, and what lies between?
 
     hvd-compress netlab run --hosts 2 --own-cores --latency 5ms --bandwidth 100mbit -- \
-        python benchmarks/overlap/floor.py --latency 5ms --bandwidth 100mbit
+        python -m benchmarks.overlap.floor --latency 5ms --bandwidth 100mbit
 
 A step of the tasks of time_to_accuracy by several methods, in windows, in turns, in one job, once each method has
 chosen what it chooses. The floor is what a step computes, with the backward pass or the bytes over the bandwidth,
@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -29,15 +28,12 @@ import torch.distributed as dist
 
 import hvd_compress.ddp as hc
 import hvd_compress.torch as hvd
+from benchmarks.time_to_accuracy.job import FRONT_ENDS
+from benchmarks.time_to_accuracy.methods import DDP, METHODS, NONE, Method
+from benchmarks.time_to_accuracy.tasks import TASKS, Task
+from benchmarks.turns import in_turns, median_with_interval
 from hvd_compress.netlab import Link
 from hvd_compress.netlab.network import INTERFACE, address
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-sys.path.append(str(Path(__file__).resolve().parents[1] / "time_to_accuracy"))
-from job import FRONT_ENDS
-from methods import DDP, METHODS, NONE, Method
-from tasks import TASKS, Task
-from turns import in_turns, median_with_interval
 
 PORT = 29_500
 MOST_CHOOSING = 80

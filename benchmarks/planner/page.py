@@ -6,9 +6,8 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
-from cases import FORWARD, Case
-from instances import SEARCHES, Distance
-
+from benchmarks.planner.cases import FORWARD, Case
+from benchmarks.planner.instances import SEARCHES, Distance
 from hvd_compress.planner.baselines import POLICIES
 
 NEAR, WORST = 0.01, 0.05

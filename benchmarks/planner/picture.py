@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cases import Case
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from benchmarks.planner.cases import Case
 
 LABELS = {"nvlink-100g": "NVLink, 100 Gbit/s", "pcie-25g": "PCIe, 25 Gbit/s"}
 SHOWN = {

@@ -1,6 +1,6 @@
 """How good are plans? Beside brute force, beside the policies of others, and beside Upper Bound.
 
-`python benchmarks/planner/run.py` takes a quarter of an hour on one core, prints what it does, and writes
+`python -m benchmarks.planner.run` takes a quarter of an hour on one core, prints what it does, and writes
 benchmarks/results/planner.md and planner.png. Traces of models are JSON in a folder (`--traces`, by default
 ../shared/data/traces). A budget in seconds ends each search: figures depend on the machine where it does.
 """
@@ -13,11 +13,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import page
-import picture
-from cases import Case, cases, models
-from instances import Distance, distances
-
+from benchmarks.planner import page, picture
+from benchmarks.planner.cases import Case, cases, models
+from benchmarks.planner.instances import Distance, distances
 from hvd_compress.bench.machine import machine
 from hvd_compress.bench.testbeds import WORK, slower_than_roofline
 
@@ -129,7 +127,7 @@ def _text(
     asked: argparse.Namespace, near: Sequence[Distance], found: Sequence[Case], measured: Sequence[Case], seconds: float
 ) -> str:
     return TEXT.format(
-        command="python benchmarks/planner/run.py      # needs the traces of models in ../shared/data/traces",
+        command="python -m benchmarks.planner.run      # needs the traces of models in ../shared/data/traces",
         machine=machine(),
         seconds=seconds,
         budget=asked.budget,

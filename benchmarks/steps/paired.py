@@ -1,10 +1,10 @@
 """Is a step of one checkout slower than that of another? Windows in turns, the ratio with its interval.
 
-    python benchmarks/steps/paired.py ../old . --ranks 4
-    python benchmarks/steps/paired.py ../old . --kind in-process --ranks 2
-    python benchmarks/steps/paired.py ../old . --kind ddp --ranks 2 --parts 161 --compressions dense
-    python benchmarks/steps/paired.py ../old . --lab 5ms 100mbit --adapt --compressions int4 --parts 64    # as root
-    python benchmarks/steps/paired.py . . --new-variable HVD_COMPRESS_CHECK_EVERY=1
+    python -m benchmarks.steps.paired ../old . --ranks 4
+    python -m benchmarks.steps.paired ../old . --kind in-process --ranks 2
+    python -m benchmarks.steps.paired ../old . --kind ddp --ranks 2 --parts 161 --compressions dense
+    python -m benchmarks.steps.paired ../old . --lab 5ms 100mbit --adapt --compressions int4 --parts 64    # as root
+    python -m benchmarks.steps.paired . . --new-variable HVD_COMPRESS_CHECK_EVERY=1
 
 Both checkouts must be built. Each compression gets a job of each checkout. Both stay alive, and one steps while the
 other's ranks sleep in a read. A pair is a window of each; which of them is first changes from pair to pair. It prints
@@ -29,9 +29,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-from turns import ms, ratio_cells
-
+from benchmarks.turns import ms, ratio_cells
 from hvd_compress.netlab import Lab
 from hvd_compress.netlab.network import INTERFACE
 

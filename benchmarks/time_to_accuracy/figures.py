@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import random
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from methods import BASELINE, METHODS, REFERENCE
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-from turns import median_with_interval
+from benchmarks.time_to_accuracy.methods import BASELINE, METHODS, REFERENCE
+from benchmarks.turns import median_with_interval
 
 STEPS, EVERY = 240, 20
 """The last step whose dense loss is to be reached, and how often the loss is measured."""

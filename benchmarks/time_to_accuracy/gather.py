@@ -6,13 +6,13 @@ import json
 from collections import defaultdict
 from typing import Any
 
-import lab
-from figures import EVERY, steps_to
-from lab import NETWORKS
-from losses import LossRun
-from methods import METHODS
-from store import BEFORE, BUILD, read
-from tasks import TASKS
+from benchmarks.time_to_accuracy import lab
+from benchmarks.time_to_accuracy.figures import EVERY, steps_to
+from benchmarks.time_to_accuracy.lab import NETWORKS
+from benchmarks.time_to_accuracy.losses import LossRun
+from benchmarks.time_to_accuracy.methods import METHODS
+from benchmarks.time_to_accuracy.store import BEFORE, BUILD, read
+from benchmarks.time_to_accuracy.tasks import TASKS
 
 Kept = dict[str, Any]
 

@@ -15,19 +15,18 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "600")
-sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.distributed as dist
-from figures import EVERY, smoothed
-from methods import DDP, HOROVOD, METHODS, NONE, OURS_IN_DDP, Method
-from tasks import TASKS, Task
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from turns import order
 
 import hvd_compress.ddp as hc
 import hvd_compress.torch as hvd
+from benchmarks.time_to_accuracy.figures import EVERY, smoothed
+from benchmarks.time_to_accuracy.methods import DDP, HOROVOD, METHODS, NONE, OURS_IN_DDP, Method
+from benchmarks.time_to_accuracy.tasks import TASKS, Task
+from benchmarks.turns import order
 from hvd_compress.netlab.network import address
 from hvd_compress.request.request import Request
 

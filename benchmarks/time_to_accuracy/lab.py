@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from methods import METHODS
-from store import BUILD, ROOT, circumstances
-from tasks import RANKS
 
+from benchmarks.time_to_accuracy.methods import METHODS
+from benchmarks.time_to_accuracy.store import BUILD, ROOT, circumstances
+from benchmarks.time_to_accuracy.tasks import RANKS
 from hvd_compress.netlab import Lab
 from hvd_compress.netlab.network import INTERFACE
 
+JOB = "benchmarks.time_to_accuracy.job"
 MOST_SEARCHED = 120
 """Steps after which a search that has not ended is taken as it is."""
 
@@ -113,10 +114,9 @@ def _run(do: str, task: str, network: str, methods: Sequence[str], file: Path, *
         "HVD_COMPRESS_HOROVOD_NICENESS": "0",  # Horovod's own methods share the process
         "GLOO_SOCKET_IFNAME": INTERFACE,
     }
-    program = str(Path(__file__).with_name("job.py"))
     link = NETWORKS[network]
     # The name is part of its hosts' names, and curves are kept by hosts.
     with Lab(RANKS, link.latency, link.bandwidth, name="time-to-accuracy") as lab:
-        status = lab.run([sys.executable, program, json.dumps(wanted)], env=environment).returncode
+        status = lab.run([sys.executable, "-m", JOB, json.dumps(wanted)], env=environment).returncode
     if status != 0:
-        raise click.ClickException(f"exit status {status} of job.py {json.dumps(wanted)}")
+        raise click.ClickException(f"exit status {status} of {JOB} {json.dumps(wanted)}")

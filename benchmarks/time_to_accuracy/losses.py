@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from figures import EVERY, STEPS, loss_at
-from methods import BASELINE, DDP, METHODS, NONE
-from store import BUILD, circumstances, read, write
-from tasks import TASKS
-from training import Enough, in_process, in_processes
 
 import hvd_compress.ddp as hc
+from benchmarks.time_to_accuracy.figures import EVERY, STEPS, loss_at
+from benchmarks.time_to_accuracy.methods import BASELINE, DDP, METHODS, NONE
+from benchmarks.time_to_accuracy.store import BUILD, circumstances, read, write
+from benchmarks.time_to_accuracy.tasks import TASKS
+from benchmarks.time_to_accuracy.training import Enough, in_process, in_processes
 
 MOST = 480
 """A method that has not reached dense's loss after STEPS goes on until it has, but for so many steps at most."""

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from statistics import fmean
 from typing import Any
 
-from figures import EVERY, GOALS, SHOWN, STEPS, Figures, Ratio, Steps
-from lab import NETWORKS
-from methods import BASELINE, CLAIMS, METHODS, REFERENCE
-from tasks import RANKS, TASKS
+from benchmarks.time_to_accuracy.figures import EVERY, GOALS, SHOWN, STEPS, Figures, Ratio, Steps
+from benchmarks.time_to_accuracy.lab import NETWORKS
+from benchmarks.time_to_accuracy.methods import BASELINE, CLAIMS, METHODS, REFERENCE
+from benchmarks.time_to_accuracy.tasks import RANKS, TASKS
 
 HEAD = """\
 # Time to a given loss
@@ -17,12 +17,12 @@ HEAD = """\
 How long does training take to the loss that dense reaches after so many steps? Two halves, multiplied: the steps that
 a method needs, {ranks} ranks in one process, without a network; and the seconds of its step in the lab, {ranks} hosts
 on one machine. The figures are in [time-to-accuracy.json](time-to-accuracy.json), from which
-`python benchmarks/time_to_accuracy/run.py page --again` makes this page without measuring.
+`python -m benchmarks.time_to_accuracy.run page --again` makes this page without measuring.
 
-    python benchmarks/time_to_accuracy/run.py loss         # hours; --tasks, --methods and --seeds take a part
-    python benchmarks/time_to_accuracy/run.py seconds      # as root; each call adds rounds; --networks, too
-    python benchmarks/time_to_accuracy/run.py confirm      # as root
-    python benchmarks/time_to_accuracy/run.py page
+    python -m benchmarks.time_to_accuracy.run loss         # hours; --tasks, --methods and --seeds take a part
+    python -m benchmarks.time_to_accuracy.run seconds      # as root; each call adds rounds; --networks, too
+    python -m benchmarks.time_to_accuracy.run confirm      # as root
+    python -m benchmarks.time_to_accuracy.run page
 
 {machines}
 

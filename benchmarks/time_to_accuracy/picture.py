@@ -6,14 +6,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from figures import STEPS, Figures, smoothed
-from lab import NETWORKS
 from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
-from methods import DDP, METHODS, Method
-from tasks import TASKS
+
+from benchmarks.time_to_accuracy.figures import STEPS, Figures, smoothed
+from benchmarks.time_to_accuracy.lab import NETWORKS
+from benchmarks.time_to_accuracy.methods import DDP, METHODS, Method
+from benchmarks.time_to_accuracy.tasks import TASKS
 
 MARKERS = ("", "o", "^", "s")
 

@@ -1,8 +1,8 @@
 """Seconds to a given loss: loss against steps without a network, times seconds a step on emulated networks.
 
-    python benchmarks/time_to_accuracy/run.py loss       (hours on 2 cores)
-    python benchmarks/time_to_accuracy/run.py seconds    (root)
-    python benchmarks/time_to_accuracy/run.py page
+    python -m benchmarks.time_to_accuracy.run loss       (hours on 2 cores)
+    python -m benchmarks.time_to_accuracy.run seconds    (root)
+    python -m benchmarks.time_to_accuracy.run page
 
 What each run found is kept in build/time_to_accuracy, so that an interrupted benchmark goes on where it stopped. `page`
 adds it to the figures that are committed.
@@ -18,17 +18,16 @@ from typing import Any
 os.environ.setdefault("HVD_COMPRESS_NUM_THREADS", "1")  # in one process ranks take turns on the cores
 
 import click
-import gather
-import lab
-from figures import EVERY, GOALS, STEPS, Figures, loss_at, steps_to
-from lab import NETWORKS
-from losses import MOST, LossRun, wanted
-from methods import BASELINE, METHODS, REFERENCE
-from page import page as markdown
-from picture import draw
-from store import RESULT, begin
-from tasks import TASKS, DataError
 
+from benchmarks.time_to_accuracy import gather, lab
+from benchmarks.time_to_accuracy.figures import EVERY, GOALS, STEPS, Figures, loss_at, steps_to
+from benchmarks.time_to_accuracy.lab import NETWORKS
+from benchmarks.time_to_accuracy.losses import MOST, LossRun, wanted
+from benchmarks.time_to_accuracy.methods import BASELINE, METHODS, REFERENCE
+from benchmarks.time_to_accuracy.page import page as markdown
+from benchmarks.time_to_accuracy.picture import draw
+from benchmarks.time_to_accuracy.store import RESULT, begin
+from benchmarks.time_to_accuracy.tasks import TASKS, DataError
 from hvd_compress.errors import ConfigError, UnsupportedError
 
 _tasks = click.option("--tasks", default=",".join(TASKS), show_default=True)

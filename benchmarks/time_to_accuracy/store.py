@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 
 from images.report import machine
 

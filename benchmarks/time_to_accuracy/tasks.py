@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
-from pathlib import Path
 
 import torch
-from text import ByteTransformer, Text
+from images.data import DEBIAN_FASHION_MNIST, DataError, ImageData, load_fashion_mnist, rank_batches
+from images.model import SmallConvNet
 from torch import nn
 from torch.nn import functional
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
-from images.data import DEBIAN_FASHION_MNIST, DataError, ImageData, load_fashion_mnist, rank_batches
-from images.model import SmallConvNet
+from benchmarks.time_to_accuracy.text import ByteTransformer, Text
 
 RANKS = 4
 Batch = tuple[torch.Tensor, torch.Tensor]

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from statistics import fmean
 
 import torch
 import torch.distributed as dist
-from figures import Losses, smoothed
-from methods import Method
-from tasks import RANKS, TASKS, Task
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.ddp.windows import run_job
+from benchmarks.time_to_accuracy.figures import Losses, smoothed
+from benchmarks.time_to_accuracy.methods import METHODS, Method
+from benchmarks.time_to_accuracy.tasks import RANKS, TASKS, Task
 from hvd_compress.engines.inprocess import InProcessWorld
 from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "ddp"))
-from windows import run_job
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -156,8 +152,7 @@ def in_processes(method: Method, task: str, seed: int, enough: Enough) -> Losses
 
 
 def _by_ddp(method: str, name: str, seed: int, enough: Enough) -> Losses:
-    from methods import METHODS  # a spawned process gets names: what builds a method cannot be pickled
-
+    """A spawned process gets names: what builds a method cannot be pickled."""
     task, rank = TASKS[name], dist.get_rank()
     torch.manual_seed(seed)
     model = DistributedDataParallel(task.model(), bucket_cap_mb=METHODS[method].bucket_mb)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from tests.benchmarks.scripts import FOLDER, load
+ROOT = Path(__file__).parents[2]
 
 
 def ran(*words: str) -> str:
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -21,7 +24,7 @@ def ran(*words: str) -> str:
 def test_steps_by_every_way_to_keep_rows() -> None:
     words = ["--batch-size", "16", "--scale", "0.002", "--rounds", "2", "--window", "2"]
     job = ["mpirun", "-np", "2", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", sys.executable]
-    table = ran(*job, str(FOLDER / "embedding" / "lab.py"), *words)
+    table = ran(*job, "-m", "benchmarks.embedding.lab", *words)
     rows = {line.split()[1]: line.split("|") for line in table.splitlines() if line.startswith("| ")}
     assert {"resident", "sharded", "L=50", "not-delayed", "replicated-cache", "replicated-table"} <= rows.keys()
     critical = {name: float(cells[-4]) for name, cells in rows.items() if name not in ("rows", "---")}
@@ -32,13 +35,14 @@ def test_steps_by_every_way_to_keep_rows() -> None:
 
 
 def test_without_torchrec_the_lab_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = load("embedding/lab.py", monkeypatch)
+    from benchmarks.embedding import lab  # imports Horovod, which no other test here needs
+
     monkeypatch.setitem(sys.modules, "torchrec", None)
     result = CliRunner().invoke(lab.main, ["--methods", "resident,torchrec"])
     assert result.exit_code == 2
     told = " ".join(result.output.split())
     assert "pip install --no-deps -r requirements/torchrec.txt" in told
-    assert (FOLDER.parent / "requirements" / "torchrec.txt").exists()
+    assert (ROOT / "requirements" / "torchrec.txt").exists()
 
 
 @pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is missing (requirements/torchrec.txt)")
@@ -46,7 +50,7 @@ def test_steps_by_torchrec() -> None:
     words = ["--batch-size", "16", "--scale", "0.002", "--rounds", "2", "--window", "2"]
     job = ["mpirun", "-np", "2", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", sys.executable]
     methods = "resident,torchrec,torchrec-pipelined"
-    table = ran(*job, str(FOLDER / "embedding" / "lab.py"), *words, "--methods", methods)
+    table = ran(*job, "-m", "benchmarks.embedding.lab", *words, "--methods", methods)
     rows = {line.split()[1]: line.split("|") for line in table.splitlines() if line.startswith("| ")}
     for name in ("torchrec", "torchrec-pipelined"):
         assert float(rows[name][2]) > 0.0

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.scripts import load
+from benchmarks.fsdp import loss as losses_of
 
 
 def test_pairs_have_the_same_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = load("fsdp/loss.py", monkeypatch)
-    monkeypatch.setattr(script, "BUILD", tmp_path)
+    monkeypatch.setattr(losses_of, "BUILD", tmp_path)
     for mesh, method, seed, loss in (
         ("4", "uncompressed", 0, 2.0),
         ("4", "uncompressed", 1, 3.0),
@@ -20,10 +19,10 @@ def test_pairs_have_the_same_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("4", "int8", 1, 3.3),
         ("2x2", "int4", 1, 2.5),
     ):
-        run = script.Run(mesh, method, seed, 40)
+        run = losses_of.Run(mesh, method, seed, 40)
         losses = [[20, loss - 0.1], [40, loss], [60, loss + 0.1]]
         run.file.write_text(json.dumps({"losses": losses, "bits": None if method == "uncompressed" else 8.25}))
-    rows = script.table(40, 2).splitlines()[2:]
+    rows = losses_of.table(40, 2).splitlines()[2:]
     assert rows == [
         "| 4 | uncompressed | 32 | 2.5000 | +0.0000, +0.0000 | +0.0000 |",
         "| 4 | int8 | 8.25 | 2.7000 | +0.1000, +0.3000 | +0.2000 |",

@@ -3,14 +3,12 @@ hides the others."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
@@ -18,19 +16,17 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from tests.benchmarks.scripts import FOLDER, load
+from benchmarks.gpu import check, commands, parts, running
+from benchmarks.gpu.report import Report
 
-GPU = FOLDER / "gpu"
-
-
-@pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return load("gpu/check.py", monkeypatch)
+CHECK = [sys.executable, "-m", "benchmarks.gpu.check"]
+ROOT = Path(__file__).parents[2]
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, str(GPU / "check.py"), *options]
-    return subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return subprocess.run(
+        [*CHECK, *options], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
 
 
 def test_every_part_runs_on_a_cpu_against_itself(tmp_path: Path) -> None:
@@ -52,7 +48,7 @@ def test_every_part_runs_on_a_cpu_against_itself(tmp_path: Path) -> None:
         assert line in page, line
 
 
-def test_without_a_gpu_it_says_so(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU: make gpu-check says more")
     monkeypatch.setattr(check.signal, "signal", lambda *arguments: None)
@@ -63,8 +59,8 @@ def test_without_a_gpu_it_says_so(check: ModuleType, monkeypatch: pytest.MonkeyP
 
 
 def test_who_ends_it_ends_what_it_has_started(tmp_path: Path) -> None:
-    words = [sys.executable, str(GPU / "check.py"), "run", "--device=cpu", "--part=parity", f"--out={tmp_path}"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as started:
+    words = [*CHECK, "run", "--device=cpu", "--part=parity", f"--out={tmp_path}"]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout is not None
         assert any("good" in line for line in started.stdout)  # a minute of work is left
         (part,) = psutil.Process(started.pid).children()
@@ -76,9 +72,8 @@ def test_who_ends_it_ends_what_it_has_started(tmp_path: Path) -> None:
 
 PROGRAM = """\
 import os, sys, time
-sys.path.insert(0, {folder!r})
 from pathlib import Path
-from items import FaultyError, LeftOutError, work
+from benchmarks.gpu.items import FaultyError, LeftOutError, work
 
 def differ(): raise ValueError("differs")
 def lack(): raise LeftOutError("no mpirun")
@@ -95,17 +90,17 @@ sys.exit(not work(items, Path(options["journal"]), options["after"], usable))
 
 
 @pytest.fixture
-def running(check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def run_items(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Return what runs the part "parity" with other items, and gives the report."""
-    running, reports, parts = (importlib.import_module(name) for name in ("running", "report", "parts"))
     facts = {"card": "H200", "torch": "2", "cuda": "13", "scale": "full", "command": "check"}
 
     def start(*names: str, limit_s: float | None = None, lost: bool = False, item_s: float = 3.0) -> Any:
         program = tmp_path / "program.py"
-        program.write_text(PROGRAM.format(folder=str(GPU), names=names, lost=lost))
-        monkeypatch.setattr(running, "CHECK", program)
+        program.write_text(PROGRAM.format(names=names, lost=lost))
+        monkeypatch.setattr(running, "CHECK", (str(program),))
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
         monkeypatch.setitem(parts.PARTS, "parity", parts.Part(1.0, item_s, lambda place: {}))
-        report = reports.Report(tmp_path / "out", facts)
+        report = Report(tmp_path / "out", facts)
         running.Runner(report, [], limit_s).run("parity")
         return report
 
@@ -118,8 +113,8 @@ def outcomes(report: Any) -> dict[str, tuple[str, object]]:
     return {name: next((kind, item[kind]) for kind in kinds if kind in item) for name, item in items.items()}
 
 
-def test_a_failure_hides_no_other_item(running: Any) -> None:
-    report = running("differ", "good1", "lack", "fault", "good2")
+def test_a_failure_hides_no_other_item(run_items: Any) -> None:
+    report = run_items("differ", "good1", "lack", "fault", "good2")
     assert outcomes(report) == {
         "differ": ("failure", "ValueError: differs"), "good1": ("value", 0), "lack": ("left_out", "no mpirun"),
         "fault": ("failure", "missed"), "good2": ("value", 0),
@@ -131,29 +126,29 @@ def test_a_failure_hides_no_other_item(running: Any) -> None:
     assert "| parity | 5 | 2 | 1 |" in page
 
 
-def test_a_process_that_ends_or_hangs_costs_one_item(running: Any) -> None:
-    report = running("good1", "crash", "good2", "hang", "good3", item_s=1.5)
+def test_a_process_that_ends_or_hangs_costs_one_item(run_items: Any) -> None:
+    report = run_items("good1", "crash", "good2", "hang", "good3", item_s=1.5)
     assert outcomes(report) == {
         "good1": ("value", 0), "crash": ("failure", "the process ended with status 9: illegal address"),
         "good2": ("value", 0), "hang": ("failure", "no end within 1.5 s: silent"), "good3": ("value", 0),
     }  # fmt: skip
 
 
-def test_where_the_device_is_lost_another_process_goes_on(running: Any) -> None:
-    assert outcomes(running("differ", "good1", lost=True)) == {
+def test_where_the_device_is_lost_another_process_goes_on(run_items: Any) -> None:
+    assert outcomes(run_items("differ", "good1", lost=True)) == {
         "differ": ("failure", "ValueError: differs"),
         "good1": ("value", 0),
     }
 
 
-def test_a_part_that_cannot_begin_is_told(running: Any) -> None:
-    report = running("no_such_function")
+def test_a_part_that_cannot_begin_is_told(run_items: Any) -> None:
+    report = run_items("no_such_function")
     assert report.failures == ["parity: the process ended with status 1: KeyError: 'no_such_function'"]
 
 
-def test_at_the_limit_the_rest_is_left_out_and_the_report_is_there(running: Any) -> None:
+def test_at_the_limit_the_rest_is_left_out_and_the_report_is_there(run_items: Any) -> None:
     begun_s = time.monotonic()
-    report = running("good1", "long1", "hang", "good2", limit_s=8.0, item_s=60.0)  # 5 s are for the end
+    report = run_items("good1", "long1", "hang", "good2", limit_s=8.0, item_s=60.0)  # 5 s are for the end
     assert time.monotonic() - begun_s < 8.0
     assert outcomes(report) == {
         "good1": ("value", 0), "long1": ("value", None), "hang": ("left_out", "the time was up"),
@@ -162,27 +157,26 @@ def test_at_the_limit_the_rest_is_left_out_and_the_report_is_there(running: Any)
     assert report.failures == []
 
 
-def test_a_part_is_not_begun_without_the_time_that_it_needs(running: Any) -> None:
-    report = running("good1", limit_s=5.5)
+def test_a_part_is_not_begun_without_the_time_that_it_needs(run_items: Any) -> None:
+    report = run_items("good1", limit_s=5.5)
     assert report.found["parts"]["parity"] == {"items": {}, "left_out": "0 s were left, and it needs 1"}
     assert "| parity |  |  | 0 s were left, and it needs 1 |  |" in report.page.read_text()
 
 
-def test_a_report_goes_on_with_that_of_the_same_card(check: ModuleType, tmp_path: Path) -> None:
-    reports = importlib.import_module("report")
+def test_a_report_goes_on_with_that_of_the_same_card(tmp_path: Path) -> None:
     facts = {"card": "H200", "torch": "2", "cuda": "13", "scale": "full", "command": "check"}
-    first = reports.Report(tmp_path, facts)
+    first = Report(tmp_path, facts)
     first.begin("parity")
     first.item("parity", "topk", {"value": 3, "seconds": 1.0})
-    assert reports.Report(tmp_path, facts, goes_on=True).found == first.found
-    assert reports.Report(tmp_path, {**facts, "card": "H100"}, goes_on=True).found["parts"] == {}
-    assert reports.Report(tmp_path, facts).found["parts"] == {}
+    assert Report(tmp_path, facts, goes_on=True).found == first.found
+    assert Report(tmp_path, {**facts, "card": "H100"}, goes_on=True).found["parts"] == {}
+    assert Report(tmp_path, facts).found["parts"] == {}
     assert json.loads((tmp_path / "report.json.before").read_text())["facts"]["card"] == "H100", "minutes of a GPU"
 
 
-def test_a_page_that_cannot_be_written_ends_nothing(check: ModuleType, tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
     facts = {"card": "H200", "torch": "2", "cuda": "13", "scale": "full", "command": "check"}
-    report = importlib.import_module("report").Report(tmp_path, facts)
+    report = Report(tmp_path, facts)
     report.begin("queue")
     report.item("queue", "4,096 elements", {"value": 3})  # no rows
     assert report.page.read_text() == (
@@ -190,8 +184,8 @@ def test_a_page_that_cannot_be_written_ends_nothing(check: ModuleType, tmp_path:
     )
 
 
-def test_a_failing_command_is_told_by_its_last_line(check: ModuleType) -> None:
-    commands, said = importlib.import_module("commands"), []
+def test_a_failing_command_is_told_by_its_last_line() -> None:
+    said: list[str] = []
     words = [sys.executable, "-c", "import sys; print('first'); sys.exit('last')"]
     with pytest.raises(commands.CommandError, match=r"python.*: exit status 1: last"):
         commands.require(words, say=said.append)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.gpu import building, check, cub, graphs, timings
+from benchmarks.gpu import calls as kernels
 from hvd_compress.native import cuda
-from tests.benchmarks.scripts import load
 
 GPU = torch.device("cuda", 0)
 CUB = """\
@@ -37,18 +37,9 @@ extern "C" int cub_topk(const float* x, long long n, int k, int* indices, float*
 """
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    load("gpu/check.py", monkeypatch)
-    return importlib.import_module
-
-
 @pytest.mark.parametrize("scale", [1, 2])
-def test_cub_is_called_as_its_source_declares(
-    gpu: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scale: int
-) -> None:
+def test_cub_is_called_as_its_source_declares(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scale: int) -> None:
     """A library with the same interface, built for the CPU."""
-    cub = gpu("cub")
     declared = "".join(cub.SOURCE.read_text().split("cub_topk(")[1].split(")")[0].split())
     assert (
         declared == "constfloat*x,longlongn,intk,int*indices,float*magnitudes,void*workspace,size_t*bytes,void*stream"
@@ -66,8 +57,8 @@ def test_cub_is_called_as_its_source_declares(
         topk.on(torch.randn(100), 7)
 
 
-def test_a_gpu_is_timed_by_its_events(gpu: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    timings, calls = gpu("timings"), []
+def test_a_gpu_is_timed_by_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
 
     class Event:
         def __init__(self, enable_timing: bool) -> None:
@@ -91,8 +82,8 @@ def test_a_gpu_is_timed_by_its_events(gpu: Callable[[str], Any], monkeypatch: py
     assert [call for call in calls if call.startswith("run")] == [f"run {i % 2}" for i in turns]
 
 
-def test_the_first_call_is_not_captured(gpu: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs, calls = gpu("graphs"), []
+def test_the_first_call_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
     stream = SimpleNamespace(wait_stream=lambda other: calls.append("wait"))
 
     class Graph:
@@ -121,24 +112,23 @@ def test_the_first_call_is_not_captured(gpu: Callable[[str], Any], monkeypatch: 
     assert found is results
 
 
-def test_a_way_of_topk_is_forced_and_let_go(gpu: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_way_of_topk_is_forced_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     ways: list[str] = []
     monkeypatch.setattr(cuda, "kernels", lambda device: SimpleNamespace(force_topk=ways.append))
-    with pytest.raises(KeyError), gpu("calls").forced(GPU, "radix"):
+    with pytest.raises(KeyError), kernels.forced(GPU, "radix"):
         raise KeyError
     assert ways == ["radix", "auto"]
 
 
 @pytest.mark.parametrize(("capability", "architecture"), [((9, 0), "90"), ((8, 6), "86"), ((10, 0), "100")])
 def test_what_is_asked_of_the_gpu(
-    gpu: Callable[[str], Any],
     monkeypatch: pytest.MonkeyPatch,
     capability: tuple[int, int],
     architecture: str,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
-    assert gpu("building").architecture_of(GPU) == architecture
-    assert gpu("timings").is_bound_to(GPU)
-    assert not gpu("timings").is_bound_to(torch.device("cpu"))
-    assert load("gpu/check.py", monkeypatch).facts("cuda", "full")["card"] == "NVIDIA H200"
+    assert building.architecture_of(GPU) == architecture
+    assert timings.is_bound_to(GPU)
+    assert not timings.is_bound_to(torch.device("cpu"))
+    assert check.facts("cuda", "full")["card"] == "NVIDIA H200"

@@ -3,21 +3,20 @@ is not here."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-from tests.benchmarks.scripts import load
+from benchmarks.gpu import building, check, commands, cub, sanitizers, two_ranks
+from benchmarks.gpu.scales import SCALES
 
 CPU = torch.device("cpu")
 TINY = ("--device=cpu", "--scale=tiny")
@@ -39,12 +38,7 @@ sys.exit(int(os.environ.get("STATUS", status)))
 
 
 @pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return load("gpu/check.py", monkeypatch)
-
-
-@pytest.fixture
-def sanitize(check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., str]:
+def sanitize(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., str]:
     """Return what runs tiny inputs under a program that stands for compute-sanitizer."""
     program = tmp_path / "compute-sanitizer"
     program.write_text(SANITIZER.format(python=sys.executable))
@@ -55,7 +49,7 @@ def sanitize(check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     def run(tool: str = "memcheck", limit_s: float = 60.0, **environment: str) -> str:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        outcome: str = importlib.import_module("sanitizers").sanitize(tool, limit_s, said.append, TINY)
+        outcome: str = sanitizers.sanitize(tool, limit_s, said.append, TINY)
         return f"{outcome} / {said[0].strip()}"
 
     return run
@@ -88,15 +82,13 @@ def test_initcheck_sees_who_else_writes(sanitize: Callable[..., str]) -> None:
     ],
 )
 def test_what_a_tool_tells(sanitize: Callable[..., str], environment: dict[str, str], error: str, message: str) -> None:
-    kind = getattr(importlib.import_module("sanitizers"), error)
+    kind = getattr(sanitizers, error)
     with pytest.raises(kind, match=message):
         sanitize(limit_s=1.0 if "SLEEPS" in environment else 60.0, **environment)
 
 
-def test_each_tool_is_told_of_whatever_becomes_of_the_others(
-    check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    sanitizers, calls = importlib.import_module("sanitizers"), []
+def test_each_tool_is_told_of_whatever_becomes_of_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[tuple[str, float]] = []
 
     def sanitize(tool: str, limit_s: float, say: Callable[[str], object]) -> str:
         calls.append((tool, limit_s))
@@ -128,9 +120,8 @@ def test_each_tool_is_told_of_whatever_becomes_of_the_others(
     assert result.exit_code == 0, result.output
 
 
-def test_the_build_is_for_this_gpu_alone(check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_build_is_for_this_gpu_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The package without its CUDA kernels, which it would take minutes longer for, and these beside it."""
-    building, cub = importlib.import_module("building"), importlib.import_module("cub")
     commands: list[tuple[list[str], dict[str, str]]] = []
 
     def require(words: list[str], environment: dict[str, str]) -> None:
@@ -154,10 +145,8 @@ def test_the_build_is_for_this_gpu_alone(check: ModuleType, monkeypatch: pytest.
     assert (tmp_path / "hvd_compress" / "libhvd_compress_cuda.so").read_text() == "library"
 
 
-def test_sanitizers_build_where_nothing_is_built(
-    check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    building, parts = importlib.import_module("building"), []
+def test_sanitizers_build_where_nothing_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    parts: list[str] = []
     package = tmp_path / "hvd_compress"
     package.mkdir()
     monkeypatch.setattr(building, "ROOT", tmp_path)
@@ -176,8 +165,7 @@ def test_sanitizers_build_where_nothing_is_built(
     assert parts == ["build"]
 
 
-def test_a_build_that_fails_hides_no_other(check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    building, commands = importlib.import_module("building"), importlib.import_module("commands")
+def test_a_build_that_fails_hides_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     def require(words: list[str], environment: dict[str, str]) -> None:
         if words[1] == "setup.py":
@@ -194,34 +182,31 @@ def test_a_build_that_fails_hides_no_other(check: ModuleType, monkeypatch: pytes
     items["kernels of the GPU"]()
 
 
-def test_cub_is_compiled_with_the_headers_that_are_given(
-    check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    cub, commands = importlib.import_module("cub"), []
+def test_cub_is_compiled_with_the_headers_that_are_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ran: list[list[str]] = []
     header = tmp_path / "cccl" / cub.HEADER
     header.parent.mkdir(parents=True)
     header.write_text("")
-    monkeypatch.setattr(cub, "require", commands.append)
+    monkeypatch.setattr(cub, "require", ran.append)
     cub.build(tmp_path / "cccl", "90", tmp_path / "built" / "cub_topk.so")
-    ((nvcc, *words),) = commands
+    ((nvcc, *words),) = ran
     assert nvcc == "nvcc"
     assert {"-arch=sm_90", str(tmp_path / "cccl"), str(tmp_path / "built" / "cub_topk.so")} <= set(words)
     assert (tmp_path / "built").is_dir()
 
 
-def test_without_mpirun_it_still_trains_over_gloo(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    two_ranks, scales = importlib.import_module("two_ranks"), importlib.import_module("scales")
+def test_without_mpirun_it_still_trains_over_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[list[str]] = []
 
     def run(words: list[str]) -> Any:
         ran.append(words)
         report = next(word.split("=")[1] for word in words if word.startswith("--json="))
         Path(report).write_text(json.dumps({"gloo": {"equal": 3, "different": ["a", "b"][: len(ran) - 1]}}))
-        return importlib.import_module("commands").Ended(len(ran) - 1, "")
+        return commands.Ended(len(ran) - 1, "")
 
     monkeypatch.setattr(two_ranks.shutil, "which", lambda *arguments, **options: None)
     monkeypatch.setattr(two_ranks, "run", run)
-    items = two_ranks.items(torch.device("cuda"), scales.SCALES["full"], 90.0)
+    items = two_ranks.items(torch.device("cuda"), SCALES["full"], 90.0)
     assert items["over gloo"]() == {"equal": 3, "different": []}
     assert {"--device=cuda", "--transport=gloo", "--limit-s=90.0"} <= set(ran[0])
     with pytest.raises(two_ranks.FaultyError, match="1 results are not the CPU's: a"):
@@ -231,10 +216,7 @@ def test_without_mpirun_it_still_trains_over_gloo(check: ModuleType, monkeypatch
             items[name]()
 
 
-def test_a_machine_without_a_package_leaves_the_training_out(
-    check: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two_ranks, scales = importlib.import_module("two_ranks"), importlib.import_module("scales")
+def test_a_machine_without_a_package_leaves_the_training_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(two_ranks.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(two_ranks.LeftOutError, match="no package pydantic"):
-        two_ranks.items(CPU, scales.SCALES["tiny"], 90.0)["over gloo"]()
+        two_ranks.items(CPU, SCALES["tiny"], 90.0)["over gloo"]()

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+from benchmarks.gpu import training
 from hvd_compress.engines.inprocess import run_ranks
 from hvd_compress.request.request import Request
-from tests.benchmarks.scripts import load
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return load("gpu/training.py", monkeypatch)
-
-
-def test_ranks_meet_over_gloo_and_report(training: ModuleType, tmp_path: Path) -> None:
+def test_ranks_meet_over_gloo_and_report(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     arguments = ["--device=cpu", "--transport=gloo", "--numel=2003", "--width=8", "--repetitions=1", f"--json={file}"]
     result = CliRunner().invoke(training.main, arguments)
@@ -34,7 +28,7 @@ def test_ranks_meet_over_gloo_and_report(training: ModuleType, tmp_path: Path) -
     assert "| topk, STAR |" in result.output
 
 
-def test_a_difference_is_told(training: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     reduced, calls = training.reduced, []
 
     def wrong_every_other_time(*arguments: object) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -55,9 +49,7 @@ def test_a_difference_is_told(training: ModuleType, monkeypatch: pytest.MonkeyPa
     ]
 
 
-def test_a_report_with_a_difference_is_written_and_fails(
-    training: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_report_with_a_difference_is_written_and_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = {
         "device": "CPU", "torch": "2", "ranks": 2, "transport": "gloo", "equal": 3, "figures": [],
         "different": ["rank 1, star: the gradient differs"],
@@ -73,7 +65,7 @@ def test_a_report_with_a_difference_is_written_and_fails(
     assert json.loads(file.read_text()) == {"gloo": found}
 
 
-def test_without_a_gpu_it_says_so(training: ModuleType) -> None:
+def test_without_a_gpu_it_says_so() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU: make gpu-check says more")
     result = CliRunner().invoke(training.main, [])

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from benchmarks.planner import cases, instances, run
 from hvd_compress.planner.profiles import ModelProfile, Tensor, write
-from tests.benchmarks.scripts import load
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "traces"
-
-
-@pytest.fixture
-def instances(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return load("planner/instances.py", monkeypatch)
-
-
-@pytest.fixture
-def cases(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return load("planner/cases.py", monkeypatch)
 
 
 @pytest.fixture
@@ -33,7 +22,7 @@ def traces(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_seed_makes_the_same_problem(instances: ModuleType) -> None:
+def test_a_seed_makes_the_same_problem() -> None:
     for seed in range(20):
         first, again = instances.problem(seed), instances.problem(seed)
         assert first.model == again.model
@@ -42,14 +31,14 @@ def test_a_seed_makes_the_same_problem(instances: ModuleType) -> None:
         assert len(first.options) == (127 if len(first.sizes) < 4 else 12)
 
 
-def test_nothing_is_better_than_brute_force(instances: ModuleType) -> None:
+def test_nothing_is_better_than_brute_force() -> None:
     for distance in instances.distances(8, budget_s=1.0):
         one, two, local, ours = (distance.ratios[name] for name in instances.SEARCHES)
         assert 1 <= local <= two <= one
         assert 1 <= ours <= two
 
 
-def test_a_case(cases: ModuleType, traces: Path) -> None:
+def test_a_case(traces: Path) -> None:
     model = cases.models(traces, ["other"])
     (case,) = [one for one in cases.cases(model, [16], budget_s=0.1, compressors=["dgc"]) if one.testbed == "pcie-25g"]
     assert case.upper <= case.ours <= min(case.ends.values())
@@ -61,10 +50,7 @@ def test_a_case(cases: ModuleType, traces: Path) -> None:
     assert case.scaling(case.backward) == 1
 
 
-def test_the_page_and_its_picture(
-    monkeypatch: pytest.MonkeyPatch, traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = load("planner/run.py", monkeypatch)
+def test_the_page_and_its_picture(traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "page.md"
     asked = ["--traces", str(traces), "--out", str(out), "--instances", "3", "--budget", "0.05"]
     run.main([*asked, "--compressors", "efsignsgd", "--gpus", "16"])
@@ -81,7 +67,7 @@ def test_the_page_and_its_picture(
     assert "--traces names a folder" in capsys.readouterr().err
 
 
-def test_a_trace_of_the_paper(cases: ModuleType) -> None:
+def test_a_trace_of_the_paper() -> None:
     if not SHARED.is_dir():
         pytest.skip(f"no {SHARED}: the traces lie beside the checkout")
     found = list(cases.cases(cases.models(SHARED, ["LSTM"]), [64], budget_s=0.2, compressors=["randomk"]))

@@ -9,8 +9,8 @@ from statistics import fmean
 
 import pytest
 
+from benchmarks.time_to_accuracy.figures import Figures
 from hvd_compress.policies.auto.quality import COMPRESSORS, FACTORS, NEAR
-from tests.benchmarks.scripts import load
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 LARGEST_BYTES = 80_000
@@ -23,10 +23,9 @@ def test_two_files_of_figures_are_kept_and_they_are_small() -> None:
 
 
 @pytest.mark.parametrize(("kind", "task"), [("sgd", "images"), ("adam", "language")])
-def test_factors_of_auto_are_those_of_the_figures(kind: str, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_factors_of_auto_are_those_of_the_figures(kind: str, task: str) -> None:
     """And what has not come to dense's loss has none."""
-    figures = load("time_to_accuracy/figures.py", monkeypatch)
-    kept = figures.Figures(json.loads((RESULTS / "time-to-accuracy.json").read_text()))
+    kept = Figures(json.loads((RESULTS / "time-to-accuracy.json").read_text()))
     for name in set(COMPRESSORS) - set(NEAR):
         goal = 120 if (kind, name) == ("adam", "natural") else 240
         steps = kept.steps(task, name, goal)
@@ -36,10 +35,9 @@ def test_factors_of_auto_are_those_of_the_figures(kind: str, task: str, monkeypa
 
 
 @pytest.mark.parametrize("task", ["images", "language"])
-def test_what_is_near_was_near(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_near_was_near(task: str) -> None:
     """Within 0.02 nats of dense of the same seed after 240 steps."""
-    figures = load("time_to_accuracy/figures.py", monkeypatch)
-    kept = figures.Figures(json.loads((RESULTS / "time-to-accuracy.json").read_text()))
+    kept = Figures(json.loads((RESULTS / "time-to-accuracy.json").read_text()))
     dense = kept.losses(task, "dense")
     for name in NEAR:
         apart = [dict(losses)[240] - dict(dense[seed])[240] for seed, losses in kept.losses(task, name).items()]

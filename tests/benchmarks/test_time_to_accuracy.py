@@ -8,32 +8,23 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from benchmarks.time_to_accuracy import figures, gather, lab, losses, page, tasks, text, training
+from benchmarks.turns import order
 from hvd_compress.compression import Compression
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.optim import DeMo
-from tests.benchmarks.scripts import load
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "time-to-accuracy.json"
 LARGEST_BYTES = 50_000
 STEPS = 40
 """Of made-up losses."""
 MACHINE = {"cpu": "one", "cores": 2, "python": "3", "torch": "2"}
-
-
-def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return load(f"time_to_accuracy/{name}.py", monkeypatch)
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return module("figures", monkeypatch)
 
 
 def falling(slope: float, count: int = STEPS) -> list[tuple[int, float]]:
@@ -60,18 +51,18 @@ def made_up(count: int = 24) -> dict[str, Any]:
     }
 
 
-def test_steps_to_a_loss_lie_between_those_where_it_was_measured(figures: ModuleType) -> None:
+def test_steps_to_a_loss_lie_between_those_where_it_was_measured() -> None:
     assert figures.steps_to(falling(0.01), 10 - 0.01 * 133) == pytest.approx(133)
     assert figures.steps_to(falling(0.01, 5), 10 - 0.01 * 133) is None
     assert figures.loss_at(falling(0.01), 240) == pytest.approx(7.6)
 
 
-def test_one_lucky_loss_is_not_a_loss_that_is_reached(figures: ModuleType) -> None:
+def test_one_lucky_loss_is_not_a_loss_that_is_reached() -> None:
     losses = [(steps, loss - 3 * (steps == 100)) for steps, loss in falling(0.001)]
     assert figures.steps_to(losses, 7.5) is None
 
 
-def test_seconds_to_a_loss_are_the_product_of_both_halves(figures: ModuleType) -> None:
+def test_seconds_to_a_loss_are_the_product_of_both_halves() -> None:
     found = figures.Figures(made_up())
     network = found.networks("language")[0]
     assert found.methods("language", network) == ["horovod", "topk"]
@@ -81,31 +72,30 @@ def test_seconds_to_a_loss_are_the_product_of_both_halves(figures: ModuleType) -
     assert (ratio.value, ratio.low, ratio.high) == pytest.approx((1.0, 1.0, 1.0))
 
 
-def test_what_was_not_reached_says_so(figures: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_not_reached_says_so() -> None:
     found = figures.Figures(made_up(count=20))
     steps = found.steps("language", "topk", 240)
     assert not steps.reached
     assert steps.mean == 380  # the last one with a loss after it
-    text = module("page", monkeypatch).page(found)
+    text = page.page(found)
     assert "| > 380 |" in text
     assert "| > 380 | > 0.79 (0.79 to 0.79) |" in text
 
 
-def test_figures_are_read_as_they_were_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert json.loads(module("gather", monkeypatch).dumps(made_up())) == made_up()
+def test_figures_are_read_as_they_were_written() -> None:
+    assert json.loads(gather.dumps(made_up())) == made_up()
 
 
 def test_a_method_that_was_away_keeps_its_place_in_the_rounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Ratios are within a round, so a round without a method must not shift those behind it."""
-    gather, lab = module("gather", monkeypatch), module("lab", monkeypatch)
-    for each in (gather, gather.lab, lab):
-        monkeypatch.setattr(each, "BUILD", tmp_path)
+    for module in (gather, lab):
+        monkeypatch.setattr(module, "BUILD", tmp_path)
     monkeypatch.setattr(gather, "BEFORE", tmp_path / "before.json")
     for file, found in (
         (lab.rounds_of("language", "20mbit-20ms"), {"horovod": 1.0, "topk": 0.5}),
         (lab.rounds_of("language", "20mbit-20ms"), {"horovod": 2.0}),
         (lab.rounds_of("language", "20mbit-20ms"), {"horovod": 3.0, "topk": 1.5}),
-        (lab.trainings_of("language", "20mbit-20ms"), training([1.0] * 60 + [3.0] * 20)),
+        (lab.trainings_of("language", "20mbit-20ms"), in_the_lab([1.0] * 60 + [3.0] * 20)),
     ):
         file.parent.mkdir(exist_ok=True)
         with file.open("a") as lines:
@@ -125,8 +115,8 @@ def test_a_method_that_was_away_keeps_its_place_in_the_rounds(monkeypatch: pytes
     assert [each["commit"] for each in about["losses"] + about["seconds"]] == ["a", "b"]
 
 
-def test_new_runs_join_the_figures_of_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    gather, before, found = module("gather", monkeypatch), made_up(), made_up()
+def test_new_runs_join_the_figures_of_other_machines() -> None:
+    before, found = made_up(), made_up()
     found["circumstances"] = {half: [{**MACHINE, "commit": "new"}] for half in ("losses", "seconds")}
     found["losses"] = {"language": {"int4": {"1": [3.0]}, "topk": {"2": [2.0], "3": [1.0]}}}
     found["seconds"] = {"language": {"20mbit-20ms": {"horovod": [4.0], "int4": [1.0]}, "1gbit-1ms": {"horovod": [5.0]}}}
@@ -146,14 +136,13 @@ def test_new_runs_join_the_figures_of_other_machines(monkeypatch: pytest.MonkeyP
     assert kept["trainings"] == made_up()["trainings"]
 
 
-def training(step_s: list[float]) -> dict[str, Any]:
-    """In the lab, to a loss that lies between two of those that were measured."""
+def in_the_lab(step_s: list[float]) -> dict[str, Any]:
+    """Return a training to a loss that lies between two of those that were measured."""
     losses = falling(0.01, len(step_s) // 20)
     return {"method": "topk", "step_s": step_s, "losses": [*losses, (100, 9.0)], "target": 9.3}
 
 
 def test_a_run_of_another_setting_does_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    losses = module("losses", monkeypatch)
     monkeypatch.setattr(losses, "BUILD", tmp_path)
     run = losses.LossRun("language", "int4", 1)
     run.file.parent.mkdir()
@@ -166,9 +155,8 @@ def test_a_run_of_another_setting_does_not_count(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("kinds", [2, 3, 5])
-def test_turns_are_fair(kinds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = load("turns.py", monkeypatch)
-    orders = [turns.order(kinds, number) for number in range(2 * kinds)]
+def test_turns_are_fair(kinds: int) -> None:
+    orders = [order(kinds, number) for number in range(2 * kinds)]
     places = Counter((place, kind) for order in orders for place, kind in enumerate(order))
     pairs = Counter(pair for order in orders for pair in pairwise(order))
     assert len(places) == kinds**2
@@ -176,14 +164,13 @@ def test_turns_are_fair(kinds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(pairs[a, b] == pairs[b, a] for a, b in pairs)
 
 
-def test_the_page_is_that_of_its_figures(figures: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_is_that_of_its_figures() -> None:
     assert RESULT.stat().st_size < LARGEST_BYTES
     found = figures.Figures(json.loads(RESULT.read_text()))
-    assert module("page", monkeypatch).page(found) == RESULT.with_suffix(".md").read_text()
+    assert page.page(found) == RESULT.with_suffix(".md").read_text()
 
 
-def test_a_file_is_for_training_or_for_validation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    text = module("text", monkeypatch)
+def test_a_file_is_for_training_or_for_validation(tmp_path: Path) -> None:
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "left_out.py").write_bytes(b"\xff" * 300)
     for number in range(100):
@@ -198,8 +185,7 @@ def test_a_file_is_for_training_or_for_validation(monkeypatch: pytest.MonkeyPatc
     assert len({tuple(row.tolist()) for row in found.validation_batch()[0]}) > 1
 
 
-def test_the_transformer_sees_no_byte_that_it_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = module("text", monkeypatch)
+def test_the_transformer_sees_no_byte_that_it_predicts() -> None:
     torch.manual_seed(1)
     model = text.ByteTransformer(width=12, heads=2, blocks=2)
     seen = torch.randint(256, (1, text.CONTEXT))
@@ -210,7 +196,7 @@ def test_the_transformer_sees_no_byte_that_it_predicts(monkeypatch: pytest.Monke
     assert not torch.allclose(before[0, 40:], after[0, 40:])
 
 
-def line_task(tasks: ModuleType) -> Any:
+def line_task() -> tasks.Task:
     """Return a task of seven parameters."""
 
     class Line(tasks.Task):
@@ -235,9 +221,8 @@ def line_task(tasks: ModuleType) -> Any:
     return Line()
 
 
-def test_dense_in_process_is_training_with_all_batches_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    training = module("training", monkeypatch)
-    task, told = line_task(module("tasks", monkeypatch)), []
+def test_dense_in_process_is_training_with_all_batches_in_one() -> None:
+    task, told = line_task(), []
     enough = training.Enough(12, every=4)
     losses = training.in_process(task, Compression.dense(), 1, enough, lambda *found: told.append(found))
     assert told == losses
@@ -256,8 +241,7 @@ def test_dense_in_process_is_training_with_all_batches_in_one(monkeypatch: pytes
 
 
 def test_a_method_may_have_its_own_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    training, losses = module("training", monkeypatch), module("losses", monkeypatch)
-    task, made = line_task(module("tasks", monkeypatch)), []
+    task, made = line_task(), []
 
     def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         made.append(DeMo(parameters, lr=0.125))
@@ -270,9 +254,8 @@ def test_a_method_may_have_its_own_optimizer(monkeypatch: pytest.MonkeyPatch) ->
     assert "lr: 0.125" in losses.LossRun("language", "own", 1).asked
 
 
-def test_a_slow_method_goes_on_until_the_loss_or_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    training = module("training", monkeypatch)
-    task = line_task(module("tasks", monkeypatch))
+def test_a_slow_method_goes_on_until_the_loss_or_the_last_step() -> None:
+    task = line_task()
 
     def steps(target: float) -> int:
         enough = training.Enough(6, every=2, most=30, target=target)
@@ -284,7 +267,6 @@ def test_a_slow_method_goes_on_until_the_loss_or_the_last_step(monkeypatch: pyte
 
 
 def test_a_round_in_the_lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    lab = module("lab", monkeypatch)
     monkeypatch.setattr(lab, "BUILD", tmp_path)
     try:
         lab.Lab(2, "1ms", "1gbit").close()

@@ -13,10 +13,10 @@ from statistics import mean, median
 
 import pytest
 
+from benchmarks.auto.grid import read_grid
 from hvd_compress.policies.agreement import StepTimes
 from hvd_compress.policies.auto.arms import MOST
 from hvd_compress.policies.auto.search import Search
-from tests.benchmarks.scripts import load
 
 NOISE, SEEDS = 0.05, 5
 """Of the logarithm of what a step takes."""
@@ -38,8 +38,8 @@ def searched(measured: Mapping[str, float], predicted: Mapping[str, float], nois
 
 
 @pytest.fixture
-def cells(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
-    return load("auto/grid.py", monkeypatch).read_grid()
+def cells() -> list[dict]:
+    return read_grid()
 
 
 def test_it_loses_no_more_than_the_controller_of_before(cells: list[dict]) -> None:
