@@ -16,9 +16,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hc
-from benchmarks.ddp.windows import cells, run_job, slowest, table_head
+from benchmarks.ddp.tables import peer_cells, peer_head
+from benchmarks.frame.page import row
+from benchmarks.frame.processes import run_job
+from benchmarks.frame.turns import Step, in_turns
 from benchmarks.models import MODELS
-from benchmarks.turns import Step, in_turns
 
 BATCH = 16
 
@@ -26,7 +28,7 @@ BATCH = 16
 def compare(name: str, rounds: int) -> list[list[float]]:
     """Return seconds of a step in each round: stock, stock, dense."""
     kinds = [_step(name, False), _step(name, False), _step(name, True)]
-    return in_turns(kinds, rounds, MODELS[name][1], slowest)
+    return in_turns(kinds, rounds, MODELS[name][1])
 
 
 def _step(name: str, hooked: bool) -> Step:
@@ -50,11 +52,11 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     asked = parser.parse_args()
     print(f"torch {torch.__version__}, {asked.rounds} rounds\n")
-    print(table_head(["model", "ranks"], "DDP", "dense"))
+    print(peer_head(["model", "ranks"], "DDP", "dense"))
     for name in asked.models:
         for ranks in asked.ranks:
-            rows = run_job(ranks, compare, name, asked.rounds)
-            print(f"| {' | '.join([name, str(ranks), *cells(rows)])} |", flush=True)
+            rounds = run_job(ranks, compare, name, asked.rounds)
+            print(row([name, ranks, *peer_cells(rounds)]), flush=True)
 
 
 if __name__ == "__main__":

@@ -28,8 +28,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hc
-from benchmarks.ddp.windows import cells, run_job, slowest, table_head
-from benchmarks.turns import Step, in_turns
+from benchmarks.ddp.tables import peer_cells, peer_head
+from benchmarks.frame.page import head, row
+from benchmarks.frame.processes import run_job
+from benchmarks.frame.turns import Step, in_turns
 
 RANKS, START, BATCH = 4, 2, 16
 ONE_BUCKET_MB = 200
@@ -123,7 +125,7 @@ def all_losses(rank: int, seeds: int) -> dict[str, list[list[float]]]:
 def compare(name: str, rank: int, rounds: int) -> list[list[float]]:
     """Return seconds of a step in each round: torch's, torch's, ours."""
     kinds = [_step(name, kind, rank) for kind in ("torch", "torch", "ours")]
-    return in_turns(kinds, rounds, MODELS[name][1], slowest)
+    return in_turns(kinds, rounds, MODELS[name][1])
 
 
 MODELS = {"convnet, 1.2 M": (SmallConvNet, 10), "ResNet-50's shapes, 25.6 M": (ResNet50Shapes, 2)}
@@ -144,20 +146,19 @@ def _step(name: str, kind: str, rank: int) -> Step:
 
 
 def print_losses(rank: int, seeds: int) -> None:
-    print("| hook | " + " | ".join(f"epoch {epoch}" for epoch in EPOCHS) + " |")
-    print("| --- |" + " --- |" * len(EPOCHS))
+    print(head(["hook", *(f"epoch {epoch}" for epoch in EPOCHS)]))
     for kind, found in run_job(RANKS, all_losses, rank, seeds).items():
         columns = [[curve[epoch - 1] for curve in found] for epoch in EPOCHS]
         shown = [f"{sum(c) / len(c):.4f} ({min(c):.4f} to {max(c):.4f})" for c in columns]
-        print(f"| {kind} | {' | '.join(shown)} |", flush=True)
+        print(row([kind, *shown]), flush=True)
 
 
 def print_times(models: list[str], ranks: list[int], rounds: int) -> None:
-    print(table_head(["model", "rank of the approximation"], "torch's", "ours"))
+    print(peer_head(["model", "rank of the approximation"], "torch's", "ours"))
     for name in models:
         for rank in ranks:
-            rows = run_job(RANKS, compare, name, rank, rounds)
-            print(f"| {' | '.join([name, str(rank), *cells(rows)])} |", flush=True)
+            taken = run_job(RANKS, compare, name, rank, rounds)
+            print(row([name, rank, *peer_cells(taken)]), flush=True)
 
 
 def main() -> None:

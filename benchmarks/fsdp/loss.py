@@ -10,9 +10,9 @@ STEPS - EVERY, STEPS and STEPS + EVERY steps. All are compared with 4 uncompress
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,12 +24,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import hvd_compress.fsdp as hc
-from benchmarks.ddp.windows import run_job
+from benchmarks.frame.page import table
+from benchmarks.frame.processes import run_job
+from benchmarks.frame.store import BUILD, read, write
 from benchmarks.time_to_accuracy.figures import EVERY, STEPS, loss_at
-from benchmarks.time_to_accuracy.store import ROOT
 from benchmarks.time_to_accuracy.tasks import RANKS, TASKS, Task
 
-BUILD = ROOT / "build" / "fsdp"
+FOLDER = BUILD / "fsdp"
 METHODS = {
     "uncompressed": None,
     "int8": hc.Compression.int8(),
@@ -51,15 +52,14 @@ class Run:
 
     @property
     def file(self) -> Path:
-        return BUILD / f"{self.mesh}-{self.method}-seed{self.seed}-{self.steps}.json"
+        return FOLDER / f"{self.mesh}-{self.method}-seed{self.seed}-{self.steps}.json"
 
     def found(self) -> dict[str, Any] | None:
-        return json.loads(self.file.read_text()) if self.file.exists() else None
+        return read(self.file)
 
     def train(self) -> dict[str, Any]:
         found = run_job(RANKS, train, self)
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text(json.dumps(found))
+        write(self.file, found)
         return found
 
 
@@ -91,23 +91,21 @@ def train(run: Run) -> dict[str, Any]:
     return {"losses": losses, "bits": None if report is None else 32 * report.sent_bytes / report.dense_bytes}
 
 
-def table(steps: int, seeds: int) -> str:
-    """Return what has been trained, as rows of a page."""
-    rows = ["| mesh | method | bits an element | loss | above uncompressed, by seed | mean |", "|" + " --- |" * 6]
+def page(steps: int, seeds: int) -> str:
+    """Return what has been trained, as a table."""
+    rows = []
     bases = [Run("4", "uncompressed", seed, steps).found() for seed in range(seeds)]
-    for mesh in MESHES:
-        for method in METHODS:
-            runs = [Run(mesh, method, seed, steps).found() for seed in range(seeds)]
-            pairs = [(own, base) for own, base in zip(runs, bases, strict=True) if own and base]
-            if not pairs:
-                continue
-            ends = [(loss_at(own["losses"], steps), loss_at(base["losses"], steps)) for own, base in pairs]
-            above = [own - base for own, base in ends]
-            bits = pairs[0][0]["bits"]
-            told = ["32" if bits is None else f"{bits:.2f}", f"{fmean(own for own, _ in ends):.4f}"]
-            told += [", ".join(f"{each:+.4f}" for each in above), f"{fmean(above):+.4f}"]
-            rows.append(f"| {mesh} | {method} | {' | '.join(told)} |")
-    return "\n".join(rows)
+    for mesh, method in product(MESHES, METHODS):
+        runs = [Run(mesh, method, seed, steps).found() for seed in range(seeds)]
+        pairs = [(own, base) for own, base in zip(runs, bases, strict=True) if own and base]
+        if not pairs:
+            continue
+        ends = [(loss_at(own["losses"], steps), loss_at(base["losses"], steps)) for own, base in pairs]
+        above = [own - base for own, base in ends]
+        bits = pairs[0][0]["bits"]
+        told = ["32" if bits is None else f"{bits:.2f}", f"{fmean(own for own, _ in ends):.4f}"]
+        rows.append([mesh, method, *told, ", ".join(f"{each:+.4f}" for each in above), f"{fmean(above):+.4f}"])
+    return table(["mesh", "method", "bits an element", "loss", "above uncompressed, by seed", "mean"], rows, words=6)
 
 
 @click.command(help=__doc__)
@@ -117,15 +115,13 @@ def table(steps: int, seeds: int) -> str:
 def main(seeds: int, steps: int, most: int) -> None:
     left = [
         run
-        for seed in range(seeds)
-        for mesh in MESHES
-        for method in METHODS
+        for seed, mesh, method in product(range(seeds), MESHES, METHODS)
         if (run := Run(mesh, method, seed, steps)).found() is None and (mesh, method) != ("2x2", "int4-feedback")
     ]
     for run in left[:most]:
         found = run.train()
         print(f"{run}: {found['losses'][-2:]}", file=sys.stderr, flush=True)
-    print(table(steps, seeds))
+    print(page(steps, seeds))
 
 
 if __name__ == "__main__":

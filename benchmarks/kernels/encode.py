@@ -13,12 +13,12 @@ from __future__ import annotations
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import click
 import torch
 
-from benchmarks.turns import ratio_cells
+from benchmarks.frame.page import ratio_cells, table
 from hvd_compress import native
 from hvd_compress.bench.kernels import REFERENCE_NUMEL, gradients, times
 from hvd_compress.buckets.layout import Layout
@@ -77,14 +77,15 @@ def main(size: int, threads: int, rounds: int, parameters: int, data: str, cpu_t
     click.echo(f"{platform.processor() or platform.machine()}, {level}, torch {torch.__version__}; {size:,} elements,")
     what = "CPU time" if cpu_time else "time"
     click.echo(f"{data}, ratio {RATIO}, threads: {native.num_threads()}, {what} of {rounds} rounds\n")
-    click.echo("| step | ms | least ms | x floor | 95 % | bound |\n| --- | ---: | ---: | ---: | --- | ---: |")
-    rows = [("floor", floors, ["1.000", ""], "")]
+    rows = [_row("floor", floors, ["1.000", ""], "")]
     for name, own in zip(steps, others, strict=True):
         cells = ratio_cells([taken / floor for taken, floor in zip(own, floors, strict=True)])
-        rows.append((name, own, cells, str(BOUND) if name in BOUNDED else ""))
-    for name, own, (ratio, interval), bound in rows:
-        median, least = 1e3 * statistics.median(own), 1e3 * min(own)
-        click.echo(f"| {name} | {median:.2f} | {least:.2f} | {ratio} | {interval} | {bound} |")
+        rows.append(_row(name, own, cells, str(BOUND) if name in BOUNDED else ""))
+    click.echo(table(["step", "ms", "least ms", "x floor", "95 %", "bound"], rows))
+
+
+def _row(name: str, taken_s: Sequence[float], ratios: Sequence[str], bound: str) -> list[str]:
+    return [name, f"{1e3 * statistics.median(taken_s):.2f}", f"{1e3 * min(taken_s):.2f}", *ratios, bound]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from benchmarks.fsdp import loss as losses_of
 
 
 def test_pairs_have_the_same_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses_of, "BUILD", tmp_path)
+    monkeypatch.setattr(losses_of, "FOLDER", tmp_path)
     for mesh, method, seed, loss in (
         ("4", "uncompressed", 0, 2.0),
         ("4", "uncompressed", 1, 3.0),
@@ -22,7 +22,7 @@ def test_pairs_have_the_same_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         run = losses_of.Run(mesh, method, seed, 40)
         losses = [[20, loss - 0.1], [40, loss], [60, loss + 0.1]]
         run.file.write_text(json.dumps({"losses": losses, "bits": None if method == "uncompressed" else 8.25}))
-    rows = losses_of.table(40, 2).splitlines()[2:]
+    rows = losses_of.page(40, 2).splitlines()[2:]
     assert rows == [
         "| 4 | uncompressed | 32 | 2.5000 | +0.0000, +0.0000 | +0.0000 |",
         "| 4 | int8 | 8.25 | 2.7000 | +0.1000, +0.3000 | +0.2000 |",
