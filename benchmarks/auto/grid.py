@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from benchmarks.frame.store import RESULTS, read
 
-RESULT = Path(__file__).resolve().parents[1] / "results" / "controller-grid.json"
 SECONDS_BY_PATH = ("measured", "predicted")
 """What a cell holds for each path; the file holds it in ms, in the order of its `paths`."""
 
 
-def read_grid(path: Path = RESULT) -> list[dict]:
+def read_grid() -> list[dict]:
     """Return the cells, with seconds by path."""
-    found = json.loads(path.read_text())
+    found = read(RESULTS / "controller-grid.json")
     for cell in found["cells"]:
         for key in SECONDS_BY_PATH:
             by_path = zip(found["paths"], cell.pop(f"{key}_ms"), strict=True)

@@ -12,21 +12,18 @@ which auto() searched, and the median ratio of the later ones.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
 import time
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.time_to_accuracy.store import ROOT, circumstances
-from benchmarks.turns import median_with_interval
-from hvd_compress.netlab import Lab
-from hvd_compress.netlab.network import INTERFACE
+from benchmarks.frame.lab import run
+from benchmarks.frame.page import table
+from benchmarks.frame.store import BUILD, lines
+from hvd_compress.bench.turns import median_with_interval
 
-RESULTS = ROOT / "build" / "auto" / "networks.jsonl"
-RANKS, STEPS, SEARCHED, WINDOW = 4, 200, 25, 5
+FOUND = BUILD / "auto" / "networks.jsonl"
+STEPS, SEARCHED, WINDOW = 200, 25, 5
 NETWORKS = {
     "1gbit-1ms": ("dense", "bf16", "int8", "int4"),
     "100mbit-5ms": ("int8", "int4"),
@@ -47,31 +44,21 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="measure nothing, print the table")
     asked = parser.parse_args()
     if not asked.page:
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
         for network in asked.networks.split(","):
             for task in asked.tasks.split(","):
                 for front_end in asked.front_ends.split(","):
-                    run(network, task, front_end, asked.rounds)
-    print(page([json.loads(line) for line in RESULTS.read_text().splitlines()]))
+                    measure(network, task, front_end, asked.rounds)
+    print(page(lines(FOUND)))
 
 
-def run(network: str, task: str, front_end: str, rounds: int) -> None:
+def measure(network: str, task: str, front_end: str, rounds: int) -> None:
     start_s = time.monotonic()
     wanted = {
-        "network": network, "task": task, "front_end": front_end, "arms": NETWORKS[network], "rounds": rounds,
-        "steps": WINDOW, "file": str(RESULTS), "circumstances": circumstances(),
-    }  # fmt: skip
-    environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": INTERFACE,
-        "HVD_COMPRESS_HOROVOD_NICENESS": "0",  # Horovod's own method shares the process
-        "HOROVOD_CYCLE_TIME": "20",  # it has nothing to send, and its threads would take the cores from the training
-        "HVD_COMPRESS_CACHE": str(RESULTS.parent / "cache" / network),
-    }  # fmt: skip
-    bandwidth, latency = network.split("-")
-    with Lab(RANKS, latency, bandwidth, name="auto") as lab:
-        done = lab.run([sys.executable, "-m", "benchmarks.auto.comparing", json.dumps(wanted)], env=environment)
-    if done.returncode:
-        raise SystemExit(f"{network}, {task}, {front_end}: a rank ended with status {done.returncode}")
+        **{"network": network, "task": task, "front_end": front_end, "arms": NETWORKS[network]},
+        **{"rounds": rounds, "steps": WINDOW},
+    }
+    # Horovod has nothing to send, and its threads would take the cores from the training.
+    run("benchmarks.auto.comparing", wanted, network, FOUND, HOROVOD_CYCLE_TIME="20")
     print(f"{network}, {task}, {front_end}: {time.monotonic() - start_s:.0f} s", flush=True)
 
 
@@ -79,11 +66,7 @@ def page(found: Sequence[dict[str, Any]]) -> str:
     """Return the table of benchmarks/results/auto.md."""
     latest = {(each["network"], each["task"], each["front_end"]): each for each in found}
     heads = ("network", "task", "front end", "best arm", "ms", "auto / best arm, chosen", "95 %", f"over {STEPS} steps")
-    rows = [
-        "| " + " | ".join((*heads, "it chose")) + " |",
-        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | --- |",
-    ]
-    whole = []
+    rows, whole = [], []
     for (network, task, front_end), each in latest.items():
         windows, searched = each["windows"], SEARCHED // each["steps"]
         best = min(each["arms"], key=lambda arm: median(windows[arm][searched:]))
@@ -97,9 +80,9 @@ def page(found: Sequence[dict[str, Any]]) -> str:
         whole.append(over)
         ms = 1e3 * median(windows[best][searched:]) / each["steps"]
         cells = [network, task, front_end, best, f"{ms:.0f}", f"{median(late):.3f}", f"{low:.2f} to {high:.2f}"]
-        rows.append("| " + " | ".join((*cells, f"{over:.3f}", each["reasons"][0].split(",")[0])) + " |")
-    rows.append(f"\nMedian over {len(whole)} cases: {median(whole):.3f}; the largest {max(whole):.3f}.")
-    return "\n".join(rows)
+        rows.append([*cells, f"{over:.3f}", each["reasons"][0].split(",")[0]])
+    end = f"\n\nMedian over {len(whole)} cases: {median(whole):.3f}; the largest {max(whole):.3f}."
+    return table([*heads, "it chose"], rows, words=4) + end
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ half of all rounds by itself says what it chose. Horovod's second dense exchange
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
-import time
 from statistics import median
 from typing import Any
 
@@ -22,8 +22,10 @@ os.environ["HVD_COMPRESS_HOROVOD_NICENESS"] = "0"  # Horovod's own method shares
 import torch
 
 import hvd_compress.torch as hvd
+from benchmarks.frame.page import ms, table
+from benchmarks.frame.ranks import say
+from benchmarks.frame.turns import rounds
 from benchmarks.models import MODELS
-from benchmarks.turns import order
 
 BATCH = 16
 KINDS = {
@@ -35,10 +37,11 @@ KINDS = {
     "int4": hvd.Compression.int4,
     "auto": hvd.Compression.auto,
 }
+TITLES = ("model", "kind", "ms a step", "auto / kind, all", "in the last half")
 
 
 class Training:
-    """A model of one kind, and what its windows took."""
+    """A model of one kind."""
 
     def __init__(self, model: str, kind: str) -> None:
         torch.manual_seed(1)
@@ -47,7 +50,6 @@ class Training:
         named = self.model.named_parameters()
         self.optimizer: Any = hvd.DistributedOptimizer(sgd, named_parameters=named, compression=KINDS[kind]())
         self.data = torch.randn(BATCH, 1, 28, 28), torch.randint(10, (BATCH,))
-        self.windows: list[float] = []
 
     def step(self) -> None:
         images, labels = self.data
@@ -55,16 +57,20 @@ class Training:
         torch.nn.functional.cross_entropy(self.model(images), labels).backward()
         self.optimizer.step()
 
-    def window(self, steps: int) -> None:
-        slowest(0.0)
-        start_s = time.perf_counter()
-        for _ in range(steps):
-            self.step()
-        self.windows.append(slowest(time.perf_counter() - start_s))
 
-
-def slowest(seconds: float) -> float:
-    return float(hvd.allreduce(torch.tensor([seconds], dtype=torch.float64), op=hvd.Max, name="slowest"))
+def compare(model: str, kinds: list[str], count: int, length: int) -> str:
+    """Return the rows of a model, and why its buckets travel as they do by auto(), the first kind."""
+    trainings = {kind: Training(model, kind) for kind in kinds}
+    for training in trainings.values():
+        training.step()
+    steps = [training.step for training in trainings.values()]
+    taken = dict(zip(kinds, zip(*itertools.islice(rounds(steps, length), count), strict=True), strict=True))
+    own, rows = taken["auto"], []
+    for kind, each in taken.items():
+        late = median([a / b for a, b in zip(own[count // 2 :], each[count // 2 :], strict=True)])
+        rows.append([model, kind, ms(each), f"{sum(own) / sum(each):.3f}", f"{late:.3f}"])
+    reasons = dict.fromkeys(d.reason for d in trainings["auto"].optimizer.decisions.values())
+    return f"{table(TITLES, rows, words=2)}\n\n{model}: {' / '.join(reasons)}\n"
 
 
 def main() -> None:
@@ -76,27 +82,10 @@ def main() -> None:
     asked = parser.parse_args()
     hvd.init()
     torch.set_num_threads(1)
-    rounds = asked.steps // asked.window
-    rows = [f"{hvd.size()} ranks, {rounds} rounds of {asked.window} steps, torch {torch.__version__}\n"]
-    rows += ["| model | kind | ms a step | auto / kind, all | in the last half |", "| --- | --- | ---: | ---: | ---: |"]
+    count = asked.steps // asked.window
+    say(f"{hvd.size()} ranks, {count} rounds of {asked.window} steps, torch {torch.__version__}\n")
     for model in asked.models:
-        kinds = list(dict.fromkeys(["auto", *asked.kinds]))
-        trainings = {kind: Training(model, kind) for kind in kinds}
-        for training in trainings.values():
-            training.step()
-        for number in range(rounds):
-            for place in order(len(kinds), number):
-                trainings[kinds[place]].window(asked.window)
-        own = trainings["auto"].windows
-        for kind, training in trainings.items():
-            taken, half = training.windows, rounds // 2
-            late = median([a / b for a, b in zip(own[half:], taken[half:], strict=True)])
-            ms = 1e3 * median(taken) / asked.window
-            rows.append(f"| {model} | {kind} | {ms:.2f} | {sum(own) / sum(taken):.3f} | {late:.3f} |")
-        reasons = dict.fromkeys(d.reason for d in trainings["auto"].optimizer.decisions.values())
-        rows.append(f"\n{model}: {' / '.join(reasons)}\n")
-    if hvd.rank() == 0:
-        print("\n".join(rows), flush=True)
+        say(compare(model, list(dict.fromkeys(["auto", *asked.kinds])), count, asked.window))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ import json
 from collections import defaultdict
 from typing import Any
 
+from benchmarks.frame.store import lines, read
 from benchmarks.time_to_accuracy import lab
 from benchmarks.time_to_accuracy.figures import EVERY, steps_to
 from benchmarks.time_to_accuracy.lab import NETWORKS
 from benchmarks.time_to_accuracy.losses import LossRun
 from benchmarks.time_to_accuracy.methods import METHODS
-from benchmarks.time_to_accuracy.store import BEFORE, BUILD, read
+from benchmarks.time_to_accuracy.places import BEFORE, BUILD
 from benchmarks.time_to_accuracy.tasks import TASKS
 
 Kept = dict[str, Any]
@@ -110,7 +111,7 @@ def _is_asked_for(run: Kept) -> bool:
 
 
 def _jobs() -> list[Any]:
-    return [each for file in BUILD.glob("*/*.jsonl") for each in lab.lines(file)]
+    return [each for file in BUILD.glob("*/*.jsonl") for each in lines(file)]
 
 
 def _circumstances(runs: list[Any]) -> list[Any]:
@@ -128,7 +129,7 @@ def _by_network(tasks: list[str], of: Any) -> dict[str, dict[str, Any]]:
 
 
 def _seconds(task: str, network: str) -> dict[str, list[float | None]]:
-    rounds = lab.lines(lab.rounds_of(task, network))
+    rounds = lines(lab.rounds_of(task, network))
     names = [name for name in METHODS if any(name in each for each in rounds)]
     return {name: [_rounded(each.get(name)) for each in rounds] for name in names}
 
@@ -140,13 +141,13 @@ def _searches(task: str, network: str) -> Kept:
             "seconds": round(sum(each["step_s"]), 1),
             "chosen": list(dict.fromkeys(each["chosen"])),
         }
-        for each in lab.lines(lab.searches_of(task, network))
+        for each in lines(lab.searches_of(task, network))
     }
 
 
 def _trainings(task: str, network: str) -> Kept:
     found = {}
-    for each in lab.lines(lab.trainings_of(task, network)):
+    for each in lines(lab.trainings_of(task, network)):
         steps = steps_to(each["losses"], each["target"])
         if steps is not None:
             whole = int(steps)

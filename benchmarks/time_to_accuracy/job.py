@@ -1,20 +1,16 @@
 """One rank of a job in the lab: trains a task's model by several methods, each with a model of its own.
 
-What is to be done comes as JSON on the command line (lab.py): windows of steps in turns, a search until what is chosen
-stands, or trainings from start to end. Rank 0 appends what was found to a file, a line each.
+What is to be done comes from lab.py: windows of steps in turns, a search until what is chosen stands, or trainings from
+start to end. Rank 0 tells what was found, a line each.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "600")
 
 import torch
 import torch.distributed as dist
@@ -23,27 +19,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hc
 import hvd_compress.torch as hvd
+from benchmarks.frame.lab import asked, tell
+from benchmarks.frame.ranks import from_rank_0, over_gloo, say
+from benchmarks.frame.turns import rounds, window
 from benchmarks.time_to_accuracy.figures import EVERY, smoothed
 from benchmarks.time_to_accuracy.methods import DDP, HOROVOD, METHODS, NONE, OURS_IN_DDP, Method
 from benchmarks.time_to_accuracy.tasks import TASKS, Task
-from benchmarks.turns import order
-from hvd_compress.netlab.network import address
 from hvd_compress.request.request import Request
 
 WARM_UP = 2
 """Steps before the first window: buckets are cut in the first one."""
-PORT = 29_500
 
 
 def main() -> None:
-    wanted = json.loads(sys.argv[1])
+    wanted = asked()
     hvd.init()
-    torch.set_num_threads(1)
-    store = f"tcp://{address(1)}:{PORT}"  # rank 0 is on the first host
-    dist.init_process_group("gloo", init_method=store, rank=hvd.rank(), world_size=hvd.size())
-    {"windows": windows, "search": search, "train": train}[wanted["do"]](wanted)
-    dist.barrier()
-    dist.destroy_process_group()
+    with over_gloo():
+        {"windows": windows, "search": search, "train": train}[wanted["do"]](wanted)
     hvd.shutdown()
 
 
@@ -70,22 +62,6 @@ class Replica:
         self._task.loss(self._train, self._task.batch(self._seed, self._taken, dist.get_rank())).backward()
         self.optimizer.step()
         self._taken += 1
-
-    def timed_steps(self, count: int = 1, before: int = 0) -> float:
-        """Return the mean seconds of some steps, of the slowest rank. Ranks begin together, and wait asleep.
-
-        Args:
-            before: steps before those, which do not count.
-        """
-        for _ in range(before):
-            self.step()
-        dist.barrier()
-        start_s = time.perf_counter()
-        for _ in range(count):
-            self.step()
-        slowest = torch.tensor((time.perf_counter() - start_s) / count, dtype=torch.float64)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        return float(slowest)
 
     def validation_loss(self) -> float:
         """Return that of rank 0: replicas are alike."""
@@ -129,22 +105,17 @@ FRONT_ENDS = {HOROVOD: _horovod, OURS_IN_DDP: _ours_in_ddp, DDP: _ddp, NONE: _no
 
 
 def windows(wanted: dict[str, Any]) -> None:
-    """Measure windows of `before` + `steps` steps of each method in turns, in the orders of turns.py.
-
-    It takes about `seconds`.
-    """
-    plans = wanted["plans"]
-    replicas = {name: Replica(TASKS[wanted["task"]], METHODS[name], plan=plans.get(name)) for name in wanted["methods"]}
-    for name, replica in replicas.items():
-        taken = replica.timed_steps(WARM_UP)
-        say(f"  {name}: {taken:.3f} s a step while warming up")
-    start_s, rounds = time.monotonic(), 0
-    while from_rank_0(time.monotonic() - start_s) < wanted["seconds"] or rounds < wanted["least"]:
-        names = [wanted["methods"][kind] for kind in order(len(replicas), rounds)]
-        taken = {name: replicas[name].timed_steps(wanted["steps"], wanted["before"]) for name in names}
-        append(wanted, {name: round(taken[name], 5) for name in wanted["methods"]})
-        rounds += 1
-        say(f"  round {rounds}, {time.monotonic() - start_s:.0f} s")
+    """Measure windows of `before` + `steps` steps of each method in turns. It takes about `seconds`."""
+    names, plans, task = wanted["methods"], wanted["plans"], TASKS[wanted["task"]]
+    steps = [Replica(task, METHODS[name], plan=plans.get(name)).step for name in names]
+    for name, step in zip(names, steps, strict=True):
+        say(f"  {name}: {window(step, WARM_UP):.3f} s a step while warming up")
+    start_s = time.monotonic()
+    for number, taken in enumerate(rounds(steps, wanted["steps"], wanted["before"]), start=1):
+        tell(wanted, {name: round(step_s, 5) for name, step_s in zip(names, taken, strict=True)})
+        say(f"  round {number}, {time.monotonic() - start_s:.0f} s")
+        if number >= wanted["least"] and from_rank_0(time.monotonic() - start_s) >= wanted["seconds"]:
+            return
 
 
 def search(wanted: dict[str, Any]) -> None:
@@ -152,7 +123,7 @@ def search(wanted: dict[str, Any]) -> None:
     (name,) = wanted["methods"]
     replica, step_s = Replica(TASKS[wanted["task"]], METHODS[name]), []
     while len(step_s) < wanted["most"]:
-        step_s.append(round(replica.timed_steps(), 5))
+        step_s.append(round(window(replica.step), 5))
         controller = replica.optimizer.controller
         if controller is None or (controller.settled and not any(d.is_trial for d in _decisions(replica))):
             break
@@ -161,7 +132,7 @@ def search(wanted: dict[str, Any]) -> None:
     if dist.get_rank() == 0:
         Path(wanted["plan"]).parent.mkdir(parents=True, exist_ok=True)
         replica.optimizer.save_plan(wanted["plan"])
-    append(wanted, {"method": name, "step_s": step_s, "chosen": chosen})
+    tell(wanted, {"method": name, "step_s": step_s, "chosen": chosen})
 
 
 def _decisions(replica: Replica) -> list[Any]:
@@ -182,36 +153,16 @@ def train(wanted: dict[str, Any]) -> None:
     for name in wanted["methods"]:
         replica, step_s, losses = Replica(TASKS[wanted["task"]], METHODS[name]), [], []
         while len(step_s) < wanted["most"] and not _reached(losses, wanted["target"]):
-            step_s.append(round(replica.timed_steps(), 5))
+            step_s.append(round(window(replica.step), 5))
             if len(step_s) % EVERY == 0:
                 losses.append((len(step_s), replica.validation_loss()))
                 say(f"  {name}: {len(step_s)} steps in {sum(step_s):.1f} s, loss {losses[-1][1]:.3f}")
         chosen = reasons(replica) if METHODS[name].searches else []
-        append(
-            wanted, {"method": name, "target": wanted["target"], "step_s": step_s, "losses": losses, "chosen": chosen}
-        )
+        tell(wanted, {"method": name, "target": wanted["target"], "step_s": step_s, "losses": losses, "chosen": chosen})
 
 
 def _reached(losses: Sequence[tuple[int, float]], target: float) -> bool:
     return len(losses) > 2 and smoothed(losses)[-1][1] <= target
-
-
-def from_rank_0(value: float) -> float:
-    told = torch.tensor(value, dtype=torch.float64)
-    dist.broadcast(told, 0)
-    return float(told)
-
-
-def say(text: str) -> None:
-    if dist.get_rank() == 0:
-        print(text, flush=True)
-
-
-def append(wanted: dict[str, Any], found: dict[str, Any]) -> None:
-    """Keep what was found, and under which circumstances."""
-    if dist.get_rank() == 0:
-        with Path(wanted["file"]).open("a") as lines:
-            lines.write(json.dumps({**found, "circumstances": wanted["circumstances"]}) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
-
+from benchmarks.frame.lab import run
 from benchmarks.time_to_accuracy.methods import METHODS
-from benchmarks.time_to_accuracy.store import BUILD, ROOT, circumstances
+from benchmarks.time_to_accuracy.places import BUILD
 from benchmarks.time_to_accuracy.tasks import RANKS
-from hvd_compress.netlab import Lab
-from hvd_compress.netlab.network import INTERFACE
 
-JOB = "benchmarks.time_to_accuracy.job"
 MOST_SEARCHED = 120
 """Steps after which a search that has not ended is taken as it is."""
 
@@ -74,10 +67,6 @@ def trainings_of(task: str, network: str) -> Path:
     return BUILD / "trainings" / f"{task}-{network}.jsonl"
 
 
-def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
 def measure(task: str, network: str, methods: Sequence[str], seconds: float, least: int) -> None:
     """Measure windows of these methods in turns. Those that search must have chosen before."""
     plans = {name: str(plan_of(task, name, network)) for name in methods if METHODS[name].searches}
@@ -98,25 +87,6 @@ def train(task: str, network: str, methods: Sequence[str], target: float, most: 
 
 
 def _run(do: str, task: str, network: str, methods: Sequence[str], file: Path, **words: Any) -> None:
-    """Run a job on a lab of its own.
-
-    Raises:
-        click.ClickException: a rank failed.
-    """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    wanted = {"do": do, "task": task, "methods": list(methods), "file": str(file), **words}
-    wanted["circumstances"] = circumstances()
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
-        "HVD_COMPRESS_CACHE": str(BUILD / "cache" / network),  # curves of another network must not be found
-        "OMP_NUM_THREADS": "1",
-        "HVD_COMPRESS_HOROVOD_NICENESS": "0",  # Horovod's own methods share the process
-        "GLOO_SOCKET_IFNAME": INTERFACE,
-    }
-    link = NETWORKS[network]
-    # The name is part of its hosts' names, and curves are kept by hosts.
-    with Lab(RANKS, link.latency, link.bandwidth, name="time-to-accuracy") as lab:
-        status = lab.run([sys.executable, "-m", JOB, json.dumps(wanted)], env=environment).returncode
-    if status != 0:
-        raise click.ClickException(f"exit status {status} of {JOB} {json.dumps(wanted)}")
+    """Run a job on a lab of its own. Raises click.ClickException where a rank failed."""
+    wanted = {"do": do, "task": task, "methods": list(methods), **words}
+    run("benchmarks.time_to_accuracy.job", wanted, network, file, hosts=RANKS)

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 import hvd_compress.ddp as hc
+from benchmarks.frame.circumstances import circumstances
+from benchmarks.frame.store import read, write
 from benchmarks.time_to_accuracy.figures import EVERY, STEPS, loss_at
 from benchmarks.time_to_accuracy.methods import BASELINE, DDP, METHODS, NONE
-from benchmarks.time_to_accuracy.store import BUILD, circumstances, read, write
+from benchmarks.time_to_accuracy.places import BUILD
 from benchmarks.time_to_accuracy.tasks import TASKS
 from benchmarks.time_to_accuracy.training import Enough, in_process, in_processes
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from statistics import fmean
 from typing import Any
 
+from benchmarks.frame.page import table
 from benchmarks.time_to_accuracy.figures import EVERY, GOALS, SHOWN, STEPS, Figures, Ratio, Steps
 from benchmarks.time_to_accuracy.lab import NETWORKS
 from benchmarks.time_to_accuracy.methods import BASELINE, CLAIMS, METHODS, REFERENCE
@@ -79,13 +79,13 @@ def page(figures: Figures) -> str:
     machines = [f"- {half}: {_machine(each)}" for half in ("losses", "seconds") for each in about[half]]
     parts = [HEAD.format(ranks=RANKS, machines="\n".join(machines))]
     for task in figures.tasks:
-        parts += [f"## {TASKS[task].label[0].upper()}{TASKS[task].label[1:]}\n"]
+        parts += [f"## {TASKS[task].label[0].upper()}{TASKS[task].label[1:]}"]
         parts += [_about(figures, task)]
         parts += [_headline(figures, task, goal) for goal in reversed(GOALS) if figures.networks(task)]
         parts += [_seconds(figures, task)] if figures.networks(task) else []
         parts += [_losses(figures, task), _searches(figures, task), _trainings(figures, task)]
     parts += [_claims(figures), _bounds(figures)]
-    return "\n".join(part for part in parts if part) + "\n" + HOW.format(every=EVERY)
+    return "\n\n".join(part.strip() for part in parts if part) + "\n\n" + HOW.format(every=EVERY)
 
 
 def _claims(figures: Figures) -> str:
@@ -98,7 +98,7 @@ def _claims(figures: Figures) -> str:
     if not rows:
         return ""
     head = ["method", "claim", *(TASKS[task].label.partition(",")[0] for task in figures.tasks)]
-    return CLAIMED.format(steps=STEPS, close=CLOSE, early=EARLY) + "\n" + _table(head, rows, words=len(head))
+    return CLAIMED.format(steps=STEPS, close=CLOSE, early=EARLY) + "\n" + table(head, rows, words=len(head))
 
 
 def _above_dense(figures: Figures, task: str, method: str) -> str:
@@ -126,7 +126,7 @@ def _bounds(figures: Figures) -> str:
     if not rows:
         return ""
     title = f"`int4()` of the transformer to dense's loss after {STEPS} steps, in units of a rival's time:\n\n"
-    return "## Bounds\n\n" + title + _table(["rival", "network", "int4 / rival", "at most", ""], rows, words=2)
+    return "## Bounds\n\n" + title + table(["rival", "network", "int4 / rival", "at most", ""], rows, words=2)
 
 
 def _machine(about: dict[str, Any]) -> str:
@@ -138,7 +138,7 @@ def _machine(about: dict[str, Any]) -> str:
 
 def _about(figures: Figures, task: str) -> str:
     seeds = figures.seeds[task]
-    return f"{figures.kept['parameters'][task]:,} parameters, {TASKS[task].setting}; {seeds} seed{'s' * (seeds > 1)}.\n"
+    return f"{figures.kept['parameters'][task]:,} parameters, {TASKS[task].setting}; {seeds} seed{'s' * (seeds > 1)}."
 
 
 def _headline(figures: Figures, task: str, goal: int) -> str:
@@ -158,7 +158,7 @@ def _headline(figures: Figures, task: str, goal: int) -> str:
         for method in METHODS
         if any(method in figures.methods(task, network) for network in networks)
     ]
-    return f"Seconds to dense's loss after {goal} steps:\n\n" + _table(head, rows)
+    return f"Seconds to dense's loss after {goal} steps:\n\n" + table(head, rows)
 
 
 def _seconds(figures: Figures, task: str) -> str:
@@ -178,7 +178,7 @@ def _seconds(figures: Figures, task: str) -> str:
         for method in METHODS
         if any(method in figures.timed(task, network) for network in networks)
     ]
-    return "Milliseconds a step:\n\n" + _table(head, rows)
+    return "Milliseconds a step:\n\n" + table(head, rows)
 
 
 def _losses(figures: Figures, task: str) -> str:
@@ -193,7 +193,7 @@ def _losses(figures: Figures, task: str) -> str:
         steps = [_steps(figures.steps(task, curve, goal)) for goal in GOALS]
         rows.append([_called(curve), len(by_seed), *losses, _spread(above, "+.3f"), *steps])
     title = "Validation loss in nats, and steps, the mean over seeds, in brackets the least and the largest:\n\n"
-    return title + _table(head, rows)
+    return title + table(head, rows)
 
 
 def _searches(figures: Figures, task: str) -> str:
@@ -205,7 +205,7 @@ def _searches(figures: Figures, task: str) -> str:
     ]
     if not rows:
         return ""
-    return "What was chosen:\n\n" + _table(["method", "network", "choice", "after steps", "s"], rows, words=3)
+    return "What was chosen:\n\n" + table(["method", "network", "choice", "after steps", "s"], rows, words=3)
 
 
 def _trainings(figures: Figures, task: str) -> str:
@@ -238,7 +238,7 @@ def _trainings(figures: Figures, task: str) -> str:
         "of `int4()`'s, trained beside it",
         "chosen",
     ]
-    return f"Trained in the lab from start to end, to dense's loss after {STEPS} steps, seed 1:\n\n" + _table(
+    return f"Trained in the lab from start to end, to dense's loss after {STEPS} steps, seed 1:\n\n" + table(
         head, rows, words=2
     )
 
@@ -267,10 +267,3 @@ def _interval(ratio: Ratio) -> str:
 
 def _digits(seconds: float) -> str:
     return f"{seconds:.1f}" if seconds < 100 else f"{seconds:.0f}"
-
-
-def _table(head: Iterable[object], rows: Iterable[Iterable[object]], words: int = 1) -> str:
-    """Return a table; the first `words` columns are words, the others figures."""
-    titles = list(head)
-    rule = ["---"] * words + ["---:"] * (len(titles) - words)
-    return "".join(f"| {' | '.join(map(str, row))} |\n" for row in (titles, rule, *rows))

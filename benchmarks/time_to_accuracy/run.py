@@ -26,7 +26,7 @@ from benchmarks.time_to_accuracy.losses import MOST, LossRun, wanted
 from benchmarks.time_to_accuracy.methods import BASELINE, METHODS, REFERENCE
 from benchmarks.time_to_accuracy.page import page as markdown
 from benchmarks.time_to_accuracy.picture import draw
-from benchmarks.time_to_accuracy.store import RESULT, begin
+from benchmarks.time_to_accuracy.places import RESULT, begin
 from benchmarks.time_to_accuracy.tasks import TASKS, DataError
 from hvd_compress.errors import ConfigError, UnsupportedError
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from statistics import fmean
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.ddp.windows import run_job
+from benchmarks.frame.processes import run_job
 from benchmarks.time_to_accuracy.figures import Losses, smoothed
 from benchmarks.time_to_accuracy.methods import METHODS, Method
 from benchmarks.time_to_accuracy.tasks import RANKS, TASKS, Task
@@ -69,25 +67,6 @@ class Replicas:
             waiting.result()
         for name, parameter in self._parameters.items():
             parameter.grad = self._ranks[0][name].grad
-
-    def end_epoch(self, rates: Sequence[float]) -> None:
-        """An epoch is over, and the next one has these learning rates."""
-
-        def end(reducer: Reducer) -> None:
-            reducer.session.rates = lambda: rates
-            reducer.session.end_epoch()
-
-        for waiting in [t.submit(end, each) for t, each in zip(self._threads, self._reducers, strict=True)]:
-            waiting.result()
-
-    def travels(self) -> dict[str, int]:
-        """Return how many buckets travel by each compressor."""
-        return Counter(str(each.compressor) for each in self._reducers[0].handle.decisions.values())
-
-    @property
-    def sent_bytes(self) -> float:
-        """What a rank has sent, on average."""
-        return fmean(engine.sent_bytes for engine in self._engines)
 
     def check_alike(self) -> None:
         """Raise RuntimeError unless all ranks have received the same bits."""

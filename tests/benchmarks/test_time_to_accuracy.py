@@ -14,10 +14,12 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.frame.store import append, lines
 from benchmarks.time_to_accuracy import figures, gather, lab, losses, page, tasks, text, training
-from benchmarks.turns import order
+from hvd_compress.bench.turns import order
 from hvd_compress.compression import Compression
 from hvd_compress.errors import UnsupportedError
+from hvd_compress.netlab import Lab
 from hvd_compress.optim import DeMo
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "time-to-accuracy.json"
@@ -97,9 +99,7 @@ def test_a_method_that_was_away_keeps_its_place_in_the_rounds(monkeypatch: pytes
         (lab.rounds_of("language", "20mbit-20ms"), {"horovod": 3.0, "topk": 1.5}),
         (lab.trainings_of("language", "20mbit-20ms"), in_the_lab([1.0] * 60 + [3.0] * 20)),
     ):
-        file.parent.mkdir(exist_ok=True)
-        with file.open("a") as lines:
-            lines.write(json.dumps({**found, "circumstances": {**MACHINE, "commit": "b"}}) + "\n")
+        append(file, {**found, "circumstances": {**MACHINE, "commit": "b"}})
     (tmp_path / "loss").mkdir()
     for seed, more in ((1, ""), (2, ""), (3, " otherwise")):
         run = {"task": "language", "method": "dense", "curve": "dense", "seed": seed, "losses": falling(0.01)}
@@ -269,11 +269,11 @@ def test_a_slow_method_goes_on_until_the_loss_or_the_last_step() -> None:
 def test_a_round_in_the_lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(lab, "BUILD", tmp_path)
     try:
-        lab.Lab(2, "1ms", "1gbit").close()
+        Lab(2, "1ms", "1gbit").close()
     except UnsupportedError as error:
         pytest.skip(f"no network lab can be made here: {error}")
     lab.measure("language", "1gbit-1ms", ["horovod", "ddp", "topk"], seconds=0.0, least=1)
-    (found,) = lab.lines(lab.rounds_of("language", "1gbit-1ms"))
+    (found,) = lines(lab.rounds_of("language", "1gbit-1ms"))
     assert found.pop("circumstances")["cores"] > 0
     assert list(found) == ["horovod", "ddp", "topk"]
     assert min(found.values()) > 0
