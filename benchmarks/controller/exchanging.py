@@ -1,4 +1,4 @@
-"""One rank of benchmarks/controller/exchange.py.
+"""One rank of exchange.py.
 
 Four emulated hosts share the cores and the memory of one machine. On hosts of their own, kernels of different ranks do
 not wait for one another, so ranks compress and decompress in turn here, each alone; then all communicate at once. What
@@ -8,19 +8,16 @@ measured by themselves, too.
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("HVD_COMPRESS_TIMEOUT_S", "600")
-
 import torch
 
 import hvd_compress.torch as hvd
-from benchmarks.controller.launching import answer, gradient
+from benchmarks.frame.lab import asked, tell
+from benchmarks.frame.ranks import slowest
 from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, TopK
@@ -36,18 +33,17 @@ from mpi4py import MPI  # starts MPI, for which hvd_compress.torch has prepared 
 
 
 def main() -> None:
-    numel, ratio, repetitions = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    wanted = asked()
     hvd.init()
     from hvd_compress.engines.mpi import MpiEngine
 
     torch.set_num_threads(1)
-    engine = MpiEngine()
-    values = gradient(engine, numel)
-    answer(engine, horovod(values))
-    layout = Layout.of(values.numel())
-    found = open_paths(Request(TopK(ratio)), layout, engine.capabilities)
+    engine, compressor = MpiEngine(), TopK(wanted["ratio"])
+    values = torch.randn(wanted["numel"], generator=torch.Generator().manual_seed(engine.rank))
+    tell(wanted, horovod(values))
+    found = open_paths(Request(compressor), Layout.of(values.numel()), engine.capabilities)
     for way in [Path("dense", "ring"), *found]:
-        answer(engine, measure(engine, way, TopK(ratio), values, repetitions if way.scheme != "dense" else 2))
+        tell(wanted, measure(engine, way, compressor, values, 2 if way.scheme == "dense" else wanted["repetitions"]))
     engine.close()
     hvd.shutdown()
 
@@ -71,7 +67,7 @@ def measure(engine: Engine, way: Path, compressor: TopK, values: torch.Tensor, r
         together()
         communicate_s = seconds(lambda exchange=exchange: exchange.communicate(engine))
         decode_s = in_turn(exchange.decode)
-        steps.append([longest(encode_s), longest(communicate_s), alone(engine, way, step, *sent), longest(decode_s)])
+        steps.append([slowest(encode_s), slowest(communicate_s), alone(engine, way, step, *sent), slowest(decode_s)])
     engine.take_calls()
     return row(str(way), *(statistics.median(phase) for phase in zip(*steps[1:], strict=True)))
 
@@ -84,7 +80,7 @@ def alone(engine: Engine, way: Path, step: int, indices: torch.Tensor, values: t
         engine.broadcast(indices, step % engine.world_size, way.broadcast)
         engine.allreduce(values, way.algorithm)
 
-    return longest(seconds(both)) if way.scheme == "star" else 0.0
+    return slowest(seconds(both)) if way.scheme == "star" else 0.0
 
 
 def row(way: str, encode_s: float, communicate_s: float, network_s: float, decode_s: float) -> dict:
@@ -105,7 +101,7 @@ def horovod(values: torch.Tensor) -> dict:
     for number in range(3):
         copy = values.clone()
         together()
-        taken.append(longest(seconds(lambda name=f"{number}", copy=copy: hvd.allreduce_(copy, name=name))))
+        taken.append(slowest(seconds(lambda name=f"{number}", copy=copy: hvd.allreduce_(copy, name=name))))
     return row("dense Horovod", 0.0, min(taken), 0.0, 0.0)
 
 
@@ -131,10 +127,6 @@ def seconds(call: Callable[[], Any]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
-
-
-def longest(taken: float) -> float:
-    return MPI.COMM_WORLD.allreduce(taken, op=MPI.MAX)
 
 
 if __name__ == "__main__":
