@@ -20,13 +20,11 @@ critical, ids included.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -42,7 +40,9 @@ from recommendation.synthetic import criteo_like
 from torch.nn import functional
 
 import hvd_compress.torch as hvd
-from benchmarks.turns import in_turns, median_with_interval
+from benchmarks.frame.page import head, ratio_cell, row
+from benchmarks.frame.ranks import connect, say
+from benchmarks.frame.turns import in_turns
 from hvd_compress.embedding import CachedEmbedding, Lookahead, RowwiseAdagrad, Rules
 from hvd_compress.embedding.baselines import Baseline, ReplicatedTable, Resident, RowSharded
 from hvd_compress.engines.base import Engine
@@ -57,6 +57,12 @@ RULES = {"replicated-cache": Rules(delayed=False, replicated=True), "not-delayed
 PEERS = ("torchrec", "torchrec-pipelined")
 PERIOD = 128
 """Batches that are drawn before, and used in turns."""
+UNCOUNTED = 15
+"""Steps of warm_up() and of in_turns() before those that count."""
+TITLES = (
+    *("rows by", "step, ms", "of resident (95 %)", "of sharded (95 %)", "waited, ms", "critical, later, ids, ms"),
+    *("critical, kB", "behind, kB", "ids, kB"),
+)
 
 
 class Training:
@@ -164,10 +170,6 @@ def warm_up(trainings: Sequence[Training | PeerTraining]) -> None:
             training.step()
 
 
-def slowest(seconds: float) -> float:
-    return max(hvd.allgather_object(seconds))
-
-
 @click.command(help=__doc__)
 @click.option(
     "--methods", default="resident,sharded,L=50,not-delayed,replicated-cache,replicated-table", show_default=True
@@ -178,16 +180,8 @@ def slowest(seconds: float) -> float:
 @click.option("--compression", default="int8", show_default=True, help="Of the dense part.")
 @click.option("--rounds", default=8, show_default=True)
 @click.option("--window", default=8, show_default=True, help="Steps.")
-@click.option("--rows", type=click.Path(path_type=Path), help="A file to which each row of the table is added as JSON.")
 def main(
-    methods: str,
-    batch_size: int,
-    scale: float,
-    cache_rows: int,
-    compression: str,
-    rounds: int,
-    window: int,
-    rows: Path | None,
+    methods: str, batch_size: int, scale: float, cache_rows: int, compression: str, rounds: int, window: int
 ) -> None:
     names = sorted(methods.split(","), key=PEERS.__contains__)
     torchrec_rows = import_torchrec_rows() if names[-1] in PEERS else None
@@ -200,43 +194,28 @@ def main(
     warm_up(trainings)
     if torchrec_rows is not None:
         # Not before: a Lookahead that begins takes the engine of torch.distributed where that is initialised.
-        torchrec_rows.connect(hvd.rank(), hvd.size())
+        connect()
         peers = [PeerTraining(name, batches, dense, source.tables, torchrec_rows) for name in names if name in PEERS]
         warm_up(peers)
         trainings += peers
-    taken = in_turns([training.step for training in trainings], rounds, window, slowest)
-    if hvd.rank() == 0:
-        parameters = sum(each.numel() for each in dense.model.parameters())
-        print(f"{hvd.size()} ranks, {batch_size} examples each, {parameters} dense parameters by {compression}")
-        heads = (
-            "rows by",
-            "step, ms",
-            "of resident (95 %)",
-            "of sharded (95 %)",
-            "waited, ms",
-            "critical, later, ids, ms",
-        )
-        print(f"| {' | '.join((*heads, 'critical, kB', 'behind, kB', 'ids, kB'))} |\n|" + " --- |" * 9)
-        peers = [names.index(name) if name in names else None for name in ("resident", "sharded")]
-        for place, training in enumerate(trainings):
-            ratios = ["" if peer is None else _cell([row[place] / row[peer] for row in taken]) for peer in peers]
-            step_s = statistics.median(row[place] for row in taken)
-            lists = training.critical, training.behind, training.ids
-            sent = [f"{1e-3 * statistics.median(each[15:]):.0f}" if each else "-" for each in lists]
-            waited = f"{1e3 * statistics.median(training.waited_s[15:]):.1f}" if training.waited_s else "-"
-            lanes = ", ".join(
-                f"{1e3 * statistics.median(each):.1f}" for each in zip(*training.lanes_s[15:], strict=True)
-            )
-            cells = training.method, f"{1e3 * step_s:.1f}", *ratios, waited, lanes or "-", *sent
-            print(f"| {' | '.join(cells)} |", flush=True)
-            if rows is not None:
-                with rows.open("a") as file:
-                    file.write(json.dumps({"method": training.method, "taken": [row[place] for row in taken]}) + "\n")
+    taken = in_turns([training.step for training in trainings], rounds, window)
+    parameters = sum(each.numel() for each in dense.model.parameters())
+    say(f"{hvd.size()} ranks, {batch_size} examples each, {parameters} dense parameters by {compression}")
+    say(head(TITLES))
+    places = [names.index(name) if name in names else None for name in ("resident", "sharded")]
+    for place, training in enumerate(trainings):
+        ratios = ["" if peer is None else ratio_cell([each[place] / each[peer] for each in taken]) for peer in places]
+        step_s = statistics.median(each[place] for each in taken)
+        say(row([training.method, f"{1e3 * step_s:.1f}", *ratios, *moved_cells(training)]))
 
 
-def _cell(ratios: list[float]) -> str:
-    middle, low, high = median_with_interval(ratios)
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+def moved_cells(training: Training | PeerTraining) -> list[str]:
+    """Return what a step waited for rows, what its lanes took, and the bytes of each, as medians; "-" if unknown."""
+    waited = f"{1e3 * statistics.median(training.waited_s[UNCOUNTED:]):.1f}" if training.waited_s else "-"
+    lanes = zip(*training.lanes_s[UNCOUNTED:], strict=True)
+    seconds = ", ".join(f"{1e3 * statistics.median(lane):.1f}" for lane in lanes)
+    sent = training.critical, training.behind, training.ids
+    return [waited, seconds or "-", *(f"{1e-3 * statistics.median(s[UNCOUNTED:]):.0f}" if s else "-" for s in sent)]
 
 
 if __name__ == "__main__":

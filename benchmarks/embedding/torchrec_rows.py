@@ -10,7 +10,6 @@ TorchRec would send a row as often as the batch uses it: its own deduplication i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -27,19 +26,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from hvd_compress.native.embedding import UniqueRows
-from hvd_compress.netlab.network import INTERFACE, address
-from hvd_compress.netlab.places import NAME_VARIABLE
 
-CPU, PORT = torch.device("cpu"), 29_500
-
-
-def connect(rank: int, world_size: int) -> None:
-    """Make the process group by which TorchRec communicates: over Gloo, in a lab or on one machine."""
-    in_lab = NAME_VARIABLE in os.environ
-    if in_lab:
-        os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
-    store = f"tcp://{address(1) if in_lab else '127.0.0.1'}:{PORT}"  # rank 0 is on the first host
-    dist.init_process_group("gloo", store, rank=rank, world_size=world_size)
+CPU = torch.device("cpu")
 
 
 class TorchRecRows(torch.nn.Module):
