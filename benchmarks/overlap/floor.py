@@ -12,11 +12,9 @@ mean), and the rest: threads, buckets that leave late, and what the line does no
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -28,14 +26,18 @@ import torch.distributed as dist
 
 import hvd_compress.ddp as hc
 import hvd_compress.torch as hvd
+from benchmarks.frame.page import head, ratio_cell, row
+from benchmarks.frame.ranks import over_gloo, say, slowest
+from benchmarks.frame.turns import in_turns
 from benchmarks.time_to_accuracy.job import FRONT_ENDS
 from benchmarks.time_to_accuracy.methods import DDP, METHODS, NONE, Method
 from benchmarks.time_to_accuracy.tasks import TASKS, Task
-from benchmarks.turns import in_turns, median_with_interval
 from hvd_compress.netlab import Link
-from hvd_compress.netlab.network import INTERFACE, address
 
-PORT = 29_500
+TITLES = (
+    *("method", "buckets", "sent, MB", "wire, ms", "floor, ms", "step, ms", "of the floor (95 %)"),
+    *("of the first (95 %)", "kernels, ms", "ranks, ms", "rest, ms"),
+)
 MOST_CHOOSING = 80
 SENT = {"dense": 4, "fp16": 2}
 """Bytes of an element that others send, twice, around a ring, by the loss that they have."""
@@ -71,25 +73,36 @@ class Training:
         if report is not None:
             self.compress_s.append(report.compress_s + report.decompress_s)
 
-    def forget(self) -> None:
-        self.forward_s, self.backward_s, self.compress_s = [], [], []
+    @property
+    def _by_hook(self) -> bool:
+        return self.trained is not self.model
 
     @property
     def report(self) -> Any:
         if self.method.front_end in (NONE, DDP):
             return None
-        return (
-            hc.last_step(self.trained) if self.trained is not self.model else getattr(self.optimizer, "last_step", None)
-        )
+        return hc.last_step(self.trained) if self._by_hook else getattr(self.optimizer, "last_step", None)
+
+    @property
+    def decisions(self) -> list[Any]:
+        """How buckets travel; none where others send them."""
+        if self.report is None:
+            return []
+        return list((hc.decisions(self.trained) if self._by_hook else self.optimizer.decisions).values())
 
     @property
     def choosing(self) -> bool:
         """Whether ways or cuts are still tried; the same on all ranks."""
         reducer = getattr(self.optimizer, "_reducer", None)
-        if self.report is None:
-            return False
-        found = hc.decisions(self.trained) if self.trained is not self.model else self.optimizer.decisions
-        return any(each.is_trial for each in found.values()) or getattr(reducer, "_cutting", None) is not None
+        cuts = self.report is not None and getattr(reducer, "_cutting", None) is not None
+        return cuts or any(each.is_trial for each in self.decisions)
+
+    def choose(self) -> None:
+        """Step until what is chosen stands, and forget what that took."""
+        self.step()
+        while self.taken < 3 or (self.choosing and self.taken < MOST_CHOOSING):
+            self.step()
+        self.forward_s, self.backward_s, self.compress_s = [], [], []
 
     @property
     def sent_bytes(self) -> float:
@@ -100,21 +113,16 @@ class Training:
         return 2 * (size - 1) / size * numel * SENT.get(self.method.trained_as, 0)
 
     @property
-    def buckets(self) -> int:
-        found = (
-            ()
-            if self.report is None
-            else hc.decisions(self.trained)
-            if self.trained is not self.model
-            else self.optimizer.decisions
-        )
-        return len(found)
+    def trips(self) -> int:
+        """Latencies that a step waits for at least: one, where all buckets travel by one all-gather."""
+        if not self.sent_bytes:
+            return 0
+        decisions = self.decisions
+        return 1 if decisions and all(each.scheme == "allgather" for each in decisions) else 2
 
-
-def slowest(seconds: float) -> float:
-    told = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(told, dist.ReduceOp.MAX)
-    return float(told)
+    @property
+    def computes_s(self) -> float:
+        return statistics.median(self.forward_s) + statistics.median(self.backward_s)
 
 
 def of_ranks(value: float) -> list[float]:
@@ -130,72 +138,41 @@ def of_ranks(value: float) -> list[float]:
 @click.option("--methods", default="ddp,ddp-fp16,dense,bf16,int4,int4-ddp", show_default=True)
 @click.option("--rounds", default=8, show_default=True)
 @click.option("--window", default=4, show_default=True, help="Steps.")
-@click.option("--rows", type=click.Path(path_type=Path), help="A file to which each row of the table is added as JSON.")
-def main(latency: str, bandwidth: str, task: str, methods: str, rounds: int, window: int, rows: Path | None) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+def main(latency: str, bandwidth: str, task: str, methods: str, rounds: int, window: int) -> None:
     hvd.init()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"tcp://{address(1)}:{PORT}", rank=hvd.rank(), world_size=hvd.size())
-    trainings = [Training(TASKS[task], METHODS[name]) for name in ("alone", *methods.split(","))]
-    for training in trainings:
-        training.step()
-        while training.taken < 3 or (training.choosing and training.taken < MOST_CHOOSING):
-            training.step()
-        training.forget()
-    taken = in_turns([training.step for training in trainings], rounds, window, slowest)
-    link, alone = Link.parse(latency, bandwidth), trainings[0]
-    backward_s = slowest(statistics.median(alone.backward_s))
-    alone_s = statistics.median(row[0] for row in taken)
-    if hvd.rank() == 0:
-        print(
-            f"{hvd.size()} hosts, {link}, {task}; {1e3 * alone_s:.1f} ms of computing, {1e3 * backward_s:.1f} backward"
-        )
-        heads = (
-            "method",
-            "buckets",
-            "sent, MB",
-            "wire, ms",
-            "floor, ms",
-            "step, ms",
-            "of the floor (95 %)",
-            "of the first (95 %)",
-        )
-        print(f"| {' | '.join((*heads, 'kernels, ms', 'ranks, ms', 'rest, ms'))} |\n|" + " --- |" * 11)
-    for place, training in enumerate(trainings):
-        wire_s = training.sent_bytes / link.bytes_per_s
-        trips = 0 if not wire_s else 1 if training.sent_bytes and _in_one_round(training) else 2
-        floor_s = alone_s + max(0.0, wire_s - backward_s) + trips * link.latency_s
-        floors = [row[place] / (row[0] + max(0.0, wire_s - backward_s) + trips * link.latency_s) for row in taken]
-        computes = of_ranks(statistics.median(training.forward_s) + statistics.median(training.backward_s))
-        kernels_s = statistics.median(training.compress_s) if training.compress_s else 0.0
-        ranks_s = 0.0 if training.method.front_end == DDP else max(computes) - statistics.mean(computes)
-        step_s = statistics.median(row[place] for row in taken)
-        if hvd.rank() == 0:
-            above = _cell(floors), _cell([row[place] / row[1] for row in taken])
-            sent, rest_s = 1e-6 * training.sent_bytes, step_s - floor_s - kernels_s - ranks_s
-            numbers = [f"{1e3 * each:.1f}" for each in (wire_s, floor_s, step_s)]
-            parts = [f"{1e3 * each:.1f}" for each in (kernels_s, ranks_s, rest_s)]
-            cells = training.method.label, str(training.buckets or ""), f"{sent:.2f}", *numbers, *above, *parts
-            print(f"| {' | '.join(cells)} |", flush=True)
-            if rows is not None and place:
-                found = {"method": training.method.name, "buckets": training.buckets, "floors": floors}
-                with rows.open("a") as file:
-                    file.write(json.dumps({**found, "floor_s": floor_s, "step_s": step_s, "alone_s": alone_s}) + "\n")
-    dist.barrier()
-    dist.destroy_process_group()
+    link = Link.parse(latency, bandwidth)
+    with over_gloo():
+        trainings = [Training(TASKS[task], METHODS[name]) for name in ("alone", *methods.split(","))]
+        for training in trainings:
+            training.choose()
+        taken = in_turns([training.step for training in trainings], rounds, window)
+        backward_s = slowest(statistics.median(trainings[0].backward_s))
+        alone_s = statistics.median(each[0] for each in taken)
+        say(f"{hvd.size()} hosts, {link}, {task}; {1e3 * alone_s:.1f} ms of computing, {1e3 * backward_s:.1f} backward")
+        say(head(TITLES))
+        for place, training in enumerate(trainings):
+            say(row(cells(training, [(each[place], each[0], each[1]) for each in taken], link, backward_s)))
 
 
-def _in_one_round(training: Training) -> bool:
-    """Whether all buckets travel by one all-gather."""
-    if training.report is None:
-        return False
-    found = hc.decisions(training.trained) if training.trained is not training.model else training.optimizer.decisions
-    return all(each.scheme == "allgather" for each in found.values())
+def cells(training: Training, taken: list[tuple[float, float, float]], link: Link, backward_s: float) -> list[str]:
+    """Return a row of the table, on every rank.
 
-
-def _cell(ratios: list[float]) -> str:
-    middle, low, high = median_with_interval(ratios)
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+    Args:
+        taken: seconds of a step in each round, with those of computing alone and of the first method.
+    """
+    wire_s = training.sent_bytes / link.bytes_per_s
+    exchange_s = max(0.0, wire_s - backward_s) + training.trips * link.latency_s
+    step_s, alone_s, _ = (statistics.median(column) for column in zip(*taken, strict=True))
+    computes = of_ranks(training.computes_s)
+    kernels_s = statistics.median(training.compress_s) if training.compress_s else 0.0
+    ranks_s = 0.0 if training.method.front_end == DDP else max(computes) - statistics.mean(computes)
+    floor_s = alone_s + exchange_s
+    floors = ratio_cell([own / (alone + exchange_s) for own, alone, _ in taken])
+    firsts = ratio_cell([own / first for own, _, first in taken])
+    numbers = [f"{1e3 * each:.1f}" for each in (wire_s, floor_s, step_s)]
+    parts = [f"{1e3 * each:.1f}" for each in (kernels_s, ranks_s, step_s - floor_s - kernels_s - ranks_s)]
+    buckets, sent = str(len(training.decisions) or ""), f"{1e-6 * training.sent_bytes:.2f}"
+    return [training.method.label, buckets, sent, *numbers, floors, firsts, *parts]
 
 
 if __name__ == "__main__":
