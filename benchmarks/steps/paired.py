@@ -29,11 +29,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.turns import ms, ratio_cells
+from benchmarks.frame.page import head, ms, ratio_cells, row
+from benchmarks.frame.store import ROOT
 from hvd_compress.netlab import Lab
 from hvd_compress.netlab.network import INTERFACE
 
-HERE = Path(__file__).resolve().parent
 COMPRESSIONS = ("topk", "efsign", "dense")
 CHOICES, KINDS = (*COMPRESSIONS, "int4"), ("mpi", "in-process", "ddp")
 MPIRUN = ["mpirun", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
@@ -56,7 +56,8 @@ class Job:
         for name in (*(f"go-{rank}" for rank in range(self._processes)), "done"):
             os.mkfifo(folder / name)
         sizes = [str(number) for number in (arguments.ranks, arguments.numel, arguments.parts)]
-        command = [sys.executable, str(HERE / "rank.py"), arguments.kind, compression, *sizes, str(folder)]
+        (folder / "benchmarks").symlink_to(ROOT / "benchmarks")  # those of this checkout; hvd_compress is the other's
+        command = [sys.executable, "-m", "benchmarks.steps.rank", arguments.kind, compression, *sizes, str(folder)]
         environment = {"PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": "1"}
         environment |= {"HVD_COMPRESS_ADAPT": str(int(arguments.adapt)), "HVD_COMPRESS_CACHE": str(folder / "cache")}
         environment |= dict(variable.split("=", 1) for variable in variables)
@@ -69,9 +70,11 @@ class Job:
     ) -> subprocess.Popen[bytes]:
         if lab is not None:
             # The ranks of the job whose turn it is not look at each other less often.
-            return lab.start(command, {"HOROVOD_CYCLE_TIME": "100", "GLOO_SOCKET_IFNAME": INTERFACE, **environment})
-        launcher = [] if command[2] == "in-process" else [*MPIRUN, "-np", str(self._processes)]
-        return subprocess.Popen([*launcher, *command], env=environment)
+            return lab.start(
+                command, {"HOROVOD_CYCLE_TIME": "100", "GLOO_SOCKET_IFNAME": INTERFACE, **environment}, cwd=self._folder
+            )
+        launcher = [] if command[3] == "in-process" else [*MPIRUN, "-np", str(self._processes)]
+        return subprocess.Popen([*launcher, *command], env=environment, cwd=self._folder)
 
     def _watch(self) -> None:
         if self._job.wait() and not self._over:
@@ -148,13 +151,12 @@ def main() -> None:
     where += f" in a lab of {' and '.join(asked.lab)}" if asked.lab else ""
     size = f"{asked.numel:,} elements in {asked.parts or 5} parameters"
     print(f"{asked.ranks} ranks {where}, {size}, {asked.pairs} pairs of {asked.steps} steps\n")
-    print("| compression | old, ms | new, ms | new / old | 95 % interval | old / old | 95 % interval |")
-    print("| --- | ---: | ---: | ---: | --- | ---: | --- |")
+    print(head(["compression", "old, ms", "new, ms", "new / old", "95 % interval", "old / old", "95 % interval"]))
     for compression in asked.compressions:
         rows, travelled = compare(compression, asked)
         noise = [odd[0] / even[0] for odd, even in zip(rows[::2], rows[1::2], strict=False)]
         cells = [*map(ms, zip(*rows, strict=True)), *ratio_cells([new / old for old, new in rows])]
-        print(f"| {compression} | {' | '.join([*cells, *ratio_cells(noise)])} |", flush=True)
+        print(row([compression, *cells, *ratio_cells(noise)]), flush=True)
         if asked.lab:
             print(*(f"  {name}: {paths}" for name, paths in travelled), sep="\n", flush=True)
 

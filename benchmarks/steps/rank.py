@@ -1,4 +1,7 @@
-"""One process of benchmarks/steps/paired.py: all ranks as threads, or one of a job under mpirun."""
+"""One process of paired.py: all ranks as threads, or one of a job under mpirun.
+
+It runs with hvd_compress of another checkout, perhaps an old one: of the frame it imports what needs none of it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pathlib import Path
 import torch
 
 import hvd_compress
+from benchmarks.frame.ranks import over_gloo, rank, slowest
 
 SHARES = (0.5, 0.3, 0.15, 0.04, 0.01)
 """Parameters of a model, as shares of its elements."""
@@ -98,17 +102,12 @@ def under_mpirun(compression: str, numel: int, parts: int, folder: Path) -> None
     sgd = torch.optim.SGD(list(own.values()), lr=0.01)
     request = request_of(hvd.Compression, compression, "ring")
     optimizer = hvd.DistributedOptimizer(sgd, named_parameters=own.items(), compression=request)
-
-    def slowest(seconds: float) -> float:
-        return float(hvd.allreduce(torch.tensor([seconds]), op=hvd.Max, name="slowest"))
-
-    step_when_asked(lambda each: loss_of(own.values(), each), optimizer, drawn, hvd.rank(), slowest, folder)
+    step_when_asked(lambda each: loss_of(own.values(), each), optimizer, drawn, folder)
     if hvd.rank() == 0:
         write_paths(optimizer.decisions.values(), folder)
 
 
 def under_ddp(compression: str, numel: int, parts: int, folder: Path) -> None:
-    from torch import distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     import hvd_compress.ddp as hc
@@ -121,21 +120,12 @@ def under_ddp(compression: str, numel: int, parts: int, folder: Path) -> None:
         def forward(self, drawn: list[torch.Tensor]) -> torch.Tensor:
             return loss_of(self.own, drawn)
 
-    rank, ranks = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("RANK", "SIZE"))
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    model = hc.compress(DistributedDataParallel(Model()), request_of(hc.Compression, compression))
-    sgd = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def slowest(seconds: float) -> float:
-        found = torch.tensor(seconds)
-        dist.all_reduce(found, dist.ReduceOp.MAX)
-        return float(found)
-
-    step_when_asked(model, sgd, gradients(numel, parts, rank), rank, slowest, folder)
-    if rank == 0:
-        write_paths(hc.decisions(model).values(), folder)
-    dist.barrier()
-    dist.destroy_process_group()
+    with over_gloo(f"file://{folder}/store"):
+        model = hc.compress(DistributedDataParallel(Model()), request_of(hc.Compression, compression))
+        sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+        step_when_asked(model, sgd, gradients(numel, parts, rank()), folder)
+        if rank() == 0:
+            write_paths(hc.decisions(model).values(), folder)
 
 
 def request_of(namespace, compression: str, algorithm: str = "auto"):
@@ -143,12 +133,10 @@ def request_of(namespace, compression: str, algorithm: str = "auto"):
     return made.get(compression, getattr(namespace, compression))()
 
 
-def step_when_asked(
-    loss: Loss, optimizer, drawn: list[list[torch.Tensor]], rank: int, slowest: Callable[[float], float], folder: Path
-) -> None:
-    while steps := int((folder / f"go-{rank}").read_text()):
+def step_when_asked(loss: Loss, optimizer, drawn: list[list[torch.Tensor]], folder: Path) -> None:
+    while steps := int((folder / f"go-{rank()}").read_text()):
         seconds = slowest(window(loss, optimizer, drawn, steps))
-        if rank == 0:
+        if rank() == 0:
             (folder / "done").write_text(str(seconds))
 
 
