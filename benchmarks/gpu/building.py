@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.frame.store import ROOT
 from benchmarks.gpu import cub
-from benchmarks.gpu.commands import ROOT, require
+from benchmarks.gpu.commands import require
 from benchmarks.gpu.items import Item, LeftOutError
 
 LIBRARY = "libhvd_compress_cuda.so"

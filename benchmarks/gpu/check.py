@@ -23,8 +23,8 @@ BEGUN_S = time.monotonic()  # torch takes seconds to import, which count
 import click  # noqa: E402
 import torch  # noqa: E402
 
+from benchmarks.frame.store import ROOT  # noqa: E402
 from benchmarks.gpu.building import is_built  # noqa: E402
-from benchmarks.gpu.commands import ROOT  # noqa: E402
 from benchmarks.gpu.items import outcome_of, work  # noqa: E402
 from benchmarks.gpu.page import SANITIZERS  # noqa: E402
 from benchmarks.gpu.parts import CCCL, PARTS, Place  # noqa: E402

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+from benchmarks.frame.page import table
 
 Items = Mapping[str, Mapping[str, Any]]
 SANITIZERS = "sanitizers"
@@ -19,7 +21,8 @@ def page(report: Mapping[str, Any]) -> str:
         f"`{facts['command']}`; torch {facts['torch']}, CUDA {facts['cuda']}; {facts['scale']} scale. Made by "
         "`make gpu-check`.",
         "",
-        *_table(["part", "items", "failed", "left out", "seconds"], map(_part_row, parts, parts.values())),
+        table(["part", "items", "failed", "left out", "seconds"], map(_part_row, parts, parts.values())),
+        "",
         *_failures(parts),
     ]
     if any(part in parts for part in ("parity", "large")):
@@ -28,16 +31,6 @@ def page(report: Mapping[str, Any]) -> str:
         if parts.get(name, {}).get("items"):
             lines += section(parts[name]["items"])
     return "\n".join(lines) + "\n"
-
-
-def _table(heads: list[str], rows: Iterable[list[str]], left: int = 1) -> list[str]:
-    """Return a table whose first `left` columns hold text, all others numbers."""
-    rules = ["---" if place < left else "---:" for place in range(len(heads))]
-    return [_row(heads), _row(rules), *map(_row, rows), ""]
-
-
-def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _values(items: Items) -> dict[str, Any]:
@@ -79,7 +72,7 @@ def _parity(parts: Mapping[str, Any]) -> list[str]:
     sizes = list(dict.fromkeys(size for row in cells.values() for size in row))
     heads = ["kernels", *(size if size != "graphs" else "captured in graphs" for size in sizes)]
     rows = ([kernel, *(row.get(size, "") for size in sizes)] for kernel, row in cells.items())
-    return ["## Results equal to the CPU's, bit by bit", "", *_table(heads, rows)]
+    return ["## Results equal to the CPU's, bit by bit", "", table(heads, rows), ""]
 
 
 def _equal(outcome: Mapping[str, Any]) -> str:
@@ -99,10 +92,11 @@ def _timings(items: Items) -> list[str]:
             f"copy of the same run moves {copies[len(copies) // 2]:,.0f} GB/s, reads and writes counted. Bounds are "
             "those of an H200, in ms; `!` marks what is missed. cub is torch's addition and cub::DeviceTopK.",
             "",
-            *_table(
+            table(
                 ["kernel", "elements", "ms", "bytes", "GB/s", "of the copy", "bound", "torch ms", "cub ms"],
                 (_timing_row(name, value) for name, value in cases.items()),
             ),
+            "",
         ]
     for name, value in _values(items).items():
         if "tail_us" in value:
@@ -142,7 +136,8 @@ def _queue(items: Items) -> list[str]:
         "",
         "Milliseconds of topk_accumulate: one block with a queue, and the sampled bracket.",
         "",
-        *_table(["elements", "k", "queue", "bracket"], cells, left=0),
+        table(["elements", "k", "queue", "bracket"], cells, words=0),
+        "",
     ]
 
 
@@ -173,13 +168,14 @@ def training(found: Mapping[str, Any]) -> list[str]:
         "A step of 6 square layers: hidden is the share of the exchange that the backward pass covered.",
         "",
         *(["Different:", "", *(f"- {text}" for text in found["different"]), ""] if found["different"] else []),
-        *_table(heads, rows),
+        table(heads, rows),
+        "",
     ]
 
 
 def _sanitizers(items: Items) -> list[str]:
     rows = ([name, _cell(_told(outcome)), f"{outcome.get('seconds', 0.0):.0f}"] for name, outcome in items.items())
-    return ["## Sanitizers", "", *_table(["tool", "outcome", "seconds"], rows, left=2)]
+    return ["## Sanitizers", "", table(["tool", "outcome", "seconds"], rows, words=2), ""]
 
 
 def _told(outcome: Mapping[str, Any]) -> str:

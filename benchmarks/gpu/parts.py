@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.commands import ROOT
+from benchmarks.frame.store import ROOT
 from benchmarks.gpu.items import Item
 from benchmarks.gpu.scales import Scale
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gpu.commands import ROOT
+from benchmarks.frame.store import ROOT
 from benchmarks.gpu.items import notes
 from benchmarks.gpu.parts import PARTS, Part
 from benchmarks.gpu.report import Report

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.gpu.commands import ROOT
+from benchmarks.frame.store import ROOT
 from benchmarks.gpu.page import training as table
 from hvd_compress.compressors import Cast, EFSign, TopK
 from hvd_compress.engines.base import Engine

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.commands import ROOT, CommandError, require, run
+from benchmarks.frame.store import ROOT
+from benchmarks.gpu.commands import CommandError, require, run
 from benchmarks.gpu.items import FaultyError, Item, LeftOutError
 from benchmarks.gpu.scales import Scale
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
+from benchmarks.frame.page import table
 from benchmarks.planner.cases import FORWARD, Case
 from benchmarks.planner.instances import SEARCHES, Distance
 from hvd_compress.planner.baselines import POLICIES
@@ -25,11 +26,6 @@ PAPER_FP32 = {("GPT2", "nvlink-100g"): 0.58, ("BERT-base", "nvlink-100g"): 0.51,
 """Table 1: scaling factors with 64 GPUs that were measured."""
 
 Row = Iterable[object]
-
-
-def table(head: Sequence[str], rows: Iterable[Row]) -> str:
-    lines = [head, ["---"] * len(head), *([str(cell) for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def listed(items: Iterable[str]) -> str:

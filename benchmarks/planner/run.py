@@ -13,15 +13,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from benchmarks.frame.store import RESULTS, TRACES
 from benchmarks.planner import page, picture
 from benchmarks.planner.cases import Case, cases, models
 from benchmarks.planner.instances import Distance, distances
 from hvd_compress.bench.machine import machine
 from hvd_compress.bench.testbeds import WORK, slower_than_roofline
 
-ROOT = Path(__file__).parents[2]
-TRACES = ROOT.parent / "shared" / "data" / "traces"
-RESULTS = ROOT / "benchmarks" / "results" / "planner.md"
+PAGE = RESULTS / "planner.md"
 Item = TypeVar("Item")
 
 TEXT = """\
@@ -99,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gpus", default="64,8", help="with commas between")
     parser.add_argument("--instances", type=int, default=400, help="random problems for brute force")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds of a search")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="the page; the picture lies beside it")
+    parser.add_argument("--out", type=Path, default=PAGE, help="the page; the picture lies beside it")
     asked = parser.parse_args(arguments)
     traces = models(asked.traces, asked.models.split(",") if asked.models else ())
     if not traces:
