@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,12 @@ from benchmarks.frame.lab import asked, tell
 from benchmarks.frame.ranks import from_rank_0, over_gloo, say
 from benchmarks.frame.turns import rounds, window
 from benchmarks.time_to_accuracy.figures import EVERY, smoothed
-from benchmarks.time_to_accuracy.methods import DDP, HOROVOD, METHODS, NONE, OURS_IN_DDP, Method
+from benchmarks.time_to_accuracy.methods import DDP, HOROVOD, METHODS, NONE, OURS_IN_DDP, MakeOptimizer, Method
 from benchmarks.time_to_accuracy.tasks import TASKS, Task
 from hvd_compress.request.request import Request
 
+Trained = tuple[nn.Module, Any]
+"""What to call instead of the model, and what to step."""
 WARM_UP = 2
 """Steps before the first window: buckets are cut in the first one."""
 
@@ -69,9 +71,7 @@ class Replica:
         return from_rank_0(loss)
 
 
-def _horovod(
-    model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], method: Method, plan: str | None
-) -> tuple[nn.Module, Any]:
+def _horovod(model: nn.Module, optimizer: MakeOptimizer, method: Method, plan: str | None) -> Trained:
     compression = method.build(hvd.Compression) if plan is None else hvd.Compression.plan(plan)
     named = list(model.named_parameters())
     if not isinstance(compression, Request):  # Horovod's own remembers a tensor by its name
@@ -79,29 +79,22 @@ def _horovod(
     return model, hvd.DistributedOptimizer(optimizer(model.parameters()), named, compression)
 
 
-def _ours_in_ddp(
-    model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], method: Method, plan: str | None
-) -> tuple[nn.Module, Any]:
+def _ours_in_ddp(model: nn.Module, optimizer: MakeOptimizer, method: Method, plan: str | None) -> Trained:
     wrapped = hc.compress(DistributedDataParallel(model, bucket_cap_mb=method.bucket_mb), method.build(hc.Compression))
     return wrapped, optimizer(model.parameters())
 
 
-def _ddp(
-    model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], method: Method, plan: str | None
-) -> tuple[nn.Module, Any]:
+def _ddp(model: nn.Module, optimizer: MakeOptimizer, method: Method, plan: str | None) -> Trained:
     wrapped = DistributedDataParallel(model, bucket_cap_mb=method.bucket_mb)
     method.build(wrapped)
     return wrapped, optimizer(model.parameters())
 
 
-def _none(
-    model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], method: Method, plan: str | None
-) -> tuple[nn.Module, Any]:
+def _none(model: nn.Module, optimizer: MakeOptimizer, method: Method, plan: str | None) -> Trained:
     return model, optimizer(model.parameters())
 
 
 FRONT_ENDS = {HOROVOD: _horovod, OURS_IN_DDP: _ours_in_ddp, DDP: _ddp, NONE: _none}
-"""Each gives what to call instead of the model, and what to step."""
 
 
 def windows(wanted: dict[str, Any]) -> None:

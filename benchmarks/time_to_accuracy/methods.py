@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hvd_compress.optim import DeMo, OneBitAdam
 
 Parameters = Iterable[torch.nn.Parameter]
+MakeOptimizer = Callable[[Parameters], torch.optim.Optimizer]
 
 HOROVOD, OURS_IN_DDP, DDP, NONE = "Horovod's optimizer", "our hook in DDP", "DDP alone", "nothing"
 """Front ends: what exchanges the gradients in the lab."""
@@ -43,7 +44,7 @@ class Method:
     curve: str = ""
     searches: bool = False
     bucket_mb: float | None = None
-    optimizer: Callable[[Parameters], torch.optim.Optimizer] | None = None
+    optimizer: MakeOptimizer | None = None
 
     @property
     def trained_as(self) -> str:

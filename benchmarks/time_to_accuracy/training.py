@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -12,14 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.frame.processes import run_job
 from benchmarks.time_to_accuracy.figures import Losses, smoothed
-from benchmarks.time_to_accuracy.methods import METHODS, Method
+from benchmarks.time_to_accuracy.methods import METHODS, MakeOptimizer, Method
 from benchmarks.time_to_accuracy.tasks import RANKS, TASKS, Task
 from hvd_compress.engines.inprocess import InProcessWorld
 from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
-
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Enough:
