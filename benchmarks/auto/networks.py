@@ -1,4 +1,4 @@
-"""auto() beside each of its arms on emulated networks, its search included, as root:
+"""auto() next to each of its arms on emulated networks, its search included, as root:
 
     python -m benchmarks.auto.networks [--tasks language,images] [--front-ends horovod,ddp] [--networks 100mbit-5ms,...]
     python -m benchmarks.auto.networks --page

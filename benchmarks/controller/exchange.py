@@ -1,4 +1,4 @@
-"""One large AR-Topk exchange on an emulated network, beside dense Horovod and the network's floor.
+"""One large AR-Topk exchange on an emulated network, next to dense Horovod and the network's floor.
 
 As root: `python -m benchmarks.controller.exchange`. By default the exchange that the project's bound is about: 25.6 M
 elements at ratio 0.01, 4 hosts, 1 ms, 1 Gbit/s. Prints every way to carry it; dense Horovod and dense by this package

@@ -13,7 +13,7 @@ uses, and nothing of them is synchronised. The peer is sharded: what TorchRec do
 and an editable installation of this checkout.
 Their bytes are not counted, and they are the last rows of the table.
 
-Bytes are what this rank sends to others: critical, behind a step, and ids told ahead. All bytes of a baseline are
+Bytes are what this rank sends to others: critical, after a step, and ids told ahead. All bytes of a baseline are
 critical, ids included.
 """
 

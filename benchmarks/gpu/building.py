@@ -23,7 +23,7 @@ def items(device: torch.device, folder: Path, headers: Path) -> dict[str, Item]:
     """Begin all builds; return one item each, which waits for it.
 
     Args:
-        folder: for what is built beside the package.
+        folder: for what is built outside the package.
         headers: of CCCL.
     """
     if device.type != "cuda":

@@ -20,7 +20,7 @@ BY_THRESHOLD = "threshold_select, threshold_accumulate"
 
 
 def at_offset(numel: int | None, dtype: torch.dtype, device: torch.device, offset: int) -> torch.Tensor:
-    """Return memory (numel,), or () for None, that begins `offset` elements behind an aligned address.
+    """Return memory (numel,), or () for None, that begins `offset` elements after an aligned address.
 
     It holds NaN, or -1 where integers have a sign, so that what a kernel does not write is seen.
     """

@@ -121,7 +121,7 @@ def _block_sum_quantize(data: Data, form: native.BlockFormat, key: native.Random
 
 
 def _whole_blocks(form: native.BlockFormat, *tensors: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield tensors without the elements behind the last whole block, which torch's rows cannot hold."""
+    """Yield tensors without the elements after the last whole block, which torch's rows cannot hold."""
     return (x[: x.numel() // form.block * form.block] for x in tensors)
 
 

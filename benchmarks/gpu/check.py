@@ -1,6 +1,6 @@
 """Check the CUDA kernels on this machine's GPU.
 
-`run` builds for this GPU, compares every kernel with its CPU twin, times it beside torch and cub::DeviceTopK, captures
+`run` builds for this GPU, compares every kernel with its CPU twin, times it next to torch and cub::DeviceTopK, captures
 it in graphs, and trains with two ranks that share the GPU. `sanitizers` runs small inputs under compute-sanitizer.
 
 Needs nvcc, a torch that sees the GPU, and what builds the package (CMake, ninja, pybind11); it fetches nothing. What is

@@ -35,7 +35,7 @@ def work(items: Mapping[str, Item], journal: Path, after: str, require_usable: C
     Args:
         items: by name, in order.
         journal: file to which a line of JSON is added where an item begins and where it ends.
-        after: the last item of an earlier process, behind which this one goes on; "" to begin with the first.
+        after: the last item of an earlier process, after which this one goes on; "" to begin with the first.
         require_usable: called after a failure; raises where the device is lost for this process.
     """
     names = list(items)

@@ -91,7 +91,7 @@ class Runner:
         self._report.end(name, time.monotonic() - begun_s)
 
     def _processed(self, name: str, part: Part, journal: Path, after: str) -> Process:
-        """Run the items behind `after` in a process, until it ends or has to be ended."""
+        """Run the items that follow `after` in a process, until it ends or has to be ended."""
         words = [sys.executable, *CHECK, "part", name, f"--journal={journal}", f"--after={after}", *self._options]
         if self._deadline is not None:
             words.append(f"--left-s={self.left_s:.1f}")
@@ -129,7 +129,7 @@ class Runner:
         process.read = len(known)
 
     def _judge(self, name: str, part: Part, process: Process) -> bool:
-        """Tell of what has not ended; return whether another process is to do the items behind it."""
+        """Tell of what has not ended; return whether another process is to do the items after it."""
         if process.cut:
             for left in ((process.last,) if process.runs else ()) + process.behind:
                 self._report.item(name, left, {"left_out": "the time was up"})

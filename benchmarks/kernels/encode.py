@@ -1,4 +1,4 @@
-"""How long whole steps of sparsifiers take, from a gradient and a residual to a payload, beside the floor.
+"""How long whole steps of sparsifiers take, from a gradient and a residual to a payload, next to the floor.
 
 python -m benchmarks.kernels.encode
 python -m benchmarks.kernels.encode --threads 1 --cpu-time  # where others use the machine

@@ -129,7 +129,7 @@ def _spread(values: Sequence[float]) -> tuple[str, str]:
 
 
 def links(found: Sequence[Case]) -> str:
-    """Return scaling factors of FP32 beside those that the paper measured."""
+    """Return scaling factors of FP32 next to those that the paper measured."""
     compared = []
     for case in found:
         paper = PAPER_FP32.get((case.model, case.testbed))

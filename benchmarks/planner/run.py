@@ -1,4 +1,4 @@
-"""How good are plans? Beside brute force, beside the policies of others, and beside Upper Bound.
+"""How good are plans? Compared with brute force, with the policies of others, and with Upper Bound.
 
 `python -m benchmarks.planner.run` takes a quarter of an hour on one core, prints what it does, and writes
 benchmarks/results/planner.md and planner.png. Traces of models are JSON in a folder (`--traces`, by default
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gpus", default="64,8", help="with commas between")
     parser.add_argument("--instances", type=int, default=400, help="random problems for brute force")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds of a search")
-    parser.add_argument("--out", type=Path, default=PAGE, help="the page; the picture lies beside it")
+    parser.add_argument("--out", type=Path, default=PAGE, help="the page; the picture lies next to it")
     asked = parser.parse_args(arguments)
     traces = models(asked.traces, asked.models.split(",") if asked.models else ())
     if not traces:

@@ -24,7 +24,7 @@ def gather() -> Kept:
 
 
 def merged(before: Kept, found: Kept) -> Kept:
-    """Add what was found to earlier figures, rounds behind the earlier ones.
+    """Add what was found to earlier figures, rounds after the earlier ones.
 
     Losses that are there stay: other methods went on until they had reached that dense's, to its last digit.
     """
@@ -55,7 +55,7 @@ def _place(curve: tuple[str, Any]) -> int:
 
 
 def _behind(before: Kept, found: Kept) -> Kept:
-    """Put rounds behind earlier ones. A method that took no part in a round has None there."""
+    """Put rounds after earlier ones. A method that took no part in a round has None there."""
     lengths = [max(map(len, half.values()), default=0) for half in (before, found)]
     names = [name for name in METHODS if name in before or name in found]
     return {name: [*before.get(name, [None] * lengths[0]), *found.get(name, [None] * lengths[1])] for name in names}

@@ -89,7 +89,7 @@ def page(figures: Figures) -> str:
 
 
 def _claims(figures: Figures) -> str:
-    """Return what papers claim beside what was found."""
+    """Return what papers claim next to what was found."""
     rows = []
     for method, claim in CLAIMS.items():
         found = [_above_dense(figures, task, method) for task in figures.tasks]
@@ -114,7 +114,7 @@ def _above_dense(figures: Figures, task: str, method: str) -> str:
 
 
 def _bounds(figures: Figures) -> str:
-    """Return how soon `int4()` reaches dense's last loss beside what was to be reached."""
+    """Return how soon `int4()` reaches dense's last loss next to what was to be reached."""
     rows = []
     for network, bounds in BOUNDS.items():
         for rival, bound in bounds.items():
@@ -209,7 +209,7 @@ def _searches(figures: Figures, task: str) -> str:
 
 
 def _trainings(figures: Figures, task: str) -> str:
-    """Return what was trained from start to end beside what the product of both halves says."""
+    """Return what was trained from start to end next to what the product of both halves says."""
     rows = []
     for network, by_method in figures.kept["trainings"].get(task, {}).items():
         for method, found in by_method.items():

@@ -1,4 +1,4 @@
-"""The frame of the benchmarks: windows in turns, stores and tables; and a job of another checkout beside ours."""
+"""The frame of the benchmarks: windows in turns, stores and tables; and a job of another checkout next to ours."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_table() -> None:
 
 
 @pytest.mark.parametrize("kind", ["in-process", "mpi", "ddp"])
-def test_a_checkout_beside_itself(kind: str) -> None:
+def test_a_checkout_against_itself(kind: str) -> None:
     words = f"--kind {kind} --ranks 2 --pairs 2 --steps 1 --numel 20000 --compressions int4".split()
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.steps.paired", ".", ".", *words],

@@ -89,7 +89,7 @@ def test_figures_are_read_as_they_were_written() -> None:
 
 
 def test_a_method_that_was_away_keeps_its_place_in_the_rounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Ratios are within a round, so a round without a method must not shift those behind it."""
+    """Ratios are within a round, so a round without a method must not shift those after it."""
     for module in (gather, lab):
         monkeypatch.setattr(module, "BUILD", tmp_path)
     monkeypatch.setattr(gather, "BEFORE", tmp_path / "before.json")
