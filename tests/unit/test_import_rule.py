@@ -9,6 +9,7 @@ import pytest
 
 from hvd_compress import compressors, schemes
 from hvd_compress.extras import PACKAGES
+from tools.imports import imports_of
 
 PACKAGE = Path(__file__).parents[2] / "hvd_compress"
 
@@ -204,17 +205,10 @@ def imports(path: Path) -> list[str]:
 
 
 def imported(tree: ast.AST) -> list[str]:
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found += (
-                [f"{node.module}.{alias.name}" for alias in node.names]
-                if node.module == "hvd_compress"
-                else [node.module]
-            )
-    return found
+    found = imports_of(tree, typing=True)
+    return [
+        f"{each.module}.{each.name}" if each.name and each.module == "hvd_compress" else each.module for each in found
+    ]
 
 
 def files(room: str) -> list[Path]:
