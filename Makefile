@@ -43,7 +43,7 @@ TESTS = $(wildcard tests/jobs tests/unit tests/native tests/conformance)
 PHASES = lint types unit sanitize parallel
 REST_PHASES = unit-rest sanitize-rest parallel-rest
 
-.PHONY: help setup native wheel docs demo test test-all tiles sanitized $(PHASES) $(REST_PHASES) conformance mutate-cuda fuzz test-benchmarks time-to-accuracy format gpu-check clean
+.PHONY: help setup native wheel docs demo test test-all test-changed tiles sanitized $(PHASES) $(REST_PHASES) conformance mutate-cuda fuzz test-benchmarks time-to-accuracy format gpu-check clean
 
 help: ## print this
 	@echo "Targets:"
@@ -73,6 +73,9 @@ test: tiles sanitized ## what a person runs before each commit (10 minutes): all
 
 test-all: tiles sanitized ## everything that CI checks: `make test` and the rest
 	@exec python tools/suite.py "$(MAKE) --no-print-directory" $(PHASES) $(REST_PHASES)
+
+test-changed: tiles ## the tests that need what has changed since main, committed or not: seconds for a page, minutes for a room
+	@exec $(PARALLEL_ENV) python tools/changed_tests.py
 
 lint: setup ## ruff and clang-format, changing nothing
 	@status=0; \

@@ -1,0 +1,109 @@
+"""Run the tests that need what has changed since main, committed or not: tools/closure.py says which.
+
+python tools/changed_tests.py [--list] [--since COMMIT] [ARGUMENTS OF PYTEST]
+
+Of the first level; of the second one (marker level2) the files that were changed themselves. What pytest alone cannot
+run is named, with the command that does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import closure
+
+ROOT = Path(__file__).resolve().parent.parent
+EVERYTHING = ("CMakeLists.txt", "pyproject.toml", "requirements/", "setup.py", "tests/conftest.py")
+"""What all tests need."""
+ELSEWHERE = {
+    "tests/parallel/": "mpirun -np 3 --map-by :OVERSUBSCRIBE --bind-to none python -m pytest -x {}",
+    "tests/player/": "make sanitize",
+    "tests/benchmarks/": "make test-benchmarks",
+}
+"""Tests that this does not run, and what does. Those of benchmarks need almost everything, and are named only where
+benchmarks/ has changed."""
+FIRST_LEVEL = ("-m", "not level2")
+SUCCESS, NOTHING_COLLECTED = 0, 5  # of pytest
+FEW = 4
+"""Files of tests that take less time than a second process of pytest."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="print the files of tests, and run none")
+    parser.add_argument("--since", help="instead of what HEAD and origin/main, or main, have in common")
+    options, arguments = parser.parse_known_args()
+    changed = changed_files(ROOT, options.since or _fork(ROOT))
+    found = [test for test in selected(closure.checkout(ROOT, changed), changed) if (ROOT / test).exists()]
+    tests, elsewhere = divided(found, changed)
+    print(f"{len(changed)} files have changed, {len(tests)} files of tests need them", flush=True)
+    for command in elsewhere:
+        print(f"not run here: {command}", flush=True)
+    if options.list:
+        print(*tests, sep="\n")
+        return SUCCESS
+    return run(tests, changed, arguments)
+
+
+def changed_files(root: Path, since: str) -> list[str]:
+    """Return what differs from a commit, with files that git does not know yet."""
+    differ = _git(root, "diff", "--name-only", "--no-renames", "-z", since).split("\0")
+    return sorted(filter(None, [*differ, *_git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0")]))
+
+
+def _fork(root: Path) -> str:
+    known = _git(root, "for-each-ref", "--format=%(refname:short)", "refs/remotes/origin/main", "refs/heads/main")
+    if not known:
+        sys.exit("neither origin/main nor main is known here: name a commit with --since")
+    return _git(root, "merge-base", "HEAD", known.split()[-1]).strip()
+
+
+def _git(root: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=root, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def selected(checkout: closure.Checkout, changed: Iterable[str]) -> list[str]:
+    """Return the files of tests that need one of these files, from the nearest on."""
+    if any(file.startswith(EVERYTHING) for file in changed):
+        return checkout.tests
+    steps = checkout.tests_of(changed)
+    return sorted(steps, key=lambda test: (steps[test], test))
+
+
+def divided(tests: Iterable[str], changed: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the tests that pytest runs, and the commands for the others."""
+    here, others = [], dict[str, list[str]]()
+    for test in tests:
+        folder = next((folder for folder in ELSEWHERE if test.startswith(folder)), None)
+        if folder is None:
+            here.append(test)
+        else:
+            others.setdefault(folder, []).append(test)
+    if not any(file.startswith(("benchmarks/", "tests/benchmarks/")) for file in changed):
+        others.pop("tests/benchmarks/", None)
+    return here, [ELSEWHERE[folder].format(" ".join(files)) for folder, files in others.items()]
+
+
+def run(tests: list[str], changed: Iterable[str], arguments: list[str]) -> int:
+    """Run both levels of what has changed itself, and of the rest the first; return the status of the first failure."""
+    own = [test for test in tests if test in set(changed)]
+    others = [test for test in tests if test not in set(changed)]
+    statuses = [_pytest(own, arguments), _pytest(others, [*FIRST_LEVEL, *arguments])]
+    return next((status for status in statuses if status not in (SUCCESS, NOTHING_COLLECTED)), SUCCESS)
+
+
+def _pytest(tests: list[str], arguments: list[str]) -> int:
+    if not tests:
+        return SUCCESS
+    processes = ["-n", "2", "--dist", "worksteal"] if len(tests) > FEW else []
+    return subprocess.run([sys.executable, "-m", "pytest", *processes, *arguments, *tests], check=False).returncode
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    sys.exit(main())
