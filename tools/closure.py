@@ -74,6 +74,7 @@ class Checkout:
                 self._folders.setdefault(folder, []).append(file)
         self.tests = [file for file in sorted(self.files) if re.fullmatch(r"tests/(.*/)?test_\w+\.py", file)]
 
+    @functools.cache  # noqa: B019 (one checkout a process)
     def closure(self, file: str) -> dict[str, int]:
         """Return all that a file needs, with the number of steps to it; itself with 0."""
         steps, followed = {file: 0}, {file}
@@ -91,7 +92,7 @@ class Checkout:
         found = {test: [n for file, n in self.closure(test).items() if file in changed] for test in self.tests}
         return {test: min(steps) for test, steps in found.items() if steps}
 
-    @functools.cache  # noqa: B019 (one checkout a process)
+    @functools.cache  # noqa: B019
     def needs(self, file: str) -> Needs:
         """Return what a file needs itself."""
         found: Needs = {}
@@ -210,6 +211,10 @@ class Checkout:
     @functools.cache  # noqa: B019
     def _tree(self, file: str) -> ast.Module:
         return ast.parse(self._text(file))
+
+    def size(self, file: str) -> int:
+        """Return how long a file is."""
+        return len(self._text(file))
 
     def _text(self, file: str) -> str:
         path = self._root / file

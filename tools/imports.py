@@ -44,7 +44,7 @@ def running(tree: ast.AST) -> Iterator[ast.AST]:
             left += ast.iter_child_nodes(node)
 
 
-def is_typing(node: ast.If) -> bool:
+def is_typing(node: ast.If | ast.IfExp) -> bool:
     return "TYPE_CHECKING" in ast.unparse(node.test)
 
 
