@@ -77,6 +77,10 @@ test-all: tiles sanitized ## everything that CI checks: `make test` and the rest
 test-changed: tiles ## the tests that need what has changed since main, committed or not: seconds for a page, minutes for a room
 	@exec $(PARALLEL_ENV) python tools/changed_tests.py
 
+mutants: native ## seeded faults in the package and in csrc, one at a time, and which test of the first level finds each (2 hours)
+	@exec $(TREE) cmake --build build/native-$$(python -c 'import sys; print(sys.implementation.cache_tag)') --target tiles -- --quiet
+	@exec $(PARALLEL_ENV) $(TREE) python tools/mutants.py
+
 lint: setup ## ruff and clang-format, changing nothing
 	@status=0; \
 	ruff check $(PYTHON_SOURCES) || status=1; \
