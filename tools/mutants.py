@@ -49,8 +49,8 @@ LEAVE_OUT = ("csrc/cpu/isa/avx", "csrc/cuda/machine.hpp")
 """What not every machine runs."""
 MPIRUN = ("mpirun", "-np", "3", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none")
 FIRST, SECOND, RANKS = "first level", "second level", "three ranks"
-EQUIVALENT: dict[tuple[int, int], str] = {}
-"""By seed and number, why what survives is no fault."""
+EQUIVALENT: dict[tuple[str, str], str] = {}
+"""By the file and the line as it was made, why what survives is no fault."""
 
 
 def main() -> None:
@@ -202,8 +202,12 @@ class Table:
 
     def summary(self) -> str:
         found = sum(map(_is_found, self._outcomes.values()))
-        equivalent = sum((self.seed, int(number)) in EQUIVALENT for number in self._outcomes)
+        equivalent = sum(self._reason(int(number)) != "" for number in self._outcomes)
         return f"{found} of {len(self._outcomes)} found, {equivalent} are no faults"
+
+    def _reason(self, number: int) -> str:
+        each = self.drawn[number]
+        return EQUIVALENT.get((each.file, _line(each.applied(self._texts[each.file]), each)), "")
 
     def _page(self) -> str:
         head = f"Commit {self._key['commit']}, seed {self.seed}: {self.summary()}.\n\n"
@@ -214,8 +218,7 @@ class Table:
                 _line(text, each) for text in (self._texts[each.file], each.applied(self._texts[each.file]))
             )
             words = "; ".join(f"{stage}: {Outcome(**outcome).words()}" for stage, outcome in outcomes.items())
-            reason = EQUIVALENT.get((self.seed, number))
-            words += f"; no fault: {reason}" if reason else ""
+            words += f"; no fault: {self._reason(number)}" if self._reason(number) else ""
             cells = (str(number), f"{each.file}:{each.line}", f"`{before}`", f"`{after}`", words)
             lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
         left_out = [f"- {test} {why}" for test, why in self.left_out.items()]
