@@ -40,6 +40,8 @@ INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 BOUND = re.compile(r'(?:module\.def\(|class_<\w+>\(module, )"(\w+)"')
 DOTTED = re.compile(r"\b(?:hvd_compress|tests)(?:\.\w+)+")
 
+READ = 10
+"""Steps to what is not followed: a test of something else notices little there."""
 Needs = dict[str, bool]
 """Files, and whether what they need is needed, too."""
 
@@ -76,11 +78,12 @@ class Checkout:
 
     @functools.cache  # noqa: B019 (one checkout a process)
     def closure(self, file: str) -> dict[str, int]:
-        """Return all that a file needs, with the number of steps to it; itself with 0."""
+        """Return all that a file needs, with the number of steps to it, to what is only read READ; itself with 0."""
         steps, followed = {file: 0}, {file}
         for here in (reached := [file]):  # which grows
             for need, is_followed in self.needs(here).items():
-                steps.setdefault(need, steps[here] + 1)
+                distance = steps[here] + (1 if is_followed else READ)
+                steps[need] = min(distance, steps.get(need, distance))
                 if is_followed and need not in followed:
                     followed.add(need)
                     reached.append(need)

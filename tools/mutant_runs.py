@@ -22,6 +22,7 @@ import closure
 
 BATCHES = (5, 20)
 """Files of tests in the first processes of pytest; the last one takes all others."""
+LAST = ("tests/jobs/", "tests/unit/tools/", "tests/unit/docs/")
 HANGS_S = 120.0
 """One test that takes longer is ended, and compared with itself without the fault."""
 GRACE_S = 10.0
@@ -216,7 +217,7 @@ def noticed(ran: Ran) -> tuple[str, str]:
 
 
 def nearest(checkout: closure.Checkout, file: str) -> list[str]:
-    """Return the tests that need a file: those of its module, of its room, then by distance and size; jobs last."""
+    """Return the tests that need a file: those of its module, of its room, then by distance and size, but for LAST."""
     steps = checkout.tests_of([file])
     path = PurePosixPath(file)
     family = path.parent.name if file.startswith("csrc/") else path.stem
@@ -226,6 +227,6 @@ def nearest(checkout: closure.Checkout, file: str) -> list[str]:
     def distance(test: str) -> tuple[object, ...]:
         parts = PurePosixPath(test).parts
         own = parts[-1] in (f"test_{family}.py", f"test_{path.stem}.py")
-        return parts[1] == "jobs", not own, room not in parts, steps[test], checkout.size(test), test
+        return test.startswith(LAST), not own, room not in parts, steps[test], checkout.size(test), test
 
     return sorted(steps, key=distance)

@@ -49,8 +49,8 @@ LEAVE_OUT = ("csrc/cpu/isa/avx", "csrc/cuda/machine.hpp")
 """What not every machine runs."""
 MPIRUN = ("mpirun", "-np", "3", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none")
 FIRST, SECOND, RANKS = "first level", "second level", "three ranks"
-EQUIVALENT: dict[tuple[str, str], str] = {}
-"""By the file and the line as it was made, why what survives is no fault."""
+EQUIVALENT: dict[tuple[str, str, str], str] = {}
+"""By the file and the line as the table shows it, first before and then after, why what survives is no fault."""
 
 
 def main() -> None:
@@ -207,16 +207,14 @@ class Table:
 
     def _reason(self, number: int) -> str:
         each = self.drawn[number]
-        return EQUIVALENT.get((each.file, _line(each.applied(self._texts[each.file]), each)), "")
+        return EQUIVALENT.get((each.file, *_shown(self._texts[each.file], each)), "")
 
     def _page(self) -> str:
         head = f"Commit {self._key['commit']}, seed {self.seed}: {self.summary()}.\n\n"
         lines = ["| | where | as it is | as it was made | found by |", "| --- | --- | --- | --- | --- |"]
         for number in sorted(map(int, self._outcomes)):
             each, outcomes = self.drawn[number], self._outcomes[str(number)]
-            before, after = (
-                _line(text, each) for text in (self._texts[each.file], each.applied(self._texts[each.file]))
-            )
+            before, after = _shown(self._texts[each.file], each)
             words = "; ".join(f"{stage}: {Outcome(**outcome).words()}" for stage, outcome in outcomes.items())
             words += f"; no fault: {self._reason(number)}" if self._reason(number) else ""
             cells = (str(number), f"{each.file}:{each.line}", f"`{before}`", f"`{after}`", words)
@@ -229,8 +227,12 @@ def _is_found(outcomes: Mapping[str, Any]) -> bool:
     return any(outcome["found_by"] for outcome in outcomes.values())
 
 
-def _line(text: str, each: Mutation) -> str:
-    return text.split("\n")[each.line - 1].strip() or "(nothing)"
+def _shown(text: str, each: Mutation) -> tuple[str, str]:
+    """Return the line as it is and as it was made; of what was taken out, that itself."""
+    if each.operator in ("statement", "argument"):
+        return " ".join(text.encode()[each.start : each.end].decode().strip(" ,\n").split()), f"no {each.operator}"
+    before, after = (whole.split("\n")[each.line - 1].strip() for whole in (text, each.applied(text)))
+    return before, after
 
 
 def _commit() -> str:

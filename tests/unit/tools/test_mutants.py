@@ -184,6 +184,17 @@ def test_a_library_is_the_same_without_its_fault() -> None:
     assert Fault({"a.py": b"a"}).undone() == Fault({})
 
 
+def test_the_table_shows_what_is_another() -> None:
+    import mutants
+    import python_mutations
+
+    faults = python_mutations.mutations("a.py", PYTHON, python_mutations.defaults_of([PYTHON]))
+    shown = {each.operator: mutants._shown(PYTHON, each) for each in faults}
+    assert shown["and/or"] == ("if not a and b <= 2:", "if not a or b <= 2:")
+    assert shown["not"] == ("if not a and b <= 2:", "if a and b <= 2:")
+    assert shown["argument"] == ("b=2", "no argument")
+
+
 def test_the_table_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import mutants
     from mutant_runs import Outcome
