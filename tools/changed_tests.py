@@ -69,7 +69,8 @@ def _git(root: Path, *words: str) -> str:
 
 def selected(checkout: closure.Checkout, changed: Iterable[str]) -> list[str]:
     """Return the files of tests that need one of these files, from the nearest on."""
-    if any(file.startswith(EVERYTHING) for file in changed):
+    if everything := [file for file in changed if file.startswith(EVERYTHING)]:
+        print(f"all tests need {', '.join(everything)}")
         return checkout.tests
     steps = checkout.tests_of(changed)
     return sorted(steps, key=lambda test: (steps[test], test))
