@@ -6,8 +6,9 @@ mstopk.py does not select each test that imports TopK from the same package; who
 COMPRESSORS, which names all, needs all.
 
 Tests also need the conftest.py of their folders. Tests, helpers, tools, examples and benchmarks need what their strings
-name: a file, by its path or the end of it; what lies in a folder (of a package, or of Python, where it is below the top
-or the reader globs); a dotted module; a command of hvd-compress; a program that tests/jobs/launch.py starts.
+name: a file, by its path or the end of it; a dotted module; a command of hvd-compress; a program that
+tests/jobs/launch.py starts. Tests and helpers also need what lies in a folder that a string names (of a package, or of
+Python, where it is below the top or the reader globs).
 
 The package needs the C++ whose functions it calls: from the binding to the header, the kernels of its family on the CPU
 and on GPUs, and what these include.
@@ -35,6 +36,8 @@ COMPILED = {
     "hvd_compress/netlab/relay.py": ("csrc/netlab/main.cpp",),
 }
 """What else is compiled for a module: it is not followed where it includes everything."""
+SITE = {"tools/build_docs.py": "docs"}
+"""What builds of a folder."""
 FAMILY = re.compile(r"csrc/include/hvd_compress/(\w+)\.hpp")
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 BOUND = re.compile(r'(?:module\.def\(|class_<\w+>\(module, )"(\w+)"')
@@ -117,7 +120,10 @@ class Checkout:
         if file.startswith("hvd_compress/"):
             _add(found, self._compiled(file, tree))
             return found
-        _add(found, self._named_files(texts, "glob(" in self._text(file)))
+        _add(found, self._named_files(texts))
+        if file.startswith("tests/"):
+            _add(found, self._read_folders(texts, "glob(" in self._text(file)))
+        _add(found, dict.fromkeys(self._folders.get(SITE.get(file, ""), ()), False))
         words = {word for text in texts for word in text.split()}
         if CLI + "main.py" in found or "hvd-compress" in words:
             _add(found, dict.fromkeys({f"{CLI}{word}.py" for word in {"main", *words}} & self.files, True))
@@ -173,17 +179,25 @@ class Checkout:
             if found and "." in dotted:
                 yield found
 
-    def _named_files(self, texts: Iterable[str], globs: bool) -> Needs:
+    def _named_files(self, texts: Iterable[str]) -> Needs:
+        """Return the files whose path, or the end of it, is a string: of several, that of the top."""
         found: Needs = {}
-        for text in texts:
-            path = posixpath.normpath(text).lstrip("./") if 0 < len(text) < 200 else ""
+        for path in map(_path, texts):
             end = posixpath.basename(path)
             if "." in end and end not in ("__init__.py", "conftest.py"):
-                found |= {file: True for file in self._ends.get(end, ()) if f"/{file}".endswith(f"/{path}")}
+                named = [file for file in self._ends.get(end, ()) if f"/{file}".endswith(f"/{path}")]
+                if "/" not in path and len(named) > 1:
+                    named = [path] if path in named else [file for file in named if not file.startswith("benchmarks/")]
+                found |= dict.fromkeys(named, True)
+        return found
+
+    def _read_folders(self, texts: Iterable[str], globs: bool) -> Needs:
+        found: Needs = {}
+        for path in map(_path, texts):
             whole, is_package = globs or "/" in path, f"{path}/__init__.py" in self.files
             if whole or not is_package:
                 inside = [file for file in self._folders.get(path, ()) if whole or not file.endswith(".py")]
-                _add(found, dict.fromkeys(inside, False))  # they are read, not run
+                found |= dict.fromkeys(inside, False)  # they are not run
         return found
 
     def _compiled(self, file: str, tree: ast.AST) -> Needs:
@@ -222,6 +236,10 @@ class Checkout:
     def _text(self, file: str) -> str:
         path = self._root / file
         return path.read_text() if path.exists() else ""
+
+
+def _path(text: str) -> str:
+    return posixpath.normpath(text).lstrip("./") if 0 < len(text) < 200 else ""
 
 
 def _folders(file: str) -> Iterator[str]:
