@@ -210,3 +210,6 @@ def test_the_table_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "1 of 2 found" in (tmp_path / "table.md").read_text()
     assert "**survived** 9 tests" in (tmp_path / "table.md").read_text()
     assert mutants.Table(tmp_path, 52, texts).open(mutants.SECOND) == []
+    monkeypatch.setattr(mutants, "_commit", lambda: "def")
+    assert mutants.Table(tmp_path, 51, texts).open(mutants.SECOND) == []
+    assert mutants.Table(tmp_path, 51, texts, any_commit=True).open(mutants.SECOND) == [2]
