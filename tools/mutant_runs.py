@@ -6,6 +6,7 @@ takes less than a third of that time without. Whatever fails by itself is left o
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import re
@@ -25,6 +26,7 @@ BATCHES = (5, 20)
 LAST = ("tests/jobs/", "tests/unit/tools/", "tests/unit/docs/")
 HANGS_S = 120.0
 """One test that takes longer is ended, and compared with itself without the fault."""
+LIBC, PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 GRACE_S = 10.0
 ENDED = re.compile(r"^(tests/.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b", re.MULTILINE)
 BROKEN = re.compile(r"^ERROR (tests/[^\s:]+\.py)", re.MULTILINE)
@@ -166,7 +168,13 @@ class Copy:
         log, start = self.folder.with_suffix(".log"), time.monotonic()
         with log.open("w") as said:
             process = subprocess.Popen(
-                command, cwd=self.folder, env=os.environ | own, stdout=said, stderr=said, start_new_session=True
+                command,
+                cwd=self.folder,
+                env=os.environ | own,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         hangs = False
         while process.poll() is None and time.monotonic() - start < limit_s and not hangs:
@@ -184,6 +192,11 @@ class Copy:
             time.monotonic() - start,
             BROKEN.findall(said_at_all),
         )
+
+
+def _end_with_parent() -> None:
+    """In a process that begins: have Linux end it when this one dies, however that comes."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
