@@ -43,7 +43,7 @@ TESTS = $(wildcard tests/jobs tests/unit tests/native tests/conformance)
 PHASES = lint types unit sanitize parallel
 REST_PHASES = unit-rest sanitize-rest parallel-rest
 
-.PHONY: help setup native wheel docs demo test test-all test-changed tiles sanitized $(PHASES) $(REST_PHASES) conformance mutate-cuda fuzz test-benchmarks time-to-accuracy format gpu-check clean
+.PHONY: help setup native wheel docs demo test test-all test-changed mutants tiles sanitized $(PHASES) $(REST_PHASES) conformance mutate-cuda fuzz test-benchmarks time-to-accuracy format gpu-check clean
 
 help: ## print this
 	@echo "Targets:"
@@ -78,8 +78,7 @@ test-changed: tiles ## the tests that need what has changed since main, committe
 	@exec $(PARALLEL_ENV) python tools/changed_tests.py
 
 mutants: native ## seeded faults in the package and in csrc, one at a time, and which test of the first level finds each (2 hours)
-	@exec $(TREE) cmake --build build/native-$$(python -c 'import sys; print(sys.implementation.cache_tag)') --target tiles -- --quiet
-	@exec $(PARALLEL_ENV) $(TREE) python tools/mutants.py
+	@exec $(PARALLEL_ENV) python tools/mutants.py
 
 lint: setup ## ruff and clang-format, changing nothing
 	@status=0; \

@@ -22,7 +22,7 @@ EVERYTHING = ("CMakeLists.txt", "pyproject.toml", "requirements/", "setup.py", "
 """What all tests need."""
 ELSEWHERE = {
     "tests/parallel/": "mpirun -np 3 --map-by :OVERSUBSCRIBE --bind-to none python -m pytest -x {}",
-    "tests/player/": "make sanitize",
+    "tests/player/": "make sanitize-rest",
     "tests/benchmarks/": "make test-benchmarks",
 }
 """Tests that this does not run, and what does. Those of benchmarks need almost everything, and are named only where

@@ -1,6 +1,6 @@
 """DDP, FSDP2, embedding tables and clustered attention with CUDA tensors, two ranks sharing the GPU over Gloo.
 
-    python benchmarks/gpu/front_ends.py [--device cuda] [--json FILE]
+    python -m benchmarks.gpu.front_ends [--device cuda] [--json FILE]
 
 `ddp` compares reduced gradients with the CPU's, bit by bit, and times steps beside DDP's own and its fp16 hook; `fsdp`
 compares gradients with FSDP2's own; `embedding` and `attention` compare with the same program on the CPU. Each is a job
@@ -27,10 +27,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-import hvd_compress.ddp as hc  # noqa: E402  (from this checkout)
+import hvd_compress.ddp as hc
 
 RANKS = 2
 COMPRESSIONS = {

@@ -52,7 +52,7 @@ def test_what_pytest_cannot_run_is_named(changed_tests: ModuleType) -> None:
     tests = [f"tests/{folder}/test_a.py" for folder in ("unit", "parallel", "player", "benchmarks")]
     here, elsewhere = changed_tests.divided(tests, CHANGED)
     assert here == ["tests/unit/test_a.py"]
-    assert [command.split()[-1] for command in elsewhere] == ["tests/parallel/test_a.py", "sanitize"]
+    assert [command.split()[-1] for command in elsewhere] == ["tests/parallel/test_a.py", "sanitize-rest"]
     assert "make test-benchmarks" in changed_tests.divided(tests, ["benchmarks/a.py"])[1]
 
 
