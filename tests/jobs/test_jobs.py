@@ -61,7 +61,7 @@ def test_a_rank_that_dies(launcher: str, engine: str, misfortune: str) -> None:
     check_failed(train(launcher, engine, misfortune))
 
 
-@pytest.mark.parametrize(("launcher", "engine"), [pytest.param(*TWO_WAYS[0], marks=FIRST), TWO_WAYS[1]])
+@pytest.mark.parametrize(("launcher", "engine"), TWO_WAYS)
 def test_a_rank_that_is_stopped(launcher: str, engine: str) -> None:
     check_failed(train(launcher, engine, "is stopped"), TIMED_OUT)
 
@@ -149,7 +149,6 @@ def test_a_second_backward_pass_on_one_rank() -> None:
     check_failed(train("mpirun", "mpi", "goes back twice"), r"\[rank 1\] UsageError: the gradient of '\w+' was")
 
 
-@FIRST
 def test_every_rank_says_what_differs() -> None:
     job = launch("mpirun", "differ")
     assert job.status != 0

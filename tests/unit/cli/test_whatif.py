@@ -179,6 +179,7 @@ def test_titles_of_pictures_say_what_network_it_is(
     }
 
 
+@pytest.mark.level2
 def test_pictures_of_what_has_no_crossover(model: Path, tmp_path: Path) -> None:
     for options in (("--payload", "0%"), ("--payload", "200%"), ("--backward", "0ms", "--payload", "1%")):
         result = whatif(model, *NETWORK, *options, "--plots", tmp_path / "plots")

@@ -70,5 +70,5 @@ def test_python_is_in_fences() -> None:
 def test_blocks_of_two_ranks(kind: str) -> None:
     job = launch(KINDS[kind], "documented", kind)
     assert job.status == 0, job.output
-    ran = re.findall(r"\[rank (\d)\] ran (\S+)", job.output)
+    ran = re.findall(r"\[rank (\d)\] ran (\S+?:\d+)", job.output)
     assert sorted(ran) == sorted((rank, place) for rank in "01" for place in blocks_of(kind)), job.output

@@ -98,6 +98,7 @@ def test_one_absurd_number_is_named(leaf: Any, tmp_path: Path) -> None:
     assert all(leaf in (None, 5e-324) or path[-1] in optional for path in read_all), read_all
 
 
+@pytest.mark.level2
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 @given(data=st.data())
 def test_the_ends_of_what_may_be_read_are_planned_or_refused(tmp_path: Path, data: st.DataObject) -> None:

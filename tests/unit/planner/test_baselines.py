@@ -134,6 +134,7 @@ class TestByHand:
             assert all(map(space.allow, found[name])), name
             assert any(option.compressions for option in found[name]), name
 
+    @pytest.mark.level2
     def test_a_wide_space_is_no_worse_where_greed_finds_the_best(self, problem: Problem) -> None:
         """Figure 15: what is selected from a crippled space does not beat our choice from the whole one."""
         every = [policy(problem) for policy in POLICIES.values()]

@@ -29,6 +29,7 @@ DENSE = by_name("reduce_scatter@within allreduce@across allgather@within")
 COMPRESSED = by_name("reduce_scatter@within comp@host allgather*@across decomp@host allgather@within")
 
 
+@pytest.mark.level2
 @pytest.mark.parametrize(("hosts", "link"), [(2, "across"), (1, "within")])
 def test_all_collectives_share_a_lane(hosts: int, link: str) -> None:
     table = option_table(Constraints(), ("training", "host"), hosts, 4, in_flight=1)
@@ -63,6 +64,7 @@ def test_boxes_have_the_rows_of_their_tasks_and_one_lane() -> None:
         assert all(end <= start + 1e-6 for (_, end), (start, _) in itertools.pairwise(times))
 
 
+@pytest.mark.level2
 def test_fused_buckets_keep_to_it() -> None:
     far = SYSTEM.model_copy(update={"across": Link(alpha_us=1e4, bytes_per_s=1e8)})
     found = plan(_model(8), far, BOTH, budget_s=5, in_flight=1)

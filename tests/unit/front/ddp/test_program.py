@@ -372,6 +372,7 @@ def test_one_process_of_several_is_told_what_to_do(monkeypatch: pytest.MonkeyPat
         monkeypatch.delenv(name)
 
 
+@pytest.mark.level2
 def test_metrics_of_each_step() -> None:
     run_ranks(measure, ranks=2)
 

@@ -153,6 +153,7 @@ def resume_cut(rank: int, options: dict[str, bool]) -> None:
         assert torch.equal(residuals(again), residuals(going)), name
 
 
+@pytest.mark.level2
 def test_a_rank_that_resumes_alone_cuts_as_the_others() -> None:
     run_ranks(resume_alone, ranks=2)
 

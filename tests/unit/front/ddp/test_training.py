@@ -61,6 +61,7 @@ def train_with_all(rank: int) -> None:
         assert len(hc.decisions(ddp)) > 1
 
 
+@pytest.mark.level2
 def test_hosts_of_two_ranks() -> None:
     """With a ratio of 1 nothing is lost, so that training is that of dense gradients."""
     run_ranks(train_on_hosts, ranks=4)

@@ -75,6 +75,7 @@ def test_little_is_lost_over_the_best_arm(name: str) -> None:
         assert seconds <= 1.15 * best, "what is chosen in the end is about the best"
 
 
+@pytest.mark.level2
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_step_of_a_search_takes_twice_what_dense_takes(name: str) -> None:
     for training, _ in trainings(name, 60):
