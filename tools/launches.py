@@ -101,13 +101,13 @@ def _passes(launch: Launch) -> bool:
             print(f"[{log.name}]", text.rstrip(), sep="\n", flush=True)
         if results and Path(folder, "0.xml").exists():
             shutil.copy(Path(folder, "0.xml"), Path(results, f"{launch.name}.xml"))
-    outcome = "ok" if code == 0 else f"FAILED, the launcher's exit code {code}"
-    print(f"--- {launch.name}: {outcome} in {time.monotonic() - start:.0f} s", flush=True)
+    outcome = "ok" if code == 0 else f"FAILED with exit code {code}" if code is not None else "FAILED: was stopped"
+    print(f"--- {launch.name}: {outcome} after {time.monotonic() - start:.0f} s", flush=True)
     return code == 0
 
 
-def _run(command: list[str], log: Path) -> int | str:
-    """Return the exit code, or what happened instead of one. After it nothing of the launch is left."""
+def _run(command: list[str], log: Path) -> int | None:
+    """Return the exit code; None where a launch takes too long. After it nothing of it is left."""
     with log.open("w") as output:
         launcher = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -115,7 +115,7 @@ def _run(command: list[str], log: Path) -> int | str:
         try:
             return launcher.wait(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            return f"none: stopped after {TIMEOUT_S:.0f} s"
+            return None
         finally:
             if launcher.poll() is None:
                 progress.end_group(launcher, signal.SIGTERM, GRACE_S)  # launchers end their ranks when asked to
