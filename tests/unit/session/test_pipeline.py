@@ -368,6 +368,20 @@ def test_a_step_that_is_soon_over_tells_nobody(monkeypatch: pytest.MonkeyPatch) 
     assert told.announced == []
 
 
+@pytest.mark.parametrize(("announce_s", "first_s"), [(1.0, 1.0), (9 * PATIENCE_S, PATIENCE_S)])
+def test_others_are_told_of_a_wait_early_and_after_a_quarter_of_the_timeout_at_the_latest(
+    announce_s: float, first_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before their own timeouts are over, which begin at about the same time."""
+    waited: list[float] = []
+    monkeypatch.setattr(pipeline_module, "ANNOUNCE_S", announce_s)
+    monkeypatch.setattr(pipeline_module, "wait", lambda futures, timeout: waited.append(timeout))
+    pipeline = connected(4 * PATIENCE_S, Told(()))
+    pipeline.submit(0, Scripted("0", []), "step 0, bucket 0")
+    pipeline.finish()
+    assert set(waited) == {first_s}
+
+
 def test_a_handshake_that_does_not_return_ends_in_an_error(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = Pipeline(TIMEOUT_S)
     passes(monkeypatch, hanging.begun)
