@@ -8,12 +8,12 @@ from typing import Any
 
 
 def covering(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return so many combinations of values, one an axis, that each pair of values is in one; for parametrize()."""
+    """Return combinations of values, one an axis, such that each pair of values is in one; for parametrize()."""
     return combinations(False, lambda *_: True, *axes)
 
 
 def combinations(whole: bool, is_legal: Callable[..., bool], *axes: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return all legal combinations of values, one an axis, or so many that each legal pair of values is in one.
+    """Return all legal combinations of values, one an axis, or enough of them to hold each legal pair of values.
 
     Pairs come from allpairspy, which is greedy and always gives the same. Where the first axes rule out much it can
     miss a pair, so what is missing is added.

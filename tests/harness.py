@@ -269,3 +269,13 @@ def flat_residual(optimizer: ReducingOptimizer, parameters: Mapping[str, torch.n
     """All residuals of a rank in one tensor, zeros where there is none yet."""
     kept = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
     return torch.cat([kept.get(name, torch.zeros(p.numel())).reshape(-1) for name, p in parameters.items()])
+
+
+class Scaler:
+    """As much of a torch.amp.GradScaler as the optimizer asks for."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def get_scale(self) -> float:
+        return self.scale

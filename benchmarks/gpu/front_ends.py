@@ -2,9 +2,10 @@
 
     python -m benchmarks.gpu.front_ends [--device cuda] [--json FILE]
 
-`ddp` compares reduced gradients with the CPU's, bit by bit, and times steps beside DDP's own and its fp16 hook; `fsdp`
+`ddp` compares reduced gradients with the CPU's, bit by bit, and times steps next to DDP's own and its fp16 hook; `fsdp`
 compares gradients with FSDP2's own; `embedding` and `attention` compare with the same program on the CPU. Each is a job
-of its own, and says in words where it cannot run here. `--device cpu` plays the whole of it without a GPU.
+of its own, and says in words where it cannot run here. The exit status is 1 where one fails, or results differ.
+`--device cpu` plays the whole of it without a GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import os
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,14 +52,15 @@ def main(device: str, width: int, json_file: Path | None, names: tuple[str, ...]
         click.echo(f"{name}: {json.dumps(report[name], indent=1)}")
     if json_file:
         json_file.write_text(json.dumps(report, indent=1))
+    sys.exit(int(any(found.get("failure") or found.get("different from the CPU's") for found in report.values())))
 
 
 def run(name: str, device: str, width: int) -> Any:
-    """Return what rank 0 has found, or how the job failed."""
+    """Return what rank 0 has found, or how the job failed: the others run all the same."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             multiprocessing.spawn(be_rank, (name, device, width, folder), nprocs=RANKS if name != "attention" else 1)
-        except Exception as error:
+        except (multiprocessing.ProcessRaisedException, multiprocessing.ProcessExitedException) as error:
             return {"failure": str(error)[-2000:]}
         return json.loads(Path(folder, "report.json").read_text())
 
@@ -69,10 +70,7 @@ def be_rank(rank: int, name: str, device: str, width: int, folder: str) -> None:
     if name != "attention":
         meeting = f"file://{folder}/meeting"
         dist.init_process_group("cpu:gloo,cuda:gloo", init_method=meeting, rank=rank, world_size=RANKS)
-    try:
-        found = JOBS[name](torch.device(device), width)
-    except Exception:
-        found = {"failure": traceback.format_exc()[-3000:]}
+    found = JOBS[name](torch.device(device), width)
     if rank == 0:
         Path(folder, "report.json").write_text(json.dumps(found))
     sys.stdout.flush()

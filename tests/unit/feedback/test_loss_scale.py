@@ -7,6 +7,7 @@ import math
 import pytest
 
 from hvd_compress.feedback.loss_scale import LossScale
+from tests.harness import Scaler
 
 
 class Scaled:
@@ -19,20 +20,12 @@ class Scaled:
         self.factors.append(factor)
 
 
-class Scaler:
-    def __init__(self, scale: float) -> None:
-        self.value = scale
-
-    def get_scale(self) -> float:
-        return self.value
-
-
 def test_residuals_follow_the_scale_of_the_scaler() -> None:
     states, scaler = Scaled(), Scaler(1024.0)
     scale = LossScale(states)  # type: ignore[arg-type]
     scale.follow(scaler)
     scale.update()
-    scaler.value = 512.0
+    scaler.scale = 512.0
     scale.update()
     scale.update()
     assert (states.factors, scale.scale) == ([0.5], 512.0)
@@ -54,6 +47,6 @@ def test_a_scale_that_is_none_changes_nothing(value: float) -> None:
     states = Scaled()
     scale = LossScale(states)  # type: ignore[arg-type]
     scale.follow(scaler := Scaler(64.0))
-    scaler.value = value
+    scaler.scale = value
     scale.update()
     assert (states.factors, scale.scale) == ([], 64.0)

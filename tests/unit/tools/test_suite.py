@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"
@@ -52,7 +51,7 @@ failed:
 
 
 def start(folder: Path, *phases: str) -> subprocess.Popen[str]:
-    """Run phases in a checkout that has the tools, and a program in the place of make."""
+    """Run phases in a checkout that has the tools, and a program instead of make."""
     (folder / "tools").mkdir()
     for name in ("suite.py", "results.py", "progress.py"):
         (folder / "tools" / name).write_text((TOOLS / name).read_text())
@@ -77,8 +76,7 @@ def test_all_phases_run_though_one_fails(tmp_path: Path) -> None:
 def test_an_interrupt_ends_the_phase_and_says_so(tmp_path: Path) -> None:
     process = start(tmp_path, "lint", "long", "unit")
     assert process.stdout is not None
-    while process.stdout.readline() != "this is long\n":
-        time.sleep(0)
+    assert any(line == "this is long\n" for line in process.stdout)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 130

@@ -16,7 +16,7 @@ from hvd_compress.errors import ConfigError, MismatchError, PayloadError
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
-from tests.harness import REQUESTS, alone, backward, make_optimizer, make_parameters, on_engine, remembered
+from tests.harness import REQUESTS, Scaler, alone, backward, make_optimizer, make_parameters, on_engine, remembered
 
 FLAT = ("topk-star", "topk-allgather", "efsign", "int8", "int2", "int4-stochastic", "int8-gather")
 RESUMED = {
@@ -161,16 +161,6 @@ def test_loading_in_mid_training_does_not_move_the_step_counter() -> None:
         return optimizer.last_step.step
 
     assert run_ranks(2, body) == [3, 3]
-
-
-class Scaler:
-    """As much of a torch.amp.GradScaler as the optimizer asks for."""
-
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
-
-    def get_scale(self) -> float:
-        return self.scale
 
 
 def test_residuals_follow_the_loss_scale() -> None:
