@@ -14,7 +14,7 @@ from hvd_compress.embedding import SGD, Adam, CachedEmbedding, CachedEmbeddingBa
 from hvd_compress.embedding.exchange import Exchanger
 from hvd_compress.embedding.threads import Threads
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.errors import CommunicationError, ConfigError, UsageError
 from tests.unit.embedding.reference import SynchronousTable
 
 
@@ -98,6 +98,22 @@ def test_epochs_and_loops_that_are_left(lookahead: int | None) -> None:
         reference.train(batch, lambda rows, ids, _: rows[ids].sum())
     assert torch.equal(found[:, :width], reference.records[:, :width])
     assert [module.steps for module in modules] == [len(steps)] * 3
+
+
+def test_the_debug_mode_checks_what_each_step_reads() -> None:
+    """A row that some step has changed since: its gradients would be of another row."""
+
+    def body(engine: InProcessEngine) -> None:
+        module = embedding()
+        batches = [torch.tensor([1, 2]), torch.tensor([3, 4]), torch.tensor([1, 5])]
+        iterator = iter(loader_of(batches, module, engine, debug=True))
+        module(next(iterator)).sum().backward()
+        module.versions.used(torch.tensor([5]), 8)  # before the exchange of the third step says so, too
+        module(next(iterator)).sum().backward()
+        with pytest.raises(CommunicationError, match=r"step 2: row 5 of .* is as step -1 has left it, and step 8"):
+            next(iterator)
+
+    run_ranks(1, body)
 
 
 def test_two_loaders_share_an_embedding() -> None:

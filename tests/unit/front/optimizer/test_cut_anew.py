@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
+from time import perf_counter
 
 import pytest
 import torch
@@ -136,6 +137,23 @@ def test_gradients_stay_as_somebody_else_has_cut_them(
 
     counts = run_ranks(2, body, hosts=(0, 1))
     assert counts[0] == counts[1] == LENGTH * counts[0][:1]
+
+
+def test_a_step_takes_from_the_end_of_the_last_one_to_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken_s: list[float] = []
+    monkeypatch.setattr(cutting.Cutting, "step", lambda self, waited_s, step_s: taken_s.append(step_s) or [])
+
+    def body(engine: InProcessEngine) -> None:
+        parameters = make_parameters(SHAPES)
+        request = Request(COMPRESSORS["int4"])
+        optimizer = make_optimizer(parameters, request, lambda: engine, engine.rank, 2, settings=SETTINGS)
+        stepped(optimizer, parameters, engine.rank, LENGTH)
+
+    begun_s = perf_counter()
+    run_ranks(2, body, hosts=(0, 1))
+    assert len(taken_s) > 2 * STEPS, "of both ranks"
+    assert all(step_s > 0 for step_s in taken_s)
+    assert sum(taken_s) < 2 * (perf_counter() - begun_s)
 
 
 @pytest.mark.usefixtures("longer")
