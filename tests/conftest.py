@@ -26,12 +26,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 LEVEL2_FOLDERS = ("benchmarks", "jobs", "player", "unit/docs", "unit/integrations", "unit/tools")
 """Of these the tests are of the second level, but for those that are marked `level1`: they start programs."""
+FIRST_LEVEL = "not level2"
+"""Tests, as `-m` selects them."""
 RANKS_FOLDER = "parallel"
 """Its tests run in ranks of one job."""
 
 
 def folder_of(item: pytest.Item) -> str:
     return item.path.parent.relative_to(Path(__file__).parent).as_posix()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file without a test of the first level is not imported for it, as those of transformers take seconds."""
+    if config.option.markexpr != FIRST_LEVEL or collection_path.suffix != ".py":
+        return None
+    folder = collection_path.parent.relative_to(Path(__file__).parent).as_posix()
+    return folder.startswith(LEVEL2_FOLDERS) and "level1" not in collection_path.read_text() or None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -41,11 +41,10 @@ def pairs(values: Sequence[Any]) -> set[tuple[int, Any, int, Any]]:
 
 def completed(found: Sequence[tuple[Any, ...]], legal: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Return combinations and, of the legal ones, those that hold most of the pairs that are missing, one by one."""
-    found = list(found)
-    missing = {pair for values in legal for pair in pairs(values)} - {
-        pair for values in found for pair in pairs(values)
-    }
+    found, of = list(found), {values: pairs(values) for values in legal}
+    missing = set().union(*of.values()) - {pair for values in found for pair in pairs(values)}
     while missing:
-        found.append(max(legal, key=lambda values: (len(pairs(values) & missing), str(values))))
-        missing -= pairs(found[-1])
+        most = max(len(of[values] & missing) for values in legal)
+        found.append(max((values for values in legal if len(of[values] & missing) == most), key=str))
+        missing -= of[found[-1]]
     return found

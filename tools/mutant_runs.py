@@ -36,13 +36,15 @@ SUCCESS, NOTHING_COLLECTED = 0, 5
 
 @dataclass(frozen=True)
 class Fault:
-    """Other contents of files, and in compiled ones the number of the fault that is switched on."""
+    """Other contents of files, in compiled ones the number of the fault that is switched on, and what else the
+    environment says to tests."""
 
     files: Mapping[str, bytes]
     number: int = 0
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def undone(self) -> Fault:
-        return Fault(self.files if self.number else {})
+        return Fault(self.files if self.number else {}, variables=self.variables)
 
 
 @dataclass
@@ -151,7 +153,7 @@ class Copy:
         before = {name: (self.folder / name).read_bytes() for name in fault.files}
         try:
             self._write(fault.files)
-            return self._pytest(tests, options, limit_s, fault.number)
+            return self._pytest(tests, options, limit_s, fault)
         finally:
             self._write(before)
 
@@ -160,17 +162,17 @@ class Copy:
             (self.folder / name).unlink()  # a library that a process still uses cannot be written to
             (self.folder / name).write_bytes(content)
 
-    def _pytest(self, tests: Sequence[str], options: Sequence[str], limit_s: float, number: int) -> Ran:
+    def _pytest(self, tests: Sequence[str], options: Sequence[str], limit_s: float, fault: Fault) -> Ran:
         deselected = [word for test in list(self.left_out) for word in ("--deselect", test)]
         quiet = ["-x", "-v", "--tb=line", "--color=no", "-p", "no:cacheprovider"]
         command = [*self.launcher, sys.executable, "-m", "pytest", *quiet, *deselected, *options, *tests]
-        own = {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1", "HVD_MUTANT": str(number)}
+        own = {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1", "HVD_MUTANT": str(fault.number)}
         log, start = self.folder.with_suffix(".log"), time.monotonic()
         with log.open("w") as said:
             process = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env=os.environ | own,
+                env=os.environ | own | fault.variables,
                 stdout=said,
                 stderr=said,
                 start_new_session=True,
@@ -181,9 +183,9 @@ class Copy:
             time.sleep(0.2)
             hangs = time.time() - log.stat().st_mtime > HANGS_S
         is_ended = process.poll() is None
+        said_at_all = log.read_text(errors="replace")  # before the running test fails for being ended
         if is_ended:
             end(process)
-        said_at_all = log.read_text(errors="replace")
         return Ran(
             None if is_ended else process.returncode,
             ENDED.findall(said_at_all),

@@ -27,6 +27,7 @@ from typing import Any
 
 import native_mutations
 import python_mutations
+import sanitize
 from changed_tests import ELSEWHERE, FIRST_LEVEL
 from mutant_runs import Copy, Fault, Outcome, nearest
 from python_mutations import Mutation
@@ -80,7 +81,8 @@ def main() -> None:
     def run(number: int) -> None:
         copy = copies.get()
         try:
-            tests = [test for test in nearest(copy.tree, table.drawn[number].file) if belongs(test, stage)]
+            fault = table.drawn[number]
+            tests = [test for test in nearest(copy.tree, fault.file) if belongs(test, stage, fault)]
             table.add(number, stage, copy.meet(faults[number], tests, level(stage), options.limit_s))
         finally:
             copies.put(copy)
@@ -149,7 +151,9 @@ def faults_of(table: Table, wanted: Sequence[int], texts: Mapping[str, str]) -> 
         table.drawn |= build.make(drawn_of_native(table.seed, texts))
         tiles = f"build/{native_mutations.TREE}/tiles.so"
         libraries = {f"hvd_compress/{build.module.name}": build.module.read_bytes(), tiles: build.tiles.read_bytes()}
-        faults = {number: Fault(libraries, number) for number in wanted}
+        played = {"HVD_COMPRESS_TILES": tiles, "HVD_COMPRESS_TEST_EXAMPLES": sanitize.EXAMPLES}
+        for number in wanted:
+            faults[number] = Fault(libraries, number, played if is_of_cuda(table.drawn[number]) else {})
     for number in wanted:
         each = table.drawn[number]
         if each.file.endswith(".py"):
@@ -157,8 +161,15 @@ def faults_of(table: Table, wanted: Sequence[int], texts: Mapping[str, str]) -> 
     return faults
 
 
-def belongs(test: str, stage: str) -> bool:
-    """Whether a stage runs a file of tests."""
+def is_of_cuda(fault: Mutation) -> bool:
+    return fault.file.startswith("csrc/cuda/")
+
+
+def belongs(test: str, stage: str, fault: Mutation) -> bool:
+    """Whether a stage runs a file of tests, on what has the fault: kernels of CUDA, where tools/sanitize.py plays them
+    on the CPU."""
+    if is_of_cuda(fault):
+        return test.startswith(sanitize.TESTS)
     if stage == RANKS:
         return test.startswith("tests/parallel/")
     return not test.startswith((*ELSEWHERE, "tests/wheel/"))

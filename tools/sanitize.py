@@ -23,6 +23,7 @@ LOG = BUILD / "log"
 COMPILER = shlex.split(os.environ.get("CXX") or "c++")
 # The tests are some ten times slower so, and what they compare has been compared without sanitizers.
 EXAMPLES = "0.05"
+TESTS = ("tests/native", "tests/conformance/test_malformed.py")
 NO_KERNELS = ("cuda_build", "ends", "gil", "levels", "machine_code")
 """Tests of tests/native that look at files, or would only wait."""
 RUN_TESTS = """
@@ -77,7 +78,7 @@ def _pytest(title: str, name: str, marked: str) -> None:
     """Run the tests of the kernels and of malformed payloads on the sanitized package."""
     package, variables = sanitized(LOG)
     options = [*_options(name), "-m", marked, *(f"--ignore=tests/native/test_{each}.py" for each in NO_KERNELS)]
-    tests = [sys.executable, "-c", RUN_TESTS, package, *options, "tests/native", "tests/conformance/test_malformed.py"]
+    tests = [sys.executable, "-c", RUN_TESTS, package, *options, *TESTS]
     progress.run(title, tests, LOG, os.environ | variables)
 
 
