@@ -106,3 +106,11 @@ def test_a_budget_ends_the_offloading_of_groups() -> None:
     some = problem.offload([0] * 4, [1, 1], 2)
     assert not some.complete
     assert some.simulations <= 2 + 3, "a group that is begun is ended, and none is begun after it"
+
+
+def test_what_compresses_on_the_cpu_already_is_no_choice() -> None:
+    """Half of the tensors are there: 3 choices, as of two tensors alone, not 3 times 3."""
+    lanes = [TRAINING, ACROSS, HOST, ACROSS]
+    problem = NativeProblem([2] * 4, [0] * 4, [[0, 1], [2, 3]], lanes, [[1, 1, 4, 1]])
+    assert problem.offload([0, 1, 0, 1], [1, 1], 3).complete
+    assert not problem.offload([0, 1, 0, 1], [1, 1], 2).complete
