@@ -39,11 +39,11 @@ JUNIT = $(if $(TEST_RESULTS),--junitxml='$(TEST_RESULTS)/results.xml')
 PYTHON_SOURCES = hvd_compress tests examples benchmarks tools setup.py
 CPP_SOURCES = $(shell find csrc tests -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 # Jobs first: they wait much, next to tests that compute.
-TESTS = $(wildcard tests/jobs tests/unit tests/native tests/conformance)
+TESTS = $(wildcard tests/jobs tests/benchmarks tests/unit tests/native tests/conformance)
 PHASES = lint types unit sanitize parallel
 REST_PHASES = unit-rest sanitize-rest parallel-rest
 
-.PHONY: help setup native wheel docs demo test test-all test-changed mutants tiles sanitized $(PHASES) $(REST_PHASES) conformance mutate-cuda fuzz test-benchmarks time-to-accuracy format gpu-check clean
+.PHONY: help setup native wheel docs demo test test-all test-changed mutants tiles sanitized $(PHASES) $(REST_PHASES) conformance mutate-cuda fuzz time-to-accuracy format gpu-check clean
 
 help: ## print this
 	@echo "Targets:"
@@ -120,9 +120,6 @@ parallel-rest: native ## its second level: 2, 3 and 4 ranks under mpirun, and ho
 
 conformance: native ## the conformance suite with every combination, of which `make test-all` takes a covering of pairs
 	@exec $(PARALLEL_ENV) python -m pytest -n 2 --dist worksteal --whole-product tests/conformance
-
-test-benchmarks: native ## the tests of the scripts in benchmarks/, of which `make test` runs none
-	@exec $(PARALLEL_ENV) python -m pytest -n 2 tests/benchmarks
 
 time-to-accuracy: native ## train a language model by a few methods, one seed, and multiply its steps by the recorded seconds a step (10 minutes)
 	@exec python -m benchmarks.time_to_accuracy.run quick

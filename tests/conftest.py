@@ -41,7 +41,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr != FIRST_LEVEL or collection_path.suffix != ".py":
         return None
     folder = collection_path.parent.relative_to(Path(__file__).parent).as_posix()
-    return folder.startswith(LEVEL2_FOLDERS) and "level1" not in collection_path.read_text() or None
+    return (folder.startswith(LEVEL2_FOLDERS) and "level1" not in collection_path.read_text()) or None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

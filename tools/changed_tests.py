@@ -23,7 +23,7 @@ EVERYTHING = ("CMakeLists.txt", "pyproject.toml", "requirements/", "setup.py", "
 ELSEWHERE = {
     "tests/parallel/": "mpirun -np 3 --map-by :OVERSUBSCRIBE --bind-to none python -m pytest -x {}",
     "tests/player/": "make sanitize-rest",
-    "tests/benchmarks/": "make test-benchmarks",
+    "tests/benchmarks/": "python -m pytest -n 2 {}",
 }
 """Tests that this does not run, and what does. Those of benchmarks need almost everything, and are named only where
 benchmarks/ has changed."""

@@ -51,7 +51,18 @@ LEAVE_OUT = ("csrc/cpu/isa/avx", "csrc/cuda/machine.hpp")
 """What not every machine runs."""
 MPIRUN = ("mpirun", "-np", "3", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none")
 FIRST, SECOND, RANKS = "first level", "second level", "three ranks"
-EQUIVALENT: dict[tuple[str, str, str], str] = {}
+EQUIVALENT = {
+    (
+        "hvd_compress/schemes/flat.py",
+        "other.steps <= own.steps and other.bytes <= own.bytes and (other != own or number < place)",
+        "other.steps <= own.steps and other.bytes <= own.bytes and (other != own or number <= place)",
+    ): "a scheme is not compared with itself",
+    (
+        "csrc/cpu/pool/pool.cpp",
+        "if (parts >= 4 * (helpers + 1) && asleep_.load(std::memory_order_relaxed) >= helpers) {",
+        "if (parts >= 4 * (helpers + 1) || asleep_.load(std::memory_order_relaxed) >= helpers) {",
+    ): "the same parts are worked at, some by the caller alone: a matter of time",
+}
 """By the file and the line as the table shows it, first before and then after, why what survives is no fault."""
 
 

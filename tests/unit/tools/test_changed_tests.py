@@ -53,7 +53,7 @@ def test_what_pytest_cannot_run_is_named(changed_tests: ModuleType) -> None:
     here, elsewhere = changed_tests.divided(tests, CHANGED)
     assert here == ["tests/unit/test_a.py"]
     assert [command.split()[-1] for command in elsewhere] == ["tests/parallel/test_a.py", "sanitize-rest"]
-    assert "make test-benchmarks" in changed_tests.divided(tests, ["benchmarks/a.py"])[1]
+    assert "python -m pytest -n 2 tests/benchmarks/test_a.py" in changed_tests.divided(tests, ["benchmarks/a.py"])[1]
 
 
 def test_the_second_level_runs_where_it_was_changed(changed_tests: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
