@@ -45,7 +45,7 @@ USER 1000:1000
 WORKDIR /home/hvd/hvd_compress
 ENV PATH=/opt/hvd/bin:$PATH
 COPY --chown=hvd:hvd pyproject.toml ./
-COPY --chown=hvd:hvd tools/launches.py tools/progress.py tools/
+COPY --chown=hvd:hvd tools/launches.py tools/progress.py tools/results.py tools/
 COPY --chown=hvd:hvd docker/smoke_test.py docker/ssh_setup.sh docker/
 COPY --chown=hvd:hvd examples examples
 COPY --chown=hvd:hvd tests tests

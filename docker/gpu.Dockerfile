@@ -57,7 +57,7 @@ WORKDIR /home/hvd/hvd_compress
 # For the container toolkit of NVIDIA: which of the host's GPUs and libraries of its driver to show here.
 ENV PATH=/opt/hvd/bin:$PATH NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --chown=hvd:hvd pyproject.toml ./
-COPY --chown=hvd:hvd tools/launches.py tools/progress.py tools/
+COPY --chown=hvd:hvd tools/launches.py tools/progress.py tools/results.py tools/
 COPY --chown=hvd:hvd docker/smoke_test.py docker/ssh_setup.sh docker/
 COPY --chown=hvd:hvd examples examples
 COPY --chown=hvd:hvd tests tests

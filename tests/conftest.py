@@ -32,6 +32,10 @@ RANKS_FOLDER = "parallel"
 """Its tests run in ranks of one job."""
 
 
+def is_level2(folder: str) -> bool:
+    return f"{folder}/".startswith(tuple(f"{each}/" for each in LEVEL2_FOLDERS))
+
+
 def folder_of(item: pytest.Item) -> str:
     return item.path.parent.relative_to(Path(__file__).parent).as_posix()
 
@@ -41,12 +45,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr != FIRST_LEVEL or collection_path.suffix != ".py":
         return None
     folder = collection_path.parent.relative_to(Path(__file__).parent).as_posix()
-    return (folder.startswith(LEVEL2_FOLDERS) and "level1" not in collection_path.read_text()) or None
+    return (is_level2(folder) and "level1" not in collection_path.read_text()) or None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if folder_of(item).startswith(LEVEL2_FOLDERS) and item.get_closest_marker("level1") is None:
-        item.add_marker("level2")
+    if is_level2(folder_of(item)):
+        if item.get_closest_marker("level1") is None:
+            item.add_marker("level2")
+        else:
+            assert "level1" in item.path.read_text(), f"{item.path} is not read for a mark that stands elsewhere"
 
 
 @pytest.hookimpl(wrapper=True)

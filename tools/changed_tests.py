@@ -18,6 +18,7 @@ from pathlib import Path
 import closure
 
 ROOT = Path(__file__).resolve().parent.parent
+PROSE = (".md", ".png")
 EVERYTHING = ("CMakeLists.txt", "pyproject.toml", "requirements/", "setup.py", "tests/conftest.py")
 """What all tests need."""
 ELSEWHERE = {
@@ -28,6 +29,8 @@ ELSEWHERE = {
 """Tests that this does not run, and what does. Those of benchmarks need almost everything, and are named only where
 benchmarks/ has changed."""
 FIRST_LEVEL = ("-m", "not level2")
+LEVEL2_FOLDERS = ("tests/jobs/", "tests/unit/docs/", "tests/unit/integrations/", "tests/unit/tools/")
+"""As tests/conftest.py has them."""
 SUCCESS, NOTHING_COLLECTED = 0, 5  # of pytest
 FEW = 4
 """Files of tests that take less time than a second process of pytest."""
@@ -42,6 +45,8 @@ def main() -> int:
     found = [test for test in selected(closure.checkout(ROOT, changed), changed) if (ROOT / test).exists()]
     tests, elsewhere = divided(found, changed)
     print(f"{len(changed)} files have changed, {len(tests)} files of tests need them", flush=True)
+    if later := [test for test in found if test not in changed and is_of_level2(ROOT, test)]:
+        elsewhere.append(f"python -m pytest -m level2 {' '.join(later)}")
     for command in elsewhere:
         print(f"not run here: {command}", flush=True)
     if options.list:
@@ -52,7 +57,7 @@ def main() -> int:
 
 def changed_files(root: Path, since: str) -> list[str]:
     """Return what differs from a commit, with files that git does not know yet."""
-    differ = _git(root, "diff", "--name-only", "--no-renames", "-z", since).split("\0")
+    differ = _git(root, "diff", "--name-only", "--no-renames", "--relative", "-z", since).split("\0")
     return sorted(filter(None, [*differ, *_git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0")]))
 
 
@@ -69,8 +74,10 @@ def _git(root: Path, *words: str) -> str:
 
 def selected(checkout: closure.Checkout, changed: Iterable[str]) -> list[str]:
     """Return the files of tests that need one of these files, from the nearest on."""
-    if everything := [file for file in changed if file.startswith(EVERYTHING)]:
-        print(f"all tests need {', '.join(everything)}")
+    changed = list(changed)
+    unknown = [file for file in changed if not file.endswith(PROSE) and not checkout.tests_of([file])]
+    if everything := [file for file in changed if file.startswith(EVERYTHING)] or unknown:
+        print(f"all tests {'may ' * (everything == unknown)}need {', '.join(everything)}")
         return checkout.tests
     steps = checkout.tests_of(changed)
     return sorted(steps, key=lambda test: (steps[test], test))
@@ -94,8 +101,17 @@ def run(tests: list[str], changed: Iterable[str], arguments: list[str]) -> int:
     """Run both levels of what has changed itself, and of the rest the first; return the status of the first failure."""
     own = [test for test in tests if test in set(changed)]
     others = [test for test in tests if test not in set(changed)]
-    statuses = [_pytest(own, arguments), _pytest(others, [*FIRST_LEVEL, *arguments])]
-    return next((status for status in statuses if status not in (SUCCESS, NOTHING_COLLECTED)), SUCCESS)
+    of_own, of_others = _pytest(own, arguments), _pytest(others, [*FIRST_LEVEL, *arguments])
+    if of_own == NOTHING_COLLECTED and arguments:  # such as -k
+        of_own = SUCCESS
+    return of_own or (SUCCESS if of_others == NOTHING_COLLECTED else of_others)
+
+
+def is_of_level2(root: Path, test: str) -> bool:
+    """Whether some of a file's tests are of the second level and run by pytest alone."""
+    if test.startswith(tuple(ELSEWHERE)):
+        return False
+    return test.startswith(LEVEL2_FOLDERS) or "level2" in (root / test).read_text()
 
 
 def _pytest(tests: list[str], arguments: list[str]) -> int:

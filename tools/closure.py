@@ -184,7 +184,7 @@ class Checkout:
         found: Needs = {}
         for path in map(_path, texts):
             end = posixpath.basename(path)
-            if "." in end and end not in ("__init__.py", "conftest.py"):
+            if ("." in end or path in self.files) and end not in ("__init__.py", "conftest.py"):
                 named = [file for file in self._ends.get(end, ()) if f"/{file}".endswith(f"/{path}")]
                 if "/" not in path and len(named) > 1:
                     named = [path] if path in named else [file for file in named if not file.startswith("benchmarks/")]
@@ -227,7 +227,7 @@ class Checkout:
 
     @functools.cache  # noqa: B019
     def _tree(self, file: str) -> ast.Module:
-        return ast.parse(self._text(file))
+        return ast.parse(self._text(file), filename=file)
 
     def size(self, file: str) -> int:
         """Return how long a file is."""
@@ -239,7 +239,7 @@ class Checkout:
 
 
 def _path(text: str) -> str:
-    return posixpath.normpath(text).lstrip("./") if 0 < len(text) < 200 else ""
+    return posixpath.normpath(text).removeprefix("./") if 0 < len(text) < 200 else ""
 
 
 def _folders(file: str) -> Iterator[str]:

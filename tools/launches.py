@@ -1,7 +1,8 @@
-"""Run tests/parallel on the ranks of mpirun or horovodrun, and leave what rank 0 found in TEST_RESULTS.
+"""Run tests/parallel on the ranks of mpirun or horovodrun, and leave what they found in TEST_RESULTS.
 
 launches.py first: its first level under mpirun with 3 ranks, one of which is neither the first nor the last.
 launches.py rest: its second level, and with 2 and 4 ranks what depends on the launcher or on the number of ranks.
+launches.py: both.
 
 Every rank writes its output into a file of its own. Rank 0's is shown; when a launch fails, so are the others'.
 """
@@ -20,8 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import progress
+import results
 
 TIMEOUT_S = float(os.environ.get("LAUNCH_TIMEOUT_S", "600"))
+RANKS_DIFFER = -1
+"""In the place of an exit code of 0."""
 GRACE_S = 10.0  # between asking a launcher to end its ranks and killing it
 
 # What each rank runs: pytest with its output in a file, whose name carries the rank. pytest's temporary files lie next
@@ -68,7 +72,7 @@ class Launch:
 
     @property
     def name(self) -> str:
-        return f"{self.launcher[0]}-{self.ranks}"
+        return f"{self.launcher[0]}-{self.ranks}-{'rest' if self.marked == REST else 'first'}"
 
 
 def main() -> None:
@@ -81,29 +85,50 @@ def main() -> None:
             Launch(mpirun, 2, FIRST, BY_LAUNCH),
             Launch(mpirun, 4, FIRST, OF_FOUR),
             Launch(horovodrun, 2, FIRST, BY_LAUNCH),
+            Launch(horovodrun, 2, REST, ["test_broadcasts.py"]),
         ],
     }
-    passed = [_passes(launch) for level in sys.argv[1:] for launch in levels[level]]
+    progress.adopt_orphans()
+    passed = [_passes(launch) for level in sys.argv[1:] or levels for launch in levels[level]]
     sys.exit(int(not all(passed)))
 
 
 def _passes(launch: Launch) -> bool:
-    """Run one, and leave rank 0's result file."""
+    """Run one, and leave rank 0's result file; after a failure those of all ranks."""
     print(f"--- {launch.name}", flush=True)
     start = time.monotonic()
-    results = os.environ.get("TEST_RESULTS")
+    folder_of_results = os.environ.get("TEST_RESULTS")
     with tempfile.TemporaryDirectory(prefix="hvd_compress-parallel-") as folder:
         rank = ["sh", "-c", RANK_SCRIPT, folder, sys.executable, "-c", RUN_PYTEST, *OPTIONS, *launch.arguments]
         code = _run([*launch.launcher, "-np", str(launch.ranks), *rank], Path(folder, "launcher.log"))
+        if code == 0 and not _alike(Path(folder), launch.ranks):
+            code = RANKS_DIFFER
         logs = [Path(folder, "0.log")] if code == 0 else sorted(Path(folder).glob("*.log"))
         for log in logs:
             text = log.read_text(errors="replace") if log.exists() else "(no output)"
             print(f"[{log.name}]", text.rstrip(), sep="\n", flush=True)
-        if results and Path(folder, "0.xml").exists():
-            shutil.copy(Path(folder, "0.xml"), Path(results, f"{launch.name}.xml"))
-    outcome = "ok" if code == 0 else f"FAILED with exit code {code}" if code is not None else "FAILED: was stopped"
+        if folder_of_results is not None:
+            found = sorted(Path(folder).glob("*.xml"))[: 1 if code == 0 else None]
+            for file in found:
+                shutil.copy(file, Path(folder_of_results, f"{launch.name}-rank{file.stem}.xml"))
+            if code != 0 and not any(case.outcome == "failed" for case in results.read(Path(folder))):
+                results.leave_failure(folder_of_results, launch.name, "the launch itself")
+    outcome = {0: "ok", None: "FAILED: was stopped", RANKS_DIFFER: "FAILED, as ranks differ"}.get(
+        code, f"FAILED with exit code {code}"
+    )
     print(f"--- {launch.name}: {outcome} after {time.monotonic() - start:.0f} s", flush=True)
     return code == 0
+
+
+def _alike(folder: Path, ranks: int) -> bool:
+    """Whether all ranks have come to the end of the same tests, and some of them."""
+    found = [results.read(folder, f"{rank}.xml") for rank in range(ranks)]
+    seen = [{(case.name, case.outcome) for case in cases} for cases in found]
+    if seen[0] and all(each == seen[0] for each in seen):
+        return True
+    differ = sorted({name for each in seen for name, _ in each ^ seen[0]})
+    print(f"ranks have run {', '.join(str(len(each)) for each in seen)} tests: {' '.join(differ)}", flush=True)
+    return False
 
 
 def _run(command: list[str], log: Path) -> int | None:
@@ -119,6 +144,7 @@ def _run(command: list[str], log: Path) -> int | None:
         finally:
             if launcher.poll() is None:
                 progress.end_group(launcher, signal.SIGTERM, GRACE_S)  # launchers end their ranks when asked to
+            progress.end_orphans()
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 import closure
+import progress
 
 BATCHES = (5, 20)
 """Files of tests in the first processes of pytest; the last one takes all others."""
@@ -185,7 +186,7 @@ class Copy:
         is_ended = process.poll() is None
         said_at_all = log.read_text(errors="replace")  # before the running test fails for being ended
         if is_ended:
-            end(process)
+            progress.end_group(process, signal.SIGTERM, GRACE_S)  # politely first, as mpirun ends its ranks then
         return Ran(
             None if is_ended else process.returncode,
             ENDED.findall(said_at_all),
@@ -201,21 +202,8 @@ def _end_with_parent() -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End what runs in the session of a process: politely first, as mpirun ends its ranks then."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(GRACE_S)
-        except ProcessLookupError:
-            break
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
-
-
 def _running(said: str) -> str:
-    """Return the test that has begun and not ended; a crash writes behind its name."""
+    """Return the test that has begun and not ended; a crash writes after its name."""
     begun = [line for line in said.splitlines() if line.startswith("tests/") and "::" in line]
     return "" if not begun or ENDED.match(begun[-1]) else begun[-1].partition("Fatal Python error")[0].strip()
 

@@ -180,7 +180,7 @@ def belongs(test: str, stage: str, fault: Mutation) -> bool:
     """Whether a stage runs a file of tests, on what has the fault: kernels of CUDA, where tools/sanitize.py plays them
     on the CPU."""
     if is_of_cuda(fault):
-        return test.startswith(sanitize.TESTS)
+        return test.startswith(sanitize.TESTS) and not test.endswith(sanitize.IGNORED)
     if stage == RANKS:
         return test.startswith("tests/parallel/")
     return not test.startswith((*ELSEWHERE, "tests/wheel/"))

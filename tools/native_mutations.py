@@ -114,7 +114,7 @@ def _closing(code: str, start: int) -> int:
 
 
 def switched(text: str, faults: Mapping[int, Mutation]) -> str:
-    """Return a source with faults behind their numbers, on as many lines as before."""
+    """Return a source with faults that their numbers switch on, on as many lines as before."""
     whole = text.encode()
     for number, each in sorted(faults.items(), key=lambda item: -item[1].start):
         old = whole[each.start : each.end].decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import re
@@ -18,6 +19,7 @@ from pathlib import Path
 REDRAW_S = 0.5  # on a terminal, one line that is redrawn
 REPEAT_S = 20.0  # elsewhere (a CI log), a new line now and then shows that it is alive
 TAIL_LINES = 30
+PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 5.0  # between asking a command to end and killing it
 
 ERROR = re.compile(r"\berror\b\s*:|CMake Error|\bERROR\b")
@@ -39,7 +41,7 @@ def main(program: Callable[[], None]) -> None:
     except StepError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        print("interrupted; the next call begins with the step that was interrupted", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         sys.exit(130)
 
 
@@ -81,13 +83,29 @@ def call(command: Sequence[str | Path]) -> int:
 
 
 def end_group(process: subprocess.Popen[bytes], number: int, grace_s: float) -> None:
-    """Send a signal to the process group that a command leads, and kill what of it is left after `grace_s`."""
-    os.killpg(process.pid, number)
-    with suppress(subprocess.TimeoutExpired):
+    """Send a signal to the process group that a command leads, and kill what of it is left after `grace_s`, or after
+    another interrupt."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+    with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
         process.wait(grace_s)
     with suppress(ProcessLookupError):  # where nothing is left
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def adopt_orphans() -> None:
+    """Let what loses its parent below this process become a child of this one, so that end_orphans() finds it."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_orphans() -> None:
+    """Kill what a command that has ended has left, in whatever session; after adopt_orphans()."""
+    while children := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        for pid in map(int, children):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def acquire(lock: int, what: str) -> None:

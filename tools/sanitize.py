@@ -16,6 +16,7 @@ from pathlib import Path
 
 import player
 import progress
+import results
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "sanitize"
@@ -24,7 +25,7 @@ COMPILER = shlex.split(os.environ.get("CXX") or "c++")
 # The tests are some ten times slower so, and what they compare has been compared without sanitizers.
 EXAMPLES = "0.05"
 TESTS = ("tests/native", "tests/conformance/test_malformed.py")
-NO_KERNELS = ("cuda_build", "ends", "gil", "levels", "machine_code")
+IGNORED = tuple(f"tests/native/test_{each}.py" for each in ("cuda_build", "ends", "gil", "levels", "machine_code"))
 """Tests of tests/native that look at files, or would only wait."""
 RUN_TESTS = """
 import sys
@@ -44,6 +45,7 @@ def main() -> None:
             part()
         except progress.StepError as error:
             failures.append(str(error))
+            results.leave_failure(os.environ.get("TEST_RESULTS"), part.__name__.strip("_"), str(error))
     if failures:
         raise progress.StepError("\n\n".join(failures))
 
@@ -77,7 +79,7 @@ def _rest() -> None:
 def _pytest(title: str, name: str, marked: str) -> None:
     """Run the tests of the kernels and of malformed payloads on the sanitized package."""
     package, variables = sanitized(LOG)
-    options = [*_options(name), "-m", marked, *(f"--ignore=tests/native/test_{each}.py" for each in NO_KERNELS)]
+    options = [*_options(name), "-m", marked, *(f"--ignore={test}" for test in IGNORED)]
     tests = [sys.executable, "-c", RUN_TESTS, package, *options, *TESTS]
     progress.run(title, tests, LOG, os.environ | variables)
 

@@ -39,21 +39,22 @@ class Phase:
 
     @property
     def failures(self) -> list[str]:
-        if self.ending == "ok":
-            return []
-        return [f"{self.name}: {case.name}" for case in self.cases if case.outcome == "failed"] or [
-            f"{self.name}: {self.ending}"
-        ]
+        named = [f"{self.name}: {case.name}" for case in self.cases if case.outcome == "failed"]
+        return named or ([] if self.ending == "ok" else [f"{self.name}: {self.ending}"])
 
 
 def main() -> None:
     make, *names = sys.argv[1:]
-    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.parent.mkdir(parents=True, exist_ok=True)
+    progress.adopt_orphans()
     ended: list[Phase] = []
-    for name in names:
-        ended.append(_run(shlex.split(make), name))
-        if ended[-1].ending == INTERRUPTED:
-            break
+    with FOLDER.with_suffix(".lock").open("w") as lock:
+        progress.acquire(lock.fileno(), "other tests of this checkout run")
+        shutil.rmtree(FOLDER, ignore_errors=True)
+        for name in names:
+            ended.append(_run(shlex.split(make), name))
+            if ended[-1].ending == INTERRUPTED:
+                break
     print(summary(ended), flush=True)
     sys.exit(130 if ended[-1].ending == INTERRUPTED else int(any(phase.failures for phase in ended)))
 
@@ -78,6 +79,8 @@ def _ending(command: Sequence[str], environment: dict[str, str]) -> str:
     except KeyboardInterrupt:
         progress.end_group(process, signal.SIGINT, GRACE_S)
         return INTERRUPTED
+    finally:
+        progress.end_orphans()
     return "ok" if code == 0 else f"failed with exit code {code}"
 
 

@@ -21,6 +21,8 @@ if phase == "unit":
     sys.exit(2)
 if phase == "sanitize":
     sys.exit(3)
+if phase == "torn":
+    results.write_text("<testsuite><testcase")
 if phase == "long":
     time.sleep(1000)
 """
@@ -40,14 +42,25 @@ skipped:
 lint            ok                               N s
 unit            failed with exit code 2          N s   1 passed, 1 failed, 1 skipped
 sanitize        failed with exit code 3          N s
-types           ok                               N s
+torn            ok                               N s   0 passed, 1 failed, 0 skipped
 
 failed:
   unit: tests/unit/a/b/test_it.py::test_bad
   sanitize: failed with exit code 3
+  torn: results: its result file is cut off
 
-1 passed, 2 failed, 1 skipped
+1 passed, 3 failed, 1 skipped
 """
+
+
+def test_every_folder_of_tests_is_in_a_phase() -> None:
+    text = (TOOLS.parent / "Makefile").read_text()
+    lists = {name: words.split() for name, words in re.findall(r"^(\w+) = ([\w /-]+)$", text, re.MULTILINE)}
+    assert lists["PHASES"] == ["lint", "types", "unit", "sanitize", "parallel"]
+    assert lists["REST_PHASES"] == re.findall(r"^([\w]+-rest):", text, re.MULTILINE)
+    folders = {file.relative_to(TOOLS.parent).parts[1] for file in TOOLS.parent.glob("tests/*/**/test_*.py")}
+    by_programs = {"parallel", "player"}  # launches.py, sanitize.py
+    assert folders == {Path(folder).name for folder in lists["TESTS"]} | by_programs
 
 
 def start(folder: Path, *phases: str) -> subprocess.Popen[str]:
@@ -61,14 +74,14 @@ def start(folder: Path, *phases: str) -> subprocess.Popen[str]:
 
 
 def test_all_phases_run_though_one_fails(tmp_path: Path) -> None:
-    process = start(tmp_path, "lint", "unit", "sanitize", "types")
+    process = start(tmp_path, "lint", "unit", "sanitize", "torn")
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 1
     assert [line for line in output.splitlines() if line.startswith("this is")] == [
         "this is lint",
         "this is unit",
         "this is sanitize",
-        "this is types",
+        "this is torn",
     ]
     assert re.sub(r" \d+ s(?=   |\n)", " N s", output).endswith(SUMMARY), output
 
