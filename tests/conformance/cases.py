@@ -66,7 +66,7 @@ OPTIONS = (
     Case("int8", "comp alltoall*@within decomp allreduce@across comp allgather*@within decomp", 4),
 )
 """Options of Espresso's tree, which only a plan names: flat, not compressed, with roots, with two compressions within
-hosts. tests/unit/schemes/test_by_option.py carries out all of them, a bucket at a time."""
+hosts. tests/unit/schemes/test_by_option.py walks through all of them, and carries a third out, a bucket at a time."""
 
 
 def in_pairs(size: int) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ def test_a_rank_that_is_killed_and_killed_again(tmp_path: Path) -> None:
     assert digests(last) == expected
 
 
-@pytest.mark.parametrize(("launcher", "front", "servers"), [("torchrun", "ddp", 1)])
+@pytest.mark.parametrize(("launcher", "front", "servers"), [("mpirun", "horovod", 0), ("torchrun", "ddp", 1)])
 def test_a_journal_loses_a_step_at_most(tmp_path: Path, launcher: str, front: str, servers: int) -> None:
     """Rank 0, which removes old bases, and the last one, which is the server if there is one."""
     whole, broken, ranks = tmp_path / "whole", tmp_path / "broken", RANKS + servers

@@ -77,8 +77,7 @@ def test_with_two_buckets_in_flight(misfortune: str, message: str, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("engine", "hosts", "asked", "then"),
-    [("mpi", 2, "", 10), ("horovod", 2, "", 0), ("mpi", 1, "", 0)],
+    ("engine", "hosts", "asked", "then"), [("mpi", 2, "7", 7), ("horovod", 2, "", 0), ("mpi", 1, "", 0)]
 )
 def test_horovods_thread_gives_way_where_gradients_travel_without_it(
     engine: str, hosts: int, asked: str, then: int
@@ -115,8 +114,9 @@ def test_an_exception_on_one_rank(launcher: str, engine: str, when: str) -> None
     check_failed(train(launcher, engine, when), r"\[rank 1\] ValueError: bad luck")
 
 
-def test_one_rank_exits_with_a_status() -> None:
-    check_failed(train("horovodrun", "auto", "exits"))
+@pytest.mark.parametrize(("launcher", "engine"), TWO_WAYS)
+def test_one_rank_exits_with_a_status(launcher: str, engine: str) -> None:
+    check_failed(train(launcher, engine, "exits"))
 
 
 def test_one_rank_is_interrupted_while_it_waits_in_a_step() -> None:
@@ -133,10 +133,11 @@ def test_an_exception_on_one_rank_before_the_first_step() -> None:
     check_failed(train("mpirun", "mpi", "raises", step=0), r"\[rank 1\] ValueError: bad luck")
 
 
-def test_a_rank_that_has_fewer_steps() -> None:
+@pytest.mark.parametrize(("launcher", "engine"), TWO_WAYS)
+def test_a_rank_that_has_fewer_steps(launcher: str, engine: str) -> None:
     """Horovod shuts itself down on all ranks, and MPI with it, under the collective that waits for that rank."""
     message = r"CommunicationError: rank 0, step 3, bucket \d .*broadcast \(auto\) of 64 bytes: .*shut"
-    check_failed(train("mpirun", "mpi", "leaves"), message)
+    check_failed(train(launcher, engine, "leaves"), message)
 
 
 def test_a_rank_that_ends_while_another_is_slower_in_the_last_collectives() -> None:

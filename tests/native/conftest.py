@@ -1,6 +1,6 @@
 """Every test of the kernels runs at each level of vector instructions that the machine has, with several threads, and
 on the CUDA kernels, played by the CPU: the best level plain, the portable one and the CUDA kernels with sanitizers; in
-the second level of the tests the others, and what is left with sanitizers.
+the second level of the tests the others, and the other way round.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ TILES = "tiles"
 """CUDA kernels. From call to call, threads of a block take turns from the first to the last, or the other way round,
 and top-k is done in another way."""
 
-IS_SANITIZED = "HVD_COMPRESS_TILES" in os.environ
-"""Set by tools/sanitize.py."""
-FIRST = [LEVELS[0], TILES] if IS_SANITIZED else LEVELS[-1:]
-REST = [level for level in LEVELS if level not in FIRST and (IS_SANITIZED or level != LEVELS[0])]
+PLAYS = "HVD_COMPRESS_TILES" in os.environ
+"""Whether CUDA kernels are to be played: set by tools/sanitize.py, and for faults in them by tools/mutants.py."""
+FIRST = [LEVELS[0], TILES] if PLAYS else LEVELS[-1:]
+REST = [level for level in (*LEVELS, TILES) if level not in FIRST]
 
 BUILD = Path(__file__).parents[2] / "build" / f"native-{sys.implementation.cache_tag}"
 

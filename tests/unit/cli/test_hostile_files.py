@@ -247,7 +247,7 @@ def test_one_absurd_value_is_read_or_told_in_words(reader: str, files: Path) -> 
     texts = list(absurd(files / name))
     assert len(texts) > 90
     if reader in ("report", "timeline"):  # which draw, for a third of a second
-        texts = texts[::11]  # of 17 a leaf: each value, and two of three leaves
+        texts = texts[::11]  # of 17 a leaf: each value, at some leaf, and each leaf
     for text in texts:
         (files / name).write_text(text)
         done = run(arguments(files))

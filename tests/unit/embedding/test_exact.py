@@ -157,7 +157,7 @@ def test_any_training(
 
 
 @pytest.mark.level2
-@pytest.mark.parametrize(("world", "lookahead"), [(1, 2), (2, 50), (3, 1), (4, 7)])
+@pytest.mark.parametrize(("world", "lookahead"), [(1, 1), (1, 50), (2, 2), (2, 50), (3, 1), (3, 7), (4, 2), (4, 7)])
 def test_300_steps(world: int, lookahead: int) -> None:
     generator = torch.Generator().manual_seed(world + 10 * lookahead)
     alphas = (1.0, 2.0, 3.0, 4.0, 5.0)

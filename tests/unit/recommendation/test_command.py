@@ -32,3 +32,11 @@ def test_help_names_the_models() -> None:
     done = run("--help")
     assert done.exit_code == 0, done.output
     assert f"[{'|'.join(MODELS)}]" in done.stdout
+
+
+def test_the_skew_that_is_asked_for() -> None:
+    zipf, top = train_dlrm.skew_of(3.0, None, ()), train_dlrm.skew_of(None, 0.9, ("synthetic",))
+    assert isinstance(zipf, train_dlrm.Zipf)
+    assert isinstance(top, train_dlrm.Top)
+    assert (zipf.alpha, top.share) == (3.0, 0.9)
+    assert train_dlrm.skew_of(None, None, ()) is None

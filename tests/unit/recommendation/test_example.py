@@ -84,13 +84,3 @@ def test_a_malformed_file_is_one_clear_sentence(tmp_path: Path):
     assert done.returncode == 2
     assert f"rank 0: {path}, line 1, column 3" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_the_skew_of_generated_rows_can_be_asked_for():
-    short = (*SHORT, "--steps", "10")
-    used = {}
-    for skew in ("--zipf", 0), ("--top", 0.9):
-        done = run(*short, *skew)
-        assert done.returncode == 0, done.stderr
-        used[skew] = rows_a_step(done.stdout)["used"]
-    assert used["--top", 0.9] < used["--zipf", 0]

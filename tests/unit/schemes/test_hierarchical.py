@@ -81,7 +81,7 @@ RUN = combinations(
     list(PLACES),
 )
 ONCE = [next((name, scheme) for name, scheme in CARRIED if scheme == each) for each in sorted({s for _, s in CARRIED})]
-"""Each scheme with one compressor; with the others it is in tests/conformance."""
+"""Each scheme with one compressor; with others, in fp32, it is in tests/conformance."""
 
 
 @dataclass(frozen=True)
