@@ -13,6 +13,7 @@ from hvd_compress.front.ddp.api import Compression
 from hvd_compress.front.fsdp.api import (
     compress,
     decisions,
+    drop_step,
     follow_loss_scale,
     last_step,
     load_state_dict,
@@ -25,6 +26,7 @@ __all__ = [
     "StepReport",
     "compress",
     "decisions",
+    "drop_step",
     "follow_loss_scale",
     "last_step",
     "load_state_dict",

@@ -67,11 +67,13 @@ class Residual:
     Attributes:
         kept: of `current`.
         may_defer: whether a compressor may: not where this is a part of another residual, which would not know of it.
+        can_revert: whether the other memory still holds what the last commit replaced.
     """
 
     def __init__(self, current: torch.Tensor, pending: torch.Tensor, may_defer: bool = False) -> None:
         self.kept, self._next, self.may_defer = Buffer(current), Buffer(pending), may_defer
         self._is_left = False  # whether this step has deferred something
+        self.can_revert = False
 
     @classmethod
     def zeros(cls, numel: int, device: torch.device = _CPU) -> Residual:
@@ -114,10 +116,24 @@ class Residual:
 
     def commit(self) -> None:
         self.kept, self._next, self._is_left = self._next, self.kept, False
+        self.can_revert = True
+
+    def revert(self) -> None:
+        """Take the last commit back, where that can be."""
+        if self.can_revert:
+            self.kept, self._next, self.can_revert = self._next, self.kept, False
 
     def discard(self) -> None:
         """What the step has left means nothing."""
         self._is_left = False
+
+    def before(self, part: slice) -> torch.Tensor:
+        """Return a part of what revert() would bring back; of the residual, where it would bring back nothing."""
+        return (self._next if self.can_revert else self.kept).read(part)
+
+    def begin(self, part: slice, value: torch.Tensor, before: torch.Tensor) -> None:
+        """Begin a part with what another residual has held, to which it could be reverted."""
+        self.settle()[part], self._next.memory[part], self.can_revert = value, before, True
 
     def square_norm(self) -> torch.Tensor:
         """Return ||current||^2, as a tensor () of float64; 65,536 elements stand for more."""
@@ -138,30 +154,44 @@ class BucketState:
             for sums of results, behind all that can fail in a step.
         pending: what the step under way puts in the place of it; keys that it leaves out stay as they are.
         spare: what the last step replaced, or did not come to replace: memory in which the next one may prepare
-            `pending`, so that a large state needs no new pages in each step. Its contents mean nothing.
+            `pending`, so that a large state needs no new pages in each step. For a step its contents mean nothing.
+        replaced: keys whose spare is what the last commit replaced.
     """
 
     residual: Residual | None = None
     current: dict[Key, torch.Tensor] = field(default_factory=dict)
     pending: dict[Key, torch.Tensor] = field(default_factory=dict)
     spare: dict[Key, torch.Tensor] = field(default_factory=dict)
-    _replaced: tuple[Key, ...] = ()
+    replaced: tuple[Key, ...] = ()
 
     def commit(self) -> None:
         """The step succeeded on all ranks."""
         if self.residual is not None:
             self.residual.commit()
-        self._replaced = tuple(key for key in self.pending if key in self.current)
-        self.spare.update({key: self.current[key] for key in self._replaced})
+        self.replaced = tuple(key for key in self.pending if key in self.current)
+        self.spare.update({key: self.current[key] for key in self.replaced})
         self.current.update(self.pending)
         self.pending.clear()
 
+    def replace(self, key: Key, tensor: torch.Tensor) -> None:
+        """After a commit, and as if it had done so: put a tensor in the place of what is kept."""
+        self.spare[key], self.current[key] = self.current[key], tensor
+        self.replaced = (*self.replaced, key)
+
     def revert(self) -> None:
-        """Take the last commit back: what came after it in the step has failed."""
+        """Take the last commit back, unless keep() was called since: its step has failed, or nobody used its result."""
         if self.residual is not None:
-            self.residual.commit()
-        for key in self._replaced:
-            self.current[key], self.spare[key] = self.spare[key], self.current[key]
+            self.residual.revert()
+        for key in self.replaced:
+            if key in self.current:  # else it was forgotten since
+                self.current[key], self.spare[key] = self.spare[key], self.current[key]
+        self.replaced = ()
+
+    def keep(self, kind: str = "") -> None:
+        """The last commit stands, or what it did to one kind: another step begins, or something else was loaded."""
+        if self.residual is not None and not kind:
+            self.residual.can_revert = False
+        self.replaced = tuple(key for key in self.replaced if kind and key[0] != kind)
 
     def discard(self) -> None:
         """A gradient was not finite: the step is not to count."""
@@ -202,6 +232,10 @@ class States:
         known = {**self._unclaimed, **dict(self._own())}
         for key, initial in (own or {}).items():
             state.current[key] = _fitting(key, known.get(key), initial)
+        for other in self._buckets.values():
+            for key in other.replaced:
+                if key in state.current and state.current[key] is other.current.get(key):
+                    state.spare[key], state.replaced = other.spare[key], (*state.replaced, key)
         self._buckets = {n: b for n, b in self._buckets.items() if not set(n) & set(layout.names)}
         self._buckets[layout.names] = state
         remembered = dict(self._own())
@@ -238,9 +272,12 @@ class States:
         residual = Residual.zeros(layout.numel, device)
         start = 0
         for name, length in zip(layout.names, layout.segments, strict=True):
-            kept = self._read(name)
-            if kept is not None:
-                residual.settle()[start : start + length] = kept
+            kept, part = self._read(name), slice(start, start + length)
+            if kept is not None and name in self._places:
+                held, first, stop = self._places[name]
+                residual.begin(part, kept, held.before(slice(first, stop)))
+            elif kept is not None:
+                residual.begin(part, kept, kept)
             self._waiting.pop(name, None)
             self._places[name] = (residual, start, start + length)
             start += length
@@ -292,6 +329,7 @@ class States:
             if not bool(torch.isfinite(residual).all()):
                 raise ValueError(f"the residual of {name!r} is not finite")
         self._waiting = {}
+        self._keep_commits()
         for name in numels:
             value = residuals.get(name)
             if name in self._places:
@@ -315,6 +353,7 @@ class States:
         own = {key: tensor.clone() for key, tensor in {**self._unclaimed, **dict(self._own())}.items()}
 
         def restore() -> None:
+            self._keep_commits()
             # By name: steps may have given parameters other buckets, or a bucket another compressor.
             for name, (residual, start, stop) in self._places.items():
                 residual.settle()[start:stop] = kept.get(name, 0.0)  # there may have been none
@@ -336,6 +375,10 @@ class States:
             residual.settle()[start:stop].mul_(factor)
         for own in (self._unclaimed, *(state.current for state in self._buckets.values())):
             own.update({key: factor * tensor for key, tensor in own.items() if key[0].startswith(GRADIENT_UNITS)})
+
+    def _keep_commits(self) -> None:
+        for state in self._buckets.values():
+            state.keep()
 
     def _own(self) -> Iterator[tuple[Key, torch.Tensor]]:
         for state in self._buckets.values():

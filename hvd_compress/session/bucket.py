@@ -80,7 +80,8 @@ class SessionBucket:
         for name, numel in zip(self.layout.names, self.layout.segments, strict=True):
             sum_ = self.state.current.get((RESULT_SUM, name))
             if sum_ is not None and self.flat is not None:
-                sum_.add_(self.flat[start : start + numel].to(sum_.device))
+                key, result = (RESULT_SUM, name), self.flat[start : start + numel].to(sum_.device)
+                self.state.replace(key, torch.add(sum_, result, out=self.state.spare.get(key)))
             start += numel
 
     def _has_state(self, own: Mapping[Key, torch.Tensor]) -> bool:
@@ -164,6 +165,7 @@ class SessionBucket:
             hosts: by rank, where it runs.
             coefficient: what the residual is multiplied by.
         """
+        self.state.keep()
         work = Work(
             gradient=gradient if self.layout.sparse else self._workspace,
             layout=self.layout,

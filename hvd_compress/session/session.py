@@ -116,6 +116,7 @@ class Session:
         self._cut_anew = False  # within a step
         self._later: dict[int, Decision] = {}  # of buckets that had left when the policy decided anew
         self._committed: list[tuple[SessionBucket, BucketState]] = []  # in this step
+        self._committed_scale: float | None = None  # the loss scale in whose units they are
         self._shared: set[tuple[str, tuple[str, ...]]] = set()  # compressors and parameters with states made alike
         self._results: dict[int, torch.Tensor] = {}
 
@@ -258,6 +259,25 @@ class Session:
                     bucket.share(partial(engine.control.broadcast, root=0))
 
         self._pipeline.begin(share, f"step {self.step}, state of rank 0")()
+
+    def drop_step(self) -> None:
+        """Nobody uses the result of the last exchange: remember what was remembered before it. Between two steps.
+
+        Nothing is communicated, and all ranks call it alike. It reaches one exchange back: a second call, and one
+        after another step has begun or a checkpoint was loaded, changes nothing. The sums of an epoch that has ended
+        since stay.
+
+        Raises UsageError within a step, when some of it is on its way.
+        """
+        if any(bucket.launched for bucket in self._exchanges):
+            raise UsageError(f"step {self.step} is on its way: drop it when it is over, before the next backward pass")
+        then, now = self._committed_scale, self.loss_scale.scale
+        if then is not None and now is not None:
+            self.states.scale(then / now)
+        for bucket in self._exchanges:
+            bucket.state.revert()
+        if then is not None and now is not None:
+            self.states.scale(now / then)
 
     def claim(self) -> None:
         """Take over what a checkpoint has brought, between two steps: also of buckets that had no residual."""
@@ -460,6 +480,8 @@ class Session:
         assert self.policy is not None
         states, unit = [bucket.state for bucket in self._exchanges], self.loss_scale.scale or 1.0
         self.policy.end_epoch(step, self.learning_rates(), states, unit, self._pipeline.begin)
+        for state in states:
+            state.keep(RESULT_SUM)
 
     @property
     def _allocates_sum(self) -> bool:
@@ -511,7 +533,7 @@ class Session:
 
     def _commit(self, exchanged: Exchanged) -> None:
         """Keep what buckets remember, unless the step was not finite; end_step() takes it back after an error."""
-        self._results = {}
+        self._results, self._committed_scale = {}, self.loss_scale.scale
         for bucket in self._exchanges:
             if exchanged.finite:
                 bucket.commit()

@@ -196,6 +196,17 @@ def gather_figures(model: DistributedDataParallel, figures: Sequence[float]) -> 
     )
 
 
+def drop_step(model: DistributedDataParallel) -> None:
+    """Forget what the last exchange has left in residuals and compressors' states: its result is not used.
+
+    Call it where a step is left out, on every rank, before the next backward pass. Nothing is communicated. It reaches
+    one exchange back.
+
+    Raises UsageError within a backward pass.
+    """
+    handle_of(model).session.drop_step()
+
+
 def end_epoch(model: DistributedDataParallel) -> None:
     """An epoch is over, for Compression.accordion() without epoch_steps; for others it does nothing.
 

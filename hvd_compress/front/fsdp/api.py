@@ -151,6 +151,11 @@ def load_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
     handle.load_state_dict(state, handle.parameters, dist.get_rank(), dist.get_world_size(), _shard_of(model))
 
 
+def drop_step(model: torch.nn.Module) -> None:
+    """Forget the last exchange, as hvd_compress.ddp.drop_step()."""
+    handle_of(model).session.drop_step()
+
+
 def follow_loss_scale(model: torch.nn.Module, scaler: Any) -> None:
     """Keep residuals in the units of a torch.amp.GradScaler: when its scale changes, they are rescaled with it."""
     handle_of(model).follow_loss_scale(scaler)

@@ -280,6 +280,18 @@ class ReducingOptimizer(torch.optim.Optimizer):
         carried = self._take_carried()
         self._load_own(state_dict.get(STATE_KEY, carried))
 
+    def drop_step(self) -> None:
+        """Forget what the last exchange has left in residuals and compressors' states: its result is not used.
+
+        Call it where a step is left out, on every rank, after synchronize() and before the next backward pass. Nothing
+        is communicated. It reaches one exchange back.
+
+        Raises UsageError while gradients are being exchanged.
+        """
+        self._require_rest("drop_step()")
+        if self._reducer is not None:
+            self._reducer.session.drop_step()
+
     def _take_carried(self) -> Any:
         """Return what compression remembered where a state was loaded, and None where it was of none."""
         return self.param_groups[0].pop(STATE_KEY, None)

@@ -68,6 +68,26 @@ def overflow(rank: int) -> None:
         assert residuals(ddp).abs().sum() > 0
 
 
+def test_a_step_that_is_dropped_changes_nothing() -> None:
+    run_ranks(drop_spike)
+
+
+def drop_spike(rank: int) -> None:
+    for name in METHODS:
+        ddp = compressed(make_model(), name)
+        optimizer = optimizer_of(ddp)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(ddp, rank, step).backward()
+            optimizer.step()
+        left = residuals(ddp)
+        optimizer.zero_grad()
+        (1000 * loss_of(ddp, rank, 3)).backward()
+        assert not torch.equal(residuals(ddp), left), name
+        hc.drop_step(ddp)
+        assert torch.equal(residuals(ddp), left), name
+
+
 def test_scaling_by_powers_of_two_changes_no_result() -> None:
     run_ranks(compare_scaled)
 

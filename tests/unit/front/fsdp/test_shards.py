@@ -54,6 +54,7 @@ def check_all(rank: int) -> None:
     checks = (
         as_plain, with_other_dtypes, accumulated, learns, resumes, overlaps, overflows, leaves_out, called_twice,
         checkpointed, orders, lets_go, logged, of_another_mesh, dropped,
+        step_dropped,
     )  # fmt: skip
     for check in checks:
         check(rank, mesh)
@@ -169,6 +170,19 @@ def overflows(rank: int, mesh: Any) -> None:
                 assert scaler.get_scale() == 128.0
                 assert all(torch.equal(now["residuals"][n] * 2, r) for n, r in was["residuals"].items())
         assert hc.last_step(model).nonfinite_steps == 1
+
+
+def step_dropped(rank: int, mesh: Any) -> None:
+    """What a spike has left in residuals is forgotten."""
+    model = compressed(mesh, hc.Compression.int4(), True)
+    train(model, adam(model), range(2))
+    (was,) = hc.state_dict(model)["ranks"].values()
+    (1000 * loss_of(model, 2)).backward()
+    (spiked,) = hc.state_dict(model)["ranks"].values()
+    hc.drop_step(model)
+    (now,) = hc.state_dict(model)["ranks"].values()
+    assert not all(torch.equal(spiked["residuals"][n], r) for n, r in was["residuals"].items())
+    assert all(torch.equal(now["residuals"][n], r) for n, r in was["residuals"].items())
 
 
 def leaves_out(rank: int, mesh: Any) -> None:

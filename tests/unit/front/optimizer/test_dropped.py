@@ -1,0 +1,125 @@
+"""A step that a program leaves out: what its exchange has left is forgotten, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from hvd_compress.compression import Compression
+from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.errors import UsageError
+from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.request.request import Request
+from tests.harness import (
+    COMPRESSORS,
+    FIRST_NAMES,
+    SHAPES,
+    Scaler,
+    backward,
+    gradient,
+    make_optimizer,
+    make_parameters,
+    remembered,
+)
+
+REQUESTS = {
+    **{name: Request(COMPRESSORS[name]) for name in FIRST_NAMES},
+    "covap": Compression.covap(interval=2),
+    "accordion": Compression.accordion(Compression.powersgd(2), Compression.powersgd(1), epoch_steps=9),
+}
+
+
+def spike(name: str, shape: tuple[int, ...], rank: int, step: int) -> torch.Tensor:
+    return 1000 * gradient(name, shape, rank, step)
+
+
+def train(optimizer: ReducingOptimizer, parameters: Mapping[str, torch.nn.Parameter], rank: int, steps: range) -> None:
+    for step in steps:
+        backward(parameters, rank, step)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def kept(optimizer: ReducingOptimizer) -> dict[str, torch.Tensor]:
+    """All that compression remembers."""
+    state: Mapping[str, Any] = remembered(optimizer.state_dict()["hvd_compress"])
+    own = {f"{kind} {name}": each for kind, found in state["states"].items() for name, each in found.items()}
+    return {**state["residuals"], **own}
+
+
+def is_same(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> bool:
+    return found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize("after", [1, 2], ids=["the first step", "later"])
+@pytest.mark.parametrize("name", REQUESTS)
+def test_what_it_has_left_is_forgotten(name: str, after: int) -> None:
+    def body(engine: InProcessEngine) -> None:
+        parameters, rank = make_parameters(SHAPES), engine.rank
+        optimizer = make_optimizer(parameters, REQUESTS[name], lambda: engine, rank, engine.world_size)
+        train(optimizer, parameters, rank, range(after))
+        before = kept(optimizer)
+        backward(parameters, rank, after, spike)
+        optimizer.synchronize()
+        assert not before or not is_same(kept(optimizer), before)
+        optimizer.zero_grad()
+        optimizer.drop_step()
+        assert is_same(kept(optimizer), before)
+        optimizer.drop_step()
+        assert is_same(kept(optimizer), before), "it reaches one step back"
+        backward(parameters, rank, after + 1)
+        optimizer.synchronize()
+        largest = max(float(parameter.grad.abs().max()) for parameter in parameters.values())
+        assert largest < 100, "nothing of the spike comes back"
+
+    run_ranks(3, body)
+
+
+def test_in_mixed_precision_it_is_forgotten_in_the_units_of_today() -> None:
+    def body(engine: InProcessEngine) -> None:
+        parameters, rank, scaler = make_parameters(SHAPES), engine.rank, Scaler(8.0)
+        optimizer = make_optimizer(parameters, Request(COMPRESSORS["topk"]), lambda: engine, rank, 2)
+        optimizer.follow_loss_scale(scaler)
+        train(optimizer, parameters, rank, range(2))
+        before = kept(optimizer)
+        backward(parameters, rank, 2, spike)
+        optimizer.synchronize()
+        scaler.scale = 4.0
+        kept(optimizer)  # saved in the new units
+        optimizer.zero_grad()
+        optimizer.drop_step()
+        assert is_same(kept(optimizer), {name: each / 2 for name, each in before.items()})
+
+    run_ranks(2, body)
+
+
+def test_a_checkpoint_that_is_loaded_stays() -> None:
+    def body(engine: InProcessEngine) -> None:
+        parameters, rank = make_parameters(SHAPES), engine.rank
+        optimizer = make_optimizer(parameters, Request(COMPRESSORS["powersgd"]), lambda: engine, rank, 2)
+        train(optimizer, parameters, rank, range(2))
+        saved = optimizer.state_dict()
+        train(optimizer, parameters, rank, range(2, 4))
+        optimizer.load_state_dict(saved)
+        before = kept(optimizer)
+        optimizer.drop_step()
+        assert is_same(kept(optimizer), before)
+
+    run_ranks(2, body)
+
+
+def test_within_a_step_it_is_refused() -> None:
+    def body(engine: InProcessEngine) -> None:
+        parameters = make_parameters(SHAPES)
+        optimizer = make_optimizer(parameters, Request(COMPRESSORS["int4"]), lambda: engine, engine.rank, 2)
+        optimizer.drop_step()  # of nothing
+        train(optimizer, parameters, engine.rank, range(2))
+        backward(parameters, engine.rank, 2)
+        with pytest.raises(UsageError, match=r"drop_step\(\)"):
+            optimizer.drop_step()
+        optimizer.step()
+
+    run_ranks(2, body)
