@@ -55,8 +55,19 @@ def over_gloo(store: str | None = None) -> Iterator[None]:
     dist.destroy_process_group()
 
 
+def together() -> None:
+    """Wait for all ranks; they go on at nearly the same time.
+
+    Gloo's allreduce is a ring, which releases ranks one after another, by a latency each; its barrier is not.
+    """
+    if dist.is_initialized():
+        dist.barrier()
+    else:
+        slowest(0.0)
+
+
 def slowest(number: float) -> float:
-    """Return the largest of all ranks' numbers, on every rank; none goes on before all have come.
+    """Return the largest of all ranks' numbers, on every rank.
 
     By torch.distributed where it connects ranks, else by Horovod.
     """

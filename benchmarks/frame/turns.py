@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from benchmarks.frame.ranks import slowest
+from benchmarks.frame.ranks import slowest, together
 from hvd_compress.bench.turns import order
 
 Step = Callable[[], object]
@@ -39,7 +39,7 @@ def window(step: Step, length: int = 1, before: int = 0) -> float:
     """
     for _ in range(before):
         step()
-    slowest(0.0)
+    together()
     start_s = time.perf_counter()
     for _ in range(length):
         step()
