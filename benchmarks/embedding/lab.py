@@ -40,9 +40,11 @@ from recommendation.synthetic import criteo_like
 from torch.nn import functional
 
 import hvd_compress.torch as hvd
+from benchmarks.frame.circumstances import circumstances, told
 from benchmarks.frame.page import head, ratio_cell, row
-from benchmarks.frame.ranks import connect, say
-from benchmarks.frame.turns import in_turns
+from benchmarks.frame.ranks import connect, rank, say
+from benchmarks.frame.store import BUILD, append
+from benchmarks.frame.turns import WARM_UP, in_turns
 from hvd_compress.embedding import CachedEmbedding, Lookahead, RowwiseAdagrad, Rules
 from hvd_compress.embedding.baselines import Baseline, ReplicatedTable, Resident, RowSharded
 from hvd_compress.engines.base import Engine
@@ -57,7 +59,8 @@ RULES = {"replicated-cache": Rules(delayed=False, replicated=True), "not-delayed
 PEERS = ("torchrec", "torchrec-pipelined")
 PERIOD = 128
 """Batches that are drawn before, and used in turns."""
-UNCOUNTED = 15
+FIRST_STEPS = 10
+UNCOUNTED = FIRST_STEPS + WARM_UP
 """Steps of warm_up() and of in_turns() before those that count."""
 TITLES = (
     *("rows by", "step, ms", "of resident (95 %)", "of sharded (95 %)", "waited, ms", "critical, later, ids, ms"),
@@ -166,7 +169,7 @@ def import_torchrec_rows() -> ModuleType:
 
 def warm_up(trainings: Sequence[Training | PeerTraining]) -> None:
     for training in trainings:
-        for _ in range(10):
+        for _ in range(FIRST_STEPS):
             training.step()
 
 
@@ -200,7 +203,11 @@ def main(
         trainings += peers
     taken = in_turns([training.step for training in trainings], rounds, window)
     parameters = sum(each.numel() for each in dense.model.parameters())
-    say(f"{hvd.size()} ranks, {batch_size} examples each, {parameters} dense parameters by {compression}")
+    about = f"{hvd.size()} ranks, {batch_size} examples each, {parameters} dense parameters by {compression}"
+    if rank() == 0:
+        figures = {"about": about, "scale": scale, "cache_rows": cache_rows, "methods": names, "rounds": taken}
+        append(BUILD / "embedding" / "lab.jsonl", {**figures, "circumstances": circumstances()})
+        say(f"{told()}\n{about}\n")
     say(head(TITLES))
     places = [names.index(name) if name in names else None for name in ("resident", "sharded")]
     for place, training in enumerate(trainings):

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from benchmarks.frame.circumstances import circumstances
+from benchmarks.frame.circumstances import circumstances, told
 from benchmarks.frame.ranks import rank
 from benchmarks.frame.store import BUILD, ROOT, append, lines
 from hvd_compress.netlab import Lab
@@ -21,12 +21,21 @@ HOSTS = 4
 
 
 def run(
-    module: str, wanted: Mapping[str, Any], network: str, file: Path, *, hosts: int = HOSTS, slots: int = 1, **more: str
+    module: str,
+    wanted: Mapping[str, Any],
+    network: str,
+    file: Path,
+    *,
+    hosts: int = HOSTS,
+    slots: int = 1,
+    keeps_curves: bool = True,
+    **more: str,
 ) -> None:
     """Run a module as a job, whose ranks find `wanted` by asked(), and add what it tells to `file`.
 
     Args:
         network: bandwidth and latency of all lines, such as "100mbit-5ms".
+        keeps_curves: find the curves that an earlier job of this subject measured, so that only one lab of it can run.
         more: variables of the environment.
 
     Raises:
@@ -42,19 +51,27 @@ def run(
         "HVD_COMPRESS_CACHE": str(BUILD / "cache" / network),  # curves of another network must not be found
         **more,
     }
-    # The name is part of its hosts' names, and curves are kept by hosts.
-    with Lab(hosts, latency, bandwidth, slots, name=module.split(".")[1].replace("_", "-")) as lab:
+    name = module.split(".")[1].replace("_", "-")  # part of its hosts' names, and curves are kept by hosts
+    with Lab(hosts, latency, bandwidth, slots, name=name if keeps_curves else f"{name}-{os.getpid()}") as lab:
         status = lab.run([sys.executable, "-m", module, words], env=environment, cwd=ROOT).returncode
     if status != 0:
         raise click.ClickException(f"exit status {status} of {module} {words}")
 
 
 def found(module: str, wanted: Mapping[str, Any], network: str, **options: Any) -> list[dict[str, Any]]:
-    """Run a module as run() does, and return what it tells."""
+    """Run a module as run() does, and return what it tells.
+
+    Prints the circumstances, which are to stand above its table, and adds all to build/SUBJECT/MODULE.jsonl.
+    """
+    print(f"{told()}\n")
     with TemporaryDirectory() as folder:
         file = Path(folder, "found")
-        run(module, wanted, network, file, **options)
-        return lines(file)
+        run(module, wanted, network, file, keeps_curves=False, **options)
+        rows = lines(file)
+    _, subject, name = module.split(".")
+    for row in rows:
+        append(BUILD / subject / f"{name}.jsonl", {"network": network, "wanted": wanted, **row})
+    return rows
 
 
 def asked() -> dict[str, Any]:

@@ -26,8 +26,10 @@ import torch.distributed as dist
 
 import hvd_compress.ddp as hc
 import hvd_compress.torch as hvd
+from benchmarks.frame.circumstances import circumstances, told
 from benchmarks.frame.page import head, ratio_cell, row
-from benchmarks.frame.ranks import over_gloo, say, slowest
+from benchmarks.frame.ranks import over_gloo, rank, say, slowest
+from benchmarks.frame.store import BUILD, append
 from benchmarks.frame.turns import in_turns
 from benchmarks.time_to_accuracy.job import FRONT_ENDS
 from benchmarks.time_to_accuracy.methods import DDP, METHODS, NONE, Method
@@ -148,7 +150,11 @@ def main(latency: str, bandwidth: str, task: str, methods: str, rounds: int, win
         taken = in_turns([training.step for training in trainings], rounds, window)
         backward_s = slowest(statistics.median(trainings[0].backward_s))
         alone_s = statistics.median(each[0] for each in taken)
-        say(f"{hvd.size()} hosts, {link}, {task}; {1e3 * alone_s:.1f} ms of computing, {1e3 * backward_s:.1f} backward")
+        about = f"{hvd.size()} hosts, {link}, {task}"
+        if rank() == 0:
+            figures = {"about": about, "methods": [each.method.name for each in trainings], "rounds": taken}
+            append(BUILD / "overlap" / "floor.jsonl", {**figures, "circumstances": circumstances()})
+            say(f"{told()}\n{about}; {1e3 * alone_s:.1f} ms of computing, {1e3 * backward_s:.1f} backward\n")
         say(head(TITLES))
         for place, training in enumerate(trainings):
             say(row(cells(training, [(each[place], each[0], each[1]) for each in taken], link, backward_s)))

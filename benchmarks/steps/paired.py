@@ -29,8 +29,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.frame.circumstances import circumstances, commit, told
 from benchmarks.frame.page import head, ms, ratio_cells, row
-from benchmarks.frame.store import ROOT
+from benchmarks.frame.store import BUILD, ROOT, append
 from hvd_compress.netlab import Lab
 from hvd_compress.netlab.network import INTERFACE
 
@@ -150,10 +151,14 @@ def main() -> None:
     where = {"mpi": "under mpirun", "in-process": "in process", "ddp": "with DDP over gloo"}[asked.kind]
     where += f" in a lab of {' and '.join(asked.lab)}" if asked.lab else ""
     size = f"{asked.numel:,} elements in {asked.parts or 5} parameters"
-    print(f"{asked.ranks} ranks {where}, {size}, {asked.pairs} pairs of {asked.steps} steps\n")
+    about = f"{asked.ranks} ranks {where}, {size}, {asked.pairs} pairs of {asked.steps} steps"
+    commits = [commit(checkout) for checkout in (asked.old, asked.new)]
+    print(f"{told()}\nold: {commits[0]}, new: {commits[1]}; {about}\n")
     print(head(["compression", "old, ms", "new, ms", "new / old", "95 % interval", "old / old", "95 % interval"]))
     for compression in asked.compressions:
         rows, travelled = compare(compression, asked)
+        figures = {"about": about, "commits": commits, "compression": compression, "pairs": rows}
+        append(BUILD / "steps" / "paired.jsonl", {**figures, "circumstances": circumstances()})
         noise = [odd[0] / even[0] for odd, even in zip(rows[::2], rows[1::2], strict=False)]
         cells = [*map(ms, zip(*rows, strict=True)), *ratio_cells([new / old for old, new in rows])]
         print(row([compression, *cells, *ratio_cells(noise)]), flush=True)
