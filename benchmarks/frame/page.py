@@ -36,5 +36,8 @@ def ratio_cells(ratios: Sequence[float]) -> list[str]:
 
 def ratio_cell(ratios: Sequence[float]) -> str:
     """Return one cell with both."""
-    middle, low, high = median_with_interval(ratios)
+    return interval_cell(*median_with_interval(ratios))
+
+
+def interval_cell(middle: float, low: float, high: float) -> str:
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"

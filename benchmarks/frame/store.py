@@ -18,10 +18,15 @@ def read(path: Path) -> Any:
 
 
 def write(path: Path, found: Any) -> None:
+    """Write as JSON, at once."""
+    write_text(path, json.dumps(found) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
     """Write at once, so that an interruption leaves no half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".part")
-    draft.write_text(json.dumps(found) + "\n")
+    draft.write_text(text)
     draft.replace(path)
 
 

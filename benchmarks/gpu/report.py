@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from benchmarks.frame.store import write_text
 from benchmarks.gpu.page import page
 
 SAID = re.compile(r" *\d+\.\d s  ")
@@ -62,11 +63,9 @@ class Report:
         return self._folder / f"gpu-{card}.md"
 
     def write(self) -> None:
-        """Write a draft first: the machine may be taken away in the middle."""
-        for file, text in ((self._json, json.dumps(self.found, indent=1) + "\n"), (self.page, self._written())):
-            draft = file.with_name(f"{file.name}.draft")
-            draft.write_text(text)
-            draft.replace(file)
+        """Write at once: the machine may be taken away in the middle."""
+        write_text(self._json, json.dumps(self.found, indent=1) + "\n")
+        write_text(self.page, self._written())
 
     def _written(self) -> str:
         try:

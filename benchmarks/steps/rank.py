@@ -33,9 +33,9 @@ def parameters(numel: int, parts: int) -> dict[str, torch.nn.Parameter]:
     return {f"p{n}": torch.nn.Parameter(torch.zeros(int(share * numel) // 64, 64)) for n, share in enumerate(shares)}
 
 
-def gradients(numel: int, parts: int, rank: int) -> list[list[torch.Tensor]]:
+def gradients(numel: int, parts: int, seed: int) -> list[list[torch.Tensor]]:
     """Four steps of gradients, which take turns: to draw them anew would take longer than to exchange them."""
-    generator = torch.Generator().manual_seed(rank)
+    generator = torch.Generator().manual_seed(seed)
     return [[torch.randn(p.shape, generator=generator) for p in parameters(numel, parts).values()] for _ in range(4)]
 
 

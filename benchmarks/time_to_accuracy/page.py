@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from benchmarks.frame.page import table
+from benchmarks.frame.page import interval_cell, table
 from benchmarks.time_to_accuracy.figures import EVERY, GOALS, SHOWN, STEPS, Figures, Ratio, Steps
 from benchmarks.time_to_accuracy.lab import NETWORKS
 from benchmarks.time_to_accuracy.methods import BASELINE, CLAIMS, METHODS, REFERENCE
@@ -262,7 +262,7 @@ def _steps(found: Steps) -> str:
 
 
 def _interval(ratio: Ratio) -> str:
-    return f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+    return interval_cell(ratio.value, ratio.low, ratio.high)
 
 
 def _digits(seconds: float) -> str:
