@@ -60,7 +60,7 @@ def verdicts(near: Sequence[Distance], found: Sequence[Case]) -> str:
         ("never slower than another policy", f"at most {largest:.3f} of the best one's F", _met(largest <= 1)),
         ("less than 10 % below Upper Bound, as in the paper", f"{below} of {len(gaps)}{others}", _met(not missing)),
     )
-    return table(("asked of ours", "found", ""), rows)
+    return table(("asked of ours", "found", ""), rows, words=3)
 
 
 def _met(holds: bool) -> str:
@@ -142,7 +142,7 @@ def dimensions(found: Sequence[Case], model: str = "VGG16") -> str:
     """Return scaling factors from crippled search spaces, as in Figure 15."""
     some = [case for case in found if case.model == model and case.gpus == max(c.gpus for c in found)]
     head = ("testbed", "compressor", "FP32", *DIMENSIONS, "Espresso", OURS)
-    return table(head, [_row_of_dimensions(case) for case in some])
+    return table(head, [_row_of_dimensions(case) for case in some], words=2)
 
 
 def _row_of_dimensions(case: Case) -> Row:
@@ -161,7 +161,7 @@ def every(found: Sequence[Case]) -> str:
     head = ("model", "compressor", *_SHOWN, OURS, "Upper Bound", "gap", "buckets", "fused", "gap")
     parts = []
     for (testbed, gpus), some in _grouped(found, lambda case: (case.testbed, case.gpus)):
-        parts += [f"**{testbed}, {gpus} GPUs**", "", table(head, map(_row_of_case, some)), ""]
+        parts += [f"**{testbed}, {gpus} GPUs**", "", table(head, map(_row_of_case, some), words=2), ""]
     return "\n".join(parts)
 
 
