@@ -30,20 +30,21 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_part_runs_on_a_cpu_against_itself(tmp_path: Path) -> None:
-    """All of it but the build, so that no slip is found on a GPU that is lent for minutes."""
-    ended = run("run", "--device=cpu", "--scale=tiny", f"--out={tmp_path}")
+    """All but the build, and training, which has its own tests, so that no slip is found on a GPU that is lent."""
+    names = ("build", "parity", "large", "timings", "graphs", "queue")
+    ended = run("run", "--device=cpu", "--scale=tiny", f"--out={tmp_path}", *(f"--part={name}" for name in names))
     assert ended.returncode == 0, ended.stdout
     assert {path.name for path in tmp_path.iterdir()} == {"gpu-cpu.md", "report.json", "log.txt"}
     parts = json.loads((tmp_path / "report.json").read_text())["parts"]
     outcomes = {(name, item): outcome for name, part in parts.items() for item, outcome in part["items"].items()}
     assert {(name, item) for name, item in outcomes if "value" not in outcomes[name, item]} <= {
-        ("build", "kernels"), ("training", "over mpi"), ("training", "the example"),
+        ("build", "kernels"),
     }  # fmt: skip
-    assert list(parts) == ["build", "parity", "large", "timings", "graphs", "queue", "training"]
+    assert list(parts) == list(names)
     page = (tmp_path / "gpu-cpu.md").read_text()
     for line in (
         "| build | 1 |  | 1 |", "| accumulate | 72 | 3 | 3 |", "| topk_accumulate, ratio 0.001, 64 MiB | 16,384 |",
-        "The tail of topk_accumulate, 64 MiB (16,384 elements", "| 4,096 | 64 |", "## 2 ranks on one CPU, over gloo",
+        "The tail of topk_accumulate, 64 MiB (16,384 elements", "| 4,096 | 64 |",
     ):  # fmt: skip
         assert line in page, line
 
