@@ -33,6 +33,10 @@ class ConfigError(HvdCompressError, ValueError):
     """A setting is wrong, or differs between ranks. Raised before anything is communicated with it."""
 
 
+class UnknownCompressionError(ConfigError, AttributeError):
+    """`Compression` has nothing of this name."""
+
+
 class PlanError(ConfigError):
     """A plan is no plan, or does not fit the model or the job. The message names the differences."""
 

@@ -194,7 +194,7 @@ def cuda(native_found: Result, torch_found: Result) -> Finding:
     parts.append(f"{devices} GPUs that torch can use")
     if not (built and devices):
         parts.append("compression runs on the CPU only")
-    unbuilt = nvcc and not built and not native_found.error
+    unbuilt = nvcc and devices and not built and not native_found.error
     hint = "install hvd_compress again, without HVD_COMPRESS_CUDA=0" if unbuilt else ""
     return Finding("CUDA kernels", "ok" if built and devices else "note", "; ".join(parts), hint)
 

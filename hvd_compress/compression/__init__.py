@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hvd_compress.compression.choosing import Choosing
 from hvd_compress.compression.low_rank import LowRank
 from hvd_compress.compression.momenta import Momenta
 from hvd_compress.compression.quantisers import Quantisers
 from hvd_compress.compression.sparsifiers import Sparsifiers
 from hvd_compress.compression.uncompressed import Uncompressed
+from hvd_compress.errors import UnknownCompressionError, known_are
 
 __all__ = ["Compression"]
 
 
-class Compression(Sparsifiers, Quantisers, LowRank, Momenta, Uncompressed, Choosing):
+class _Names(type):
+    """Says what there is where a name is none of them."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{cls.__name__} has no attribute {name!r}")
+        known = [each for each in dir(cls) if not each.startswith("_")]
+        raise UnknownCompressionError(f"there is no Compression.{name}{known_are(known, name)}")
+
+
+class Compression(Sparsifiers, Quantisers, LowRank, Momenta, Uncompressed, Choosing, metaclass=_Names):
     """What to pass as `compression=` to a front end. Each function returns a request."""

@@ -321,8 +321,10 @@ def test_cuda_kernels(library: str | None, devices: int, state: str, words: str)
     assert ("on the CPU only" in found.detail) == (state != "ok")
 
 
-def test_cuda_kernels_are_not_asked_for_where_no_kernels_could_be_examined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sources that shadow the installed package would have the hint lead nowhere."""
+def test_cuda_kernels_are_asked_for_where_they_could_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources that shadow the installed package would have the hint lead nowhere, and so would no GPU."""
     monkeypatch.setattr(findings.shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert "install hvd_compress again" in findings.cuda(HEALTHY["native"], HEALTHY["torch"]).hint
-    assert findings.cuda(BROKEN, HEALTHY["torch"]).hint == ""
+    with_gpu = Result(HEALTHY["torch"].values | {"devices": 1})
+    assert "install hvd_compress again" in findings.cuda(HEALTHY["native"], with_gpu).hint
+    assert findings.cuda(BROKEN, with_gpu).hint == ""
+    assert findings.cuda(HEALTHY["native"], HEALTHY["torch"]).hint == ""

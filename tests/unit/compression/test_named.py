@@ -93,3 +93,10 @@ def test_what_a_job_profiles_has_such_a_name(tmp_path: Path, monkeypatch: pytest
     profile = JobProfile(make_parameters(), settings, Compression.dense(), 1.0)
     profile.close()
     assert str(Compression.int4(block=128).compressor) in profile.fingerprint()["HVD_COMPRESS_PROFILE"]
+
+
+def test_a_name_that_is_none_says_which_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"no Compression\.int5; known are .*int4, .*; did you mean int\d\?"):
+        Compression.int5()
+    assert not hasattr(Compression, "int5")
+    assert not hasattr(Compression, "_int4")
