@@ -48,6 +48,25 @@ def test_what_all_tests_need_selects_all(changed_tests: ModuleType, tmp_path: Pa
     assert changed_tests.selected(checkout, ["docs/a.md", "setup.py"]) == ["tests/test_b.py", "tests/unit/test_a.py"]
 
 
+def test_a_file_that_no_test_seems_to_need_selects_all(changed_tests: ModuleType, tmp_path: Path) -> None:
+    checkout = changed_tests.closure.Checkout(tmp_path, ["tests/unit/test_a.py", "tests/test_b.py", "Makefile"])
+    assert changed_tests.selected(checkout, ["Makefile"]) == checkout.tests
+
+
+def test_the_second_level_of_what_has_not_changed_is_named(changed_tests: ModuleType, tmp_path: Path) -> None:
+    texts = {
+        "tests/unit/test_a.py": "",
+        "tests/unit/test_b.py": "@pytest.mark.level2",
+        "tests/jobs/test_c.py": "",
+        "tests/player/test_d.py": "level2",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    later = [name for name in texts if changed_tests.is_of_level2(tmp_path, name)]
+    assert later == ["tests/unit/test_b.py", "tests/jobs/test_c.py"]
+
+
 def test_what_pytest_cannot_run_is_named(changed_tests: ModuleType) -> None:
     tests = [f"tests/{folder}/test_a.py" for folder in ("unit", "parallel", "player", "benchmarks")]
     here, elsewhere = changed_tests.divided(tests, CHANGED)
@@ -61,3 +80,6 @@ def test_the_second_level_runs_where_it_was_changed(changed_tests: ModuleType, m
     monkeypatch.setattr(changed_tests, "_pytest", lambda tests, arguments: runs.append((tests, arguments)) or 5)
     assert changed_tests.run(["tests/unit/test_own.py", "tests/unit/test_a.py"], CHANGED, ["-x"]) == 0
     assert runs == [(["tests/unit/test_own.py"], ["-x"]), (["tests/unit/test_a.py"], ["-m", "not level2", "-x"])]
+    assert changed_tests.run(["tests/unit/test_own.py"], CHANGED, []) == 5, (
+        "a changed file without a test is no success"
+    )
