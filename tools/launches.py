@@ -25,7 +25,7 @@ import results
 
 TIMEOUT_S = float(os.environ.get("LAUNCH_TIMEOUT_S", "600"))
 RANKS_DIFFER = -1
-"""In the place of an exit code of 0."""
+"""Instead of an exit code of 0."""
 GRACE_S = 10.0  # between asking a launcher to end its ranks and killing it
 
 # What each rank runs: pytest with its output in a file, whose name carries the rank. pytest's temporary files lie next

@@ -174,7 +174,7 @@ class BucketState:
         self.pending.clear()
 
     def replace(self, key: Key, tensor: torch.Tensor) -> None:
-        """After a commit, and as if it had done so: put a tensor in the place of what is kept."""
+        """Replace what is kept after a commit, as a part of it."""
         self.spare[key], self.current[key] = self.current[key], tensor
         self.replaced = (*self.replaced, key)
 

@@ -271,13 +271,14 @@ class Session:
         """
         if any(bucket.launched for bucket in self._exchanges):
             raise UsageError(f"step {self.step} is on its way: drop it when it is over, before the next backward pass")
-        then, now = self._committed_scale, self.loss_scale.scale
-        if then is not None and now is not None:
-            self.states.scale(then / now)
+        now = self.loss_scale.scale
+        rescaled = 1.0 if self._committed_scale is None or now is None else now / self._committed_scale
+        if rescaled != 1.0:  # since: what comes back is in the units of then
+            self.states.scale(1 / rescaled)
         for bucket in self._exchanges:
             bucket.state.revert()
-        if then is not None and now is not None:
-            self.states.scale(now / then)
+        if rescaled != 1.0:
+            self.states.scale(rescaled)
 
     def claim(self) -> None:
         """Take over what a checkpoint has brought, between two steps: also of buckets that had no residual."""

@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from tests import conftest
+
 CHANGED = ["tests/unit/test_own.py", "hvd_compress/a.py"]
 
 
@@ -65,6 +67,8 @@ def test_the_second_level_of_what_has_not_changed_is_named(changed_tests: Module
         (tmp_path / name).write_text(text)
     later = [name for name in texts if changed_tests.is_of_level2(tmp_path, name)]
     assert later == ["tests/unit/test_b.py", "tests/jobs/test_c.py"]
+    by_folder = {f"tests/{folder}/" for folder in conftest.LEVEL2_FOLDERS}
+    assert set(changed_tests.LEVEL2_FOLDERS) == by_folder - changed_tests.ELSEWHERE.keys()
 
 
 def test_what_pytest_cannot_run_is_named(changed_tests: ModuleType) -> None:

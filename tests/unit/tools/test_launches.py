@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"
-# In the place of mpirun: one rank after the other.
+# Instead of mpirun: one rank after the other.
 MPIRUN = """#!/bin/sh
 while [ "$1" != -np ]; do shift; done
 ranks=$2 rank=0 code=0
