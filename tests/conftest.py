@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 LEVEL2_FOLDERS = ("benchmarks", "jobs", "player", "unit/docs", "unit/integrations", "unit/tools")
 """Of these the tests are of the second level, but for those that are marked `level1`: they start programs."""
-FIRST_LEVEL = "not level2"
+FIRST_LEVEL, SECOND_LEVEL = "not level2", "level2"
 """Tests, as `-m` selects them."""
 RANKS_FOLDER = "parallel"
 """Its tests run in ranks of one job."""
@@ -40,20 +40,29 @@ def folder_of(item: pytest.Item) -> str:
     return item.path.parent.relative_to(Path(__file__).parent).as_posix()
 
 
+def may_hold(level: str, file: Path) -> bool:
+    """Whether a file, or what its folder says of all, marks tests: a mark is not looked for elsewhere."""
+    return any(level in each.read_text() for each in (file, file.with_name("conftest.py")) if each.exists())
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A file without a test of the first level is not imported for it, as those of transformers take seconds."""
-    if config.option.markexpr != FIRST_LEVEL or collection_path.suffix != ".py":
+    """A file without a test of the level that is asked for is not imported for it: some take seconds."""
+    if collection_path.suffix != ".py":
         return None
     folder = collection_path.parent.relative_to(Path(__file__).parent).as_posix()
-    return (is_level2(folder) and "level1" not in collection_path.read_text()) or None
+    if config.option.markexpr == FIRST_LEVEL:
+        return (is_level2(folder) and not may_hold("level1", collection_path)) or None
+    if config.option.markexpr == SECOND_LEVEL:
+        return not (is_level2(folder) or may_hold("level2", collection_path)) or None
+    return None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if is_level2(folder_of(item)):
-        if item.get_closest_marker("level1") is None:
-            item.add_marker("level2")
-        else:
-            assert "level1" in item.path.read_text(), f"{item.path} is not read for a mark that stands elsewhere"
+    for level in ("level1", "level2"):
+        if item.get_closest_marker(level) is not None:
+            assert may_hold(level, item.path), f"{item.path} is not read for a mark that stands elsewhere"
+    if is_level2(folder_of(item)) and item.get_closest_marker("level1") is None:
+        item.add_marker("level2")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -40,11 +40,11 @@ def pairs(values: Sequence[Any]) -> set[tuple[int, Any, int, Any]]:
 
 
 def completed(found: Sequence[tuple[Any, ...]], legal: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Return combinations and, of the legal ones, those that hold most of the pairs that are missing, one by one."""
+    """Return combinations and, of the legal ones, those that hold most of the pairs that are missing, one by one, the
+    first of several."""
     found, of = list(found), {values: pairs(values) for values in legal}
     missing = set().union(*of.values()) - {pair for values in found for pair in pairs(values)}
     while missing:
-        most = max(len(of[values] & missing) for values in legal)
-        found.append(max((values for values in legal if len(of[values] & missing) == most), key=str))
+        found.append(max(legal, key=lambda values: len(of[values] & missing)))
         missing -= of[found[-1]]
     return found

@@ -268,6 +268,7 @@ def test_a_slow_method_goes_on_until_the_loss_or_the_last_step() -> None:
 
 def test_a_round_in_the_lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(lab, "BUILD", tmp_path)
+    monkeypatch.setattr(lab, "RANKS", 2)
     try:
         Lab(2, "1ms", "1gbit").close()
     except UnsupportedError as error:

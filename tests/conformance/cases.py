@@ -21,7 +21,8 @@ from hvd_compress.request.request import Request
 from tests.covering import combinations, completed
 from tests.harness import COMPRESSORS, FIRST_NAMES, SHAPES, asked_for, planned
 
-SIZES = (1, 2, 3, 4, 7)
+SIZES = (3, 4, 2, 7, 1)
+"""Those first that show most for their time: where a pair may be held with any, it is held with the first."""
 FIRST_SIZES = (1, 3, 4)
 
 TABLE = COMPRESSORS

@@ -66,19 +66,17 @@ def test_a_rank_that_is_stopped(launcher: str, engine: str) -> None:
     check_failed(train(launcher, engine, "is stopped"), TIMED_OUT)
 
 
-@pytest.mark.parametrize(("misfortune", "message"), [("none", ""), ("is killed", ""), ("is stopped", TIMED_OUT)])
-def test_with_two_buckets_in_flight(misfortune: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("misfortune", ["none", "is stopped"])
+def test_with_two_buckets_in_flight(misfortune: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HVD_COMPRESS_IN_FLIGHT", "2")
     job = train("mpirun", "mpi", misfortune)
     if misfortune == "none":
         assert job.status == 0, job.output
     else:
-        check_failed(job, message)
+        check_failed(job, TIMED_OUT)
 
 
-@pytest.mark.parametrize(
-    ("engine", "hosts", "asked", "then"), [("mpi", 2, "7", 7), ("horovod", 2, "", 0), ("mpi", 1, "", 0)]
-)
+@pytest.mark.parametrize(("engine", "hosts", "asked", "then"), [("mpi", 2, "7", 7), ("horovod", 2, "", 0)])
 def test_horovods_thread_gives_way_where_gradients_travel_without_it(
     engine: str, hosts: int, asked: str, then: int
 ) -> None:
@@ -88,10 +86,9 @@ def test_horovods_thread_gives_way_where_gradients_travel_without_it(
         assert f"rank {rank}: [0], then {[0, then] if then else [0]}" in job.output
 
 
-@pytest.mark.parametrize(("launcher", "engine"), TWO_WAYS)
-def test_a_rank_that_does_something_else(launcher: str, engine: str) -> None:
+def test_a_rank_that_does_something_else() -> None:
     """The one of three that has not arrived is named, and not the one that waits, too."""
-    job = train(launcher, engine, "does something else", ranks=3)
+    job = train("mpirun", "mpi", "does something else", ranks=3)
     check_failed(job, TIMED_OUT)
     assert "rank 2 has not arrived" not in job.output
     assert "ranks 1, 2 have not" not in job.output
@@ -168,7 +165,7 @@ def test_a_program_that_keeps_importing_horovod(when: str) -> None:
 
 @pytest.mark.parametrize(
     ("launcher", "dtype"),
-    [pytest.param("mpirun", "float32", marks=FIRST), ("mpirun", "bfloat16"), ("horovodrun", "float32")],
+    [pytest.param("mpirun", "float32", marks=FIRST), ("horovodrun", "bfloat16")],
 )
 def test_readmes_own_lines(launcher: str, dtype: str) -> None:
     """With other weights and other data on each rank, they end with the same weights, bit by bit."""

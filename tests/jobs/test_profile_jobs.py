@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,32 +15,44 @@ from click.testing import CliRunner
 from hvd_compress.cli.main import main
 from hvd_compress.planner.planning import plan
 from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, SystemProfile, read
-from tests.jobs.launch import CHECKOUT, LAUNCHERS, LIMIT_S, Job, launch
+from tests.jobs.launch import CHECKOUT, LAUNCHERS, LIMIT_S, launch
 
 STEPS, SKIP = "4", "2"
 FRONT_ENDS = [("mpirun", "horovod"), ("torchrun", "ddp")]
 """Launcher and front end."""
 RANKS = 2
+PROGRAM = CHECKOUT / "tests" / "jobs" / "programs" / "profiled.py"
+COMMAND = [sys.executable, "-c", "from hvd_compress.cli.main import main; main()", "profile"]
 
 
-def profiled(launcher: str, front_end: str, folder: Path, *arguments: str, ranks: int = RANKS) -> Job:
-    variables = {"HVD_COMPRESS_PROFILE": str(folder), "HVD_COMPRESS_CALIBRATION_S": "0.1"}
-    return launch(
-        launcher, "profiled", front_end, *arguments, ranks=ranks,
-        HVD_COMPRESS_PROFILE_STEPS=STEPS, HVD_COMPRESS_PROFILE_SKIP=SKIP, **variables,
+def profile(*words: str, folder: Path, program: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run `hvd-compress profile`, whose job has a folder for what it leaves there."""
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    own = {"OMP_NUM_THREADS": "1", "HVD_COMPRESS_CALIBRATION_S": "0.1", "JOB_FOLDER": str(folder)}
+    return subprocess.run(
+        [*COMMAND, *words, "--", *program],
+        env={**os.environ, **root, **own, "PYTHONPATH": str(CHECKOUT)},
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(("launcher", "front_end"), FRONT_ENDS)
 def test_a_profile_of_a_job_is_written_and_planned_with(launcher: str, front_end: str, tmp_path: Path) -> None:
     """And what is trained is what an unprofiled job trains, on all ranks."""
-    job = profiled(launcher, front_end, tmp_path)
-    assert job.status == 0, job.output
+    words = ["--steps", STEPS, "--skip", SKIP, "-o", str(tmp_path)]
+    words += ["--compressor", "efsign"] if launcher == "mpirun" else []
+    launched = [*LAUNCHERS[launcher], str(RANKS), sys.executable, str(PROGRAM), front_end]
+    done = profile(*words, folder=tmp_path, program=launched)
+    assert done.returncode == 0, done.stderr
+    assert "model.json: 6 tensors, 2,603 elements, 4 steps; forward " in done.stdout
+    assert f"compressor.json: {'efsign' if launcher == 'mpirun' else 'topk'}, training: compress " in done.stdout
+    assert "system.json: 1 host(s) of 2 rank(s); within: alpha " in done.stdout
     plain = launch(launcher, "profiled", front_end, ranks=RANKS)
-    trained = [re.findall(r"trained to (\w{64})", output) for output in (job.output, plain.output)]
+    profiled = done.stdout + done.stderr
+    trained = [re.findall(r"trained to (\w{64})", output) for output in (profiled, plain.output)]
     assert len(trained[0]) == len(trained[1]) == RANKS
     assert len({*trained[0], *trained[1]}) == 1
-    assert "the profile is complete, and training goes on" in job.output
+    assert "the profile is complete, and training goes on" in profiled
 
     model, system = read(tmp_path / "model.json", ModelProfile), read(tmp_path / "system.json", SystemProfile)
     assert (model.model, model.steps) == ("profiled", int(STEPS))
@@ -76,46 +89,12 @@ def check_planned_job(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_rank_without_the_variable_ends_all_of_them(tmp_path: Path) -> None:
-    job = profiled("mpirun", "horovod", tmp_path, "1", ranks=3)
-    assert job.status != 0
-    assert job.survivors == []
-    for rank in range(3):
-        told = rf"\[rank {rank}\] ConfigError: .*settings differ between ranks: HVD_COMPRESS_PROFILE is a profile of "
-        assert re.search(told + ".*on ranks 0, 2 and not set on rank 1", job.output), job.output
-
-
-def test_the_command_says_what_was_found(tmp_path: Path) -> None:
-    program = [sys.executable, str(CHECKOUT / "tests" / "jobs" / "programs" / "profiled.py"), "horovod"]
-    profile = ["profile", "--steps", STEPS, "--skip", SKIP, "--compressor", "efsign", "-o", str(tmp_path / "found")]
-    command = [sys.executable, "-c", "from hvd_compress.cli.main import main; main()", *profile]
-    environment = {
-        **os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1",
-        "OMPI_MCA_mpi_yield_when_idle": "1", "HVD_COMPRESS_CALIBRATION_S": "0.1", "JOB_FOLDER": str(tmp_path),
-        "PYTHONPATH": str(CHECKOUT),
-    }  # fmt: skip
-    done = subprocess.run(
-        [*command, "--", *LAUNCHERS["mpirun"], "2", *program],
-        env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "model.json: 6 tensors, 2,603 elements, 4 steps; forward " in done.stdout
-    assert "compressor.json: efsign, training: compress " in done.stdout
-    assert "system.json: 1 host(s) of 2 rank(s); within: alpha " in done.stdout
-
-
 def test_the_command_says_what_the_backward_pass_can_hide(tmp_path: Path) -> None:
-    program = [sys.executable, str(CHECKOUT / "tests" / "jobs" / "programs" / "profiled.py"), "ddp"]
-    command = [sys.executable, "-c", "from hvd_compress.cli.main import main; main()", "profile", "--ccr"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "JOB_FOLDER": str(tmp_path), "PYTHONPATH": str(CHECKOUT)}
+    def run(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
+        program = [*LAUNCHERS["torchrun"], str(ranks), sys.executable, str(PROGRAM), "ddp"]
+        return profile("--ccr", *words, folder=tmp_path, program=program)
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*command, *arguments, "--", *LAUNCHERS["torchrun"], "2", *program],
-            env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-        )  # fmt: skip
-
-    done = run("--steps", "2", "--skip", "3")
+    done = run(2, "--steps", "2", "--skip", "3")
     assert done.returncode == 0, done.stderr
     found = re.search(r"CCR ([\d.e+-]+): ([\d.]+) ms of exchanges beside a backward pass of ([\d.]+) ms", done.stdout)
     assert found, done.stdout
@@ -124,14 +103,11 @@ def test_the_command_says_what_the_backward_pass_can_hide(tmp_path: Path) -> Non
     assert "; 2 steps" in done.stdout
     assert "by the clock of each rank, with its waits for others: " in done.stdout
 
-    short = run("--skip", "100")
+    short = run(1, "--skip", "100")
     assert short.returncode == 2
     assert "Error: no ratio: " in short.stderr
     assert "3 steps after the first 100" in short.stderr
 
-    broken = subprocess.run(
-        [*command, "--", sys.executable, "-c", "raise SystemExit(3)"],
-        env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+    broken = profile("--ccr", folder=tmp_path, program=[sys.executable, "-c", "raise SystemExit(3)"])
     assert broken.returncode == 3
     assert "Error: no ratio: the program has ended with exit code 3 before it was found" in broken.stderr

@@ -26,24 +26,20 @@ LIMIT_S = 600.0
 WRITES = """
 import os, sys, time
 from pathlib import Path
-from hvd_compress.planner.profiles import CompressorProfile, DeviceTimes, ModelProfile, Times
+from hvd_compress.planner.profiles import COMPRESSOR, MODEL, SYSTEM, CompressorProfile, ModelProfile, write
 from hvd_compress.profiler.folder import RUN, Claim
-from hvd_compress.profiler.job import write_profile
 from hvd_compress.settings import command_run
 folder = Path(os.environ["HVD_COMPRESS_PROFILE"])
-times = Times(numel=(1, 1000), us=(10.0, 20.0))
-compressor = {"name": "topk", "ratio": 0.01}
-device = DeviceTimes(compress=times, decompress=times)
+times = {"numel": [1, 1000], "us": [10.0, 20.0]}
+compressor = {"compressor": {"name": "topk", "ratio": 0.01}, "payload": {"per_element_bytes": 0.08}}
+devices = {"training": {"compress": times, "decompress": times}}
 tensors = [{"name": "weight", "numel": 2000, "backward_us": 1500.0}]
 with Claim(folder, RUN, command_run()) as claim:
-    write_profile(
-        claim,
-        ModelProfile(model="played", tensors=tensors, steps=7, forward_us=2500.0),
-        CompressorProfile(compressor=compressor, payload={"per_element_bytes": 0.08}, devices={"training": device}),
-        None,
-    )
+    (folder / SYSTEM).unlink(missing_ok=True)
+    write(folder / COMPRESSOR, CompressorProfile(**compressor, devices=devices, run=claim.run))
+    write(folder / MODEL, ModelProfile(model="played", tensors=tensors, steps=7, forward_us=2500.0, run=claim.run))
 """
-"""A training that writes a profile."""
+"""A training that writes a profile, as profiler/job.py does, without torch, which takes seconds to import."""
 
 
 def run(*arguments: str) -> Result:

@@ -67,7 +67,7 @@ def zipf_batches(world: int, alpha: float, steps: int, seed: int, most: int = 12
 
 
 @pytest.mark.level2
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     world=st.integers(2, 4),
     lookahead=st.integers(1, 10),

@@ -35,8 +35,7 @@ def rows_a_step(output: str) -> dict[str, int]:
     return {name: int(count.replace(",", "")) for name, count in (each.split() for each in line.split(", "))}
 
 
-def test_one_rank_trains_with_horovod():
-    done = run(*SHORT, "--compression", "topk", "--ratio", "0.1")
+def check_training(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, done.stderr
     assert "58,929 dense parameters on 1 rank(s)" in done.stdout
     assert re.search(r"40 steps, [\d.]+ steps/s", done.stdout)
@@ -48,9 +47,11 @@ def test_one_rank_trains_with_horovod():
     assert 0 < last < 1
 
 
-def test_a_run_that_is_killed_goes_on_behind_its_last_step(tmp_path: Path):
-    whole = run(*SHORT)
-    words = (*SHORT, "--journal", tmp_path / "journal")
+def test_one_rank_trains_with_horovod_and_is_killed_and_goes_on_after_its_last_step(tmp_path: Path):
+    compressed = (*SHORT, "--compression", "topk", "--ratio", "0.1")
+    whole = run(*compressed)
+    check_training(whole)
+    words = (*compressed, "--journal", tmp_path / "journal")
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     first = subprocess.Popen(
         [sys.executable, SCRIPT, *map(str, words)], env=environment, stdout=subprocess.PIPE, text=True
