@@ -6,14 +6,15 @@ All but Resident give the bits of a synchronous table, too. Communication is on 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from hvd_compress.embedding.means import mean_of_one, sums_of_rows
-from hvd_compress.embedding.modules import CachedEmbedding, Used, ids_in
+from hvd_compress.embedding.modules import CachedEmbedding, Used
 from hvd_compress.embedding.shard import Shard
+from hvd_compress.embedding.sources import Key, Sources
 from hvd_compress.engines.base import Engine
 
 
@@ -23,18 +24,17 @@ class Baseline(ABC):
     def __init__(
         self,
         loader: Iterable[Any],
-        embeddings: Mapping[Hashable | Callable[[Any], Any], CachedEmbedding],
+        embeddings: Mapping[Key, CachedEmbedding],
         engine: Engine,
     ) -> None:
-        self._loader, self._keys, self.engine = loader, list(embeddings), engine
-        self.modules = list(embeddings.values())
+        self._loader, self._sources, self.engine = loader, Sources(embeddings), engine
+        self.modules = self._sources.modules
 
     def __iter__(self) -> Iterator[Any]:
         for number, batch in enumerate(self._loader):
             where = f"rank {self.engine.rank}, batch {number}"
-            keyed = zip(self._keys, self.modules, strict=True)
-            ids = [module.flat_rows(ids_in(batch, key), where) for key, module in keyed]
-            used = [Used(*each) for each in ids]
+            ids = [self._sources.rows(batch, at, where) for at in range(len(self.modules))]
+            used = [Used(*each, module.layout.untrained) for each, module in zip(ids, self.modules, strict=True)]
             for module, each, values in zip(self.modules, used, self.fetch([each.rows for each in used]), strict=True):
                 each.values = values.requires_grad_()
                 module.use(each)
@@ -56,7 +56,7 @@ class Baseline(ABC):
 
 def _gradient(used: Used) -> torch.Tensor:
     assert used.values is not None
-    return torch.zeros_like(used.values) if used.values.grad is None else used.values.grad
+    return torch.zeros_like(used.values) if used.gradient is None else used.gradient
 
 
 class RowSharded(Baseline):

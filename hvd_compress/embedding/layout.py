@@ -29,6 +29,7 @@ class Layout:
         name: of the embedding, in messages and files.
         sizes: rows of each table.
         dim: elements of a row.
+        padding: by table, the id of a row that is not trained, if there is one; empty where no table has one.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Layout:
     seed: int = 0
     initial: Initial | None = None
     debug: bool = False
+    padding: tuple[int | None, ...] = ()
     offsets: torch.Tensor = field(init=False, compare=False)
     _bounds: torch.Tensor = field(init=False, compare=False, repr=False)
 
@@ -65,6 +67,11 @@ class Layout:
     @property
     def rows(self) -> int:
         return sum(self.sizes)
+
+    @property
+    def untrained(self) -> list[int]:
+        """Ids of the rows that stay as they are."""
+        return [row for row in self.padding if row is not None]
 
     @property
     def row_width(self) -> int:
@@ -96,6 +103,8 @@ class Layout:
             self.row(records).copy_(values)
         else:
             initial_values(rows, self.offsets, self._bounds, self.seed % 2**64, self.row(records))
+            if self.untrained:
+                self.row(records)[torch.isin(rows, torch.tensor(self.untrained))] = 0.0
         self.optimizer.initialise(self.state(records))
         if self.debug:
             self.versions(records).zero_()
@@ -110,7 +119,7 @@ class Layout:
 
     def described(self, steps: int) -> list[Any]:
         """Return what must be the same on all ranks behind `steps` steps."""
-        return [list(self.sizes), self.dim, self.optimizer.described(steps), self.seed, steps]
+        return [list(self.sizes), self.dim, self.optimizer.described(steps), self.seed, steps, list(self.padding)]
 
     @property
     def identity(self) -> str:
@@ -128,3 +137,21 @@ def as_sizes(sizes: int | Sequence[int]) -> tuple[int, ...]:
     """Return the rows of each table; whole numbers of NumPy as Python's."""
     several = sizes if isinstance(sizes, Sequence | np.ndarray) else [sizes]
     return tuple(int(size) if isinstance(size, np.integer) else size for size in several)
+
+
+def as_padding(given: int | Sequence[int | None] | None, sizes: Sequence[int], name: str) -> tuple[int | None, ...]:
+    """Return the ids of rows, by table, of ids in tables: one for all, or one a table; below zero they count from the
+    end. Raises ConfigError where one is none of its table."""
+    if given is None:
+        return ()
+    each = list(given) if isinstance(given, Sequence) else [given] * len(sizes)
+    if len(each) != len(sizes):
+        raise ConfigError(f"padding_idx of {name} is for {len(each)} tables, and there are {len(sizes)}")
+    found: list[int | None] = []
+    start = 0
+    for table, (index, size) in enumerate(zip(each, sizes, strict=True)):
+        if index is not None and (isinstance(index, bool) or not -size <= index < size):
+            raise ConfigError(f"padding_idx {index!r} is none of table {table} of {name}, which has {size} rows")
+        found.append(None if index is None else start + index % size)
+        start += size
+    return tuple(found)

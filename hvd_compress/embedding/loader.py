@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
@@ -12,11 +12,13 @@ from hvd_compress.embedding.exchange import Moved
 from hvd_compress.embedding.follower import Follower
 from hvd_compress.embedding.group import meet
 from hvd_compress.embedding.journal import Journal, Training
-from hvd_compress.embedding.modules import CachedEmbedding, ids_in
+from hvd_compress.embedding.modules import CachedEmbedding
 from hvd_compress.embedding.opening import Opened
 from hvd_compress.embedding.options import PAPERS, Options, Rules
 from hvd_compress.embedding.servers import Servers
+from hvd_compress.embedding.sources import Key, Sources
 from hvd_compress.embedding.steps import Steps
+from hvd_compress.embedding.wrapped import Wrapped
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.native.embedding import Counts
@@ -43,7 +45,7 @@ class Lookahead:
     def __init__(
         self,
         loader: Iterable[Any],
-        embeddings: Mapping[Hashable | Callable[[Any], Any], CachedEmbedding],
+        embeddings: Mapping[Key, CachedEmbedding],
         *,
         cache_rows: int | Mapping[str, int],
         lookahead: int | None = None,
@@ -60,7 +62,8 @@ class Lookahead:
 
         Args:
             loader: gives this rank's batches, and ends behind equally many on all ranks.
-            embeddings: by what tells the ids in a batch: a key or an index of it, or a function of the batch.
+            embeddings: by what tells the ids in a batch: a key or an index of it, or a function of the batch. One that
+                several features share stands under several keys.
             cache_rows: slots of this rank's cache, of each embedding, or by their names; the rows of a batch at least.
             lookahead: L, 1 or more; by default as many as the cache holds when training begins, up to 200.
             backward_passes: of each batch; rows start to move when that many have been.
@@ -80,9 +83,10 @@ class Lookahead:
         for name, given, kind in (("journal", journal, Journal), ("servers", servers, Servers)):
             if given is not None and not isinstance(given, kind):
                 raise ConfigError(f"{name} = {given!r} of a Lookahead is no {kind.__name__}")
-        self._loader, self._keys, self.modules = loader, list(embeddings), list(embeddings.values())
+        self._loader, self._sources = loader, Sources(embeddings)
+        self.modules = self._sources.modules
         self._options = Options(cache_rows, lookahead, backward_passes, trains, sync_precision, debug, rules)
-        self._options.check(_names(self.modules))
+        self._options.check(self._sources.names)
         self._servers, self._asked = servers, engine if servers is None else servers.asked
         self._journal = journal if trains else None
         self._settings = Settings.from_environment()
@@ -94,6 +98,12 @@ class Lookahead:
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        """What libraries ask a loader for, such as its dataset, sampler and set_epoch(), is that of the wrapped one."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._loader, name)
 
     @property
     def counts(self) -> dict[str, Counts]:
@@ -112,16 +122,20 @@ class Lookahead:
         opened = self.open()
         self._tell_servers("iterate over")
         self._start_journal()
-        steps = Steps(iter(self._loader), *self._arguments(opened))
+        steps, wrapped = Steps(iter(self._loader), *self._arguments(opened)), Wrapped(self._loader)
         self._begin(steps)
-        while (batch := self._guarded(steps.next_batch)) is not None:
-            trained = self._steps_trained() + 1
-            yield batch.given
-            if self._steps is not steps:
-                raise UsageError(
-                    "another iteration over the same embeddings has ended this one: run one after the other"
-                )
-            self._guarded(partial(self._write_journal, steps, trained))
+        try:
+            while (batch := self._guarded(steps.next_batch)) is not None:
+                trained = self._steps_trained() + 1
+                wrapped.trains_on(steps.is_last)
+                yield batch.given
+                if self._steps is not steps:
+                    raise UsageError(
+                        "another iteration over the same embeddings has ended this one: run one after the other"
+                    )
+                self._guarded(partial(self._write_journal, steps, trained))
+        finally:
+            wrapped.end()
         if (failure := self._guarded(steps.end)) is not None:
             raise failure
 
@@ -245,7 +259,7 @@ class Lookahead:
             if self._servers is not None and not self._servers.here:
                 self._number = self._servers.add(self)
                 settings = asdict(self._options)
-                self._tell_servers("open", [_names(self.modules), self._journal is not None, settings])
+                self._tell_servers("open", [self._sources.names, self._journal is not None, settings])
                 self._servers.refuse()
             self._opened = Opened(
                 self._options, self.modules, self._asked, self._servers, self._journal, self._settings
@@ -261,10 +275,14 @@ class Lookahead:
     def _arguments(self, opened: Opened) -> tuple[Any, ...]:
         """What Steps takes besides batches."""
         options = self._options
-        return self._ids, self.modules, opened.exchanger(), opened.threads, options.backward_passes, options.trains
-
-    def _ids(self, batch: Any, at: int) -> Any:
-        return ids_in(batch, self._keys[at])
+        return (
+            self._sources.rows,
+            self.modules,
+            opened.exchanger(),
+            opened.threads,
+            options.backward_passes,
+            options.trains,
+        )
 
     def _begin(self, steps: Steps) -> None:
         self._steps, options = steps, self._options
@@ -362,15 +380,3 @@ class Lookahead:
             if module.user is not None:  # and has failed
                 module.user.drain()
                 module.user = None
-
-
-def _names(modules: list[CachedEmbedding]) -> list[str]:
-    """Raises ConfigError unless these are embeddings of different names."""
-    if not modules or not all(isinstance(each, CachedEmbedding) for each in modules):
-        raise ConfigError(
-            "Lookahead needs embeddings: a mapping from what tells the ids in a batch to a CachedEmbedding"
-        )
-    names = [module.layout.name for module in modules]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"embeddings must have different names, not {names}")
-    return names

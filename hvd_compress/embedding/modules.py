@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from hvd_compress.embedding.cache import Versions
-from hvd_compress.embedding.layout import Initial, Layout, as_sizes
+from hvd_compress.embedding.layout import Initial, Layout, as_padding, as_sizes
 from hvd_compress.embedding.optimizers import SGD, RowOptimizer
 from hvd_compress.embedding.shard import Shard
 from hvd_compress.errors import ConfigError, UsageError
@@ -28,13 +29,25 @@ class Used:
             trained on.
     """
 
-    def __init__(self, ids: Sequence[torch.Tensor], flat: Sequence[torch.Tensor]) -> None:
-        """`ids`: tensors of the batch; `flat`: the same as ids of rows, int64, one-dimensional."""
+    def __init__(
+        self, ids: Sequence[torch.Tensor], flat: Sequence[torch.Tensor], untrained: Sequence[int] = ()
+    ) -> None:
+        """`ids`: tensors of the batch; `flat`: the same as ids of rows, int64, one-dimensional; `untrained`: rows that
+        stay as they are."""
         self.rows, positions = UniqueRows().collect(torch.cat(list(flat)))
+        self._untrained = torch.isin(self.rows, torch.tensor(untrained)).nonzero().flatten() if untrained else None
         parts = torch.split(positions, [each.numel() for each in flat])
         self._known = [(each, each._version, part.view(each.shape)) for each, part in zip(ids, parts, strict=True)]
         self._finder: UniqueRows | None = None
         self.values: torch.Tensor | None = None
+
+    @property
+    def gradient(self) -> torch.Tensor | None:
+        """(u, dim), of the backward passes since; None before them."""
+        found = None if self.values is None else self.values.grad
+        if found is not None and self._untrained is not None:
+            found.index_fill_(0, self._untrained, 0.0)
+        return found
 
     def known(self, ids: torch.Tensor) -> torch.Tensor | None:
         """Return the positions of a tensor of the batch itself, which were found before."""
@@ -51,9 +64,21 @@ class Used:
         return self._finder.find(rows)
 
 
-def ids_in(batch: Any, key: Hashable | Callable[[Any], Any]) -> Any:
-    """Return the ids of a batch: by a key or an index of it, or by a function."""
-    return key(batch) if callable(key) else batch[key]
+OF_TORCH = {
+    "max_norm": "it changes rows in the forward pass, and owners would not know: normalise what forward() returns",
+    "norm_type": "it belongs to max_norm, which there is not",
+    "scale_grad_by_freq": "how often all ranks use a row is not known in the backward pass: scale the loss",
+    "sparse": "gradients of rows always travel by rows: leave it out",
+}
+"""Arguments of torch's modules that there are not, and why."""
+
+
+def refuse(name: str, arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an argument of torch's modules, TypeError for any other."""
+    for argument in arguments:
+        if argument not in OF_TORCH:
+            raise TypeError(f"an embedding has no argument {argument!r}")
+        raise ConfigError(f"there is no {argument} of {name}: {OF_TORCH[argument]}")
 
 
 class CachedEmbedding(torch.nn.Module):
@@ -81,6 +106,8 @@ class CachedEmbedding(torch.nn.Module):
         initial: Initial | None = None,
         folder: str | Path | None = None,
         name: str = "embedding",
+        padding_idx: int | Sequence[int | None] | None = None,
+        **of_torch: Any,
     ) -> None:
         """
         Args:
@@ -92,12 +119,17 @@ class CachedEmbedding(torch.nn.Module):
                 the id i plus the rows of all tables before it. It must depend on the ids alone.
             folder: where this rank's rows are files, mapped into memory, instead of memory.
             name: in messages, files and checkpoints; different for each embedding of a model.
+            padding_idx: the id in each table, or one a table, of a row that is not trained: it is zero, unless
+                `initial` gives it, and a bag counts it neither in its sum nor in its mean.
 
         Raises:
-            ConfigError: an argument has no meaning.
+            ConfigError: an argument has no meaning; or it is one of torch's that there is not, with the reason.
         """
+        refuse(name, of_torch)
         super().__init__()
-        self.layout = Layout(name, as_sizes(num_embeddings), embedding_dim, optimizer or SGD(0.01), seed, initial)
+        sizes = as_sizes(num_embeddings)
+        padding = as_padding(padding_idx, sizes, name)
+        self.layout = Layout(name, sizes, embedding_dim, optimizer or SGD(0.01), seed, initial, padding=padding)
         self.folder = None if folder is None else Path(folder)
         self.shard: Shard | None = None
         self.servers: Any = None
@@ -106,6 +138,16 @@ class CachedEmbedding(torch.nn.Module):
         self.user: Any = None
         self.steps = 0
         self._used: Used | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CachedEmbedding:
+        """Return another module; once a Lookahead has brought rows, this one: tables are not part of a model, as they
+        are none of its state_dict(), so a copy of a trained model, such as AveragedModel, reads and trains the same."""
+        if self.shard is not None:
+            return self
+        made = self.__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
 
     @property
     def optimizer(self) -> RowOptimizer:
@@ -175,7 +217,8 @@ class CachedEmbedding(torch.nn.Module):
             place = tuple(int(each) for each in torch.unravel_index(torch.tensor(missing), ids.shape))
             raise UsageError(
                 f"id {int(ids[place])} at {place} of {self.layout.name} is none of those that its Lookahead has seen "
-                "in this batch: let it see all ids that the forward pass uses"
+                "in this batch: let it see all ids that the forward pass uses, and do not ask it for the next batch "
+                "before (Lightning does where a loader has no length: give it __len__())"
             )
         return positions.view(ids.shape)
 
@@ -240,7 +283,17 @@ class CachedEmbeddingBag(CachedEmbedding):
             mode=self.mode,
             per_sample_weights=None if weights is None else weights.cpu(),
             include_last_offset=self.include_last_offset,
+            padding_idx=self._padding(table or 0),
         ).to(input.device)
+
+    def _padding(self, table: int) -> int | None:
+        """Return where in `values` the row stands that a table's bags pass over, if the batch uses one."""
+        row = self.layout.padding[table] if self.layout.padding else None
+        if row is None:
+            return None
+        assert self._used is not None
+        positions, missing = self._used.find(torch.tensor([row]))
+        return int(positions[0]) if missing is None else None
 
 
 def _each(argument: Any, tables: int) -> Sequence[Any]:

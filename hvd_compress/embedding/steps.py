@@ -19,8 +19,8 @@ from hvd_compress.errors import ConfigError, UsageError
 
 T = TypeVar("T")
 Gathering = Future[list[Gathered] | Kind]
-Ids = Callable[[Any, int], Any]
-"""From a batch, and the number of an embedding, to its ids."""
+Rows = Callable[[Any, int, str], tuple[list[torch.Tensor], list[torch.Tensor]]]
+"""As Sources.rows()."""
 
 
 class Batch:
@@ -34,14 +34,20 @@ class Batch:
 
     gathering: Gathering
 
-    def __init__(self, given: Any, ids: Sequence[tuple[list[torch.Tensor], list[torch.Tensor]]]) -> None:
-        """`ids`: of each embedding, as CachedEmbedding.flat_rows() gives them."""
-        self.given, self._ids = given, ids
+    def __init__(
+        self,
+        given: Any,
+        ids: Sequence[tuple[list[torch.Tensor], list[torch.Tensor]]],
+        modules: Sequence[CachedEmbedding] = (),
+    ) -> None:
+        """`ids`: of each embedding, as Sources.rows() gives them."""
+        self.given, self._ids, self._modules = given, ids, modules
         self.used: list[Used] = []
 
     def rows(self) -> list[torch.Tensor]:
         """Find what the batch uses, and return the distinct rows of each embedding."""
-        self.used = [Used(*each) for each in self._ids]
+        pairs = zip(self._ids, self._modules, strict=True)
+        self.used = [Used(*each, module.layout.untrained) for each, module in pairs]
         return [each.rows for each in self.used]
 
 
@@ -59,14 +65,14 @@ class Steps:
     def __init__(
         self,
         batches: Iterator[Any],
-        ids: Ids,
+        rows: Rows,
         modules: list[CachedEmbedding],
         exchanger: Exchanger,
         threads: Threads,
         backward_passes: int,
         trains: bool,
     ) -> None:
-        self._batches, self._ids, self._modules = batches, ids, modules
+        self._batches, self._rows, self._modules = batches, rows, modules
         self.exchanger, self._threads = exchanger, threads
         self._backward_passes, self._trains = backward_passes, trains
         self._step = -1  # that is trained on
@@ -105,6 +111,11 @@ class Steps:
         self._current = self._coming.pop(0)
         self._begin(self._current)
         return self._current
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no batch follows the one that next_batch() has returned."""
+        return not self._coming
 
     def _look_further(self) -> None:
         """Tell of one batch more, or once a step that no more come: so ranks that do different things find out."""
@@ -163,7 +174,7 @@ class Steps:
         where = f"rank {self.exchanger.rank}, batch {self._step + 1 + len(self._coming)}"
         try:
             given = next(self._batches)
-            ids = [module.flat_rows(self._ids(given, at), where) for at, module in enumerate(self._modules)]
+            ids = [self._rows(given, at, where) for at in range(len(self._modules))]
         except StopIteration:
             self._last = self._submit("control", partial(self.exchanger.gather, Kind.END))
             return
@@ -172,7 +183,7 @@ class Steps:
             with suppress(ConfigError):  # what all others get is the words of this one
                 self._wait(self._submit("control", partial(self.exchanger.gather, Kind.FAILED, why=why)))
             raise
-        batch = Batch(given, ids)
+        batch = Batch(given, ids, self._modules)
         batch.gathering = self._last = self._submit("control", lambda: self.exchanger.gather(Kind.BATCH, batch.rows()))
         self._coming.append(batch)
         self._unplanned.append(batch.gathering)
@@ -211,7 +222,7 @@ class Steps:
             return
         self._exchanged = self._step
         used = self._current.used if self._current is not None and self._trains else []
-        gradients = [None if each.values is None else each.values.grad for each in used] or [None] * len(self._modules)
+        gradients = [each.gradient for each in used] or [None] * len(self._modules)
         self._begin_planning()
         planning, self._planning = self._planning, []
         before = self._later[-1].result if self._later else lambda: None

@@ -48,7 +48,8 @@ class Threads:
                 self.abandon(f"no answer from other ranks within {self._timeout_s:g} s")
                 raise CommunicationError(
                     f"no answer from other ranks within {self._timeout_s:g} s (HVD_COMPRESS_TIMEOUT_S), in "
-                    f"{', '.join(pending) or 'no collective'}"
+                    f"{', '.join(pending) or 'no collective'}: all ranks iterate over a Lookahead together, also to "
+                    "evaluate, and save together"
                 ) from None
 
     def abandon(self, why: str) -> None:
