@@ -217,6 +217,11 @@ def hash_name(name: str) -> int:
     return sum((position + 1) * ord(letter) for position, letter in enumerate(name))
 
 
+def taken_momentum(request: Request, momentum: float) -> float:
+    """Return the momentum of an optimizer, or none where the compression has one."""
+    return 0.0 if request.compressor.refuses_momentum(momentum, adapts=False) else momentum
+
+
 def make_optimizer(
     parameters: Mapping[str, torch.nn.Parameter],
     request: Request,
@@ -231,7 +236,8 @@ def make_optimizer(
     **sgd: float,
 ) -> ReducingOptimizer:
     """An SGD optimizer that reduces over the engine that `connect` creates."""
-    optimizer = torch.optim.SGD(list(parameters.values()), **{"lr": 0.1, **sgd})
+    momentum = taken_momentum(request, sgd.get("momentum", 0.0))
+    optimizer = torch.optim.SGD(list(parameters.values()), **{"lr": 0.1, **sgd, "momentum": momentum})
     names = name_parameters(optimizer, parameters.items())
     settings = settings or Settings(fusion_threshold_bytes=600, timeout_s=60)  # three buckets with SHAPES
     named = {name: parameter for parameter, name in trainable(names).items()}

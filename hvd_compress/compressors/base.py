@@ -107,7 +107,7 @@ class Compressor(ABC):
         alike: kinds of what it keeps that results depend on, and that therefore are to be the same on all ranks: those
             of rank 0 count when training begins or goes on. Ranks may come with others, from checkpoints of other
             hosts: of a hierarchical scheme leaders alone keep up.
-        sends_momentum: whether it compresses a momentum that it keeps, for an optimizer that keeps none.
+        sends_momentum: whether it compresses a momentum that it keeps: see refuses_momentum().
         message_bytes: what a message costs beside its bytes, in bytes, where a path is chosen by arithmetic: latency
             times bandwidth. 0 counts bytes alone.
     """
@@ -124,6 +124,13 @@ class Compressor(ABC):
     @abstractmethod
     def wire(self, layout: Layout) -> tuple[Round, ...]:
         """Return the rounds of a bucket; needs no tensor, so that cost, planner and statistics can call it."""
+
+    def refuses_momentum(self, momentum: float, adapts: bool) -> str:
+        """Return what to do where an optimizer with this momentum would train wrongly; nothing where it would not.
+
+        `adapts`: it also divides by what it remembers of squares, as Adam.
+        """
+        return ""
 
     def new_state(self, layout: Layout, device: torch.device) -> Mapping[Key, torch.Tensor]:
         """Return what is kept from step to step beside the residual, as it is before the first step, on `device`."""

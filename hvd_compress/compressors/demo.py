@@ -61,6 +61,9 @@ class DeMo(FeedbackCompressor):
         if self.decay > 1:
             raise ConfigError(f"decay = {self.decay!r} is above 1: the momentum would grow for ever")
 
+    def refuses_momentum(self, momentum: float, adapts: bool) -> str:
+        return "pass hvd_compress.optim.DeMo(...), or another one without momentum" if momentum else ""
+
     def wire(self, layout: Layout) -> tuple[Round, ...]:
         return (Round(PAIR_BYTES * sum(self._sent(layout))),)
 

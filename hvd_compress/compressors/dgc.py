@@ -65,6 +65,9 @@ class DGC(Sparsifier):
             check_number("clip", self.clip, 0, above=True)
         check_flag("layerwise", self.layerwise)
 
+    def refuses_momentum(self, momentum: float, adapts: bool) -> str:
+        return "pass one without, as the compression has it; or dgc(momentum=0)" if momentum and self.momentum else ""
+
     @property
     def sent_ratio(self) -> float:
         return float(self.ratio)

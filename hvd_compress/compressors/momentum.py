@@ -58,6 +58,11 @@ class CompressedMomentum(Requantizer):
                 "again, such as OneBit() or BlockQuantizer(4)"
             )
 
+    def refuses_momentum(self, momentum: float, adapts: bool) -> str:
+        if adapts:  # its variance would follow what leads from one momentum to the next
+            return "pass hvd_compress.optim.OneBitAdam(...), or SGD"
+        return "" if momentum in (0, self.beta) else f"pass one with momentum={self.beta:g}, as the compression has it"
+
     @property
     def error_feedback(self) -> bool:  # type: ignore[override]
         return self.inner.error_feedback

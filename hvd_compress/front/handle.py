@@ -13,6 +13,8 @@ from hvd_compress.buckets.plan import slots_of
 from hvd_compress.buckets.real import gradient_shape
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError, UnsupportedError
+from hvd_compress.front.optimizers import check_momentum, learning_rates_of
+from hvd_compress.front.stepped import tell_of_steps
 from hvd_compress.policies import DecisionPolicy
 from hvd_compress.policies.ccr import Ccr
 from hvd_compress.profiler.ccr import CcrProfiler
@@ -24,12 +26,6 @@ from hvd_compress.session.replicas import ReplicaCheck
 from hvd_compress.session.report import StepReport
 from hvd_compress.session.session import Session
 from hvd_compress.settings import DEFAULT_CCR_STEPS, MOST_STEPS, Settings
-
-
-def learning_rates_of(optimizer: Callable[[], Any]) -> list[float]:
-    """Return the learning rates of an optimizer, by group; none where it, behind a weak reference, is no more."""
-    known = optimizer()
-    return [] if known is None else [float(group["lr"]) for group in known.param_groups if "lr" in group]
 
 
 class Handle:
@@ -63,11 +59,12 @@ class Handle:
             UnsupportedError: they are on a GPU, and there are no kernels for it; or of a dtype that nothing exchanges;
                 or on several devices, and a profile is asked for.
         """
-        self.parameters = dict(parameters)
+        self.parameters, self._compressor = dict(parameters), request.compressor
         check_devices(self.parameters, request)
         self.slots, self.devices = slots_of(self.parameters)
         self.session = Session(self.slots, request, settings, connect, devices=self.devices.values(), **options)
         self.session.replicas = ReplicaCheck(self.parameters, settings.check_every)
+        tell_of_steps(self.session.replicas)
         self.session.ccr.profiler = CcrProfiler(self.parameters)
         if settings.ccr is not None:
             self._require_profilable()
@@ -112,6 +109,15 @@ class Handle:
     def save_plan(self, path: str | Path) -> None:
         """Write how buckets travel now to a file, as Session.save_plan()."""
         self.session.save_plan(path)
+
+    def follow(self, *optimizers: torch.optim.Optimizer) -> None:
+        """Let the policy see the learning rates of those that train these parameters.
+
+        Raises ConfigError where one has a momentum that the compression has, too.
+        """
+        for optimizer in optimizers:
+            check_momentum(self._compressor, optimizer)
+        self.session.learning_rates = learning_rates_of(optimizers)
 
     def follow_loss_scale(self, scaler: Any) -> None:
         """Keep residuals in the units of a torch.amp.GradScaler."""

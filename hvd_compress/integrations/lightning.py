@@ -19,11 +19,11 @@ import hvd_compress.ddp as hc
 from hvd_compress.ddp import Compression
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.extras import needed
-from hvd_compress.front.ddp.api import gathered, handle_of
+from hvd_compress.front.ddp.api import handle_of
 from hvd_compress.front.ddp.refusals import check_compression
 from hvd_compress.front.ddp.state import state_of
-from hvd_compress.front.handle import learning_rates_of
 from hvd_compress.front.original import original_of
+from hvd_compress.front.saving import gathered
 from hvd_compress.request.request import Request
 from hvd_compress.warned import warn_caller
 
@@ -104,10 +104,7 @@ class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read L
             hc.load_state_dict(model, self._kept)
             self._kept = None
         _follow(model, trainer.precision_plugin)
-        optimizers = [weakref.ref(optimizer) for optimizer in trainer.optimizers]
-        handle_of(model).session.learning_rates = lambda: [
-            rate for each in optimizers for rate in learning_rates_of(each)
-        ]
+        handle_of(model).follow(*trainer.optimizers)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """With manual optimization Lightning prepares DDP for each backward pass, not in the forward pass."""
@@ -148,7 +145,9 @@ class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read L
         own = self._kept if self._model is None else hc.state_dict(self._model)
         if own is None:
             return {}
-        return dict(own) if self._is_alone else gathered(own)
+        if self._is_alone:
+            return dict(own)
+        return gathered(own) if self._model is None else hc.gathered_state_dict(self._model)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take what state_dict() returned on rank 0, on every rank the same, before or after the model is wrapped."""

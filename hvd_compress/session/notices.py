@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from hvd_compress.compressors import Compressor
+
 log = logging.getLogger("hvd_compress")
 
 
@@ -22,8 +24,18 @@ def tell_float64(names: Sequence[str], count: int) -> None:
 def tell_one_rank() -> None:
     """There is nobody to exchange gradients with."""
     log.warning(
-        "hvd_compress: there is one rank, so nothing is exchanged, and compressing gradients gains nothing, but takes "
-        "time and changes them: launch the training with mpirun, horovodrun or torchrun to have several"
+        "hvd_compress: there is one rank, so nothing is exchanged, and nothing is compressed: launch the training with "
+        "mpirun, horovodrun or torchrun to have several"
+    )
+
+
+def tell_momentum(compressor: Compressor, remedy: str) -> None:
+    """The optimizer is not known, and must not have a momentum of its own."""
+    log.warning(
+        "hvd_compress: %s has a momentum, and an optimizer with one of its own would train with both: %s. "
+        "hc.follow_learning_rate(model, optimizer) checks it",
+        compressor,
+        remedy,
     )
 
 

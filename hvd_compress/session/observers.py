@@ -46,18 +46,18 @@ class Observers:
             policy.watch(history.add)
             self._recorder = EventRecorder(history, engine.world_size)
 
-    def opened(self, request: Request, parameters: Mapping[str, Slot], exchanges: bool) -> None:
+    def opened(self, request: Request, parameters: Mapping[str, Slot], knows_optimizer: bool) -> None:
         """Say what may not be what was meant, where anything but dense gradients was asked for.
 
-        `exchanges`: whether there are several ranks, or one that is only to be profiled.
+        `knows_optimizer`: whether it has been checked that it has no momentum that the compression has, too.
         """
         if not self._is_first or (request.compressor, request.policy) == (Cast(), None):
             return
         wide = [name for name, slot in parameters.items() if slot.dtype == torch.float64]
         if wide:
             notices.tell_float64(wide, len(parameters))
-        if not exchanges:
-            notices.tell_one_rank()
+        if not knows_optimizer and (remedy := request.compressor.refuses_momentum(0.5, adapts=False)):
+            notices.tell_momentum(request.compressor, remedy)
 
     def decided(self, step: int, buckets: Sequence[SessionBucket], policy: DecisionPolicy) -> None:
         """Buckets travel so from now on."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,10 +20,27 @@ from hvd_compress.errors import ReplicaError
 
 FIRST = 1
 """The first exchange to be checked: parameters have changed once by then."""
+UNSEEN = 10
+"""Exchanges after which a difference counts though no step of an optimizer was seen since."""
 
 log = logging.getLogger("hvd_compress")
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How replicas differ; the kind is the same on all ranks.
+
+    Attributes:
+        kind: "results", "parameters", or nothing.
+        told: in words; nothing on ranks that are to tell nothing.
+        is_fault: whether it must not be.
+    """
+
+    kind: str = ""
+    told: str = ""
+    is_fault: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,17 +68,25 @@ class ReplicaCheck:
     optimizers make of them, on processors and with numbers of threads that are alike. Where those differ, a difference
     of parameters is told, once, and is no error.
 
+    While gradients are exchanged a program may have put something of its own on parameters, as SAM or noise. So where
+    they differ then, what the optimizer's step has left is compared, and counts.
+
     Attributes:
+        parameters: those that are compared, by name.
         is_replica: whether this rank's parameters are those of the others; not where DDP's join() lets a rank that has
             no more inputs take part.
+        awaits_step: whether take_step() is to be called after the coming step of an optimizer of these parameters.
     """
 
     def __init__(self, parameters: Mapping[str, torch.Tensor], every: int) -> None:
         """`parameters`: those whose gradients are exchanged, by name. `every`: 0 checks nothing."""
-        self._parameters, self._every = parameters, every
+        self.parameters, self._every = parameters, every
         self._count, self._told = 0, False
-        self._compared: Callable[[], tuple[str, bool]] | None = None
-        self.is_replica = True
+        self._compared: Callable[[], Difference] | None = None
+        self._suspected: Difference | None = None
+        self._unseen = 0
+        self._left: dict[str, int] | None = None
+        self.is_replica, self.awaits_step = True, False
 
     def end_step(self, step: int, buckets: Sequence[tuple[Layout, torch.Tensor]], launch: Launch) -> None:
         """Take the comparison that is under way, if any, and begin one where it is due. All ranks call it.
@@ -72,30 +97,57 @@ class ReplicaCheck:
         Raises:
             ReplicaError: replicas differ; on all ranks.
         """
+        layouts = [layout for layout, _ in buckets]
         if self._compared is not None:
             compared, self._compared = self._compared, None
-            self._judge(*compared())
-        if self._every and (self._count == FIRST or (self._count and self._count % self._every == 0)):
-            layouts = [layout for layout, _ in buckets]
+            found = compared()
+            if found.kind == "parameters":
+                self._suspected, self._unseen = found, 0
+            else:
+                self._judge(found)
+        if self._suspected is not None:
+            self._ask_again(self._suspected, step, layouts, launch)
+        nth = self._every and self._count % self._every == 0
+        is_due = self._every > 0 and (self._count == FIRST or (self._count > 0 and nth))
+        if is_due and self._suspected is None:
             sums = self._sums([result for _, result in buckets])
             self._compared = launch(partial(_compare, step, layouts, sums), f"step {step}, comparing replicas")
+        self.awaits_step, self._left = is_due or self._suspected is not None, None
         self._count += 1
+
+    def take_step(self) -> None:
+        """An optimizer has changed the parameters: keep what it has left."""
+        self._left = self._sums(()).parameters
+
+    def _ask_again(self, suspected: Difference, step: int, layouts: Sequence[Layout], launch: Launch) -> None:
+        """Compare what the last step of an optimizer has left; where some replica has seen none, later."""
+        self._unseen += 1
+        sums = replace(self._sums(()), parameters=self._left or {}) if self.is_replica else self._sums(())
+        again = partial(_compare, step - 1, layouts, sums)
+        found = launch(partial(_compare_left, again, self._left is not None or not self.is_replica),
+                       f"step {step}, comparing what steps have left")()  # fmt: skip
+        if found is None:
+            if self._unseen < UNSEEN:
+                return
+            found = suspected
+        self._suspected = None
+        self._judge(found)
 
     def _sums(self, results: Sequence[torch.Tensor]) -> Sums:
         """The host waits for a GPU here."""
-        parameters = list(self._parameters.values()) if self.is_replica else []
+        parameters = list(self.parameters.values()) if self.is_replica else []
         found = [bit_sum(tensor) for tensor in (*results, *parameters)]
         sums = torch.stack([each.cpu() for each in found]).tolist() if found else []
-        own = dict(zip(self._parameters, sums[len(results) :], strict=True)) if self.is_replica else None
-        frozen = tuple(name for name, parameter in self._parameters.items() if not parameter.requires_grad)
+        own = dict(zip(self.parameters, sums[len(results) :], strict=True)) if self.is_replica else None
+        frozen = tuple(name for name, parameter in self.parameters.items() if not parameter.requires_grad)
         return Sums(tuple(sums[: len(results)]), own, frozen, _arithmetic(parameters))
 
-    def _judge(self, difference: str, is_fault: bool) -> None:
-        if difference and is_fault:
-            raise ReplicaError(difference)
-        if difference and not self._told:
+    def _judge(self, found: Difference) -> None:
+        if found.told and found.is_fault:
+            raise ReplicaError(found.told)
+        if found.told and not self._told:
             self._told = True
-            log.warning("hvd_compress: %s", difference)
+            log.warning("hvd_compress: %s", found.told)
 
 
 def bit_sum(tensor: torch.Tensor) -> torch.Tensor:
@@ -121,23 +173,29 @@ def _arithmetic(parameters: Sequence[torch.Tensor]) -> str:
     return ", ".join([machine(), *threads, *cards])
 
 
-def _compare(step: int, layouts: Sequence[Layout], sums: Sums, engine: Engine) -> tuple[str, bool]:
-    """Return in words how replicas differ, or nothing, and whether that is a fault: the same on all ranks, if it is."""
+def _compare_left(compare: Callable[[Engine], Difference], is_seen: bool, engine: Engine) -> Difference | None:
+    """Compare, where every replica has seen a step."""
+    with engine.aside():
+        seen = engine.control.allgather(torch.tensor([int(is_seen)]), [1] * engine.world_size)
+    return compare(engine) if all(bool(each) for each in seen) else None
+
+
+def _compare(step: int, layouts: Sequence[Layout], sums: Sums, engine: Engine) -> Difference:
     mine = torch.tensor([_digest(sums.results), _digest(sums.parameters), int(sums.parameters is not None)])
     with engine.aside():
         found = engine.control.allgather(mine, [mine.numel()] * engine.world_size)
     rows: list[list[int]] = [row.tolist() for row in found]
     if len({row[0] for row in rows}) == 1 and len({row[1] for row in rows if row[2]}) <= 1:
-        return "", False
+        return Difference()
     all_sums = [Sums(**answer) for answer in engine.allgather_json(asdict(sums))]
     end = "; HVD_COMPRESS_CHECK_EVERY=0, on all ranks, leaves this check out"
-    if difference := _of_results(layouts, engine.ranks, [each.results for each in all_sums]):
-        return f"step {step}: {difference}{end}", True
+    if sums.results and (difference := _of_results(layouts, engine.ranks, [each.results for each in all_sums])):
+        return Difference("results", f"step {step}: {difference}{end}", True)
     replicas = {rank: each for rank, each in zip(engine.ranks, all_sums, strict=True) if each.parameters is not None}
     is_fault = len({each.arithmetic for each in replicas.values()}) == 1
     if not is_fault and engine.rank:
-        return "", False  # rank 0 tells
-    return f"step {step}: {_of_parameters(layouts, replicas)}{end}", is_fault
+        return Difference("parameters")  # rank 0 tells
+    return Difference("parameters", f"step {step}: {_of_parameters(layouts, replicas)}{end}", is_fault)
 
 
 def _digest(value: Any) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path as FilePath
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -170,8 +172,7 @@ class Session:
         self.step = agreement.step
         self.resumes_with = self.resumes_with if agreement.resumes else ()
         self._observers = Observers(settings, self._engine, self.policy, self._returned_s)
-        exchanges = self._engine.world_size > 1 or self.profiling is not None
-        self._observers.opened(self._request, self._parameters, exchanges)
+        self._observers.opened(self._request, self._parameters, self.learning_rates is not tuple)
         return agreement
 
     def _agree(
@@ -468,6 +469,13 @@ class Session:
             )
         return ranks
 
+    def gather(self, value: Any, root: int) -> list[Any] | None:
+        """Return on one rank, by its number in the job, what all ranks bring; between two steps. Collective.
+
+        Raises CommunicationError, which names the ranks that have not come.
+        """
+        return self._pipeline.begin(partial(_gather, value, root), f"step {self.step}, what is saved")()
+
     def end_epoch(self) -> None:
         """The program says that an epoch is over, between two steps; of a policy that counts epochs it does nothing.
 
@@ -565,6 +573,13 @@ class Session:
 def _gathered(figures: Sequence[float], engine: Engine) -> list[list[float]]:
     with engine.aside():
         return engine.allgather_json(figures)
+
+
+def _gather(value: Any, root: int, engine: Engine) -> list[Any] | None:
+    mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    with engine.aside():
+        parts = engine.control.gather(mine, engine.ranks.index(root))
+    return None if parts is None else [pickle.loads(part.numpy().data) for part in parts]
 
 
 def _as_rows(layout: Layout) -> Decision:

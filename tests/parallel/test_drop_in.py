@@ -22,6 +22,7 @@ from tests.harness import (
     flat_gradient,
     make_parameters,
     remembered,
+    taken_momentum,
 )
 from tests.parallel.training import (
     ENGINES,
@@ -50,7 +51,7 @@ NAMES = [
 def observe(request: Request) -> list[torch.Tensor]:
     """Return this rank's reduced gradient of each step, and the parameters at the end."""
     parameters = make_parameters()
-    optimizer = torch.optim.SGD(parameters.values(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(parameters.values(), lr=0.1, momentum=taken_momentum(request, 0.9))
     optimizer = hvd.DistributedOptimizer(optimizer, parameters.items(), compression=request)
     seen = []
     for step in range(STEPS):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress import compression
@@ -17,9 +14,9 @@ from hvd_compress.compressors import Cast
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.front.ddp.refusals import check_compression, check_model, trains_alone
 from hvd_compress.front.ddp.state import CompressionState, exchange, known_state, state_of
-from hvd_compress.front.handle import Handle, learning_rates_of
-from hvd_compress.front.launched import has_met
+from hvd_compress.front.handle import Handle
 from hvd_compress.front.original import original_of
+from hvd_compress.front.saving import gathered
 from hvd_compress.policies import DecisionPolicy
 from hvd_compress.policies.ccr import Ccr
 from hvd_compress.request.decision import Decision
@@ -144,25 +141,12 @@ def gathered_state_dict(model: DistributedDataParallel) -> dict[str, Any]:
 
     Rank 0 of the model's process group gets as many residuals as there are ranks, 4 bytes an element each; the others
     get their own, as state_dict() returns it.
+
+    Raises CommunicationError where not all ranks call it within HVD_COMPRESS_TIMEOUT_S.
     """
     state = state_of(model)
     own = state.state_dict()
-    return own if state.hook is None else gathered(own, original_of(model).process_group)
-
-
-def gathered(own: Mapping[str, Any], group: Any = None) -> dict[str, Any]:
-    """Return on the first rank of a process group, by default of all ranks, what state_dict() has returned on each.
-
-    The others get their own. Collective, where torch.distributed has begun.
-    """
-    if not has_met():
-        return dict(own)
-    first = dist.get_process_group_ranks(group)[0]
-    parts: list[Any] | None = [None] * dist.get_world_size(group) if dist.get_rank() == first else None
-    dist.gather_object(own["ranks"], parts, dst=first, group=group)
-    if parts is None:
-        return dict(own)
-    return {**own, "ranks": {name: each for part in parts for name, each in part.items()}}
+    return own if state.hook is None else gathered(own, original_of(model).process_group, state.hook.session)
 
 
 def load_gathered_state_dict(model: DistributedDataParallel, state: Mapping[str, Any]) -> None:
@@ -219,14 +203,15 @@ def end_epoch(model: DistributedDataParallel) -> None:
 def follow_learning_rate(model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
     """Let Compression.accordion() see the learning rates of the optimizer that trains this model, on every rank.
 
-    Raises ConfigError for what is no optimizer, or that of another model.
+    Raises ConfigError for what is no optimizer, or that of another model; or where it has a momentum of its own and the
+    compression has one, too, as momentum(), demo() and dgc().
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"a {type(optimizer).__name__} has no learning rates: pass the optimizer, not its scheduler")
     mine = {id(parameter) for parameter in model.parameters()}
     if not any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
         raise ConfigError(f"this {type(optimizer).__name__} has no parameter of this model: pass that which trains it")
-    handle_of(model).session.learning_rates = partial(learning_rates_of, weakref.ref(optimizer))
+    handle_of(model).follow(optimizer)
 
 
 def profile_ccr(model: DistributedDataParallel, steps: int = DEFAULT_CCR_STEPS) -> None:

@@ -16,6 +16,7 @@ from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedErro
 from hvd_compress.front.eagerly import eagerly
 from hvd_compress.front.fsdp.groups import ParamGroup, Shard
 from hvd_compress.front.handle import Handle
+from hvd_compress.front.stepped import tell_of_steps
 from hvd_compress.request.request import Request
 from hvd_compress.session.replicas import ReplicaCheck
 from hvd_compress.settings import Settings
@@ -62,6 +63,8 @@ class GradientExchange:
         self.session = self.handle.session
         replicas = _Locals({shard.name: weakref.ref(shard) for group in groups for shard in group.shards})
         self.session.replicas = None if scatters else ReplicaCheck(replicas, settings.check_every)
+        if self.session.replicas is not None:
+            tell_of_steps(self.session.replicas)
         self._flats: dict[tuple[str, ...], torch.Tensor] = {}  # of shards that replicas average
         self._came: list[tuple[str, ...]] = []  # in this step
         self._passes: set[int] = set()  # of this step: a reentrant checkpoint has a backward pass within another

@@ -16,7 +16,6 @@ from hvd_compress.engines.leave import at_end
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.eagerly import eagerly
 from hvd_compress.front.handle import Handle as SessionHandle
-from hvd_compress.front.handle import learning_rates_of
 from hvd_compress.front.optimizer.gradient_hooks import GradientHooks, Handle
 from hvd_compress.front.optimizer.named_parameters import trainable
 from hvd_compress.front.optimizer.reducer import Reducer
@@ -71,7 +70,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         if reducer is None:
             return
         me = weakref.ref(self)  # a hook must not keep the optimizer alive: its threads end with it
-        reducer.session.learning_rates = partial(learning_rates_of, me)
+        reducer.handle.follow(self)
         tell = partial(partial, _tell, me)
         self._hooks = GradientHooks(
             watched, tell(ReducingOptimizer._gradient_comes), tell(ReducingOptimizer._gradient_ready)

@@ -12,7 +12,7 @@ from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import CommunicationError, ReplicaError
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.request.request import Request
-from hvd_compress.session.replicas import bit_sum
+from hvd_compress.session.replicas import FIRST, UNSEEN, bit_sum
 from hvd_compress.settings import Settings
 from tests.harness import REQUESTS, backward, make_optimizer, make_parameters
 
@@ -208,3 +208,68 @@ def test_what_is_checked_costs_no_bytes_of_a_step() -> None:
 
     for sent in run_ranks(RANKS, body):
         assert len(set(sent)) == 1
+
+
+def noisy(engine: InProcessEngine, parameters: Parameters, optimizer: ReducingOptimizer, steps: range) -> None:
+    """Train with a noise of this rank's own on a parameter while gradients are computed and exchanged."""
+    for step in steps:
+        optimizer.zero_grad()
+        noise = 0.1 * torch.randn(parameters["odd"].shape, generator=torch.Generator().manual_seed(engine.rank))
+        kept = parameters["odd"].detach().clone()
+        parameters["odd"].data.add_(noise)
+        backward(parameters, engine.rank, step)
+        optimizer.synchronize()
+        parameters["odd"].data.copy_(kept)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_what_ranks_put_on_parameters_during_the_exchange_is_no_difference(every: int) -> None:
+    def body(engine: InProcessEngine) -> torch.Tensor:
+        parameters, optimizer = start(engine, every=every)
+        noisy(engine, parameters, optimizer, range(9))
+        return torch.cat([parameter.detach().reshape(-1) for parameter in parameters.values()])
+
+    first, *others = run_ranks(RANKS, body)
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_a_parameter_that_parts_under_such_a_noise_is_named_and_no_other() -> None:
+    def body(engine: InProcessEngine) -> str:
+        parameters, optimizer = start(engine)
+        noisy(engine, parameters, optimizer, range(5))
+        if engine.rank == 1:
+            with torch.no_grad():
+                parameters["second.weight"][3, 4] += 1e-3
+        noisy(engine, parameters, optimizer, range(5, 7))
+        with pytest.raises(ReplicaError) as found:
+            noisy(engine, parameters, optimizer, range(7, 8))
+        return str(found.value)
+
+    for message in run_ranks(RANKS, body):
+        assert "step 6: parameter 'second.weight' (bucket " in message
+        assert "and so are 0 more of 5" in message
+
+
+def test_where_no_step_is_seen_the_difference_counts_in_the_end() -> None:
+    """As with an optimizer that is none of torch's."""
+
+    def body(engine: InProcessEngine) -> tuple[int, str]:
+        parameters, optimizer = start(engine)
+        with torch.no_grad():
+            parameters["odd"] += engine.rank
+
+        def exchange(steps: range) -> None:
+            for step in steps:
+                optimizer.zero_grad()
+                backward(parameters, engine.rank, step)
+                optimizer.synchronize()
+
+        with pytest.raises(ReplicaError) as found:
+            exchange(range(2 * UNSEEN))
+        return optimizer.last_step.step, str(found.value)
+
+    for step, message in run_ranks(RANKS, body):
+        assert step == FIRST + UNSEEN - 1
+        assert "step 1: parameter 'odd' (bucket 2) on ranks 1, 2 is not that of rank 0" in message

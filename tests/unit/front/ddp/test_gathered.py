@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import hvd_compress.ddp as hc
-from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.errors import CommunicationError, ConfigError, UsageError
 from tests.harness import remembered
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import compressed, flat, make_model, optimizer_of, train
@@ -81,3 +81,22 @@ def go_on(rank: int, folder: Path) -> None:
                     assert torch.equal(tensor, ranks[1]["states"][kind][key]), "alike on all ranks, it stays so"
         train(ddp, optimizer_of(ddp), rank, range(1))
         assert hc.last_step(ddp).step == saved["step"]
+
+
+def test_a_rank_that_gathers_alone_is_told_so_and_pairs_with_nothing() -> None:
+    """As `if rank == 0: save(gathered_state_dict())` does, while others go on with collectives of their own."""
+    run_ranks(gather_alone, ranks=2, HVD_COMPRESS_TIMEOUT_S="1")
+
+
+def gather_alone(rank: int) -> None:
+    ddp = compressed(make_model(), "int4")
+    train(ddp, optimizer_of(ddp), rank, range(2))
+    hc.gathered_state_dict(ddp)
+    if rank == 0:
+        with pytest.raises(CommunicationError, match=r"step 2, what is saved: no answer within 1 s .* rank 1 has not"):
+            hc.gathered_state_dict(ddp)
+        with pytest.warns(UserWarning, match="an earlier exchange failed, .*: this is of one rank"):
+            assert list(hc.gathered_state_dict(ddp)["ranks"]) == ["rank 0 of 2"]
+    found = torch.zeros(2)
+    dist.all_gather_into_tensor(found, torch.tensor([float(rank)]))
+    assert found.tolist() == [0.0, 1.0]
