@@ -8,7 +8,7 @@ import tempfile
 import threading
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -122,7 +122,8 @@ class Settings:
 
     Attributes:
         fusion_threshold_bytes: HOROVOD_FUSION_THRESHOLD, the size of a bucket; 0 gives every parameter its own.
-        timeout_s: HVD_COMPRESS_TIMEOUT_S, how long a step waits for other ranks before it fails.
+        timeout_s: HVD_COMPRESS_TIMEOUT_S, how long a step waits for other ranks before it fails; where it is not set, a
+            longer limit of the program's own process group.
         adapt: HVD_COMPRESS_ADAPT, whether what a request leaves open is chosen by measurement, while training runs; if
             not, by a formula, once, so that two runs send the same.
         calibration_s: HVD_COMPRESS_CALIBRATION_S, how long it may measure the network before the first choice, about.
@@ -156,6 +157,11 @@ class Settings:
     in_flight: int | None = None
     horovod_niceness: int = DEFAULT_HOROVOD_NICENESS
     cuts: bool = False
+
+    def waiting(self, own_s: float) -> Settings:
+        """Return the same with the program's own limit of `own_s` seconds, where it is longer than the default."""
+        is_longer = self.timeout_s == DEFAULT_TIMEOUT_S and own_s > self.timeout_s
+        return replace(self, timeout_s=min(own_s, threading.TIMEOUT_MAX)) if is_longer else self
 
     @classmethod
     def from_environment(cls) -> Settings:

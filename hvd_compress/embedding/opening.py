@@ -16,6 +16,7 @@ from hvd_compress.embedding.servers import Servers
 from hvd_compress.embedding.shard import Shard
 from hvd_compress.embedding.threads import Threads
 from hvd_compress.engines.base import Engine
+from hvd_compress.engines.torch_timeout import own_timeout_s
 from hvd_compress.errors import ConfigError
 from hvd_compress.native.embedding import NativeLookahead
 from hvd_compress.settings import Settings
@@ -59,7 +60,8 @@ class Opened:
         self._caches = [Cache(module.layout, each) for module, each in zip(modules, rows, strict=True)]
         if journal is not None:
             journal.open(rank, world, self._roles.trainers, [module.layout for module in modules])
-        self.threads = Threads(engines, settings.timeout_s if trains else None)
+        own_s = own_timeout_s() if engines.control.name == "torch" else 0.0
+        self.threads = Threads(engines, settings.waiting(own_s).timeout_s if trains else None)
 
     def exchanger(self) -> Exchanger:
         """Return one for an iteration."""

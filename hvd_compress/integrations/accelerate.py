@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,11 +16,12 @@ from hvd_compress.extras import needed
 from hvd_compress.front.ddp.refusals import trains_alone
 from hvd_compress.front.ddp.state import inner
 from hvd_compress.front.original import original_of
+from hvd_compress.integrations import files
 from hvd_compress.request.request import Request
 
 with needed("accelerate", "hvd_compress.integrations.accelerate"):
     from accelerate import Accelerator
-    from accelerate.utils import DistributedType, broadcast_object_list, gather_object
+    from accelerate.utils import DistributedType
 
 __all__ = ["Compression", "compress"]
 
@@ -37,15 +38,17 @@ _OTHERS = {
     DistributedType.XLA: "on TPUs XLA exchanges gradients, without DDP's hook",
 }
 """Why nothing is compressed where Accelerate does not wrap the model in DDP, and what to do."""
+_residuals: weakref.WeakKeyDictionary[Accelerator, Residuals] = weakref.WeakKeyDictionary()
 
 
 def compress(accelerator: Accelerator, model: DistributedDataParallel, compression: Request) -> DistributedDataParallel:
     """Send the gradients of a prepared model compressed, and keep the residuals in Accelerate's checkpoints.
 
     As hvd_compress.ddp.compress(), whose other functions take the model, too; behind accelerator.prepare(), on every
-    rank. Beyond that, residuals follow the loss scale of mixed_precision="fp16", and accelerator.save_state() writes
-    what all ranks remember into one of its files `custom_checkpoint_N.pkl`, from which accelerator.load_state() gives
-    each rank its own: call this before load_state(). A job of another size begins with the mean over ranks.
+    rank. Beyond that, residuals follow the loss scale of mixed_precision="fp16", and on each rank that calls it
+    accelerator.save_state() writes what that rank remembers to a file `hvd_compress_N_RANK.pt`, from which
+    accelerator.load_state() gives each rank its own: call this before load_state(). A job of another size begins with
+    the mean over ranks.
 
     Args:
         accelerator: that has prepared the model.
@@ -70,7 +73,9 @@ def compress(accelerator: Accelerator, model: DistributedDataParallel, compressi
     ddp.compress(model, compression)
     if accelerator.scaler is not None:
         ddp.follow_loss_scale(model, accelerator.scaler)
-    _register(accelerator, model)
+    if accelerator not in _residuals:
+        _residuals[accelerator] = Residuals(accelerator)
+    _residuals[accelerator].keep(model)
     return model
 
 
@@ -103,62 +108,41 @@ def require_wrapped(accelerator: Accelerator, model: torch.nn.Module, remedy: st
 
 
 class Residuals:
-    """What compression remembers on all ranks, as accelerator.register_for_checkpointing() takes it."""
+    """What compression remembers of the models of an accelerator, as a file a rank and model in its checkpoints."""
 
-    def __init__(self, accelerator: Accelerator, model: torch.nn.Module) -> None:
-        self._accelerator = accelerator
-        self.take(model)
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._of = weakref.ref(accelerator)
+        self._kept: list[tuple[weakref.ref[Any], weakref.ref[Any]]] = []  # free_memory() is to free both
+        accelerator.register_save_state_pre_hook(self._save)
+        accelerator.register_load_state_pre_hook(self._load)
 
-    def take(self, model: torch.nn.Module) -> None:
-        """Keep the residuals of this model from now on."""
-        self._model, self._module = weakref.ref(model), weakref.ref(inner(model))  # free_memory() is to free both
+    def keep(self, model: torch.nn.Module) -> None:
+        """Keep those of this model, in the file of the same module or of one that is gone, or else in one more."""
+        accelerator, module = self._of(), inner(model)
+        assert accelerator is not None
+        trained = accelerator._models  # the same on all ranks, whatever is collected
+        own = [at for at, (_, known) in enumerate(self._kept) if known() is module]
+        free = [at for at, (_, known) in enumerate(self._kept) if not any(inner(each) is known() for each in trained)]
+        kept = weakref.ref(model), weakref.ref(module)
+        if own or free:
+            self._kept[(own or free)[0]] = kept
+        else:
+            self._kept.append(kept)
 
-    def trains(self, module: torch.nn.Module) -> bool:
-        """Whether they are those of the wrapped module."""
-        return self._module() is module
+    def _save(self, _models: Any, _weights: Any, folder: str) -> None:
+        for prefix, model in self._models():
+            files.save(model, folder, prefix)
 
-    @property
-    def free(self) -> bool:
-        """Whether accelerator.free_memory() has let the module go: the same on all ranks, whatever is collected."""
-        return all(not self.trains(each) for each in self._accelerator._models)
+    def _load(self, _models: Any, folder: str) -> None:
+        for prefix, model in self._models():
+            files.load(model, folder, prefix)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what all ranks remember, complete where Accelerate writes it. Collective."""
-        return complete_state(self._required(), self._accelerator.project_configuration.save_on_each_node)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what state_dict() returned, as hvd_compress.ddp.load_gathered_state_dict()."""
-        ddp.load_gathered_state_dict(self._required(), state)
-
-    def _required(self) -> Any:
-        model = self._model()
-        if model is None:
-            raise UsageError(
-                "the compressed model is gone, and its residuals with it: call compress(accelerator, model, ...) for "
-                "the new one, behind accelerator.prepare()"
-            )
-        return model
-
-
-def complete_state(model: Any, on_each_host: bool) -> dict[str, Any]:
-    """Return what all ranks remember: on rank 0, or on every rank where each host writes a file. Collective."""
-    state = ddp.gathered_state_dict(model)
-    if on_each_host:
-        (state,) = broadcast_object_list([state])
-    return state
-
-
-def of_all_ranks(value: Any) -> list[Any]:
-    """Return the values of all ranks, in their order. Collective."""
-    gathered: list[Any] = gather_object([value])
-    return gathered
-
-
-def _register(accelerator: Accelerator, model: torch.nn.Module) -> None:
-    """Keep the residuals in the file of the same module or of one that is gone, or else in one more."""
-    kept = [each for each in accelerator._custom_objects if isinstance(each, Residuals)]
-    own = [each for each in kept if each.trains(inner(model))] or [each for each in kept if each.free]
-    if own:
-        own[0].take(model)
-    else:
-        accelerator.register_for_checkpointing(Residuals(accelerator, model))
+    def _models(self) -> Iterator[tuple[str, Any]]:
+        for number, (known, _) in enumerate(self._kept):
+            model = known()
+            if model is None:
+                raise UsageError(
+                    "the compressed model is gone, and its residuals with it: call compress(accelerator, model, ...) "
+                    "for the new one, behind accelerator.prepare()"
+                )
+            yield f"hvd_compress_{number}", model

@@ -6,26 +6,21 @@ import os
 import sys
 from typing import Any
 
-import torch
-
 from hvd_compress import ddp
 from hvd_compress import metrics as metrics_of
 from hvd_compress.ddp import Compression
-from hvd_compress.errors import ConfigError, UnsupportedError
+from hvd_compress.errors import UnsupportedError
 from hvd_compress.extras import needed
 from hvd_compress.front.ddp.refusals import check_compression
 from hvd_compress.request.request import Request
-from hvd_compress.warned import warn_caller
 
 with needed("transformers.trainer", "hvd_compress.integrations.transformers"):
     from transformers import Trainer, TrainerCallback
 
-from hvd_compress.integrations.accelerate import complete_state, of_all_ranks, require_wrapped
+from hvd_compress.integrations import files
+from hvd_compress.integrations.accelerate import require_wrapped
 
 __all__ = ["CompressGradients", "Compression"]
-
-FILE = "hvd_compress.pt"
-"""In a checkpoint of Trainer: what compression remembers on all ranks."""
 
 _NOT_WRAPPED = (
     "Trainer does not wrap a model that evaluate() or predict() has prepared before train(): call them after it, or "
@@ -38,9 +33,9 @@ class CompressGradients(TrainerCallback):  # type: ignore[misc]  # mypy does not
 
     The model is compressed when train() begins, as by hvd_compress.ddp.compress(), whose other functions take
     `trainer.model_wrapped`. Residuals follow the loss scale of fp16=True, Compression.accordion() the learning rate and
-    the epochs. Rank 0 writes what all ranks remember to `checkpoint-N/hvd_compress.pt`, but with save_only_model=True;
-    train(resume_from_checkpoint=...) gives each rank its own, and in a job of another size the mean over ranks. What
-    Trainer logs with a loss gets the figures of hvd_compress.metrics(), as "compression/ratio".
+    the epochs. Each rank writes what it remembers to `checkpoint-N/hvd_compress_RANK.pt`, but with
+    save_only_model=True; train(resume_from_checkpoint=...) gives each rank its own, and in a job of another size the
+    mean over ranks. What Trainer logs with a loss gets the figures of hvd_compress.metrics(), as "compression/ratio".
 
     In one process nothing is compressed, and a warning says so.
 
@@ -70,7 +65,7 @@ class CompressGradients(TrainerCallback):  # type: ignore[misc]  # mypy does not
         if accelerator.scaler is not None:
             ddp.follow_loss_scale(model, accelerator.scaler)
         if checkpoint is not None:
-            _load(model, os.path.join(checkpoint, FILE))
+            files.load(model, checkpoint)
         others = [each for each in trainer.callback_handler.callbacks if each is not self]
         trainer.callback_handler.callbacks = [self, *others]  # loggers come first else, and would not see what we log
 
@@ -84,11 +79,8 @@ class CompressGradients(TrainerCallback):  # type: ignore[misc]  # mypy does not
             state.log_history[-1].update(figures)
 
     def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        if args.save_only_model:
-            return
-        remembered = complete_state(self._model, args.save_on_each_node)
-        if args.should_save and not state.is_hyper_param_search:  # each trial has a folder, and begins anew
-            torch.save(remembered, os.path.join(args.output_dir, f"checkpoint-{state.global_step}", FILE))
+        if not args.save_only_model and not state.is_hyper_param_search:  # each trial has a folder, and begins anew
+            files.save(self._model, os.path.join(args.output_dir, f"checkpoint-{state.global_step}"))
 
 
 def _training_loop() -> tuple[Trainer, str | None]:
@@ -105,32 +97,3 @@ def _training_loop() -> tuple[Trainer, str | None]:
         "CompressGradients is a callback of transformers.Trainer, and no Trainer has called it: pass it as "
         "Trainer(callbacks=[CompressGradients(...)]), with transformers 5.20 to 5.24"
     )
-
-
-def _read(path: str) -> tuple[dict[str, Any], str]:
-    """Return what is in a file, and why it cannot be read, or nothing."""
-    try:
-        return torch.load(path, weights_only=True), ""
-    except Exception as error:  # of many kinds, where a file is cut or of something else
-        return {}, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'without words'}"
-
-
-def _load(model: Any, path: str) -> None:
-    """Load residuals on all ranks or on none, so that all begin with the same step, and none waits for another."""
-    saved, obstacle = _read(path) if os.path.isfile(path) else ({}, "")
-    found, obstacles = zip(*of_all_ranks((os.path.isfile(path), obstacle)), strict=True)
-    if any(obstacles):
-        rank = next(rank for rank, each in enumerate(obstacles) if each)
-        raise ConfigError(
-            f"{path} cannot be read on rank {rank}: {obstacles[rank]}; resume from another checkpoint, or remove this "
-            "file, on every host, so that residuals begin with zeros"
-        )
-    if all(found):
-        ddp.load_gathered_state_dict(model, saved)
-    elif any(found):
-        raise ConfigError(
-            f"{path} is there on rank {found.index(True)} but not on rank {found.index(False)}: save with "
-            "save_on_each_node=True, or resume from a folder that all hosts share"
-        )
-    else:
-        warn_caller(f"there is no {path}, as nothing was compressed when it was saved: residuals begin with zeros")

@@ -155,6 +155,7 @@ ALLOWED = {
         "engines.base",
         "engines.leave",
         "engines.select",
+        "engines.torch_timeout",
         "errors",
         "native.embedding",
         "session.worker",

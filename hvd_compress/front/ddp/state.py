@@ -14,7 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress.engines.leave import at_end
 from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engine
+from hvd_compress.engines.torch_timeout import own_timeout_s
 from hvd_compress.errors import UsageError
+from hvd_compress.front.alone import request_of
 from hvd_compress.front.ddp.hook import GradBucket, GradientHook, Result
 from hvd_compress.front.ddp.refusals import check_gradients
 from hvd_compress.front.eagerly import eagerly
@@ -92,11 +94,12 @@ class CompressionState:
 
     def _make(self, model: DistributedDataParallel) -> None:
         check_gradients(model)
-        of_all = dist.get_world_size(model.process_group) == dist.get_world_size()
-        with profiled_once(Settings.from_environment(), of_all) as settings, torch.enable_grad():
-            self.hook = _made_hook(model, self.compression, settings)
+        size = dist.get_world_size(model.process_group)
+        with profiled_once(Settings.from_environment(), size == dist.get_world_size()) as settings, torch.enable_grad():
+            settings = settings.waiting(own_timeout_s(model.process_group))
+            self.hook = _made_hook(model, request_of(self.compression, size, settings), settings)
         self.handle = self.hook.handle
-        self.place = dist.get_rank(model.process_group), dist.get_world_size(model.process_group)
+        self.place = dist.get_rank(model.process_group), size
 
     def attach_alone(self, module: torch.nn.Module) -> None:
         """Exchange nothing, and answer every question: `module` is trained in one process."""

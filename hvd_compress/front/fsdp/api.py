@@ -13,6 +13,7 @@ from torch import distributed as dist
 
 from hvd_compress.engines.leave import at_end
 from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engine
+from hvd_compress.engines.torch_timeout import own_timeout_s
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.asked import check_request
 from hvd_compress.front.ddp.state import known_state
@@ -241,7 +242,7 @@ def _ranks(group: dist.ProcessGroup | None) -> tuple[int, ...] | None:
 
 def _settings(over: dist.ProcessGroup) -> Settings:
     """Return those of the environment. What is written is written of the ranks that exchange with rank 0."""
-    settings = Settings.from_environment()
+    settings = Settings.from_environment().waiting(own_timeout_s(over))
     if 0 not in dist.get_process_group_ranks(over):
         settings = replace(settings, log=None, tensorboard=None, timeline=None)
     if settings.profile is not None or settings.ccr is not None:

@@ -17,6 +17,7 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.engines.horovod import HorovodEngine
 from hvd_compress.engines.select import choose_arrivals, choose_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from hvd_compress.front.alone import request_of
 from hvd_compress.front.horovod.background import give_way
 from hvd_compress.front.horovod.stock import is_stock, watch_stock
 from hvd_compress.front.optimizer.named_parameters import name_parameters, trainable
@@ -113,6 +114,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         arrivals = choose_arrivals(compression.engine, process_set)
         with profiled_once(Settings.from_environment(), of_all=not process_set.process_set_id) as settings:
             asked = compression.beside("sgd" if isinstance(optimizer, torch.optim.SGD) else "adam")
+            asked = request_of(asked, process_set.size(), settings)
             connect = partial(_connect, compression.engine, process_set, settings.horovod_niceness)
             reducer = Reducer(parameters, asked, connect, options, settings, arrivals=arrivals)
             return wrap(optimizer, names, reducer, backward_passes_per_step, process_set.rank(), process_set.size())

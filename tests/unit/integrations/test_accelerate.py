@@ -105,9 +105,47 @@ def train_two_ranks(rank: int, folder: Path) -> None:
         mixed_precision_and_compiled(rank)
         learning_rates_are_followed(rank)
         files_of_models_and_hosts(rank, folder)
+        one_rank_saves(rank, folder / "alone of two")
+        loaders_that_look_ahead()
         refused()
         run_pages_of_docs()
         run_example(rank, folder / "example")
+
+
+def loaders_that_look_ahead() -> None:
+    """Around a prepared loader: the last, shorter window steps, and metrics count each sample once, in each epoch."""
+    from accelerate import Accelerator
+
+    from hvd_compress.embedding import CachedEmbedding, Lookahead
+
+    Loop.forget()
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    data = [{"ids": torch.tensor([number % 7]), "number": torch.tensor(number)} for number in range(22)]
+    prepared = accelerator.prepare(torch.utils.data.DataLoader(data, batch_size=3))
+    model = accelerator.prepare(make_model())
+
+    def run(loader: Any) -> list[Any]:
+        synced, seen = [], []
+        for each in loader:
+            with accelerator.accumulate(model):
+                synced.append(accelerator.sync_gradients)
+            seen += accelerator.gather_for_metrics(each["number"]).tolist()
+        assert not accelerator.gradient_state.in_dataloader
+        return [synced, sorted(seen)]
+
+    expected = [[[False, False, True, True], [*range(22)]]] * 2
+    assert [run(prepared) for _ in range(2)] == expected
+    rows = CachedEmbedding(7, 2, name="rows of a prepared loader")
+    for lookahead in (1, 2, 10):
+        with Lookahead(prepared, {"ids": rows}, cache_rows=7, lookahead=lookahead, trains=False) as loader:
+            assert [run(loader) for _ in range(2)] == expected, lookahead
+            assert (len(loader), loader.dataset, loader.batch_sampler) == (4, prepared.dataset, prepared.batch_sampler)
+            loader.set_epoch(3)
+            with pytest.raises(AttributeError, match="has no attribute '_missing'"):
+                _ = loader._missing
+            for _ in loader:  # left early, as a search does
+                break
+            del _
 
 
 def clipped_and_accumulated_as_dense(rank: int) -> None:
@@ -132,7 +170,9 @@ def resumed_as_never_interrupted(rank: int, folder: Path) -> None:
     kept = remembered(hc.state_dict(again.model))["residuals"]
     assert all(torch.equal(kept[name], each) for name, each in residuals.items())
     assert torch.equal(again.run(rank, range(3, 6)), expected)
-    assert [each.name for each in folder.glob("custom*")] == ["custom_checkpoint_0.pkl"]
+    dist.barrier()
+    assert sorted(each.name for each in folder.glob("hvd*")) == ["hvd_compress_0_0.pt", "hvd_compress_0_1.pt"]
+    assert not [*folder.glob("custom*")]
 
 
 def mixed_precision_and_compiled(rank: int) -> None:
@@ -168,26 +208,62 @@ def learning_rates_are_followed(rank: int) -> None:
 
 
 def files_of_models_and_hosts(rank: int, folder: Path) -> None:
-    from accelerate.utils import ProjectConfiguration
-
     from hvd_compress.integrations.accelerate import compress
 
-    loop = Loop(INT4, project_config=ProjectConfiguration(save_on_each_node=True))
+    loop, own = Loop(INT4), folder / f"host {rank}"
     loop.run(rank, range(1))
     compress(loop.accelerator, loop.model, INT4)
-    (kept,) = loop.accelerator._custom_objects
-    assert list(kept.state_dict()["ranks"]) == ["rank 0 of 2", "rank 1 of 2"], "on every rank, as each host has a file"
+    loop.accelerator.save_state(str(own))
+    assert [each.name for each in own.glob("hvd*")] == [f"hvd_compress_0_{rank}.pt"]
     loop.accelerator.free_memory(loop.model, loop.optimizer)
     del loop.model, loop.optimizer
     gc.collect()
     with pytest.raises(UsageError, match=r"is gone.*: call compress\(accelerator, model, ...\) for the new one"):
-        kept.state_dict()
+        loop.accelerator.save_state(str(own))
     loop.prepare(make_model())
     compress(loop.accelerator, loop.model, INT4)
-    assert loop.accelerator._custom_objects == [kept]
-    first, second = loop.model, loop.accelerator.prepare(make_model(1))
+    second = loop.accelerator.prepare(make_model(1))
     compress(loop.accelerator, second, INT8)
-    assert [each._required() for each in loop.accelerator._custom_objects] == [first, second]
+    loss = functional.cross_entropy(second(batch(rank, 0)[0]), batch(rank, 0)[1])
+    loop.accelerator.backward(loss)
+    loop.accelerator.save_state(str(own))
+    assert sorted(each.name for each in own.glob("hvd*")) == [f"hvd_compress_{each}_{rank}.pt" for each in (0, 1)]
+    kept = torch.load(own / f"hvd_compress_1_{rank}.pt", weights_only=True)
+    assert all(map(torch.equal, *(remembered(each)["residuals"].values() for each in (kept, hc.state_dict(second)))))
+    dist.barrier()
+
+
+def one_rank_saves(rank: int, folder: Path) -> None:
+    """While the other gathers something of its own: nothing waits, and who goes on is told what is missing."""
+    loop = Loop(INT4)
+    loop.run(rank, range(3))
+    if loop.accelerator.is_main_process:
+        loop.accelerator.save_state(str(folder))
+    assert loop.accelerator.gather(torch.tensor([rank])).tolist() == [0, 1]
+    owed = remembered(hc.state_dict(loop.model))["residuals"]
+    again = Loop(INT4, seed=1)
+    if rank == 0:
+        again.accelerator.load_state(str(folder))
+        assert all(map(torch.equal, remembered(hc.state_dict(again.model))["residuals"].values(), owed.values()))
+    else:
+        torch.save({}, folder / "random_states_1.pkl")  # Accelerate's own, without which it logs
+        with pytest.warns(UserWarning, match="residuals of rank 0 of 2 are not loaded on rank 1 of 2, which starts"):
+            again.accelerator.load_state(str(folder))
+        assert not any(each.any() for each in remembered(hc.state_dict(again.model))["residuals"].values())
+    again.run(rank, range(3, 5))
+    assert hc.last_step(again.model).step == 4
+    dist.barrier()
+    if rank == 0:
+        (folder / "hvd_compress_0_0.pt").write_bytes(b"cut")
+        with pytest.raises(ConfigError, match=r"hvd_compress_0_0.pt cannot be read: .*; resume from another"):
+            again.accelerator.load_state(str(folder))
+        torch.save([], folder / "hvd_compress_0_0.pt")
+        with pytest.raises(ConfigError, match=r"hvd_compress_0_0.pt is none that compression has written"):
+            again.accelerator.load_state(str(folder))
+        (folder / "hvd_compress_0_0.pt").unlink()
+        with pytest.warns(UserWarning, match=r"there is no hvd_compress_0_\*.pt in .*: residuals begin with zeros"):
+            again.accelerator.load_state(str(folder))
+    dist.barrier()
 
 
 def refused() -> None:
@@ -258,7 +334,8 @@ def go_on_alone(rank: int, folder: Path) -> None:
         with pytest.warns(UserWarning, match="there is one process, so no gradients are exchanged"):
             loop = Loop(INT4)
         loop.accelerator.load_state(str(folder))
-        ranks = torch.load(folder / "custom_checkpoint_0.pkl", weights_only=True)["ranks"]
+        saved = [torch.load(folder / f"hvd_compress_0_{each}.pt", weights_only=True)["ranks"] for each in range(2)]
+        ranks = {**saved[0], **saved[1]}
         for name, owed in remembered(hc.state_dict(loop.model))["residuals"].items():
             mean = sum(ranks[f"rank {each} of 2"]["residuals"][name].double() for each in range(2)) / 2
             assert torch.allclose(owed.double(), mean, atol=1e-7, rtol=1e-6)

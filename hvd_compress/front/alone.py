@@ -1,0 +1,18 @@
+"""A job of one rank: it exchanges nothing, and trains as without compression, to the bit."""
+
+from __future__ import annotations
+
+from hvd_compress.compressors import Cast
+from hvd_compress.request.request import Request
+from hvd_compress.session.notices import tell_one_rank
+from hvd_compress.settings import Settings
+
+
+def request_of(request: Request, ranks: int, settings: Settings) -> Request:
+    """Return what so many ranks do of what was asked for. One that is profiled compresses: that is what is measured."""
+    if ranks > 1 or settings.profile is not None or settings.ccr is not None:
+        return request
+    dense = Request(Cast(), engine=request.engine)
+    if (request.compressor, request.policy) != (dense.compressor, None):
+        tell_one_rank()
+    return dense
