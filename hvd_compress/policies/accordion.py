@@ -80,6 +80,8 @@ class AccordionPolicy(TellingPolicy):
     until there are two, and after a decay of a learning rate until the next comparison.
     """
 
+    plan_lacks = "the plan has the level of each bucket now, and switches none: accordion() itself does"
+
     def __init__(self, request: Request, settings: Accordion) -> None:
         super().__init__()
         plain = replace(request, policy=None)
@@ -222,15 +224,16 @@ class AccordionPolicy(TellingPolicy):
         told = {"epoch": self._epoch, "steps": self._steps, "rates": self._rates, "why": self._why}
         return json.dumps({"policy": "accordion", **told, "norms": self._norms, "calm": self._calm})
 
-    def go_on(self, chosen: str) -> None:
+    def go_on(self, chosen: str) -> bool:
         with refused():
             said = said_by("accordion", chosen)
             if said is None:
-                return
+                return False
             self._epoch, self._steps = _whole(said["epoch"]), _whole(said["steps"])
             self._rates = self._own_rates = [float(rate) for rate in said["rates"]]
             self._norms, self._calm = _by_name(said["norms"]), _by_name(said["calm"])
             self._why = str(said["why"])
+        return True
 
 
 def _told(engine: Engine, mine: Mapping[str, Any]) -> list[Mapping[str, Any]]:

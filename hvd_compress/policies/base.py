@@ -106,6 +106,7 @@ class DecisionPolicy(ABC):
         profiles_ccr: whether it wants a ratio at any time.
         ccr_obstacle: why there can be none, in words, on all ranks alike; the session says so before prepare().
         adds_results: whether the results of the step under way join those before (`PolicySettings.allocates_sum`).
+        plan_lacks: what a plan of what is in use now would not do, in words; nothing where it does all.
         counts_epochs: whether it says itself when an epoch is over, and not the program.
         cuttable: whether gradients may be cut into other buckets once nothing is tried.
         holds_unsent: whether a parameter of which a step sends nothing has no gradient in it, and not one of zeros.
@@ -121,6 +122,7 @@ class DecisionPolicy(ABC):
     ccr_obstacle: str = ""
     adds_results: bool = False
     counts_epochs: bool = False
+    plan_lacks: str = ""
     rank: int
     world_size: int
     capabilities: Capabilities
@@ -144,11 +146,13 @@ class DecisionPolicy(ABC):
         """Return what was chosen while training, as text for a checkpoint; nothing where something is still tried."""
         return ""
 
-    def go_on(self, chosen: str) -> None:  # noqa: B027 (most policies choose nothing)
+    def go_on(self, chosen: str) -> bool:
         """Go on with what another process of the job has chosen; before prepare(). The same on all ranks.
 
-        Raises ConfigError for what chosen() has not returned, on all ranks alike.
+        Return whether a policy of this kind has chosen it; else it is of no use here. Raises ConfigError for what
+        chosen() has not returned, on all ranks alike.
         """
+        return False
 
     def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
         """Ranks have shaken hands: look at the engine, and perhaps measure it. Collective, in the engine's thread.

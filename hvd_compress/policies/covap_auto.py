@@ -67,15 +67,16 @@ class AutoCovapPolicy(CovapPolicy, TellingPolicy):
         level_s = None if self._detector is None else self._detector.level_s
         return json.dumps({"policy": "covap", "ccr": self._ccr, "level_s": level_s})
 
-    def go_on(self, chosen: str) -> None:
+    def go_on(self, chosen: str) -> bool:
         with refused():
             said = said_by("covap", chosen)
             if said is None:
-                return
+                return False
             self._ccr, level_s = _figure(said["ccr"]), said["level_s"]
             if level_s is not None and not _figure(level_s):
                 raise ValueError("exchanges took no time")
             self._detector = None if level_s is None else Detector(_figure(level_s), found=2)
+        return True
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
         self._agreement.drop()  # it is about other buckets

@@ -91,6 +91,9 @@ def load(
         session.step = saved["step"]
         session.resumes_with = tuple(map(tuple, saved["buckets"]))
         session.resumes_as = saved.get("choice", "")
+        held = {kind for kind, own in states.items() if own}
+        held |= {"residual"} if any(bool(each.any()) for each in residuals.values()) else set()
+        session.resumes_kinds = frozenset(held)
     if saved["loss_scale"] is not None:
         session.loss_scale.scale = saved["loss_scale"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 
@@ -36,6 +37,27 @@ def tell_momentum(compressor: Compressor, remedy: str) -> None:
         "hc.follow_learning_rate(model, optimizer) checks it",
         compressor,
         remedy,
+    )
+
+
+def tell_other_choice(choice: str) -> None:
+    """The checkpoint has what another policy has chosen."""
+    try:
+        policy = str(dict(json.loads(choice)).get("policy") or "auto(), or a path that was left open")
+    except (ValueError, TypeError):
+        policy = "it cannot be read"
+    log.warning(
+        "hvd_compress: what the checkpoint says was chosen is of another compression (%s), and is not used: this one "
+        "begins anew",
+        policy,
+    )
+
+
+def tell_unused(kinds: Sequence[str]) -> None:
+    """The checkpoint has what this compression keeps nothing of."""
+    log.warning(
+        "hvd_compress: the checkpoint is of another compression, and this one has no use for what that remembers: %s",
+        ", ".join(kinds),
     )
 
 

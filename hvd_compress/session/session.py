@@ -32,12 +32,14 @@ from hvd_compress.schemes import Probe
 from hvd_compress.session.bucket import SessionBucket
 from hvd_compress.session.handshake import Agreement, Offer, agree
 from hvd_compress.session.metrics import StepMetrics
+from hvd_compress.session.notices import tell_other_choice, tell_unused
 from hvd_compress.session.observers import Observers
 from hvd_compress.session.pipeline import Pipeline
 from hvd_compress.session.profiling import CcrMeasurement, Profiling
 from hvd_compress.session.replicas import ReplicaCheck
 from hvd_compress.session.report import Exchanged, StepReport
 from hvd_compress.settings import Settings
+from hvd_compress.warned import warn_caller
 
 
 class Session:
@@ -61,6 +63,7 @@ class Session:
             was, and after open() where ranks have loaded others.
         cuts_stand: whether no other cut of the gradients is being tried, which a checkpoint would keep for good.
         resumes_as: what the policy had chosen then, as `DecisionPolicy.chosen`.
+        resumes_kinds: of what was remembered then, and is not zero: "residual", and kinds of compressors' states.
         learning_rates: gives those of the coming steps, where a front end knows the optimizer.
         unsent: names of parameters that are to have no gradient, since the last exchange has sent nothing of them; the
             same on all ranks, and empty unless the policy `holds_unsent`.
@@ -108,6 +111,7 @@ class Session:
         self.resumes_with: tuple[tuple[str, ...], ...] = ()
         self.cuts_stand = True
         self.resumes_as = ""
+        self.resumes_kinds: frozenset[str] = frozenset()
         self.learning_rates: Callable[[], Sequence[float]] = tuple
         self.unsent: frozenset[str] = frozenset()
         self._observers: Observers | None = None
@@ -208,10 +212,10 @@ class Session:
         if self.profiling is not None:
             self.profiling.prepare(engine)
         rows = set(agreement.sparse) if by_rows else set()
-        self._goes_on = bool(agreement.choice)
-        if agreement.choice:
-            self.policy.go_on(agreement.choice)
-        else:
+        self._goes_on = bool(agreement.choice) and self.policy.go_on(agreement.choice)
+        if agreement.choice and not self._goes_on and engine.rank == 0 and engine.world_size > 1:
+            tell_other_choice(agreement.choice)
+        if not self._goes_on:
             self.states.forget_kind(RESULT_SUM)  # of an epoch that nobody goes on with
         self.policy.prepare(engine, [slot.layout(name, sparse=name in rows) for name, slot in parameters.items()])
         return agreement
@@ -244,7 +248,21 @@ class Session:
             self._exchanges.append(known)
         if not self._cut_anew:
             self.follow(self.step)
+        self._tell_unused()
         self._share()
+
+    def _tell_unused(self) -> None:
+        """Once after a checkpoint was loaded: what it remembers, and this compression has no use for.
+
+        Where a policy chooses, another one of its compressors may have.
+        """
+        loaded, self.resumes_kinds = self.resumes_kinds, frozenset()
+        if not loaded or self.controller is not None or self._engine.rank or self._engine.world_size == 1:
+            return
+        used = {kind for bucket in self._exchanges for kind, _ in bucket.state.current}
+        used |= {"residual"} if any(bucket.state.residual is not None for bucket in self._exchanges) else set()
+        if unused := sorted(loaded - used - {RESULT_SUM}):
+            tell_unused(unused)
 
     def _share(self) -> None:
         """Let all ranks begin with the same, where results depend on it: once for a bucket's compressor."""
@@ -322,6 +340,8 @@ class Session:
         if not self._exchanges:
             raise UsageError("nothing is in use before the first step: call save_plan() after it")
         plan_in_use(self.decisions, self.layouts, self._engine.world_size).write(FilePath(path))
+        if self.policy is not None and self.policy.plan_lacks:
+            warn_caller(self.policy.plan_lacks)
 
     def begin_step(self) -> None:
         """A step begins: before its first bucket is handed over. Later calls in the same step change nothing."""

@@ -7,6 +7,7 @@ gradient, STAR listens to it in one step of N only.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,9 +19,10 @@ import torch
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import TopK
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.errors import UsageError
+from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.events.history import read
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.policies.flexible.resumed import loaded
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import Observed
 from hvd_compress.settings import Settings
@@ -339,3 +341,68 @@ def test_what_is_pinned_stays(scheme: str) -> None:
     _, chosen, used = run(scheme, ONE_HOLDS_MOST)[0]
     assert set(used) == {scheme}
     assert chosen == []
+
+
+def test_who_goes_on_with_a_checkpoint_travels_as_before_and_tries_nothing() -> None:
+    """But where buckets are others, or the candidates; then gains are looked at anew."""
+
+    def body(engine: InProcessEngine) -> list[list[tuple[str, bool]]]:
+        request = Compression.flexible(0.002, 0.5)
+        parameters, optimizer = prepared(engine, request)
+        train_on(parameters, optimizer, engine, range(40))
+        state, ways = optimizer.state_dict(), [ways_of(optimizer)]
+        assert json.loads(state["hvd_compress"]["choice"])["policy"] == "flexible"
+        others = {"as before": request, "other candidates": Compression.flexible(0.01, 0.1)}
+        for other in others.values():
+            parameters, optimizer = prepared(engine, other)
+            optimizer.load_state_dict(copy.deepcopy(state))
+            train_on(parameters, optimizer, engine, range(40, 42))
+            ways.append(ways_of(optimizer))
+        return ways
+
+    before, again, other = run_ranks(3, body)[0]
+    assert [sent for sent, _ in again] == [sent for sent, _ in before]
+    assert not any(is_trial for _, is_trial in again)
+    assert all(is_trial for _, is_trial in other)
+
+
+def train_on(parameters, optimizer: ReducingOptimizer, engine: InProcessEngine, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        backward(parameters, engine.rank, step)
+        optimizer.step()
+
+
+def ways_of(optimizer: ReducingOptimizer) -> list[tuple[str, bool]]:
+    return [(f"{each.compressor} by {each.path}", each.is_trial) for each in optimizer.decisions.values()]
+
+
+def test_a_checkpoint_of_another_compression_says_what_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    def body(engine: InProcessEngine) -> None:
+        parameters, optimizer = prepared(engine, Compression.flexible())
+        train_on(parameters, optimizer, engine, range(40))
+        state, fixed = optimizer.state_dict(), Settings(50_000, 60)
+        for request in (Compression.powersgd(), Compression.int4()):
+            parameters, optimizer = prepared(engine, request, settings=fixed)
+            optimizer.load_state_dict(copy.deepcopy(state))
+            train_on(parameters, optimizer, engine, range(40, 43))
+            state = optimizer.state_dict()
+
+    run_ranks(3, body)
+    told = [record.getMessage() for record in caplog.records if "checkpoint" in record.getMessage()]
+    assert len(told) == 2
+    assert "what the checkpoint says was chosen is of another compression (flexible), and is not used" in told[0]
+    assert "this one has no use for what that remembers: powersgd" in told[1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"gains": [[0, [0.5, "a"]]]}, {"gains": [[-1, [0.5]]]}, {"gains": 3}, {"step_s": 0.0}, {"plan": {}},
+        {"gains": [[0, [float("inf")]]]},
+    ],
+)  # fmt: skip
+def test_a_choice_that_is_none_is_refused(wrong: dict[str, object]) -> None:
+    said = {"policy": "flexible", "plan": {"version": 1, "world_size": 2, "buckets": []}, "gains": [], "step_s": 0.1}
+    with pytest.raises(ConfigError, match="the choice in this state of a compression is not valid"):
+        loaded(json.dumps(said | wrong), 1)

@@ -98,8 +98,9 @@ class AutoPolicy(TellingPolicy):
             return ""
         return saved(arm.name, arm.decisions, _compressible(self._layouts), self.world_size, level_s)
 
-    def go_on(self, chosen: str) -> None:
+    def go_on(self, chosen: str) -> bool:
         self._resumed = loaded(chosen)
+        return self._resumed is not None
 
     def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
         super().prepare(engine, parameters)

@@ -26,9 +26,11 @@ from hvd_compress.policies.base import BucketMetrics, StepMoments
 from hvd_compress.policies.detector import Detector
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.policies.flexible.ratio import BucketRatio
+from hvd_compress.policies.flexible.resumed import Ratios, loaded, saved
 from hvd_compress.policies.flexible.roots import STAR, VAR, RootChooser, Sight, figures
 from hvd_compress.policies.flexible.settings import Flexible
 from hvd_compress.policies.prices import Open, Prices, keys_of, measure
+from hvd_compress.policies.resumed import decided
 from hvd_compress.policies.telling import TellingPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
@@ -85,6 +87,7 @@ class FlexiblePolicy(TellingPolicy):
         self._stands = self._is_first = True
         self._trials: list[Trial] = []
         self._no_rollout_before = 0
+        self._resumed: Ratios | None = None
         self.due = "training begins" if asked.gain == "rollout" else ""
         self.ratios = asked.ratios
 
@@ -104,6 +107,17 @@ class FlexiblePolicy(TellingPolicy):
         # Each rank searches by itself.
         names = ("pymoo", "numpy") if self._asked.solver == "nsga2" else ()
         return {f"the version of {name}": version(name) for name in names}
+
+    def chosen(self) -> str:
+        if not self._buckets or not self.settled or self._trials or not self._step_s:
+            return ""
+        decisions = [self._decision(n) if n in self._buckets else each for n, each in enumerate(self._first)]
+        gains = {number: bucket.gains for number, bucket in self._buckets.items()}
+        return saved(decisions, self._layouts, self.world_size, gains, self._step_s)
+
+    def go_on(self, chosen: str) -> bool:
+        self._resumed = loaded(chosen, len(self.ratios))
+        return self._resumed is not None
 
     def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
         super().prepare(engine, parameters)
@@ -162,9 +176,24 @@ class FlexiblePolicy(TellingPolicy):
                 made = BucketRatio(layout, self._request.compressor, paths, self._dense(layout), self._asked)
                 self._buckets[number], self._roots[number] = made, RootChooser(self.world_size)
         self._first = [replace(each, is_trial=number in self._buckets) for number, each in enumerate(self._first)]
+        if self._resumed is not None and self._take_up(self._resumed):
+            self._step_s, self.due = self._resumed.step_s, ""
+            self._first = [self._decision(n) if n in self._buckets else each for n, each in enumerate(self._first)]
         self._used = {number: (self._first[number].compressor, self._first[number].path) for number in self._buckets}
         self._stands = True
         return self._first
+
+    def _take_up(self, resumed: Ratios) -> bool:
+        """Let buckets travel as before a checkpoint; not where buckets, request or engine are others."""
+        decisions = decided(resumed.plan, self._layouts, self.world_size)
+        if decisions is None or resumed.gains.keys() != self._buckets.keys():
+            return False
+        takes = {n: bucket.takes(decisions[n].compressor, decisions[n].path) for n, bucket in self._buckets.items()}
+        if not all(takes.values()):
+            return False
+        for number, bucket in self._buckets.items():
+            bucket.go_on(decisions[number].compressor, decisions[number].path, resumed.gains[number])
+        return True
 
     @property
     def _every(self) -> int:
@@ -287,7 +316,7 @@ class FlexiblePolicy(TellingPolicy):
             self._stands = False
 
     def _choose(self, step: int, number: int, reason: str) -> None:
-        bucket = self._buckets[number]
+        bucket, self._resumed = self._buckets[number], None
         assert self._prices is not None
         bucket.choose(self._prices)
         ratio, why = bucket.compressor.sent_ratio, f"{reason}: {bucket.reason}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.cost.paths import Path
+from hvd_compress.policies.flexible.roots import STAR, VAR
 from hvd_compress.policies.flexible.settings import Flexible
 from hvd_compress.policies.flexible.tradeoff import Point, knee, nsga2
 from hvd_compress.policies.kernels import Kernels
@@ -16,6 +18,11 @@ from hvd_compress.policies.prices import Prices
 
 NEW_SHARE = 0.5
 """Weight of new gains against those before: an exponentially weighted mean, as the paper's threshold is applied to."""
+
+
+def _by_star(path: Path) -> Path:
+    """VAR is STAR by another root, which is chosen beside it."""
+    return replace(path, scheme=STAR) if path.scheme == VAR else path
 
 
 class BucketRatio:
@@ -74,6 +81,18 @@ class BucketRatio:
         taken = prices.by_path([schemes.build(compressor, path) for path in self._paths], self._layout)
         priced = [(self.kernels.seconds(compressor, path), taken[path], path) for path in self._paths if path in taken]
         return min(priced, key=lambda each: each[0] + each[1])
+
+    def takes(self, compressor: Compressor, path: Path) -> bool:
+        """Whether it may travel so."""
+        if not compressor.compresses:
+            return path == self._dense
+        known = [self._sparsifier.with_ratio(ratio) for ratio in self._asked.ratios]
+        return compressor in known and _by_star(path) in self._paths
+
+    def go_on(self, compressor: Compressor, path: Path, gains: Sequence[float]) -> None:
+        """Travel as before a checkpoint; `gains` as the attribute."""
+        self.compressor, self.path, self.gains = compressor, _by_star(path), tuple(gains)
+        self.known_gain, self.reason = self.gain, "chosen before the checkpoint"
 
     def choose(self, prices: Prices) -> None:
         """Choose from the gains that are known."""

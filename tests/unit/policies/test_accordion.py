@@ -6,6 +6,7 @@ import copy
 import json
 import math
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -352,6 +353,19 @@ def test_what_is_no_choice_is_an_error_of_all_ranks(choice: str) -> None:
 def test_what_is_no_pair_of_levels(low: Request, high: Request, options: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Compression.accordion(low, high, **options)  # type: ignore[arg-type]
+
+
+def test_who_saves_a_plan_is_told_that_it_switches_no_level(tmp_path: Path) -> None:
+    def body(engine: InProcessEngine) -> None:
+        parameters, optimizer = start(engine, Compression.accordion(*TOPK))
+        train(engine, parameters, optimizer, range(1))
+        with pytest.warns(
+            UserWarning, match=r"the level of each bucket now, and switches none: accordion\(\) itself does"
+        ):
+            optimizer.save_plan(tmp_path / f"plan-{engine.rank}.json")
+
+    run_ranks(1, body)
+    assert (tmp_path / "plan-0.json").exists()
 
 
 def test_each_parameter_by_itself_where_that_is_asked_for() -> None:
