@@ -252,6 +252,17 @@ class States:
             self._places.pop(name, None)
             self._waiting.pop(name, None)
 
+    def take(self, name: str) -> torch.Tensor | None:
+        """Return a copy of a parameter's residual, (numel,) on the CPU, and forget it; None where there is none."""
+        residual = self._read(name)
+        found = None if residual is None else residual.to(_CPU, copy=True)
+        self.forget([name])
+        return found
+
+    def put(self, name: str, residual: torch.Tensor) -> None:
+        """Remember a residual, (numel,) on the CPU, of a parameter whose bucket is to be bound."""
+        self._waiting[name] = residual
+
     def forget_own(self, names: Sequence[str], keep: Collection[Key]) -> bool:
         """Drop what compressors keep for these parameters but some keys, before their bucket is bound again.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -58,7 +59,9 @@ class GradientExchange:
             ConfigError, UnsupportedError: as Handle.
         """
         self.scatters, self._in_backward = scatters, in_backward
+        self._every = list(groups)  # those without a trainable parameter, too
         self._groups = {self._bucket_of(group): group for group in groups}
+        self._frozen: dict[str, torch.Tensor] = {}  # residuals of shards that do not travel, where this scatters
         self.handle = Handle(dict(self._stand_ins()), request, settings, connect, arrivals=arrivals)
         self.session = self.handle.session
         replicas = _Locals({shard.name: weakref.ref(shard) for group in groups for shard in group.shards})
@@ -103,6 +106,8 @@ class GradientExchange:
         self.session.refuse_after_failure()
 
     def _take(self, group: ParamGroup, gradient: torch.Tensor) -> None:
+        if not self._came:
+            self._follow()
         bucket = self._bucket_of(group)
         if bucket not in self._groups:
             raise UsageError(
@@ -138,6 +143,38 @@ class GradientExchange:
         self.session.begin_step()
         if not self._opened:
             self._open()
+
+    def _follow(self) -> None:
+        """Parameters may have been frozen or unfrozen since the last step, on all ranks alike."""
+        trained = [group.trained for group in self._every]
+        if trained == [group.shards for group in self._every]:
+            return
+        known = [self._groups[layout.names] for layout in self.session.layouts] if self._opened else self._every
+        for group, shards in zip(self._every, trained, strict=True):
+            if shards != group.shards:
+                self._change(group, shards)
+        going_on = [*known, *(group for group in self._every if group not in known)]
+        self._groups = {self._bucket_of(group): group for group in going_on if group.shards}
+        self._flats = {bucket: flat for bucket, flat in self._flats.items() if bucket in self._groups}
+        if self._opened:
+            self.session.set_buckets([self._layout(bucket) for bucket in self._groups], self.handle.devices)
+
+    def _change(self, group: ParamGroup, shards: list[Shard]) -> None:
+        """Let other parameters of a group travel. What is remembered of those that do not is kept."""
+        slots, before, group.shards = self.handle.slots, group.shards, shards
+        kind = next(slots[name] for name in (group.name, *group.names) if name in slots)
+        if not self.scatters:
+            slots.update({s.name: replace(kind, shape=s.padded) for s in shards if s.name not in slots})
+            return
+        slots[group.name] = replace(kind, shape=(group.ways, group.numel))
+        states = self.session.states
+        kept = states.take(group.name)
+        if kept is not None:
+            columns = torch.split(kept.view(group.ways, -1), [shard.numel for shard in before], dim=1)
+            self._frozen.update({s.name: part.clone() for s, part in zip(before, columns, strict=True)})
+        if shards and any(shard.name in self._frozen for shard in shards):
+            parts = [self._frozen.pop(s.name, torch.zeros(group.ways, s.numel)) for s in shards]
+            states.put(group.name, torch.cat(parts, dim=1).reshape(-1))
 
     def _open(self) -> None:
         layouts = [self._layout(bucket) for bucket in self._groups]

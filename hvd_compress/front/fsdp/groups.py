@@ -64,7 +64,8 @@ class ParamGroup:
 
     Attributes:
         name: of the module in the root module.
-        shards: trainable parameters, in the order in which they lie in a reduced gradient.
+        shards: trainable parameters, in the order in which they lie in a reduced gradient; those of the last step, or
+            of the one under way.
         dtype: in which it is reduced.
         device: where it lies.
         shard_group: the ranks that share a replica; None where each has all of it.
@@ -73,14 +74,27 @@ class ParamGroup:
 
     def __init__(self, module: torch.nn.Module, name: str, raw: Any, names: dict[int, str]) -> None:
         self.module, self.name, self._raw = module, name or "the root module", raw
-        trained = [each for each in raw.fsdp_params if each.sharded_param.requires_grad]
-        self.shards = [Shard(_name_of(each, names), tuple(each.padded_sharded_param_size), each) for each in trained]
+        self._every = [
+            Shard(_name_of(each, names), tuple(each.padded_sharded_param_size), each) for each in raw.fsdp_params
+        ]
+        self.shards = self.trained
+        trained = [shard.owner for shard in self.shards]
         self.device: torch.device = raw.device
         self._refuse_what_cannot_be(trained)
         self.dtype = _reduce_dtype(raw, trained)
         mesh = raw.mesh_info
         self.shard_group: dist.ProcessGroup | None = getattr(mesh, "shard_process_group", None)
         self.replica_group: dist.ProcessGroup | None = getattr(mesh, "replicate_process_group", None)
+
+    @property
+    def trained(self) -> list[Shard]:
+        """What `shards` are to be in the coming step, as the program may freeze and unfreeze parameters."""
+        return [shard for shard in self._every if shard.parameter.requires_grad]
+
+    @property
+    def names(self) -> list[str]:
+        """Of all parameters, in the root module."""
+        return [shard.name for shard in self._every]
 
     @property
     def ways(self) -> int:
@@ -130,8 +144,7 @@ class ParamGroup:
         if numel != self.numel:
             raise ConfigError(
                 f"{numel} elements of {self.name} have a gradient in this step, and {self.numel} are trained: call "
-                "set_reduce_scatter_unused_params(True) of the model where a step leaves parameters out, and freeze "
-                "parameters before compress()"
+                "set_reduce_scatter_unused_params(True) of the model where a step leaves parameters out"
             )
 
     def _refuse_what_cannot_be(self, trained: Sequence[Any]) -> None:

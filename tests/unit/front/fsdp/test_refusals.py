@@ -78,7 +78,7 @@ def test_two_ranks() -> None:
 def check_all(rank: int) -> None:
     mesh = mesh_of(2)
     checks = (
-        of_another_model, by_halves, over_two_meshes, twice, of_wrong_replicas, of_other_meshes, frozen_later,
+        of_another_model, by_halves, over_two_meshes, twice, of_wrong_replicas, of_other_meshes,
         by_settings, in_a_dtype, with_hooks, unused, interrupted, by_hand, frozen_elsewhere,
     )  # fmt: skip
     for check in checks:
@@ -145,13 +145,6 @@ def of_other_meshes(mesh: Any) -> None:
     model = parallelize_module(nn.Linear(4, 4), inner, ColwiseParallel())
     fully_shard(model, mesh=outer)
     refused(UnsupportedError, "as by tensor parallelism", lambda: hc.compress(model, C.int8()))
-
-
-def frozen_later(mesh: Any) -> None:
-    """Gradients lie in a bucket as compress() has found them."""
-    model = compressed(mesh, C.int8())
-    model.head.bias.requires_grad_(False)
-    refused(ConfigError, r"freeze parameters before compress\(\)", loss_of(model, 0).backward)
 
 
 def by_settings(mesh: Any) -> None:

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import hvd_compress
 import hvd_compress.fsdp as hc
 from hvd_compress.errors import ConfigError, ReplicaError, UsageError
+from tests.harness import remembered
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.fsdp.training import (
     BITS,
@@ -41,6 +42,7 @@ from tests.unit.front.fsdp.training import (
     resumed,
     sharded,
     train,
+    trained_in_parts,
 )
 
 
@@ -53,7 +55,8 @@ def test_four_ranks() -> None:
 def check_all(rank: int) -> None:
     mesh = mesh_of(2, 2)
     checks = (
-        as_plain, with_other_dtypes, learns, resumes, differ, by_an_inner_mesh, chooses, overflows, replicated,
+        as_plain, layers_frozen_and_unfrozen, with_other_dtypes, learns, resumes, differ,
+        by_an_inner_mesh, chooses, overflows, replicated,
         replicated_by_ddp, logged, over_other_shards, differ_in_requests,
     )  # fmt: skip
     for check in checks:
@@ -119,6 +122,19 @@ def resumes(rank: int, mesh: Any) -> None:
     assert torch.equal(parameters(model), parameters(whole))
     (own,) = saved["ranks"].values()
     assert own["residuals"].keys() == {name for name, _ in whole.named_parameters()}
+
+
+def layers_frozen_and_unfrozen(rank: int, mesh: Any) -> None:
+    """What a module reduces changes between steps, and what is frozen keeps its residual."""
+    plain = parameters(trained_in_parts(mesh, None))
+    torch.testing.assert_close(parameters(trained_in_parts(mesh, hc.Compression.dense())), plain)
+    for name in ("int4", "powersgd"):
+        model = trained_in_parts(mesh, getattr(hc.Compression, name)())
+        check_equal(model, ACROSS)
+        owed = remembered(hc.state_dict(model))["residuals"]
+        assert owed.keys() == {each for each, _ in model.named_parameters()}, "that of what is frozen is kept"
+        assert all(each.any() for key, each in owed.items() if key.endswith("weight"))
+        assert 0 < (parameters(model) - plain).norm() < 0.2 * plain.norm(), name
 
 
 def differ(rank: int, mesh: Any) -> None:

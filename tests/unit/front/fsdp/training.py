@@ -89,6 +89,26 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[in
     return losses
 
 
+def trained_in_parts(mesh: DeviceMesh, request: Request | None, feedback: bool = False) -> Any:
+    """Return a model of which a block and half of one were frozen for some steps, and half of one until the middle."""
+    model: Any = sharded(mesh)
+    model.blocks[2][2].weight.requires_grad_(False)
+    if request is not None:
+        hc.compress(model, request, feedback=feedback)
+    changes = {
+        2: [(model.blocks[0], False)],
+        4: [(model.blocks[1][0], False)],
+        6: [(model.blocks[2][2].weight, True), (model.blocks[1][0], True)],
+        8: [(model.blocks[0], True), (model.head.bias, False)],
+    }
+    optimizer = adam(model)
+    for step in range(10):
+        for part, is_trained in changes.get(step, ()):
+            part.requires_grad_(is_trained)
+        train(model, optimizer, [step])
+    return model
+
+
 def local(tensor: Any) -> torch.Tensor:
     found: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return found.detach()
