@@ -127,6 +127,11 @@ class Residual:
         """What the step has left means nothing."""
         self._is_left = False
 
+    def restore(self, part: slice) -> None:
+        """Take the last commit back in a part of the bucket, where that can be."""
+        if self.can_revert:
+            self.settle()[part] = self.before(part)
+
     def before(self, part: slice) -> torch.Tensor:
         """Return a part of what revert() would bring back; of the residual, where it would bring back nothing."""
         return (self._next if self.can_revert else self.kept).read(part)
@@ -251,17 +256,6 @@ class States:
         for name in names:
             self._places.pop(name, None)
             self._waiting.pop(name, None)
-
-    def take(self, name: str) -> torch.Tensor | None:
-        """Return a copy of a parameter's residual, (numel,) on the CPU, and forget it; None where there is none."""
-        residual = self._read(name)
-        found = None if residual is None else residual.to(_CPU, copy=True)
-        self.forget([name])
-        return found
-
-    def put(self, name: str, residual: torch.Tensor) -> None:
-        """Remember a residual, (numel,) on the CPU, of a parameter whose bucket is to be bound."""
-        self._waiting[name] = residual
 
     def forget_own(self, names: Sequence[str], keep: Collection[Key]) -> bool:
         """Drop what compressors keep for these parameters but some keys, before their bucket is bound again.

@@ -241,22 +241,25 @@ class GradientHook:
 
         Those of which nothing was sent get none, where the policy holds them.
 
-        It leaves the gradient of a parameter that no rank has used as it is, and what earlier steps have not sent of it
-        would be lost. A parameter that was frozen while training stays as it is.
+        A parameter that no rank has used has no gradient, as without compression, nor has one that was frozen: what
+        earlier steps have not sent of it waits until it is used again. Where the program keeps gradients of zero, DDP
+        leaves it open who was used, and what was not sent is the gradient.
         """
+        unused = []
         for name in unsent:  # in any order: each by itself
             self._parameters[name].grad = None
         for taken in results:
             parts = torch.split(taken.flat, list(taken.layout.segments))
             for name, part, strides in zip(taken.layout.names, parts, taken.strides, strict=True):
                 parameter = self._parameters[name]
-                if not parameter.requires_grad or name in unsent:
+                if name in unsent:
                     continue
-                result = _shaped(part, parameter, strides)
-                if parameter.grad is None and bool(result.any()):
-                    parameter.grad = result.clone()
-                elif parameter.grad is not None and not torch.equal(parameter.grad, result):
+                if not parameter.requires_grad or parameter.grad is None:
+                    unused.append(name)
+                elif not torch.equal(parameter.grad, result := _shaped(part, parameter, strides)):
                     parameter.grad.copy_(result)
+        if unused:
+            self.session.hold_back(unused)
 
     def _submit(self, number: int, flat: torch.Tensor) -> None:
         self.session.mark_ready(number)

@@ -312,7 +312,7 @@ def load_anothers(rank: int) -> None:
 
 
 def test_what_a_parameter_that_nobody_uses_still_owes_is_not_lost() -> None:
-    """DDP leaves the gradient of such a parameter as it is; its residual is on the way all the same."""
+    """What was not sent of it waits until it is used again: nothing is lost."""
     run_ranks(owe, ranks=2)
 
 
@@ -349,7 +349,6 @@ def owe(rank: int) -> None:
         for n, total in came.items():
             owed = left.get(n, torch.zeros(total.numel()))
             dist.all_reduce(owed)
-            assert name != "covap" or n == "always" or not owed.any()  # all of it has come
             if n == "sometimes":
                 torch.testing.assert_close(total.reshape(-1) + owed / 2, given[n].reshape(-1))
             else:  # the residual is in the order of memory
